@@ -1,0 +1,289 @@
+"""Site folders: the site card ``site.json`` and the label tables (one CSV per split) beside it.
+
+A table has the column ``image`` (path below the card's ``image_root``), optionally ``patient``, and then either one
+column per annotated class with 1, 0 or blank (``task: multilabel``) or the column ``label`` with a class name or blank
+(``task: singlelabel``). Blank means *not annotated*. Every method reads this format; dataset converters write it.
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.errors import FedMendError
+
+CARD_NAME = "site.json"
+CARD_FORMAT = 1
+NOT_ANNOTATED = -1
+MULTILABEL, SINGLELABEL = "multilabel", "singlelabel"
+WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 2800.0), "lung": (-600.0, 1500.0)}
+
+
+@dataclass(frozen=True)
+class SiteCard:
+    """What a site says about its folder.
+
+    Attributes:
+        site: name used in messages.
+        folder: the folder that holds ``site.json``.
+        task: ``multilabel`` or ``singlelabel``.
+        classes: all classes of the federation, in the site's own order.
+        splits: split name → CSV file name; ``train`` is required.
+        truth: split name → CSV with complete labels, for evaluation only; training code has no access to it.
+        image_root: folder that image paths start from.
+        modality: DICOM modality word, for people.
+        window: ``None`` (8-bit images, taken as they are), ``"file"`` (the DICOM file's own window) or
+            ``(centre, width)`` in HU.
+        provenance: how the folder was made (source, seed, protocol).
+    """
+
+    site: str
+    folder: Path
+    task: str
+    classes: tuple[str, ...]
+    splits: Mapping[str, str]
+    image_root: Path
+    truth: Mapping[str, str] = field(default_factory=dict)
+    modality: str = ""
+    window: str | tuple[float, float] | None = None
+    provenance: Mapping = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """One split as read from its CSV.
+
+    Attributes:
+        file: the CSV's file name.
+        rows: (N,) row in the CSV of each sample, the header being row 1; what messages name instead of the image.
+        images: N paths below the image root.
+        patients: N patient keys, empty strings where the table has no ``patient`` column.
+        labels: (N, C) int8, read-only; 1, 0 or -1 = not annotated here; columns in the order of ``classes``.
+        annotated: (C,) bool, whether the class has a column.
+        classes: C class names.
+    """
+
+    file: str
+    rows: np.ndarray
+    images: tuple[str, ...]
+    patients: tuple[str, ...]
+    labels: np.ndarray
+    annotated: np.ndarray
+    classes: tuple[str, ...]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over classes, images and labels: identifies the data set that a ledger belongs to."""
+        digest = hashlib.sha256(json.dumps([self.classes, self.images]).encode())
+        digest.update(np.ascontiguousarray(self.labels).tobytes())
+        return digest.hexdigest()
+
+
+def _parse_window(value, where: str):
+    if value is None or value == "file":
+        return value
+    if isinstance(value, str) and value in WINDOWS:
+        return WINDOWS[value]
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value) and value[1] > 0:
+        return (float(value[0]), float(value[1]))
+    raise FedMendError(
+        f"{where}, field window: expected null, 'file', one of {sorted(WINDOWS)} or [centre, width] in HU, got {value!r}"
+    )
+
+
+def load_card(folder: Path | str, site: str) -> SiteCard:
+    """Reads and checks ``site.json``.
+
+    Args:
+        folder: the site folder.
+        site: site name for messages.
+
+    Raises:
+        FedMendError: no card, not JSON, or a field that is missing or wrong.
+    """
+    folder = Path(folder)
+    where = f"{site}: {CARD_NAME}"
+    try:
+        raw = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedMendError(f"{where}: expected in the folder that data_root names, not found") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise FedMendError(f"{where}: expected JSON, got a file that does not parse ({type(e).__name__})") from None
+    if not isinstance(raw, dict) or raw.get("format") != CARD_FORMAT:
+        raise FedMendError(
+            f"{where}, field format: expected {CARD_FORMAT}, got {raw.get('format') if isinstance(raw, dict) else raw!r}"
+        )
+    if raw.get("task") not in (MULTILABEL, SINGLELABEL):
+        raise FedMendError(f"{where}, field task: expected {MULTILABEL!r} or {SINGLELABEL!r}, got {raw.get('task')!r}")
+    classes = raw.get("classes")
+    if not isinstance(classes, list) or not classes or not all(isinstance(c, str) and c for c in classes):
+        raise FedMendError(f"{where}, field classes: expected a list of class names, got {classes!r}")
+    if len(set(classes)) != len(classes):
+        raise FedMendError(f"{where}, field classes: expected each name once, got {classes!r}")
+    splits, truth = raw.get("splits"), raw.get("truth", {})
+    if not isinstance(splits, dict) or "train" not in splits:
+        raise FedMendError(f"{where}, field splits: expected a mapping with at least 'train', got {splits!r}")
+    if not isinstance(truth, dict):
+        raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {truth!r}")
+    if not isinstance(raw.get("image_root"), str):
+        raise FedMendError(f"{where}, field image_root: expected a folder, got {raw.get('image_root')!r}")
+    return SiteCard(
+        site=site,
+        folder=folder,
+        task=raw["task"],
+        classes=tuple(classes),
+        splits=splits,
+        truth=truth,
+        image_root=(folder / raw["image_root"]).resolve(),
+        modality=raw.get("modality", ""),
+        window=_parse_window(raw.get("window"), where),
+        provenance=raw.get("provenance", {}),
+    )
+
+
+def check_classes(card: SiteCard, job_classes: Sequence[str]) -> None:
+    """Refuses a site whose class names are not the job's (their order may differ).
+
+    Raises:
+        FedMendError: names the classes that only one side knows.
+    """
+    missing, extra = sorted(set(job_classes) - set(card.classes)), sorted(set(card.classes) - set(job_classes))
+    if missing or extra:
+        raise FedMendError(
+            f"{card.site}: {CARD_NAME}, field classes: expected the job's {sorted(job_classes)}, got {sorted(card.classes)}"
+            f" (missing here: {missing}, unknown to the job: {extra})"
+        )
+
+
+def _label_row(
+    record: Mapping[str, str], columns: Mapping[str, int], card: SiteCard, where: str, width: int
+) -> tuple[int, ...]:
+    labels = [NOT_ANNOTATED] * width
+    if card.task == SINGLELABEL:
+        value = (record["label"] or "").strip()
+        if value and value not in columns:
+            raise FedMendError(f"{where}, column label: expected one of {sorted(columns)} or blank, got {value[:20]!r}")
+        if value:
+            labels = [0] * width
+            labels[columns[value]] = 1
+        return tuple(labels)
+    for name, index in columns.items():
+        value = (record[name] or "").strip()
+        if value in ("0", "1"):
+            labels[index] = int(value)
+        elif value:
+            raise FedMendError(f"{where}, column {name}: expected 1, 0 or blank, got {value[:20]!r}")
+    return tuple(labels)
+
+
+def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
+    """Reads one CSV of the site folder.
+
+    Rows that repeat an image with the same labels are dropped; the first one counts.
+
+    Args:
+        card: the site's card.
+        file: CSV file name below the card's folder.
+        classes: the job's classes; they give the order of the label columns.
+
+    Raises:
+        FedMendError: missing file, unknown or missing column, a label other than 1/0/blank, or two rows that give
+            one image different labels.
+    """
+    where = f"{card.site}: {file}"
+    classes = tuple(classes)
+    rows, images, patients, labels = [], [], [], []
+    seen: dict[str, int] = {}
+    if not (card.folder / file).is_file():
+        raise FedMendError(f"{where}: expected beside {CARD_NAME}, not found")
+    with open(card.folder / file, newline="", encoding="utf-8-sig") as stream:
+        reader = csv.DictReader(stream)
+        header = reader.fieldnames or []
+        required = ["image"] + (["label"] if card.task == SINGLELABEL else [])
+        for column in required:
+            if column not in header:
+                raise FedMendError(f"{where}, header: expected a column {column!r}, got {header}")
+        class_columns = [c for c in header if c not in ("image", "patient")]
+        if card.task == SINGLELABEL:
+            columns = {c: i for i, c in enumerate(classes)}
+        else:
+            unknown = [c for c in class_columns if c not in classes]
+            if unknown or len(set(class_columns)) != len(class_columns):
+                raise FedMendError(f"{where}, header: expected columns out of {list(classes)}, got {class_columns}")
+            columns = {c: classes.index(c) for c in class_columns}
+        for record in reader:
+            row = reader.line_num
+            if None in record or None in record.values():
+                raise FedMendError(
+                    f"{where} row {row}: expected {len(header)} fields as in the header, got another number"
+                )
+            image = record["image"].strip()
+            if not image:
+                raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
+            label = _label_row(record, columns, card, f"{where} row {row}", len(classes))
+            if image in seen:
+                if labels[seen[image]] != label:
+                    raise FedMendError(
+                        f"{where} row {row}: expected the labels of row {rows[seen[image]]}, which names the same image, got others"
+                    )
+                continue
+            seen[image] = len(images)
+            rows.append(row)
+            images.append(image)
+            patients.append((record.get("patient") or "").strip())
+            labels.append(label)
+    annotated = np.zeros(len(classes), dtype=bool)
+    annotated[list(columns.values())] = True
+    matrix = np.array(labels, dtype=np.int8).reshape(len(labels), len(classes))
+    matrix.setflags(write=False)
+    return LabelTable(file, np.array(rows, dtype=np.int64), tuple(images), tuple(patients), matrix, annotated, classes)
+
+
+def write_table(
+    path: Path, images: Sequence[str], labels: np.ndarray, classes: Sequence[str], *, patients: Sequence[str] = ()
+) -> None:
+    """Writes a multi-label split CSV with one column per given class.
+
+    Args:
+        path: file to write.
+        images: N paths below the image root.
+        labels: (N, C) integers; 1, 0 or -1 (written as blank).
+        classes: C column names; leave a class out to say that it is not annotated.
+        patients: N patient keys or nothing.
+    """
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["image", *(["patient"] if patients else []), *classes])
+        for i, image in enumerate(images):
+            cells = ["" if v == NOT_ANNOTATED else int(v) for v in labels[i]]
+            writer.writerow([image, *([patients[i]] if patients else []), *cells])
+
+
+def write_card(
+    folder: Path,
+    *,
+    task: str,
+    classes: Sequence[str],
+    splits: Mapping[str, str],
+    image_root: str,
+    truth: Mapping[str, str] | None = None,
+    modality: str = "",
+    window: str | Sequence[float] | None = None,
+    provenance: Mapping | None = None,
+) -> None:
+    """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``."""
+    card = {
+        "format": CARD_FORMAT,
+        "task": task,
+        "classes": list(classes),
+        "splits": dict(splits),
+        "truth": dict(truth or {}),
+        "image_root": image_root,
+        "modality": modality,
+        "window": list(window) if isinstance(window, tuple) else window,
+        "provenance": dict(provenance or {}),
+    }
+    (Path(folder) / CARD_NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,146 @@
+"""One image file → one 8-bit grey slice: DICOM, PNG/JPEG and NIfTI.
+
+DICOM is read with pydicom itself and not through MONAI's ``PydicomReader``: windowing, MONOCHROME1 and the refusal of
+multi-frame files need header fields that the MONAI reader does not hand on.
+"""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+Window = str | tuple[float, float] | None
+NIFTI_SUFFIXES = (".nii", ".nii.gz")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+class UnreadableImage(Exception):
+    """Why one image cannot be used, in words that name neither file nor patient."""
+
+
+def apply_window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
+    """Maps ``[centre - width/2, centre + width/2]`` linearly to 0..255 and clips the rest.
+
+    Args:
+        values: any shape, in HU for CT.
+        centre: window centre in the unit of ``values``.
+        width: window width, > 0.
+
+    Returns:
+        uint8 array of the same shape.
+    """
+    low = centre - width / 2
+    return (np.clip((values.astype(np.float32) - low) / width, 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def _read_dicom(path: Path, window: Window) -> np.ndarray:
+    import pydicom
+    from pydicom.errors import InvalidDicomError
+    from pydicom.pixels import apply_modality_lut
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dataset = pydicom.dcmread(path)
+            if int(dataset.get("NumberOfFrames") or 1) > 1:
+                raise UnreadableImage(
+                    f"expected one frame, got a multi-frame DICOM file with {dataset.NumberOfFrames} frames"
+                )
+            if int(dataset.get("SamplesPerPixel", 1)) != 1:
+                raise UnreadableImage(f"expected a grey DICOM file, got {dataset.SamplesPerPixel} samples per pixel")
+            values = apply_modality_lut(dataset.pixel_array, dataset)
+    except InvalidDicomError:
+        raise UnreadableImage("expected a DICOM file, got something else") from None
+    except (AttributeError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError) as e:
+        raise UnreadableImage(
+            f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
+        ) from None
+    if window == "file":
+        centre, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
+        if centre is None or width is None:
+            raise UnreadableImage("expected a window in the DICOM header (site.json says window: file), got none")
+        window = tuple(float(v[0] if isinstance(v, pydicom.multival.MultiValue) else v) for v in (centre, width))
+    if window is None or window[1] <= 0:
+        raise UnreadableImage(
+            "expected a window in site.json for DICOM ('file', a name or [centre, width] in HU), got none"
+        )
+    grey = apply_window(values, *window)
+    return 255 - grey if dataset.get("PhotometricInterpretation") == "MONOCHROME1" else grey
+
+
+def _read_picture(path: Path) -> np.ndarray:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as picture:
+            if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
+                raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
+            return np.asarray(picture.convert("L"))
+    except (UnidentifiedImageError, OSError, SyntaxError) as e:
+        raise UnreadableImage(
+            f"expected a PNG or JPEG picture, got a corrupt or truncated file ({type(e).__name__})"
+        ) from None
+
+
+def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
+    from monai.transforms import LoadImage, Orientation
+
+    try:
+        volume = LoadImage(reader="NibabelReader", image_only=True, ensure_channel_first=True)(path)
+        volume = np.asarray(Orientation(axcodes="RAS", labels=None)(volume))[0]
+    except Exception as e:  # nibabel and MONAI raise many types for a damaged file
+        raise UnreadableImage(f"expected a NIfTI file, got a corrupt or truncated one ({type(e).__name__})") from None
+    if volume.ndim == 2:
+        volume = volume[..., None]
+    if volume.ndim != 3:
+        raise UnreadableImage(f"expected a slice or a 3-D NIfTI volume, got {volume.ndim} dimensions")
+    if not index and volume.shape[2] != 1:
+        raise UnreadableImage(
+            f"expected 'file.nii.gz#slice' for a volume, got no slice number for {volume.shape[2]} slices"
+        )
+    if index and not (index.isdigit() and int(index) < volume.shape[2]):
+        raise UnreadableImage(f"expected a slice number below {volume.shape[2]}, got {index[:12]!r}")
+    plane = np.rot90(volume[:, :, int(index or 0)])  # RAS columns → rows from anterior to posterior
+    if isinstance(window, tuple):
+        return apply_window(plane, *window)
+    low, high = np.percentile(plane, (0.5, 99.5))
+    return apply_window(plane, (low + high) / 2, max(high - low, 1e-6))
+
+
+def read_image(path: Path, window: Window) -> np.ndarray:
+    """Reads one grey slice.
+
+    DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1. NIfTI
+    volumes are brought to RAS; ``name.nii.gz#12`` is their axial slice 12; they take the card's (centre, width) or, without
+    one, the 0.5-99.5 percentiles of the slice. PNG and JPEG are taken as they are, colour turned to grey.
+
+    Args:
+        path: image file, with ``#slice`` behind a NIfTI volume.
+        window: see :class:`fedmend.data.manifest.SiteCard`.
+
+    Returns:
+        (H, W) uint8.
+
+    Raises:
+        FileNotFoundError: no such file.
+        UnreadableImage: the file cannot be used; the message says why without naming it.
+    """
+    name, _, index = path.name.partition("#")
+    path = path.with_name(name)
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    lower = name.lower()
+    if lower.endswith(NIFTI_SUFFIXES):
+        return _read_nifti(path, index, window)
+    if lower.endswith(PICTURE_SUFFIXES):
+        return _read_picture(path)
+    return _read_dicom(path, window)
+
+
+def resize(image: np.ndarray, size: int) -> np.ndarray:
+    """Resizes a (H, W) uint8 slice to (size, size) with antialiased bilinear filtering."""
+    from PIL import Image
+
+    if image.shape == (size, size):
+        return image
+    return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize((size, size), Image.Resampling.BILINEAR))

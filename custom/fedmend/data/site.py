@@ -1,0 +1,190 @@
+"""What a method sees of a site's images and labels: splits with decoded images, and views of them on the device."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmend.data.augment import to_network, warp
+from fedmend.data.manifest import NOT_ANNOTATED, LabelTable, SiteCard, check_classes, load_card, load_table
+from fedmend.data.store import open_store
+from fedmend.errors import FedMendError
+
+LOG = logging.getLogger("fedmend.data")
+EVALUATION_SPLITS = ("val", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split: images in the store, labels in memory.
+
+    Attributes:
+        images: (N, H, W) uint8, read-only.
+        table: labels and manifest rows of the same N samples.
+        device: where views are made.
+    """
+
+    images: np.ndarray
+    table: LabelTable
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.table.images)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(N, C) int8, read-only; -1 = not annotated here."""
+        return self.table.labels
+
+    def view(self, index: Tensor, matrices: Tensor | None = None) -> Tensor:
+        """Network input of some samples.
+
+        Args:
+            index: (B,) int64 sample numbers.
+            matrices: (N, 2, 3) affine maps of all samples (one view of :func:`draw_views`), or None for plain images.
+
+        Returns:
+            (B, 3, H, W) float32 on the device.
+        """
+        grey = torch.from_numpy(self.images[index.numpy()])
+        if self.device.type == "cuda":
+            grey = grey.pin_memory()
+        grey = grey.to(self.device, non_blocking=True).unsqueeze(1).float().div_(255)
+        if matrices is not None:
+            grey = warp(grey, matrices[index].to(self.device, non_blocking=True))
+        views = to_network(grey)
+        return views.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else views
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """Everything that training and evaluation at one site may read.
+
+    Attributes:
+        classes: C class names in the job's order.
+        annotated: (C,) bool, class annotated in the training split (the paper's active classes).
+        train: training split.
+        evaluation: ``val`` and/or ``test`` split, where the site has them.
+    """
+
+    classes: tuple[str, ...]
+    annotated: np.ndarray
+    train: Split
+    evaluation: Mapping[str, Split]
+
+
+def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
+    keep = np.flatnonzero(readable)
+    labels = table.labels[keep]
+    labels.setflags(write=False)
+    return LabelTable(
+        table.file,
+        table.rows[keep],
+        tuple(table.images[i] for i in keep),
+        tuple(table.patients[i] for i in keep),
+        labels,
+        table.annotated,
+        table.classes,
+    )
+
+
+def _check_training_labels(card: SiteCard, table: LabelTable) -> None:
+    if len(table.images) < 2:
+        raise FedMendError(f"{card.site}: {table.file}: expected at least 2 samples, got {len(table.images)}")
+    if not table.annotated.any():
+        raise FedMendError(f"{card.site}: {table.file}, header: expected at least one class column, got none")
+    for index in np.flatnonzero(table.annotated):
+        column = table.labels[:, index]
+        known = column[column != NOT_ANNOTATED]
+        if not (0 < known.sum() < len(known)):
+            got = "only blanks" if not len(known) else f"only {known[0]}"
+            raise FedMendError(
+                f"{card.site}: {table.file}, column {table.classes[index]}: expected both 0 and 1 (a class prior between 0"
+                f" and 1), got {got}; leave the column out if the class is not annotated here"
+            )
+
+
+def load_site(
+    folder: Path,
+    site: str,
+    classes: Sequence[str],
+    *,
+    cache_dir: Path,
+    image_size: int,
+    device: torch.device,
+    max_unreadable: int = 0,
+    all_labels: bool = False,
+) -> SiteData:
+    """Opens a site folder: card, tables, image stores.
+
+    Args:
+        folder: the site folder.
+        site: site name for messages.
+        classes: the job's classes, C names.
+        cache_dir: where image stores are kept.
+        image_size: edge length in pixels.
+        device: where views are made.
+        max_unreadable: tolerated unreadable images per split.
+        all_labels: train on the complete labels that the card keeps for evaluation: the upper bound of a comparison.
+
+    Raises:
+        FedMendError: anything about the folder that cannot be used.
+    """
+    card = load_card(folder, site)
+    check_classes(card, classes)
+    if all_labels and "train" not in card.truth:
+        raise FedMendError(f"{site}: site.json, field truth: expected a complete label table for all_labels, got none")
+
+    def load_split(file: str, name: str) -> Split:
+        table = load_table(card, file, classes)
+        if name == "train":
+            _check_training_labels(card, table)
+
+        def where(i: int) -> str:
+            return f"{site}: {file} row {table.rows[i]}" if len(table.rows) else f"{site}: {file}"
+
+        store = open_store(
+            cache_dir,
+            card.image_root,
+            table.images,
+            window=card.window,
+            size=image_size,
+            where=where,
+            max_unreadable=max_unreadable,
+        )
+        images = store.images
+        if not store.readable.all():
+            table, images = _drop_unreadable(table, store.readable), images[np.flatnonzero(store.readable)]
+        return Split(images, table, device)
+
+    train = load_split(card.truth["train"] if all_labels else card.splits["train"], "train")
+    evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
+    return SiteData(tuple(classes), train.table.annotated, train, {k: v for k, v in evaluation.items() if len(v)})
+
+
+def load_truth(folder: Path, site: str, classes: Sequence[str], images: Sequence[str]) -> np.ndarray | None:
+    """Complete training labels for measuring pseudo-labels; never given to a method.
+
+    Args:
+        folder: the site folder.
+        site: site name for messages.
+        classes: the job's classes.
+        images: N training images in the order that the result shall have.
+
+    Returns:
+        (N, C) int8 with -1 where the truth is unknown, or None where the site has no truth table.
+    """
+    card = load_card(folder, site)
+    if "train" not in card.truth:
+        return None
+    table = load_table(card, card.truth["train"], classes)
+    row = {image: i for i, image in enumerate(table.images)}
+    truth = np.full((len(images), len(classes)), NOT_ANNOTATED, dtype=np.int8)
+    for i, image in enumerate(images):
+        if image in row:
+            truth[i] = table.labels[row[image]]
+    return truth

@@ -1,0 +1,181 @@
+"""The image store: every slice of a site decoded once into one memory-mapped uint8 array.
+
+A store is a folder ``<cache_dir>/stores/<key>`` whose key covers the manifest and the preprocessing, so a change of either
+makes a new one. It is built in a temporary folder beside it and renamed when complete: a half-built store is never seen.
+Several processes may ask at once; a file lock lets one build while the others wait. A finished store is only read.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.readers import UnreadableImage, Window, read_image, resize
+from fedmend.errors import FedMendError
+
+STORE_FORMAT = 1
+PARALLEL_FROM = 512  # starting worker processes costs more than reading fewer images than this
+CHUNK = 64
+LOG = logging.getLogger("fedmend.store")
+
+
+@dataclass(frozen=True)
+class ImageStore:
+    """A finished store.
+
+    Attributes:
+        images: (N, size, size) uint8, read-only memory map; rows of unreadable images are zero.
+        readable: (N,) bool.
+    """
+
+    images: np.ndarray
+    readable: np.ndarray
+
+
+@contextlib.contextmanager
+def exclusive(lock_file: Path) -> Iterator[None]:
+    """Holds an advisory lock on ``lock_file``; another process that asks for it waits."""
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock_file, "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _decode(paths: Sequence[Path], window: Window, size: int) -> list[np.ndarray | str | None]:
+    """Per path the slice, a reason why it is unreadable, or None when the file is missing."""
+    decoded: list[np.ndarray | str | None] = []
+    for path in paths:
+        try:
+            decoded.append(resize(read_image(path, window), size))
+        except FileNotFoundError:
+            decoded.append(None)
+        except UnreadableImage as e:
+            decoded.append(str(e))
+    return decoded
+
+
+def _decode_all(paths: Sequence[Path], window: Window, size: int, processes: int) -> Iterator[list]:
+    chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
+    work = partial(_decode, window=window, size=size)
+    if processes == 1 or len(paths) < PARALLEL_FROM:
+        yield from map(work, chunks)
+    else:  # spawn: the caller may hold threads and CUDA, which a fork would not survive
+        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield from pool.map(work, chunks)
+
+
+def _build(
+    folder: Path, paths: Sequence[Path], window: Window, size: int, where: Callable[[int], str], processes: int
+) -> dict[int, str]:
+    """Writes ``images.u8`` into ``folder`` and returns index → reason for unreadable images."""
+    unreadable: dict[int, str] = {}
+    total, done, started, reported = len(paths), 0, time.monotonic(), 0
+    with open(folder / "images.u8", "wb") as stream:
+        if total:
+            os.posix_fallocate(stream.fileno(), 0, total * size * size)  # a full disk shows here, not half-way
+        for chunk in _decode_all(paths, window, size, processes):
+            for image in chunk:
+                if image is None:
+                    raise FedMendError(f"{where(done)}, column image: expected a file below image_root, not found")
+                if isinstance(image, str):
+                    unreadable[done] = image
+                    image = np.zeros((size, size), dtype=np.uint8)
+                stream.write(image.tobytes())
+                done += 1
+            if done * 10 // total > reported and time.monotonic() - started > 2:
+                reported = done * 10 // total
+                LOG.info("image store: %d of %d images read, %.0f s", done, total, time.monotonic() - started)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return unreadable
+
+
+def open_store(
+    cache_dir: Path,
+    image_root: Path,
+    images: Sequence[str],
+    *,
+    window: Window,
+    size: int,
+    where: Callable[[int], str],
+    max_unreadable: int = 0,
+    processes: int | None = None,
+) -> ImageStore:
+    """Opens the store of a manifest, building it first when there is none.
+
+    Args:
+        cache_dir: folder for stores; only read when the store exists.
+        image_root: folder that ``images`` start from.
+        images: N paths.
+        window: see :class:`fedmend.data.manifest.SiteCard`.
+        size: edge length in pixels that every slice is resized to.
+        where: index → words that name the manifest row, for messages.
+        max_unreadable: how many unreadable images are tolerated (and left out); more of them is an error.
+        processes: decoding processes; default: one per core.
+
+    Raises:
+        FedMendError: a missing file, more than ``max_unreadable`` unreadable ones, or no space on the disk.
+    """
+    key = hashlib.sha256(json.dumps([STORE_FORMAT, str(image_root), list(images), window, size]).encode()).hexdigest()[
+        :24
+    ]
+    folder = Path(cache_dir) / "stores" / key
+    if not folder.is_dir():
+        try:
+            with exclusive(folder.with_suffix(".lock")):
+                if not folder.is_dir():
+                    _build_beside(folder, image_root, images, window, size, where, processes or os.cpu_count() or 1)
+        except OSError as e:
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                need = len(images) * size * size / 1e6
+                raise FedMendError(
+                    f"{where(0).split(' row')[0]}: cache_dir: expected {need:.0f} MB of free space, got a full disk"
+                ) from None
+            if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+                raise FedMendError(
+                    f"{where(0).split(' row')[0]}: cache_dir: expected a folder that can be written, got one that is read-only"
+                ) from None
+            raise
+    unreadable = {int(k): v for k, v in json.loads((folder / "meta.json").read_text())["unreadable"].items()}
+    if len(unreadable) > max_unreadable:
+        listed = "; ".join(f"{where(i)}: {reason}" for i, reason in list(unreadable.items())[:5])
+        more = f" and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
+        raise FedMendError(f"{listed}{more} (max_unreadable allows {max_unreadable}, got {len(unreadable)})")
+    if unreadable:
+        LOG.warning(
+            "image store: %d unreadable images left out, as max_unreadable allows: %s",
+            len(unreadable),
+            ", ".join(map(where, unreadable)),
+        )
+    readable = np.ones(len(images), dtype=bool)
+    readable[list(unreadable)] = False
+    if not images:
+        return ImageStore(np.zeros((0, size, size), dtype=np.uint8), readable)
+    return ImageStore(
+        np.memmap(folder / "images.u8", dtype=np.uint8, mode="r", shape=(len(images), size, size)), readable
+    )
+
+
+def _build_beside(folder: Path, image_root, images, window, size, where, processes) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        unreadable = _build(temporary, [image_root / i for i in images], window, size, where, processes)
+        (temporary / "meta.json").write_text(json.dumps({"count": len(images), "size": size, "unreadable": unreadable}))
+        temporary.chmod(0o755)
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
