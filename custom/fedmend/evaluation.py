@@ -1,0 +1,102 @@
+"""Evaluation by mergeable counts: each site counts, the server adds up, nobody sends scores.
+
+Multi-label scores become one histogram of logits per class, positives and negatives apart. AUC and average precision do not
+change under the sigmoid, so logits are binned rather than probabilities: a model that gives a rare class only small
+probabilities keeps its ranking. Metrics of merged counts equal the pooled ones up to ties within a bin.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedmend.data.manifest import NOT_ANNOTATED
+
+BINS = 1000
+LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share the outer bins
+
+
+def score_histograms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Counts logits per class and label.
+
+    Args:
+        logits: (N, C) finite.
+        labels: (N, C) int; 1, 0 or -1 = not annotated, which is left out.
+
+    Returns:
+        (C, 2, BINS) int64; [:, 0] negatives, [:, 1] positives. The upper half of the bins holds logits > 0, that is
+        probabilities > 0.5.
+    """
+    scaled = (np.clip(logits, -LOGIT_RANGE, LOGIT_RANGE) + LOGIT_RANGE) / (2 * LOGIT_RANGE) * BINS
+    bins = np.clip(np.ceil(scaled).astype(np.int64) - 1, 0, BINS - 1)
+    bins = np.where(logits > 0, np.maximum(bins, BINS // 2), np.minimum(bins, BINS // 2 - 1))
+    counts = np.zeros((logits.shape[1], 2, BINS), dtype=np.int64)
+    sample, label_class = np.nonzero(labels != NOT_ANNOTATED)
+    np.add.at(counts, (label_class, labels[sample, label_class].astype(np.int64), bins[sample, label_class]), 1)
+    return counts
+
+
+def _auc(negatives: np.ndarray, positives: np.ndarray) -> float:
+    below = np.concatenate([[0], np.cumsum(negatives)[:-1]])
+    return float((positives * (below + negatives / 2)).sum() / (positives.sum() * negatives.sum()))
+
+
+def _average_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
+    true, false = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
+    precision = true / np.maximum(true + false, 1)
+    return float((positives[::-1] * precision).sum() / positives.sum())
+
+
+def _balanced_accuracy(negatives: np.ndarray, positives: np.ndarray) -> float:
+    half = BINS // 2
+    return float((positives[half:].sum() / positives.sum() + negatives[:half].sum() / negatives.sum()) / 2)
+
+
+_METRICS = {"auc": _auc, "ap": _average_precision, "bacc": _balanced_accuracy}
+
+
+def multilabel_metrics(counts: np.ndarray) -> dict:
+    """AUC, average precision and balanced accuracy at probability 0.5 of merged histograms.
+
+    Args:
+        counts: (C, 2, BINS) int64, the sum over sites.
+
+    Returns:
+        ``per_class``: auc, ap, bacc → C floats, None for a class with one label value only; ``macro``: auc, map, bacc → mean
+        over the other classes, None when there are none; ``positives``, ``negatives``: C counts.
+    """
+    defined = (counts.sum(-1) > 0).all(1)
+    per_class = {
+        name: [metric(*counts[c]) if defined[c] else None for c in range(len(counts))]
+        for name, metric in _METRICS.items()
+    }
+    macro = {
+        ("map" if name == "ap" else name): float(np.mean([v for v in values if v is not None]))
+        if defined.any()
+        else None
+        for name, values in per_class.items()
+    }
+    negatives, positives = counts.sum(-1).T.tolist()
+    return {"per_class": per_class, "macro": macro, "positives": positives, "negatives": negatives}
+
+
+def repair_counts(repairs: np.ndarray, labels: np.ndarray, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    """How many labels of each missing class are repaired, and how many of them are right.
+
+    Args:
+        repairs: (N, C) int8 from the ledger, -1 = not repaired.
+        labels: (N, C) int8 original labels, -1 = not annotated.
+        truth: (N, C) int8 complete labels, or None where the truth is unknown.
+
+    Returns:
+        positive, negative, untagged: (C,) int64; with a truth also correct_positive, correct_negative.
+    """
+    positive, negative = repairs == 1, repairs == 0
+    counts = {
+        "positive": positive.sum(0),
+        "negative": negative.sum(0),
+        "untagged": ((labels == NOT_ANNOTATED) & (repairs == NOT_ANNOTATED)).sum(0),
+    }
+    if truth is not None:
+        counts["correct_positive"] = (positive & (truth == 1)).sum(0)
+        counts["correct_negative"] = (negative & (truth == 0)).sum(0)
+    return {k: v.astype(np.int64) for k, v in counts.items()}

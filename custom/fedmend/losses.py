@@ -1,0 +1,60 @@
+"""Losses for partly annotated multi-label data that torch and MONAI lack."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmend.data.manifest import NOT_ANNOTATED
+
+PRIOR_LIMIT = 1e-3  # class priors are kept in [limit, 1 - limit], which bounds the logit shift to +-6.9
+
+
+def masked_bce(
+    logits: Tensor, target: Tensor, mask: Tensor, divisor: float, pos_weight: Tensor | None = None
+) -> Tensor:
+    """Binary cross-entropy summed over the entries in ``mask`` and divided by ``divisor``.
+
+    Args:
+        logits: (B, C).
+        target: (B, C) of 0/1; anything where ``mask`` is False.
+        mask: (B, C) bool.
+        divisor: what the sum is divided by.
+        pos_weight: (C,) weights of the positive term, or None.
+    """
+    known = torch.where(mask, target, 0).to(logits.dtype)
+    loss = F.binary_cross_entropy_with_logits(logits, known, pos_weight=pos_weight, reduction="none")
+    return torch.where(mask, loss, 0).sum() / divisor
+
+
+def prior_shift(labels: np.ndarray, smoothing: float = 0.0) -> np.ndarray:
+    """Logit shift log(pi_1 / pi_0) of multi-label logit adjustment, Eq. (3), Sun et al., MICCAI 2024.
+
+    Multiplying odds by pi_1/pi_0 as in Eq. (3) is adding this shift to the logit, which stays finite where the quotient
+    of Eq. (3) would become 0/0.
+
+    Args:
+        labels: (N, C) int; 1, 0 or -1 = unknown, which does not count.
+        smoothing: added to the count of each side.
+
+    Returns:
+        (C,) float32; the prior is kept within PRIOR_LIMIT of 0 and 1, and is 1/2 for a class without any label.
+    """
+    positive, negative = (labels == 1).sum(0) + smoothing, (labels == 0).sum(0) + smoothing
+    known = positive + negative
+    prior = np.where(known > 0, positive / np.maximum(known, 1e-12), 0.5)
+    prior = np.clip(prior, PRIOR_LIMIT, 1 - PRIOR_LIMIT)
+    return np.log(prior / (1 - prior)).astype(np.float32)
+
+
+def positive_weight(labels: np.ndarray) -> np.ndarray:
+    """Weight N / n_positive of the positive term, as the published FedMLP baselines use; 1 for a class without positives.
+
+    Args:
+        labels: (N, C) int; 1, 0 or -1 = unknown.
+
+    Returns:
+        (C,) float32, >= 1.
+    """
+    known, positive = (labels != NOT_ANNOTATED).sum(0), (labels == 1).sum(0)
+    return np.where(positive > 0, known / np.maximum(positive, 1), 1.0).astype(np.float32)

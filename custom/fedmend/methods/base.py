@@ -1,0 +1,107 @@
+"""The contract between a method and the rest: what the server asks, what a method may touch, what leaves a site."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmend.data.augment import draw_views
+from fedmend.data.site import SiteData
+from fedmend.ledger import LabelLedger
+from fedmend.state import StateStore
+
+Report = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """What the server asks of a site in one round.
+
+    Attributes:
+        stage: the paper's word for what is done.
+        round_num: 0 … total_rounds - 1.
+        total_rounds: rounds of the whole run.
+        knowledge: arrays that the method's server half made of the last reports.
+        role: e.g. ``clean`` or ``noisy``; known to this site alone.
+        seed: the run's seed.
+    """
+
+    stage: str
+    round_num: int
+    total_rounds: int
+    knowledge: Mapping[str, np.ndarray] = field(default_factory=dict)
+    role: str = ""
+    seed: int = 0
+
+
+@dataclass
+class Site:
+    """What a method may touch at a site; nothing here leaves by itself.
+
+    Attributes:
+        name: site name.
+        device: device of the model.
+        data: images and labels; original labels are read-only.
+        ledger: repaired labels.
+        state: small objects that outlive the task.
+        batch_size: B of the local training and of inference passes.
+        memory: objects that live as long as this task.
+    """
+
+    name: str
+    device: torch.device
+    data: SiteData
+    ledger: LabelLedger
+    state: StateStore
+    batch_size: int = 32
+    memory: dict = field(default_factory=dict)
+
+    def generator(self, task: RoundTask, purpose: str) -> torch.Generator:
+        """A CPU generator that depends on run seed, site, round and purpose only."""
+        words = np.frombuffer(f"{self.name}/{purpose}".encode().ljust(64, b"\0")[:64], dtype=np.uint32)
+        entropy = np.random.SeedSequence([task.seed, task.round_num, *words.tolist()])
+        return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
+
+    def views(self, task: RoundTask, count: int) -> Tensor:
+        """The round's affine views of all training samples, (count, N, 2, 3); the same ones whenever asked in a round."""
+        key = ("views", task.round_num, count)
+        if key not in self.memory:
+            self.memory[key] = draw_views(len(self.data.train), count, self.generator(task, "views"))
+        return self.memory[key]
+
+    def batches(self, order: Tensor) -> list[Tensor]:
+        """Cuts sample numbers into batches; a last batch of one joins the one before, which BatchNorm needs."""
+        parts = list(order.split(self.batch_size))
+        if len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [torch.cat(parts[-2:])]
+        return parts
+
+
+class LocalMethod(ABC):
+    """Client half of a method; attributes are hyper-parameters only.
+
+    ``REPORT_FIELDS`` declares every array that may leave besides the weights: name → shape, dtype, meaning, privacy note.
+    """
+
+    REPORT_FIELDS: ClassVar[Mapping[str, str]] = {}
+
+    def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
+        """Before the local training, with the received global model: repair labels, run the teacher. Default: nothing."""
+        return
+
+    def batches(self, task: RoundTask, site: Site, epoch: int) -> Iterable[Tensor]:
+        """Sample numbers (B,) of one epoch's batches; default: all samples, shuffled."""
+        order = torch.randperm(len(site.data.train), generator=site.generator(task, f"shuffle {epoch}"))
+        return site.batches(order)
+
+    @abstractmethod
+    def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
+        """Scalar training loss of the samples ``index`` (B,)."""
+
+    def report(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
+        """After the local training, with the local model; default: nothing leaves but the weights."""
+        return {}

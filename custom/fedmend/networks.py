@@ -1,0 +1,129 @@
+"""Backbones that return features and logits, made from a name that server and sites share."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedmend.errors import FedMendError
+
+LOG = logging.getLogger("fedmend.networks")
+
+
+class ResNet18(nn.Module):
+    """torchvision's ResNet-18 with a linear classifier on its 512 globally averaged features.
+
+    Args:
+        num_classes: C.
+    """
+
+    num_features = 512
+
+    def __init__(self, num_classes: int):
+        from torchvision.models import resnet18
+
+        super().__init__()
+        self.backbone = resnet18(weights=None)
+        self.backbone.fc = nn.Identity()
+        self.classifier = nn.Linear(self.num_features, num_classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) → features (B, 512) and logits (B, C)."""
+        features = self.backbone(images)
+        return features, self.classifier(features)
+
+
+NETWORKS = {"resnet18": ResNet18}
+
+
+def build_network(network: str, num_classes: int) -> nn.Module:
+    """An untrained network by name.
+
+    Raises:
+        FedMendError: unknown name.
+    """
+    if network not in NETWORKS:
+        raise FedMendError(f"job variable network: expected one of {sorted(NETWORKS)}, got {network!r}")
+    return NETWORKS[network](num_classes)
+
+
+def initial_network(network: str, classes: Sequence[str], seed: int, weights: str = "") -> nn.Module:
+    """The global model of round 0: seeded, and started from a local weights file where one is given.
+
+    Args:
+        network: name of the backbone.
+        classes: C class names.
+        seed: seeds the initialisation without touching global random state.
+        weights: empty for random weights; else a local file, either torchvision's ImageNet state dict (the classifier
+            stays random) or a global model that FedMend wrote (all weights; same number of classes).
+
+    Raises:
+        FedMendError: the file is missing or does not fit the network.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_network(network, len(classes))
+    if not weights:
+        LOG.info("network %s starts from random weights (no weights file given)", network)
+        return model
+    state = _read_weights(weights)
+    own = model.state_dict()
+    if "classifier.weight" not in state:
+        state = {f"backbone.{k}": v for k, v in state.items() if not k.startswith("fc.")}
+        state |= {k: own[k] for k in ("classifier.weight", "classifier.bias")}
+    # A global model that FedMend wrote has floating tensors only; BatchNorm's counters keep their own value.
+    state = {k: v for k, v in own.items() if not v.is_floating_point()} | state
+    for name, tensor in own.items():
+        if name not in state or state[name].shape != tensor.shape:
+            got = tuple(state[name].shape) if name in state else "nothing"
+            raise FedMendError(
+                f"weights file: expected {name} with shape {tuple(tensor.shape)} for {network}, got {got}"
+            )
+    if extra := sorted(set(state) - set(own)):
+        raise FedMendError(f"weights file: expected only the keys of {network}, got also {extra[:3]}")
+    model.load_state_dict(state)
+    LOG.info("network %s starts from the given weights file", network)
+    return model
+
+
+def _read_weights(weights: str) -> Mapping[str, Tensor]:
+    if not Path(weights).is_file():
+        raise FedMendError("job variable weights: expected a local file, not found")
+    try:
+        content = torch.load(weights, map_location="cpu", weights_only=True)
+    except Exception as e:  # torch raises many types for a file that is not a checkpoint
+        raise FedMendError(
+            f"weights file: expected a PyTorch state dict, got a file that does not load ({type(e).__name__})"
+        ) from None
+    state = content.get("model", content) if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping) or not all(torch.is_tensor(v) for v in state.values()):
+        raise FedMendError("weights file: expected a PyTorch state dict, got something else")
+    return dict(state)
+
+
+def get_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The floating tensors of the state dict (parameters and BatchNorm statistics), detached, on the CPU, contiguous."""
+    return {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items() if v.is_floating_point()}
+
+
+def set_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Loads what :func:`get_weights` gave; integer counters keep their value.
+
+    Raises:
+        FedMendError: a tensor is missing, unknown, of another shape or not finite.
+    """
+    own = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+    if set(own) != set(weights):
+        raise FedMendError(
+            f"global model: expected the {len(own)} tensors of the network, got others: {sorted(set(own) ^ set(weights))[:3]}"
+        )
+    for name, value in weights.items():
+        if value.shape != own[name].shape:
+            raise FedMendError(
+                f"global model: expected {name} with shape {tuple(own[name].shape)}, got {tuple(value.shape)}"
+            )
+        if not torch.isfinite(value).all():
+            raise FedMendError(f"global model: expected finite numbers, got NaN or infinity in {name}")
+    model.load_state_dict(weights, strict=False)

@@ -1,0 +1,116 @@
+"""Local training and inference at a site, the same for every method."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedmend.data.site import Split
+from fedmend.errors import FedMendError
+from fedmend.methods.base import LocalMethod, RoundTask, Site
+
+
+class Stopped(Exception):
+    """The job was aborted while a batch loop ran."""
+
+
+def mixed_precision(device: torch.device) -> torch.autocast:
+    """bfloat16 autocast on a GPU, nothing on a CPU."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+@torch.no_grad()
+def infer(model: nn.Module, split: Split, batch_size: int, matrices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """One forward pass over a split in eval mode.
+
+    Args:
+        model: returns (features, logits).
+        split: N samples.
+        batch_size: samples per forward call.
+        matrices: (N, 2, 3) affine view of each sample, or None for plain images.
+
+    Returns:
+        features (N, F) and logits (N, C), float32, on the CPU; the model's mode is put back.
+    """
+    mode = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    features, logits = [], []
+    for index in torch.arange(len(split)).split(batch_size):
+        with mixed_precision(device):
+            f, z = model(split.view(index, matrices))
+        features.append(f.float())
+        logits.append(z.float())
+    model.train(mode)
+    return torch.cat(features).cpu(), torch.cat(logits).cpu()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTrainer:
+    """Adam with coupled L2, fresh in every round, constant learning rate.
+
+    Attributes:
+        learning_rate: Adam's learning rate, > 0.
+        weight_decay: L2 coefficient, >= 0.
+        local_epochs: epochs per round, >= 1.
+    """
+
+    learning_rate: float
+    weight_decay: float = 5e-4
+    local_epochs: int = 1
+
+    def __post_init__(self):
+        if not self.learning_rate > 0 or not self.weight_decay >= 0 or self.local_epochs < 1:
+            raise FedMendError(
+                "job variables: expected learning_rate > 0, weight_decay >= 0 and local_epochs >= 1, got"
+                f" {self.learning_rate}, {self.weight_decay}, {self.local_epochs}"
+            )
+
+    def train(
+        self,
+        model: nn.Module,
+        method: LocalMethod,
+        task: RoundTask,
+        site: Site,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> float:
+        """Trains ``model`` in place for one round.
+
+        Args:
+            model: the received global model.
+            method: gives batches and loss.
+            task: the round.
+            site: data and state.
+            stop: asked before every batch; True ends the round.
+
+        Returns:
+            Mean loss per batch of the last epoch.
+
+        Raises:
+            Stopped: ``stop`` said so.
+            FedMendError: the loss is not finite.
+        """
+        model.train()
+        optimizer = torch.optim.Adam(
+            model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay, fused=True
+        )
+        for epoch in range(self.local_epochs):
+            total, steps = torch.zeros((), device=site.device), 0
+            for index in method.batches(task, site, epoch):
+                if stop():
+                    raise Stopped
+                optimizer.zero_grad(set_to_none=True)
+                with mixed_precision(site.device):
+                    loss = method.loss(model, index, task, site)
+                loss.backward()
+                optimizer.step()
+                total += loss.detach()
+                steps += 1
+            mean = (total / max(steps, 1)).item()  # read once an epoch: reading every step would stall a GPU
+            if not math.isfinite(mean):
+                raise FedMendError(
+                    f"{site.name}: round {task.round_num}, local training: expected a finite loss, got {mean}; lower learning_rate"
+                )
+        return mean
