@@ -1,0 +1,389 @@
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+
+from fedmend.data.manifest import load_card, load_table
+from fedmend.datasets import rsna_ich
+from fedmend.datasets.rsna_ich import CLASSES, prepare
+from fedmend.errors import FedMendError
+
+PATIENTS, SLICES = 36, 4
+# Three sites of twelve patients; one_each with three classes per site reaches all five.
+BASE = {"sites": 3, "annotated_per_site": 3, "healthy_share": None, "seed": 4}
+
+
+def station(patient):
+    """Scanner 0, 1 or 2; each has two patients of every class."""
+    return patient // 6 % 3
+
+
+def slice_id(patient, k):
+    return f"ID_{patient:04x}{k:05x}"
+
+
+def label(patient, k):
+    """Patient p has class p % 6 (5: none) on slices 0 to 2; slice 3 is healthy."""
+    return [int(c == patient % 6 and k < 3) for c in range(5)]
+
+
+def write_dicom(path, patient="", scanner=""):
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, "1.2.3"
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    image = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
+    image.SOPClassUID, image.SOPInstanceUID = CTImageStorage, "1.2.3"
+    if patient:
+        image.PatientID = patient
+    if scanner:
+        image.StationName = scanner
+    image.Rows = image.Columns = 8
+    image.BitsAllocated = image.BitsStored = 16
+    image.HighBit, image.PixelRepresentation, image.SamplesPerPixel = 15, 0, 1
+    image.PhotometricInterpretation = "MONOCHROME2"
+    image.PixelData = bytes(128)
+    image.save_as(path, enforce_file_format=True)
+
+
+def table_rows():
+    rows = []
+    for p in range(PATIENTS):
+        for k in range(SLICES):
+            values = label(p, k)
+            rows += [
+                [f"{slice_id(p, k)}_{c}", str(v)]
+                for c, v in zip((*CLASSES, "any"), (*values, max(values)), strict=True)
+            ]
+    return rows
+
+
+def write_rows(source, rows, header=("ID", "Label")):
+    with open(source / "stage_2_train.csv", "w", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory):
+    source = tmp_path_factory.mktemp("download")
+    (source / "stage_2_train").mkdir()
+    for p in range(PATIENTS):
+        for k in range(SLICES):
+            write_dicom(source / "stage_2_train" / f"{slice_id(p, k)}.dcm", f"P{p:02d}", f"CT{station(p)}")
+    write_rows(source, table_rows())
+    return source
+
+
+@pytest.fixture
+def own_copy(official, tmp_path):
+    return shutil.copytree(official, tmp_path / "download")
+
+
+def load(out, site, split="train"):
+    card = load_card(out / site, site)
+    file = card.truth["train"] if split == "truth" else card.splits[split]
+    return load_table(card, file, CLASSES)
+
+
+def content(out):
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
+
+
+def patients_of(table):
+    return {int(image[3:7], 16) for image in table.images}
+
+
+def every_table(out, split="train"):
+    return [load(out, f"site-{s}", split) for s in (1, 2, 3)]
+
+
+def test_the_official_layout_becomes_site_folders_whose_images_are_found(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["site-1", "site-2", "site-3"]
+    card = load_card(tmp_path / "out" / "site-2", "site-2")
+    assert (card.task, card.classes, card.modality, card.window) == ("multilabel", CLASSES, "CT", (40.0, 80.0))
+    assert card.splits == {"train": "train.csv", "val": "val.csv", "test": "test.csv"}
+    for split in card.splits:
+        table = load(tmp_path / "out", "site-2", split)
+        assert all((card.image_root / image).is_file() for image in table.images)
+        assert table.patients == tuple(f"P{int(image[3:7], 16):02d}" for image in table.images)
+
+
+def test_a_site_shows_only_its_annotated_classes_and_keeps_the_truth_aside(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE)
+    shown = [[1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    for s, expected in enumerate(shown):
+        site = f"site-{s + 1}"
+        for split in ("train", "val"):
+            assert load(tmp_path / "out", site, split).annotated.astype(int).tolist() == expected
+        assert load(tmp_path / "out", site, "test").annotated.all()
+        train, truth = load(tmp_path / "out", site), load(tmp_path / "out", site, "truth")
+        assert truth.images == train.images
+        assert truth.labels.tolist() == [label(int(i[3:7], 16), int(i[7:12], 16)) for i in truth.images]
+        assert np.array_equal(train.labels[:, train.annotated], truth.labels[:, train.annotated])
+        assert (train.labels[:, ~train.annotated] == -1).all()
+
+
+def test_a_patient_is_in_one_site_and_one_split_with_all_slices(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE)
+    groups = [patients_of(t) for split in ("train", "val", "test") for t in every_table(tmp_path / "out", split)]
+    # 12 patients a site: test round(3.6) = 4, val round(0.8) = 1, train 7
+    assert [len(g) for g in groups] == [7, 7, 7, 1, 1, 1, 4, 4, 4]
+    assert set().union(*groups) == set(range(PATIENTS))
+    assert [len(t.images) for t in every_table(tmp_path / "out")] == [28, 28, 28]
+    assert all(list(t.images) == sorted(t.images) for t in every_table(tmp_path / "out"))
+
+
+def test_split_by_slice_cuts_through_patients_and_reads_no_header(official, own_copy, tmp_path):
+    for path in (own_copy / "stage_2_train").iterdir():
+        path.write_bytes(b"")
+    prepare(own_copy, tmp_path / "out", **BASE, split="slice")
+    train, val, test = (every_table(tmp_path / "out", split) for split in ("train", "val", "test"))
+    # 48 slices a site: test round(14.4) = 14, val round(3.4) = 3, train 31
+    assert [(len(a.images), len(b.images), len(c.images)) for a, b, c in zip(train, val, test, strict=True)] == [
+        (31, 3, 14)
+    ] * 3
+    assert len({i for t in (*train, *val, *test) for i in t.images}) == PATIENTS * SLICES
+    assert patients_of(train[0]) & patients_of(test[0])
+    assert set(train[0].patients) == {""}
+
+
+@pytest.mark.parametrize("split", ["patient", "slice"])
+def test_partition_by_station_gives_each_site_its_scanner(official, tmp_path, split):
+    prepare(official, tmp_path / "out", **{**BASE, "split": split, "partition": "station"})
+    for s in range(3):
+        for part in ("train", "val", "test"):
+            assert {station(p) for p in patients_of(load(tmp_path / "out", f"site-{s + 1}", part))} == {s}
+        assert load_card(tmp_path / "out" / f"site-{s + 1}", "").provenance["site"]["stations"] == [f"CT{s}"]
+
+
+def test_stations_are_dealt_in_sorted_order_when_there_are_more_than_sites(official, tmp_path):
+    prepare(official, tmp_path / "out", **{**BASE, "sites": 2, "annotated_per_site": 4, "partition": "station"})
+    assert {station(p) for p in patients_of(load(tmp_path / "out", "site-1"))} == {0, 2}
+    assert {station(p) for p in patients_of(load(tmp_path / "out", "site-2"))} == {1}
+    assert load_card(tmp_path / "out" / "site-1", "").provenance["site"]["stations"] == ["CT0", "CT2"]
+
+
+def test_train_per_site_caps_the_training_table_and_shrinks_val_in_proportion(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE, split="slice", train_per_site=18)
+    # val: round(18 * 0.1 / 0.9) = 2
+    assert [len(t.images) for t in every_table(tmp_path / "out")] == [18] * 3
+    assert [len(t.images) for t in every_table(tmp_path / "out", "val")] == [2] * 3
+    assert [len(t.images) for t in every_table(tmp_path / "out", "test")] == [14] * 3
+
+
+def test_healthy_share_keeps_all_lesion_slices_and_draws_healthy_ones(official, tmp_path):
+    prepare(official, tmp_path / "out", **{**BASE, "healthy_share": 0.1, "split": "slice"})
+    tables = [t for split in ("truth", "test") for t in every_table(tmp_path / "out", split)]
+    lesion = sum(int(t.labels.any(axis=1).sum()) for t in tables)
+    counts = load_card(tmp_path / "out" / "site-1", "").provenance["counts"]
+    # 30 patients with 3 lesion slices each; 90 * 0.1 / 0.9 = 10 healthy ones of 54
+    assert (counts["lesion_slices"], counts["healthy_slices"]) == (90, 10)
+    vals = sum(len(t.images) for t in every_table(tmp_path / "out", "val"))
+    assert sum(len(t.images) for t in tables) + vals == 100
+    assert lesion > 75
+
+
+def test_the_seed_decides_which_healthy_slices_are_drawn(official, tmp_path):
+    used = []
+    for seed in (4, 6):
+        out = tmp_path / str(seed)
+        prepare(official, out, **{**BASE, "healthy_share": 0.1, "split": "slice", "seed": seed})
+        used.append({i for split in ("train", "val", "test") for t in every_table(out, split) for i in t.images})
+    assert len(used[0]) == len(used[1]) == 100
+    assert used[0] != used[1]
+
+
+def test_val_share_zero_writes_no_val_table(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE, val_share=0)
+    assert "val" not in load_card(tmp_path / "out" / "site-1", "").splits
+    assert not (tmp_path / "out" / "site-1" / "val.csv").exists()
+    assert [len(patients_of(t)) for t in every_table(tmp_path / "out")] == [8, 8, 8]
+
+
+def test_the_card_records_every_argument_and_the_counts(official, tmp_path):
+    lines = []
+    prepare(official, tmp_path / "out", **BASE, source_name="made up", progress=lines.append)
+    provenance = load_card(tmp_path / "out" / "site-1", "").provenance
+    assert provenance["source"] == "made up"
+    assert provenance["arguments"] == {
+        **BASE,
+        "rule": "one_each",
+        "split": "patient",
+        "partition": "iid",
+        "test_share": 0.3,
+        "val_share": 0.1,
+        "train_per_site": None,
+        "window": "brain",
+    }
+    assert provenance["counts"]["label_rows"] == 864
+    assert provenance["site"] == {"sizes": {"train": 28, "val": 4, "test": 16}, "stations": []}
+    assert any("144 of 144 DICOM headers" in line for line in lines)
+
+
+def test_the_same_arguments_give_the_same_bytes_whatever_the_order_and_the_processes(official, tmp_path, monkeypatch):
+    prepare(official, tmp_path / "one", **BASE)
+    other = tmp_path / "other"
+    (other / "stage_2_train").mkdir(parents=True)
+    for path in sorted((official / "stage_2_train").iterdir(), reverse=True):
+        shutil.copy(path, other / "stage_2_train")
+    write_rows(other, table_rows()[::-1])
+    monkeypatch.setattr(rsna_ich, "_CHUNK", 16)
+    prepare(other, other / "out", **BASE, processes=2)
+    one, two = content(tmp_path / "one"), content(other / "out")
+    assert one.keys() == two.keys()
+    assert all(one[name] == two[name] for name in one if not name.endswith("site.json"))
+    first, second = (json.loads(c["site-1/site.json"]) | {"image_root": ""} for c in (one, two))
+    assert first == second
+    prepare(official, tmp_path / "reseeded", **{**BASE, "seed": 5})
+    assert content(tmp_path / "reseeded")["site-1/train.csv"] != one["site-1/train.csv"]
+
+
+def test_a_corrupt_file_and_rows_or_files_without_partner_are_left_out_and_counted(own_copy, tmp_path):
+    rows = table_rows()
+    for c in CLASSES:
+        rows += [[f"ID_6431af929_{c}", "1"], [f"ID_ffffffff0_{c}", "1"]]
+    write_rows(own_copy, rows)
+    for name in ("ID_6431af929", "ID_ffffffff1"):
+        (own_copy / "stage_2_train" / f"{name}.dcm").write_bytes(b"")
+    prepare(own_copy, tmp_path / "out", **BASE)
+    counts = load_card(tmp_path / "out" / "site-1", "").provenance["counts"]
+    assert counts == {
+        "label_rows": 874,
+        "duplicate_rows": 0,
+        "corrupt_slices": 1,
+        "slices_without_file": 1,
+        "files_without_labels": 1,
+        "lesion_slices": 90,
+        "healthy_slices": 54,
+    }
+
+
+def test_identical_duplicate_rows_are_dropped(official, own_copy, tmp_path):
+    write_rows(own_copy, table_rows() + table_rows()[:6])
+    prepare(official, tmp_path / "plain", **BASE)
+    prepare(own_copy, tmp_path / "out", **BASE)
+    assert content(tmp_path / "out")["site-1/train.csv"] == content(tmp_path / "plain")["site-1/train.csv"]
+    assert load_card(tmp_path / "out" / "site-1", "").provenance["counts"]["duplicate_rows"] == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: [*rows, [rows[0][0], "0"]], "row 866: expected the label that an earlier row gives"),
+        (lambda rows: [*rows[:7], [rows[1][0], "1"]], "row 9: expected the label that an earlier row gives"),
+        (lambda rows: [*rows, ["ID_63eb1e259_subd", "0"]], "row 866: expected ID_"),
+        (lambda rows: [*rows, ["ID_63eb1e259", "0"]], "row 866: expected ID_"),
+        (lambda rows: [*rows, ["ID_63eb1e259_subdural"]], "row 866: expected ID_"),
+        (lambda rows: [*rows, ["ID_63eb1e259_subdural", ""]], "row 866: expected ID_"),
+        (lambda rows: rows[:-3], "row 860: expected rows for all of"),
+        (lambda rows: [[r.replace("ID_0", "ID_9"), v] for r, v in rows], "found none"),
+        (lambda rows: [], "found none"),
+    ],
+)
+def test_a_table_that_is_broken_is_refused_by_its_row(own_copy, tmp_path, change, message):
+    write_rows(own_copy, change(table_rows()))
+    with pytest.raises(FedMendError, match=message) as caught:
+        prepare(own_copy, tmp_path / "out", **BASE)
+    assert "63eb1e259" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_header_is_refused(own_copy, tmp_path):
+    write_rows(own_copy, table_rows(), header=("image", "label"))
+    with pytest.raises(FedMendError, match="row 1: expected the header ID,Label"):
+        prepare(own_copy, tmp_path / "out", **BASE)
+
+
+def test_a_source_that_is_not_the_download_is_refused(tmp_path):
+    with pytest.raises(FedMendError, match=r"expected stage_2_train.csv and stage_2_train/"):
+        prepare(tmp_path, tmp_path / "out", **BASE)
+
+
+@pytest.mark.parametrize(
+    ("replace", "partition", "message"),
+    [
+        (lambda path: path.write_bytes(b"no"), "iid", "row 2: expected a readable DICOM"),
+        (lambda path: write_dicom(path, scanner="CT0"), "iid", "row 2: expected the DICOM field PatientID"),
+        (lambda path: write_dicom(path, patient="P0"), "station", "row 2: expected the DICOM field StationName"),
+    ],
+)
+def test_a_slice_without_the_header_that_is_needed_is_refused_by_its_row(
+    own_copy, tmp_path, replace, partition, message
+):
+    replace(own_copy / "stage_2_train" / f"{slice_id(0, 0)}.dcm")
+    with pytest.raises(FedMendError, match=message) as caught:
+        prepare(own_copy, tmp_path / "out", **BASE, partition=partition)
+    assert slice_id(0, 0) not in str(caught.value)
+
+
+def test_fewer_stations_than_sites_are_refused(official, tmp_path):
+    with pytest.raises(FedMendError, match="expected at least 4 stations, got 3"):
+        prepare(official, tmp_path / "out", **{**BASE, "sites": 4, "partition": "station"})
+
+
+def test_a_site_with_too_few_patients_is_refused(official, tmp_path):
+    with pytest.raises(FedMendError, match="site-3: expected at least 3 patients to split, got 2"):
+        prepare(official, tmp_path / "out", **{**BASE, "sites": 17})
+
+
+def test_a_class_without_a_positive_where_it_is_annotated_is_refused(own_copy, tmp_path):
+    write_rows(own_copy, [[name, "0" if "subdural" in name else value] for name, value in table_rows()])
+    with pytest.raises(FedMendError, match=r"^site-2, site-3, train.csv, column subdural: expected a positive"):
+        prepare(own_copy, tmp_path / "out", **{**BASE, "annotated_per_site": 4})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("split", "random"),
+        ("partition", "dirichlet"),
+        ("test_share", 0),
+        ("val_share", 1),
+        ("train_per_site", 0),
+        ("healthy_share", 1.0),
+        ("window", "liver"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(official, tmp_path, name, value):
+    with pytest.raises(FedMendError, match=f"argument {name}: expected"):
+        prepare(official, tmp_path / "out", **{**BASE, name: value})
+
+
+def test_an_output_with_site_folders_is_refused_and_left_alone(official, tmp_path):
+    (tmp_path / "out" / "site-9").mkdir(parents=True)
+    with pytest.raises(FedMendError, match="expected a folder without site folders"):
+        prepare(official, tmp_path / "out", **BASE)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["site-9"]
+
+
+def test_an_interrupted_run_leaves_no_site_folder(official, tmp_path, monkeypatch):
+    calls = []
+
+    def failing(folder, **fields):
+        calls.append(folder)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(rsna_ich, "write_card", failing)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(official, tmp_path / "out", **BASE)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_tree_with_source_and_output_can_be_moved(own_copy, tmp_path):
+    tree = tmp_path / "tree"
+    shutil.copytree(own_copy, tree / "rsna")
+    prepare(tree / "rsna", tree / "sites", **BASE)
+    tree.rename(tmp_path / "moved")
+    card = load_card(tmp_path / "moved" / "sites" / "site-1", "site-1")
+    assert card.image_root == (tmp_path / "moved" / "rsna" / "stage_2_train").resolve()
+
+
+def test_images_of_another_tree_are_named_absolutely(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE)
+    raw = json.loads((tmp_path / "out" / "site-1" / "site.json").read_text())
+    assert raw["image_root"] == str(official.resolve() / "stage_2_train")
