@@ -1,0 +1,341 @@
+"""StagedController: what all stage-wise controllers share. A subclass's ``run()`` reads like its paper's algorithm."""
+
+import datetime
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.workflows.model_controller import ModelController
+
+from fedmend.errors import FedMendError
+from fedmend.evaluation import multilabel_metrics
+from fedmend.methods.base import RoundTask
+from fedmend.networks import get_weights, initial_network
+from fedmend.records import RunRecords
+from fedmend.reporting import summary_text, write_report
+from fedmend.state import StateStore
+from fl_components.aggregators import SampleWeightedAggregator
+from fl_components.payload import (
+    CENSUS,
+    EVALUATE,
+    TRAIN,
+    RunCard,
+    SiteResult,
+    check_result,
+    pack_task,
+    unpack_result,
+)
+from fl_components.site_config import load_site_config
+
+LOG = logging.getLogger("fedmend.run")
+RESULTS_FOLDER = "fedmend"
+BEST_SPLIT, BEST_METRIC = "val", "auc"
+Knowledge = Mapping[str, np.ndarray]
+
+
+class StagedController(ModelController):
+    """Rounds with validation of every result, records, checkpoint and best model.
+
+    Args:
+        run_name: names state and ledgers; a job submitted again under it goes on where it stopped.
+        classes: C class names; they fix the order of all label columns.
+        network: backbone name, see :mod:`fedmend.networks`.
+        num_rounds: R communication rounds.
+        warmup_rounds: rounds of the first stage, 1 <= t1 <= R.
+        seed: initial weights, shuffling and augmentation.
+        weights: local file with initial weights at the server, or empty.
+        min_sites: fewest valid results of a round; 0 = all sites that passed the census.
+        round_timeout: seconds that a round waits for sites; 0 = no limit.
+        eval_every: the global model is evaluated in every n-th round and at the end.
+        method: name of the method for report and log.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_name: str,
+        classes: list[str],
+        network: str,
+        num_rounds: int,
+        warmup_rounds: int,
+        seed: int = 0,
+        weights: str = "",
+        min_sites: int = 0,
+        round_timeout: int = 0,
+        eval_every: int = 1,
+        method: str = "",
+    ):
+        super().__init__(ignore_result_error=True, task_check_period=0.1)
+        if not 1 <= warmup_rounds <= num_rounds:
+            raise ValueError(f"expected 1 <= warmup_rounds <= num_rounds, got {warmup_rounds} and {num_rounds}")
+        if not classes or len(set(classes)) != len(classes):
+            raise ValueError(f"expected different class names, got {classes}")
+        if not run_name or Path(run_name).name != run_name:
+            raise ValueError(f"expected run_name without slashes, got {run_name!r}")
+        if eval_every < 1 or min_sites < 0 or round_timeout < 0:
+            raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0")
+        self.card = RunCard(run_name, tuple(classes), network, seed)
+        self.num_rounds, self.warmup_rounds = num_rounds, warmup_rounds
+        self._weights_file, self._min_sites, self._round_timeout = weights, min_sites, round_timeout
+        self._eval_every, self._method = eval_every, method
+        self.annotated: dict[str, np.ndarray] = {}  # site → (C,) bool, from the census
+        self._phantom = False
+
+    # ---- the words that run() is written in -------------------------------------------------------------------------
+
+    def start_run(self) -> tuple[FLModel, Knowledge, int]:
+        """Census of all sites, then the initial model or the checkpoint of an earlier job of this run.
+
+        Returns:
+            Global model, knowledge of the last round, first round to do.
+        """
+        self._started = time.monotonic()
+        self._state = StateStore(load_site_config(self.fl_ctx).state_dir / self.card.run_name / "server")
+        self.records = RunRecords(Path(self.get_run_dir()) / RESULTS_FOLDER)
+        self._census()
+        checkpoint = self._state.load("checkpoint")
+        if checkpoint is None:
+            network = initial_network(self.card.network, self.card.classes, self.card.seed, self._weights_file)
+            weights, knowledge, self._first_round = get_weights(network), {}, 0
+        else:
+            weights, knowledge, self._first_round = checkpoint["weights"], checkpoint["knowledge"], checkpoint["round"]
+            self.records.restore(checkpoint["records"])
+            if self._first_round >= self.num_rounds:
+                raise FedMendError(
+                    f"run_name {self.card.run_name!r}: expected a new or an unfinished run, got one that has done all"
+                    f" {self._first_round} rounds; choose another run_name"
+                )
+            self.record("resumed", {"at_round": self._first_round})
+        self.records.start(self._describe())
+        model = FLModel(params={k: v.numpy() for k, v in weights.items()}, params_type=ParamsType.FULL)
+        return model, {k: v.numpy() for k, v in knowledge.items()}, self._first_round
+
+    def train_round(
+        self, model: FLModel, stage: str, round_num: int, knowledge: Knowledge, aggregator: ModelAggregator | None = None
+    ) -> tuple[FLModel, dict[str, SiteResult]]:
+        """One communication round: sites evaluate the received model, train it, and their models are aggregated.
+
+        Args:
+            model: global model.
+            stage: the paper's word.
+            round_num: 0 … R-1.
+            knowledge: arrays for the sites.
+            aggregator: default: weights N_k.
+
+        Returns:
+            The aggregated model, and the valid results by site in sorted order.
+        """
+        started = time.monotonic()
+        task = RoundTask(stage, round_num, self.num_rounds, knowledge, seed=self.card.seed)
+        evaluate = round_num % self._eval_every == 0
+        results, replies = self._ask(TRAIN, model, task, evaluate=evaluate)
+        metrics = self._record_results(results, round_num, stage, model, time.monotonic() - started)
+        aggregator = aggregator or SampleWeightedAggregator()
+        for site in results:
+            aggregator.accept_model(replies.pop(site))
+        merged = aggregator.aggregate_model()
+        self._progress(round_num, stage, metrics, len(results), time.monotonic() - started)
+        return merged, results
+
+    def save_progress(self, model: FLModel, done_rounds: int, knowledge: Knowledge) -> None:
+        """Checkpoint after a round; a job of the same run_name continues behind it."""
+        self._state.save(
+            "checkpoint",
+            {
+                "round": done_rounds,
+                "weights": {k: torch.from_numpy(v) for k, v in model.params.items()},
+                "knowledge": {k: torch.from_numpy(np.asarray(v)) for k, v in knowledge.items()},
+                "records": self.records.dump(),
+            },
+        )
+
+    def finish(self, model: FLModel) -> None:
+        """Evaluates and saves the final model, saves the best one, writes the report and says where everything is."""
+        started = time.monotonic()
+        task = RoundTask(EVALUATE, self.num_rounds, self.num_rounds, seed=self.card.seed)
+        results, _ = self._ask(EVALUATE, model, task, evaluate=True)
+        self._record_results(results, self.num_rounds, EVALUATE, model, time.monotonic() - started)
+        self.save_model(model)
+        files = {"global model": self._saved_file("global_model_file_name")}
+        best = self._state.load("best")
+        if best is not None:
+            learnable = make_model_learnable({k: v.numpy() for k, v in best["weights"].items()}, {})
+            self.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, learnable, private=True, sticky=True)
+            self.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)
+            files["best model"] = self._saved_file("best_global_model_file_name")
+        folder = self.records.folder
+        files |= {"report": str(folder / "report.html"), "records": str(folder)}
+        self.records.finish(files, time.monotonic() - self._started)
+        write_report(folder)
+        self.save_progress(model, self.num_rounds, {})
+        for line in summary_text(folder).splitlines():
+            LOG.info("%s%s", self._mark, line)
+
+    def record(self, what: str, value, round_num: int | None = None) -> None:
+        """Adds a line to ``decisions.jsonl``."""
+        self.records.decision(what, value, round_num)
+
+    # ---- behind them ------------------------------------------------------------------------------------------------
+
+    def control_flow(self, abort_signal, fl_ctx) -> None:
+        """Runs the workflow; bad input ends the job with its sentence alone."""
+        run = self.run
+
+        def guarded() -> None:
+            try:
+                run()
+            except FedMendError as e:
+                LOG.error("%srun stopped: %s", self._mark, e)
+                self.panic(str(e))
+
+        self.run = guarded
+        super().control_flow(abort_signal, fl_ctx)
+
+    @property
+    def _mark(self) -> str:
+        return "PHANTOM " if self._phantom else ""
+
+    def _ask(
+        self, task_name: str, model: FLModel | None, task: RoundTask, *, evaluate: bool = False
+    ) -> tuple[dict[str, SiteResult], dict[str, FLModel]]:
+        """Sends a task to the sites of the run and returns the valid results in sorted site order."""
+        sites = sorted(self.annotated) or sorted(client.name for client in self.engine.get_clients())
+        weights = {} if model is None else model.params
+        replies = self.broadcast_model(
+            task_name=task_name,
+            data=pack_task(weights, task, self.card, evaluate=evaluate),
+            targets=sites,
+            timeout=self._round_timeout,
+        )
+        if self.abort_signal.triggered:
+            raise FedMendError(f"{task_name}: the job was aborted")
+        results, accepted, refused = {}, {}, {}
+        for reply in sorted(replies, key=lambda r: r.meta["client_name"]):
+            site = reply.meta["client_name"]
+            try:
+                result = unpack_result(reply, site)
+                check_result(result, round_num=task.round_num, weights=weights if task_name == TRAIN else None)
+            except FedMendError as e:
+                refused[site] = str(e)
+                continue
+            results[site], accepted[site] = result, reply
+        for site in sorted(set(sites) - set(results) - set(refused)):
+            refused[site] = f"{site}: {task_name}: expected a result, got none"
+        for site, reason in refused.items():
+            self.record("refused", {"site": site, "reason": reason}, task.round_num)
+            LOG.warning("%s%s", self._mark, reason)
+        needed = max(min(self._min_sites or len(sites), len(sites)), 1)
+        if len(results) < needed:
+            raise FedMendError(
+                f"{task_name} of round {task.round_num}: expected valid results from {needed} sites, got {len(results)}: "
+                + "; ".join(refused.values())
+            )
+        return results, accepted
+
+    def _census(self) -> None:
+        """Asks every site what it annotates; opens, and so checks, all data before anybody trains."""
+        LOG.info("census: every site opens and checks its data")
+        results, _ = self._ask(CENSUS, None, RoundTask(CENSUS, 0, self.num_rounds))
+        self._sites = {}
+        for site, result in results.items():
+            census = result.census
+            self.annotated[site] = np.asarray(census["annotated"], dtype=bool)
+            self._phantom = self._phantom or bool(census["phantom"])
+            known = [c for c, flag in zip(self.card.classes, self.annotated[site], strict=True) if flag]
+            positives = dict(zip(self.card.classes, np.asarray(census["positives"]).tolist(), strict=True))
+            self._sites[site] = {"annotated": known, **census["sizes"], "positives": {c: positives[c] for c in known}}
+            LOG.info("%s%s annotates %s, %s samples", self._mark, site, ", ".join(known), census["sizes"]["train"])
+        nowhere = [c for i, c in enumerate(self.card.classes) if not any(a[i] for a in self.annotated.values())]
+        if nowhere:
+            raise FedMendError(f"census: expected every class of the job to be annotated at a site, got none for {nowhere}")
+
+    def _describe(self) -> dict:
+        settings = {}
+        for file in sorted(Path(self.get_app_dir()).glob("config/config_fed_*.json")):
+            content = json.loads(file.read_text())
+            settings |= {k: v for k, v in content.items() if k not in ("format_version", "workflows", "executors", "components")}
+        return {
+            "run_name": self.card.run_name,
+            "method": self._method or type(self).__name__,
+            "phantom": self._phantom,
+            "classes": list(self.card.classes),
+            "num_rounds": self.num_rounds,
+            "warmup_rounds": self.warmup_rounds,
+            "seed": self.card.seed,
+            "started": datetime.datetime.now().isoformat(timespec="seconds"),
+            "sites": self._sites,
+            "settings": settings,
+        }
+
+    def _record_results(self, results: dict[str, SiteResult], round_num: int, stage: str, model: FLModel, seconds: float) -> dict:
+        """Merges counts into metrics, keeps the best model and writes everything down; returns split → metrics."""
+        metrics = {}
+        for split in sorted({s for r in results.values() for s in r.counts}):
+            merged = multilabel_metrics(sum(r.counts[split] for r in results.values() if split in r.counts))
+            metrics[split] = merged
+            self.records.metrics(round_num, stage, split, merged, seconds)
+            for name, value in merged["macro"].items():
+                if value is not None:
+                    self._stream(f"{split}/{name}", value, round_num)
+        for site, result in results.items():
+            if result.repairs:
+                done = round_num if stage == EVALUATE else round_num + 1  # a round repairs before it trains
+                self.records.repairs(done, site, self.card.classes, self.annotated[site], result.repairs)
+            if result.weights:
+                self._stream(f"loss/{site}", result.loss, round_num)
+        chosen = (metrics.get(BEST_SPLIT) or metrics.get("test") or {}).get("macro", {}).get(BEST_METRIC)
+        best = self._state.load("best")
+        if chosen is not None and (best is None or chosen > best["value"] or round_num == 0):
+            split = BEST_SPLIT if BEST_SPLIT in metrics else "test"
+            self._state.save(
+                "best", {"value": chosen, "round": round_num, "weights": {k: torch.from_numpy(v) for k, v in model.params.items()}}
+            )
+            self.record("best_model", {BEST_METRIC: chosen, "split": split}, round_num)
+        self.records.write()
+        return metrics
+
+    def _progress(self, round_num: int, stage: str, metrics: dict, sites: int, seconds: float) -> None:
+        elapsed = time.monotonic() - self._started
+        done = round_num + 1 - self._first_round
+        remaining = elapsed / done * (self.num_rounds - round_num - 1)
+        split = "test" if "test" in metrics else next(iter(metrics), None)
+        values = metrics[split]["macro"] if split else {}
+        shown = " ".join(f"{k.upper() if k != 'map' else 'mAP'} {v:.3f}" for k, v in values.items() if v is not None)
+        LOG.info(
+            "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s",
+            self._mark,
+            round_num + 1,
+            self.num_rounds,
+            stage,
+            f"{split} {shown}" if shown else "not evaluated",
+            sites,
+            seconds,
+            _clock(elapsed),
+            _clock(remaining),
+        )
+
+    def _stream(self, tag: str, value: float, step: int) -> None:
+        """One number for TensorBoard, by FLARE's own analytics event."""
+        dxo = create_analytic_dxo(tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step)
+        with self.engine.new_context() as fl_ctx:
+            send_analytic_dxo(self, dxo, fl_ctx)
+
+    def _saved_file(self, attribute: str) -> str:
+        return str(Path(self.persistor.log_dir or self.get_app_dir()) / getattr(self.persistor, attribute))
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -1,0 +1,183 @@
+"""MethodExecutor: runs any LocalMethod at a site."""
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.security.logging import secure_format_exception
+
+from fedmend.data.site import load_site, load_truth
+from fedmend.datasets.phantom_sites import PhantomSpec, ensure_phantom
+from fedmend.errors import FedMendError
+from fedmend.evaluation import repair_counts, score_histograms
+from fedmend.ledger import LabelLedger
+from fedmend.methods.base import LocalMethod, RoundTask, Site
+from fedmend.networks import build_network, get_weights, set_weights
+from fedmend.state import StateStore
+from fedmend.training import LocalTrainer, Stopped, infer
+from fl_components.payload import CENSUS, TASKS, TRAIN, RunCard, SiteResult, pack_result, unpack_task
+from fl_components.site_config import SiteConfig, load_site_config
+
+LOG = logging.getLogger("fedmend.executor")
+LEDGER_NAME = "ledger.sqlite"
+
+
+class MethodExecutor(Executor):
+    """Executes the tasks ``census``, ``train`` and ``evaluate`` with one method of the client configuration.
+
+    Args:
+        method_id: id of the method among the ``components`` of the client configuration.
+        learning_rate: Adam's learning rate.
+        weight_decay: L2 coefficient.
+        local_epochs: epochs per round.
+        batch_size: samples per step.
+        image_size: edge length in pixels that every image is resized to.
+        all_labels: train on the complete labels kept for evaluation (upper bound of a comparison).
+        phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``; fields of
+            :class:`fedmend.datasets.phantom_sites.PhantomSpec`.
+    """
+
+    def __init__(
+        self,
+        *,
+        method_id: str,
+        learning_rate: float,
+        batch_size: int,
+        image_size: int,
+        weight_decay: float = 5e-4,
+        local_epochs: int = 1,
+        all_labels: bool = False,
+        phantom: dict | None = None,
+    ):
+        super().__init__()
+        if batch_size < 2 or image_size < 32:
+            raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
+        self._method_id, self._batch_size, self._image_size, self._all_labels = method_id, batch_size, image_size, all_labels
+        self._trainer = LocalTrainer(learning_rate=learning_rate, weight_decay=weight_decay, local_epochs=local_epochs)
+        self._phantom = PhantomSpec(**phantom) if phantom else None
+        self._method: LocalMethod | None = None
+        self._opened: tuple[RunCard, Site, np.ndarray | None] | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Looks the method up when the run starts."""
+        if event_type == EventType.START_RUN:
+            self._method = fl_ctx.get_engine().get_component(self._method_id)
+            if not isinstance(self._method, LocalMethod):
+                self.system_panic(f"client configuration: expected a method with id {self._method_id!r}", fl_ctx)
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Runs one task. Bad input becomes a result that carries one sentence; nothing is raised into FLARE."""
+        name = fl_ctx.get_identity_name()
+        if task_name not in TASKS:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        try:
+            weights, task, run, evaluate = unpack_task(FLModelUtils.from_shareable(shareable))
+            result = self._run(task_name, weights, task, run, evaluate, fl_ctx, abort_signal)
+        except Stopped:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except FedMendError as e:
+            message = str(e) if str(e).startswith(name) else f"{name}: {e}"
+            self.log_error(fl_ctx, message)
+            result = SiteResult(error=message)
+        except Exception as e:  # the traceback stays in the site's log, a type name is all that leaves
+            self.log_exception(fl_ctx, f"{task_name} failed: {secure_format_exception(e)}")
+            result = SiteResult(error=f"{name}: {task_name} failed with {type(e).__name__}; see the log of this site")
+        return FLModelUtils.to_shareable(pack_result(result))
+
+    def _run(self, task_name, weights, task: RoundTask, run: RunCard, evaluate: bool, fl_ctx, abort_signal) -> SiteResult:
+        started = time.monotonic()
+        config = load_site_config(fl_ctx)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        name = fl_ctx.get_identity_name()
+        site, truth = self._open(name, run, config)
+        site.memory.clear()
+        result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
+        if task_name == CENSUS:
+            result.census = self._census(site, config)
+            return result
+        model = build_network(run.network, len(run.classes)).to(site.device)
+        if site.device.type == "cuda":
+            model = model.to(memory_format=torch.channels_last)
+        set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in weights.items()})
+        if evaluate:
+            for split, data in site.data.evaluation.items():
+                result.counts[split] = score_histograms(infer(model, data, site.batch_size)[1].numpy(), data.labels)
+        if task_name == TRAIN:
+            site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
+            self._method.prepare(model, task, site)
+            result.loss = self._trainer.train(model, self._method, task, site, lambda: abort_signal.triggered)
+            result.report = self._method.report(model, task, site)
+            result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
+        repairs = site.ledger.repairs()
+        if (repairs >= 0).any():
+            result.repairs = dict(repair_counts(repairs, site.data.train.labels, truth))
+        LOG.info(
+            "%s%s: round %d %s, %d samples, %s%d labels repaired so far, %.1f s",
+            "PHANTOM " if config.data_root is None else "",
+            name,
+            task.round_num + 1 if task_name == TRAIN else task.round_num,
+            task.stage if task_name == TRAIN else task_name,
+            result.samples,
+            f"loss {result.loss:.4f}, " if task_name == TRAIN else "",
+            int((repairs >= 0).sum()),
+            time.monotonic() - started,
+        )
+        return result
+
+    def _folder(self, name: str, config: SiteConfig) -> Path:
+        if config.data_root is not None:
+            return config.data_root
+        if self._phantom is None:
+            raise FedMendError(f"{name}: local/fedmend.json, field data_root: expected a folder, as this job has no phantom")
+        folder = ensure_phantom(config.cache_dir, self._phantom) / name
+        if not folder.is_dir():
+            raise FedMendError(f"{name}: phantom: expected a site name from site-1 to site-{self._phantom.sites}, got {name}")
+        return folder
+
+    def _open(self, name: str, run: RunCard, config: SiteConfig) -> tuple[Site, np.ndarray | None]:
+        """The site's data, ledger and state; kept while the process lives."""
+        if self._opened is None or self._opened[0] != run:
+            folder = self._folder(name, config)
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            data = load_site(
+                folder,
+                name,
+                run.classes,
+                cache_dir=config.cache_dir,
+                image_size=self._image_size,
+                device=device,
+                max_unreadable=config.max_unreadable,
+                all_labels=self._all_labels,
+            )
+            table = data.train.table
+            state_dir = config.state_dir / run.run_name / name
+            ledger = LabelLedger(
+                state_dir / LEDGER_NAME,
+                fingerprint=table.fingerprint(),
+                images=table.images,
+                classes=run.classes,
+                site=name,
+            )
+            site = Site(name, device, data, ledger, StateStore(state_dir), self._batch_size)
+            self._opened = (run, site, load_truth(folder, name, run.classes, table.images))
+        return self._opened[1], self._opened[2]
+
+    @staticmethod
+    def _census(site: Site, config: SiteConfig) -> dict:
+        labels = site.data.train.labels
+        return {
+            "annotated": site.data.annotated,
+            "positives": (labels == 1).sum(0).astype(np.int64),
+            "sizes": {"train": len(labels), **{k: len(v) for k, v in site.data.evaluation.items()}},
+            "phantom": config.data_root is None,
+        }

@@ -1,0 +1,83 @@
+"""``local/fedmend.json``: the settings that belong to a site (or to the server) and never travel."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from fedmend.errors import FedMendError
+
+CONFIG_NAME = "fedmend.json"
+PHANTOM = "phantom"
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """Contents of ``fedmend.json`` with all paths made absolute.
+
+    Attributes:
+        data_root: the site folder, or None where the setting is the word ``phantom``.
+        cache_dir: image stores and phantoms.
+        state_dir: ledger, state and checkpoints, one folder per run name.
+        min_count: fewest samples behind any number that describes a group of patients.
+        max_unreadable: tolerated unreadable images per split.
+        threads: CPU threads of the local training; 0 = all cores. Results depend on this number in the last digits.
+    """
+
+    data_root: Path | None
+    cache_dir: Path
+    state_dir: Path
+    min_count: int = 5
+    max_unreadable: int = 0
+    threads: int = 0
+
+
+_TEXT, _NUMBERS = ("data_root", "cache_dir", "state_dir"), ("min_count", "max_unreadable", "threads")
+
+
+def load_site_config(fl_ctx: FLContext) -> SiteConfig:
+    """Reads ``<workspace>/local/fedmend.json`` of the running site or server.
+
+    ``{SITE_NAME}`` in a path becomes the site's name, ``~`` the home directory; relative paths start at the workspace.
+
+    Raises:
+        FedMendError: missing file, no JSON, unknown or wrong field.
+    """
+    workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    return read_site_config(
+        Path(workspace.get_file_path_in_site_config(CONFIG_NAME)), Path(workspace.get_root_dir()), fl_ctx.get_identity_name()
+    )
+
+
+def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
+    """:func:`load_site_config` for a given file, workspace root and site name."""
+    where = f"{site}: local/{CONFIG_NAME}"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedMendError(f"{where}: expected in the workspace (data_root, cache_dir, state_dir), not found") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
+    if not isinstance(raw, dict):
+        raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
+    if unknown := sorted(set(raw) - {*_TEXT, *_NUMBERS}):
+        raise FedMendError(f"{where}: expected the fields {[*_TEXT, *_NUMBERS]}, got also {unknown}")
+    for name in _TEXT:
+        if not isinstance(raw.get(name), str) or not raw[name]:
+            raise FedMendError(f"{where}, field {name}: expected a folder, got {raw.get(name)!r}")
+    for name in _NUMBERS:
+        value = raw.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise FedMendError(f"{where}, field {name}: expected a number >= 0, got {value!r}")
+
+    def folder(name: str) -> Path:
+        return (root / Path(raw[name].replace("{SITE_NAME}", site)).expanduser()).resolve()
+
+    return SiteConfig(
+        data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),
+        cache_dir=folder("cache_dir"),
+        state_dir=folder("state_dir"),
+        **{name: raw[name] for name in _NUMBERS if name in raw},
+    )
