@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedmend.data.store import exclusive
-from fedmend.datasets import phantoms, rsna_ich
 from fedmend.errors import FedMendError
 
 PHANTOM_FORMAT = 1
@@ -57,6 +56,8 @@ def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] |
         spec: what to make.
         progress: called with a line of text now and then.
     """
+    from fedmend.datasets import phantoms, rsna_ich  # scipy and pydicom, which a site with a made phantom need not load
+
     download = out / "download"
     phantoms.write_ich(download, slices=spec.slices, seed=spec.seed, size=spec.pixels, scanners=spec.sites)
     rsna_ich.prepare(
