@@ -24,6 +24,7 @@ from fedmend.methods.base import LocalMethod, RoundTask, Site
 from fedmend.networks import build_network, get_weights, set_weights
 from fedmend.state import StateStore
 from fedmend.training import LocalTrainer, Stopped, infer
+from fl_components.console import quiet_console
 from fl_components.payload import CENSUS, TASKS, TRAIN, RunCard, SiteResult, pack_result, unpack_task
 from fl_components.site_config import SiteConfig, load_site_config
 
@@ -61,7 +62,12 @@ class MethodExecutor(Executor):
         super().__init__()
         if batch_size < 2 or image_size < 32:
             raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
-        self._method_id, self._batch_size, self._image_size, self._all_labels = method_id, batch_size, image_size, all_labels
+        self._method_id, self._batch_size, self._image_size, self._all_labels = (
+            method_id,
+            batch_size,
+            image_size,
+            all_labels,
+        )
         self._trainer = LocalTrainer(learning_rate=learning_rate, weight_decay=weight_decay, local_epochs=local_epochs)
         self._phantom = PhantomSpec(**phantom) if phantom else None
         self._method: LocalMethod | None = None
@@ -70,6 +76,7 @@ class MethodExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Looks the method up when the run starts."""
         if event_type == EventType.START_RUN:
+            quiet_console(fl_ctx)
             self._method = fl_ctx.get_engine().get_component(self._method_id)
             if not isinstance(self._method, LocalMethod):
                 self.system_panic(f"client configuration: expected a method with id {self._method_id!r}", fl_ctx)
@@ -93,7 +100,9 @@ class MethodExecutor(Executor):
             result = SiteResult(error=f"{name}: {task_name} failed with {type(e).__name__}; see the log of this site")
         return FLModelUtils.to_shareable(pack_result(result))
 
-    def _run(self, task_name, weights, task: RoundTask, run: RunCard, evaluate: bool, fl_ctx, abort_signal) -> SiteResult:
+    def _run(
+        self, task_name, weights, task: RoundTask, run: RunCard, evaluate: bool, fl_ctx, abort_signal
+    ) -> SiteResult:
         started = time.monotonic()
         config = load_site_config(fl_ctx)
         if config.threads:
@@ -138,10 +147,14 @@ class MethodExecutor(Executor):
         if config.data_root is not None:
             return config.data_root
         if self._phantom is None:
-            raise FedMendError(f"{name}: local/fedmend.json, field data_root: expected a folder, as this job has no phantom")
+            raise FedMendError(
+                f"{name}: local/fedmend.json, field data_root: expected a folder, as this job has no phantom"
+            )
         folder = ensure_phantom(config.cache_dir, self._phantom) / name
         if not folder.is_dir():
-            raise FedMendError(f"{name}: phantom: expected a site name from site-1 to site-{self._phantom.sites}, got {name}")
+            raise FedMendError(
+                f"{name}: phantom: expected a site name from site-1 to site-{self._phantom.sites}, got {name}"
+            )
         return folder
 
     def _open(self, name: str, run: RunCard, config: SiteConfig) -> tuple[Site, np.ndarray | None]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from nvflare.apis.dxo import DataKind, from_shareable
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import ProcessType, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -14,7 +14,6 @@ from fedmend.errors import FedMendError
 from fl_components.payload import KEY, REPORT, SiteResult, pack_result
 from fl_components.site_config import load_site_config
 
-COUNTS_SUFFIX = "_counts"
 _NUMBERS, _CONTAINERS = ("round", "samples", "loss"), ("counts", "repairs", "census")
 
 
@@ -22,28 +21,32 @@ class ReportGuard(Filter):
     """Result filter for the site policy (``local/privacy.json``), so that a job cannot take it away.
 
     Lets a result pass when its fields are known, its report fields are among those that the policy names and the whole is
-    small enough; otherwise nothing but a sentence leaves. Rows of a report field ``x`` that come from fewer
-    than ``min_count`` samples, by the field ``x_counts`` beside it, are set to zero, their count too.
+    small enough; otherwise nothing but a sentence leaves. Rows of a report field that are made from fewer than ``min_count``
+    samples are set to zero, their count too. FLARE's simulator does not run site policies at the clients; there the server,
+    which has the same policy, runs this filter on what arrives.
 
     Args:
         fields: report fields that may leave.
+        counts: report field → the report field that says how many samples are behind each of its rows.
         max_kilobytes: largest size of everything besides the weights.
-        count_fields: report fields whose rows need at least ``min_count`` samples.
     """
 
-    def __init__(self, *, fields: list[str], count_fields: list[str], max_kilobytes: int = 1024):
+    def __init__(self, *, fields: list[str], counts: dict[str, str], max_kilobytes: int = 1024):
         super().__init__()
-        self._fields, self._count_fields, self._max_bytes = set(fields), list(count_fields), max_kilobytes * 1024
+        self._fields, self._counts, self._max_bytes = set(fields), dict(counts), max_kilobytes * 1024
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Checks one task result; one that may not leave is replaced by the sentence that says why."""
         if shareable.get_return_code() != ReturnCode.OK:
             return shareable  # FLARE's own error reply, without content
-        site = fl_ctx.get_identity_name()
+        peer = fl_ctx.get_peer_context() if fl_ctx.get_process_type() == ProcessType.SERVER_JOB else None
+        site = (peer or fl_ctx).get_identity_name()
         try:
             dxo = from_shareable(shareable)
             if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.METRICS) or KEY not in dxo.meta:
-                raise FedMendError(f"{site}: ReportGuard: expected a FedMend result, got {dxo.data_kind} of another kind")
+                raise FedMendError(
+                    f"{site}: ReportGuard: expected a FedMend result, got {dxo.data_kind} of another kind"
+                )
             dxo.meta[KEY] = self.check(dxo.meta[KEY], site, load_site_config(fl_ctx).min_count)
         except FedMendError as e:
             self.log_error(fl_ctx, str(e))
@@ -66,19 +69,24 @@ class ReportGuard(Filter):
             raise FedMendError(f"{site}: ReportGuard: expected the fields {sorted(known)}, got also {unknown}")
         report = dict(content[REPORT])
         if unknown := sorted(set(report) - self._fields):
-            raise FedMendError(f"{site}: ReportGuard: expected report fields out of {sorted(self._fields)}, got also {unknown}")
+            raise FedMendError(
+                f"{site}: ReportGuard: expected report fields out of {sorted(self._fields)}, got also {unknown}"
+            )
         if (size := _size(content)) > self._max_bytes:
-            raise FedMendError(f"{site}: ReportGuard: expected at most {self._max_bytes} bytes besides the weights, got {size}")
-        for name in self._count_fields:
-            if name in report:
-                counts = report.get(name + COUNTS_SUFFIX)
-                if counts is None or len(counts) != len(report[name]):
-                    raise FedMendError(f"{site}: ReportGuard: expected {name}{COUNTS_SUFFIX} with one count per row of {name}")
-                enough = np.asarray(counts) >= min_count
-                report[name] = np.where(enough.reshape(-1, *[1] * (report[name].ndim - 1)), report[name], 0).astype(report[name].dtype)
-                report[name + COUNTS_SUFFIX] = np.where(enough, counts, 0)
-                if held := int((~enough & (np.asarray(counts) > 0)).sum()):
-                    self.logger.warning("%s: %d rows of %s held back: fewer than %d samples", site, held, name, min_count)
+            raise FedMendError(
+                f"{site}: ReportGuard: expected at most {self._max_bytes} bytes besides the weights, got {size}"
+            )
+        for name, counts_name in self._counts.items():
+            if name not in report:
+                continue
+            rows, counts = np.asarray(report[name]), np.asarray(report.get(counts_name, ()))
+            if counts.shape != rows.shape[:1]:
+                raise FedMendError(f"{site}: ReportGuard: expected {counts_name} with one count per row of {name}")
+            enough = counts >= min_count
+            report[name] = np.where(enough.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0).astype(rows.dtype)
+            report[counts_name] = np.where(enough, counts, 0)
+            if held := int((~enough & (counts > 0)).sum()):
+                self.logger.warning("%s: %d rows of %s held back: fewer than %d samples", site, held, name, min_count)
         return {**content, REPORT: report}
 
 

@@ -84,7 +84,12 @@ def unpack_task(model: FLModel) -> tuple[dict[str, np.ndarray], RoundTask, RunCa
         card, order = model.meta[KEY]["run"], model.meta[KEY]["task"]
         run = RunCard(card["run_name"], tuple(card["classes"]), card["network"], int(card["seed"]))
         task = RoundTask(
-            order["stage"], int(model.current_round), int(model.total_rounds), order["knowledge"], order["role"], run.seed
+            order["stage"],
+            int(model.current_round),
+            int(model.total_rounds),
+            order["knowledge"],
+            order["role"],
+            run.seed,
         )
         return dict(model.params or {}), task, run, bool(order["evaluate"])
     except (KeyError, TypeError, ValueError) as e:
@@ -104,7 +109,9 @@ def pack_result(result: SiteResult) -> FLModel:
         "error": result.error,
     }
     # A message without weights carries a metric, because FLARE does not take a model without both.
-    body = {"params": result.weights, "params_type": ParamsType.FULL} if result.weights else {"metrics": {"samples": 1.0}}
+    body = (
+        {"params": result.weights, "params_type": ParamsType.FULL} if result.weights else {"metrics": {"samples": 1.0}}
+    )
     return FLModel(**body, current_round=result.round_num, meta={KEY: content})
 
 
@@ -157,7 +164,9 @@ def check_result(result: SiteResult, *, round_num: int, weights: Mapping[str, np
         return
     if set(result.weights) != set(weights):
         names = sorted(set(weights) ^ set(result.weights))
-        raise FedMendError(f"{where}, weights: expected the global model's {len(weights)} tensors, missing or unknown: {names[:3]}")
+        raise FedMendError(
+            f"{where}, weights: expected the global model's {len(weights)} tensors, missing or unknown: {names[:3]}"
+        )
     for name, value in result.weights.items():
         if value.shape != weights[name].shape:
             raise FedMendError(f"{where}, weights {name}: expected shape {weights[name].shape}, got {value.shape}")

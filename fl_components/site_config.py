@@ -47,7 +47,9 @@ def load_site_config(fl_ctx: FLContext) -> SiteConfig:
     """
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     return read_site_config(
-        Path(workspace.get_file_path_in_site_config(CONFIG_NAME)), Path(workspace.get_root_dir()), fl_ctx.get_identity_name()
+        Path(workspace.get_file_path_in_site_config(CONFIG_NAME)),
+        Path(workspace.get_root_dir()),
+        fl_ctx.get_identity_name(),
     )
 
 

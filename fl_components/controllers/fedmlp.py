@@ -25,14 +25,15 @@ class FedMLPController(StagedController):
         """R rounds, t1 of them warm-up."""
         model, knowledge, first = self.start_run()
         for r in range(first, self.num_rounds):
-            if r < self.warmup_rounds - 1:
-                stage = WARMUP
-            else:
-                stage = PROTOTYPE if r == self.warmup_rounds - 1 else DETECT
-            model, results = self.train_round(model, stage, r, knowledge)
+            model, results = self.train_round(model, self._stage(r), r, knowledge)
             knowledge = self._merge_reports(results, r)  # Eqs. (6) and (10)
             self.save_progress(model, r + 1, knowledge)
         self.finish(model)
+
+    def _stage(self, round_num: int) -> str:
+        if round_num >= self.warmup_rounds:
+            return DETECT
+        return PROTOTYPE if round_num == self.warmup_rounds - 1 else WARMUP
 
     def _merge_reports(self, results: dict[str, SiteResult], round_num: int) -> Knowledge:
         reports = {site: result.report for site, result in results.items() if result.report}

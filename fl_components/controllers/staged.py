@@ -3,7 +3,6 @@
 import datetime
 import json
 import logging
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedmend.records import RunRecords
 from fedmend.reporting import summary_text, write_report
 from fedmend.state import StateStore
 from fl_components.aggregators import SampleWeightedAggregator
+from fl_components.console import quiet_console
 from fl_components.payload import (
     CENSUS,
     EVALUATE,
@@ -123,7 +123,12 @@ class StagedController(ModelController):
         return model, {k: v.numpy() for k, v in knowledge.items()}, self._first_round
 
     def train_round(
-        self, model: FLModel, stage: str, round_num: int, knowledge: Knowledge, aggregator: ModelAggregator | None = None
+        self,
+        model: FLModel,
+        stage: str,
+        round_num: int,
+        knowledge: Knowledge,
+        aggregator: ModelAggregator | None = None,
     ) -> tuple[FLModel, dict[str, SiteResult]]:
         """One communication round: sites evaluate the received model, train it, and their models are aggregated.
 
@@ -191,6 +196,7 @@ class StagedController(ModelController):
 
     def control_flow(self, abort_signal, fl_ctx) -> None:
         """Runs the workflow; bad input ends the job with its sentence alone."""
+        quiet_console(fl_ctx)
         run = self.run
 
         def guarded() -> None:
@@ -259,13 +265,17 @@ class StagedController(ModelController):
             LOG.info("%s%s annotates %s, %s samples", self._mark, site, ", ".join(known), census["sizes"]["train"])
         nowhere = [c for i, c in enumerate(self.card.classes) if not any(a[i] for a in self.annotated.values())]
         if nowhere:
-            raise FedMendError(f"census: expected every class of the job to be annotated at a site, got none for {nowhere}")
+            raise FedMendError(
+                f"census: expected every class of the job to be annotated at a site, got none for {nowhere}"
+            )
 
     def _describe(self) -> dict:
         settings = {}
         for file in sorted(Path(self.get_app_dir()).glob("config/config_fed_*.json")):
             content = json.loads(file.read_text())
-            settings |= {k: v for k, v in content.items() if k not in ("format_version", "workflows", "executors", "components")}
+            settings |= {
+                k: v for k, v in content.items() if k not in ("format_version", "workflows", "executors", "components")
+            }
         return {
             "run_name": self.card.run_name,
             "method": self._method or type(self).__name__,
@@ -279,7 +289,9 @@ class StagedController(ModelController):
             "settings": settings,
         }
 
-    def _record_results(self, results: dict[str, SiteResult], round_num: int, stage: str, model: FLModel, seconds: float) -> dict:
+    def _record_results(
+        self, results: dict[str, SiteResult], round_num: int, stage: str, model: FLModel, seconds: float
+    ) -> dict:
         """Merges counts into metrics, keeps the best model and writes everything down; returns split → metrics."""
         metrics = {}
         for split in sorted({s for r in results.values() for s in r.counts}):
@@ -300,7 +312,12 @@ class StagedController(ModelController):
         if chosen is not None and (best is None or chosen > best["value"] or round_num == 0):
             split = BEST_SPLIT if BEST_SPLIT in metrics else "test"
             self._state.save(
-                "best", {"value": chosen, "round": round_num, "weights": {k: torch.from_numpy(v) for k, v in model.params.items()}}
+                "best",
+                {
+                    "value": chosen,
+                    "round": round_num,
+                    "weights": {k: torch.from_numpy(v) for k, v in model.params.items()},
+                },
             )
             self.record("best_model", {BEST_METRIC: chosen, "split": split}, round_num)
         self.records.write()

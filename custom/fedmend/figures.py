@@ -1,0 +1,392 @@
+"""Small-multiple figures of the run report, as inline SVG: the same input gives the same bytes."""
+
+import io
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, PANEL_HEIGHT, MAX_COLUMNS = 9.0, 1.05, 6  # inches, inches, panels in a row
+INK, MUTED, RULE, WARMUP = "#1f2933", "#5b6770", "#d5dbe1", "#eef1f4"
+# Okabe-Ito colours: told apart with every common colour vision; the dash patterns say the same again.
+STYLES: Mapping[str, dict] = {
+    "main": {"color": "#0072b2", "lw": 1.8, "zorder": 4},
+    "reference": {"color": "#a3adb6", "lw": 1.2, "zorder": 3},
+    "positive": {"color": "#b84a00", "lw": 1.8, "zorder": 5},
+    "negative": {"color": "#0072b2", "lw": 1.8, "ls": (0, (4, 1.5)), "zorder": 4},
+    "site positive": {"color": "#b84a00", "lw": 0.7, "alpha": 0.5, "zorder": 3},
+    "site negative": {"color": "#0072b2", "lw": 0.7, "alpha": 0.5, "ls": (0, (4, 1.5)), "zorder": 2},
+}
+BEST = {"ls": "", "marker": "o", "ms": 5, "mfc": "white", "mec": "#0072b2", "mew": 1.4}
+LABELLED = ("main", "positive", "negative")  # lines that carry their last value
+STACK = (("positive", "#b84a00"), ("negative", "#4c9fcf"), ("untagged", "#c9d1d8"))
+RC = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedmend",
+    "text.parse_math": False,
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 8.0,
+    "axes.edgecolor": RULE,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 8.5,
+    "axes.titlelocation": "left",
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "text.color": INK,
+    "axes.titlecolor": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve.
+
+    Attributes:
+        rounds: x values.
+        values: y values of the same length, ``None`` where there is no number.
+        style: a key of ``STYLES``.
+    """
+
+    rounds: Sequence[int]
+    values: Sequence[float | None]
+    style: str = "main"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small plot.
+
+    Attributes:
+        title: the class, site or mean that it shows.
+        lines: its curves.
+        chance: level of a model that guesses, drawn dotted.
+        note: text in place of curves.
+        stack: rounds and, in the order of ``STACK``, the counts at each of them, drawn as one stacked area.
+        subtitle: small second line of the title.
+    """
+
+    title: str
+    lines: Sequence[Line] = ()
+    chance: float | None = None
+    note: str = ""
+    stack: tuple[Sequence[int], Sequence[Sequence[int]]] | None = None
+    subtitle: str = ""
+
+
+def grid_figure(
+    key: str,
+    panels: Sequence[Panel],
+    *,
+    alt: str,
+    ylim: tuple[float, float],
+    last_round: int,
+    legend: Mapping[str, str],
+    xlabel: str,
+    warmup: int = 0,
+    best: int | None = None,
+    phantom: bool = False,
+) -> str:
+    """Draws panels with common axes, six in a row at most.
+
+    Args:
+        key: unique in the page; prefix of every id in the SVG.
+        panels: one or more.
+        alt: what the figure shows, for a reader who cannot see it.
+        ylim: common y range.
+        last_round: right end of the common x range, which starts at 0.
+        legend: style (of ``STYLES`` or ``STACK``, or "chance") → its words.
+        xlabel: what the x axis counts.
+        warmup: number of warm-up rounds, shaded; 0 for none.
+        best: round of the best model, marked on the main curves.
+        phantom: writes PHANTOM into the figure.
+
+    Returns:
+        an ``<svg>`` element without outside references.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    rows = -(-len(panels) // MAX_COLUMNS)
+    columns = -(-len(panels) // rows)
+    letters = max(14, 105 // columns)  # in a line of a title
+    title = 0.36 if any(p.subtitle or len(p.title) > letters for p in panels) else 0.24  # inches, as all lengths here
+    gap = title + (0.25 if rows > 1 else 0)
+    height = rows * PANEL_HEIGHT + (rows - 1) * gap + title + 0.25 + 0.45
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(RC)
+        figure = Figure(figsize=(WIDTH, height))
+        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        figure.subplots_adjust(0.45 / WIDTH, 0.45 / height, 1 - 0.1 / WIDTH, 1 - (0.25 + title) / height)
+        figure.subplots_adjust(wspace=0.14, hspace=gap / PANEL_HEIGHT)
+        axes[0].set(xlim=(0, max(1, last_round) * 1.2), ylim=ylim)  # room for the last values
+        for i, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
+            _draw_panel(ax, panel, warmup=warmup, best=best, letters=letters)
+            ax.tick_params(labelbottom=i + columns >= len(panels), labelleft=i % columns == 0)
+        for ax in axes[len(panels) :]:
+            ax.set_axis_off()
+        _draw_legend(figure, height, legend, warmup=warmup, best=best)
+        figure.text(0.45 / WIDTH, 0.05 / height, xlabel, color=MUTED)
+        if phantom:
+            figure.text(1 - 0.1 / WIDTH, 0.05 / height, "PHANTOM", ha="right", weight="bold", color="#9c1c1c")
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    return _inline(buffer.getvalue(), key, alt)
+
+
+def _draw_panel(ax, panel: Panel, *, warmup: int, best: int | None, letters: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    title = textwrap.wrap(panel.title, letters, max_lines=1 if panel.subtitle else 2, placeholder="…")
+    ax.set_title("\n".join(title), pad=14 if panel.subtitle else 5)
+    if panel.subtitle:
+        ax.text(0, 1.06, panel.subtitle, transform=ax.transAxes, size=7, color=MUTED)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+    ax.tick_params(length=2)
+    if panel.note:
+        ax.text(0.5, 0.5, panel.note, transform=ax.transAxes, ha="center", va="center", color=MUTED, size=7.5)
+        return
+    ax.grid(axis="y", color=RULE, lw=0.5)
+    ax.set_axisbelow(True)
+    if warmup:
+        ax.axvspan(0, warmup, color=WARMUP, lw=0, zorder=0)
+        ax.axvline(warmup, color=MUTED, lw=0.8, ls=(0, (1, 1.5)), zorder=1)
+    if panel.chance is not None:
+        ax.axhline(panel.chance, color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=1)
+    for line in panel.lines:
+        _draw_line(ax, line, best)
+    labels = [(line.values[-1], line) for line in panel.lines if line.style in LABELLED and line.values[-1] is not None]
+    _label_ends(ax, labels)
+    if panel.stack:
+        rounds, counts = panel.stack
+        floor = [0] * len(rounds)
+        for (_, colour), layer in zip(STACK, counts, strict=True):
+            top = [a + b for a, b in zip(floor, layer, strict=True)]
+            # A count holds from its round until the next one that is known.
+            ax.stairs(top, [*rounds, rounds[-1] + 1], baseline=floor, fill=True, color=colour, lw=0)
+            floor = top
+
+
+def _draw_line(ax, line: Line, best: int | None) -> None:
+    values = [float("nan") if v is None else v for v in line.values]
+    marker = {"marker": "o", "ms": 2.4} if sum(v is not None for v in line.values) == 1 else {}
+    ax.plot(line.rounds, values, **STYLES[line.style], **marker)
+    if line.style == "main" and best in line.rounds:
+        point = values[list(line.rounds).index(best)]
+        ax.plot([best], [point], **BEST, zorder=6)
+
+
+def _label_ends(ax, labels: Sequence[tuple[float, Line]]) -> None:
+    """Writes the last value of each curve beside it, one above the other where they would meet."""
+    low, high = ax.get_ylim()
+    step, previous = (high - low) * 0.13, float("-inf")
+    for value, line in sorted(labels, key=lambda item: item[0]):
+        y = max(value, previous + step)
+        look = {"va": "center", "size": 7.5, "color": STYLES[line.style]["color"]}
+        ax.annotate(f"{value:.2f}", (line.rounds[-1], y), xytext=(3, 0), textcoords="offset points", **look)
+        previous = y
+
+
+def _draw_legend(figure, height: float, legend: Mapping[str, str], *, warmup: int, best: int | None) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    keys: dict[str, object] = {style: Line2D([], [], **look) for style, look in STYLES.items()}
+    keys["chance"] = Line2D([], [], color=MUTED, lw=0.9, ls=(0, (1, 2)))
+    if "untagged" in legend:
+        keys.update({name: Patch(color=colour, lw=0) for name, colour in STACK})
+    handles = [(keys[style], words) for style, words in legend.items()]
+    if best is not None:
+        handles.append((Line2D([], [], **BEST), f"best model (round {best})"))
+    if warmup:
+        handles.append((Patch(facecolor=WARMUP, edgecolor=RULE, lw=0.6), "warm-up"))
+    figure.legend(
+        [h for h, _ in handles],
+        [words for _, words in handles],
+        loc="upper left",
+        bbox_to_anchor=(0.36 / WIDTH, 1.0),
+        ncols=len(handles),
+        frameon=False,
+        borderaxespad=0.1,
+        handlelength=2.0,
+        columnspacing=1.6,
+    )
+
+
+def _inline(svg: str, key: str, alt: str) -> str:
+    """Makes matplotlib's SVG document an element of an HTML page: own ids, no namespaces, no style sheet, alt text."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", svg, flags=re.DOTALL)
+
+    def rename(tag: re.Match) -> str:
+        return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{key}-", tag[0].replace("xlink:href", "href"))
+
+    svg = re.sub(r"<[^>]+>", rename, svg)
+    view = re.search(r'viewBox="[^"]+"', svg)[0]
+    body = svg[svg.index(">") + 1 :].strip()
+    return f'<svg role="img" aria-label="{escape(alt)}" {view}>\n{body}\n'
+
+
+def metric_figure(
+    evaluations: Sequence[Mapping],
+    classes: Sequence[str],
+    metric: tuple[str, str, str],
+    *,
+    last_round: int,
+    warmup: int,
+    best: int | None,
+    phantom: bool,
+) -> str:
+    """One panel for the macro value of a metric over rounds and one for each class.
+
+    Args:
+        evaluations: records of ``metrics.jsonl`` for one split, in the order of rounds; at least one.
+        classes: C class names.
+        metric: key of the macro value, key of the per-class values, word for people.
+        last_round, warmup, best, phantom: as in :func:`grid_figure`.
+    """
+    macro_key, class_key, word = metric
+    rounds = [m["round"] for m in evaluations]
+    series = [[m["macro"].get(macro_key) for m in evaluations]]
+    series += [
+        [m["per_class"].get(class_key, [None] * len(classes))[i] for m in evaluations] for i in range(len(classes))
+    ]
+    chance = [0.5] * len(series)
+    if class_key == "ap":
+        chance = _prevalences(evaluations[-1], len(classes))
+    panels, story = [], []
+    for i, (title, values) in enumerate(zip(["macro", *classes], series, strict=True)):
+        known = [v for v in values if v is not None]
+        lines = [Line(rounds, values)] + ([Line(rounds, series[0], "reference")] if i else [])
+        panels.append(Panel(title, lines, chance[i]) if known else Panel(title, note="n/a:\none label value only"))
+        story.append(f"{title} from {known[0]:.2f} to {known[-1]:.2f}" if known else f"{title} not measured")
+    lowest = min((v for values in series for v in values if v is not None), default=0.0)
+    return grid_figure(
+        f"{macro_key}-curves",
+        panels,
+        alt=f"{word} over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
+        ylim=(0.0 if class_key == "ap" else min(0.4, int(lowest * 10) / 10), 1.0),
+        last_round=last_round,
+        legend={"main": word, "reference": "macro", "chance": "guessing"},
+        xlabel="training rounds that the model has seen",
+        warmup=warmup,
+        best=best if best in rounds else None,
+        phantom=phantom,
+    )
+
+
+def _prevalences(evaluation: Mapping, width: int) -> list[float | None]:
+    """Average precision of guessing: macro, then each class."""
+    counts = zip(evaluation.get("positives", [0] * width), evaluation.get("negatives", [0] * width), strict=True)
+    shares = [p / (p + n) if p and n else None for p, n in counts]
+    known = [s for s in shares if s is not None]
+    return [sum(known) / len(known) if known else None, *shares]
+
+
+def count_figure(
+    key: str, site: str, repairs: Sequence[Mapping], classes: Sequence[str], annotated: Sequence[str], **frame
+) -> str:
+    """One panel per class with the pseudo-labels of one site over rounds, stacked.
+
+    Args:
+        key: unique in the page.
+        site: the site's name.
+        repairs: records of ``repairs.jsonl`` of this site, in the order of rounds; at least one.
+        classes: all class names.
+        annotated: the classes that the site annotates.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    names = [name for name, _ in STACK]
+    panels, story = [], []
+    for name in classes:
+        records = [r for r in repairs if r["class"] == name]
+        if not records:
+            panels.append(Panel(name, note="annotated here" if name in annotated else "none"))
+            continue
+        last = records[-1]
+        stack = ([r["round"] for r in records], [[r[kind] for r in records] for kind in names])
+        panels.append(Panel(name, stack=stack, subtitle=f"{last['positive']:,} pos, {last['negative']:,} neg"))
+        story.append(f"{name} {last['positive']} positive, {last['negative']} negative, {last['untagged']} untagged")
+    return grid_figure(
+        key,
+        panels,
+        alt=f"Pseudo-labels of {site} over rounds, at the end: {'; '.join(story)}.",
+        ylim=(0, max(1, *(sum(r[kind] for kind in names) for r in repairs))),
+        legend={"positive": "pseudo-label positive", "negative": "pseudo-label negative", "untagged": "no label yet"},
+        xlabel="round",
+        **frame,
+    )
+
+
+def precision_figure(repairs: Sequence[Mapping], classes: Sequence[str], **frame) -> str:
+    """One panel per class with the precision of its pseudo-labels over rounds, pooled and per site.
+
+    Args:
+        repairs: records of ``repairs.jsonl`` with known truth, in the order of rounds; at least one.
+        classes: the classes to show.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    panels, story = [], []
+    for name in classes:
+        records = [r for r in repairs if r["class"] == name]
+        sites = sorted({r["site"] for r in records})
+        lines = []
+        for kind in ("positive", "negative"):
+            alone = [_pooled_precision([r for r in records if r["site"] == site], kind, "site ") for site in sites]
+            pooled = _pooled_precision(records, kind)
+            lines += [pooled, *(alone if len(sites) > 1 else [])]
+            if pooled.values[-1] is not None:
+                story.append(f"{name} {kind} {pooled.values[-1]:.2f}")
+        panels.append(Panel(name, lines))
+    return grid_figure(
+        "precision-curves",
+        panels,
+        alt=f"Precision of pseudo-labels over rounds, at the end: {'; '.join(story)}.",
+        ylim=(0.0, 1.05),
+        legend={
+            "positive": "positive pseudo-labels, all sites",
+            "negative": "negative pseudo-labels, all sites",
+            "site positive": "one site",
+        },
+        xlabel="round",
+        **frame,
+    )
+
+
+def _pooled_precision(records: Sequence[Mapping], kind: str, prefix: str = "") -> Line:
+    """Correct over all pseudo-labels of a kind; a site that is silent in a round counts as it last was."""
+    rounds, values, latest = sorted({r["round"] for r in records}), [], {}
+    for round_num in rounds:
+        latest.update({r["site"]: r for r in records if r["round"] == round_num})
+        total = sum(r[kind] for r in latest.values())
+        values.append(sum(r[f"correct_{kind}"] for r in latest.values()) / total if total else None)
+    return Line(rounds, values, f"{prefix}{kind}")
+
+
+def degree_figure(degrees: Sequence[tuple[int, Mapping[str, float]]], classes: Sequence[str], **frame) -> str:
+    """One panel per class with its learning degree over rounds.
+
+    Args:
+        degrees: (round, class → degree in [0, 1]) in the order of rounds; at least one.
+        classes: the classes to show.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    rounds = [r for r, _ in degrees]
+    lines = {name: Line(rounds, [value.get(name) for _, value in degrees]) for name in classes}
+    story = [f"{name} {line.values[-1]:.2f}" for name, line in lines.items() if line.values[-1] is not None]
+    return grid_figure(
+        "learning-degree-curves",
+        [Panel(name, [line]) for name, line in lines.items()],
+        alt=f"Learning degree over rounds, at the end: {'; '.join(story)}.",
+        ylim=(0.0, 1.05),
+        legend={"main": "learning degree"},
+        xlabel="round",
+        **frame,
+    )

@@ -1,0 +1,124 @@
+"""Pieces of the report page: style sheet, words, number formats, tables. Every string is escaped where it enters."""
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+
+GLOSSARY = {
+    "Annotated class": "A finding that a site has labelled in its images, present or absent. The other findings are "
+    "unknown there, not absent.",
+    "AUC": "Area under the ROC curve: how often a random image with the finding gets a higher score than a random one "
+    "without it. 0.5 is guessing, 1 is perfect.",
+    "AP, mAP": "Average precision: the share of flagged images that truly have the finding, averaged over all "
+    "sensitivities. Guessing gives the share of positive images. mAP is its mean over classes.",
+    "BACC": "Balanced accuracy: mean of sensitivity and specificity when a score of 0.5 or more counts as a finding. "
+    "0.5 is guessing.",
+    "Macro": "Plain mean over the classes that could be measured, each counting the same however rare it is.",
+    "Pseudo-label": "A label that the method sets at a site for a finding the site has not annotated. It is used for "
+    "training only, stays at the site and never replaces an expert's label.",
+    "Precision of pseudo-labels": "Share of pseudo-labels that agree with the truth. It needs the true labels, so "
+    "it is known in experiments only.",
+    "Prototype": "The mean internal description (feature vector) that the model gives to images with a finding, or to "
+    "images without it. The clearest images get the pseudo-label of the prototype that they resemble more.",
+    "Learning degree": "How well the model has learnt a class so far, from 0 to 1: the share of images on which it is "
+    "sure. The higher it is, the more pseudo-labels are set in the next round.",
+    "Warm-up": "The first rounds, in which each site learns from its own annotated classes only.",
+}
+CSS = """
+:root{color-scheme:light}*{box-sizing:border-box}
+body{margin:0 auto;max-width:1080px;padding:28px 32px 48px;background:#fff;color:#1f2933;
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif}
+h1{font-size:28px;line-height:1.2;margin:0;overflow-wrap:anywhere}
+h2{font-size:20px;margin:40px 0 8px;padding-top:12px;border-top:1px solid #d5dbe1}
+h3{font-size:15px;margin:20px 0 6px}p{margin:6px 0 10px;max-width:75ch}
+.sub{color:#52606b;margin:4px 0 12px;max-width:none}
+nav{margin:14px 0 0;font-size:14px}nav a{color:#00558a;margin-right:16px;white-space:nowrap}
+.badge{display:inline-block;background:#9c1c1c;color:#fff;font-weight:700;letter-spacing:.08em;font-size:14px;
+padding:3px 10px;border-radius:4px;vertical-align:5px;margin-left:10px}
+.phantom,.flag{border-left:5px solid #9c1c1c;background:#fdf1f0;padding:9px 14px;margin:14px 0;max-width:none}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px;margin:12px 0}
+.card{border:1px solid #d5dbe1;border-radius:8px;padding:12px 16px}
+.card b{display:block;font-size:34px;line-height:1.15;
+font-variant-numeric:tabular-nums}.card span{color:#52606b;font-size:13px}
+.card table{width:100%;margin:8px 0 0;font-size:13px}.card td{padding:1px 0;border:0}
+.scroll{overflow-x:auto;margin:10px 0}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
+caption{text-align:left;color:#52606b;font-size:13px;padding-bottom:4px}
+th,td{padding:4px 12px 4px 0;text-align:left;vertical-align:top;border-bottom:1px solid #e6eaee}
+thead th{border-bottom:1.5px solid #7b8794;font-size:13px;vertical-align:bottom}
+tbody th{font-weight:600;white-space:nowrap}
+th.n,td.n{text-align:right;padding-left:12px}tr.sum th,tr.sum td{border-top:1.5px solid #7b8794;font-weight:600}
+td.yes{background:#e3f0f8}td.no,.na{color:#5b6770}td.bad{background:#fdf1f0;color:#9c1c1c;font-weight:700}
+td.yes,td.no,td.bad{padding-left:12px;white-space:nowrap}
+td.wrap{max-width:70ch;overflow-wrap:anywhere}
+.fine{font-size:13px;color:#52606b;max-width:100ch}
+code{font:.93em ui-monospace,Consolas,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}
+figure{margin:8px 0 4px}svg{display:block;width:100%;height:auto}
+svg *{stroke-linejoin:round;stroke-linecap:butt}svg text{font-family:inherit!important}
+details{margin:12px 0}summary{cursor:pointer;color:#00558a}dt{font-weight:600;margin-top:8px}dd{margin:0;max-width:80ch}
+a:focus-visible,summary:focus-visible,.scroll:focus-visible{outline:2px solid #0072b2;outline-offset:2px}
+footer{margin-top:40px;border-top:1px solid #d5dbe1;padding-top:8px}
+@media print{body{max-width:none;padding:0;font-size:11px}nav{display:none}h2,h3{break-after:avoid;margin-top:20px}
+figure,.card,tr,dt,dd{break-inside:avoid}dt{break-after:avoid}.scroll{overflow:visible}
+.badge,.phantom,.flag,.card,td.yes,td.bad{-webkit-print-color-adjust:exact;print-color-adjust:exact}
+table,caption,thead th,.fine,.card span,.card table{font-size:10px}th,td{padding-right:8px}
+tbody th,td.yes,td.bad{white-space:normal}}
+"""
+# Chromium prints this into the margin of every page.
+PHANTOM_CSS = "@page{@top-right{content:'PHANTOM data';color:#9c1c1c;font:bold 11px sans-serif}}"
+
+
+class Markup(str):
+    """HTML that is escaped already; every other string is escaped where it enters a page."""
+
+
+def number(value: float | None) -> str:
+    """A metric with three digits; ``None`` reads n/a."""
+    return "n/a" if value is None else f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def compact(value: object) -> str:
+    """A JSON value on one line: four significant digits, 300 characters at most."""
+    short = json.loads(json.dumps(value), parse_float=lambda f: float(f"{float(f):.4g}"))
+    text = short if isinstance(short, str) else json.dumps(short, ensure_ascii=False).replace('"', "").strip("{}")
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+def td(value: object, style: str = "") -> Markup:
+    """A table cell; a number is aligned to the right, ``None`` reads n/a."""
+    style += " n" if value is None or isinstance(value, int | float) else ""
+    style += " na" if value is None else ""
+    text = f"{value:,}" if isinstance(value, int) else value if isinstance(value, str) else number(value)
+    return Markup(f'<td class="{style.strip()}">{escape(text)}</td>' if style else f"<td>{escape(text)}</td>")
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], total: Sequence[object] = ()) -> Markup:
+    """A table whose first column names the row; cells are :class:`Markup` or values for :func:`td`."""
+    rows = list(rows)
+    body = ""
+    for row in [*rows, total] if total else rows:
+        cells = "".join(cell if isinstance(cell, Markup) else td(cell) for cell in row[1:])
+        kind, name = "sum" if row is total else "row", escape(str(row[0]))
+        body += f'<tr class="{kind}"><th scope="row">{name}</th>{cells}</tr>\n'
+    numeric = [bool(rows) and (rows[0][i] is None or isinstance(rows[0][i], int | float)) for i in range(len(head))]
+    heads = "".join(
+        f'<th scope="col" class="{"n" if right else "w"}">{escape(word)}</th>'
+        for word, right in zip(head, numeric, strict=True)
+    )
+    words = escape(caption)
+    return Markup(
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{words}"><table><caption>{words}</caption>'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+    )
+
+
+def section(anchor: str, title: str, body: str) -> str:
+    """A part of the page under a heading, reachable as ``#anchor``; ``body`` is HTML."""
+    return f'<section id="{anchor}"><h2>{escape(title)}</h2>\n{body}</section>\n'

@@ -1,0 +1,112 @@
+"""The run folder: the JSON files that the server writes while a job runs, read back.
+
+``metrics.jsonl`` counts in rounds that the evaluated model has seen (0 = initial model); the other files in the round
+that they belong to.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+
+INPUTS = ("run.json", "metrics.jsonl", "repairs.jsonl", "decisions.jsonl", "results.json")
+REQUIRED = ("run_name", "method", "phantom", "classes", "num_rounds", "sites")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the files of a run folder say.
+
+    Attributes:
+        folder: the run folder.
+        info: ``run.json``.
+        metrics: split → evaluations in the order of their rounds.
+        repairs: pseudo-label counts in the order of round, site, class.
+        decisions: what the server decided, in the order of the file.
+        results: ``results.json``, empty while the run goes on.
+    """
+
+    folder: Path
+    info: Mapping
+    metrics: Mapping[str, Sequence[Mapping]]
+    repairs: Sequence[Mapping]
+    decisions: Sequence[Mapping]
+    results: Mapping
+
+    @property
+    def split(self) -> str:
+        """The split that the report is about: test, or val where nothing was tested."""
+        return "val" if "val" in self.metrics and "test" not in self.metrics else "test"
+
+    @property
+    def evaluations(self) -> Sequence[Mapping]:
+        return self.metrics.get(self.split, ())
+
+    @property
+    def warmup(self) -> int:
+        return self.info.get("warmup_rounds", 0)
+
+    @property
+    def best_round(self) -> int | None:
+        chosen = [d["round"] for d in self.decisions if d["what"] == "best_model" and "round" in d]
+        return self.results.get("best", {}).get("round", chosen[-1] if chosen else None)
+
+    @property
+    def nowhere(self) -> list[str]:
+        """Classes that no site annotates."""
+        known = {c for site in self.info["sites"].values() for c in site.get("annotated", ())}
+        return [c for c in self.info["classes"] if c not in known]
+
+    def evaluation(self, round_num: int | None) -> Mapping | None:
+        return next((m for m in self.evaluations if m["round"] == round_num), None)
+
+
+def _parse(text: str, where: str) -> Mapping:
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)  # NaN and infinities are no numbers: as null
+    except json.JSONDecodeError:
+        raise FedMendError(f"{where}: expected JSON, got text that does not parse") from None
+    if not isinstance(value, dict):
+        raise FedMendError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _read_lines(path: Path) -> list[Mapping]:
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]  # the last line is still being written, or was when the server stopped
+    return [_parse(line, f"{path.name} line {i}") for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
+
+
+def load_run(run_dir: Path | str) -> Run:
+    """Reads a run folder. Where a resumed run repeated a round, its last record counts.
+
+    Args:
+        run_dir: folder with ``run.json`` and, as far as the run got, ``metrics.jsonl``, ``repairs.jsonl``,
+            ``decisions.jsonl`` and ``results.json``.
+
+    Raises:
+        FedMendError: no ``run.json``, a field of it is missing, or a file does not parse.
+    """
+    folder = Path(run_dir)
+    if not (folder / "run.json").exists():
+        raise FedMendError("run.json: expected in the run folder, not found")
+    info = _parse((folder / "run.json").read_text(encoding="utf-8"), "run.json")
+    for field in REQUIRED:
+        if field not in info:
+            raise FedMendError(f"run.json, field {field}: expected, not found")
+    metrics = {(m["split"], m["round"]): m for m in _read_lines(folder / "metrics.jsonl")}
+    repairs = {(r["round"], r["site"], r["class"]): r for r in _read_lines(folder / "repairs.jsonl")}
+    results = folder / "results.json"
+    return Run(
+        folder=folder,
+        info=info,
+        metrics={s: [metrics[k] for k in sorted(metrics) if k[0] == s] for s in sorted({k[0] for k in metrics})},
+        repairs=[repairs[k] for k in sorted(repairs)],
+        decisions=_read_lines(folder / "decisions.jsonl"),
+        results=_parse(results.read_text(encoding="utf-8"), "results.json") if results.exists() else {},
+    )

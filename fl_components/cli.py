@@ -1,0 +1,282 @@
+"""The console command ``fedmend``: everything that a person types."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+
+
+def _prepare_rsna_ich(args: argparse.Namespace) -> None:
+    from fedmend.datasets.rsna_ich import prepare
+
+    prepare(
+        args.source,
+        args.out,
+        sites=args.sites,
+        annotated_per_site=args.annotated_per_site,
+        rule=args.rule,
+        split=args.split,
+        partition=args.partition,
+        test_share=args.test_share,
+        val_share=args.val_share,
+        train_per_site=args.train_per_site,
+        healthy_share=None if args.healthy_share == "all" else float(args.healthy_share),
+        window=args.window,
+        seed=args.seed,
+        progress=print,
+    )
+    print(f"{args.sites} site folders are in {args.out}")
+
+
+def _phantom_ich(args: argparse.Namespace) -> None:
+    from fedmend.datasets.phantom_sites import PhantomSpec, make_phantom
+
+    spec = PhantomSpec(
+        slices=args.slices,
+        sites=args.sites,
+        annotated_per_site=args.annotated_per_site,
+        rule=args.rule,
+        pixels=args.pixels,
+        seed=args.seed,
+    )
+    make_phantom(args.out, spec, progress=print)
+    print(
+        f"PHANTOM: {args.slices} synthetic slices in {args.out / 'download'}, {args.sites} site folders in {args.out}"
+    )
+
+
+def _configure(args: argparse.Namespace) -> None:
+    from fl_components.simulate import configure_job, parse_assignments
+
+    if args.out.exists():
+        raise FedMendError(f"configure: expected a new folder, {args.out} exists")
+    configure_job(args.job, args.out, parse_assignments(args.set), variant=args.variant, sites=args.sites)
+    print(f"job written to {args.out}")
+
+
+def _simulate(args: argparse.Namespace) -> None:
+    from fl_components.simulate import mean_and_sd, parse_assignments, simulate
+
+    seeds = [int(s) for s in args.seeds.split(",")] if args.seeds else [None]
+    runs = []
+    for seed in seeds:
+        variables = parse_assignments(args.set) | ({} if seed is None else {"seed": seed})
+        workspace = args.workspace if seed is None else args.workspace / f"seed-{seed}"
+        result = simulate(
+            args.job,
+            workspace,
+            threads=args.threads,
+            variables=variables,
+            variant=args.variant,
+            sites=args.sites,
+            site_settings=parse_assignments(args.site),
+            quiet=args.quiet,
+        )
+        runs.append({"seed": seed, **result})
+        if seed is not None:
+            print(f"seed {seed}: {json.dumps(result['final'])}", flush=True)
+    if args.seeds:
+        (args.workspace / "seeds.json").write_text(json.dumps(runs, indent=2) + "\n")
+        print(f"final global model, mean ± sd over {len(runs)} seeds:")
+        print("\n".join(mean_and_sd(runs)))
+
+
+def _ledger_show(args: argparse.Namespace) -> None:
+    from fedmend.ledger import read_history
+
+    rows = [r for r in read_history(args.ledger) if args.all or r["in_force"]]
+    for r in rows[-args.last :]:
+        state = "" if r["in_force"] else "  (taken back)"
+        old = "blank" if r["old"] < 0 else r["old"]
+        print(
+            f"round {r['round'] + 1:4d}  {r['image']}  {r['class']}: {old} -> {r['new']}  confidence {r['confidence']:.4f}  {r['rule']}{state}"
+        )
+    print(f"{len(rows)} repaired labels; originals are unchanged")
+
+
+def _ledger_export(args: argparse.Namespace) -> None:
+    from fedmend.ledger import to_csv
+
+    print(f"{to_csv(args.ledger, args.out)} entries written to {args.out}")
+
+
+def _ledger_undo(args: argparse.Namespace) -> None:
+    from fedmend.ledger import undo_file
+
+    count = undo_file(args.ledger, rule=args.rule, from_round=args.from_round - 1)
+    print(f"{count} repaired labels taken back; they stay in the history")
+
+
+def _report(args: argparse.Namespace) -> None:
+    from fedmend.reporting import summary_text, write_report
+
+    write_report(args.run)
+    print(summary_text(args.run))
+
+
+def _sitecheck(args: argparse.Namespace) -> None:
+    import tempfile
+
+    import torch
+
+    from fedmend.data.manifest import load_card
+    from fedmend.data.site import load_site
+
+    classes = args.classes.split(",") if args.classes else load_card(args.folder, args.folder.name).classes
+    with tempfile.TemporaryDirectory() as cache:
+        data = load_site(
+            args.folder,
+            args.folder.name,
+            classes,
+            cache_dir=Path(cache),
+            image_size=32,
+            device=torch.device("cpu"),
+            max_unreadable=args.max_unreadable,
+        )
+    for i, name in enumerate(data.classes):
+        column = data.train.labels[:, i]
+        text = (
+            f"{int((column == 1).sum())} positive, {int((column == 0).sum())} negative, {int((column < 0).sum())} blank"
+        )
+        print(f"{name}: {text if data.annotated[i] else 'not annotated here'}")
+    sizes = ", ".join(f"{k} {len(v)}" for k, v in {"train": data.train, **data.evaluation}.items())
+    print(f"{args.folder.name}: ready ({sizes} samples, every image read)")
+
+
+def _protocol(parser: argparse.ArgumentParser, seed: int) -> None:
+    parser.add_argument("--sites", type=int, default=5, help="number of sites (default 5)")
+    parser.add_argument(
+        "--annotated-per-site", type=int, default=1, help="classes that each site annotates (default 1)"
+    )
+    parser.add_argument("--rule", choices=["one_each", "random"], default="one_each", help="how they are chosen")
+    parser.add_argument("--seed", type=int, default=seed)
+
+
+def _job_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="job folder, e.g. jobs/fedmlp_ich")
+    parser.add_argument(
+        "--variant", default="", help="name of a file in the job's variants folder, e.g. paper or fedavg"
+    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="VARIABLE=VALUE", help="override job variables")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of ``fedmend``."""
+    parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    prepare = commands.add_parser("prepare", help="turn an official download into site folders").add_subparsers(
+        required=True, metavar="DATASET"
+    )
+    rsna = prepare.add_parser("rsna-ich", help="RSNA 2019 intracranial hemorrhage")
+    rsna.add_argument("source", type=Path, help="folder with stage_2_train.csv and stage_2_train/")
+    rsna.add_argument("out", type=Path, help="folder for site-1, site-2, ...")
+    _protocol(rsna, 1037)
+    rsna.add_argument(
+        "--split",
+        choices=["patient", "slice"],
+        default="patient",
+        help="slice is the paper's split, which leaks patients",
+    )
+    rsna.add_argument(
+        "--partition", choices=["iid", "station"], default="iid", help="station keeps each scanner at one site"
+    )
+    rsna.add_argument("--test-share", type=float, default=0.3)
+    rsna.add_argument("--val-share", type=float, default=0.1)
+    rsna.add_argument(
+        "--train-per-site", type=int, default=None, help="cap of each site's training slices (paper: 5000)"
+    )
+    rsna.add_argument(
+        "--healthy-share", default="0.475", help="share of slices without hemorrhage, or 'all' (default 0.475)"
+    )
+    rsna.add_argument("--window", default="brain", help="brain, subdural, bone or file")
+    rsna.set_defaults(run=_prepare_rsna_ich)
+
+    phantom = commands.add_parser("phantom", help="write synthetic data").add_subparsers(
+        required=True, metavar="DATASET"
+    )
+    ich = phantom.add_parser(
+        "ich", help="CT head slices with hemorrhage, as DICOM in the RSNA layout, and site folders"
+    )
+    ich.add_argument("out", type=Path)
+    ich.add_argument("--slices", type=int, default=2000)
+    ich.add_argument("--pixels", type=int, default=128)
+    _protocol(ich, 1037)
+    ich.set_defaults(run=_phantom_ich)
+
+    configure = commands.add_parser("configure", help="copy a job with other variables, ready to submit")
+    _job_arguments(configure)
+    configure.add_argument("out", type=Path)
+    configure.add_argument("--sites", type=int, default=0, help="sites named in meta.json (default: as in the job)")
+    configure.set_defaults(run=_configure)
+
+    simulate = commands.add_parser("simulate", help="run a job in FLARE's simulator")
+    _job_arguments(simulate)
+    simulate.add_argument(
+        "--workspace", type=Path, default=Path("runs/simulate"), help="emptied before the run (default runs/simulate)"
+    )
+    simulate.add_argument("--threads", type=int, default=1, help="sites that run at the same time")
+    simulate.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
+    simulate.add_argument(
+        "--site",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override fields of fedmend.json, e.g. data_root=/data/{SITE_NAME}",
+    )
+    simulate.add_argument("--seeds", default="", help="several runs, e.g. 0,1,2; prints mean and standard deviation")
+    simulate.add_argument(
+        "--quiet", action="store_true", help="keep the simulator's output in a file beside the workspace"
+    )
+    simulate.set_defaults(run=_simulate)
+
+    ledger = commands.add_parser("ledger", help="what was changed in the labels of a site").add_subparsers(
+        required=True, metavar="ACTION"
+    )
+    show = ledger.add_parser("show", help="print repaired labels")
+    show.add_argument("ledger", type=Path, help="ledger.sqlite in the site's state_dir")
+    show.add_argument("--last", type=int, default=50, help="newest entries to print (default 50)")
+    show.add_argument("--all", action="store_true", help="also those that were taken back")
+    show.set_defaults(run=_ledger_show)
+    export = ledger.add_parser("export", help="write the whole history as CSV")
+    export.add_argument("ledger", type=Path)
+    export.add_argument("out", type=Path)
+    export.set_defaults(run=_ledger_export)
+    undo = ledger.add_parser("undo", help="take repaired labels back")
+    undo.add_argument("ledger", type=Path)
+    undo.add_argument("--rule", default="*", help="one rule (default: all)")
+    undo.add_argument("--from-round", type=int, default=1, help="first round to take back (default 1 = everything)")
+    undo.set_defaults(run=_ledger_undo)
+
+    report = commands.add_parser("report", help="write report.html of a run folder again")
+    report.add_argument("run", type=Path, help="folder with run.json")
+    report.set_defaults(run=_report)
+
+    check = commands.add_parser("sitecheck", help="read a site folder as a job would, and say what it annotates")
+    check.add_argument("folder", type=Path)
+    check.add_argument("--classes", default="", help="the job's classes, comma-separated (default: those of site.json)")
+    check.add_argument("--max-unreadable", type=int, default=0)
+    check.set_defaults(run=_sitecheck)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; bad input is one sentence on stderr and exit code 1."""
+    args = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        args.run(args)
+    except FedMendError as e:
+        print(f"fedmend: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

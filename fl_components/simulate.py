@@ -1,0 +1,168 @@
+"""Job folders with other variables, and runs of them in FLARE's simulator."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+
+POLICY = Path(__file__).resolve().parents[1] / "simulator_workspace" / "local"
+VARIANTS = "variants"
+STRUCTURE = {"format_version", "workflows", "executors", "components", "task_data_filters", "task_result_filters"}
+RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
+
+
+def parse_assignments(pairs: Sequence[str]) -> dict[str, object]:
+    """``name=value`` words → mapping; a value that parses as JSON becomes what it says, any other is text.
+
+    Raises:
+        FedMendError: a word without ``=``.
+    """
+    parsed = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise FedMendError(f"--set: expected variable=value, got {pair!r}")
+        try:
+            parsed[name] = json.loads(text)
+        except json.JSONDecodeError:
+            parsed[name] = text
+    return parsed
+
+
+def configure_job(job: Path, out: Path, variables: Mapping[str, object], *, variant: str = "", sites: int = 0) -> None:
+    """Copies a job folder with other variables.
+
+    Args:
+        job: job folder.
+        out: folder to write; must not exist.
+        variables: variable → value; ``phantom.slices`` reaches into a mapping. A variable that both configuration files have
+            is set in both.
+        variant: name of a file in the job's ``variants`` folder, whose variables are set first.
+        sites: number of sites ``site-1`` … in meta.json; 0 keeps what stands there.
+
+    Raises:
+        FedMendError: no job, unknown variant or variable.
+    """
+    if not (job / "meta.json").is_file():
+        raise FedMendError(f"job: expected a folder with meta.json, not found in {job}")
+    chosen = dict(variables)
+    if variant:
+        file = job / VARIANTS / f"{variant}.json"
+        if not file.is_file():
+            known = sorted(f.stem for f in (job / VARIANTS).glob("*.json"))
+            raise FedMendError(f"--variant: expected one of {known}, got {variant!r}")
+        chosen = {**json.loads(file.read_text()), **chosen}
+    shutil.copytree(job, out)
+    configs = {f: json.loads(f.read_text()) for f in sorted(out.glob("*/config/config_fed_*.json"))}
+    for name, value in chosen.items():
+        head, _, field = name.partition(".")
+        homes = [c for c in configs.values() if head in c and head not in STRUCTURE]
+        if not homes or (field and not all(isinstance(c[head], dict) for c in homes)):
+            known = sorted({k for c in configs.values() for k in c} - STRUCTURE)
+            raise FedMendError(f"--set: expected one of {known}, got {name!r}")
+        for config in homes:
+            if field:
+                config[head][field] = value
+            else:
+                config[head] = value
+    for file, config in configs.items():
+        file.write_text(json.dumps(config, indent=2) + "\n")
+    if sites:
+        meta = json.loads((out / "meta.json").read_text())
+        names = ["server", *(f"site-{i + 1}" for i in range(sites))]
+        meta["deploy_map"], meta["min_clients"] = dict.fromkeys(meta["deploy_map"], names), sites
+        (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
+    """Puts the tracked site policy into ``workspace/local``, with other values in its ``fedmend.json``.
+
+    Raises:
+        FedMendError: the policy is not there (FedMend was not installed from its checkout).
+    """
+    if not POLICY.is_dir():
+        raise FedMendError("site policy: expected simulator_workspace/local in the FedMend checkout, not found")
+    shutil.copytree(POLICY, workspace / "local", dirs_exist_ok=True)
+    file = workspace / "local" / "fedmend.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **site_settings}, indent=2) + "\n")
+
+
+def simulate(
+    job: Path,
+    workspace: Path,
+    *,
+    threads: int = 1,
+    variables: Mapping[str, object] | None = None,
+    variant: str = "",
+    sites: int = 0,
+    site_settings: Mapping[str, object] | None = None,
+    quiet: bool = False,
+) -> dict:
+    """Runs one job in FLARE's simulator and returns its ``results.json``.
+
+    Args:
+        job: job folder.
+        workspace: emptied by the simulator, except for ``local``.
+        threads: sites that run at the same time.
+        variables: job variables to override.
+        variant: see :func:`configure_job`.
+        sites: see :func:`configure_job`.
+        site_settings: fields of ``fedmend.json`` to override.
+        quiet: keep the simulator's output in ``<workspace>.log`` instead of showing it.
+
+    Raises:
+        FedMendError: the simulator failed, or a site's result was refused.
+    """
+    workspace = workspace.resolve()
+    lay_policy(workspace, site_settings or {})
+    with tempfile.TemporaryDirectory() as folder:
+        configured = Path(folder) / job.resolve().name
+        configure_job(job, configured, variables or {}, variant=variant, sites=sites)
+        command = [
+            sys.executable,
+            "-m",
+            "nvflare.cli",
+            "simulator",
+            str(configured),
+            "-w",
+            str(workspace),
+            "-t",
+            str(threads),
+        ]
+        log = workspace.with_name(workspace.name + ".log")
+        with open(log if quiet else os.devnull, "w") as output:
+            streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
+            code = subprocess.run(command, check=False, **streams).returncode
+    records = workspace / RUN_FOLDER
+    refused = _refused(records)
+    if code or refused or not (records / "results.json").is_file():
+        reason = refused[0] if refused else f"see {log if quiet else workspace / 'server' / 'log.txt'}"
+        raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reason}")
+    return json.loads((records / "results.json").read_text())
+
+
+def _refused(records: Path) -> list[str]:
+    file = records / "decisions.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    return [line["value"]["reason"] for line in lines if line["what"] == "refused"]
+
+
+def mean_and_sd(runs: Sequence[Mapping]) -> list[str]:
+    """Lines ``split metric mean ± sd`` in points (0-100) over the final macro metrics of several runs."""
+    lines = []
+    for split in runs[0]["final"]:
+        for metric in runs[0]["final"][split]:
+            values = [100 * run["final"][split][metric] for run in runs if run["final"][split][metric] is not None]
+            if values:
+                sd = statistics.stdev(values) if len(values) > 1 else 0.0
+                lines.append(
+                    f"{split} {metric.upper() if metric != 'map' else 'mAP'}: {statistics.mean(values):.2f} ± {sd:.2f}"
+                )
+    return lines
