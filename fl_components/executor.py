@@ -162,6 +162,7 @@ class MethodExecutor(Executor):
         if self._opened is None or self._opened[0] != run:
             folder = self._folder(name, config)
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            torch.backends.cudnn.deterministic = True  # same seed, same numbers
             data = load_site(
                 folder,
                 name,

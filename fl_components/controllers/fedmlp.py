@@ -1,6 +1,16 @@
 """The stages of FedMLP (Sun, Wu et al., MICCAI 2024) on the server."""
 
-from fedmend.methods.fedmlp import DETECT, PROTOTYPE, WARMUP, global_learning_degree, global_prototypes
+from functools import partial
+
+from fedmend.methods.fedmlp import (
+    DETECT,
+    PROTOTYPE,
+    WARMUP,
+    check_report,
+    classes_without_prototype,
+    global_learning_degree,
+    global_prototypes,
+)
 from fl_components.controllers.staged import Knowledge, StagedController
 from fl_components.payload import SiteResult
 
@@ -23,9 +33,10 @@ class FedMLPController(StagedController):
 
     def run(self) -> None:
         """R rounds, t1 of them warm-up."""
+        check = partial(check_report, num_classes=len(self.card.classes))
         model, knowledge, first = self.start_run()
         for r in range(first, self.num_rounds):
-            model, results = self.train_round(model, self._stage(r), r, knowledge)
+            model, results = self.train_round(model, self._stage(r), r, knowledge, check_report=check)
             knowledge = self._merge_reports(results, r)  # Eqs. (6) and (10)
             self.save_progress(model, r + 1, knowledge)
         self.finish(model)
@@ -43,7 +54,7 @@ class FedMLPController(StagedController):
         degree = global_learning_degree(reports, samples, self.annotated, over=self._degree_over)
         shown = {c: round(float(d), 4) for c, d in zip(self.card.classes, degree, strict=True)}
         self.record("learning_degree", shown, round_num + 1)
-        return {
-            "prototypes": global_prototypes(reports, samples, weighting=self._prototype_weighting),
-            "learning_degree": degree,
-        }
+        prototypes = global_prototypes(reports, samples, weighting=self._prototype_weighting)
+        if missing := classes_without_prototype(prototypes):
+            self.record("no_prototype", [self.card.classes[c] for c in missing], round_num + 1)
+        return {"prototypes": prototypes, "learning_degree": degree}

@@ -4,7 +4,7 @@ import datetime
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedmend.errors import FedMendError
 from fedmend.evaluation import multilabel_metrics
-from fedmend.methods.base import RoundTask
+from fedmend.methods.base import Report, RoundTask
 from fedmend.networks import get_weights, initial_network
 from fedmend.records import RunRecords
 from fedmend.reporting import summary_text, write_report
@@ -37,6 +37,7 @@ from fl_components.payload import (
     pack_task,
     unpack_result,
 )
+from fl_components.simulate import STRUCTURE
 from fl_components.site_config import load_site_config
 
 LOG = logging.getLogger("fedmend.run")
@@ -138,6 +139,7 @@ class StagedController(ModelController):
             round_num: 0 … R-1.
             knowledge: arrays for the sites.
             aggregator: default: weights N_k.
+            check_report: raises FedMendError for a report that the method cannot use; that site's result is refused.
 
         Returns:
             The aggregated model, and the valid results by site in sorted order.
@@ -145,7 +147,7 @@ class StagedController(ModelController):
         started = time.monotonic()
         task = RoundTask(stage, round_num, self.num_rounds, knowledge, seed=self.card.seed)
         evaluate = round_num % self._eval_every == 0
-        results, replies = self._ask(TRAIN, model, task, evaluate=evaluate)
+        results, replies = self._ask(TRAIN, model, task, evaluate=evaluate, check_report=check_report)
         metrics = self._record_results(results, round_num, stage, model, time.monotonic() - started)
         aggregator = aggregator or SampleWeightedAggregator()
         for site in results:
@@ -214,7 +216,13 @@ class StagedController(ModelController):
         return "PHANTOM " if self._phantom else ""
 
     def _ask(
-        self, task_name: str, model: FLModel | None, task: RoundTask, *, evaluate: bool = False
+        self,
+        task_name: str,
+        model: FLModel | None,
+        task: RoundTask,
+        *,
+        evaluate: bool = False,
+        check_report: Callable[[Report], None] = lambda report: None,
     ) -> tuple[dict[str, SiteResult], dict[str, FLModel]]:
         """Sends a task to the sites of the run and returns the valid results in sorted site order."""
         sites = sorted(self.annotated) or sorted(client.name for client in self.engine.get_clients())
@@ -233,8 +241,9 @@ class StagedController(ModelController):
             try:
                 result = unpack_result(reply, site)
                 check_result(result, round_num=task.round_num, weights=weights if task_name == TRAIN else None)
+                check_report(result.report)
             except FedMendError as e:
-                refused[site] = str(e)
+                refused[site] = str(e) if str(e).startswith(site) else f"{site}: {e}"
                 continue
             results[site], accepted[site] = result, reply
         for site in sorted(set(sites) - set(results) - set(refused)):
@@ -274,7 +283,7 @@ class StagedController(ModelController):
         for file in sorted(Path(self.get_app_dir()).glob("config/config_fed_*.json")):
             content = json.loads(file.read_text())
             settings |= {
-                k: v for k, v in content.items() if k not in ("format_version", "workflows", "executors", "components")
+                k: v for k, v in content.items() if k not in STRUCTURE
             }
         return {
             "run_name": self.card.run_name,

@@ -1,5 +1,6 @@
 """The contract between a method and the rest: what the server asks, what a method may touch, what leaves a site."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -62,8 +63,8 @@ class Site:
 
     def generator(self, task: RoundTask, purpose: str) -> torch.Generator:
         """A CPU generator that depends on run seed, site, round and purpose only."""
-        words = np.frombuffer(f"{self.name}/{purpose}".encode().ljust(64, b"\0")[:64], dtype=np.uint32)
-        entropy = np.random.SeedSequence([task.seed, task.round_num, *words.tolist()])
+        name = hashlib.sha256(f"{self.name}/{purpose}".encode()).digest()
+        entropy = np.random.SeedSequence([task.seed, task.round_num, int.from_bytes(name[:16], "little")])
         return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
 
     def views(self, task: RoundTask, count: int) -> Tensor:

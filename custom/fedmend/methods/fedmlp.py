@@ -12,16 +12,19 @@ The published code (commit 2ad28b8) is an ablation snapshot that does not run, s
 
 - D1 logit adjustment: paper, on in both stages (``la``).
 - D2 self-adaptive threshold: paper, tau = d^G * T (``st``; off = fixed T as in the code).
-- D3 consistency regularisation in stage 2: paper, weight 1 (``cr``, ``cr_weight``).
+- D3 consistency regularisation in stage 2: paper, on (``cr``); it gives no weight, 1 is that of a line that the code has
+  commented out (``cr_weight``).
 - D4 distillation from the global model in the warm-up: paper, none (``warmup_distillation`` = 1 is the code).
 - D5 learning degree averaged over the sites that miss the class: code and the paper's text; its Eq. (10) says S_c
   (``degree_over`` of the controller: missing, annotated, all).
 - D6 prototypes weighted by N_k as in the code; plain mean as in Eq. (6) is ``prototype_weighting=uniform`` of the controller.
-- D7 loss divided by B*|AC_k| in the warm-up and B*C in stage 2 (code); Eq. (4)'s 1/C throughout is ``normaliser=paper``.
+- D7 loss divided by B*|AC_k| in the warm-up (code) and B*C in stage 2 (Eq. 4; the code's commented line, while the active one
+  divides by the number of supervised entries); Eq. (4)'s 1/C throughout is ``normaliser=paper``. B is the size of the batch at
+  hand, also of a short last one, where the code divides by the nominal size.
 - D8 learning rate: paper, 3e-5 in the paper preset of the job.
 - D9 the data split is the converter's matter (:mod:`fedmend.datasets.rsna_ich`).
 - D10 class prior of a missing class in stage 2: n1 / (n0 + n1) over tagged samples, smoothed by 1, because the code's n1 / N
-  shifts logits too far while few samples are tagged (``prior=all`` is the code).
+  shifts logits too far while few samples are tagged (``prior=all`` is close to the code: (n1 + 1) / (N + 2)).
 - D11 the code drops positive tags when there are no negative ones: not reproduced.
 - D12 quotas are shares of the residual samples on each side, rounded down (both); small sites may want
   ``quota_rounding=ceil``.
@@ -36,6 +39,7 @@ prototypes and saves its second inference.
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -57,8 +61,8 @@ class FedMLP(LocalMethod):
 
     Args:
         mld: missing label detection (Eqs. 7-9); off: nothing is tagged.
-        wpc: weighted partial-class loss (Eq. 4); off: Eq. (1), where a missing label counts as negative, with the
-            baselines' positive weights.
+        wpc: weighted partial-class loss (Eq. 4); off: Eq. (1), where a missing label counts as negative (unless ``cr``
+            or ``warmup_distillation`` takes care of it), with the baselines' positive weights.
         cr: consistency regularisation of untagged missing classes (section 2.4).
         st: self-adaptive threshold (Eq. 10); off: the selection ratios are T_0 and T_1 themselves.
         ratio_negative: T_0, largest share of the residual negative side tagged per round, in [0, 1].
@@ -73,7 +77,7 @@ class FedMLP(LocalMethod):
         normaliser: ``code`` or ``paper``, see D7.
     """
 
-    REPORT_FIELDS = {
+    REPORT_FIELDS: ClassVar[Mapping[str, str]] = {
         "prototypes": "(2C, F) float32, row 2c+n: mean feature of the samples with label n of annotated class c, else 0;"
         " a mean over at least min_count samples",
         "prototype_counts": "(2C,) int64, samples behind each prototype; a count per class",
@@ -111,6 +115,10 @@ class FedMLP(LocalMethod):
             )
         if not 0 <= low < high <= 1:
             raise FedMendError(f"job variables low, high: expected 0 <= low < high <= 1, got {low}, {high}")
+        if not (cr_weight >= 0 and warmup_distillation >= 0):
+            raise FedMendError(
+                f"job variables cr_weight, warmup_distillation: expected >= 0, got {cr_weight}, {warmup_distillation}"
+            )
         self.mld, self.wpc, self.cr, self.st, self.la = mld, wpc, cr, st, la
         self.ratio_negative, self.ratio_positive = ratio_negative, ratio_positive
         self.low, self.high = low, high
@@ -183,14 +191,14 @@ class FedMLP(LocalMethod):
             counted = known if teacher_weight else torch.ones_like(known)
             loss = masked_bce(logits, target, counted, whole, memory["pos_weight"])
         if teacher_weight:
-            unknown_scale = whole if task.stage == DETECT else max(whole - annotated, 1)
+            unknown_scale = whole if task.stage == DETECT else max(whole - annotated, len(index))
             error = (logits.sigmoid() - memory["teacher"][view][rows]).square()
             loss = loss + teacher_weight * torch.where(known, 0, error).sum() / unknown_scale
         return loss
 
     def report(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Prototypes of annotated classes and learning degrees of all classes, by one pass of the local model."""
-        if task.stage == WARMUP or task.round_num == task.total_rounds - 1:
+        if not self.mld or task.stage == WARMUP or task.round_num == task.total_rounds - 1:
             return {}
         view = site.views(task, 1 if task.stage == DETECT else 2)[0]
         features, logits = infer(model, site.data.train, site.batch_size, view)
@@ -248,17 +256,21 @@ def select_confident(
     Returns:
         Sample numbers to tag 0 (largest Z first) and 1 (smallest Z first); ties in sample order.
     """
-    rounded = math.floor if rounding == "floor" else math.ceil
-    # A product such as 0.1 * 30 = 3.0000000000000004 must not be rounded up to 4.
-    quota = [rounded(round(ratio * size, 9)) for ratio, size in (
-        (ratio_negative, (residual & (confidence >= 0)).sum()), (ratio_positive, (residual & (confidence < 0)).sum()))]  # fmt: skip
-    negative_side, positive_side = (
-        np.flatnonzero(residual & (confidence >= 0)),
-        np.flatnonzero(residual & (confidence < 0)),
+    negative_side = np.flatnonzero(residual & (confidence >= 0))
+    positive_side = np.flatnonzero(residual & (confidence < 0))
+    negatives = negative_side[np.argsort(-confidence[negative_side], kind="stable")]
+    positives = positive_side[np.argsort(confidence[positive_side], kind="stable")]
+    return (
+        negatives[: _quota(ratio_negative, len(negatives), rounding)],
+        positives[: _quota(ratio_positive, len(positives), rounding)],
     )
-    negatives = negative_side[np.argsort(-confidence[negative_side], kind="stable")[: quota[0]]]
-    positives = positive_side[np.argsort(confidence[positive_side], kind="stable")[: quota[1]]]
-    return negatives, positives
+
+
+def _quota(ratio: float, size: int, rounding: str) -> int:
+    # The degree in the ratio has travelled as float32: 0.1 * 30 = 3.00000004 must not be rounded up to 4, nor
+    # 0.01 * 300 = 2.9999999 down to 2.
+    exact = float(ratio) * size
+    return math.floor(exact * (1 + 1e-6)) if rounding == "floor" else math.ceil(exact * (1 - 1e-6))
 
 
 def local_prototypes(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -291,6 +303,25 @@ def learning_degree(probabilities: np.ndarray, low: float, high: float) -> np.nd
     return ((probabilities < low) | (probabilities > high)).mean(0).astype(np.float32)
 
 
+def check_report(report: Report, num_classes: int) -> None:
+    """Refuses a report that the server half cannot use.
+
+    Args:
+        report: what a site sent; an empty report is fine.
+        num_classes: C.
+
+    Raises:
+        FedMendError: a field is missing or has another shape.
+    """
+    if not report:
+        return
+    shapes = {name: np.shape(report[name]) for name in FedMLP.REPORT_FIELDS if name in report}
+    width = shapes.get("prototypes", (0, 0))[-1]
+    expected = {"prototypes": (2 * num_classes, width), "prototype_counts": (2 * num_classes,), "learning_degree": (num_classes,)}
+    if shapes != expected:
+        raise FedMendError(f"report: expected the shapes {expected}, got {shapes}")
+
+
 def global_prototypes(
     reports: Mapping[str, Report], samples: Mapping[str, int], *, weighting: str = "samples"
 ) -> np.ndarray:
@@ -310,6 +341,12 @@ def global_prototypes(
         total = total + weight[:, None] * reports[site]["prototypes"].astype(np.float64)
         weights = weights + weight
     return (total / np.maximum(weights, 1e-12)[:, None]).astype(np.float32)
+
+
+def classes_without_prototype(prototypes: np.ndarray) -> list[int]:
+    """Classes for which nothing can be tagged in the next round, because a row of (2C, F) ``prototypes`` is zero."""
+    absent = ~prototypes.any(axis=1)
+    return np.flatnonzero(absent[0::2] | absent[1::2]).tolist()
 
 
 def global_learning_degree(

@@ -1,0 +1,83 @@
+"""Tiny sites and a stand-in network whose features can be computed by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmend.data.manifest import LabelTable
+from fedmend.data.site import SiteData, Split
+from fedmend.ledger import LabelLedger
+from fedmend.methods.base import Site
+from fedmend.state import StateStore
+from fedmend.training import LocalTrainer
+
+
+class PixelNet(nn.Module):
+    """Features (v, 1 - v) of the centre pixel v in 0..1, which the weak augmentation of a plain grey image leaves alone.
+
+    ``calls`` notes (training mode, batch size) of every forward call.
+    """
+
+    def __init__(self, num_classes: int, seed: int = 0):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+        self.classifier = nn.Linear(2, num_classes)
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(seed)
+            self.classifier.weight.copy_(torch.randn(num_classes, 2, generator=generator))
+            self.classifier.bias.copy_(torch.randn(num_classes, generator=generator))
+        self.calls: list[tuple[bool, int]] = []
+
+    def forward(self, images):
+        self.calls.append((self.training, len(images)))
+        v = images[:, 0, images.shape[2] // 2, images.shape[3] // 2] * 0.229 + 0.485
+        features = torch.stack([v, 1 - v], 1) * self.scale
+        return features, self.classifier(features)
+
+    def samples(self, *, training: bool) -> int:
+        return sum(size for mode, size in self.calls if mode == training)
+
+
+@pytest.fixture
+def make_net():
+    return PixelNet
+
+
+@pytest.fixture
+def make_site(tmp_path):
+    """A site from labels (N, C) and grey values (N,); ``annotated`` defaults to the columns with a label."""
+
+    def build(labels, values=None, *, annotated=None, name="site-1", batch_size=4, folder="disk"):
+        labels = np.array(labels, dtype=np.int8)
+        labels.setflags(write=False)
+        samples, number = labels.shape
+        annotated = (labels >= 0).any(0) if annotated is None else np.array(annotated, dtype=bool)
+        values = np.linspace(250, 5, samples).astype(np.uint8) if values is None else np.array(values, dtype=np.uint8)
+        classes = tuple(f"class {c}" for c in range(number))
+        names = tuple(f"{i}.png" for i in range(samples))
+        table = LabelTable("train.csv", np.arange(samples) + 2, names, ("",) * samples, labels, annotated, classes)
+        images = np.broadcast_to(values[:, None, None], (samples, 5, 5))
+        train = Split(images, table, torch.device("cpu"))
+        home = tmp_path / folder / name
+        ledger = LabelLedger(
+            home / "ledger.sqlite", fingerprint=table.fingerprint(), images=names, classes=classes, site=name
+        )
+        data = SiteData(classes, annotated, train, {})
+        return Site(name, torch.device("cpu"), data, ledger, StateStore(home), batch_size)
+
+    return build
+
+
+@pytest.fixture
+def play():
+    """One task as a site runs it; returns the report."""
+
+    def run(method, model, task, site, learning_rate=0.01):
+        site.memory.clear()
+        site.ledger.undo(from_round=task.round_num)
+        method.prepare(model, task, site)
+        LocalTrainer(learning_rate=learning_rate).train(model, method, task, site)
+        return method.report(model, task, site)
+
+    return run

@@ -1,0 +1,278 @@
+"""The equations of FedMLP as functions, and the loss."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedmend.errors import FedMendError
+from fedmend.ledger import Repairs
+from fedmend.losses import prior_shift
+from fedmend.methods.base import RoundTask
+from fedmend.methods.baselines import FedAvg
+from fedmend.methods.fedmlp import (
+    DETECT,
+    RULE,
+    WARMUP,
+    FedMLP,
+    confidences,
+    global_learning_degree,
+    global_prototypes,
+    learning_degree,
+    local_prototypes,
+    select_confident,
+)
+
+# Class 0 is annotated, class 1 has a blank (sample 4), class 2 is missing.
+LABELS = np.array([[1, 0, -1], [0, 1, -1], [0, 0, -1], [0, 1, -1], [1, -1, -1], [0, 0, -1]], dtype=np.int8)
+KNOWN = LABELS >= 0
+SHIFT = np.array([math.log(2 / 4), math.log(2 / 3), 0.0])  # class 0: 2 of 6 positive, class 1: 2 of 5 known
+INDEX = torch.tensor([4, 0, 3])
+AXES = np.tile(np.eye(2, dtype=np.float32), (3, 1))  # for PixelNet: bright leans negative, dark positive
+KNOWLEDGE = {"prototypes": AXES, "learning_degree": np.ones(3, dtype=np.float32)}
+WARM, STAGE2 = RoundTask(WARMUP, 0, 9), RoundTask(DETECT, 5, 9, KNOWLEDGE)
+NO_TAGS = {"ratio_negative": 0.0, "ratio_positive": 0.0}
+
+
+def logits_on(net, site, index, view):
+    with torch.no_grad():
+        return net(site.data.train.view(index, view))[1].double().numpy()
+
+
+def literal_bce(logits, target, mask, shift=0.0):
+    """Sum of Eq. (4) with the probabilities of Eq. (3) as printed; ``shift`` = log(pi_1 / pi_0)."""
+    s, pi = 1 / (1 + np.exp(-logits)), 1 / (1 + np.exp(-np.asarray(shift)))
+    adjusted = s * pi / (s * pi + (1 - s) * (1 - pi))
+    return -(np.where(target == 1, np.log(adjusted), np.log(1 - adjusted)) * mask).sum()
+
+
+def literal_mse(logits, teacher, mask):
+    return (((1 / (1 + np.exp(-logits)) - 1 / (1 + np.exp(-teacher))) ** 2) * mask).sum()
+
+
+def loss_of(method, net, task, site, index=INDEX):
+    site.memory.clear()
+    method.prepare(net, task, site)
+    return method.loss(net, index, task, site)
+
+
+# ---- Eqs. (5)-(10) --------------------------------------------------------------------------------------------------
+
+
+def test_local_prototypes_are_mean_features_per_class_and_label_of_original_labels():
+    features = np.array([[1, 2], [3, 4], [5, 6]], dtype=np.float32)
+    labels = np.array([[0, 1, -1], [1, 1, -1], [0, -1, -1]], dtype=np.int8)
+    prototypes, counts = local_prototypes(features, labels)
+    assert prototypes.tolist() == [[3, 4], [3, 4], [0, 0], [2, 3], [0, 0], [0, 0]]
+    assert counts.tolist() == [2, 1, 0, 2, 0, 0]
+    assert (prototypes.dtype, counts.dtype) == (np.float32, np.int64)
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("samples", 2.5), ("uniform", 2.0)])
+def test_global_prototypes_average_the_sites_that_have_one(weighting, expected):
+    def report(value, count):
+        return {"prototypes": np.full((2, 1), value, np.float32), "prototype_counts": np.array([count, 0])}
+
+    reports = {"b": report(3.0, 5), "a": report(1.0, 90), "c": report(7.0, 0)}  # c holds its row back
+    result = global_prototypes(reports, {"a": 100, "b": 300, "c": 1000}, weighting=weighting)
+    assert result.tolist() == [[expected], [0.0]]
+    assert result.dtype == np.float32
+
+
+def test_confidence_is_the_difference_of_cosines():
+    features = np.array([[3, 4], [0, 2], [0, 0]], dtype=np.float32)
+    prototypes = np.array([[10, 0], [0, 0.5]], dtype=np.float32)
+    assert confidences(features, prototypes)[:, 0] == pytest.approx([3 / 5 - 4 / 5, -1.0, 0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("missing_row", [0, 1])
+def test_a_class_without_a_prototype_has_no_confidence_and_selects_nothing(missing_row):
+    prototypes = np.eye(2, dtype=np.float32)
+    prototypes[missing_row] = 0
+    z = confidences(np.array([[1, 2], [2, 1]], dtype=np.float32), prototypes)[:, 0]
+    assert np.isnan(z).all()
+    assert [len(s) for s in select_confident(z, np.ones(2, bool), 1.0, 1.0, rounding="ceil")] == [0, 0]
+
+
+def test_the_largest_go_negative_and_the_smallest_positive_with_ties_in_sample_order():
+    z = np.array([0.2, -0.1, 0.5, -0.4, 0.5, 0.0, -0.4, -0.4, 0.5])
+    negatives, positives = select_confident(z, np.ones(9, bool), 0.4, 0.5)  # floor(.4 * 5), floor(.5 * 4)
+    assert (negatives.tolist(), positives.tolist()) == ([2, 4], [3, 6])
+    negatives, positives = select_confident(z, np.ones(9, bool), 1.0, 1.0)
+    assert (negatives.tolist(), positives.tolist()) == ([2, 4, 8, 0, 5], [3, 6, 7, 1])  # Z = 0 is negative
+
+
+def test_only_residual_samples_count_and_are_selected():
+    z, residual = np.array([0.9, 0.8, 0.7, -0.9, -0.8]), np.array([False, True, True, False, True])
+    negatives, positives = select_confident(z, residual, 0.5, 1.0)
+    assert (negatives.tolist(), positives.tolist()) == ([1], [4])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "size", "floor", "ceil"),
+    [(0.01, 99, 0, 1), (0.01, 100, 1, 1), (0.015, 100, 1, 2), (0.0, 50, 0, 0), (0.1, 30, 3, 3), (1.0, 7, 7, 7)],
+)
+@pytest.mark.parametrize("degree", [1.0, np.float32(1.0)])
+def test_quotas_are_rounded_as_asked(ratio, size, floor, ceil, degree):
+    z, residual = np.linspace(0.1, 1, size), np.ones(size, bool)
+    for rounding, expected in (("floor", floor), ("ceil", ceil)):
+        assert len(select_confident(z, residual, degree * ratio, 0.0, rounding=rounding)[0]) == expected
+        assert len(select_confident(-z, residual, 0.0, degree * ratio, rounding=rounding)[1]) == expected
+
+
+def test_a_degree_that_travelled_as_float32_does_not_move_a_whole_quota():
+    z, residual = np.linspace(0.1, 1, 300), np.ones(300, bool)
+    ratio = np.float32(1.0) * 0.01  # 0.01 in float32 is a little less, 300 of it 2.9999999
+    assert len(select_confident(z, residual, ratio, 0.0)[0]) == 3
+    ratio = np.float32(0.6) * 0.1  # 0.6 in float32 is a little more
+    assert len(select_confident(z, residual, ratio, 0.0, rounding="ceil")[0]) == 18
+
+
+def test_the_learning_degree_counts_strictly_outside_low_and_high():
+    probabilities = np.array([[0.25, 0.5], [0.249, 0.75], [0.751, 0.5], [0.75, 0.5]])
+    degree = learning_degree(probabilities, 0.25, 0.75)
+    assert degree.tolist() == [0.5, 0.0]
+    assert degree.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("over", "expected"), [("missing", [0.5, 0.5, 1.0]), ("annotated", [0.25, 1.0, 0.5]), ("all", [0.3125, 0.625, 0.5])]
+)
+def test_the_global_learning_degree_is_weighted_by_samples_over_the_chosen_sites(over, expected):
+    reports = {
+        "b": {"learning_degree": np.array([0.5, 1.0, 0.5], np.float32)},
+        "a": {"learning_degree": np.array([0.25, 0.5, 0.5], np.float32)},
+    }
+    annotated = {"a": np.array([True, False, True]), "b": np.array([False, True, True])}
+    degree = global_learning_degree(reports, {"a": 300, "b": 100}, annotated, over=over)
+    assert degree.tolist() == expected
+    assert degree.dtype == np.float32
+
+
+# ---- Eqs. (3)-(4) and section 2.4 -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("normaliser", "columns"), [("code", 2), ("paper", 3)])
+def test_the_warmup_loss_is_eq_4_on_known_labels_averaged_over_two_views(normaliser, columns, make_site, make_net):
+    site, net = make_site(LABELS), make_net(3)
+    rows = INDEX.numpy()
+    views = [literal_bce(logits_on(net, site, INDEX, v), LABELS[rows], KNOWN[rows], SHIFT) for v in site.views(WARM, 2)]
+    loss = loss_of(FedMLP(normaliser=normaliser), net, WARM, site)
+    assert loss.item() == pytest.approx(sum(views) / 2 / (3 * columns), rel=1e-5)
+
+
+@pytest.mark.parametrize("task", [WARM, STAGE2], ids=lambda t: t.stage)
+def test_wpc_gives_missing_classes_exactly_no_gradient(task, make_site, make_net):
+    net = make_net(3)
+    loss_of(FedMLP(cr=False, **NO_TAGS), net, task, make_site(LABELS)).backward()
+    assert net.classifier.weight.grad[2].tolist() == [0.0, 0.0]
+    assert net.classifier.bias.grad[2].item() == 0.0
+    assert net.classifier.bias.grad[:2].abs().min() > 0
+
+
+def test_without_la_the_logits_are_not_shifted(make_site, make_net):
+    site, net, rows = make_site(LABELS), make_net(3), INDEX.numpy()
+    expected = literal_bce(logits_on(net, site, INDEX, site.views(STAGE2, 1)[0]), LABELS[rows], KNOWN[rows]) / 9
+    assert loss_of(FedMLP(la=False, cr=False, **NO_TAGS), net, STAGE2, site).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("normaliser", ["code", "paper"])
+def test_stage_2_adds_consistency_with_the_received_model_on_untagged_entries(normaliser, make_site, make_net):
+    site, net, method = make_site(LABELS), make_net(3), FedMLP(normaliser=normaliser, cr_weight=0.7, **NO_TAGS)
+    received, rows, view = copy.deepcopy(net), INDEX.numpy(), site.views(STAGE2, 1)[0]
+    method.prepare(net, STAGE2, site)
+    with torch.no_grad():
+        net.classifier.bias += torch.tensor([0.5, -1.0, 2.0])
+    student, teacher = (logits_on(n, site, INDEX, view) for n in (net, received))
+    consistency = literal_mse(student, teacher, ~KNOWN[rows])  # the blank in class 1, and class 2
+    assert consistency > 0.1
+    expected = (literal_bce(student, LABELS[rows], KNOWN[rows], SHIFT) + 0.7 * consistency) / 9
+    assert method.loss(net, INDEX, STAGE2, site).item() == pytest.approx(expected, rel=1e-5)
+    without = loss_of(FedMLP(normaliser=normaliser, cr=False, **NO_TAGS), net, STAGE2, site)
+    assert without.item() == pytest.approx(literal_bce(student, LABELS[rows], KNOWN[rows], SHIFT) / 9, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "divisor"), [(LABELS, 3), (LABELS[:, :2], 3)], ids=["missing class", "only a blank"]
+)
+def test_warmup_distillation_is_a_mean_over_samples_and_missing_classes(labels, divisor, make_site, make_net):
+    site, net, rows = make_site(labels), make_net(labels.shape[1]), INDEX.numpy()
+    method, received = FedMLP(warmup_distillation=2.0), copy.deepcopy(net)
+    method.prepare(net, WARM, site)
+    with torch.no_grad():
+        net.classifier.bias += 1.5
+    added = method.loss(net, INDEX, WARM, site).item() - loss_of(FedMLP(), net, WARM, site).item()
+    terms = [
+        literal_mse(logits_on(net, site, INDEX, v), logits_on(received, site, INDEX, v), labels[rows] < 0)
+        for v in site.views(WARM, 2)
+    ]
+    assert added == pytest.approx(2.0 * sum(terms) / 2 / divisor, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prior", "shift"), [("tagged", math.log(3 / 2)), ("all", math.log(3 / 5))], ids=["tagged", "all"]
+)
+def test_the_prior_of_a_missing_class_is_that_of_its_tags_or_of_all_samples(prior, shift, make_site, make_net):
+    site, net = make_site(LABELS), make_net(3)  # tags: two positives, one negative; untagged: three
+    tags = Repairs(np.array([0, 2, 5]), np.array([2, 2, 2]), np.array([1, 0, 1]), np.ones(3))
+    site.ledger.record(RULE, 4, LABELS, tags)
+    target = site.ledger.apply(LABELS)
+    everything = torch.arange(6)
+    logits = logits_on(net, site, everything, site.views(STAGE2, 1)[0])
+    expected = literal_bce(logits, target, target >= 0, np.array([SHIFT[0], SHIFT[1], shift])) / 18
+    loss = loss_of(FedMLP(prior=prior, cr=False, **NO_TAGS), net, STAGE2, site, everything)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_untagged_missing_class_has_no_shift_but_a_strong_one_with_the_prior_of_all_samples(make_site, make_net):
+    site, shifts = make_site(LABELS), {}
+    for prior in ("tagged", "all"):
+        loss_of(FedMLP(prior=prior, **NO_TAGS), make_net(3), STAGE2, site)
+        shifts[prior] = site.memory["shift"].tolist()
+    assert shifts["tagged"] == pytest.approx(SHIFT, abs=1e-6)
+    assert shifts["all"] == pytest.approx([*SHIFT[:2], math.log(1 / 7)], abs=1e-6)
+    assert prior_shift(LABELS) == pytest.approx(SHIFT, abs=1e-6)
+
+
+def test_without_wpc_but_with_cr_missing_entries_are_left_to_the_teacher(make_site, make_net):
+    net = make_net(3)
+    loss = loss_of(FedMLP(wpc=False, **NO_TAGS), net, STAGE2, make_site(LABELS))
+    loss.backward()
+    assert net.classifier.bias.grad[2].item() == pytest.approx(0, abs=1e-7)  # the student still is the teacher
+    net.zero_grad()
+    loss_of(FedMLP(wpc=False, cr=False, **NO_TAGS), net, STAGE2, make_site(LABELS)).backward()
+    assert net.classifier.bias.grad[2].item() > 1e-3  # Eq. (1): negative
+
+
+@pytest.mark.parametrize("task", [WARM, STAGE2], ids=lambda t: t.stage)
+def test_with_all_switches_off_the_loss_is_that_of_fedavg_on_the_same_views(task, make_site, make_net):
+    site, net, off, fedavg = make_site(LABELS), make_net(3), FedMLP(mld=False, wpc=False, cr=False, st=False), FedAvg()
+    loss = loss_of(off, net, task, site).item()
+    views = site.views(task, 2 if task is WARM else 1)
+    others = []
+    for v in range(len(views)):
+        site.memory.clear()
+        site.memory["views", task.round_num, 1] = views[v : v + 1]
+        fedavg.prepare(net, task, site)
+        others.append(fedavg.loss(net, INDEX, task, site).item())
+    assert loss == pytest.approx(sum(others) / len(others), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prior": "none"}, "prior: expected one of"),
+        ({"quota_rounding": "up"}, "quota_rounding: expected one of"),
+        ({"normaliser": "mean"}, "normaliser: expected one of"),
+        ({"ratio_negative": 1.5}, "expected 0 to 1, got 1.5"),
+        ({"ratio_positive": -0.1}, "expected 0 to 1, got 0.005, -0.1"),
+        ({"low": 0.8}, "expected 0 <= low < high <= 1, got 0.8, 0.7"),
+        ({"cr_weight": -1.0}, "expected >= 0, got -1.0, 0.0"),
+        ({"warmup_distillation": math.nan}, "expected >= 0, got 1.0, nan"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(FedMendError, match=message):
+        FedMLP(**settings)
