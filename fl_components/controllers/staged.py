@@ -130,6 +130,7 @@ class StagedController(ModelController):
         round_num: int,
         knowledge: Knowledge,
         aggregator: ModelAggregator | None = None,
+        check_report: Callable[[Report], None] = lambda report: None,
     ) -> tuple[FLModel, dict[str, SiteResult]]:
         """One communication round: sites evaluate the received model, train it, and their models are aggregated.
 

@@ -134,9 +134,9 @@ def test_without_st_and_mld_no_knowledge_is_needed(make_site, make_net):
         ({}, task(PROTOTYPE, 3), 2, 1),
         ({}, task(DETECT, 4), 1, 2),
         ({}, task(DETECT, TOTAL - 1), 1, 1),  # nobody needs the last prototypes
-        ({"mld": False}, task(DETECT, 4), 1, 2),
+        ({"mld": False}, task(DETECT, 4), 1, 1),
         ({"cr": False}, task(DETECT, 4), 1, 2),
-        ({"mld": False, "cr": False}, task(DETECT, 4), 1, 1),
+        ({"mld": False, "cr": False}, task(DETECT, 4), 1, 0),
         ({"warmup_distillation": 1.0}, task(WARMUP, 0), 2, 2),
         ({"warmup_distillation": 1.0}, task(PROTOTYPE, 3), 2, 3),
     ],
