@@ -32,6 +32,13 @@ def _prepare_rsna_ich(args: argparse.Namespace) -> None:
     print(f"{args.sites} site folders are in {args.out}")
 
 
+def _prepare_brain_mri(args: argparse.Namespace) -> None:
+    from fedmend.datasets.brain_mri import prepare
+
+    prepare(args.source, args.out, seed=args.seed)
+    print(f"3 site folders are in {args.out}")
+
+
 def _phantom_ich(args: argparse.Namespace) -> None:
     from fedmend.datasets.phantom_sites import PhantomSpec, make_phantom
 
@@ -195,6 +202,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     rsna.add_argument("--window", default="brain", help="brain, subdural, bone or file")
     rsna.set_defaults(run=_prepare_rsna_ich)
+
+    mri = prepare.add_parser("brain-mri", help="brain tumour MR slices: three sites, each annotates one tumour")
+    mri.add_argument("source", type=Path, help="folder with labels.csv (image, diagnosis, split) and the images")
+    mri.add_argument("out", type=Path)
+    mri.add_argument("--seed", type=int, default=1037)
+    mri.set_defaults(run=_prepare_brain_mri)
 
     phantom = commands.add_parser("phantom", help="write synthetic data").add_subparsers(
         required=True, metavar="DATASET"

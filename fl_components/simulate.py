@@ -14,7 +14,15 @@ from fedmend.errors import FedMendError
 
 POLICY = Path(__file__).resolve().parents[1] / "simulator_workspace" / "local"
 VARIANTS = "variants"
-STRUCTURE = {"format_version", "server", "workflows", "executors", "components", "task_data_filters", "task_result_filters"}
+STRUCTURE = {
+    "format_version",
+    "server",
+    "workflows",
+    "executors",
+    "components",
+    "task_data_filters",
+    "task_result_filters",
+}
 RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
 
 

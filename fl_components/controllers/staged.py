@@ -283,9 +283,7 @@ class StagedController(ModelController):
         settings = {}
         for file in sorted(Path(self.get_app_dir()).glob("config/config_fed_*.json")):
             content = json.loads(file.read_text())
-            settings |= {
-                k: v for k, v in content.items() if k not in STRUCTURE
-            }
+            settings |= {k: v for k, v in content.items() if k not in STRUCTURE}
         return {
             "run_name": self.card.run_name,
             "method": self._method or type(self).__name__,

@@ -92,6 +92,7 @@ def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
                 temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
                 try:
                     make_phantom(temporary, spec)
+                    temporary.chmod(0o755)
                     os.replace(temporary, folder)
                 finally:
                     shutil.rmtree(temporary, ignore_errors=True)

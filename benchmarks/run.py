@@ -1,0 +1,255 @@
+"""Measures what FedMend costs. One command: ``python benchmarks/run.py`` (about ten minutes on two cores).
+
+(a) seconds per round and peak memory of the FLARE simulator against a bare PyTorch loop that does the same passes,
+(b) images per second of the data path, cold and warm, against decoding in every epoch,
+(c) seconds of detection, prototypes and ledger as samples grow from 1,000 to 100,000.
+
+Writes ``benchmarks/results/results.json`` and prints a table.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from fedmend.data.readers import read_image, resize
+from fedmend.data.site import load_site
+from fedmend.data.store import open_store
+from fedmend.datasets.phantom_sites import PhantomSpec, ensure_phantom
+from fedmend.datasets.rsna_ich import CLASSES
+from fedmend.evaluation import score_histograms
+from fedmend.ledger import LabelLedger, Repairs
+from fedmend.methods.base import RoundTask, Site
+from fedmend.methods.fedmlp import WARMUP, FedMLP, confidences, local_prototypes, select_confident
+from fedmend.networks import build_network, get_weights, initial_network, set_weights
+from fedmend.state import StateStore
+from fedmend.training import LocalTrainer, infer
+
+ROOT = Path(__file__).resolve().parents[1]
+SITES, ROUNDS, IMAGE_SIZE, BATCH = 2, 5, 64, 16
+SPEC = PhantomSpec(slices=1600, sites=SITES, annotated_per_site=4, seed=7)
+
+
+def _tree_memory(process: psutil.Process) -> int:
+    total = 0
+    for p in [process, *process.children(recursive=True)]:
+        try:
+            total += p.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+class PeakMemory:
+    """Samples the resident memory of this process's children while a block runs."""
+
+    def __enter__(self):
+        self.peak, self._stop = 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self):
+        me = psutil.Process()
+        while not self._stop.wait(0.2):
+            self.peak = max(self.peak, _tree_memory(me) - me.memory_info().rss)
+
+    def __exit__(self, *error):
+        self._stop.set()
+        self._thread.join()
+
+
+def _bare_site(connection, name: str, folder: Path, cache: Path) -> None:
+    """One site of the bare loop: the passes of a warm-up round of FedMLP, evaluation included."""
+    torch.set_num_threads(1)
+    data = load_site(folder / name, name, CLASSES, cache_dir=cache, image_size=IMAGE_SIZE, device=torch.device("cpu"))
+    table = data.train.table
+    with tempfile.TemporaryDirectory() as state:
+        ledger = LabelLedger(
+            Path(state) / "l.sqlite", fingerprint=table.fingerprint(), images=table.images, classes=CLASSES, site=name
+        )
+        site = Site(name, torch.device("cpu"), data, ledger, StateStore(Path(state)), BATCH)
+        model, method, trainer = build_network("resnet18", len(CLASSES)), FedMLP(), LocalTrainer(learning_rate=3e-4)
+        for r in range(ROUNDS):
+            set_weights(model, connection.recv())
+            site.memory.clear()
+            for split in data.evaluation.values():
+                score_histograms(infer(model, split, BATCH)[1].numpy(), split.labels)
+            task = RoundTask(WARMUP, r, ROUNDS)
+            method.prepare(model, task, site)
+            trainer.train(model, method, task, site)
+            connection.send((len(data.train), get_weights(model)))
+
+
+def bare_loop(cache: Path) -> dict:
+    """Seconds per round and peak memory of the federated loop without FLARE, one process per site."""
+    folder = ensure_phantom(cache, SPEC)
+    context = multiprocessing.get_context("spawn")
+    ends, workers = [], []
+    with PeakMemory() as memory:
+        for i in range(SITES):
+            mine, theirs = context.Pipe()
+            worker = context.Process(target=_bare_site, args=(theirs, f"site-{i + 1}", folder, cache))
+            worker.start()
+            ends.append(mine)
+            workers.append(worker)
+        weights = get_weights(initial_network("resnet18", CLASSES, 0))
+        seconds = []
+        for _ in range(ROUNDS):
+            started = time.monotonic()
+            for end in ends:
+                end.send(weights)
+            answers = [end.recv() for end in ends]
+            total = sum(n for n, _ in answers)
+            weights = {k: sum(w[k] * (n / total) for n, w in answers) for k in weights}
+            seconds.append(time.monotonic() - started)
+        for worker in workers:
+            worker.join()
+    return {"seconds_per_round": float(np.median(seconds[1:])), "peak_memory_mb": memory.peak / 1e6}
+
+
+def flare_run(cache: Path) -> dict:
+    """The same rounds in FLARE's simulator, all sites at once; rounds are timed by the controller."""
+    with tempfile.TemporaryDirectory() as workspace:
+        variables = [
+            f"num_rounds={ROUNDS}",
+            f"warmup_rounds={ROUNDS}",
+            f"image_size={IMAGE_SIZE}",
+            f"batch_size={BATCH}",
+            "learning_rate=0.0003",
+            "mld=false",
+            *(f"phantom.{k}={getattr(SPEC, k)}" for k in ("slices", "sites", "annotated_per_site", "seed")),
+        ]
+        command = [sys.executable, "-m", "fl_components.cli", "simulate", str(ROOT / "jobs" / "fedmlp_ich")]
+        command += ["--workspace", f"{workspace}/ws", "--threads", str(SITES), "--sites", str(SITES), "--quiet"]
+        command += ["--site", f"cache_dir={cache}", "threads=1", "--set", *variables]
+        with PeakMemory() as memory:
+            subprocess.run(command, check=True)
+        lines = (Path(workspace) / "ws/server/simulate_job/fedmend/metrics.jsonl").read_text().splitlines()
+    rounds = {m["round"]: m["seconds"] for m in map(json.loads, lines) if m["stage"] != "evaluate"}
+    return {
+        "seconds_per_round": float(np.median([s for r, s in rounds.items() if r > 0])),
+        "peak_memory_mb": memory.peak / 1e6,
+    }
+
+
+def flare_overhead(cache: Path) -> dict:
+    """(a)"""
+    ensure_phantom(cache, SPEC)
+    bare, flare = bare_loop(cache), flare_run(cache)
+    return {
+        "bare loop": bare,
+        "FLARE": flare,
+        "overhead": flare["seconds_per_round"] / bare["seconds_per_round"] - 1,
+    }
+
+
+def data_path(cache: Path) -> dict:
+    """(b) on the DICOM slices of the phantom."""
+    folder = ensure_phantom(cache, SPEC)
+    images = sorted(p.name for p in (folder / "download" / "stage_2_train").iterdir())
+    root, window = folder / "download" / "stage_2_train", (40.0, 80.0)
+    started = time.monotonic()
+    for name in images[:400]:
+        resize(read_image(root / name, window), IMAGE_SIZE)
+    decoding = 400 / (time.monotonic() - started)
+    with tempfile.TemporaryDirectory() as fresh:
+        started = time.monotonic()
+        store = open_store(Path(fresh), root, images, window=window, size=IMAGE_SIZE, where=str)
+        cold = len(images) / (time.monotonic() - started)
+    torch.set_num_threads(1)
+    data = load_site(
+        folder / "site-1", "site-1", CLASSES, cache_dir=cache, image_size=IMAGE_SIZE, device=torch.device("cpu")
+    )
+    site = Site("site-1", torch.device("cpu"), data, None, None, BATCH)
+    views, repeats = site.views(RoundTask(WARMUP, 0, 1), 1)[0], 5
+    started = time.monotonic()
+    for _ in range(repeats):
+        for index in site.batches(torch.randperm(len(data.train))):
+            data.train.view(index, views)
+    warm = repeats * len(data.train) / (time.monotonic() - started)
+    return {
+        "decode per epoch, images/s (1 process, without augmentation)": decoding,
+        f"store built cold, images/s ({len(store.images)} images)": cold,
+        "store warm with augmentation, images/s (1 thread)": warm,
+    }
+
+
+def growth(features: int = 512, classes: int = 5) -> dict:
+    """(c) seconds per step; 90 % of the entries are unlabelled, 10 % of the residual are tagged."""
+    rows = {}
+    for n in (1_000, 10_000, 100_000):
+        rng = np.random.default_rng(n)
+        x = rng.standard_normal((n, features), dtype=np.float32)
+        labels = np.full((n, classes), -1, dtype=np.int8)
+        labels[:, 0] = rng.random(n) < 0.2
+        timed = {}
+
+        def clock(name, work, timed=timed):
+            started = time.monotonic()
+            value = work()
+            timed[name] = time.monotonic() - started
+            return value
+
+        prototypes = clock("prototypes (Eq. 5)", lambda x=x, labels=labels: local_prototypes(x, labels)[0])
+        prototypes = prototypes + rng.standard_normal(prototypes.shape).astype(np.float32)
+        z = clock("confidences (Eq. 7)", lambda x=x, p=prototypes: confidences(x, p))
+        residual = np.ones(n, dtype=bool)
+        found = clock(
+            "selection (Eqs. 8-9)",
+            lambda z=z, r=residual: [select_confident(z[:, c], r, 0.1, 0.1) for c in range(1, classes)],
+        )
+        sample = np.concatenate([s for pair in found for s in pair])
+        label_class = np.concatenate([np.full(len(s), c + 1) for c, pair in enumerate(found) for s in pair])
+        new = np.concatenate([np.full(len(s), k) for pair in found for k, s in enumerate(pair)])
+        with tempfile.TemporaryDirectory() as folder:
+            ledger = LabelLedger(
+                Path(folder) / "l.sqlite",
+                fingerprint="x",
+                images=[str(i) for i in range(n)],
+                classes=[str(c) for c in range(classes)],
+                site="bench",
+            )
+            repairs = Repairs(sample, label_class, new, np.abs(z[sample, label_class]))
+            clock("ledger record", lambda lg=ledger, r=repairs, y=labels: lg.record("rule", 0, y, r))
+            clock("ledger apply", lambda lg=ledger, y=labels: lg.apply(y))
+        rows[n] = timed
+    return rows
+
+
+def main() -> None:
+    """Runs the chosen parts and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="abc", help="which of a, b, c to run (default abc)")
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/fedmend").expanduser())
+    args = parser.parse_args()
+    parts = {"a": lambda: flare_overhead(args.cache), "b": lambda: data_path(args.cache), "c": growth}
+    machine = f"{platform.machine()}, {psutil.cpu_count()} cores, torch {torch.__version__}"
+    results = {"machine": machine, **{p: parts[p]() for p in args.parts}}
+    out = ROOT / "benchmarks" / "results"
+    out.mkdir(exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(machine)
+    if "a" in results:
+        for name in ("bare loop", "FLARE"):
+            r = results["a"][name]
+            print(f"{name:12s} {r['seconds_per_round']:8.2f} s per round {r['peak_memory_mb']:8.0f} MB at most")
+        print(f"overhead     {100 * results['a']['overhead']:8.1f} %")
+    for name, rate in results.get("b", {}).items():
+        print(f"{name:66s} {rate:10.0f}")
+    for n, steps in results.get("c", {}).items():
+        print(f"{n:7d} samples  " + "  ".join(f"{name} {s:.3f} s" for name, s in steps.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Brain tumour MRI slices (S. Bhuvaji et al., "Brain Tumor Classification (MRI)") → sites that each annotate one tumour.
+
+The source folder holds ``labels.csv`` with the columns image, diagnosis (glioma, meningioma, pituitary, no_tumor) and split
+(train, test), and the PNG slices that it names. The three tumours become three binary labels, no_tumor is all-negative. The
+set has no patient identifiers, so slices of one patient may be at several sites and in both splits.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.manifest import MULTILABEL, write_card, write_table
+from fedmend.errors import FedMendError
+
+CLASSES = ("glioma", "meningioma", "pituitary")
+HEALTHY = "no_tumor"
+TABLE = "labels.csv"
+
+
+def _read(source: Path) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
+    """Split → images, and split → labels (N, 3) int8."""
+    if not (source / TABLE).is_file():
+        raise FedMendError(f"brain-mri, argument source: expected {TABLE} in it, not found")
+    images: dict[str, list[str]] = {"train": [], "test": []}
+    labels: dict[str, list[list[int]]] = {"train": [], "test": []}
+    with open(source / TABLE, newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        for record in reader:
+            where = f"brain-mri, {TABLE} row {reader.line_num}"
+            if record.get("diagnosis") not in (*CLASSES, HEALTHY):
+                raise FedMendError(
+                    f"{where}, column diagnosis: expected one of {[*CLASSES, HEALTHY]}, got another value"
+                )
+            if record.get("split") not in images:
+                raise FedMendError(f"{where}, column split: expected train or test, got another value")
+            images[record["split"]].append(record["image"])
+            labels[record["split"]].append([int(record["diagnosis"] == c) for c in CLASSES])
+    return images, {k: np.array(v, dtype=np.int8).reshape(-1, len(CLASSES)) for k, v in labels.items()}
+
+
+def prepare(source: Path, out: Path, *, val_share: float = 0.1, seed: int = 1037) -> None:
+    """Writes ``out/site-1`` (annotates glioma), ``site-2`` (meningioma) and ``site-3`` (pituitary).
+
+    Each site gets a third of the training slices at random, ``val_share`` of them as its validation split, and a third of the
+    test slices with all labels; ``truth/train.csv`` keeps the complete labels for evaluation.
+
+    Args:
+        source: folder with ``labels.csv`` and the images.
+        out: folder for the site folders; must not hold any yet.
+        val_share: share of a site's training slices held out, in [0, 1).
+        seed: of the partition.
+
+    Raises:
+        FedMendError: the source does not look as described, or ``out`` is taken.
+    """
+    if any(out.glob("site-*")):
+        raise FedMendError("brain-mri, argument out: expected a folder without site folders, found some")
+    images, labels = _read(Path(source))
+    shuffled = {k: np.random.default_rng([seed, i]).permutation(len(v)) for i, (k, v) in enumerate(images.items())}
+    for s, name in enumerate(CLASSES):
+        folder = Path(out) / f"site-{s + 1}"
+        (folder / "truth").mkdir(parents=True)
+        mine = shuffled["train"][s :: len(CLASSES)]
+        held = round(val_share * len(mine))
+        parts = {"val": mine[:held], "train": mine[held:]}
+        for split, index in parts.items():
+            write_table(
+                folder / f"{split}.csv", [images["train"][i] for i in index], labels["train"][index][:, [s]], [name]
+            )
+        train = parts["train"]
+        write_table(
+            folder / "truth" / "train.csv", [images["train"][i] for i in train], labels["train"][train], CLASSES
+        )
+        test = shuffled["test"][s :: len(CLASSES)]
+        write_table(folder / "test.csv", [images["test"][i] for i in test], labels["test"][test], CLASSES)
+        write_card(
+            folder,
+            task=MULTILABEL,
+            classes=CLASSES,
+            splits={k: f"{k}.csv" for k in ("train", "val", "test")},
+            truth={"train": "truth/train.csv"},
+            image_root=str(Path(source).resolve()),
+            modality="MR",
+            provenance={
+                "source": "Brain Tumor Classification (MRI), Bhuvaji et al.",
+                "seed": seed,
+                "val_share": val_share,
+            },
+        )

@@ -1,0 +1,78 @@
+"""The brain tumour converter."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmend.data.manifest import load_card, load_table
+from fedmend.datasets.brain_mri import CLASSES, prepare
+from fedmend.errors import FedMendError
+
+
+@pytest.fixture
+def source(tmp_path):
+    rows = ["image,diagnosis,split"]
+    for i in range(30):
+        rows.append(f"images/{i}.png,{[*CLASSES, 'no_tumor'][i % 4]},{'test' if i >= 24 else 'train'}")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "labels.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path / "source"
+
+
+def _tables(out: Path, site: int):
+    card = load_card(out / f"site-{site}", f"site-{site}")
+    names = {**card.splits, "truth": card.truth["train"]}
+    return {k: load_table(card, file, CLASSES) for k, file in names.items()}
+
+
+def test_each_site_annotates_one_tumour_and_keeps_the_truth_beside(source, tmp_path):
+    prepare(source, tmp_path / "out", val_share=0.25)
+    for s in (1, 2, 3):
+        tables = _tables(tmp_path / "out", s)
+        assert tables["train"].annotated.tolist() == [c == s - 1 for c in range(3)]
+        assert tables["test"].annotated.all()
+        assert [len(tables[k].images) for k in ("train", "val", "test")] == [6, 2, 2]
+        truth, train = tables["truth"], tables["train"]
+        assert truth.images == train.images
+        np.testing.assert_array_equal(truth.labels[:, s - 1], train.labels[:, s - 1])
+        for image, labels in zip(truth.images, truth.labels, strict=True):
+            number = int(Path(image).stem)
+            assert labels.tolist() == [int(number % 4 == c) for c in range(3)]
+
+
+def test_every_slice_is_at_one_site_and_in_one_split(source, tmp_path):
+    prepare(source, tmp_path / "out")
+    images = [i for s in (1, 2, 3) for k, t in _tables(tmp_path / "out", s).items() if k != "truth" for i in t.images]
+    assert sorted(images) == sorted(f"images/{i}.png" for i in range(30))
+
+
+def test_the_same_seed_gives_the_same_sites(source, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        prepare(source, tmp_path / name, seed=seed)
+    read = [(tmp_path / name / "site-2" / "train.csv").read_text() for name in "abc"]
+    assert read[0] == read[1] != read[2]
+
+
+def test_an_unknown_diagnosis_is_refused_by_row(source, tmp_path):
+    table = source / "labels.csv"
+    table.write_text(table.read_text().replace("images/3.png,no_tumor", "images/3.png,healthy"))
+    with pytest.raises(
+        FedMendError, match=r"labels.csv row 5, column diagnosis: expected one of .*, got another value"
+    ):
+        prepare(source, tmp_path / "out")
+
+
+def test_existing_site_folders_are_not_overwritten(source, tmp_path):
+    prepare(source, tmp_path / "out")
+    with pytest.raises(FedMendError, match="expected a folder without site folders"):
+        prepare(source, tmp_path / "out")
+
+
+@pytest.mark.skipif("FEDMEND_REAL_DATA" not in os.environ, reason="needs FEDMEND_REAL_DATA")
+def test_the_real_set_has_its_published_counts(tmp_path):
+    prepare(Path(os.environ["FEDMEND_REAL_DATA"]) / "brain_mri", tmp_path / "out", val_share=0)
+    truth = np.concatenate([_tables(tmp_path / "out", s)[k].labels for s in (1, 2, 3) for k in ("truth", "test")])
+    assert truth.sum(0).tolist() == [886, 823, 834]
+    assert len(truth) == 2870
