@@ -64,7 +64,11 @@ class RunRecords:
 
     def finish(self, files: Mapping[str, str], seconds: float) -> None:
         """Writes ``results.json``: final and best metrics, and where the files are."""
-        final = {m["split"]: m["macro"] for m in self._at(max(m["round"] for m in self._lines[METRICS]))} if self._lines[METRICS] else {}
+        final = (
+            {m["split"]: m["macro"] for m in self._at(max(m["round"] for m in self._lines[METRICS]))}
+            if self._lines[METRICS]
+            else {}
+        )
         best_round = next((d["round"] for d in reversed(self.decisions) if d["what"] == "best_model"), None)
         best = {"round": best_round, **{m["split"]: m["macro"] for m in self._at(best_round)}}
         results = {"final": final, "best": best, "files": dict(files), "seconds": round(seconds, 1)}

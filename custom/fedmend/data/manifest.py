@@ -7,6 +7,7 @@ column per annotated class with 1, 0 or blank (``task: multilabel``) or the colu
 
 import csv
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,10 @@ def _parse_window(value, where: str):
     )
 
 
+def _is_text_mapping(value) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+
+
 def load_card(folder: Path | str, site: str) -> SiteCard:
     """Reads and checks ``site.json``.
 
@@ -124,9 +129,11 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
     if len(set(classes)) != len(classes):
         raise FedMendError(f"{where}, field classes: expected each name once, got {classes!r}")
     splits, truth = raw.get("splits"), raw.get("truth", {})
-    if not isinstance(splits, dict) or "train" not in splits:
-        raise FedMendError(f"{where}, field splits: expected a mapping with at least 'train', got {splits!r}")
-    if not isinstance(truth, dict):
+    if not _is_text_mapping(splits) or "train" not in splits:
+        raise FedMendError(
+            f"{where}, field splits: expected a mapping of split to file name with at least 'train', got {splits!r}"
+        )
+    if not _is_text_mapping(truth):
         raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {truth!r}")
     if not isinstance(raw.get("image_root"), str):
         raise FedMendError(f"{where}, field image_root: expected a folder, got {raw.get('image_root')!r}")
@@ -197,44 +204,45 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
     classes = tuple(classes)
     rows, images, patients, labels = [], [], [], []
     seen: dict[str, int] = {}
-    if not (card.folder / file).is_file():
-        raise FedMendError(f"{where}: expected beside {CARD_NAME}, not found")
-    with open(card.folder / file, newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream)
-        header = reader.fieldnames or []
-        required = ["image"] + (["label"] if card.task == SINGLELABEL else [])
-        for column in required:
-            if column not in header:
-                raise FedMendError(f"{where}, header: expected a column {column!r}, got {header}")
-        class_columns = [c for c in header if c not in ("image", "patient")]
-        if card.task == SINGLELABEL:
-            columns = {c: i for i, c in enumerate(classes)}
-        else:
-            unknown = [c for c in class_columns if c not in classes]
-            if unknown or len(set(class_columns)) != len(class_columns):
-                raise FedMendError(f"{where}, header: expected columns out of {list(classes)}, got {class_columns}")
-            columns = {c: classes.index(c) for c in class_columns}
-        for record in reader:
-            row = reader.line_num
-            if None in record or None in record.values():
+    try:
+        text = (card.folder / file).read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, IsADirectoryError):
+        raise FedMendError(f"{where}: expected beside {CARD_NAME}, not found") from None
+    except UnicodeDecodeError:
+        raise FedMendError(f"{where}: expected UTF-8 text, got another encoding") from None
+    reader = csv.DictReader(io.StringIO(text))
+    header = reader.fieldnames or []
+    required = ["image"] + (["label"] if card.task == SINGLELABEL else [])
+    for column in required:
+        if column not in header:
+            raise FedMendError(f"{where}, header: expected a column {column!r}, got {header}")
+    class_columns = [c for c in header if c not in ("image", "patient")]
+    if card.task == SINGLELABEL:
+        columns = {c: i for i, c in enumerate(classes)}
+    else:
+        unknown = [c for c in class_columns if c not in classes]
+        if unknown or len(set(class_columns)) != len(class_columns):
+            raise FedMendError(f"{where}, header: expected columns out of {list(classes)}, got {class_columns}")
+        columns = {c: classes.index(c) for c in class_columns}
+    for record in reader:
+        row = reader.line_num
+        if None in record or None in record.values():
+            raise FedMendError(f"{where} row {row}: expected {len(header)} fields as in the header, got another number")
+        image = record["image"].strip()
+        if not image:
+            raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
+        label = _label_row(record, columns, card, f"{where} row {row}", len(classes))
+        if image in seen:
+            if labels[seen[image]] != label:
                 raise FedMendError(
-                    f"{where} row {row}: expected {len(header)} fields as in the header, got another number"
+                    f"{where} row {row}: expected the labels of row {rows[seen[image]]}, which names the same image, got others"
                 )
-            image = record["image"].strip()
-            if not image:
-                raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
-            label = _label_row(record, columns, card, f"{where} row {row}", len(classes))
-            if image in seen:
-                if labels[seen[image]] != label:
-                    raise FedMendError(
-                        f"{where} row {row}: expected the labels of row {rows[seen[image]]}, which names the same image, got others"
-                    )
-                continue
-            seen[image] = len(images)
-            rows.append(row)
-            images.append(image)
-            patients.append((record.get("patient") or "").strip())
-            labels.append(label)
+            continue
+        seen[image] = len(images)
+        rows.append(row)
+        images.append(image)
+        patients.append((record.get("patient") or "").strip())
+        labels.append(label)
     annotated = np.zeros(len(classes), dtype=bool)
     annotated[list(columns.values())] = True
     matrix = np.array(labels, dtype=np.int8).reshape(len(labels), len(classes))

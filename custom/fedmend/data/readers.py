@@ -1,7 +1,7 @@
 """One image file → one 8-bit grey slice: DICOM, PNG/JPEG and NIfTI.
 
-DICOM is read with pydicom itself and not through MONAI's ``PydicomReader``: windowing, MONOCHROME1 and the refusal of
-multi-frame files need header fields that the MONAI reader does not hand on.
+DICOM and NIfTI are read with pydicom and nibabel themselves and not through MONAI's readers: windowing, MONOCHROME1 and the
+refusal of multi-frame files and time series need header fields and shapes that MONAI's readers do not hand on.
 """
 
 import warnings
@@ -49,23 +49,30 @@ def _read_dicom(path: Path, window: Window) -> np.ndarray:
             if int(dataset.get("SamplesPerPixel", 1)) != 1:
                 raise UnreadableImage(f"expected a grey DICOM file, got {dataset.SamplesPerPixel} samples per pixel")
             values = apply_modality_lut(dataset.pixel_array, dataset)
+            if window == "file":
+                centre, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
+                if centre is None or width is None:
+                    raise UnreadableImage(
+                        "expected a window in the DICOM header (site.json says window: file), got none"
+                    )
+                window = tuple(
+                    float(v[0] if isinstance(v, pydicom.multival.MultiValue) else v) for v in (centre, width)
+                )
+            inverted = dataset.get("PhotometricInterpretation") == "MONOCHROME1"
+    except (UnreadableImage, OSError):
+        raise
     except InvalidDicomError:
         raise UnreadableImage("expected a DICOM file, got something else") from None
-    except (AttributeError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError) as e:
+    except Exception as e:  # pydicom raises many types for a damaged file, some only when a field is looked at
         raise UnreadableImage(
             f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
-    if window == "file":
-        centre, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
-        if centre is None or width is None:
-            raise UnreadableImage("expected a window in the DICOM header (site.json says window: file), got none")
-        window = tuple(float(v[0] if isinstance(v, pydicom.multival.MultiValue) else v) for v in (centre, width))
-    if window is None or window[1] <= 0:
+    if window is None or not window[1] > 0:
         raise UnreadableImage(
             "expected a window in site.json for DICOM ('file', a name or [centre, width] in HU), got none"
         )
     grey = apply_window(values, *window)
-    return 255 - grey if dataset.get("PhotometricInterpretation") == "MONOCHROME1" else grey
+    return 255 - grey if inverted else grey
 
 
 def _read_picture(path: Path) -> np.ndarray:
@@ -83,24 +90,30 @@ def _read_picture(path: Path) -> np.ndarray:
 
 
 def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
-    from monai.transforms import LoadImage, Orientation
+    import nibabel
 
     try:
-        volume = LoadImage(reader="NibabelReader", image_only=True, ensure_channel_first=True)(path)
-        volume = np.asarray(Orientation(axcodes="RAS", labels=None)(volume))[0]
-    except Exception as e:  # nibabel and MONAI raise many types for a damaged file
+        image = nibabel.load(path)
+        volume = np.asarray(image.dataobj, dtype=np.float32)
+    except Exception as e:  # nibabel raises many types for a damaged file
         raise UnreadableImage(f"expected a NIfTI file, got a corrupt or truncated one ({type(e).__name__})") from None
     if volume.ndim == 2:
         volume = volume[..., None]
     if volume.ndim != 3:
         raise UnreadableImage(f"expected a slice or a 3-D NIfTI volume, got {volume.ndim} dimensions")
+    orientation = nibabel.io_orientation(image.affine)
+    if np.isnan(orientation).any():
+        raise UnreadableImage("expected an affine matrix with three axes in the NIfTI header, got a degenerate one")
+    volume = nibabel.apply_orientation(volume, orientation)  # RAS
     if not index and volume.shape[2] != 1:
         raise UnreadableImage(
             f"expected 'file.nii.gz#slice' for a volume, got no slice number for {volume.shape[2]} slices"
         )
-    if index and not (index.isdigit() and int(index) < volume.shape[2]):
+    if index and not (index.isdecimal() and int(index) < volume.shape[2]):
         raise UnreadableImage(f"expected a slice number below {volume.shape[2]}, got {index[:12]!r}")
     plane = np.rot90(volume[:, :, int(index or 0)])  # RAS columns → rows from anterior to posterior
+    if not np.isfinite(plane).all():
+        raise UnreadableImage("expected finite voxels, got NaN or infinity")
     if isinstance(window, tuple):
         return apply_window(plane, *window)
     low, high = np.percentile(plane, (0.5, 99.5))
@@ -122,7 +135,7 @@ def read_image(path: Path, window: Window) -> np.ndarray:
         (H, W) uint8.
 
     Raises:
-        FileNotFoundError: no such file.
+        OSError: the file cannot be opened; FileNotFoundError where there is none.
         UnreadableImage: the file cannot be used; the message says why without naming it.
     """
     name, _, index = path.name.partition("#")

@@ -159,6 +159,8 @@ def load_site(
         images = store.images
         if not store.readable.all():
             table, images = _drop_unreadable(table, store.readable), images[np.flatnonzero(store.readable)]
+            if name == "train":
+                _check_training_labels(card, table)  # what is left out may have been the only positive
         return Split(images, table, device)
 
     train = load_split(card.truth["train"] if all_labels else card.splits["train"], "train")

@@ -65,6 +65,8 @@ def _decode(paths: Sequence[Path], window: Window, size: int) -> list[np.ndarray
             decoded.append(None)
         except UnreadableImage as e:
             decoded.append(str(e))
+        except OSError as e:
+            decoded.append(f"expected a file that can be opened, got an error ({type(e).__name__})")
     return decoded
 
 
@@ -138,12 +140,13 @@ def open_store(
         try:
             with exclusive(folder.with_suffix(".lock")):
                 if not folder.is_dir():
-                    _build_beside(folder, image_root, images, window, size, where, processes or os.cpu_count() or 1)
+                    paths = [image_root / image for image in images]
+                    _build_beside(folder, paths, window, size, where, max_unreadable, processes or os.cpu_count() or 1)
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
-                need = len(images) * size * size / 1e6
+                need = max(1, round(len(images) * size * size / 1e6))
                 raise FedMendError(
-                    f"{where(0).split(' row')[0]}: cache_dir: expected {need:.0f} MB of free space, got a full disk"
+                    f"{where(0).split(' row')[0]}: cache_dir: expected {need} MB of free space, got a full disk"
                 ) from None
             if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
                 raise FedMendError(
@@ -151,10 +154,7 @@ def open_store(
                 ) from None
             raise
     unreadable = {int(k): v for k, v in json.loads((folder / "meta.json").read_text())["unreadable"].items()}
-    if len(unreadable) > max_unreadable:
-        listed = "; ".join(f"{where(i)}: {reason}" for i, reason in list(unreadable.items())[:5])
-        more = f" and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
-        raise FedMendError(f"{listed}{more} (max_unreadable allows {max_unreadable}, got {len(unreadable)})")
+    _check_unreadable(unreadable, where, max_unreadable)
     if unreadable:
         LOG.warning(
             "image store: %d unreadable images left out, as max_unreadable allows: %s",
@@ -170,11 +170,19 @@ def open_store(
     )
 
 
-def _build_beside(folder: Path, image_root, images, window, size, where, processes) -> None:
+def _check_unreadable(unreadable: dict[int, str], where: Callable[[int], str], max_unreadable: int) -> None:
+    if len(unreadable) > max_unreadable:
+        listed = "; ".join(f"{where(i)}: {reason}" for i, reason in list(unreadable.items())[:5])
+        more = f" and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
+        raise FedMendError(f"{listed}{more} (max_unreadable allows {max_unreadable}, got {len(unreadable)})")
+
+
+def _build_beside(folder: Path, paths, window, size, where, max_unreadable, processes) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        unreadable = _build(temporary, [image_root / i for i in images], window, size, where, processes)
-        (temporary / "meta.json").write_text(json.dumps({"count": len(images), "size": size, "unreadable": unreadable}))
+        unreadable = _build(temporary, paths, window, size, where, processes)
+        _check_unreadable(unreadable, where, max_unreadable)  # a refused store is not kept: files get mended in place
+        (temporary / "meta.json").write_text(json.dumps({"count": len(paths), "size": size, "unreadable": unreadable}))
         temporary.chmod(0o755)
         os.replace(temporary, folder)
     finally:

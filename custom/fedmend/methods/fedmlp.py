@@ -317,7 +317,11 @@ def check_report(report: Report, num_classes: int) -> None:
         return
     shapes = {name: np.shape(report[name]) for name in FedMLP.REPORT_FIELDS if name in report}
     width = shapes.get("prototypes", (0, 0))[-1]
-    expected = {"prototypes": (2 * num_classes, width), "prototype_counts": (2 * num_classes,), "learning_degree": (num_classes,)}
+    expected = {
+        "prototypes": (2 * num_classes, width),
+        "prototype_counts": (2 * num_classes,),
+        "learning_degree": (num_classes,),
+    }
     if shapes != expected:
         raise FedMendError(f"report: expected the shapes {expected}, got {shapes}")
 

@@ -1,0 +1,228 @@
+import nibabel
+import numpy as np
+import pytest
+from factories import make_dicom, pixels, write_png
+from PIL import Image
+
+from fedmend.data.manifest import WINDOWS
+from fedmend.data.readers import UnreadableImage, apply_window, read_image, resize
+
+BRAIN = WINDOWS["brain"]  # centre 40, width 80: 0..80 HU → 0..255
+HU = np.array([[-10, 0, 20], [40, 80, 100]])
+SEEN = [[0, 0, 64], [128, 255, 255]]
+VOLUME = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)  # right, front, up
+
+
+def unreadable(sentence):
+    return pytest.raises(UnreadableImage, match=f"^{sentence}$")
+
+
+def write_nifti(path, volume=VOLUME, affine=None):
+    nibabel.save(nibabel.Nifti1Image(volume, np.eye(4) if affine is None else affine), path)
+    return path
+
+
+def test_a_window_maps_its_range_to_a_byte_and_clips_the_rest():
+    seen = apply_window(HU, 40, 80)
+    assert seen.dtype == np.uint8
+    assert seen.tolist() == SEEN
+
+
+def test_dicom_values_are_rescaled_by_slope_and_intercept(tmp_path):
+    make_dicom(tmp_path / "a.dcm", (HU + 1024) // 2, RescaleSlope=2, RescaleIntercept=-1024)
+    assert read_image(tmp_path / "a.dcm", BRAIN).tolist() == SEEN
+
+
+@pytest.mark.parametrize(
+    ("window", "seen"),
+    [(WINDOWS["brain"], 128), ("file", 64), ((20.0, 40.0), 255)],
+    ids=["named", "own", "numbers"],
+)
+def test_dicom_is_seen_through_a_named_the_files_own_or_a_numbered_window(tmp_path, window, seen):
+    make_dicom(tmp_path / "a.dcm", [[40]], WindowCenter=80, WindowWidth=160)
+    assert read_image(tmp_path / "a.dcm", window).tolist() == [[seen]]
+
+
+def test_the_first_of_several_own_windows_is_taken(tmp_path):
+    make_dicom(tmp_path / "a.dcm", [[40]], WindowCenter=[80, 600], WindowWidth=[160, 2800])
+    assert read_image(tmp_path / "a.dcm", "file").tolist() == [[64]]
+
+
+def test_monochrome1_is_inverted(tmp_path):
+    make_dicom(tmp_path / "a.dcm", HU, PhotometricInterpretation="MONOCHROME1")
+    assert read_image(tmp_path / "a.dcm", BRAIN).tolist() == (255 - np.array(SEEN)).tolist()
+
+
+def test_a_name_without_known_suffix_is_read_as_dicom(tmp_path):
+    make_dicom(tmp_path / "IM0001", HU)
+    assert read_image(tmp_path / "IM0001", BRAIN).tolist() == SEEN
+
+
+@pytest.mark.parametrize(
+    ("fields", "window", "sentence"),
+    [
+        ({"NumberOfFrames": 2}, BRAIN, "expected one frame, got a multi-frame DICOM file with 2 frames"),
+        ({"SamplesPerPixel": 3}, BRAIN, "expected a grey DICOM file, got 3 samples per pixel"),
+        (
+            {},
+            "file",
+            r"expected a window in the DICOM header \(site.json says window: file\), got none",
+        ),
+        (
+            {},
+            None,
+            r"expected a window in site.json for DICOM \('file', a name or \[centre, width\] in HU\), got none",
+        ),
+        (
+            {"BitsAllocated": None},
+            BRAIN,
+            r"expected readable DICOM pixels, got a corrupt or truncated file \(AttributeError\)",
+        ),
+    ],
+)
+def test_a_dicom_file_that_is_not_one_grey_slice_in_a_window_is_refused(tmp_path, fields, window, sentence):
+    make_dicom(tmp_path / "a.dcm", np.zeros((2, 4, 4)), **fields)
+    with unreadable(sentence):
+        read_image(tmp_path / "a.dcm", window)
+
+
+def test_a_file_that_is_not_dicom_is_refused(tmp_path):
+    (tmp_path / "a.dcm").write_bytes(bytes(1000))
+    with unreadable("expected a DICOM file, got something else"):
+        read_image(tmp_path / "a.dcm", BRAIN)
+
+
+def test_a_dicom_file_cut_anywhere_is_refused(tmp_path):
+    make_dicom(tmp_path / "whole.dcm", pixels(0), WindowCenter=40, WindowWidth=80)
+    whole = (tmp_path / "whole.dcm").read_bytes()
+    for length in range(0, len(whole), 3):
+        (tmp_path / "cut.dcm").write_bytes(whole[:length])
+        with pytest.raises(UnreadableImage, match=r"^expected .*, got "):
+            read_image(tmp_path / "cut.dcm", "file")
+
+
+@pytest.mark.parametrize(("intact", "damaged"), [(b"40", b"4x"), (b"(\x00P\x10DS", b"(\x00P\x10Dp")])
+def test_a_damaged_window_in_the_header_is_refused(tmp_path, intact, damaged):
+    make_dicom(tmp_path / "a.dcm", pixels(0), WindowCenter=40, WindowWidth=80)
+    content = (tmp_path / "a.dcm").read_bytes()
+    assert intact in content
+    (tmp_path / "a.dcm").write_bytes(content.replace(intact, damaged))
+    with unreadable(r"expected readable DICOM pixels, got a corrupt or truncated file \(\w+\)"):
+        read_image(tmp_path / "a.dcm", "file")
+
+
+def test_png_is_taken_as_it_is(tmp_path):
+    write_png(tmp_path / "a.PNG", 5)
+    assert np.array_equal(read_image(tmp_path / "a.PNG", None), pixels(5))
+
+
+def test_colour_is_turned_to_grey(tmp_path):
+    Image.new("RGB", (3, 2), (255, 0, 0)).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png", None).tolist() == [[76] * 3] * 2  # 0.299 * 255
+
+
+def test_jpeg_is_read_within_its_loss(tmp_path):
+    ramp = np.tile(np.arange(0, 256, 16, dtype=np.uint8), (16, 1))
+    Image.fromarray(ramp).save(tmp_path / "a.jpg", quality=95)
+    assert np.abs(read_image(tmp_path / "a.jpg", None).astype(int) - ramp).max() <= 4
+
+
+def test_a_16_bit_picture_is_refused(tmp_path):
+    Image.fromarray(np.full((4, 4), 1000, dtype=np.uint16)).save(tmp_path / "a.png")
+    with unreadable("expected an 8-bit picture, got mode I;16"):
+        read_image(tmp_path / "a.png", None)
+
+
+@pytest.mark.parametrize(("keep", "error"), [(0, "UnidentifiedImageError"), (80, "OSError")])
+def test_a_damaged_picture_is_refused(tmp_path, keep, error):
+    write_png(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:keep])
+    with unreadable(rf"expected a PNG or JPEG picture, got a corrupt or truncated file \({error}\)"):
+        read_image(tmp_path / "a.png", None)
+
+
+@pytest.mark.parametrize("slice_number", [0, 3])
+def test_a_slice_of_a_nifti_volume_is_named_behind_a_hash(tmp_path, slice_number):
+    write_nifti(tmp_path / "vol.nii.gz")
+    plane = VOLUME[:, :, slice_number]
+    expected = [[plane[x, y] for x in (0, 1)] for y in (2, 1, 0)]  # rows from front to back, columns from left to right
+    seen = read_image(tmp_path / f"vol.nii.gz#{slice_number}", (127.5, 255.0))
+    assert seen.tolist() == expected
+
+
+def test_a_nifti_volume_in_another_orientation_gives_the_same_slice(tmp_path):
+    write_nifti(tmp_path / "ras.nii.gz")
+    write_nifti(tmp_path / "lpi.nii.gz", VOLUME[::-1, ::-1, ::-1], np.diag([-1.0, -1, -1, 1]))
+    window = (12.0, 24.0)
+    assert np.array_equal(read_image(tmp_path / "ras.nii.gz#1", window), read_image(tmp_path / "lpi.nii.gz#1", window))
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1)])
+def test_a_nifti_file_with_one_slice_needs_no_number(tmp_path, shape):
+    write_nifti(tmp_path / "slice.nii", np.zeros(shape, dtype=np.float32))
+    assert read_image(tmp_path / "slice.nii", (0.0, 1.0)).tolist() == [[128] * 4] * 5
+
+
+def test_a_nifti_slice_without_window_takes_its_own_percentiles(tmp_path):
+    values = np.arange(1001, dtype=np.float32)[:, None]
+    write_nifti(tmp_path / "slice.nii", values)
+    seen = read_image(tmp_path / "slice.nii", None).ravel()
+    assert (seen[5], seen[500], seen[995]) == (0, 128, 255)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "sentence"),
+    [
+        ((2, 3, 4), "v.nii.gz", "expected 'file.nii.gz#slice' for a volume, got no slice number for 4 slices"),
+        ((2, 3, 4), "v.nii.gz#4", "expected a slice number below 4, got '4'"),
+        ((2, 3, 4), "v.nii.gz#-1", "expected a slice number below 4, got '-1'"),
+        ((2, 3, 4, 2), "v.nii.gz#0", "expected a slice or a 3-D NIfTI volume, got 4 dimensions"),
+    ],
+)
+def test_a_nifti_slice_that_is_not_there_is_refused(tmp_path, shape, name, sentence):
+    write_nifti(tmp_path / "v.nii.gz", np.zeros(shape, dtype=np.float32))
+    with unreadable(sentence):
+        read_image(tmp_path / name, BRAIN)
+
+
+def test_a_nifti_slice_with_nan_is_refused(tmp_path):
+    write_nifti(tmp_path / "v.nii", np.array([[0, 1], [2, np.nan]], dtype=np.float32))
+    with unreadable("expected finite voxels, got NaN or infinity"):
+        read_image(tmp_path / "v.nii", None)
+
+
+def test_a_nifti_file_whose_axes_fall_together_is_refused(tmp_path):
+    flat = nibabel.Nifti1Image(VOLUME, None)
+    flat.header.set_sform(np.diag([1.0, 1, 0, 1]), code=1)
+    nibabel.save(flat, tmp_path / "v.nii")
+    with unreadable("expected an affine matrix with three axes in the NIfTI header, got a degenerate one"):
+        read_image(tmp_path / "v.nii#0", BRAIN)
+
+
+def test_a_damaged_nifti_file_is_refused(tmp_path):
+    path = write_nifti(tmp_path / "v.nii.gz")
+    path.write_bytes(path.read_bytes()[:60])
+    with unreadable(r"expected a NIfTI file, got a corrupt or truncated one \(\w+\)"):
+        read_image(tmp_path / "v.nii.gz#0", BRAIN)
+
+
+@pytest.mark.parametrize("name", ["a.dcm", "a.png", "a.nii.gz#3", "folder"])
+def test_a_missing_file_is_told_from_an_unreadable_one(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileNotFoundError):
+        read_image(tmp_path / name, BRAIN)
+
+
+def test_resizing_averages_over_what_a_new_pixel_covers():
+    halves = np.repeat(np.array([[0, 200]], dtype=np.uint8), 8, axis=1).repeat(16, axis=0)
+    small = resize(halves, 4)
+    assert (small.shape, small.dtype) == ((4, 4), np.uint8)
+    assert small[:, 0].tolist() == [0] * 4
+    assert small[:, 3].tolist() == [200] * 4
+    noise = pixels(1, 64)
+    assert abs(resize(noise, 8).mean() - noise.mean()) < 2  # picking single pixels would be off by far more
+    assert resize(noise, 8).std() < noise.std() / 4
+
+
+def test_an_image_of_the_right_size_is_not_touched():
+    assert np.array_equal(resize(pixels(1), 8), pixels(1))

@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+import torch
+from factories import CLASSES, LABELS, make_site_folder, pixels, refused
+from torch_factories import CPU, make_split
+
+from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, draw_views
+from fedmend.data.manifest import write_table
+from fedmend.data.site import load_site, load_truth
+
+TRUTH = np.where(LABELS < 0, 1, LABELS)
+IDENTITY = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
+
+
+def opened(folder, *, classes=CLASSES, **options):
+    return load_site(folder, "site-1", classes, cache_dir=folder / "cache", image_size=8, device=CPU, **options)
+
+
+def test_a_site_folder_becomes_images_and_labels(tmp_path):
+    data = opened(make_site_folder(tmp_path / "s"))
+    assert data.classes == CLASSES
+    assert data.annotated.tolist() == [True, False, True]
+    assert len(data.train) == 6
+    assert np.array_equal(data.train.labels, LABELS)
+    assert all(np.array_equal(data.train.images[i], pixels(i)) for i in range(6))
+    assert data.evaluation == {}
+
+
+def test_the_jobs_class_order_leads(tmp_path):
+    data = opened(make_site_folder(tmp_path / "s"), classes=CLASSES[::-1])
+    assert data.annotated.tolist() == [True, False, True]
+    assert np.array_equal(data.train.labels, LABELS[:, ::-1])
+
+
+def test_val_and_test_are_opened_with_their_own_labels_and_other_splits_are_not(tmp_path):
+    data = opened(make_site_folder(tmp_path / "s", splits=("val", "test", "extra")))
+    assert sorted(data.evaluation) == ["test", "val"]
+    assert np.array_equal(data.evaluation["val"].labels, np.maximum(LABELS, 0))
+    assert data.annotated.tolist() == [True, False, True]  # training columns, whatever the test split shows
+
+
+def test_an_empty_evaluation_split_is_left_out(tmp_path):
+    folder = make_site_folder(tmp_path / "s", splits=("val", "test"))
+    write_table(folder / "val.csv", [], np.zeros((0, 3)), CLASSES)
+    assert list(opened(folder).evaluation) == ["test"]
+
+
+def test_an_evaluation_split_may_have_one_label_value_only(tmp_path):
+    folder = make_site_folder(tmp_path / "s", splits=("test",))
+    write_table(folder / "test.csv", ["img0.png"], np.zeros((1, 3)), CLASSES)
+    assert opened(folder).evaluation["test"].labels.tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns", "sentence"),
+    [
+        ([[1, 0, 1]], None, ": expected at least 2 samples, got 1"),
+        (LABELS, [], ", header: expected at least one class column, got none"),
+        (
+            LABELS,
+            [0, 1],
+            ", column fracture: expected both 0 and 1 (a class prior between 0 and 1), got only blanks; leave the column"
+            " out if the class is not annotated here",
+        ),
+        (
+            [[1, -1, 1], [0, -1, 1], [1, -1, -1]],
+            None,
+            ", column nodule: expected both 0 and 1 (a class prior between 0 and 1), got only 1; leave the column out if"
+            " the class is not annotated here",
+        ),
+    ],
+)
+def test_training_labels_that_teach_nothing_are_refused(tmp_path, labels, columns, sentence):
+    with refused(f"site-1: train.csv{sentence}"):
+        opened(make_site_folder(tmp_path / "s", labels, columns=columns))
+
+
+def test_unreadable_images_are_left_out_with_their_labels_rows_and_patients(tmp_path):
+    folder = make_site_folder(tmp_path / "s")
+    (folder / "images" / "img2.png").write_bytes(b"")
+    with refused(
+        "site-1: train.csv row 4: expected a PNG or JPEG picture, got a corrupt or truncated file"
+        " (UnidentifiedImageError) (max_unreadable allows 0, got 1)"
+    ):
+        opened(folder)
+    train = opened(folder, max_unreadable=1).train
+    assert len(train) == 5
+    assert np.array_equal(train.labels, np.delete(LABELS, 2, 0))
+    assert not train.labels.flags.writeable
+    assert train.table.rows.tolist() == [2, 3, 5, 6, 7]
+    assert train.table.patients == ("p0", "p1", "p3", "p4", "p5")
+    assert train.table.images == tuple(f"img{i}.png" for i in (0, 1, 3, 4, 5))
+    assert np.array_equal(train.images[2], pixels(3))
+
+
+def test_leaving_the_only_positive_out_is_refused(tmp_path):
+    folder = make_site_folder(tmp_path / "s", [[1], [0], [0]], classes=("a",))
+    (folder / "images" / "img0.png").write_bytes(b"")
+    with refused(
+        "site-1: train.csv, column a: expected both 0 and 1 (a class prior between 0 and 1), got only 0; leave the column"
+        " out if the class is not annotated here"
+    ):
+        opened(folder, classes=("a",), max_unreadable=1)
+
+
+def test_all_labels_trains_on_the_truth(tmp_path):
+    truth = TRUTH.copy()
+    truth[0, 1] = 0
+    data = opened(make_site_folder(tmp_path / "s", truth=truth), all_labels=True)
+    assert np.array_equal(data.train.labels, truth)
+    assert data.annotated.all()
+
+
+def test_all_labels_without_truth_is_refused(tmp_path):
+    with refused("site-1: site.json, field truth: expected a complete label table for all_labels, got none"):
+        opened(make_site_folder(tmp_path / "s"), all_labels=True)
+
+
+def test_the_truth_is_given_in_the_order_of_the_images_asked_for(tmp_path):
+    folder = make_site_folder(tmp_path / "s", truth=TRUTH)
+    truth = load_truth(folder, "site-1", CLASSES, ["img4.png", "unknown.png", "img0.png"])
+    assert truth.tolist() == [TRUTH[4].tolist(), [-1, -1, -1], TRUTH[0].tolist()]
+
+
+def test_a_site_without_truth_table_has_no_truth(tmp_path):
+    assert load_truth(make_site_folder(tmp_path / "s"), "site-1", CLASSES, ["img0.png"]) is None
+
+
+def test_a_plain_view_is_the_normalised_image():
+    split = make_split([[0]] * 3)
+    view = split.view(torch.tensor([2, 0]))
+    assert (view.shape, view.dtype) == ((2, 3, 8, 8), torch.float32)
+    for channel in range(3):
+        expected = (split.images[[2, 0]] / 255 - IMAGENET_MEAN[channel]) / IMAGENET_STD[channel]
+        assert np.allclose(view[:, channel].numpy(), expected, atol=1e-5)
+
+
+def test_a_view_through_the_identity_is_the_plain_view():
+    split, index = make_split([[0]] * 5), torch.tensor([3, 1, 4])
+    assert torch.allclose(split.view(index, IDENTITY.expand(5, 2, 3)), split.view(index), atol=1e-5)
+
+
+def test_each_sample_is_seen_through_its_own_map():
+    split = make_split([[0]] * 4)
+    matrices = IDENTITY.repeat(4, 1, 1)
+    matrices[2, 0, 0] = -1
+    view, plain = split.view(torch.tensor([1, 2]), matrices), split.view(torch.tensor([1, 2]))
+    assert torch.allclose(view[0], plain[0], atol=1e-5)
+    assert torch.allclose(view[1], plain[1].flip(2), atol=1e-5)
+
+
+def test_a_view_can_be_made_again_in_any_batch():
+    split = make_split([[0]] * 6)
+    matrices = draw_views(6, 1, torch.Generator().manual_seed(1))[0]
+    whole = split.view(torch.arange(6), matrices)
+    parts = torch.cat([split.view(torch.tensor([5]), matrices), split.view(torch.tensor([0, 1]), matrices)])
+    assert torch.allclose(parts, whole[[5, 0, 1]], atol=1e-6)
+    assert torch.equal(split.view(torch.arange(6), matrices), whole)

@@ -1,0 +1,236 @@
+import contextlib
+import errno
+import logging
+import multiprocessing
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+from factories import pixels, refused, write_png
+
+from fedmend.data import store
+from fedmend.data.store import open_store
+
+NAMES = ("a.png", "b.png", "c.png")
+SPAWN = multiprocessing.get_context("spawn")
+DAMAGED = "expected a PNG or JPEG picture, got a corrupt or truncated file (UnidentifiedImageError)"
+
+
+def where(i):
+    return f"site-1: train.csv row {i + 2}"
+
+
+@pytest.fixture
+def root(tmp_path):
+    for i, name in enumerate(NAMES):
+        write_png(tmp_path / "images" / name, i)
+    return tmp_path / "images"
+
+
+def opened(root, names=NAMES, *, size=8, window=None, **options):
+    return open_store(root.parent / "cache", root, names, window=window, size=size, where=where, **options)
+
+
+def left_over(root):
+    return [p.name for p in (root.parent / "cache" / "stores").iterdir() if p.suffix != ".lock"]
+
+
+def damage(root, *names):
+    for name in names:
+        (root / name).write_bytes(b"no picture")
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_every_image_is_in_the_store(root):
+    images = opened(root).images
+    assert (images.shape, images.dtype) == ((3, 8, 8), np.uint8)
+    for i in range(3):
+        assert np.array_equal(images[i], pixels(i))
+
+
+def test_images_are_resized(root):
+    assert opened(root, size=4).images.shape == (3, 4, 4)
+
+
+def test_a_store_is_built_once_and_then_read_without_the_images(root):
+    first = np.array(opened(root).images)
+    shutil.rmtree(root)
+    assert np.array_equal(opened(root).images, first)
+
+
+def test_a_store_cannot_be_written(root):
+    with pytest.raises(ValueError, match="read-only"):
+        opened(root).images[0, 0, 0] = 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"names": NAMES[:2]}, {"names": NAMES[::-1]}, {"size": 4}, {"window": (40.0, 80.0)}, {"window": "file"}]
+)
+def test_another_manifest_size_or_window_makes_another_store(root, change):
+    opened(root)
+    opened(root, **change)
+    assert len(left_over(root)) == 2
+
+
+def test_another_image_root_makes_another_store(root):
+    opened(root)
+    shutil.copytree(root, root.parent / "copy")
+    opened(root.parent / "copy")
+    assert len(left_over(root)) == 2
+
+
+def build_slowly(root, barrier, log):
+    build = store._build
+
+    def logged(*args):
+        with open(log, "a") as stream:
+            stream.write("built\n")
+        time.sleep(0.2)
+        return build(*args)
+
+    store._build = logged
+    barrier.wait()
+    assert np.array_equal(opened(root).images[2], pixels(2))
+
+
+def test_processes_that_start_together_build_one_store(root):
+    barrier, log = SPAWN.Barrier(3), root.parent / "log"
+    processes = [SPAWN.Process(target=build_slowly, args=(root, barrier, log)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [p.exitcode for p in processes] == [0, 0, 0]
+    assert log.read_text() == "built\n"
+    assert len(left_over(root)) == 1
+
+
+def die_while_building(root):
+    images = iter(range(2))
+    resize = store.resize
+    store.resize = lambda image, size: resize(image, size) if next(images, None) is not None else os._exit(9)
+    opened(root)
+
+
+def test_a_process_killed_while_building_leaves_no_store_and_no_lock(root):
+    process = SPAWN.Process(target=die_while_building, args=(root,))
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    assert np.array_equal(opened(root).images[2], pixels(2))
+
+
+def test_several_decoding_processes_give_the_same_store(root, monkeypatch):
+    one = np.array(opened(root).images)
+    shutil.rmtree(root.parent / "cache")
+    monkeypatch.setattr(store, "PARALLEL_FROM", 2)
+    monkeypatch.setattr(store, "CHUNK", 1)
+    assert np.array_equal(opened(root, processes=2).images, one)
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    @contextlib.contextmanager
+    def refuse(lock_file):
+        raise OSError(errno.EROFS, "read-only file system")
+        yield
+
+    return lambda: monkeypatch.setattr(store, "exclusive", refuse)
+
+
+def test_a_finished_store_is_usable_in_a_read_only_cache(root, read_only):
+    opened(root)
+    read_only()
+    assert np.array_equal(opened(root).images[0], pixels(0))
+
+
+def test_a_new_store_in_a_read_only_cache_is_refused(root, read_only):
+    read_only()
+    with refused("site-1: train.csv: cache_dir: expected a folder that can be written, got one that is read-only"):
+        opened(root)
+
+
+def test_an_unknown_disk_error_is_not_renamed(root, monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "posix_fallocate", broken)
+    with pytest.raises(OSError, match="input/output error"):
+        opened(root)
+    assert left_over(root) == []
+
+
+def test_a_full_disk_is_said_before_decoding_and_leaves_nothing(root, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", full_disk)
+    monkeypatch.setattr(store, "read_image", lambda *_: pytest.fail("decoded although the disk is full"))
+    with refused("site-1: train.csv: cache_dir: expected 3 MB of free space, got a full disk"):
+        opened(root, size=1000)
+    assert left_over(root) == []
+
+
+def test_a_missing_image_is_named_by_its_row_and_leaves_nothing(root):
+    (root / "b.png").unlink()
+    with refused("site-1: train.csv row 3, column image: expected a file below image_root, not found"):
+        opened(root, max_unreadable=3)
+    assert left_over(root) == []
+
+
+def test_an_unreadable_image_is_refused_by_default_and_read_once_mended(root):
+    damage(root, "b.png")
+    with refused(f"site-1: train.csv row 3: {DAMAGED} (max_unreadable allows 0, got 1)"):
+        opened(root)
+    assert left_over(root) == []
+    write_png(root / "b.png", 7)
+    assert np.array_equal(opened(root).images[1], pixels(7))
+
+
+def test_tolerated_unreadable_images_are_zero_marked_and_logged(root, caplog):
+    damage(root, "b.png")
+    with caplog.at_level(logging.WARNING):
+        tolerant = opened(root, max_unreadable=1)
+    assert tolerant.readable.tolist() == [True, False, True]
+    assert not tolerant.images[1].any()
+    assert np.array_equal(tolerant.images[2], pixels(2))
+    assert caplog.messages == [
+        "image store: 1 unreadable images left out, as max_unreadable allows: site-1: train.csv row 3"
+    ]
+
+
+def test_a_store_with_tolerated_images_is_refused_when_fewer_are_allowed(root):
+    damage(root, "a.png", "b.png")
+    opened(root, max_unreadable=2)
+    with refused(
+        f"site-1: train.csv row 2: {DAMAGED}; site-1: train.csv row 3: {DAMAGED} (max_unreadable allows 1, got 2)"
+    ):
+        opened(root, max_unreadable=1)
+
+
+def test_at_most_five_unreadable_images_are_listed(root):
+    names = [f"{i}.png" for i in range(7)]
+    damage(root, *names)
+    listed = "; ".join(f"{where(i)}: {DAMAGED}" for i in range(5))
+    with refused(f"{listed} and 2 more (max_unreadable allows 0, got 7)"):
+        opened(root, names)
+
+
+def test_an_image_that_may_not_be_opened_is_blamed_on_the_image_not_on_the_cache(root, monkeypatch):
+    def forbidden(path, window):
+        raise PermissionError(errno.EACCES, "permission denied")
+
+    monkeypatch.setattr(store, "read_image", forbidden)
+    with refused(
+        "site-1: train.csv row 2: expected a file that can be opened, got an error (PermissionError)"
+        " (max_unreadable allows 0, got 1)"
+    ):
+        opened(root, NAMES[:1])
+
+
+def test_an_empty_manifest_gives_an_empty_store(root):
+    empty = opened(root, ())
+    assert empty.images.shape == (0, 8, 8)
+    assert empty.readable.shape == (0,)

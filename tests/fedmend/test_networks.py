@@ -1,0 +1,179 @@
+import pytest
+import torch
+from factories import refused
+from torch_factories import TinyNetwork
+
+from fedmend.networks import build_network, get_weights, initial_network, set_weights
+
+CLASSES = ("a", "b", "c")
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return initial_network("resnet18", CLASSES, 5)
+
+
+def torchvision_state(classes=1000):
+    """A state dict in torchvision's layout, other weights than any seed of ours."""
+    from torchvision.models import resnet18
+
+    model = resnet18(num_classes=classes)
+    for tensor in model.state_dict().values():
+        tensor.fill_(3)
+    return model.state_dict()
+
+
+def saved(path, content):
+    torch.save(content, path)
+    return str(path)
+
+
+def same(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return list(first) == list(second) and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_resnet18_gives_512_features_and_one_logit_per_class(resnet):
+    resnet.eval()
+    features, logits = resnet(torch.zeros(2, 3, 32, 32))
+    assert (features.shape, logits.shape) == ((2, 512), (2, 3))
+    assert torch.equal(logits, resnet.classifier(features))
+    assert resnet.num_features == 512
+
+
+def test_an_unknown_network_is_refused():
+    with refused("job variable network: expected one of ['resnet18'], got 'resnet19'"):
+        build_network("resnet19", 3)
+
+
+def test_the_seed_alone_decides_the_random_weights(resnet):
+    before = torch.get_rng_state()
+    torch.manual_seed(1)
+    torch.rand(3)
+    assert same(initial_network("resnet18", CLASSES, 5), resnet)
+    assert not same(initial_network("resnet18", CLASSES, 6), resnet)
+    torch.set_rng_state(before)
+
+
+def test_making_the_first_network_leaves_global_random_state_alone():
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    initial_network("resnet18", CLASSES, 5)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_torchvision_file_sets_the_backbone_and_keeps_the_seeded_classifier(tmp_path, resnet):
+    model = initial_network("resnet18", CLASSES, 5, saved(tmp_path / "w.pth", torchvision_state()))
+    assert torch.equal(model.classifier.weight, resnet.classifier.weight)
+    assert torch.equal(model.classifier.bias, resnet.classifier.bias)
+    assert all((tensor == 3).all() for tensor in model.backbone.state_dict().values())
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_global_model_that_fedmend_wrote_sets_all_weights(tmp_path, resnet, wrapped):
+    state = get_weights(initial_network("resnet18", CLASSES, 99))
+    path = saved(tmp_path / "w.pt", {"model": state, "train_conf": {}} if wrapped else state)
+    model = initial_network("resnet18", CLASSES, 5, path)
+    assert all(torch.equal(value, state[name]) for name, value in get_weights(model).items())
+    assert model.backbone.bn1.num_batches_tracked == 0
+    assert not same(model, resnet)
+
+
+def with_key(state, name, value):
+    return {k: v for k, v in (state | {name: value}).items() if v is not None}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda state: with_key(state, "conv1.weight", None),
+            "expected backbone.conv1.weight with shape (64, 3, 7, 7) for resnet18, got nothing",
+        ),
+        (
+            lambda state: with_key(state, "conv1.weight", torch.zeros(64, 1, 7, 7)),
+            "expected backbone.conv1.weight with shape (64, 3, 7, 7) for resnet18, got (64, 1, 7, 7)",
+        ),
+        (
+            lambda state: with_key(state, "layer5.0.weight", torch.zeros(1)),
+            "expected only the keys of resnet18, got also ['backbone.layer5.0.weight']",
+        ),
+        (lambda state: list(state.values()), "expected a PyTorch state dict, got something else"),
+        (lambda state: {"epoch": 3}, "expected a PyTorch state dict, got something else"),
+    ],
+)
+def test_a_weights_file_that_does_not_fit_is_refused(tmp_path, change, sentence):
+    path = saved(tmp_path / "w.pth", change(torchvision_state(1)))
+    with refused(f"weights file: {sentence}"):
+        initial_network("resnet18", CLASSES, 5, path)
+
+
+def test_a_global_model_for_another_number_of_classes_is_refused(tmp_path, resnet):
+    path = saved(tmp_path / "w.pt", get_weights(resnet))
+    with refused("weights file: expected classifier.weight with shape (2, 512) for resnet18, got (3, 512)"):
+        initial_network("resnet18", ("a", "b"), 5, path)
+
+
+def test_a_weights_file_that_is_not_there_is_refused(tmp_path):
+    with refused("job variable weights: expected a local file, not found"):
+        initial_network("resnet18", CLASSES, 5, str(tmp_path))
+
+
+def test_a_weights_file_that_is_not_pytorchs_is_refused(tmp_path):
+    (tmp_path / "w.pth").write_text("hello")
+    with refused("weights file: expected a PyTorch state dict, got a file that does not load (KeyError)"):
+        initial_network("resnet18", CLASSES, 5, str(tmp_path / "w.pth"))
+
+
+def test_a_weights_file_with_code_in_it_is_refused(tmp_path):
+    with refused("weights file: expected a PyTorch state dict, got a file that does not load (UnpicklingError)"):
+        initial_network("resnet18", CLASSES, 5, saved(tmp_path / "w.pth", {"run": print}))
+
+
+def test_weights_are_the_floating_tensors_detached():
+    model = TinyNetwork(2)
+    weights = get_weights(model)
+    assert sorted(weights) == [
+        "classifier.bias",
+        "classifier.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.weight",
+    ]
+    assert not any(value.requires_grad for value in weights.values())
+
+
+def test_set_weights_takes_what_get_weights_gave_and_keeps_counters():
+    model, other = TinyNetwork(2, seed=1), TinyNetwork(2, seed=2)
+    other.norm.num_batches_tracked += 4
+    set_weights(other, get_weights(model))
+    assert torch.equal(other.classifier.weight, model.classifier.weight)
+    assert other.norm.num_batches_tracked == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("classifier.bias", None, "expected the 6 tensors of the network, got others: ['classifier.bias']"),
+        ("head", torch.zeros(1), "expected the 6 tensors of the network, got others: ['head']"),
+        ("classifier.bias", torch.zeros(3), "expected classifier.bias with shape (2,), got (3,)"),
+        (
+            "classifier.bias",
+            torch.tensor([0.0, torch.nan]),
+            "expected finite numbers, got NaN or infinity in classifier.bias",
+        ),
+        (
+            "norm.running_var",
+            torch.full((12,), torch.inf),
+            "expected finite numbers, got NaN or infinity in norm.running_var",
+        ),
+    ],
+)
+def test_a_global_model_that_does_not_fit_is_refused_and_not_loaded(name, value, sentence):
+    model = TinyNetwork(2)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    weights = with_key(get_weights(TinyNetwork(2, seed=9)), name, value)
+    with refused(f"global model: {sentence}"):
+        set_weights(model, weights)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

@@ -1,0 +1,202 @@
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from torch_factories import PlainMethod, TinyNetwork, make_site, make_split, make_task
+
+from fedmend.data.augment import draw_views
+from fedmend.training import LocalTrainer, Stopped, infer
+
+LABELS = np.random.default_rng(0).integers(0, 2, (18, 2)).astype(np.int8)
+
+
+def trainer(**options):
+    return LocalTrainer(**({"learning_rate": 1e-2} | options))
+
+
+def weights(model):
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def equal(first, second):
+    return all(torch.equal(first[k], second[k]) for k in second)
+
+
+def trained(folder, *, seed=7, round_num=0, method=None, **options):
+    model = TinyNetwork(2)
+    loss = trainer(**options).train(
+        model, method or PlainMethod(), make_task(seed=seed, round_num=round_num), make_site(folder, LABELS)
+    )
+    return loss, weights(model)
+
+
+class ShiftLoss(PlainMethod):
+    """Loss = sum of the classifier's weights, so its gradient is 1 and Adam's first step is the learning rate."""
+
+    def loss(self, model, index, task, site):
+        return model.classifier.weight.sum()
+
+
+class Recorder(PlainMethod):
+    def __init__(self):
+        self.seen = []
+
+    def loss(self, model, index, task, site):
+        self.seen.append(index.tolist())
+        return super().loss(model, index, task, site)
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"learning_rate": 0}, "0, 0.0005, 1"),
+        ({"learning_rate": float("nan")}, "nan, 0.0005, 1"),
+        ({"weight_decay": -1}, "0.01, -1, 1"),
+        ({"local_epochs": 0}, "0.01, 0.0005, 0"),
+    ],
+)
+def test_numbers_that_cannot_train_are_refused(options, got):
+    with refused(f"job variables: expected learning_rate > 0, weight_decay >= 0 and local_epochs >= 1, got {got}"):
+        trainer(**options)
+
+
+def test_training_lowers_the_loss(tmp_path):
+    site = make_site(tmp_path, LABELS)
+    model, method = TinyNetwork(2), PlainMethod()
+    losses = [trainer().train(model, method, make_task(round_num=r), site) for r in range(8)]
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_the_returned_loss_is_the_mean_over_the_batches_of_the_last_epoch(tmp_path):
+    class Counting(PlainMethod):
+        calls = 0
+
+        def loss(self, model, index, task, site):
+            self.calls += 1
+            return model.classifier.bias.sum() * 0 + self.calls
+
+    site = make_site(tmp_path, LABELS, batch_size=6)
+    assert trainer(local_epochs=2).train(TinyNetwork(2), Counting(), make_task(), site) == 5.0  # mean of 4, 5, 6
+
+
+def test_the_same_seed_trains_the_same_weights_whatever_the_global_random_state(tmp_path):
+    loss, first = trained(tmp_path / "a", local_epochs=2)
+    torch.manual_seed(1)
+    again_loss, again = trained(tmp_path / "b", local_epochs=2)
+    assert loss == again_loss
+    assert equal(first, again)
+    assert not equal(first, trained(tmp_path / "c", seed=8, local_epochs=2)[1])
+
+
+def test_rounds_and_epochs_see_the_samples_in_other_orders(tmp_path):
+    recorder = Recorder()
+    trained(tmp_path / "a", method=recorder, local_epochs=2)
+    trained(tmp_path / "b", method=recorder, round_num=1)
+    half = len(recorder.seen) // 3
+    orders = [[n for batch in recorder.seen[i * half : (i + 1) * half] for n in batch] for i in range(3)]
+    assert all(sorted(order) == list(range(18)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_each_round_starts_with_a_fresh_adam(tmp_path):
+    site, model = make_site(tmp_path, LABELS, batch_size=18), TinyNetwork(2)
+    for round_num in range(3):
+        before = model.classifier.weight.detach().clone()
+        trainer(weight_decay=0).train(model, ShiftLoss(), make_task(round_num=round_num), site)
+        assert torch.allclose(before - model.classifier.weight, torch.full((2, 12), 0.01), atol=1e-6)
+
+    # With moments kept from an opposite round, the step would be far smaller.
+    class Opposite(ShiftLoss):
+        def loss(self, model, index, task, site):
+            return -super().loss(model, index, task, site)
+
+    before = model.classifier.weight.detach().clone()
+    trainer(weight_decay=0).train(model, Opposite(), make_task(round_num=3), site)
+    assert torch.allclose(model.classifier.weight - before, torch.full((2, 12), 0.01), atol=1e-6)
+
+
+def test_weight_decay_enters_the_gradient_before_adam(tmp_path):
+    class NoLoss(PlainMethod):
+        def loss(self, model, index, task, site):
+            return model.classifier.weight.sum() * 0
+
+    model, site = TinyNetwork(2), make_site(tmp_path, LABELS, batch_size=18)
+    before = model.classifier.weight.detach().clone()
+    trainer(weight_decay=1e-2).train(model, NoLoss(), make_task(), site)
+    step = before - model.classifier.weight  # Adam turns any gradient into one learning rate: L2 is coupled
+    assert torch.allclose(step, 0.01 * before.sign(), atol=1e-4)
+
+
+def test_training_stops_before_the_next_batch_when_asked(tmp_path):
+    recorder, answers = Recorder(), iter([False, False, True])
+    with pytest.raises(Stopped):
+        trainer().train(TinyNetwork(2), recorder, make_task(), make_site(tmp_path, LABELS), lambda: next(answers))
+    assert len(recorder.seen) == 2
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_loss_that_is_not_finite_is_refused(tmp_path, value):
+    class Broken(PlainMethod):
+        def loss(self, model, index, task, site):
+            return model.classifier.weight.sum() * 0 + float(value)
+
+    with refused(f"site-1: round 2, local training: expected a finite loss, got {value}; lower learning_rate"):
+        trainer().train(TinyNetwork(2), Broken(), make_task(round_num=2), make_site(tmp_path, LABELS))
+
+
+def test_batchnorm_learns_while_training_even_after_inference(tmp_path):
+    model = TinyNetwork(2).eval()
+    trainer().train(model, PlainMethod(), make_task(), make_site(tmp_path, LABELS))
+    assert model.training
+    assert model.norm.num_batches_tracked == 5
+
+
+def test_inference_gives_features_and_logits_of_every_sample_in_order():
+    split, model = make_split(LABELS), TinyNetwork(2)
+    model.eval()
+    with torch.no_grad():
+        features, logits = model(split.view(torch.arange(18)))
+    for batch_size in (1, 5, 18, 100):
+        f, z = infer(model, split, batch_size)
+        assert torch.allclose(f, features, atol=1e-6)
+        assert torch.allclose(z, logits, atol=1e-6)
+    assert (f.dtype, z.dtype, z.requires_grad) == (torch.float32, torch.float32, False)
+
+
+def test_inference_of_a_view_sees_the_view():
+    split, model = make_split(LABELS), TinyNetwork(2).eval()
+    matrices = draw_views(18, 1, torch.Generator().manual_seed(0))[0]
+    with torch.no_grad():
+        expected = model(split.view(torch.arange(18), matrices))[1]
+    assert torch.allclose(infer(model, split, 7, matrices)[1], expected, atol=1e-6)
+    assert not torch.allclose(infer(model, split, 7)[1], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_inference_puts_the_mode_back_and_learns_nothing(mode):
+    model = TinyNetwork(2).train(mode)
+    before = weights(model)
+    infer(model, make_split(LABELS), 4)
+    assert model.training is mode
+    assert equal(weights(model), before)
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes"), [(2, [2]), (3, [3]), (4, [4]), (5, [5]), (6, [4, 2]), (8, [4, 4]), (9, [4, 5])]
+)
+def test_no_batch_of_one_is_left_over(tmp_path, samples, sizes):
+    site = make_site(tmp_path, LABELS[:samples], batch_size=4)
+    batches = site.batches(torch.arange(samples))
+    assert [len(b) for b in batches] == sizes
+    assert torch.cat(batches).tolist() == list(range(samples))
+    assert [len(b) for b in PlainMethod().batches(make_task(), site, 0)] == sizes
+
+
+def test_views_are_the_same_within_a_round_and_others_in_the_next(tmp_path):
+    site = make_site(tmp_path / "a", LABELS)
+    views = site.views(make_task(), 2)
+    assert views.shape == (2, 18, 2, 3)
+    site.memory.clear()
+    assert torch.equal(site.views(make_task(), 2), views)
+    assert not torch.equal(site.views(make_task(round_num=1), 2), views)
+    assert not torch.equal(make_site(tmp_path / "b", LABELS, name="site-2").views(make_task(), 2), views)

@@ -1,0 +1,157 @@
+"""Every fault of what a site or a job gives, and the one sentence that a person reads.
+
+A row is a name, a function of an empty folder that meets the fault, and the whole sentence.
+"""
+
+import errno
+import os
+from unittest.mock import patch
+
+import pytest
+import torch
+from factories import make_site_folder, refused
+from torch_factories import CPU
+
+from fedmend.data.site import load_site
+from fedmend.ledger import LabelLedger
+from fedmend.networks import get_weights, initial_network
+
+JOB_CLASSES = ("edema", "fracture", "nodule")
+PRIOR = "(a class prior between 0 and 1)"
+LEAVE_OUT = "leave the column out if the class is not annotated here"
+NO_PIXELS = "expected readable DICOM pixels, got a corrupt or truncated file"
+
+
+def train_on(folder, classes=JOB_CLASSES):
+    load_site(folder, "site-1", classes, cache_dir=folder / "cache", image_size=8, device=CPU)
+
+
+def other_classes(folder):
+    train_on(make_site_folder(folder / "s"), ("edema", "fracture", "pneumonia"))
+
+
+def replaced(folder, old, new):
+    site = make_site_folder(folder / "s")
+    text = (site / "train.csv").read_text()
+    assert old in text
+    (site / "train.csv").write_text(text.replace(old, new))
+    train_on(site)
+
+
+def odd_label(folder):
+    replaced(folder, "img3.png,p3,0", "img3.png,p3,yes")
+
+
+def two_rows(folder):
+    replaced(folder, "img4.png,p4,1,1", "img1.png,p4,1,1")
+
+
+def missing_image(folder):
+    site = make_site_folder(folder / "s")
+    (site / "images" / "img3.png").unlink()
+    train_on(site)
+
+
+def dicom_with(change):
+    def fault(folder):
+        site = make_site_folder(folder / "s", suffix=".dcm", window=(40, 80))
+        path = site / "images" / "img2.dcm"
+        path.write_bytes(change(path.read_bytes()))
+        train_on(site)
+
+    return fault
+
+
+def labelled(labels):
+    return lambda folder: train_on(make_site_folder(folder / "s", labels, classes=("edema",)), ("edema",))
+
+
+def other_ledger(folder):
+    for digit in "ab":
+        LabelLedger(
+            folder / "ledger.sqlite", fingerprint=digit * 64, images=["x.png"], classes=JOB_CLASSES, site="site-1"
+        )
+
+
+def full_disk(folder):
+    site = make_site_folder(folder / "s")
+    with patch.object(os, "posix_fallocate", side_effect=OSError(errno.ENOSPC, "no space left on device")):
+        train_on(site)
+
+
+def weights_with(change):
+    def fault(folder):
+        state = get_weights(initial_network("resnet18", JOB_CLASSES, 0))
+        torch.save(change(state), folder / "weights.pt")
+        initial_network("resnet18", JOB_CLASSES, 0, str(folder / "weights.pt"))
+
+    return fault
+
+
+FAULTS = [
+    (
+        "class names that differ from the job's",
+        other_classes,
+        "site-1: site.json, field classes: expected the job's ['edema', 'fracture', 'pneumonia'], got ['edema', 'fracture',"
+        " 'nodule'] (missing here: ['pneumonia'], unknown to the job: ['nodule'])",
+    ),
+    (
+        "a label other than 1, 0 or blank",
+        odd_label,
+        "site-1: train.csv row 5, column edema: expected 1, 0 or blank, got 'yes'",
+    ),
+    (
+        "two rows for one image with different labels",
+        two_rows,
+        "site-1: train.csv row 6: expected the labels of row 3, which names the same image, got others",
+    ),
+    (
+        "an image file that is missing",
+        missing_image,
+        "site-1: train.csv row 5, column image: expected a file below image_root, not found",
+    ),
+    (
+        "a corrupt DICOM file",
+        dicom_with(lambda content: b"\0" * len(content)),
+        "site-1: train.csv row 4: expected a DICOM file, got something else (max_unreadable allows 0, got 1)",
+    ),
+    (
+        "a truncated DICOM file",
+        dicom_with(lambda content: content[:-50]),
+        f"site-1: train.csv row 4: {NO_PIXELS} (ValueError) (max_unreadable allows 0, got 1)",
+    ),
+    (
+        "no positive of the only class",
+        labelled([[0], [0], [0]]),
+        f"site-1: train.csv, column edema: expected both 0 and 1 {PRIOR}, got only 0; {LEAVE_OUT}",
+    ),
+    (
+        "a class prior of 1",
+        labelled([[1], [1], [-1]]),
+        f"site-1: train.csv, column edema: expected both 0 and 1 {PRIOR}, got only 1; {LEAVE_OUT}",
+    ),
+    ("a site with one sample", labelled([[1]]), "site-1: train.csv: expected at least 2 samples, got 1"),
+    (
+        "the ledger of another data set",
+        other_ledger,
+        "site-1: label ledger: expected the ledger of this data set (hash bbbbbbbbbbbb), got that of another"
+        " (hash aaaaaaaaaaaa); choose another run_name or put the earlier labels back",
+    ),
+    ("a full disk", full_disk, "site-1: train.csv: cache_dir: expected 1 MB of free space, got a full disk"),
+    (
+        "a weights file with other keys",
+        weights_with(lambda state: {f"module.{name}": value for name, value in state.items()}),
+        "weights file: expected backbone.conv1.weight with shape (64, 3, 7, 7) for resnet18, got nothing",
+    ),
+    (
+        "a weights file for other classes",
+        weights_with(lambda state: state | {"classifier.weight": torch.zeros(5, 512)}),
+        "weights file: expected classifier.weight with shape (3, 512) for resnet18, got (5, 512)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fault", "sentence"), [pytest.param(*row[1:], id=row[0]) for row in FAULTS])
+def test_bad_input_is_said_in_one_sentence(tmp_path, fault, sentence):
+    with refused(sentence):
+        fault(tmp_path)

@@ -1,0 +1,66 @@
+"""Tiny networks and sites in memory."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmend.data.manifest import LabelTable
+from fedmend.data.site import SiteData, Split
+from fedmend.ledger import LabelLedger
+from fedmend.methods.base import LocalMethod, RoundTask, Site
+from fedmend.state import StateStore
+
+CPU = torch.device("cpu")
+
+
+class TinyNetwork(nn.Module):
+    """Stand-in for a backbone: mean colour of four quarters → BatchNorm → features (B, 12) and logits (B, C)."""
+
+    num_features = 12
+
+    def __init__(self, num_classes, seed=0):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.norm = nn.BatchNorm1d(self.num_features)
+            self.classifier = nn.Linear(self.num_features, num_classes)
+
+    def forward(self, images):
+        features = self.norm(nn.functional.adaptive_avg_pool2d(images, 2).flatten(1))
+        return features, self.classifier(features)
+
+
+class PlainMethod(LocalMethod):
+    """Binary cross-entropy on all labels, blanks as negatives."""
+
+    def loss(self, model, index, task, site):
+        target = torch.from_numpy(np.maximum(site.data.train.labels, 0)).float()[index]
+        return nn.functional.binary_cross_entropy_with_logits(model(site.data.train.view(index))[1], target)
+
+
+def make_split(labels, size=8, seed=0, file="train.csv"):
+    labels = np.asarray(labels, dtype=np.int8)
+    n, c = labels.shape
+    images = np.random.default_rng((seed, n)).integers(0, 256, (n, size, size), dtype=np.uint8)
+    names = tuple(f"img{i}.png" for i in range(n))
+    table = LabelTable(
+        file, np.arange(2, n + 2), names, ("",) * n, labels, (labels >= 0).any(0), tuple(f"class{i}" for i in range(c))
+    )
+    return Split(images, table, CPU)
+
+
+def make_site(folder, labels, *, name="site-1", batch_size=4, seed=0):
+    train = make_split(labels, seed=seed)
+    data = SiteData(train.table.classes, train.table.annotated, train, {})
+    ledger = LabelLedger(
+        folder / "ledger.sqlite",
+        fingerprint=train.table.fingerprint(),
+        images=train.table.images,
+        classes=data.classes,
+        site=name,
+    )
+    return Site(name, CPU, data, ledger, StateStore(folder / "state"), batch_size)
+
+
+def make_task(stage="train", round_num=0, total_rounds=3, seed=7, **knowledge):
+    return RoundTask(stage, round_num, total_rounds, knowledge=knowledge, seed=seed)
