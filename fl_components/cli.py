@@ -35,7 +35,7 @@ def _prepare_rsna_ich(args: argparse.Namespace) -> None:
 def _prepare_brain_mri(args: argparse.Namespace) -> None:
     from fedmend.datasets.brain_mri import prepare
 
-    prepare(args.source, args.out, seed=args.seed)
+    prepare(args.source, args.out, train_per_site=args.train_per_site, seed=args.seed)
     print(f"3 site folders are in {args.out}")
 
 
@@ -121,8 +121,8 @@ def _ledger_undo(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     from fedmend.reporting import summary_text, write_report
 
-    write_report(args.run)
-    print(summary_text(args.run))
+    write_report(args.folder)
+    print(summary_text(args.folder))
 
 
 def _sitecheck(args: argparse.Namespace) -> None:
@@ -206,6 +206,9 @@ def build_parser() -> argparse.ArgumentParser:
     mri = prepare.add_parser("brain-mri", help="brain tumour MR slices: three sites, each annotates one tumour")
     mri.add_argument("source", type=Path, help="folder with labels.csv (image, diagnosis, split) and the images")
     mri.add_argument("out", type=Path)
+    mri.add_argument(
+        "--train-per-site", type=int, default=None, help="cap of each site's training slices (default: all)"
+    )
     mri.add_argument("--seed", type=int, default=1037)
     mri.set_defaults(run=_prepare_brain_mri)
 
@@ -266,7 +269,7 @@ def build_parser() -> argparse.ArgumentParser:
     undo.set_defaults(run=_ledger_undo)
 
     report = commands.add_parser("report", help="write report.html of a run folder again")
-    report.add_argument("run", type=Path, help="folder with run.json")
+    report.add_argument("folder", type=Path, help="run folder, with run.json")
     report.set_defaults(run=_report)
 
     check = commands.add_parser("sitecheck", help="read a site folder as a job would, and say what it annotates")

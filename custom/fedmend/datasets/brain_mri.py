@@ -39,7 +39,9 @@ def _read(source: Path) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
     return images, {k: np.array(v, dtype=np.int8).reshape(-1, len(CLASSES)) for k, v in labels.items()}
 
 
-def prepare(source: Path, out: Path, *, val_share: float = 0.1, seed: int = 1037) -> None:
+def prepare(
+    source: Path, out: Path, *, val_share: float = 0.1, train_per_site: int | None = None, seed: int = 1037
+) -> None:
     """Writes ``out/site-1`` (annotates glioma), ``site-2`` (meningioma) and ``site-3`` (pituitary).
 
     Each site gets a third of the training slices at random, ``val_share`` of them as its validation split, and a third of the
@@ -49,6 +51,7 @@ def prepare(source: Path, out: Path, *, val_share: float = 0.1, seed: int = 1037
         source: folder with ``labels.csv`` and the images.
         out: folder for the site folders; must not hold any yet.
         val_share: share of a site's training slices held out, in [0, 1).
+        train_per_site: cap of each site's training slices; None keeps all.
         seed: of the partition.
 
     Raises:
@@ -63,7 +66,7 @@ def prepare(source: Path, out: Path, *, val_share: float = 0.1, seed: int = 1037
         (folder / "truth").mkdir(parents=True)
         mine = shuffled["train"][s :: len(CLASSES)]
         held = round(val_share * len(mine))
-        parts = {"val": mine[:held], "train": mine[held:]}
+        parts = {"val": mine[:held], "train": mine[held:][:train_per_site]}
         for split, index in parts.items():
             write_table(
                 folder / f"{split}.csv", [images["train"][i] for i in index], labels["train"][index][:, [s]], [name]

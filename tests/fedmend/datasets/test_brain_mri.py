@@ -55,6 +55,12 @@ def test_the_same_seed_gives_the_same_sites(source, tmp_path):
     assert read[0] == read[1] != read[2]
 
 
+def test_the_training_slices_of_a_site_can_be_capped(source, tmp_path):
+    prepare(source, tmp_path / "out", val_share=0.25, train_per_site=4)
+    tables = _tables(tmp_path / "out", 1)
+    assert [len(tables[k].images) for k in ("train", "truth", "val", "test")] == [4, 4, 2, 2]
+
+
 def test_an_unknown_diagnosis_is_refused_by_row(source, tmp_path):
     table = source / "labels.csv"
     table.write_text(table.read_text().replace("images/3.png,no_tumor", "images/3.png,healthy"))
