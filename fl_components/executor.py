@@ -174,6 +174,10 @@ class MethodExecutor(Executor):
                 all_labels=self._all_labels,
             )
             table = data.train.table
+            if len(data.train) < self._batch_size:
+                raise FedMendError(
+                    f"{name}: {table.file}: expected at least {self._batch_size} samples (batch_size), got {len(data.train)}"
+                )
             state_dir = config.state_dir / run.run_name / name
             ledger = LabelLedger(
                 state_dir / LEDGER_NAME,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from nvflare.apis.dxo import DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ProcessType, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -14,6 +14,7 @@ from fedmend.errors import FedMendError
 from fl_components.payload import KEY, REPORT, SiteResult, pack_result
 from fl_components.site_config import load_site_config
 
+_META = {KEY, MetaKey.FILTER_HISTORY, MetaKey.PROCESSED_ALGORITHM}  # the latter two are left by FLARE's own filters
 _NUMBERS, _CONTAINERS = ("round", "samples", "loss"), ("counts", "repairs", "census")
 
 
@@ -43,15 +44,22 @@ class ReportGuard(Filter):
         site = (peer or fl_ctx).get_identity_name()
         try:
             dxo = from_shareable(shareable)
-            if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.METRICS) or KEY not in dxo.meta:
-                raise FedMendError(
-                    f"{site}: ReportGuard: expected a FedMend result, got {dxo.data_kind} of another kind"
-                )
+            self._check_envelope(dxo, site)
             dxo.meta[KEY] = self.check(dxo.meta[KEY], site, load_site_config(fl_ctx).min_count)
         except FedMendError as e:
             self.log_error(fl_ctx, str(e))
             return FLModelUtils.to_shareable(pack_result(SiteResult(error=str(e))))
         return dxo.update_shareable(shareable)
+
+    @staticmethod
+    def _check_envelope(dxo: DXO, site: str) -> None:
+        """Weights, or the one number that stands in for them, and nothing beside FedMend's key in the meta data."""
+        if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.METRICS) or KEY not in dxo.meta:
+            raise FedMendError(f"{site}: ReportGuard: expected a FedMend result, got {dxo.data_kind} of another kind")
+        if unknown := sorted(set(dxo.meta) - _META):
+            raise FedMendError(f"{site}: ReportGuard: expected meta data under {KEY!r} alone, got also {unknown}")
+        if dxo.data_kind == DataKind.METRICS and {k: type(v) for k, v in dxo.data.items()} != {"samples": float}:
+            raise FedMendError(f"{site}: ReportGuard: expected no metrics besides the report, got {sorted(dxo.data)}")
 
     def check(self, content: Mapping, site: str, min_count: int) -> dict:
         """The content that may leave.

@@ -14,6 +14,7 @@ from fedmend.methods.base import Report, RoundTask
 
 KEY = "fedmend"
 REPORT = "report"
+NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
 CENSUS, TRAIN, EVALUATE = "census", "train", "evaluate"
 TASKS = (CENSUS, TRAIN, EVALUATE)
 
@@ -68,7 +69,7 @@ def pack_task(weights: Mapping[str, np.ndarray], task: RoundTask, run: RunCard, 
     """Server → site."""
     card = {"run_name": run.run_name, "classes": list(run.classes), "network": run.network, "seed": run.seed}
     order = {"stage": task.stage, "knowledge": dict(task.knowledge), "role": task.role, "evaluate": evaluate}
-    body = {"params": dict(weights), "params_type": ParamsType.FULL} if weights else {"metrics": {CENSUS: 1.0}}
+    body = {"params": dict(weights), "params_type": ParamsType.FULL} if weights else {"metrics": dict(NO_WEIGHTS)}
     return FLModel(
         **body, current_round=task.round_num, total_rounds=task.total_rounds, meta={KEY: {"run": card, "task": order}}
     )
@@ -108,9 +109,8 @@ def pack_result(result: SiteResult) -> FLModel:
         "loss": result.loss,
         "error": result.error,
     }
-    # A message without weights carries a metric, because FLARE does not take a model without both.
     body = (
-        {"params": result.weights, "params_type": ParamsType.FULL} if result.weights else {"metrics": {"samples": 1.0}}
+        {"params": result.weights, "params_type": ParamsType.FULL} if result.weights else {"metrics": dict(NO_WEIGHTS)}
     )
     return FLModel(**body, current_round=result.round_num, meta={KEY: content})
 

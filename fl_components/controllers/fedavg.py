@@ -1,10 +1,21 @@
 """Plain federated averaging: the controller of the baselines."""
 
+import inspect
+
 from fl_components.controllers.staged import StagedController
 
 
 class FedAvgController(StagedController):
-    """Every round trains and averages; ``warmup_rounds`` has no meaning here, all rounds are one stage."""
+    """Every round trains and averages; ``warmup_rounds`` has no meaning here, all rounds are one stage.
+
+    Args:
+        settings: see :class:`StagedController`. Others belong to the method whose job this baseline is a variant of, and
+            are left alone.
+    """
+
+    def __init__(self, **settings):
+        known = inspect.signature(StagedController).parameters
+        super().__init__(**{name: value for name, value in settings.items() if name in known})
 
     def run(self) -> None:
         """R rounds of FedAvg."""

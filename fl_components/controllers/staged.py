@@ -184,12 +184,12 @@ class StagedController(ModelController):
             self.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)
             files["best model"] = self._saved_file("best_global_model_file_name")
         folder = self.records.folder
-        files |= {"report": str(folder / "report.html"), "records": str(folder)}
+        files["records"] = str(folder)
         self.records.finish(files, time.monotonic() - self._started)
         write_report(folder)
         self.save_progress(model, self.num_rounds, {})
         for line in summary_text(folder).splitlines():
-            LOG.info("%s%s", self._mark, line)
+            LOG.info("%s%s", "" if line.startswith("PHANTOM") else self._mark, line)
 
     def record(self, what: str, value, round_num: int | None = None) -> None:
         """Adds a line to ``decisions.jsonl``."""

@@ -1,0 +1,237 @@
+import csv
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import CLASSES, make_site_folder
+
+from fedmend.errors import FedMendError
+from fedmend.ledger import LabelLedger, Repairs
+from fl_components.cli import build_parser, main
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """Round 0: sample 1 of class nodule becomes 1; round 1: sample 2 of edema becomes 0."""
+    path = tmp_path / "ledger.sqlite"
+    book = LabelLedger(
+        path, fingerprint="ab", images=["img0", "img1", "img2"], classes=["edema", "nodule"], site="site-1"
+    )
+    old = np.array([[0, 1], [1, -1], [-1, 0]], dtype=np.int8)
+    for round_num, rule, row in ((0, "first", (1, 1, 1, 0.75)), (1, "second", (2, 0, 0, 0.5))):
+        book.record(rule, round_num, old, Repairs(*np.array(row)[:, None]))
+    return path
+
+
+def call(*words):
+    return main([str(w) for w in words])
+
+
+def capture(monkeypatch, target):
+    """Puts a function that notes its arguments in the place of ``target``."""
+    seen = []
+    monkeypatch.setattr(target, lambda *args, **kwargs: seen.append((args, kwargs)))
+    return seen
+
+
+def test_a_ledger_is_shown_in_words(ledger, capsys):
+    assert call("ledger", "show", ledger) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "round    1  img1  nodule: blank -> 1  confidence 0.7500  first",
+        "round    2  img2  edema: blank -> 0  confidence 0.5000  second",
+        "2 repaired labels; originals are unchanged",
+    ]
+
+
+def test_the_newest_entries_of_a_ledger_are_shown_last(ledger, capsys):
+    call("ledger", "show", ledger, "--last", 1)
+    first, total = capsys.readouterr().out.splitlines()
+    assert "img2" in first
+    assert total.startswith("2 repaired labels")
+
+
+def test_repairs_are_taken_back_and_stay_in_the_history(ledger, capsys):
+    assert call("ledger", "undo", ledger, "--from-round", 2) == 0
+    assert capsys.readouterr().out == "1 repaired labels taken back; they stay in the history\n"
+    call("ledger", "show", ledger)
+    assert "img2" not in capsys.readouterr().out
+    call("ledger", "show", ledger, "--all")
+    assert "img2  edema: blank -> 0  confidence 0.5000  second  (taken back)" in capsys.readouterr().out
+
+
+def test_one_rule_is_taken_back_alone(ledger, capsys):
+    call("ledger", "undo", ledger, "--rule", "first")
+    call("ledger", "show", ledger)
+    out = capsys.readouterr().out
+    assert "first" not in out
+    assert "second" in out
+
+
+def test_a_ledger_is_exported_whole(ledger, tmp_path, capsys):
+    call("ledger", "undo", ledger, "--from-round", 2)
+    assert call("ledger", "export", ledger, tmp_path / "out.csv") == 0
+    with open(tmp_path / "out.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(r["image"], r["class"], r["old"], r["new"], r["in_force"]) for r in rows] == [
+        ("img1", "nodule", "-1", "1", "1"),
+        ("img2", "edema", "-1", "0", "0"),
+    ]
+
+
+@pytest.mark.parametrize("action", [["show"], ["undo"], ["export", "x.csv"]], ids=lambda a: a[0])
+def test_a_missing_ledger_is_one_sentence_and_exit_code_1(tmp_path, capsys, action):
+    path = tmp_path / "no.sqlite"
+    assert call("ledger", action[0], path, *action[1:]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == f"fedmend: label ledger {path}: expected a ledger file, not found\n"
+    assert captured.out == ""
+    assert not path.exists()
+
+
+def test_a_good_site_folder_is_ready_and_described(tmp_path, capsys):
+    make_site_folder(tmp_path / "site-1", splits=("test",))
+    assert call("sitecheck", tmp_path / "site-1", "--classes", ",".join(CLASSES)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "edema: 2 positive, 3 negative, 1 blank",
+        "fracture: not annotated here",
+        "nodule: 2 positive, 3 negative, 1 blank",
+        "site-1: ready (train 6, test 6 samples, every image read)",
+    ]
+
+
+def test_a_bad_site_folder_is_one_sentence_and_exit_code_1(tmp_path, capsys):
+    make_site_folder(tmp_path / "site-1")
+    assert call("sitecheck", tmp_path / "site-1", "--classes", "edema,nodule") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedmend: site-1: site.json, field classes: expected the job's ['edema', 'nodule']")
+
+
+def test_a_run_folder_without_records_is_refused(tmp_path, capsys):
+    assert call("report", tmp_path) == 1
+    assert capsys.readouterr().err == "fedmend: run.json: expected in the run folder, not found\n"
+
+
+def test_a_report_is_written_again_and_summed_up(tmp_path, monkeypatch, capsys):
+    written = capture(monkeypatch, "fedmend.reporting.write_report")
+    monkeypatch.setattr("fedmend.reporting.summary_text", lambda folder: f"summary of {folder.name}")
+    assert call("report", tmp_path) == 0
+    assert written == [((tmp_path,), {})]
+    assert capsys.readouterr().out == f"summary of {tmp_path.name}\n"
+
+
+def test_a_job_is_configured_into_a_new_folder(tmp_path, monkeypatch, capsys):
+    seen = capture(monkeypatch, "fl_components.simulate.configure_job")
+    out = tmp_path / "new"
+    words = ["configure", "jobs/x", out, "--variant", "paper", "--sites", 3, "--set", "a=1", "b.c=x"]
+    assert call(*words) == 0
+    assert seen == [((Path("jobs/x"), out, {"a": 1, "b.c": "x"}), {"variant": "paper", "sites": 3})]
+    assert capsys.readouterr().out == f"job written to {out}\n"
+
+
+def test_a_job_is_not_configured_over_another_one(tmp_path, capsys):
+    assert call("configure", "jobs/x", tmp_path) == 1
+    assert capsys.readouterr().err == f"fedmend: configure: expected a new folder, {tmp_path} exists\n"
+
+
+def test_simulate_passes_everything_on(monkeypatch):
+    seen = []
+    monkeypatch.setattr("fl_components.simulate.simulate", lambda *a, **k: seen.append((a, k)) or {"final": {}})
+    words = "simulate jobs/x --workspace w --threads 5 --sites 2 --variant paper --quiet --set a=1 --site min_count=4"
+    assert call(*words.split()) == 0
+    assert seen == [
+        (
+            (Path("jobs/x"), Path("w")),
+            {
+                "threads": 5,
+                "variables": {"a": 1},
+                "variant": "paper",
+                "sites": 2,
+                "site_settings": {"min_count": 4},
+                "quiet": True,
+            },
+        )
+    ]
+
+
+def test_several_seeds_are_several_runs_with_mean_and_deviation(tmp_path, monkeypatch, capsys):
+    def run(job, workspace, *, variables, **options):
+        seen.append((workspace.name, variables))
+        return {"final": {"test": {"auc": 0.5 + 0.1 * variables["seed"]}}}
+
+    seen = []
+    monkeypatch.setattr("fl_components.simulate.simulate", run)
+    assert call("simulate", "jobs/x", "--workspace", tmp_path, "--seeds", "0,2", "--set", "a=1") == 0
+    assert seen == [("seed-0", {"a": 1, "seed": 0}), ("seed-2", {"a": 1, "seed": 2})]
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "final global model, mean ± sd over 2 seeds:",
+        "test AUC: 60.00 ± 14.14",
+    ]
+    assert [r["seed"] for r in json.loads((tmp_path / "seeds.json").read_text())] == [0, 2]
+
+
+def test_a_run_that_fails_is_one_sentence_and_exit_code_1(monkeypatch, capsys):
+    def run(*args, **options):
+        raise FedMendError("simulator: expected a complete run, got exit code 2: site-2: ...")
+
+    monkeypatch.setattr("fl_components.simulate.simulate", run)
+    assert call("simulate", "jobs/x") == 1
+    assert capsys.readouterr().err == "fedmend: simulator: expected a complete run, got exit code 2: site-2: ...\n"
+
+
+def test_a_phantom_is_made_as_asked_and_called_one(tmp_path, monkeypatch, capsys):
+    seen = capture(monkeypatch, "fedmend.datasets.phantom_sites.make_phantom")
+    words = ["phantom", "ich", tmp_path, "--slices", 60, "--pixels", 32, "--sites", 3, "--annotated-per-site", 2]
+    assert call(*words, "--rule", "random", "--seed", 4) == 0
+    ((out, spec), _) = seen[0]
+    assert out == tmp_path
+    assert (spec.slices, spec.pixels, spec.sites, spec.annotated_per_site) == (60, 32, 3, 2)
+    assert (spec.rule, spec.seed) == ("random", 4)
+    assert capsys.readouterr().out.startswith("PHANTOM: 60 synthetic slices in ")
+
+
+@pytest.mark.parametrize(("word", "share"), [("0.25", 0.25), ("all", None)])
+def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
+    seen = capture(monkeypatch, "fedmend.datasets.rsna_ich.prepare")
+    words = "--split slice --partition station --test-share 0.2 --val-share 0 --train-per-site 50 --window subdural"
+    assert call("prepare", "rsna-ich", "in", tmp_path, *words.split(), "--healthy-share", word, "--sites", 4) == 0
+    ((source, out), options) = seen[0]
+    assert (source, out) == (Path("in"), tmp_path)
+    assert options.pop("progress") is print
+    assert options == {
+        "sites": 4,
+        "annotated_per_site": 1,
+        "rule": "one_each",
+        "split": "slice",
+        "partition": "station",
+        "test_share": 0.2,
+        "val_share": 0.0,
+        "train_per_site": 50,
+        "healthy_share": share,
+        "window": "subdural",
+        "seed": 1037,
+    }
+
+
+@pytest.mark.parametrize("words", [[], ["bake"], ["ledger"], ["prepare", "other", "a", "b"], ["simulate"]])
+def test_words_that_are_no_command_end_with_usage_and_exit_code_2(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert "usage: fedmend" in capsys.readouterr().err
+
+
+def test_a_person_can_interrupt(monkeypatch):
+    def interrupt(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedmend.reporting.write_report", interrupt)
+    assert call("report", "x") == 130
+
+
+def test_defaults_of_a_simulation_are_those_of_the_bare_command():
+    args = build_parser().parse_args(["simulate", "jobs/x"])
+    assert isinstance(args, Namespace)
+    assert (args.threads, args.sites, args.variant, args.set, args.site) == (1, 0, "", [], [])
+    assert args.workspace == Path("runs/simulate")

@@ -1,0 +1,238 @@
+import numpy as np
+import pytest
+import torch
+from factories import CLASSES, make_site_folder
+from fl_factories import Engine, write_settings
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from torch_factories import PlainMethod, TinyNetwork
+
+from fedmend import networks
+from fedmend.ledger import Repairs
+from fedmend.methods.base import RoundTask
+from fl_components.executor import LEDGER_NAME, MethodExecutor
+from fl_components.payload import RunCard, pack_task, unpack_result
+
+RUN = RunCard("run-1", CLASSES, "tiny", 7)
+TRUTH = np.array([[1, 1, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=np.int8)
+SETTINGS = {"method_id": "plain", "learning_rate": 0.1, "batch_size": 4, "image_size": 32}
+
+
+class Tagging(PlainMethod):
+    """Sets the label of one blank sample of the second class per round: 1 in round 0, else 0; reports the number of labels."""
+
+    def prepare(self, model, task, site):
+        chosen = np.array([task.round_num])
+        repairs = Repairs(chosen, np.array([1]), np.array([int(task.round_num == 0)]), np.array([0.9]))
+        site.ledger.record("rule", task.round_num, site.data.train.labels, repairs)
+
+    def report(self, model, task, site):
+        return {"labels": (site.ledger.apply(site.data.train.labels) >= 0).sum(0)}
+
+
+class Failing(PlainMethod):
+    def loss(self, model, index, task, site):
+        raise RuntimeError("/data/site-1/images/img3.png of patient p3")
+
+
+class Client:
+    """A site's process: executor, engine and the files of the site."""
+
+    def __init__(self, folder, method, **settings):
+        self.folder, self.method, self.settings = folder, method, {**SETTINGS, **settings}
+        write_settings(folder)
+        self.start()
+
+    def start(self):
+        self.executor = MethodExecutor(**self.settings)
+        self.engine = Engine(self.folder, "site-1", components={"plain": self.method})
+        self.executor.handle_event(EventType.START_RUN, self.engine.new_context())
+
+    def reply(self, name, task, weights=None, *, evaluate=False, signal=None):
+        shareable = FLModelUtils.to_shareable(pack_task(weights or {}, task, RUN, evaluate=evaluate))
+        return self.executor.execute(name, shareable, self.engine.new_context(), signal or Signal())
+
+    def ask(self, *args, **options):
+        return unpack_result(FLModelUtils.from_shareable(self.reply(*args, **options)), "site-1")
+
+    def train(self, round_num=0, **options):
+        return self.ask("train", RoundTask("train", round_num, 3, seed=7), global_model(), **options)
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    monkeypatch.setitem(networks.NETWORKS, "tiny", TinyNetwork)
+    threads = torch.get_num_threads()
+    make_site_folder(tmp_path / "data", splits=("val", "test"), truth=TRUTH)
+    yield lambda method=None, **settings: Client(tmp_path, method or PlainMethod(), **settings)
+    torch.set_num_threads(threads)
+
+
+def global_model():
+    return {k: v.numpy() for k, v in networks.initial_network("tiny", CLASSES, 7).state_dict().items() if v.ndim}
+
+
+def census_task():
+    return RoundTask("census", 0, 3)
+
+
+def test_the_census_says_what_is_annotated_and_nothing_about_single_samples(client):
+    result = client().ask("census", census_task())
+    assert result.census["annotated"].tolist() == [True, False, True]
+    assert result.census["positives"].tolist() == [2, 0, 2]
+    assert result.census["sizes"] == {"train": 6, "val": 6, "test": 6}
+    assert result.census["phantom"] is False
+    assert (result.samples, result.weights, result.counts, result.report) == (6, {}, {}, {})
+
+
+def test_training_gives_a_changed_model_of_the_same_tensors(client):
+    result = client().train(2)
+    before = global_model()
+    assert {k: v.shape for k, v in result.weights.items()} == {k: v.shape for k, v in before.items()}
+    assert not np.array_equal(result.weights["classifier.weight"], before["classifier.weight"])
+    assert (result.round_num, result.samples, result.error, result.counts) == (2, 6, "", {})
+    assert result.loss > 0
+
+
+def test_the_received_model_is_evaluated_before_the_training(client):
+    executor = client()
+    trained = executor.train(evaluate=True)
+    assert set(trained.counts) == {"val", "test"}
+    assert trained.counts["val"].sum((1, 2)).tolist() == [6, 6, 6]
+    assert trained.counts["val"][:, 1].sum(1).tolist() == [2, 0, 2]
+    only = executor.ask("evaluate", RoundTask("evaluate", 3, 3), global_model(), evaluate=True)
+    np.testing.assert_array_equal(only.counts["test"], trained.counts["test"])
+    assert only.weights == {}
+
+
+def test_another_process_trains_to_the_same_bytes(client):
+    process = client()
+    first = process.train()
+    process.start()
+    second = process.train()
+    assert all(np.array_equal(first.weights[k], second.weights[k]) for k in first.weights)
+
+
+def test_repairs_are_counted_against_the_truth_and_reported(client):
+    site = client(Tagging())
+    first = site.train(0)
+    assert first.repairs["positive"].tolist() == [0, 1, 0]
+    assert first.repairs["correct_positive"].tolist() == [0, 1, 0]
+    second = site.train(1)
+    assert second.repairs["negative"].tolist() == [0, 1, 0]
+    assert second.repairs["untagged"].tolist() == [1, 4, 1]
+    assert second.report["labels"].tolist() == [5, 2, 5]
+
+
+def test_a_repeated_round_starts_from_what_the_rounds_before_it_left(client):
+    site = client(Tagging())
+    site.train(0)
+    once = site.train(1)
+    site.train(2)
+    site.start()
+    again = site.train(1)
+    assert again.repairs["negative"].tolist() == once.repairs["negative"].tolist() == [0, 1, 0]
+    assert (site.folder / "state" / "run-1" / "site-1" / LEDGER_NAME).is_file()
+
+
+def test_the_upper_bound_trains_on_the_complete_labels(client):
+    assert client(all_labels=True).ask("census", census_task()).census["annotated"].all()
+
+
+def test_bad_input_becomes_a_result_with_a_sentence(client):
+    site = client()
+    (site.folder / "local" / "fedmend.json").unlink()
+    result = site.ask("census", census_task())
+    assert result.error == (
+        "site-1: local/fedmend.json: expected in the workspace (data_root, cache_dir, state_dir), not found"
+    )
+    assert result.samples == 0
+
+
+def test_a_global_model_that_is_not_finite_is_refused_by_the_site(client):
+    weights = global_model() | {"classifier.bias": np.full(3, np.nan, np.float32)}
+    result = client().ask("train", RoundTask("train", 0, 3), weights)
+    assert result.error == "site-1: global model: expected finite numbers, got NaN or infinity in classifier.bias"
+    assert result.weights == {}
+
+
+def test_a_task_of_another_kind_is_answered_with_a_sentence(client):
+    site = client()
+    stranger = FLModelUtils.to_shareable(FLModel(metrics={"x": 1.0}, current_round=0, total_rounds=1))
+    reply = site.executor.execute("train", stranger, site.engine.new_context(), Signal())
+    error = unpack_result(FLModelUtils.from_shareable(reply), "site-1").error
+    assert error.startswith("site-1: task from the server: expected a FedMend task")
+
+
+def test_a_site_without_data_folder_needs_a_job_with_a_phantom(client):
+    site = client()
+    write_settings(site.folder, data_root="phantom")
+    assert site.ask("census", census_task()).error == (
+        "site-1: local/fedmend.json, field data_root: expected a folder, as this job has no phantom"
+    )
+
+
+def test_a_phantom_has_no_other_sites_than_its_own(client, monkeypatch):
+    site = client(phantom={"slices": 60, "sites": 2})
+    write_settings(site.folder, data_root="phantom")
+    made = []
+    monkeypatch.setattr(
+        "fl_components.executor.ensure_phantom", lambda cache, spec: made.append(spec.slices) or cache / "nothing"
+    )
+    error = site.ask("census", census_task()).error
+    assert error == "site-1: phantom: expected a site name from site-1 to site-2, got site-1"
+    assert made == [60]
+
+
+def test_a_phantom_run_says_so(client, monkeypatch, caplog):
+    site = client(phantom={"slices": 60, "sites": 1})
+    write_settings(site.folder, data_root="phantom")
+    monkeypatch.setattr("fl_components.executor.ensure_phantom", lambda cache, spec: site.folder)
+    (site.folder / "data").rename(site.folder / "site-1")
+    assert site.ask("census", census_task()).census["phantom"] is True
+    with caplog.at_level("INFO", "fedmend.executor"):
+        site.train()
+    assert "PHANTOM site-1: round 1 train, 6 samples, loss" in caplog.text
+
+
+def test_an_unexpected_error_leaves_only_its_type(client):
+    reply = client(Failing()).reply("train", RoundTask("train", 0, 3), global_model())
+    result = unpack_result(FLModelUtils.from_shareable(reply), "site-1")
+    assert result.error == "site-1: train failed with RuntimeError; see the log of this site"
+    assert "img3" not in str(reply)
+    assert "p3" not in str(reply)
+
+
+def test_an_aborted_task_ends_at_the_next_batch(client):
+    signal = Signal()
+    signal.trigger("stop")
+    reply = client().reply("train", RoundTask("train", 0, 3), global_model(), signal=signal)
+    assert reply.get_return_code() == ReturnCode.TASK_ABORTED
+
+
+def test_an_unknown_task_is_answered_as_such(client):
+    assert client().reply("bake", census_task()).get_return_code() == ReturnCode.TASK_UNKNOWN
+
+
+@pytest.mark.parametrize("component", [None, object()], ids=["missing", "no method"])
+def test_a_method_id_that_names_no_method_stops_the_job(client, component):
+    site = client()
+    site.method = component
+    site.start()
+    assert site.engine.panics() == ["client configuration: expected a method with id 'plain'"]
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 1}, {"image_size": 16}])
+def test_sizes_that_cannot_be_trained_on_are_refused_at_once(wrong):
+    with pytest.raises(ValueError, match="expected batch_size >= 2 and image_size >= 32"):
+        MethodExecutor(**{**SETTINGS, **wrong})
+
+
+def test_original_labels_are_never_written(client):
+    site = client(Tagging())
+    before = (site.folder / "data" / "train.csv").read_bytes()
+    site.train(0)
+    assert (site.folder / "data" / "train.csv").read_bytes() == before

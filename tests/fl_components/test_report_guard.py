@@ -1,0 +1,149 @@
+import numpy as np
+import pytest
+from fl_factories import Engine, write_settings
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import ProcessType, ReservedKey, ReturnCode
+from nvflare.apis.shareable import make_reply
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fl_components.filters import ReportGuard
+from fl_components.payload import KEY, SiteResult, pack_result, unpack_result
+
+FIELDS = ["prototypes", "prototype_counts", "learning_degree"]
+WEIGHTS = {"w": np.arange(4, dtype=np.float32)}
+PROTOTYPES = np.arange(8, dtype=np.float32).reshape(4, 2) + 1
+
+
+@pytest.fixture
+def site(tmp_path):
+    write_settings(tmp_path, min_count=3)
+    return Engine(tmp_path, "site-1").new_context()
+
+
+def result(**changes):
+    report = {
+        "prototypes": PROTOTYPES,
+        "prototype_counts": np.array([3, 40, 5, 9]),
+        "learning_degree": np.array([0.5, 0.25], dtype=np.float32),
+    }
+    fields = {"round_num": 2, "samples": 50, "weights": WEIGHTS, "report": report, "loss": 0.5}
+    return SiteResult(**{**fields, **changes})
+
+
+def send(guarded, site, *, tamper=lambda content: None, max_kilobytes=1024):
+    """The message that leaves and what the server reads in it."""
+    guard = ReportGuard(fields=FIELDS, counts={"prototypes": "prototype_counts"}, max_kilobytes=max_kilobytes)
+    model = pack_result(guarded)
+    tamper(model.meta[KEY])
+    sent = FLModelUtils.from_shareable(guard.process(FLModelUtils.to_shareable(model), site))
+    return sent, unpack_result(sent, "site-1")
+
+
+def refused_with(sentence, sent, got):
+    """Nothing left but the sentence."""
+    assert got.error == sentence
+    assert got == SiteResult(site="site-1", error=sentence)
+    assert sent.params is None
+    assert sent.metrics == {"samples": 1.0}
+    assert set(sent.meta) == {KEY}
+
+
+def test_an_ordinary_result_passes_unchanged(site):
+    _, got = send(result(), site)
+    np.testing.assert_array_equal(got.weights["w"], WEIGHTS["w"])
+    for name, value in result().report.items():
+        assert got.report[name].dtype == value.dtype
+        np.testing.assert_array_equal(got.report[name], value)
+    assert (got.samples, got.round_num, got.loss, got.error) == (50, 2, 0.5, "")
+
+
+def test_rows_of_too_few_samples_leave_as_zeros_with_their_counts(site, caplog):
+    report = {"prototypes": PROTOTYPES, "prototype_counts": np.array([2, 3, 0, 1])}
+    _, got = send(result(report=report), site)
+    np.testing.assert_array_equal(got.report["prototypes"], [[0, 0], PROTOTYPES[1], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(got.report["prototype_counts"], [0, 3, 0, 0])
+    assert "site-1: 2 rows of prototypes held back: fewer than 3 samples" in caplog.text
+
+
+def test_an_unknown_field_is_refused(site):
+    known = "['census', 'counts', 'error', 'loss', 'repairs', 'report', 'round', 'samples']"
+    refused_with(
+        f"site-1: ReportGuard: expected the fields {known}, got also ['names']",
+        *send(result(), site, tamper=lambda content: content.update(names=["p1"])),
+    )
+
+
+def test_a_report_field_that_the_policy_does_not_name_is_refused(site):
+    refused_with(
+        f"site-1: ReportGuard: expected report fields out of {sorted(FIELDS)}, got also ['features']",
+        *send(result(report={"features": np.ones((50, 2))}), site),
+    )
+
+
+def test_more_than_the_allowed_size_is_refused(site):
+    big = {"learning_degree": np.zeros(1024, dtype=np.float64)}
+    sent, got = send(result(report=big), site, max_kilobytes=8)
+    assert got.error.startswith("site-1: ReportGuard: expected at most 8192 bytes besides the weights, got 8")
+    refused_with(got.error, sent, got)
+
+
+def test_what_is_hidden_in_lists_counts_for_the_size(site):
+    content = {"sizes": {"train": ["x" * 5000, "y" * 5000]}}
+    _, got = send(result(census=content), site, max_kilobytes=8)
+    assert "expected at most 8192 bytes" in got.error
+
+
+@pytest.mark.parametrize("counts", [None, np.array([3, 4])], ids=["absent", "too short"])
+def test_prototypes_without_a_count_per_row_are_refused(site, counts):
+    report = {"prototypes": PROTOTYPES} | ({} if counts is None else {"prototype_counts": counts})
+    refused_with(
+        "site-1: ReportGuard: expected prototype_counts with one count per row of prototypes",
+        *send(result(report=report), site),
+    )
+
+
+def test_a_result_of_another_kind_is_refused(site):
+    guard = ReportGuard(fields=FIELDS, counts={})
+    for dxo in (DXO(DataKind.WEIGHTS, data=WEIGHTS), DXO(DataKind.WEIGHT_DIFF, data=WEIGHTS, meta={KEY: {}})):
+        sent = FLModelUtils.from_shareable(guard.process(dxo.to_shareable(), site))
+        refused_with(
+            f"site-1: ReportGuard: expected a FedMend result, got {dxo.data_kind} of another kind",
+            sent,
+            unpack_result(sent, "site-1"),
+        )
+
+
+def test_an_error_reply_of_flare_passes(site):
+    reply = make_reply(ReturnCode.TASK_ABORTED)
+    assert ReportGuard(fields=FIELDS, counts={}).process(reply, site) is reply
+
+
+def test_at_the_server_the_sentence_names_the_site_that_sent(tmp_path):
+    write_settings(tmp_path)
+    server = Engine(tmp_path, "server").new_context()
+    server.put(ReservedKey.PROCESS_TYPE, ProcessType.SERVER_JOB, private=True, sticky=False)
+    server.set_peer_context(Engine(tmp_path / "site", "site-4").new_context())
+    _, got = send(result(report={"features": np.ones(2)}), server)
+    assert got.error.startswith("site-4: ReportGuard: expected report fields")
+
+
+def test_meta_data_beside_the_report_is_refused(site):
+    model = pack_result(result())
+    model.meta["patients"] = ["p1"]
+    sent = ReportGuard(fields=FIELDS, counts={}).process(FLModelUtils.to_shareable(model), site)
+    got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+    assert got.error == "site-1: ReportGuard: expected meta data under 'fedmend' alone, got also ['patients']"
+    assert "p1" not in str(sent)
+
+
+def test_metrics_beside_the_report_are_refused(site):
+    model = pack_result(result(weights={}))
+    model.metrics["features"] = np.ones(3)
+    sent = ReportGuard(fields=FIELDS, counts={}).process(FLModelUtils.to_shareable(model), site)
+    got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+    assert got.error == "site-1: ReportGuard: expected no metrics besides the report, got ['features', 'samples']"
+
+
+def test_a_result_without_weights_passes(site):
+    _, got = send(result(weights={}, report={}), site)
+    assert (got.error, got.samples) == ("", 50)

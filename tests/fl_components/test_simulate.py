@@ -1,0 +1,213 @@
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from factories import refused
+
+from fl_components import simulate
+from fl_components.simulate import configure_job, lay_policy, mean_and_sd, parse_assignments
+
+JOB = ROOT / "jobs" / "fedmlp_ich"
+VARIANTS = sorted(ROOT.glob("jobs/*/variants/*.json"))
+SERVER = {
+    "format_version": 2,
+    "num_rounds": 9,
+    "seed": 0,
+    "both": 1,
+    "server": {"x": 1},
+    "workflows": [],
+    "components": [],
+}
+CLIENT = {"format_version": 2, "mu": 0.5, "both": 1, "phantom": {"slices": 10, "sites": 2}, "executors": []}
+
+
+@pytest.fixture
+def job(tmp_path):
+    folder = tmp_path / "job"
+    (folder / "app" / "config").mkdir(parents=True)
+    (folder / "variants").mkdir()
+    meta = {"name": "job", "min_clients": 2, "deploy_map": {"app": ["server", "site-1", "site-2"]}}
+    for name, content in {
+        "meta.json": meta,
+        "app/config/config_fed_server.json": SERVER,
+        "app/config/config_fed_client.json": CLIENT,
+        "variants/short.json": {"num_rounds": 2, "mu": 0.1},
+    }.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def configure(job, tmp_path):
+    def run(variables=None, **options):
+        out = tmp_path / "out"
+        configure_job(job, out, variables or {}, **options)
+        return configs(out)
+
+    return run
+
+
+def configs(job):
+    return tuple(
+        json.loads((job / "app" / "config" / f"config_fed_{w}.json").read_text()) for w in ("server", "client")
+    )
+
+
+def test_a_value_is_json_where_it_parses_and_text_elsewhere():
+    words = ["a=3", "b=3e-5", "c=true", 'd=["x", "y"]', "e=fedavg", "f=a=b", "g=", "h={SITE_NAME}"]
+    assert parse_assignments(words) == {
+        "a": 3,
+        "b": 3e-5,
+        "c": True,
+        "d": ["x", "y"],
+        "e": "fedavg",
+        "f": "a=b",
+        "g": "",
+        "h": "{SITE_NAME}",
+    }
+
+
+@pytest.mark.parametrize("word", ["num_rounds", "=3"])
+def test_a_word_that_assigns_nothing_is_refused(word):
+    with refused(f"--set: expected variable=value, got {word!r}"):
+        parse_assignments([word])
+
+
+def test_nothing_changes_without_variables(configure):
+    assert configure() == (SERVER, CLIENT)
+
+
+def test_a_variable_is_set_where_it_has_its_home(configure):
+    server, client = configure({"num_rounds": 3, "mu": 0.2})
+    assert (server["num_rounds"], client["mu"]) == (3, 0.2)
+    assert "mu" not in server
+    assert "num_rounds" not in client
+
+
+def test_a_variable_of_both_files_is_set_in_both(configure):
+    assert [c["both"] for c in configure({"both": 7})] == [7, 7]
+
+
+def test_a_dot_reaches_into_a_mapping(configure):
+    assert configure({"phantom.slices": 300})[1]["phantom"] == {"slices": 300, "sites": 2}
+
+
+def test_a_variant_comes_first_and_single_variables_after_it(configure):
+    server, client = configure({"mu": 0.7}, variant="short")
+    assert (server["num_rounds"], client["mu"]) == (2, 0.7)
+
+
+@pytest.mark.parametrize("name", ["num_round", "workflows", "server", "executors", "mu.x", "phantoms.slices"])
+def test_an_unknown_variable_is_refused_with_those_that_there_are(configure, name):
+    with refused(f"--set: expected one of ['both', 'mu', 'num_rounds', 'phantom', 'seed'], got {name!r}"):
+        configure({name: 1})
+
+
+def test_an_unknown_variant_is_refused(configure):
+    with refused("--variant: expected one of ['short'], got 'long'"):
+        configure(variant="long")
+
+
+def test_a_folder_without_a_job_is_refused(tmp_path):
+    with refused(f"job: expected a folder with meta.json, not found in {tmp_path}"):
+        configure_job(tmp_path, tmp_path / "out", {})
+
+
+def test_sites_are_named_in_the_meta_file(job, tmp_path):
+    configure_job(job, tmp_path / "out", {}, sites=3)
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["deploy_map"] == {"app": ["server", "site-1", "site-2", "site-3"]}
+    assert meta["min_clients"] == 3
+
+
+@pytest.mark.parametrize("file", VARIANTS, ids=[f"{f.parts[-3]}/{f.stem}" for f in VARIANTS])
+def test_every_variant_of_every_job_applies(file, tmp_path):
+    out = tmp_path / "out"
+    configure_job(file.parents[1], out, {}, variant=file.stem)
+    server, client = configs(out)
+    for name, value in json.loads(file.read_text()).items():
+        head, _, field = name.partition(".")
+        homes = [c[head] for c in (server, client) if head in c]
+        assert homes
+        assert all((home[field] if field else home) == value for home in homes)
+
+
+def test_the_policy_is_laid_with_the_settings_of_the_command(tmp_path):
+    lay_policy(tmp_path, {"data_root": "/data/{SITE_NAME}", "min_count": 7})
+    settings = json.loads((tmp_path / "local" / "fedmend.json").read_text())
+    assert (settings["data_root"], settings["min_count"]) == ("/data/{SITE_NAME}", 7)
+    tracked = ROOT / "simulator_workspace" / "local"
+    for name in ("privacy.json", "resources.json"):
+        assert (tmp_path / "local" / name).read_bytes() == (tracked / name).read_bytes()
+    assert json.loads((tracked / "fedmend.json").read_text())["data_root"] == "phantom"
+
+
+def test_without_the_policy_of_the_checkout_there_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulate, "POLICY", tmp_path / "nowhere")
+    with refused("site policy: expected simulator_workspace/local in the FedMend checkout, not found"):
+        lay_policy(tmp_path / "w", {})
+
+
+class Simulator:
+    """Stands in for the process: notes the command and the configured job, then leaves these records."""
+
+    def __init__(self, *, code=0, results=True, decisions=()):
+        self.code, self.results, self.decisions = code, results, decisions
+
+    def __call__(self, command, **streams):
+        self.command, self.streams = command, streams
+        self.job = configs(Path(command[command.index("simulator") + 1]))
+        records = Path(command[command.index("-w") + 1]) / "server" / "simulate_job" / "fedmend"
+        records.mkdir(parents=True)
+        if self.results:
+            (records / "results.json").write_text('{"final": {}}')
+        (records / "decisions.jsonl").write_text("".join(json.dumps(d) + "\n" for d in self.decisions))
+        return subprocess.CompletedProcess(command, self.code)
+
+
+@pytest.fixture
+def play(job, tmp_path, monkeypatch):
+    def run(simulator, **options):
+        monkeypatch.setattr(simulate.subprocess, "run", simulator)
+        return simulate.simulate(job, tmp_path / "work", **options)
+
+    return run
+
+
+def test_the_simulator_gets_the_configured_job_and_gives_back_the_results(play, tmp_path):
+    simulator = Simulator()
+    assert play(simulator, threads=5, variables={"num_rounds": 4}) == {"final": {}}
+    assert simulator.job[0]["num_rounds"] == 4
+    assert simulator.command[-4:] == ["-w", str(tmp_path / "work"), "-t", "5"]
+    assert simulator.streams.get("stdout") is None
+    assert not list(tmp_path.glob("*.log"))
+
+
+def test_a_quiet_run_keeps_the_output_in_a_file(play, tmp_path):
+    simulator = Simulator()
+    play(simulator, quiet=True)
+    assert simulator.streams["stdout"].name == str(tmp_path / "work.log")
+
+
+def test_a_run_with_a_refused_site_fails_with_its_sentence(play):
+    refusal = {"what": "refused", "round": 0, "value": {"site": "site-2", "reason": "site-2: train.csv row 3: bad"}}
+    other = {"what": "best_model", "round": 0, "value": {}}
+    with refused("simulator: expected a complete run, got exit code 0: site-2: train.csv row 3: bad"):
+        play(Simulator(decisions=[other, refusal]))
+
+
+@pytest.mark.parametrize("fault", [{"code": 2}, {"results": False}])
+def test_a_run_that_ends_early_fails_and_says_where_to_look(play, tmp_path, fault):
+    log = tmp_path / "work" / "server" / "log.txt"
+    with refused(f"simulator: expected a complete run, got exit code {fault.get('code', 0)}: see {log}"):
+        play(Simulator(**fault))
+
+
+def test_mean_and_deviation_over_seeds():
+    runs = [
+        {"final": {"test": {"auc": auc, "map": ap, "bacc": None}}} for auc, ap in ((0.7, 0.5), (0.8, None), (0.9, 0.6))
+    ]
+    assert mean_and_sd(runs) == ["test AUC: 80.00 ± 10.00", "test mAP: 55.00 ± 7.07"]
+    assert mean_and_sd(runs[:1]) == ["test AUC: 70.00 ± 0.00", "test mAP: 50.00 ± 0.00"]

@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+
+import pytest
+from factories import refused
+from fl_factories import SETTINGS, Engine, write_settings
+
+from fl_components.site_config import SiteConfig, load_site_config, read_site_config
+
+WHERE = "site-1: local/fedmend.json"
+
+
+@pytest.fixture
+def read(tmp_path):
+    file = tmp_path / "fedmend.json"
+
+    def write_and_read(content):
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        return read_site_config(file, tmp_path, "site-1")
+
+    return write_and_read
+
+
+def test_folders_start_at_the_workspace(read, tmp_path):
+    expected = SiteConfig(tmp_path / "data", tmp_path / "cache", tmp_path / "state", min_count=3, threads=1)
+    assert read(SETTINGS) == expected
+
+
+def test_numbers_have_defaults(read):
+    config = read({k: v for k, v in SETTINGS.items() if isinstance(v, str)})
+    assert (config.min_count, config.max_unreadable, config.threads) == (5, 0, 0)
+
+
+def test_the_site_name_and_the_home_folder_are_put_in(read, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    config = read({**SETTINGS, "data_root": "/data/{SITE_NAME}/ct", "cache_dir": "~/cache/{SITE_NAME}"})
+    assert config.data_root == Path("/data/site-1/ct")
+    assert config.cache_dir == Path("/home/somebody/cache/site-1")
+
+
+def test_the_word_phantom_is_no_folder(read):
+    assert read({**SETTINGS, "data_root": "phantom"}).data_root is None
+
+
+def test_a_context_gives_file_workspace_and_name(tmp_path):
+    write_settings(tmp_path, data_root="data/{SITE_NAME}")
+    assert load_site_config(Engine(tmp_path, "site-3").new_context()).data_root == tmp_path / "data" / "site-3"
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    fl_ctx = Engine(tmp_path, "site-1").new_context()
+    with refused(f"{WHERE}: expected in the workspace (data_root, cache_dir, state_dir), not found"):
+        load_site_config(fl_ctx)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", ": expected JSON, got a file that does not parse"),
+        ("[]", ": expected a JSON object, got list"),
+        (
+            {**SETTINGS, "data_rot": "x"},
+            ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads'],"
+            " got also ['data_rot']",
+        ),
+        ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got None"),
+        ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),
+        ({"data_root": "a", "cache_dir": "b"}, ", field state_dir: expected a folder, got None"),
+        ({**SETTINGS, "min_count": -1}, ", field min_count: expected a number >= 0, got -1"),
+        ({**SETTINGS, "max_unreadable": "3"}, ", field max_unreadable: expected a number >= 0, got '3'"),
+        ({**SETTINGS, "threads": True}, ", field threads: expected a number >= 0, got True"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(read, content, sentence):
+    with refused(WHERE + sentence):
+        read(content)

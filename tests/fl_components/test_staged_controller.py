@@ -1,0 +1,308 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from fl_factories import Federation, census, histograms, plain_answers
+from torch_factories import TinyNetwork
+
+from fedmend import networks
+from fl_components.controllers.fedavg import FedAvgController
+from fl_components.payload import CENSUS, TRAIN, SiteResult
+
+CLASSES = ["edema", "nodule"]
+BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
+THREE = {**BOTH, "site-3": [1, 1]}
+
+
+@pytest.fixture(autouse=True)
+def tiny_network(monkeypatch):
+    monkeypatch.setitem(networks.NETWORKS, "tiny", lambda classes: TinyNetwork(classes, torch.initial_seed()))
+
+
+@pytest.fixture
+def plain_report(monkeypatch):
+    """No figures, where a test is not about the report."""
+    monkeypatch.setattr("fl_components.controllers.staged.write_report", lambda folder: None)
+    monkeypatch.setattr("fl_components.controllers.staged.summary_text", lambda folder: "")
+
+
+def controller(**changes):
+    settings = {"run_name": "run-1", "classes": CLASSES, "network": "tiny", "num_rounds": 3, "warmup_rounds": 1}
+    return FedAvgController(**{**settings, **changes})
+
+
+def run(folder, answer, sites=BOTH, *, backwards=False, **changes):
+    return Federation(folder, controller(**changes), list(sites), answer, backwards=backwards).run()
+
+
+def initial(name, seed=0):
+    return networks.initial_network("tiny", CLASSES, seed).state_dict()[name].numpy()
+
+
+def saved(federation, file="FL_global_model.pt"):
+    return torch.load(federation.app / file, weights_only=False)["model"]
+
+
+def bias_after(federation, file="FL_global_model.pt"):
+    """How far the run has moved the classifier's bias."""
+    return float((saved(federation, file)["classifier.bias"].numpy() - initial("classifier.bias"))[0])
+
+
+def failing(answer, *, site, when, error="site-2: train.csv row 3: expected ..., got ..."):
+    """``answer``, but one site says ``error`` where ``when(task_name, round)``."""
+
+    def answers(name, task_name, weights, task, evaluate):
+        if name == site and when(task_name, task.round_num):
+            return SiteResult(error=error) if error else None
+        return answer(name, task_name, weights, task, evaluate)
+
+    return answers
+
+
+def test_a_run_leaves_models_records_and_a_report(tmp_path):
+    federation = run(tmp_path, plain_answers(BOTH))
+    assert federation.engine.panics() == []
+    info = json.loads((federation.records / "run.json").read_text())
+    assert (info["run_name"], info["method"], info["phantom"]) == ("run-1", "FedAvgController", False)
+    assert info["settings"] == {"note": "as configured"}
+    assert info["sites"]["site-2"] == {"annotated": ["nodule"], "train": 10, "test": 5, "positives": {"nodule": 4}}
+    metrics = federation.lines("metrics.jsonl")
+    assert [(m["round"], m["split"]) for m in metrics] == [(r, s) for r in range(4) for s in ("test", "val")]
+    assert metrics[0]["macro"] == {"auc": 1, "map": 1, "bacc": 1}
+    results = json.loads((federation.records / "results.json").read_text())
+    assert results["final"]["test"]["auc"] == 1
+    for name in ("global model", "best model", "records"):
+        assert (tmp_path / results["files"][name]).exists()
+    assert "<html" in (federation.records / "report.html").read_text()[:200]
+
+
+def test_a_phantom_run_says_so_in_its_records(tmp_path, plain_report, caplog):
+    plain = plain_answers(BOTH)
+
+    def answer(site, task_name, *rest):
+        result = plain(site, task_name, *rest)
+        return SiteResult(**{**vars(result), "census": {**result.census, "phantom": True}}) if result.census else result
+
+    with caplog.at_level("INFO", "fedmend.run"):
+        federation = run(tmp_path, answer)
+    assert json.loads((federation.records / "run.json").read_text())["phantom"] is True
+    rounds = [r.message for r in caplog.records if " train | received model" in r.message]
+    assert len(rounds) == 3
+    assert all(line.startswith("PHANTOM round ") for line in rounds)
+
+
+def test_models_are_averaged_by_samples_in_every_round(tmp_path, plain_report):
+    answer = plain_answers(BOTH, samples={"site-1": 10, "site-2": 30}, step={"site-1": 1, "site-2": 2})
+    assert bias_after(run(tmp_path, answer)) == pytest.approx(3 * (10 * 1 + 30 * 2) / 40)
+
+
+def test_the_order_in_which_answers_arrive_changes_no_bit(tmp_path, plain_report):
+    sites = {f"site-{i}": [1, 1] for i in range(1, 6)}
+    plain = plain_answers(sites, samples={s: 7 * i + 3 for i, s in enumerate(sites)})
+
+    def trained(site, shape):
+        return np.random.default_rng(int(site[-1])).standard_normal(shape, dtype=np.float32)
+
+    def answer(site, task_name, weights, *rest):
+        result = plain(site, task_name, weights, *rest)
+        result.weights = {k: trained(site, v.shape) for k, v in result.weights.items()}
+        return result
+
+    one, other = (run(tmp_path / str(b), answer, sites, backwards=b) for b in (False, True))
+    assert all(torch.equal(value, saved(other)[name]) for name, value in saved(one).items())
+    sums = [sum(trained(site, 50) for site in order) for order in (sites, reversed(sites))]
+    assert not np.array_equal(*sums)  # the order would show if nobody put it right
+
+
+def test_a_seed_gives_the_same_first_model_to_all(tmp_path, plain_report):
+    received = {}
+
+    def answer(site, task_name, weights, task, evaluate):
+        if task_name == TRAIN and task.round_num == 0:
+            received[site] = weights["classifier.weight"]
+        return plain_answers(BOTH)(site, task_name, weights, task, evaluate)
+
+    run(tmp_path, answer, seed=5)
+    for weights in received.values():
+        np.testing.assert_array_equal(weights, initial("classifier.weight", 5))
+    assert not np.array_equal(initial("classifier.weight", 5), initial("classifier.weight", 0))
+
+
+def test_a_refused_site_is_named_and_the_round_goes_on_where_min_sites_allows_it(tmp_path, plain_report, caplog):
+    answer = failing(plain_answers(THREE), site="site-2", when=lambda name, r: name == TRAIN and r == 1)
+    federation = run(tmp_path, answer, THREE, min_sites=2)
+    assert federation.engine.panics() == []
+    sentence = "site-2: train.csv row 3: expected ..., got ..."
+    assert federation.decisions("refused") == [(1, {"site": "site-2", "reason": sentence})]
+    assert sentence in caplog.text
+    assert federation.asked[-1][3] == ["site-1", "site-2", "site-3"]  # it is asked again
+    assert bias_after(federation) == pytest.approx(3)
+
+
+def test_only_valid_results_enter_the_model(tmp_path, plain_report):
+    answer = plain_answers(THREE, step={"site-1": 1, "site-2": np.nan, "site-3": 3})
+    federation = run(tmp_path, answer, THREE, min_sites=2)
+    assert bias_after(federation) == pytest.approx(3 * 2)
+    reasons = [value["reason"] for _, value in federation.decisions("refused")]
+    assert len(reasons) == 3
+    assert all(reason.startswith("site-2: result of round") and "NaN or infinity" in reason for reason in reasons)
+
+
+def test_without_min_sites_a_refused_site_stops_the_run_with_its_sentence(tmp_path):
+    answer = failing(plain_answers(BOTH), site="site-2", when=lambda name, r: name == TRAIN and r == 1)
+    federation = run(tmp_path, answer)
+    assert federation.engine.panics() == [
+        "train of round 1: expected valid results from 2 sites, got 1: site-2: train.csv row 3: expected ..., got ..."
+    ]
+    assert not (federation.records / "results.json").exists()
+    assert len(federation.decisions("refused")) == 1
+
+
+def test_a_silent_site_is_named(tmp_path):
+    answer = failing(plain_answers(BOTH), site="site-2", when=lambda name, r: name == TRAIN, error="")
+    assert run(tmp_path, answer).engine.panics() == [
+        "train of round 0: expected valid results from 2 sites, got 1: site-2: train: expected a result, got none"
+    ]
+
+
+def test_a_site_that_fails_the_census_is_not_asked_again(tmp_path, plain_report):
+    answer = failing(plain_answers(THREE), site="site-2", when=lambda name, r: name == CENSUS)
+    federation = run(tmp_path, answer, THREE, min_sites=2)
+    assert federation.engine.panics() == []
+    assert {tuple(asked) for name, _, _, asked in federation.asked if name != CENSUS} == {("site-1", "site-3")}
+
+
+def test_no_valid_result_at_all_stops_the_run_whatever_min_sites_says(tmp_path):
+    answer = failing(plain_answers({"site-1": [1, 1]}), site="site-1", when=lambda name, r: name == TRAIN)
+    federation = run(tmp_path, answer, ["site-1"], min_sites=1)
+    assert federation.engine.panics()[0].startswith("train of round 0: expected valid results from 1 sites, got 0")
+
+
+def test_a_class_that_no_site_annotates_stops_the_run(tmp_path):
+    answer = plain_answers({"site-1": [1, 0], "site-2": [1, 0]})
+    assert run(tmp_path, answer).engine.panics() == [
+        "census: expected every class of the job to be annotated at a site, got none for ['nodule']"
+    ]
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2])
+def test_a_job_submitted_again_goes_on_to_the_same_bytes(tmp_path, plain_report, stopped_at):
+    answer = plain_answers(BOTH, samples={"site-1": 10, "site-2": 31}, step={"site-1": 0.1, "site-2": 0.7})
+    whole = run(tmp_path / "whole", answer)
+    run(tmp_path / "crash", failing(answer, site="site-1", when=lambda name, r: name == TRAIN and r == stopped_at))
+    resumed = run(tmp_path / "crash", answer)
+    assert [r for name, r, *_ in resumed.asked if name == TRAIN] == list(range(stopped_at, 3))
+    assert all(torch.equal(value, saved(resumed)[name]) for name, value in saved(whole).items())
+    assert resumed.decisions("resumed") == [(None, {"at_round": stopped_at})]
+
+    def rounds(federation):
+        return [{k: v for k, v in m.items() if k != "seconds"} for m in federation.lines("metrics.jsonl")]
+
+    assert rounds(resumed) == rounds(whole)
+
+
+def test_a_finished_run_name_is_refused(tmp_path, plain_report):
+    run(tmp_path, plain_answers(BOTH))
+    assert run(tmp_path, plain_answers(BOTH)).engine.panics() == [
+        "run_name 'run-1': expected a new or an unfinished run, got one that has done all 3 rounds;"
+        " choose another run_name"
+    ]
+
+
+def test_the_best_model_is_that_of_the_best_validation_auc(tmp_path, plain_report):
+    val, test = {0: 0, 1: 1, 2: 0.5, 3: 0.5}, {0: 0, 1: 0, 2: 0.5, 3: 1}
+
+    def counts(r):
+        return {"val": histograms(val[r], val[r]), "test": histograms(test[r], test[r])}
+
+    federation = run(tmp_path, plain_answers(BOTH, counts=counts))
+    assert federation.decisions("best_model") == [
+        (0, {"auc": 0.0, "split": "val"}),
+        (1, {"auc": 1.0, "split": "val"}),
+    ]
+    assert bias_after(federation, "best_FL_global_model.pt") == pytest.approx(1)  # the model received in round 1
+    assert bias_after(federation) == pytest.approx(3)
+    assert json.loads((federation.records / "results.json").read_text())["best"]["round"] == 1
+
+
+def test_without_a_validation_split_the_test_split_chooses_and_the_records_say_so(tmp_path, plain_report):
+    auc = {0: 0, 1: 0.5, 2: 1, 3: 0.5}
+    federation = run(tmp_path, plain_answers(BOTH, counts=lambda r: {"test": histograms(auc[r], auc[r])}))
+    assert federation.decisions("best_model")[-1] == (2, {"auc": 1.0, "split": "test"})
+
+
+def test_counts_of_all_sites_are_pooled(tmp_path, plain_report):
+    plain = plain_answers(BOTH)
+
+    def answer(site, task_name, weights, task, evaluate):
+        result = plain(site, task_name, weights, task, evaluate)
+        # Each site alone gives AUC 1; pooled, site-2's negatives stand above site-1's positives.
+        if result.counts:
+            counts = np.zeros((2, 2, 1000), dtype=np.int64)
+            low, high = (100, 200) if site == "site-1" else (300, 400)
+            counts[:, 0, low], counts[:, 1, high] = 10, 10
+            result.counts = {"test": counts}
+        return result
+
+    assert run(tmp_path, answer).lines("metrics.jsonl")[0]["macro"]["auc"] == 0.75
+
+
+def test_models_are_evaluated_in_every_nth_round_and_at_the_end(tmp_path, plain_report):
+    federation = run(tmp_path, plain_answers(BOTH), eval_every=2)
+    assert sorted({m["round"] for m in federation.lines("metrics.jsonl")}) == [0, 2, 3]
+
+
+def test_repairs_are_written_for_the_classes_that_a_site_lacks(tmp_path, plain_report):
+    plain = plain_answers(BOTH)
+
+    def answer(site, task_name, weights, task, evaluate):
+        result = plain(site, task_name, weights, task, evaluate)
+        if task_name == TRAIN:
+            zero, done = np.zeros(2, dtype=np.int64), np.full(2, task.round_num + 1)
+            result.repairs = {"positive": done, "negative": 2 * done, "untagged": zero}
+        return result
+
+    lines = run(tmp_path, answer).lines("repairs.jsonl")
+    got = [(x["round"], x["site"], x["class"], x["positive"], x["new_positive"], x["new_negative"]) for x in lines]
+    assert got == [
+        (r, site, missing, r, 1, 2) for r in (1, 2, 3) for site, missing in (("site-1", "nodule"), ("site-2", "edema"))
+    ]
+
+
+def test_metrics_and_losses_are_streamed(tmp_path, plain_report):
+    federation = run(tmp_path, plain_answers(BOTH))
+    streamed = [data["DXO"] for event, data in federation.engine.events if event == "analytix_log_stats"]
+    tags = [(d["data"]["track_key"], d["data"]["global_step"]) for d in streamed]
+    assert ("test/auc", 3) in tags
+    assert ("loss/site-2", 2) in tags
+
+
+def test_an_abort_ends_the_run(tmp_path):
+    federation = Federation(tmp_path, controller(), list(BOTH), None)
+    federation.answer = lambda site, *rest: federation.controller.abort_signal.trigger("stop") or census(BOTH[site])
+    assert federation.run().engine.panics() == ["census: the job was aborted"]
+    assert len(federation.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"warmup_rounds": 0}, "expected 1 <= warmup_rounds <= num_rounds, got 0 and 3"),
+        ({"warmup_rounds": 4}, "expected 1 <= warmup_rounds <= num_rounds, got 4 and 3"),
+        ({"classes": []}, r"expected different class names, got \[\]"),
+        ({"classes": ["a", "a"]}, "expected different class names"),
+        ({"run_name": ""}, "expected run_name without slashes, got ''"),
+        ({"run_name": "../x"}, "expected run_name without slashes"),
+        ({"eval_every": 0}, "expected eval_every >= 1"),
+        ({"min_sites": -1}, "min_sites >= 0"),
+        ({"round_timeout": -1}, "round_timeout >= 0"),
+    ],
+)
+def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        controller(**wrong)
+
+
+def test_a_baseline_takes_the_settings_of_the_method_whose_job_it_shares():
+    assert controller(degree_over="missing", prototype_weighting="samples").card.classes == tuple(CLASSES)

@@ -1,0 +1,234 @@
+"""The job in FLARE's real simulator, with a phantom so small that only plumbing is tested, not learning."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+
+import psutil
+import pytest
+import torch
+from conftest import ROOT
+
+from fedmend.ledger import read_history
+
+pytestmark = pytest.mark.slow
+JOB = ROOT / "jobs" / "fedmlp_ich"
+SITES = [f"site-{i}" for i in range(1, 4)]
+SMALL = [
+    "num_rounds=3",
+    "warmup_rounds=1",
+    "image_size=32",
+    "batch_size=8",
+    "st=false",
+]  # so young a model is certain of nothing
+MARK = "FEDMEND_TEST_RUN"
+
+
+def run(words, *, home, cwd=None, timeout=240):
+    """Runs a command; whatever process it leaves behind is ended.
+
+    Returns:
+        Exit code and output, stderr included.
+    """
+    mark = uuid.uuid4().hex
+    paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
+    env = {**os.environ, "HOME": str(home), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: mark}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *map(str, words)],
+            cwd=cwd or home,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return done.returncode, done.stdout
+    finally:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == mark:
+                    process.kill()
+
+
+def fedmend(*words, **options):
+    return run(["fl_components.cli", *words], **options)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def sites(home):
+    """Three site folders."""
+    words = ["--slices", 360, "--pixels", 48, "--sites", 3, "--annotated-per-site", 3]
+    code, out = fedmend("phantom", "ich", home / "sites", *words, home=home)
+    assert code == 0, out
+    return home / "sites"
+
+
+@pytest.fixture(scope="module")
+def originals(sites):
+    """Bytes of everything that people wrote about the sites, before the first run."""
+    files = [f for name in SITES for f in sorted((sites / name).glob("*.[cj]s*"))]
+    assert len(files) >= 4 * len(SITES)
+    return {f: f.read_bytes() for f in files}
+
+
+@pytest.fixture(scope="module")
+def simulated(home, sites, originals):
+    """Workspace and output by number of threads; each run is made once."""
+    runs = {}
+
+    def simulate(threads):
+        if threads not in runs:
+            workspace = home / f"threads-{threads}"
+            code, out = fedmend(
+                *("simulate", JOB, "--workspace", workspace, "--threads", threads, "--sites", 3, "--set", *SMALL),
+                *("--site", f"data_root={sites}/{{SITE_NAME}}", f"cache_dir={home}/cache"),
+                home=home,
+            )
+            assert code == 0, out
+            runs[threads] = workspace, out
+        return runs[threads]
+
+    return simulate
+
+
+def records(workspace):
+    return workspace / "server" / "simulate_job" / "fedmend"
+
+
+def lines(workspace, name):
+    return [json.loads(line) for line in (records(workspace) / name).read_text().splitlines()]
+
+
+def global_model(workspace):
+    file = json.loads((records(workspace) / "results.json").read_text())["files"]["global model"]
+    return torch.load(file, weights_only=False)["model"]
+
+
+def ledger(workspace, site):
+    return read_history(workspace / site / "state" / "fedmlp_ich" / site / "ledger.sqlite")
+
+
+def test_a_run_leaves_models_report_and_decisions_and_no_label_is_touched(simulated, originals):
+    workspace, out = simulated(3)
+    results = json.loads((records(workspace) / "results.json").read_text())
+    for name in ("global model", "best model"):
+        assert os.path.getsize(results["files"][name]) > 40e6  # ResNet-18
+    assert "<html" in (records(workspace) / "report.html").read_text()[:200]
+    decided = [line["what"] for line in lines(workspace, "decisions.jsonl")]
+    assert "best_model" in decided
+    assert decided.count("learning_degree") == 2
+    assert [m["round"] for m in lines(workspace, "metrics.jsonl") if m["split"] == "test"] == [0, 1, 2, 3]
+    assert results["final"]["test"]["auc"] > 0
+    assert "PHANTOM" not in out  # these sites have a data_root
+    for file, content in originals.items():
+        assert file.read_bytes() == content, file.name
+
+
+def test_every_site_keeps_its_repairs_in_its_own_ledger(simulated):
+    workspace, _ = simulated(3)
+    for site in SITES:
+        rows = ledger(workspace, site)
+        assert rows
+        assert {row["round"] for row in rows} == {1, 2}
+        assert {row["old"] for row in rows} == {-1}
+
+
+def test_nothing_but_declared_fields_travels(simulated):
+    workspace, _ = simulated(3)
+    log = (workspace / "server" / "log.txt").read_text()
+    assert not re.search(r"ID_[0-9a-f]+|\.dcm", log)  # no slice name in anything that the server writes
+    assert all(".dcm" not in (records(workspace) / f).read_text() for f in ("decisions.jsonl", "run.json"))
+
+
+def test_one_thread_and_three_give_the_same_bytes(simulated):
+    (one, _), (three, _) = simulated(1), simulated(3)
+
+    def without_seconds(workspace):
+        return re.sub(r', "seconds": [0-9.]+', "", (records(workspace) / "metrics.jsonl").read_text())
+
+    assert without_seconds(one) == without_seconds(three)
+    assert lines(one, "repairs.jsonl") == lines(three, "repairs.jsonl")
+    weights = global_model(one)
+    assert all(torch.equal(value, weights[name]) for name, value in global_model(three).items())
+    for site in SITES:
+        assert ledger(one, site) == ledger(three, site)
+
+
+@pytest.fixture(scope="module")
+def checkout(home):
+    """A job for two sites beside the tracked policy, as in a fresh checkout."""
+    folder = home / "checkout"
+    shutil.copytree(ROOT / "simulator_workspace" / "local", folder / "simulator_workspace" / "local")
+    words = ["num_rounds=2", *SMALL[1:], "phantom.slices=300", "phantom.sites=2", "phantom.annotated_per_site=4"]
+    code, out = fedmend("configure", JOB, folder / "job", "--sites", 2, "--set", *words, home=home)
+    assert code == 0, out
+    return folder
+
+
+def test_the_bare_command_of_flare_runs_a_job_and_says_what_came_out(checkout, home):
+    code, out = run(["nvflare.cli", "simulator", "job"], home=home, cwd=checkout)
+    assert code == 0, out
+    rounds = re.findall(r"PHANTOM round (\d)/2 (\w+) \| received model: test AUC 0\.\d{3}", out)
+    assert rounds == [("1", "prototype"), ("2", "detect")]
+    assert re.search(r"global model: .*FL_global_model\.pt", out)
+    assert re.search(r"report: .*report\.html", out)
+    assert (records(checkout / "simulator_workspace") / "report.html").is_file()
+    assert (home / ".cache" / "fedmend" / "phantoms").is_dir()
+
+
+def test_a_class_that_the_site_policy_does_not_allow_stops_the_job(checkout, home):
+    policy = home / "strict" / "local"
+    shutil.copytree(checkout / "simulator_workspace" / "local", policy)
+    resources = json.loads((policy / "resources.json").read_text())
+    resources["class_allow_list"].remove("fl_components.")
+    (policy / "resources.json").write_text(json.dumps(resources))
+    code, out = run(["nvflare.cli", "simulator", checkout / "job", "-w", home / "strict", "-t", 2], home=home)
+    assert code != 0
+    assert "'fl_components.controllers.fedmlp.FedMLPController'" in out
+    assert "is not in allow_list" in out
+    assert not records(home / "strict").exists()
+
+
+def test_sites_with_bad_data_stop_the_run_with_a_sentence_each(sites, home):
+    for name in SITES:  # beside the good ones, because their images are named from there
+        shutil.copytree(sites / name, sites / f"bad-{name}")
+    other_classes, other_label = sites / "bad-site-3" / "site.json", sites / "bad-site-2" / "train.csv"
+    card = json.loads(other_classes.read_text())
+    card["classes"][0] = "extradural"
+    other_classes.write_text(json.dumps(card))
+    table = other_label.read_text().splitlines()
+    table[2] = table[2].rsplit(",", 1)[0] + ",yes"
+    other_label.write_text("\n".join(table))
+    code, out = fedmend(
+        *("simulate", JOB, "--workspace", home / "refused", "--threads", 3, "--sites", 3, "--set", *SMALL),
+        *("--site", f"data_root={sites}/bad-{{SITE_NAME}}", f"cache_dir={home}/cache"),
+        home=home,
+    )
+    assert code == 1
+    value = f"site-2: train.csv row 3, column {table[0].rsplit(',', 1)[1]}: expected 1, 0 or blank, got 'yes'"
+    assert out.splitlines()[-1] == f"fedmend: simulator: expected a complete run, got exit code 2: {value}"
+    assert "site-3: site.json, field classes: expected the job's" in out
+    assert "extradural" in out
+    assert "Traceback" not in out
+
+
+def test_a_bad_site_setting_stops_the_run_with_a_sentence(home):
+    code, out = fedmend(
+        *("simulate", JOB, "--workspace", home / "setting", "--threads", 3, "--sites", 3, "--site", "min_count=-1"),
+        home=home,
+    )
+    assert code == 1
+    assert "local/fedmend.json, field min_count: expected a number >= 0, got -1" in out
+    assert "Traceback" not in out
