@@ -10,6 +10,7 @@ import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedmend.errors import FedMendError
+from fedmend.evaluation import BINS
 from fedmend.methods.base import Report, RoundTask
 
 KEY = "fedmend"
@@ -139,12 +140,15 @@ def unpack_result(model: FLModel, site: str) -> SiteResult:
         raise FedMendError(f"{site}: result: expected a FedMend result, got one that lacks or breaks {e}") from None
 
 
-def check_result(result: SiteResult, *, round_num: int, weights: Mapping[str, np.ndarray] | None) -> None:
+def check_result(
+    result: SiteResult, *, round_num: int, num_classes: int, weights: Mapping[str, np.ndarray] | None
+) -> None:
     """Refuses a result that must not enter the global model.
 
     Args:
         result: what a site answered.
         round_num: the round that was asked for.
+        num_classes: C.
         weights: the global model that was sent, for names and shapes; None for tasks without training.
 
     Raises:
@@ -157,9 +161,21 @@ def check_result(result: SiteResult, *, round_num: int, weights: Mapping[str, np
         raise FedMendError(f"{where}: expected round {round_num}, got round {result.round_num}")
     if result.samples < 1:
         raise FedMendError(f"{where}, field samples: expected at least 1, got {result.samples}")
+    arrays = {**result.report, **result.counts, **result.repairs}
+    if odd := sorted(name for name, value in arrays.items() if not isinstance(value, np.ndarray)):
+        raise FedMendError(f"{where}: expected arrays, got something else in {odd}")
+    for name, value in result.counts.items():
+        if value.shape != (num_classes, 2, BINS) or value.dtype.kind not in "iu" or (value < 0).any():
+            raise FedMendError(f"{where}, counts {name}: expected {(num_classes, 2, BINS)} counts, got {value.shape}")
     for name, value in result.report.items():
         if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
             raise FedMendError(f"{where}, report field {name}: expected finite numbers, got NaN or infinity")
+    if (census := result.census) and not (
+        {"annotated", "positives", "sizes", "phantom"} <= set(census)
+        and np.shape(census["annotated"]) == np.shape(census["positives"]) == (num_classes,)
+        and "train" in census["sizes"]
+    ):
+        raise FedMendError(f"{where}, census: expected flags and positives of {num_classes} classes and split sizes")
     if weights is None:
         return
     if set(result.weights) != set(weights):

@@ -42,7 +42,7 @@ from fl_components.site_config import load_site_config
 
 LOG = logging.getLogger("fedmend.run")
 RESULTS_FOLDER = "fedmend"
-BEST_SPLIT, BEST_METRIC = "val", "auc"
+BEST_SPLITS, BEST_METRIC = ("val", "test"), "auc"
 Knowledge = Mapping[str, np.ndarray]
 
 
@@ -241,7 +241,12 @@ class StagedController(ModelController):
             site = reply.meta["client_name"]
             try:
                 result = unpack_result(reply, site)
-                check_result(result, round_num=task.round_num, weights=weights if task_name == TRAIN else None)
+                check_result(
+                    result,
+                    round_num=task.round_num,
+                    num_classes=len(self.card.classes),
+                    weights=weights if task_name == TRAIN else None,
+                )
                 check_report(result.report)
             except FedMendError as e:
                 refused[site] = str(e) if str(e).startswith(site) else f"{site}: {e}"
@@ -315,19 +320,14 @@ class StagedController(ModelController):
                 self.records.repairs(done, site, self.card.classes, self.annotated[site], result.repairs)
             if result.weights:
                 self._stream(f"loss/{site}", result.loss, round_num)
-        chosen = (metrics.get(BEST_SPLIT) or metrics.get("test") or {}).get("macro", {}).get(BEST_METRIC)
-        best = self._state.load("best")
-        if chosen is not None and (best is None or chosen > best["value"] or round_num == 0):
-            split = BEST_SPLIT if BEST_SPLIT in metrics else "test"
-            self._state.save(
-                "best",
-                {
-                    "value": chosen,
-                    "round": round_num,
-                    "weights": {k: torch.from_numpy(v) for k, v in model.params.items()},
-                },
-            )
-            self.record("best_model", {BEST_METRIC: chosen, "split": split}, round_num)
+        # A split in which no class has both labels cannot choose; that does not change from round to round.
+        split = next((k for k in BEST_SPLITS if k in metrics and metrics[k]["macro"][BEST_METRIC] is not None), None)
+        if split is not None:
+            value, best = metrics[split]["macro"][BEST_METRIC], self._state.load("best")
+            if best is None or value > best["value"] or round_num == 0:
+                weights = {k: torch.from_numpy(v) for k, v in model.params.items()}
+                self._state.save("best", {"value": value, "round": round_num, "weights": weights})
+                self.record("best_model", {BEST_METRIC: value, "split": split}, round_num)
         self.records.write()
         return metrics
 

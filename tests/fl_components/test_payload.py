@@ -46,7 +46,7 @@ def good_result(**changes):
 
 
 def check(**changes):
-    check_result(good_result(**changes), round_num=4, weights=WEIGHTS)
+    check_result(good_result(**changes), round_num=4, num_classes=2, weights=WEIGHTS)
 
 
 def test_a_task_survives_the_wire(wire):
@@ -97,7 +97,7 @@ def test_messages_of_another_kind_are_refused():
 
 def test_a_good_result_is_accepted():
     check()
-    check_result(good_result(weights={}), round_num=4, weights=None)
+    check_result(good_result(weights={}), round_num=4, num_classes=2, weights=None)
 
 
 START = "site-1: result of round 4"
@@ -137,4 +137,4 @@ def test_numbers_that_are_not_finite_are_refused(bad):
 
 def test_an_error_sentence_counts_before_everything_else_about_a_result():
     with pytest.raises(FedMendError, match=re.escape("the site's own words")):
-        check_result(SiteResult(error="the site's own words"), round_num=4, weights=WEIGHTS)
+        check_result(SiteResult(error="the site's own words"), round_num=4, num_classes=2, weights=WEIGHTS)

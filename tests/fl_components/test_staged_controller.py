@@ -306,3 +306,27 @@ def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
 
 def test_a_baseline_takes_the_settings_of_the_method_whose_job_it_shares():
     assert controller(degree_over="missing", prototype_weighting="samples").card.classes == tuple(CLASSES)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda result: result.counts and result.counts.update(val=np.zeros((3, 2, 1000), dtype=np.int64)),
+        lambda result: result.counts and result.counts.update(val=-np.ones((2, 2, 1000), dtype=np.int64)),
+        lambda result: result.report.update(field=[1, 2]),
+        lambda result: result.census.pop("annotated", None),
+    ],
+    ids=["other shape", "negative counts", "a list", "no annotated classes"],
+)
+def test_an_answer_of_another_shape_costs_its_site_alone(tmp_path, plain_report, spoil):
+    plain = plain_answers({"site-1": [1, 1], "site-2": [1, 1]})
+
+    def answer(site, *rest):
+        result = plain(site, *rest)
+        if site == "site-2":
+            spoil(result)
+        return result
+
+    federation = run(tmp_path, answer, min_sites=1)
+    assert federation.engine.panics() == []
+    assert federation.decisions("refused")[0][1]["site"] == "site-2"
