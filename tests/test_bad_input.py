@@ -7,14 +7,22 @@ import errno
 import os
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from factories import make_site_folder, refused
-from torch_factories import CPU
+from fl_factories import Federation, plain_answers
+from torch_factories import CPU, TinyNetwork, make_site, make_task
 
 from fedmend.data.site import load_site
+from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger
+from fedmend.methods.fedmlp import DETECT, FedMLP
 from fedmend.networks import get_weights, initial_network
+from fl_components.controllers.fedmlp import FedMLPController
+from fl_components.executor import MethodExecutor
+from fl_components.payload import RunCard
+from fl_components.site_config import SiteConfig, read_site_config
 
 JOB_CLASSES = ("edema", "fracture", "nodule")
 PRIOR = "(a class prior between 0 and 1)"
@@ -88,7 +96,50 @@ def weights_with(change):
     return fault
 
 
+def small_site(folder):
+    site = make_site_folder(folder / "s")
+    executor = MethodExecutor(method_id="fedmlp", learning_rate=0.1, batch_size=16, image_size=32)
+    run, config = RunCard("run-1", JOB_CLASSES, "resnet18", 0), SiteConfig(site, folder / "cache", folder / "state")
+    executor._open("site-1", run, config)
+
+
+def spoiled_prototypes(folder):
+    site = make_site(folder, np.array([[1, -1], [0, -1], [0, -1]], dtype=np.int8))
+    network = TinyNetwork(2)
+    prototypes = np.full((4, network.num_features), np.nan, dtype=np.float32)
+    task = make_task(DETECT, 4, 9, prototypes=prototypes, learning_degree=np.ones(2))
+    FedMLP().prepare(network, task, site)
+
+
+def class_nowhere(folder):
+    controller = FedMLPController(
+        run_name="run-1", classes=list(JOB_CLASSES), network="resnet18", num_rounds=2, warmup_rounds=1
+    )
+    federation = Federation(folder, controller, ["site-1"], plain_answers({"site-1": [True, True, False]})).run()
+    raise FedMendError(federation.engine.panics()[0])
+
+
 FAULTS = [
+    (
+        "no fedmend.json",
+        lambda folder: read_site_config(folder / "fedmend.json", folder, "site-1"),
+        "site-1: local/fedmend.json: expected in the workspace (data_root, cache_dir, state_dir), not found",
+    ),
+    (
+        "fewer samples than a batch",
+        small_site,
+        "site-1: train.csv: expected at least 16 samples (batch_size), got 6",
+    ),
+    (
+        "a class annotated nowhere",
+        class_nowhere,
+        "census: expected every class of the job to be annotated at a site, got none for ['nodule']",
+    ),
+    (
+        "prototypes with NaN",
+        spoiled_prototypes,
+        "site-1: round 4, prototypes from the server: expected finite numbers, got NaN or infinity",
+    ),
     (
         "class names that differ from the job's",
         other_classes,
