@@ -50,6 +50,20 @@ class Repairs:
     confidence: np.ndarray
 
 
+@contextlib.contextmanager
+def _transaction(path: Path, where: str) -> Iterator[sqlite3.Connection]:
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            yield db
+    except sqlite3.DatabaseError as e:
+        code = getattr(e, "sqlite_errorcode", None)
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):  # the last: other tables
+            raise FedMendError(f"{where}: expected an SQLite ledger, got another file") from None
+        if code and isinstance(e, sqlite3.OperationalError):  # locked, read-only, full disk; the words hold no path
+            raise FedMendError(f"{where}: expected a file that can be opened and written, got: {e}") from None
+        raise
+
+
 class LabelLedger:
     """The ledger of one site and run.
 
@@ -61,21 +75,25 @@ class LabelLedger:
         site: site name for messages.
 
     Raises:
-        FedMendError: the file is a ledger of another data set, or no ledger.
+        FedMendError: the file is a ledger of another data set, or no ledger, or it cannot be opened and written; the
+            last is said by ``record``, ``undo`` and ``repairs`` too.
     """
 
     def __init__(self, path: Path, *, fingerprint: str, images: Sequence[str], classes: Sequence[str], site: str):
         self._path, self._shape = Path(path), (len(images), len(classes))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._where = f"{site}: label ledger"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise FedMendError(
+                f"{self._where}: expected a file that can be opened and written, got: {e.strerror}"
+            ) from None
         with self._transaction() as db:
-            try:
-                db.executescript(_SCHEMA)
-                known = dict(db.execute("SELECT key, value FROM about"))
-            except sqlite3.DatabaseError:
-                raise FedMendError(f"{site}: label ledger: expected an SQLite ledger, got another file") from None
+            db.executescript(_SCHEMA)
+            known = dict(db.execute("SELECT key, value FROM about"))
             if known.get("fingerprint", fingerprint) != fingerprint:
                 raise FedMendError(
-                    f"{site}: label ledger: expected the ledger of this data set (hash {fingerprint[:12]}), got that of another"
+                    f"{self._where}: expected the ledger of this data set (hash {fingerprint[:12]}), got that of another"
                     f" (hash {known['fingerprint'][:12]}); choose another run_name or put the earlier labels back"
                 )
             if not known:
@@ -83,10 +101,8 @@ class LabelLedger:
                 db.executemany("INSERT INTO samples VALUES (?, ?)", enumerate(images))
                 db.executemany("INSERT INTO classes VALUES (?, ?)", enumerate(classes))
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(sqlite3.connect(self._path)) as db, db:
-            yield db
+    def _transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        return _transaction(self._path, self._where)
 
     def record(self, rule: str, round_num: int, old_labels: np.ndarray, repairs: Repairs) -> None:
         """Appends the repairs of one round in one transaction.
@@ -168,26 +184,23 @@ def read_history(path: Path) -> list[dict]:
         path: the SQLite file.
 
     Raises:
-        FedMendError: no such ledger.
+        FedMendError: no such ledger, or it cannot be opened.
     """
     if not Path(path).is_file():
         raise FedMendError(f"label ledger {path}: expected a ledger file, not found")
-    with contextlib.closing(sqlite3.connect(path)) as db:
+    with _transaction(path, f"label ledger {path}") as db:
         db.row_factory = sqlite3.Row
-        try:
-            rows = db.execute(
-                f"""SELECT s.image, c.name AS class, e.old, e.new, e.rule, e.round, e.confidence, {_IN_FORCE} AS in_force
-                    FROM entries e JOIN samples s USING (sample) JOIN classes c USING (class) ORDER BY e.entry"""
-            ).fetchall()
-        except sqlite3.DatabaseError:
-            raise FedMendError(f"label ledger {path}: expected an SQLite ledger, got another file") from None
+        rows = db.execute(
+            f"""SELECT s.image, c.name AS class, e.old, e.new, e.rule, e.round, e.confidence, {_IN_FORCE} AS in_force
+                FROM entries e JOIN samples s USING (sample) JOIN classes c USING (class) ORDER BY e.entry"""
+        ).fetchall()
     return [dict(row) for row in rows]
 
 
 def undo_file(path: Path, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
     """:meth:`LabelLedger.undo` on a ledger file, without its data set."""
     read_history(path)
-    with contextlib.closing(sqlite3.connect(path)) as db, db:
+    with _transaction(path, f"label ledger {path}") as db:
         return LabelLedger._retract(db, rule, from_round)
 
 

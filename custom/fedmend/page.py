@@ -11,7 +11,7 @@ GLOSSARY = {
     "without it. 0.5 is guessing, 1 is perfect.",
     "AP, mAP": "Average precision: the share of flagged images that truly have the finding, averaged over all "
     "sensitivities. Guessing gives the share of positive images. mAP is its mean over classes.",
-    "BACC": "Balanced accuracy: mean of sensitivity and specificity when a score of 0.5 or more counts as a finding. "
+    "BACC": "Balanced accuracy: mean of sensitivity and specificity when a score above 0.5 counts as a finding. "
     "0.5 is guessing.",
     "Macro": "Plain mean over the classes that could be measured, each counting the same however rare it is.",
     "Pseudo-label": "A label that the method sets at a site for a finding the site has not annotated. It is used for "

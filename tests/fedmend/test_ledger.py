@@ -1,4 +1,6 @@
+import contextlib
 import csv
+import functools
 import sqlite3
 import subprocess
 import sys
@@ -174,10 +176,57 @@ def test_a_ledger_of_another_data_set_is_refused_and_stays_as_it_is(tmp_path):
     assert len(ledger(tmp_path).history()) == 1
 
 
+def test_a_data_base_with_other_tables_is_refused(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
+        db.execute("CREATE TABLE about (author)")
+    with refused("site-1: label ledger: expected an SQLite ledger, got another file"):
+        ledger(tmp_path)
+
+
 def test_a_file_that_is_no_ledger_is_refused(tmp_path):
     (tmp_path / "ledger.sqlite").write_text("not a data base, but long enough to be looked at" * 20)
     with refused("site-1: label ledger: expected an SQLite ledger, got another file"):
         ledger(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder, book: ledger(folder),
+        lambda folder, book: book.record(RULE, 0, LABELS, repairs((0, 1, 1))),
+        lambda folder, book: book.undo(),
+        lambda folder, book: book.repairs(),
+    ],
+    ids=["opening", "record", "undo", "repairs"],
+)
+def test_a_locked_ledger_is_said_to_be_locked_and_not_another_file(tmp_path, monkeypatch, use):
+    book = ledger(tmp_path)
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0))
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with refused("site-1: label ledger: expected a file that can be opened and written, got: database is locked"):
+            use(tmp_path, book)
+        path = tmp_path / "ledger.sqlite"
+        with refused(f"label ledger {path}: expected a file that can be opened and written, got: database is locked"):
+            read_history(path)
+
+
+def test_a_ledger_that_cannot_be_made_is_refused_without_its_path(tmp_path):
+    (tmp_path / "ledger.sqlite").mkdir()
+    with refused(
+        "site-1: label ledger: expected a file that can be opened and written, got: unable to open database file"
+    ):
+        ledger(tmp_path)
+    (tmp_path / "file").write_text("")
+    with refused("site-1: label ledger: expected a file that can be opened and written, got: Not a directory"):
+        ledger(tmp_path / "file" / "run")
+
+
+def test_a_repair_without_confidence_is_a_bug_and_not_blamed_on_the_file(tmp_path):
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger(tmp_path).record(
+            RULE, 0, LABELS, Repairs(np.array([0]), np.array([1]), np.array([1]), np.array([np.nan]))
+        )
 
 
 @pytest.mark.parametrize("read", [read_history, undo_file])

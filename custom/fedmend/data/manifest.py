@@ -83,6 +83,16 @@ class LabelTable:
         return digest.hexdigest()
 
 
+def _kind(value) -> str:
+    """A refused value of the card in words that cannot hold patient data."""
+    return "nothing" if value is None else f"another {type(value).__name__}"
+
+
+def _cell(value: str) -> str:
+    """A refused label: a short one as it is; a longer one may be a name or a path of a shifted column."""
+    return repr(value) if len(value) <= 3 else f"text of {len(value)} characters"
+
+
 def _parse_window(value, where: str):
     if value is None or value == "file":
         return value
@@ -91,7 +101,8 @@ def _parse_window(value, where: str):
     if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value) and value[1] > 0:
         return (float(value[0]), float(value[1]))
     raise FedMendError(
-        f"{where}, field window: expected null, 'file', one of {sorted(WINDOWS)} or [centre, width] in HU, got {value!r}"
+        f"{where}, field window: expected null, 'file', one of {sorted(WINDOWS)} or [centre, width] in HU,"
+        f" got {_kind(value)}"
     )
 
 
@@ -118,25 +129,29 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse ({type(e).__name__})") from None
     if not isinstance(raw, dict) or raw.get("format") != CARD_FORMAT:
-        raise FedMendError(
-            f"{where}, field format: expected {CARD_FORMAT}, got {raw.get('format') if isinstance(raw, dict) else raw!r}"
-        )
+        got = _kind(raw.get("format") if isinstance(raw, dict) else raw)
+        raise FedMendError(f"{where}, field format: expected {CARD_FORMAT}, got {got}")
     if raw.get("task") not in (MULTILABEL, SINGLELABEL):
-        raise FedMendError(f"{where}, field task: expected {MULTILABEL!r} or {SINGLELABEL!r}, got {raw.get('task')!r}")
+        raise FedMendError(
+            f"{where}, field task: expected {MULTILABEL!r} or {SINGLELABEL!r}, got {_kind(raw.get('task'))}"
+        )
     classes = raw.get("classes")
     if not isinstance(classes, list) or not classes or not all(isinstance(c, str) and c for c in classes):
-        raise FedMendError(f"{where}, field classes: expected a list of class names, got {classes!r}")
+        raise FedMendError(f"{where}, field classes: expected a list of one or more class names, got {_kind(classes)}")
     if len(set(classes)) != len(classes):
         raise FedMendError(f"{where}, field classes: expected each name once, got {classes!r}")
     splits, truth = raw.get("splits"), raw.get("truth", {})
     if not _is_text_mapping(splits) or "train" not in splits:
         raise FedMendError(
-            f"{where}, field splits: expected a mapping of split to file name with at least 'train', got {splits!r}"
+            f"{where}, field splits: expected a mapping of split to file name with at least 'train', got {_kind(splits)}"
         )
     if not _is_text_mapping(truth):
-        raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {truth!r}")
+        raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {_kind(truth)}")
+    for name in (*splits.values(), *truth.values()):  # they stand in messages, which may travel
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise FedMendError(f"{where}, fields splits and truth: expected file names below the site folder, got another")
     if not isinstance(raw.get("image_root"), str):
-        raise FedMendError(f"{where}, field image_root: expected a folder, got {raw.get('image_root')!r}")
+        raise FedMendError(f"{where}, field image_root: expected a folder, got {_kind(raw.get('image_root'))}")
     return SiteCard(
         site=site,
         folder=folder,
@@ -172,7 +187,7 @@ def _label_row(
     if card.task == SINGLELABEL:
         value = (record["label"] or "").strip()
         if value and value not in columns:
-            raise FedMendError(f"{where}, column label: expected one of {sorted(columns)} or blank, got {value[:20]!r}")
+            raise FedMendError(f"{where}, column label: expected one of {sorted(columns)} or blank, got {_cell(value)}")
         if value:
             labels = [0] * width
             labels[columns[value]] = 1
@@ -182,8 +197,26 @@ def _label_row(
         if value in ("0", "1"):
             labels[index] = int(value)
         elif value:
-            raise FedMendError(f"{where}, column {name}: expected 1, 0 or blank, got {value[:20]!r}")
+            raise FedMendError(f"{where}, column {name}: expected 1, 0 or blank, got {_cell(value)}")
     return tuple(labels)
+
+
+def _label_columns(header: Sequence[str], card: SiteCard, classes: tuple[str, ...], where: str) -> dict[str, int]:
+    """Class → its place among ``classes``. Unknown columns are counted: without a header they are a patient's row."""
+    for column in ["image"] + (["label"] if card.task == SINGLELABEL else []):
+        if column not in header:
+            raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
+    if card.task == SINGLELABEL:
+        return {c: i for i, c in enumerate(classes)}
+    columns = [c for c in header if c not in ("image", "patient")]
+    known = [c for c in columns if c in classes]
+    if len(known) < len(columns):
+        raise FedMendError(
+            f"{where}, header: expected columns out of {list(classes)}, got {known} and {len(columns) - len(known)} unknown"
+        )
+    if len(set(known)) < len(known):
+        raise FedMendError(f"{where}, header: expected each column once, got {known}")
+    return {c: classes.index(c) for c in known}
 
 
 def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
@@ -212,18 +245,7 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
         raise FedMendError(f"{where}: expected UTF-8 text, got another encoding") from None
     reader = csv.DictReader(io.StringIO(text))
     header = reader.fieldnames or []
-    required = ["image"] + (["label"] if card.task == SINGLELABEL else [])
-    for column in required:
-        if column not in header:
-            raise FedMendError(f"{where}, header: expected a column {column!r}, got {header}")
-    class_columns = [c for c in header if c not in ("image", "patient")]
-    if card.task == SINGLELABEL:
-        columns = {c: i for i, c in enumerate(classes)}
-    else:
-        unknown = [c for c in class_columns if c not in classes]
-        if unknown or len(set(class_columns)) != len(class_columns):
-            raise FedMendError(f"{where}, header: expected columns out of {list(classes)}, got {class_columns}")
-        columns = {c: classes.index(c) for c in class_columns}
+    columns = _label_columns(header, card, classes, where)
     for record in reader:
         row = reader.line_num
         if None in record or None in record.values():

@@ -4,6 +4,7 @@ DICOM and NIfTI are read with pydicom and nibabel themselves and not through MON
 refusal of multi-frame files and time series need header fields and shapes that MONAI's readers do not hand on.
 """
 
+import functools
 import warnings
 from pathlib import Path
 
@@ -89,7 +90,9 @@ def _read_picture(path: Path) -> np.ndarray:
         ) from None
 
 
-def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
+@functools.lru_cache(maxsize=1)  # a manifest names the slices of one volume one after the other
+def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
+    """The (W, H, D) float32 volume of a file in RAS; the last one is kept, as long as its time stamp stays the same."""
     import nibabel
 
     try:
@@ -104,13 +107,17 @@ def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
     orientation = nibabel.io_orientation(image.affine)
     if np.isnan(orientation).any():
         raise UnreadableImage("expected an affine matrix with three axes in the NIfTI header, got a degenerate one")
-    volume = nibabel.apply_orientation(volume, orientation)  # RAS
+    return nibabel.apply_orientation(volume, orientation)
+
+
+def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
+    volume = nifti_volume(path, path.stat().st_mtime_ns)
     if not index and volume.shape[2] != 1:
         raise UnreadableImage(
             f"expected 'file.nii.gz#slice' for a volume, got no slice number for {volume.shape[2]} slices"
         )
     if index and not (index.isdecimal() and int(index) < volume.shape[2]):
-        raise UnreadableImage(f"expected a slice number below {volume.shape[2]}, got {index[:12]!r}")
+        raise UnreadableImage(f"expected a slice number below {volume.shape[2]} behind '#', got something else")
     plane = np.rot90(volume[:, :, int(index or 0)])  # RAS columns → rows from anterior to posterior
     if not np.isfinite(plane).all():
         raise UnreadableImage("expected finite voxels, got NaN or infinity")

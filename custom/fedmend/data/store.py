@@ -2,7 +2,8 @@
 
 A store is a folder ``<cache_dir>/stores/<key>`` whose key covers the manifest and the preprocessing, so a change of either
 makes a new one. It is built in a temporary folder beside it and renamed when complete: a half-built store is never seen.
-Several processes may ask at once; a file lock lets one build while the others wait. A finished store is only read.
+Several processes may ask at once; a file lock lets one build while the others wait. A finished store is only read; one that
+a power loss has damaged is built again.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.readers import UnreadableImage, Window, read_image, resize
+from fedmend.data.readers import UnreadableImage, Window, nifti_volume, read_image, resize
 from fedmend.errors import FedMendError
 
 STORE_FORMAT = 1
@@ -55,6 +56,30 @@ def exclusive(lock_file: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def disk_errors(where: str, need: int) -> Iterator[None]:
+    """Turns the errors of a full or read-only cache folder into one sentence.
+
+    Args:
+        where: first words of the sentence.
+        need: bytes that the block writes.
+
+    Raises:
+        FedMendError: instead of such an OSError; every other error passes.
+    """
+    try:
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            megabytes = max(1, round(need / 1e6))
+            raise FedMendError(f"{where}: cache_dir: expected {megabytes} MB of free space, got a full disk") from None
+        if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise FedMendError(
+                f"{where}: cache_dir: expected a folder that can be written, got one that is read-only"
+            ) from None
+        raise
+
+
 def _decode(paths: Sequence[Path], window: Window, size: int) -> list[np.ndarray | str | None]:
     """Per path the slice, a reason why it is unreadable, or None when the file is missing."""
     decoded: list[np.ndarray | str | None] = []
@@ -67,6 +92,7 @@ def _decode(paths: Sequence[Path], window: Window, size: int) -> list[np.ndarray
             decoded.append(str(e))
         except OSError as e:
             decoded.append(f"expected a file that can be opened, got an error ({type(e).__name__})")
+    nifti_volume.cache_clear()  # a training process must not hold a volume for good
     return decoded
 
 
@@ -136,24 +162,18 @@ def open_store(
         :24
     ]
     folder = Path(cache_dir) / "stores" / key
-    if not folder.is_dir():
-        try:
-            with exclusive(folder.with_suffix(".lock")):
-                if not folder.is_dir():
-                    paths = [image_root / image for image in images]
-                    _build_beside(folder, paths, window, size, where, max_unreadable, processes or os.cpu_count() or 1)
-        except OSError as e:
-            if e.errno in (errno.ENOSPC, errno.EDQUOT):
-                need = max(1, round(len(images) * size * size / 1e6))
-                raise FedMendError(
-                    f"{where(0).split(' row')[0]}: cache_dir: expected {need} MB of free space, got a full disk"
-                ) from None
-            if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-                raise FedMendError(
-                    f"{where(0).split(' row')[0]}: cache_dir: expected a folder that can be written, got one that is read-only"
-                ) from None
-            raise
-    unreadable = {int(k): v for k, v in json.loads((folder / "meta.json").read_text())["unreadable"].items()}
+    unreadable = _finished(folder, len(images) * size * size)
+    if unreadable is None:
+        with (
+            disk_errors(where(0).split(" row")[0], len(images) * size * size),
+            exclusive(folder.with_suffix(".lock")),
+        ):
+            unreadable = _finished(folder, len(images) * size * size)
+            if unreadable is None:
+                paths = [image_root / image for image in images]
+                unreadable = _build_beside(
+                    folder, paths, window, size, where, max_unreadable, processes or os.cpu_count() or 1
+                )
     _check_unreadable(unreadable, where, max_unreadable)
     if unreadable:
         LOG.warning(
@@ -170,6 +190,17 @@ def open_store(
     )
 
 
+def _finished(folder: Path, num_bytes: int) -> dict[int, str] | None:
+    """Index → reason of a whole store's unreadable images; None where there is no store or a damaged one."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        if (folder / "images.u8").stat().st_size != num_bytes:
+            return None
+    except (FileNotFoundError, ValueError):  # ValueError: what does not parse
+        return None
+    return {int(k): v for k, v in meta["unreadable"].items()}
+
+
 def _check_unreadable(unreadable: dict[int, str], where: Callable[[int], str], max_unreadable: int) -> None:
     if len(unreadable) > max_unreadable:
         listed = "; ".join(f"{where(i)}: {reason}" for i, reason in list(unreadable.items())[:5])
@@ -177,13 +208,19 @@ def _check_unreadable(unreadable: dict[int, str], where: Callable[[int], str], m
         raise FedMendError(f"{listed}{more} (max_unreadable allows {max_unreadable}, got {len(unreadable)})")
 
 
-def _build_beside(folder: Path, paths, window, size, where, max_unreadable, processes) -> None:
+def _build_beside(folder: Path, paths, window, size, where, max_unreadable, processes) -> dict[int, str]:
+    if folder.is_dir():
+        shutil.rmtree(folder)  # damaged
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         unreadable = _build(temporary, paths, window, size, where, processes)
         _check_unreadable(unreadable, where, max_unreadable)  # a refused store is not kept: files get mended in place
-        (temporary / "meta.json").write_text(json.dumps({"count": len(paths), "size": size, "unreadable": unreadable}))
+        with open(temporary / "meta.json", "w") as stream:
+            json.dump({"count": len(paths), "size": size, "unreadable": unreadable}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
         temporary.chmod(0o755)
         os.replace(temporary, folder)
+        return unreadable
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedmend.data.store import exclusive
+from fedmend.data.store import disk_errors, exclusive
 from fedmend.errors import FedMendError
 
-PHANTOM_FORMAT = 1
+PHANTOM_FORMAT = 2  # raise it when the generator or the converter changes what it writes
 LOG = logging.getLogger("fedmend.phantom")
 
 
@@ -55,25 +55,31 @@ def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] |
         out: folder; made when missing.
         spec: what to make.
         progress: called with a line of text now and then.
+
+    Raises:
+        FedMendError: these numbers give no phantom, e.g. too few slices for so many sites.
     """
     from fedmend.datasets import phantoms, rsna_ich  # scipy and pydicom, which a site with a made phantom need not load
 
     download = out / "download"
     phantoms.write_ich(download, slices=spec.slices, seed=spec.seed, size=spec.pixels, scanners=spec.sites)
-    rsna_ich.prepare(
-        download,
-        out,
-        sites=spec.sites,
-        annotated_per_site=spec.annotated_per_site,
-        rule=spec.rule,
-        partition="station",
-        test_share=spec.test_share,
-        val_share=spec.val_share,
-        healthy_share=None,
-        seed=spec.seed,
-        source_name="PHANTOM: synthetic slices, no patient was examined",
-        progress=progress,
-    )
+    try:
+        rsna_ich.prepare(
+            download,
+            out,
+            sites=spec.sites,
+            annotated_per_site=spec.annotated_per_site,
+            rule=spec.rule,
+            partition="station",
+            test_share=spec.test_share,
+            val_share=spec.val_share,
+            healthy_share=None,
+            seed=spec.seed,
+            source_name="PHANTOM: synthetic slices, no patient was examined",
+            progress=progress,
+        )
+    except FedMendError as e:  # it may name a site of the phantom, which is not the site that asks
+        raise FedMendError(f"phantom: {e}") from None
 
 
 def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
@@ -82,11 +88,15 @@ def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
     Args:
         cache_dir: where phantoms are kept.
         spec: what to make.
+
+    Raises:
+        FedMendError: as :func:`make_phantom`, or ``cache_dir`` is full or read-only.
     """
     key = hashlib.sha256(json.dumps([PHANTOM_FORMAT, asdict(spec)]).encode()).hexdigest()[:16]
     folder = Path(cache_dir) / "phantoms" / f"{spec.dataset}-{key}"
     if not folder.is_dir():
-        with exclusive(folder.with_suffix(".lock")):
+        need = spec.slices * spec.pixels**2 * 2  # 16 bits per pixel
+        with disk_errors("phantom", need), exclusive(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 LOG.info("PHANTOM: making %d synthetic slices for %d sites (once)", spec.slices, spec.sites)
                 temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))

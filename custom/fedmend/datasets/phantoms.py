@@ -269,7 +269,7 @@ _ORDER = (3, 1, 2, 4, 0)
 # ---- the scan --------------------------------------------------------------------------------------------------------
 def _scanner(patient: _Patient, seed: int) -> _Scanner:
     rng = np.random.default_rng([seed, 3, patient.scanner])
-    return _Scanner(*rng.uniform((0.98, 0.35, 1.5, -2.0, 0.98), (1.08, 0.7, 3.5, 2.0, 1.02)))
+    return _Scanner(*rng.uniform((0.94, 0.3, 1.5, -5.0, 0.96), (1.09, 0.9, 4.5, 5.0, 1.04)))
 
 
 def _level(patient: _Patient, k: int) -> float:

@@ -95,7 +95,8 @@ def prepare(
 
     Raises:
         FedMendError: a wrong argument, site folders in ``out`` already, a download that is incomplete or contradicts
-            itself, too few patients or stations, or a class without a positive at the sites that annotate it.
+            itself, too few patients or stations, or a training part with only 0 or only 1 of a class that
+            its site annotates.
     """
     arguments = {
         k: v for k, v in locals().items() if k not in ("source", "out", "source_name", "processes", "progress")
@@ -115,7 +116,7 @@ def prepare(
     units = np.unique(patients, return_inverse=True)[1] if split == "patient" else np.arange(len(slices.ids))
     site_of, stations = _sites_of_units(units, scanners if partition == "station" else None, sites, seed)
     parts = _parts(units, site_of, sites, test_share, val_share, train_per_site, split, seed)
-    _check_positives(parts, slices.labels, annotated)
+    _check_labels(parts, slices.labels, annotated)
     provenance = {"source": source_name, "arguments": arguments, "counts": counts}
     _write(source, out, slices, patients, parts, annotated, stations, provenance)
     say(f"{sites} site folders written")
@@ -304,13 +305,12 @@ def _parts(
     ]
 
 
-def _check_positives(parts: list[dict[str, np.ndarray]], labels: np.ndarray, annotated: np.ndarray) -> None:
-    for c, name in enumerate(CLASSES):
-        annotating = np.flatnonzero(annotated[:, c])
-        if not any(labels[parts[s]["train"], c].any() for s in annotating):
-            where = ", ".join(f"site-{s + 1}" for s in annotating)
+def _check_labels(parts: list[dict[str, np.ndarray]], labels: np.ndarray, annotated: np.ndarray) -> None:
+    for s, c in np.argwhere(annotated):
+        values = np.unique(labels[parts[s]["train"], c])
+        if len(values) < 2:  # a site refuses to train on such a column
             raise FedMendError(
-                f"{where}, train.csv, column {name}: expected a positive at a site that annotates it, got none"
+                f"site-{s + 1}: train.csv, column {CLASSES[c]}: expected both 0 and 1, got only {values[0]}"
             )
 
 

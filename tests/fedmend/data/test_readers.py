@@ -1,3 +1,5 @@
+import os
+
 import nibabel
 import numpy as np
 import pytest
@@ -174,8 +176,8 @@ def test_a_nifti_slice_without_window_takes_its_own_percentiles(tmp_path):
     ("shape", "name", "sentence"),
     [
         ((2, 3, 4), "v.nii.gz", "expected 'file.nii.gz#slice' for a volume, got no slice number for 4 slices"),
-        ((2, 3, 4), "v.nii.gz#4", "expected a slice number below 4, got '4'"),
-        ((2, 3, 4), "v.nii.gz#-1", "expected a slice number below 4, got '-1'"),
+        ((2, 3, 4), "v.nii.gz#4", "expected a slice number below 4 behind '#', got something else"),
+        ((2, 3, 4), "v.nii.gz#-1", "expected a slice number below 4 behind '#', got something else"),
         ((2, 3, 4, 2), "v.nii.gz#0", "expected a slice or a 3-D NIfTI volume, got 4 dimensions"),
     ],
 )
@@ -204,6 +206,17 @@ def test_a_damaged_nifti_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:60])
     with unreadable(r"expected a NIfTI file, got a corrupt or truncated one \(\w+\)"):
         read_image(tmp_path / "v.nii.gz#0", BRAIN)
+
+
+def test_a_volume_is_read_once_for_slices_in_a_row_and_again_when_it_changes(tmp_path, monkeypatch):
+    path, loads, load = write_nifti(tmp_path / "v.nii"), [], nibabel.load
+    monkeypatch.setattr(nibabel, "load", lambda path: loads.append(path) or load(path))
+    first, second = (read_image(tmp_path / f"v.nii#{k}", (12.0, 24.0)) for k in (0, 1))
+    assert loads == [path]
+    assert not np.array_equal(first, second)
+    write_nifti(path, VOLUME[..., ::-1])
+    os.utime(path, ns=(0, 0))
+    assert np.array_equal(read_image(tmp_path / "v.nii#3", (12.0, 24.0)), first)
 
 
 @pytest.mark.parametrize("name", ["a.dcm", "a.png", "a.nii.gz#3", "folder"])

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 
+import nibabel
 import numpy as np
 import pytest
 from factories import pixels, refused, write_png
@@ -228,6 +229,36 @@ def test_an_image_that_may_not_be_opened_is_blamed_on_the_image_not_on_the_cache
         " (max_unreadable allows 0, got 1)"
     ):
         opened(root, NAMES[:1])
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("meta.json", b""), ("meta.json", b"\0" * 40), ("meta.json", None), ("images.u8", b"short"), ("images.u8", None)],
+)
+def test_a_store_that_a_power_loss_has_damaged_is_built_again(root, file, content):
+    opened(root)
+    (folder,) = (root.parent / "cache" / "stores").glob("*/")
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    assert np.array_equal(opened(root).images[2], pixels(2))
+    assert left_over(root) == [folder.name]
+    shutil.rmtree(root)
+    assert np.array_equal(opened(root).images[2], pixels(2))
+
+
+def test_a_store_is_on_the_disk_before_it_gets_its_name(root, monkeypatch):
+    steps, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append(os.fstat(handle).st_size > 0), fsync(handle)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (steps.append("replace"), replace(*paths)))
+    opened(root)
+    assert steps == [True, True, "replace"]  # the pixels, meta.json
+
+
+def test_no_volume_is_held_once_the_store_is_built(root):
+    nibabel.save(nibabel.Nifti1Image(np.ones((8, 8, 2), dtype=np.float32), np.eye(4)), root / "v.nii")
+    opened(root, ("v.nii#0", "v.nii#1"))
+    assert store.nifti_volume.cache_info().currsize == 0
 
 
 def test_an_empty_manifest_gives_an_empty_store(root):

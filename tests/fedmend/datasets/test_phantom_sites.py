@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import stat
 
 import pytest
@@ -70,6 +71,29 @@ def test_a_phantom_that_fails_leaves_nothing_and_is_made_again(tmp_path, monkeyp
     assert content(tmp_path) == []
     monkeypatch.setattr(phantom_sites, "make_phantom", lambda out, spec: (out / "mark").write_text(""))
     assert (ensure_phantom(tmp_path, SMALL) / "mark").is_file()
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (errno.ENOSPC, "expected 2 MB of free space, got a full disk"),
+        (errno.EROFS, "expected a folder that can be written, got one that is read-only"),
+    ],
+)
+def test_a_full_or_read_only_cache_is_said_in_one_sentence(tmp_path, monkeypatch, code, sentence):
+    def fail(out, spec):
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(phantom_sites, "make_phantom", fail)
+    with refused(f"phantom: cache_dir: {sentence}"):
+        ensure_phantom(tmp_path, dataclasses.replace(SMALL, slices=1000))  # 1000 * 32 * 32 * 2 bytes
+    assert content(tmp_path) == []
+
+
+def test_a_phantom_that_cannot_be_made_is_blamed_on_the_phantom_and_not_on_a_site(tmp_path):
+    few = dataclasses.replace(SMALL, slices=24)
+    with refused("phantom: site-1: expected at least 3 patients to split, got 2"):
+        make_phantom(tmp_path, few)
 
 
 def test_an_unknown_phantom_is_refused():

@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+from factories import refused
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
@@ -13,8 +14,10 @@ from fedmend.datasets.rsna_ich import CLASSES, prepare
 from fedmend.errors import FedMendError
 
 PATIENTS, SLICES = 36, 4
-# Three sites of twelve patients; one_each with three classes per site reaches all five.
-BASE = {"sites": 3, "annotated_per_site": 3, "healthy_share": None, "seed": 4}
+# Three sites of twelve patients; one_each with three classes per site reaches all five. With these seeds each training
+# part has a patient of every class that its site annotates.
+SEED, OTHER_SEED = 560, 1104
+BASE = {"sites": 3, "annotated_per_site": 3, "healthy_share": None, "seed": SEED}
 
 
 def station(patient):
@@ -189,7 +192,7 @@ def test_healthy_share_keeps_all_lesion_slices_and_draws_healthy_ones(official, 
 
 def test_the_seed_decides_which_healthy_slices_are_drawn(official, tmp_path):
     used = []
-    for seed in (4, 6):
+    for seed in (SEED, OTHER_SEED):
         out = tmp_path / str(seed)
         prepare(official, out, **{**BASE, "healthy_share": 0.1, "split": "slice", "seed": seed})
         used.append({i for split in ("train", "val", "test") for t in every_table(out, split) for i in t.images})
@@ -238,7 +241,7 @@ def test_the_same_arguments_give_the_same_bytes_whatever_the_order_and_the_proce
     assert all(one[name] == two[name] for name in one if not name.endswith("site.json"))
     first, second = (json.loads(c["site-1/site.json"]) | {"image_root": ""} for c in (one, two))
     assert first == second
-    prepare(official, tmp_path / "reseeded", **{**BASE, "seed": 5})
+    prepare(official, tmp_path / "reseeded", **{**BASE, "seed": OTHER_SEED})
     assert content(tmp_path / "reseeded")["site-1/train.csv"] != one["site-1/train.csv"]
 
 
@@ -330,10 +333,29 @@ def test_a_site_with_too_few_patients_is_refused(official, tmp_path):
         prepare(official, tmp_path / "out", **{**BASE, "sites": 17})
 
 
-def test_a_class_without_a_positive_where_it_is_annotated_is_refused(own_copy, tmp_path):
-    write_rows(own_copy, [[name, "0" if "subdural" in name else value] for name, value in table_rows()])
-    with pytest.raises(FedMendError, match=r"^site-2, site-3, train.csv, column subdural: expected a positive"):
-        prepare(own_copy, tmp_path / "out", **{**BASE, "annotated_per_site": 4})
+def rows_with(site, value):
+    """The table with one value for subdural at the patients of a scanner."""
+    at_site = {slice_id(p, k) for p in range(PATIENTS) for k in range(SLICES) if station(p) == site}
+    return [
+        [name, value if name.endswith("_subdural") and name.removesuffix("_subdural") in at_site else old]
+        for name, old in table_rows()
+        if not name.endswith("_any")
+    ]
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+@pytest.mark.parametrize("site", [1, 2])
+def test_a_site_with_one_label_value_only_of_a_class_that_it_annotates_is_refused(own_copy, tmp_path, value, site):
+    write_rows(own_copy, rows_with(site, value))
+    with refused(f"site-{site + 1}: train.csv, column subdural: expected both 0 and 1, got only {value}"):
+        prepare(own_copy, tmp_path / "out", **{**BASE, "annotated_per_site": 4, "partition": "station"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_site_with_one_label_value_only_of_a_class_that_it_does_not_annotate_is_fine(own_copy, tmp_path):
+    write_rows(own_copy, rows_with(0, "0"))
+    prepare(own_copy, tmp_path / "out", **{**BASE, "annotated_per_site": 4, "partition": "station"})
+    assert not load(tmp_path / "out", "site-1").annotated[4]
 
 
 @pytest.mark.parametrize(
