@@ -84,7 +84,7 @@ def _bare_site(connection, name: str, folder: Path, cache: Path) -> None:
             set_weights(model, connection.recv())
             site.memory.clear()
             for split in data.evaluation.values():
-                score_histograms(infer(model, split, BATCH)[1].numpy(), split.labels)
+                score_histograms(infer(model, split, site)[1].numpy(), split.labels)
             task = RoundTask(WARMUP, r, ROUNDS)
             method.prepare(model, task, site)
             trainer.train(model, method, task, site)

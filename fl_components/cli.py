@@ -24,7 +24,7 @@ def _prepare_rsna_ich(args: argparse.Namespace) -> None:
         test_share=args.test_share,
         val_share=args.val_share,
         train_per_site=args.train_per_site,
-        healthy_share=None if args.healthy_share == "all" else float(args.healthy_share),
+        healthy_share=args.healthy_share,
         window=args.window,
         seed=args.seed,
         progress=print,
@@ -68,9 +68,8 @@ def _configure(args: argparse.Namespace) -> None:
 def _simulate(args: argparse.Namespace) -> None:
     from fl_components.simulate import mean_and_sd, parse_assignments, simulate
 
-    seeds = [int(s) for s in args.seeds.split(",")] if args.seeds else [None]
     runs = []
-    for seed in seeds:
+    for seed in args.seeds or [None]:
         variables = parse_assignments(args.set) | ({} if seed is None else {"seed": seed})
         workspace = args.workspace if seed is None else args.workspace / f"seed-{seed}"
         result = simulate(
@@ -131,7 +130,7 @@ def _sitecheck(args: argparse.Namespace) -> None:
     import torch
 
     from fedmend.data.manifest import load_card
-    from fedmend.data.site import load_site
+    from fedmend.data.site import load_site, load_truth
 
     classes = args.classes.split(",") if args.classes else load_card(args.folder, args.folder.name).classes
     with tempfile.TemporaryDirectory() as cache:
@@ -144,6 +143,7 @@ def _sitecheck(args: argparse.Namespace) -> None:
             device=torch.device("cpu"),
             max_unreadable=args.max_unreadable,
         )
+    load_truth(args.folder, args.folder.name, classes, data.train.table.images)
     for i, name in enumerate(data.classes):
         column = data.train.labels[:, i]
         text = (
@@ -152,6 +152,20 @@ def _sitecheck(args: argparse.Namespace) -> None:
         print(f"{name}: {text if data.annotated[i] else 'not annotated here'}")
     sizes = ", ".join(f"{k} {len(v)}" for k, v in {"train": data.train, **data.evaluation}.items())
     print(f"{args.folder.name}: ready ({sizes} samples, every image read)")
+
+
+def _share(text: str) -> float | None:
+    try:
+        return None if text == "all" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number or 'all', got {text!r}") from None
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers like 0,1,2, got {text!r}") from None
 
 
 def _protocol(parser: argparse.ArgumentParser, seed: int) -> None:
@@ -198,7 +212,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--train-per-site", type=int, default=None, help="cap of each site's training slices (paper: 5000)"
     )
     rsna.add_argument(
-        "--healthy-share", default="0.475", help="share of slices without hemorrhage, or 'all' (default 0.475)"
+        "--healthy-share",
+        type=_share,
+        default=0.475,
+        help="share of slices without hemorrhage, or 'all' (default 0.475)",
     )
     rsna.add_argument("--window", default="brain", help="brain, subdural, bone or file")
     rsna.set_defaults(run=_prepare_rsna_ich)
@@ -233,7 +250,10 @@ def build_parser() -> argparse.ArgumentParser:
     simulate = commands.add_parser("simulate", help="run a job in FLARE's simulator")
     _job_arguments(simulate)
     simulate.add_argument(
-        "--workspace", type=Path, default=Path("runs/simulate"), help="emptied before the run (default runs/simulate)"
+        "--workspace",
+        type=Path,
+        default=Path("runs/simulate"),
+        help="new folder or one of an earlier run, which is emptied (default runs/simulate)",
     )
     simulate.add_argument("--threads", type=int, default=1, help="sites that run at the same time")
     simulate.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
@@ -244,7 +264,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FIELD=VALUE",
         help="override fields of fedmend.json, e.g. data_root=/data/{SITE_NAME}",
     )
-    simulate.add_argument("--seeds", default="", help="several runs, e.g. 0,1,2; prints mean and standard deviation")
+    simulate.add_argument(
+        "--seeds", type=_seeds, default=[], help="several runs, e.g. 0,1,2; prints mean and standard deviation"
+    )
     simulate.add_argument(
         "--quiet", action="store_true", help="keep the simulator's output in a file beside the workspace"
     )

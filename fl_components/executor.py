@@ -25,7 +25,7 @@ from fedmend.networks import build_network, get_weights, set_weights
 from fedmend.state import StateStore
 from fedmend.training import LocalTrainer, Stopped, infer
 from fl_components.console import quiet_console
-from fl_components.payload import CENSUS, TASKS, TRAIN, RunCard, SiteResult, pack_result, unpack_task
+from fl_components.payload import CENSUS, LONGEST_ERROR, TASKS, TRAIN, RunCard, SiteResult, pack_result, unpack_task
 from fl_components.site_config import SiteConfig, load_site_config
 
 LOG = logging.getLogger("fedmend.executor")
@@ -94,7 +94,7 @@ class MethodExecutor(Executor):
         except FedMendError as e:
             message = str(e) if str(e).startswith(name) else f"{name}: {e}"
             self.log_error(fl_ctx, message)
-            result = SiteResult(error=message)
+            result = SiteResult(error=message[:LONGEST_ERROR])
         except Exception as e:  # the traceback stays in the site's log, a type name is all that leaves
             self.log_exception(fl_ctx, f"{task_name} failed: {secure_format_exception(e)}")
             result = SiteResult(error=f"{name}: {task_name} failed with {type(e).__name__}; see the log of this site")
@@ -110,6 +110,7 @@ class MethodExecutor(Executor):
         name = fl_ctx.get_identity_name()
         site, truth = self._open(name, run, config)
         site.memory.clear()
+        site.stop = lambda: abort_signal.triggered
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
         if task_name == CENSUS:
             result.census = self._census(site, config)
@@ -120,11 +121,11 @@ class MethodExecutor(Executor):
         set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in weights.items()})
         if evaluate:
             for split, data in site.data.evaluation.items():
-                result.counts[split] = score_histograms(infer(model, data, site.batch_size)[1].numpy(), data.labels)
+                result.counts[split] = score_histograms(infer(model, data, site)[1].numpy(), data.labels)
         if task_name == TRAIN:
             site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
             self._method.prepare(model, task, site)
-            result.loss = self._trainer.train(model, self._method, task, site, lambda: abort_signal.triggered)
+            result.loss = self._trainer.train(model, self._method, task, site)
             result.report = self._method.report(model, task, site)
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
         repairs = site.ledger.repairs()

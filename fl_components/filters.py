@@ -11,11 +11,10 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError
-from fl_components.payload import KEY, REPORT, SiteResult, pack_result
+from fl_components.payload import KEY, REPORT, SiteResult, pack_result, parse_content
 from fl_components.site_config import load_site_config
 
 _META = {KEY, MetaKey.FILTER_HISTORY, MetaKey.PROCESSED_ALGORITHM}  # the latter two are left by FLARE's own filters
-_NUMBERS, _CONTAINERS = ("round", "samples", "loss"), ("counts", "repairs", "census")
 
 
 class ReportGuard(Filter):
@@ -72,11 +71,9 @@ class ReportGuard(Filter):
         Raises:
             FedMendError: unknown field, oversize, or a report field without its counts.
         """
-        known = {*_NUMBERS, *_CONTAINERS, REPORT, "error"}
-        if unknown := sorted(set(content) - known):
-            raise FedMendError(f"{site}: ReportGuard: expected the fields {sorted(known)}, got also {unknown}")
+        parse_content(content, f"{site}: ReportGuard")
         report = dict(content[REPORT])
-        if unknown := sorted(set(report) - self._fields):
+        if unknown := sorted(f"{name:.40}" for name in set(report) - self._fields):
             raise FedMendError(
                 f"{site}: ReportGuard: expected report fields out of {sorted(self._fields)}, got also {unknown}"
             )
@@ -99,10 +96,9 @@ class ReportGuard(Filter):
 
 
 def _size(value) -> int:
+    """Bytes of what :func:`parse_content` lets pass: arrays, mappings, text and single numbers."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, Mapping):
         return sum(_size(k) + _size(v) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return sum(_size(v) for v in value)
-    return len(value) if isinstance(value, str | bytes) else 8
+    return len(value) if isinstance(value, str) else 8

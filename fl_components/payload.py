@@ -3,12 +3,15 @@
 Stock FLARE filters and encryption see weights only, not ``meta``; the site's own ReportGuard checks what stands here.
 """
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
+from fedmend.data.site import EVALUATION_SPLITS
 from fedmend.errors import FedMendError
 from fedmend.evaluation import BINS
 from fedmend.methods.base import Report, RoundTask
@@ -18,6 +21,9 @@ REPORT = "report"
 NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
 CENSUS, TRAIN, EVALUATE = "census", "train", "evaluate"
 TASKS = (CENSUS, TRAIN, EVALUATE)
+TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative")
+CENSUS_FIELDS = {"annotated", "positives", "sizes", "phantom"}
+LONGEST_ERROR = 2000  # characters
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,12 @@ class RunCard:
     classes: tuple[str, ...]
     network: str
     seed: int
+
+    def __post_init__(self):
+        if not isinstance(self.run_name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", self.run_name):
+            raise FedMendError(
+                f"job variable run_name: expected letters, digits, '_', '.' or '-', got {self.run_name!r}"
+            )
 
 
 @dataclass
@@ -120,71 +132,121 @@ def unpack_result(model: FLModel, site: str) -> SiteResult:
     """Server side of :func:`pack_result`.
 
     Raises:
-        FedMendError: the message is not one of FedMend's.
+        FedMendError: the message is not one of FedMend's, see :func:`parse_content`.
     """
-    try:
-        content = model.meta[KEY]
-        return SiteResult(
-            site=site,
-            round_num=int(content["round"]),
-            samples=int(content["samples"]),
-            weights=dict(model.params or {}),
-            report=dict(content[REPORT]),
-            counts=dict(content["counts"]),
-            repairs=dict(content["repairs"]),
-            census=dict(content["census"]),
-            loss=float(content["loss"]),
-            error=str(content["error"]),
-        )
-    except (KeyError, TypeError, ValueError) as e:
-        raise FedMendError(f"{site}: result: expected a FedMend result, got one that lacks or breaks {e}") from None
+    result = parse_content((model.meta or {}).get(KEY), site)
+    result.weights = dict(model.params or {})
+    return result
+
+
+def parse_content(content, site: str) -> SiteResult:
+    """Everything besides the weights of a result, checked for names, types and dimensions.
+
+    The server uses it on what arrives, the ReportGuard of a site on what is about to leave.
+
+    Args:
+        content: what stands under FedMend's key of the message.
+        site: site name for messages.
+
+    Raises:
+        FedMendError: names the first part that is missing, unknown or of another kind.
+    """
+
+    def need(condition: bool, part: str, expected: str) -> None:
+        if not condition:
+            raise FedMendError(f"{site}: result, {part}: expected {expected}, got something else")
+
+    known = {"round", "samples", REPORT, "counts", "repairs", "census", "loss", "error"}
+    need(isinstance(content, Mapping) and set(content) == known, "fields", f"{sorted(known)}")
+    for name in ("round", "samples"):
+        need(type(content[name]) is int and content[name] >= 0, name, "a whole number >= 0")
+    need(type(content["loss"]) is float and math.isfinite(content["loss"]), "loss", "a finite number")
+    need(type(content["error"]) is str and len(content["error"]) <= LONGEST_ERROR, "error", "a sentence")
+    for part, kinds in ((REPORT, "biuf"), ("counts", "iu"), ("repairs", "iu")):
+        need(isinstance(content[part], Mapping), part, "a mapping")
+        for name, value in content[part].items():
+            numeric = isinstance(name, str) and isinstance(value, np.ndarray) and value.dtype.kind in kinds
+            need(numeric, f"{part} {name!s:.40}", "an array of numbers")
+            need(part == REPORT or not (value < 0).any(), f"{part} {name}", "counts >= 0")
+    need(set(content["counts"]) <= set(EVALUATION_SPLITS), "counts", f"splits out of {list(EVALUATION_SPLITS)}")
+    for split, value in content["counts"].items():
+        need(value.ndim == 3 and value.shape[1:] == (2, BINS), f"counts {split}", f"(C, 2, {BINS}) counts")
+    names = set(content["repairs"])
+    need(not names or {*TAGGED} <= names <= {*TAGGED, *CORRECT}, "repairs", f"{[*TAGGED, *CORRECT]}")
+    need(all(v.ndim == 1 for v in content["repairs"].values()), "repairs", "one count per class")
+    census = content["census"]
+    need(isinstance(census, Mapping) and set(census) in (set(), CENSUS_FIELDS), "census", f"{sorted(CENSUS_FIELDS)}")
+    if census:
+        for name, kind in (("annotated", "b"), ("positives", "iu")):
+            array = census[name]
+            one_per_class = isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kind
+            need(one_per_class, f"census {name}", "one value per class")
+        sizes = census["sizes"]
+        whole = isinstance(sizes, Mapping) and all(type(v) is int and v >= 0 for v in sizes.values())
+        need(whole and {"train"} <= set(sizes) <= {"train", *EVALUATION_SPLITS}, "census sizes", "samples per split")
+        need(type(census["phantom"]) is bool, "census phantom", "true or false")
+    return SiteResult(
+        site=site,
+        round_num=content["round"],
+        samples=content["samples"],
+        **{part: dict(content[part]) for part in (REPORT, "counts", "repairs", "census")},
+        loss=content["loss"],
+        error=content["error"],
+    )
 
 
 def check_result(
-    result: SiteResult, *, round_num: int, num_classes: int, weights: Mapping[str, np.ndarray] | None
+    result: SiteResult,
+    *,
+    round_num: int,
+    num_classes: int,
+    weights: Mapping[str, np.ndarray] | None,
+    samples: int | None = None,
 ) -> None:
-    """Refuses a result that must not enter the global model.
+    """Refuses a result that must not enter the global model or the records.
 
     Args:
-        result: what a site answered.
+        result: what a site answered, as :func:`unpack_result` gave it.
         round_num: the round that was asked for.
         num_classes: C.
-        weights: the global model that was sent, for names and shapes; None for tasks without training.
+        weights: the global model that was sent, for names, shapes and dtypes; None for tasks without training.
+        samples: N_k of the site's census; None for the census itself.
 
     Raises:
-        FedMendError: the site's own error sentence, or what is wrong: round, sample count, tensor name, shape, NaN.
+        FedMendError: the site's own error sentence, or what is wrong: round, sample count, number of classes, tensor name,
+            shape, dtype, NaN.
     """
     where = f"{result.site}: result of round {round_num}"
     if result.error:
         raise FedMendError(result.error)
     if result.round_num != round_num:
         raise FedMendError(f"{where}: expected round {round_num}, got round {result.round_num}")
-    if result.samples < 1:
-        raise FedMendError(f"{where}, field samples: expected at least 1, got {result.samples}")
-    arrays = {**result.report, **result.counts, **result.repairs}
-    if odd := sorted(name for name, value in arrays.items() if not isinstance(value, np.ndarray)):
-        raise FedMendError(f"{where}: expected arrays, got something else in {odd}")
-    for name, value in result.counts.items():
-        if value.shape != (num_classes, 2, BINS) or value.dtype.kind not in "iu" or (value < 0).any():
-            raise FedMendError(f"{where}, counts {name}: expected {(num_classes, 2, BINS)} counts, got {value.shape}")
+    expected = "at least 1" if samples is None else f"the {samples} of its census"
+    if result.samples < 1 or samples not in (None, result.samples):
+        raise FedMendError(f"{where}, field samples: expected {expected}, got {result.samples}")
+    if samples is None and not result.census:
+        raise FedMendError(f"{where}: expected a census, got none")
+    per_class = [*result.counts.values(), *result.repairs.values()]
+    per_class += [result.census[name] for name in ("annotated", "positives") if result.census]
+    for value in per_class:
+        if len(value) != num_classes:
+            raise FedMendError(f"{where}: expected counts of {num_classes} classes, got counts of {len(value)}")
     for name, value in result.report.items():
-        if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
+        if not np.isfinite(value).all():
             raise FedMendError(f"{where}, report field {name}: expected finite numbers, got NaN or infinity")
-    if (census := result.census) and not (
-        {"annotated", "positives", "sizes", "phantom"} <= set(census)
-        and np.shape(census["annotated"]) == np.shape(census["positives"]) == (num_classes,)
-        and "train" in census["sizes"]
-    ):
-        raise FedMendError(f"{where}, census: expected flags and positives of {num_classes} classes and split sizes")
     if weights is None:
         return
     if set(result.weights) != set(weights):
-        names = sorted(set(weights) ^ set(result.weights))
+        names = sorted(f"{name!s:.40}" for name in set(weights) ^ set(result.weights))
         raise FedMendError(
             f"{where}, weights: expected the global model's {len(weights)} tensors, missing or unknown: {names[:3]}"
         )
     for name, value in result.weights.items():
-        if value.shape != weights[name].shape:
-            raise FedMendError(f"{where}, weights {name}: expected shape {weights[name].shape}, got {value.shape}")
+        own = weights[name]
+        kind = (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value).__name__, "no shape")
+        if kind != (own.dtype, own.shape):
+            raise FedMendError(
+                f"{where}, weights {name}: expected {own.dtype} of shape {own.shape}, got {kind[0]} of {kind[1]}"
+            )
         if not np.isfinite(value).all():
             raise FedMendError(f"{where}, weights {name}: expected finite numbers, got NaN or infinity")

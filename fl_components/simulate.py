@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from fedmend.datasets.phantom_sites import PhantomSpec
 from fedmend.errors import FedMendError
+from fl_components.site_config import PHANTOM
 
 POLICY = Path(__file__).resolve().parents[1] / "simulator_workspace" / "local"
 VARIANTS = "variants"
@@ -22,6 +26,14 @@ STRUCTURE = {
     "components",
     "task_data_filters",
     "task_result_filters",
+}
+KINDS = {  # of a job variable's value: what it is called, which values may take its place
+    bool: ("true or false", {bool}),
+    int: ("a whole number", {int}),
+    float: ("a number", {int, float}),
+    str: ("text", {str}),
+    list: ("a list", {list}),
+    dict: ("a mapping or null", {dict, type(None)}),
 }
 RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
 
@@ -56,7 +68,7 @@ def configure_job(job: Path, out: Path, variables: Mapping[str, object], *, vari
         sites: number of sites ``site-1`` … in meta.json; 0 keeps what stands there.
 
     Raises:
-        FedMendError: no job, unknown variant or variable.
+        FedMendError: no job, unknown variant or variable, or a value of another kind than the job's.
     """
     if not (job / "meta.json").is_file():
         raise FedMendError(f"job: expected a folder with meta.json, not found in {job}")
@@ -67,21 +79,24 @@ def configure_job(job: Path, out: Path, variables: Mapping[str, object], *, vari
             known = sorted(f.stem for f in (job / VARIANTS).glob("*.json"))
             raise FedMendError(f"--variant: expected one of {known}, got {variant!r}")
         chosen = {**json.loads(file.read_text()), **chosen}
-    shutil.copytree(job, out)
-    configs = {f: json.loads(f.read_text()) for f in sorted(out.glob("*/config/config_fed_*.json"))}
+    configs = {f.relative_to(job): json.loads(f.read_text()) for f in sorted(job.glob("*/config/config_fed_*.json"))}
     for name, value in chosen.items():
         head, _, field = name.partition(".")
         homes = [c for c in configs.values() if head in c and head not in STRUCTURE]
         if not homes or (field and not all(isinstance(c[head], dict) for c in homes)):
             known = sorted({k for c in configs.values() for k in c} - STRUCTURE)
             raise FedMendError(f"--set: expected one of {known}, got {name!r}")
+        if head == "phantom":
+            _check_phantom({field: value} if field else value)
         for config in homes:
             if field:
                 config[head][field] = value
             else:
+                _check_kind(name, config[head], value)
                 config[head] = value
+    shutil.copytree(job, out)
     for file, config in configs.items():
-        file.write_text(json.dumps(config, indent=2) + "\n")
+        (out / file).write_text(json.dumps(config, indent=2) + "\n")
     if sites:
         meta = json.loads((out / "meta.json").read_text())
         names = ["server", *(f"site-{i + 1}" for i in range(sites))]
@@ -89,17 +104,43 @@ def configure_job(job: Path, out: Path, variables: Mapping[str, object], *, vari
         (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
 
 
+def _check_phantom(fields: object) -> None:
+    known = asdict(PhantomSpec())
+    for field, value in fields.items() if isinstance(fields, dict) else ():
+        if field not in known:
+            raise FedMendError(f"job variable phantom: expected the fields {sorted(known)}, got {field!r}")
+        _check_kind(f"phantom.{field}", known[field], value)
+
+
+def _check_kind(name: str, old: object, new: object) -> None:
+    if type(old) in KINDS and type(new) not in KINDS[type(old)][1]:
+        raise FedMendError(f"job variable {name}: expected {KINDS[type(old)][0]}, got {new!r}")
+
+
 def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
     """Puts the tracked site policy into ``workspace/local``, with other values in its ``fedmend.json``.
 
+    Args:
+        workspace: a new folder or that of an earlier run, because the simulator empties it.
+        site_settings: fields of ``fedmend.json``; a relative ``data_root`` starts at the current folder.
+
     Raises:
-        FedMendError: the policy is not there (FedMend was not installed from its checkout).
+        FedMendError: the policy is not there (FedMend was not installed from its checkout), or the workspace holds other files.
     """
     if not POLICY.is_dir():
         raise FedMendError("site policy: expected simulator_workspace/local in the FedMend checkout, not found")
-    shutil.copytree(POLICY, workspace / "local", dirs_exist_ok=True)
     file = workspace / "local" / "fedmend.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **site_settings}, indent=2) + "\n")
+    startup = workspace / "startup"  # the simulator leaves it empty, a provisioned site keeps its certificates there
+    earlier_run = file.is_file() and not (startup.is_dir() and any(startup.iterdir()))
+    empty = not workspace.exists() or (workspace.is_dir() and not any(workspace.iterdir()))
+    if workspace.resolve() == POLICY.parent or not (earlier_run or empty):
+        raise FedMendError("--workspace: expected a new folder or one of an earlier run, got one with other files")
+    shutil.copytree(POLICY, workspace / "local", dirs_exist_ok=True)
+    settings = {**json.loads(file.read_text()), **site_settings}
+    data_root = site_settings.get("data_root")
+    if isinstance(data_root, str) and data_root not in ("", PHANTOM):
+        settings["data_root"] = str(Path(data_root).expanduser().absolute())
+    file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def simulate(
@@ -117,7 +158,7 @@ def simulate(
 
     Args:
         job: job folder.
-        workspace: emptied by the simulator, except for ``local``.
+        workspace: emptied by the simulator, except for ``local``; a new folder or that of an earlier run.
         threads: sites that run at the same time.
         variables: job variables to override.
         variant: see :func:`configure_job`.
@@ -126,7 +167,7 @@ def simulate(
         quiet: keep the simulator's output in ``<workspace>.log`` instead of showing it.
 
     Raises:
-        FedMendError: the simulator failed, or a site's result was refused.
+        FedMendError: the workspace holds other files, the simulator failed, or a site's result was refused.
     """
     workspace = workspace.resolve()
     lay_policy(workspace, site_settings or {})
@@ -149,10 +190,11 @@ def simulate(
             streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
             code = subprocess.run(command, check=False, **streams).returncode
     records = workspace / RUN_FOLDER
+    server_log = workspace / "server" / "log.txt"
     refused = _refused(records)
     if code or refused or not (records / "results.json").is_file():
-        reason = refused[0] if refused else f"see {log if quiet else workspace / 'server' / 'log.txt'}"
-        raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reason}")
+        reasons = refused[:1] or _stopped(server_log)[-1:] or [f"see {log if quiet else server_log}"]
+        raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reasons[0]}")
     return json.loads((records / "results.json").read_text())
 
 
@@ -160,6 +202,11 @@ def _refused(records: Path) -> list[str]:
     file = records / "decisions.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     return [line["value"]["reason"] for line in lines if line["what"] == "refused"]
+
+
+def _stopped(log: Path) -> list[str]:
+    """What the server said when it stopped the run."""
+    return re.findall(r"run stopped: (.+)", log.read_text()) if log.is_file() else []
 
 
 def mean_and_sd(runs: Sequence[Mapping]) -> list[str]:

@@ -1,6 +1,7 @@
 """Tiny site folders and image files; no torch here, so that child processes start fast."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 from fedmend.data.manifest import MULTILABEL, write_card, write_table
 from fedmend.errors import FedMendError
 
+ROOT = Path(__file__).resolve().parents[1]
 CLASSES = ("edema", "fracture", "nodule")
 # Six samples; edema and nodule are annotated, the third edema and the last nodule are blank.
 LABELS = np.array([[1, -1, 0], [0, -1, 1], [-1, -1, 0], [0, -1, 0], [1, -1, 1], [0, -1, -1]], dtype=np.int8)

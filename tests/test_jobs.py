@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from conftest import ROOT
+from factories import ROOT
 from nvflare.apis.controller_spec import ControllerSpec
 from nvflare.apis.executor import Executor
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer

@@ -4,7 +4,7 @@ import ast
 import itertools
 
 import pytest
-from conftest import ROOT
+from factories import ROOT
 
 FEDMEND = ROOT / "custom" / "fedmend"
 METHODS = FEDMEND / "methods"

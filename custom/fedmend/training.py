@@ -1,7 +1,6 @@
 """Local training and inference at a site, the same for every method."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,23 +21,28 @@ def mixed_precision(device: torch.device) -> torch.autocast:
 
 
 @torch.no_grad()
-def infer(model: nn.Module, split: Split, batch_size: int, matrices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def infer(model: nn.Module, split: Split, site: Site, matrices: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """One forward pass over a split in eval mode.
 
     Args:
         model: returns (features, logits).
         split: N samples.
-        batch_size: samples per forward call.
+        site: gives the batch size and is asked whether to stop.
         matrices: (N, 2, 3) affine view of each sample, or None for plain images.
 
     Returns:
         features (N, F) and logits (N, C), float32, on the CPU; the model's mode is put back.
+
+    Raises:
+        Stopped: the job was aborted.
     """
     mode = model.training
     model.eval()
     device = next(model.parameters()).device
     features, logits = [], []
-    for index in torch.arange(len(split)).split(batch_size):
+    for index in torch.arange(len(split)).split(site.batch_size):
+        if site.stop():
+            raise Stopped
         with mixed_precision(device):
             f, z = model(split.view(index, matrices))
         features.append(f.float())
@@ -68,14 +72,7 @@ class LocalTrainer:
                 f" {self.learning_rate}, {self.weight_decay}, {self.local_epochs}"
             )
 
-    def train(
-        self,
-        model: nn.Module,
-        method: LocalMethod,
-        task: RoundTask,
-        site: Site,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> float:
+    def train(self, model: nn.Module, method: LocalMethod, task: RoundTask, site: Site) -> float:
         """Trains ``model`` in place for one round.
 
         Args:
@@ -83,13 +80,12 @@ class LocalTrainer:
             method: gives batches and loss.
             task: the round.
             site: data and state.
-            stop: asked before every batch; True ends the round.
 
         Returns:
             Mean loss per batch of the last epoch.
 
         Raises:
-            Stopped: ``stop`` said so.
+            Stopped: the job was aborted.
             FedMendError: the loss is not finite.
         """
         model.train()
@@ -99,7 +95,7 @@ class LocalTrainer:
         for epoch in range(self.local_epochs):
             total, steps = torch.zeros((), device=site.device), 0
             for index in method.batches(task, site, epoch):
-                if stop():
+                if site.stop():
                     raise Stopped
                 optimizer.zero_grad(set_to_none=True)
                 with mixed_precision(site.device):

@@ -1,23 +1,22 @@
 """Plain federated averaging: the controller of the baselines."""
 
-import inspect
-
 from fl_components.controllers.staged import StagedController
 
 
 class FedAvgController(StagedController):
-    """Every round trains and averages; ``warmup_rounds`` has no meaning here, all rounds are one stage.
+    """Every round trains and averages, all rounds are one stage.
 
     Args:
-        settings: see :class:`StagedController`. Others belong to the method whose job this baseline is a variant of, and
-            are left alone.
+        degree_over: without meaning; a baseline is run by naming this controller in the FedMLP job.
+        prototype_weighting: without meaning, likewise.
+        settings: see :class:`StagedController`; ``warmup_rounds`` has no meaning either.
     """
 
-    def __init__(self, **settings):
-        known = inspect.signature(StagedController).parameters
-        super().__init__(**{name: value for name, value in settings.items() if name in known})
+    def __init__(self, *, degree_over: str = "", prototype_weighting: str = "", **settings):
+        super().__init__(**settings)
+        self.warmup_rounds = 0
 
-    def run(self) -> None:
+    def rounds(self) -> None:
         """R rounds of FedAvg."""
         model, _, first = self.start_run()
         for r in range(first, self.num_rounds):

@@ -31,7 +31,7 @@ class FedMLPController(StagedController):
             raise ValueError(f"unknown degree_over {degree_over!r} or prototype_weighting {prototype_weighting!r}")
         self._degree_over, self._prototype_weighting = degree_over, prototype_weighting
 
-    def run(self) -> None:
+    def rounds(self) -> None:
         """R rounds, t1 of them warm-up."""
         check = partial(check_report, num_classes=len(self.card.classes))
         model, knowledge, first = self.start_run()

@@ -1,9 +1,10 @@
-"""StagedController: what all stage-wise controllers share. A subclass's ``run()`` reads like its paper's algorithm."""
+"""StagedController: what all stage-wise controllers share. A subclass's ``rounds()`` reads like its paper's algorithm."""
 
 import datetime
 import json
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -83,8 +84,6 @@ class StagedController(ModelController):
             raise ValueError(f"expected 1 <= warmup_rounds <= num_rounds, got {warmup_rounds} and {num_rounds}")
         if not classes or len(set(classes)) != len(classes):
             raise ValueError(f"expected different class names, got {classes}")
-        if not run_name or Path(run_name).name != run_name:
-            raise ValueError(f"expected run_name without slashes, got {run_name!r}")
         if eval_every < 1 or min_sites < 0 or round_timeout < 0:
             raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0")
         self.card = RunCard(run_name, tuple(classes), network, seed)
@@ -94,7 +93,20 @@ class StagedController(ModelController):
         self.annotated: dict[str, np.ndarray] = {}  # site → (C,) bool, from the census
         self._phantom = False
 
-    # ---- the words that run() is written in -------------------------------------------------------------------------
+    def run(self) -> None:
+        """Does the rounds; bad input ends the job with its sentence alone."""
+        quiet_console(self.fl_ctx)
+        try:
+            self.rounds()
+        except FedMendError as e:
+            LOG.error("%srun stopped: %s", self._mark, e)
+            self.panic(str(e))
+
+    @abstractmethod
+    def rounds(self) -> None:
+        """The paper's algorithm."""
+
+    # ---- the words that rounds() is written in -------------------------------------------------------------------------
 
     def start_run(self) -> tuple[FLModel, Knowledge, int]:
         """Census of all sites, then the initial model or the checkpoint of an earlier job of this run.
@@ -107,17 +119,16 @@ class StagedController(ModelController):
         self.records = RunRecords(Path(self.get_run_dir()) / RESULTS_FOLDER)
         self._census()
         checkpoint = self._state.load("checkpoint")
+        best = self._state.load("best")
+        self._best = None if best is None else (best["value"], best["round"])
         if checkpoint is None:
-            network = initial_network(self.card.network, self.card.classes, self.card.seed, self._weights_file)
+            weights_file = str(Path(self.get_app_dir()) / self._weights_file) if self._weights_file else ""
+            network = initial_network(self.card.network, self.card.classes, self.card.seed, weights_file)
             weights, knowledge, self._first_round = get_weights(network), {}, 0
         else:
+            self._check_checkpoint(checkpoint)
             weights, knowledge, self._first_round = checkpoint["weights"], checkpoint["knowledge"], checkpoint["round"]
             self.records.restore(checkpoint["records"])
-            if self._first_round >= self.num_rounds:
-                raise FedMendError(
-                    f"run_name {self.card.run_name!r}: expected a new or an unfinished run, got one that has done all"
-                    f" {self._first_round} rounds; choose another run_name"
-                )
             self.record("resumed", {"at_round": self._first_round})
         self.records.start(self._describe())
         model = FLModel(params={k: v.numpy() for k, v in weights.items()}, params_type=ParamsType.FULL)
@@ -157,7 +168,7 @@ class StagedController(ModelController):
         self._progress(round_num, stage, metrics, len(results), time.monotonic() - started)
         return merged, results
 
-    def save_progress(self, model: FLModel, done_rounds: int, knowledge: Knowledge) -> None:
+    def save_progress(self, model: FLModel, done_rounds: int, knowledge: Knowledge, *, finished: bool = False) -> None:
         """Checkpoint after a round; a job of the same run_name continues behind it."""
         self._state.save(
             "checkpoint",
@@ -166,16 +177,38 @@ class StagedController(ModelController):
                 "weights": {k: torch.from_numpy(v) for k, v in model.params.items()},
                 "knowledge": {k: torch.from_numpy(np.asarray(v)) for k, v in knowledge.items()},
                 "records": self.records.dump(),
+                "made_by": self._made_by(),
+                "finished": finished,
             },
         )
 
+    def _made_by(self) -> dict:
+        return {
+            "controller": type(self).__name__,
+            "method": self._method,
+            "classes": list(self.card.classes),
+            "network": self.card.network,
+            "seed": self.card.seed,
+        }
+
+    def _check_checkpoint(self, checkpoint: dict) -> None:
+        where = f"run_name {self.card.run_name!r}"
+        if checkpoint["finished"]:
+            raise FedMendError(
+                f"{where}: expected a new or an unfinished run, got a finished one; choose another run_name"
+            )
+        if different := [k for k, v in self._made_by().items() if checkpoint["made_by"][k] != v]:
+            raise FedMendError(
+                f"{where}: expected to go on with the same {', '.join(different)} as before, got others; choose another run_name"
+            )
+
     def finish(self, model: FLModel) -> None:
         """Evaluates and saves the final model, saves the best one, writes the report and says where everything is."""
+        self.save_model(model)  # first: an evaluation that fails must not cost the model
         started = time.monotonic()
         task = RoundTask(EVALUATE, self.num_rounds, self.num_rounds, seed=self.card.seed)
         results, _ = self._ask(EVALUATE, model, task, evaluate=True)
         self._record_results(results, self.num_rounds, EVALUATE, model, time.monotonic() - started)
-        self.save_model(model)
         files = {"global model": self._saved_file("global_model_file_name")}
         best = self._state.load("best")
         if best is not None:
@@ -187,7 +220,7 @@ class StagedController(ModelController):
         files["records"] = str(folder)
         self.records.finish(files, time.monotonic() - self._started)
         write_report(folder)
-        self.save_progress(model, self.num_rounds, {})
+        self.save_progress(model, self.num_rounds, {}, finished=True)
         for line in summary_text(folder).splitlines():
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self._mark, line)
 
@@ -196,21 +229,6 @@ class StagedController(ModelController):
         self.records.decision(what, value, round_num)
 
     # ---- behind them ------------------------------------------------------------------------------------------------
-
-    def control_flow(self, abort_signal, fl_ctx) -> None:
-        """Runs the workflow; bad input ends the job with its sentence alone."""
-        quiet_console(fl_ctx)
-        run = self.run
-
-        def guarded() -> None:
-            try:
-                run()
-            except FedMendError as e:
-                LOG.error("%srun stopped: %s", self._mark, e)
-                self.panic(str(e))
-
-        self.run = guarded
-        super().control_flow(abort_signal, fl_ctx)
 
     @property
     def _mark(self) -> str:
@@ -246,6 +264,7 @@ class StagedController(ModelController):
                     round_num=task.round_num,
                     num_classes=len(self.card.classes),
                     weights=weights if task_name == TRAIN else None,
+                    samples=None if task_name == CENSUS else self._sites[site]["train"],
                 )
                 check_report(result.report)
             except FedMendError as e:
@@ -323,8 +342,11 @@ class StagedController(ModelController):
         # A split in which no class has both labels cannot choose; that does not change from round to round.
         split = next((k for k in BEST_SPLITS if k in metrics and metrics[k]["macro"][BEST_METRIC] is not None), None)
         if split is not None:
-            value, best = metrics[split]["macro"][BEST_METRIC], self._state.load("best")
-            if best is None or value > best["value"] or round_num == 0:
+            value = metrics[split]["macro"][BEST_METRIC]
+            if (
+                self._best is None or value > self._best[0] or round_num <= self._best[1]
+            ):  # a repeated round replaces its own
+                self._best = (value, round_num)
                 weights = {k: torch.from_numpy(v) for k, v in model.params.items()}
                 self._state.save("best", {"value": value, "round": round_num, "weights": weights})
                 self.record("best_model", {BEST_METRIC: value, "split": split}, round_num)

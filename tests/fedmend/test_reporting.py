@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fedmend.errors import FedMendError
+from fedmend.page import GLOSSARY
 from fedmend.reporting import summary_text, write_report
 
 CLASSES = ["bleed", "mass <5 mm"]
@@ -195,6 +196,10 @@ def test_a_run_that_has_only_begun_gets_a_page(tmp_path):
     assert "not finished, 0 of 2 rounds evaluated" in page
     assert "<svg" not in page
     assert re.findall('<section id="([^"]+)"', page) == ["numbers", "sites", "files", "glossary"]
+
+
+def test_the_words_say_where_balanced_accuracy_cuts():
+    assert "when a score above 0.5 counts as a finding" in GLOSSARY["BACC"]
 
 
 def test_without_a_test_split_the_validation_split_is_shown(tmp_path):

@@ -129,9 +129,21 @@ def test_weight_decay_enters_the_gradient_before_adam(tmp_path):
 
 def test_training_stops_before_the_next_batch_when_asked(tmp_path):
     recorder, answers = Recorder(), iter([False, False, True])
+    site = make_site(tmp_path, LABELS)
+    site.stop = lambda: next(answers)
     with pytest.raises(Stopped):
-        trainer().train(TinyNetwork(2), recorder, make_task(), make_site(tmp_path, LABELS), lambda: next(answers))
+        trainer().train(TinyNetwork(2), recorder, make_task(), site)
     assert len(recorder.seen) == 2
+
+
+def test_inference_stops_before_the_next_batch_when_asked(tmp_path):
+    seen, answers = [], iter([False, False, True])
+    site, model = make_site(tmp_path, LABELS), TinyNetwork(2)
+    site.stop = lambda: next(answers)
+    model.register_forward_hook(lambda *_: seen.append(1))
+    with pytest.raises(Stopped):
+        infer(model, site.data.train, site)
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
@@ -151,32 +163,33 @@ def test_batchnorm_learns_while_training_even_after_inference(tmp_path):
     assert model.norm.num_batches_tracked == 5
 
 
-def test_inference_gives_features_and_logits_of_every_sample_in_order():
+def test_inference_gives_features_and_logits_of_every_sample_in_order(tmp_path):
     split, model = make_split(LABELS), TinyNetwork(2)
     model.eval()
     with torch.no_grad():
         features, logits = model(split.view(torch.arange(18)))
     for batch_size in (1, 5, 18, 100):
-        f, z = infer(model, split, batch_size)
+        f, z = infer(model, split, make_site(tmp_path, LABELS, batch_size=batch_size))
         assert torch.allclose(f, features, atol=1e-6)
         assert torch.allclose(z, logits, atol=1e-6)
     assert (f.dtype, z.dtype, z.requires_grad) == (torch.float32, torch.float32, False)
 
 
-def test_inference_of_a_view_sees_the_view():
+def test_inference_of_a_view_sees_the_view(tmp_path):
+    site = make_site(tmp_path, LABELS, batch_size=7)
     split, model = make_split(LABELS), TinyNetwork(2).eval()
     matrices = draw_views(18, 1, torch.Generator().manual_seed(0))[0]
     with torch.no_grad():
         expected = model(split.view(torch.arange(18), matrices))[1]
-    assert torch.allclose(infer(model, split, 7, matrices)[1], expected, atol=1e-6)
-    assert not torch.allclose(infer(model, split, 7)[1], expected, atol=1e-3)
+    assert torch.allclose(infer(model, split, site, matrices)[1], expected, atol=1e-6)
+    assert not torch.allclose(infer(model, split, site)[1], expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_inference_puts_the_mode_back_and_learns_nothing(mode):
+def test_inference_puts_the_mode_back_and_learns_nothing(tmp_path, mode):
     model = TinyNetwork(2).train(mode)
     before = weights(model)
-    infer(model, make_split(LABELS), 4)
+    infer(model, make_split(LABELS), make_site(tmp_path, LABELS))
     assert model.training is mode
     assert equal(weights(model), before)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factories import CLASSES, make_site_folder
+from factories import CLASSES, ROOT, make_site_folder
 
 from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger, Repairs
@@ -108,6 +108,17 @@ def test_a_bad_site_folder_is_one_sentence_and_exit_code_1(tmp_path, capsys):
     assert line.startswith("fedmend: site-1: site.json, field classes: expected the job's ['edema', 'nodule']")
 
 
+def test_a_bad_truth_table_is_found_by_sitecheck(tmp_path, capsys):
+    folder = make_site_folder(tmp_path / "site-1", truth=np.zeros((6, 3), dtype=np.int8))
+    assert call("sitecheck", folder) == 0
+    lines = (folder / "truth.csv").read_text().splitlines()
+    (folder / "truth.csv").write_text("\n".join([*lines[:2], lines[2].rsplit(",", 1)[0] + ",maybe", *lines[3:]]))
+    capsys.readouterr()
+    assert call("sitecheck", folder) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedmend: site-1: truth.csv row 3, column nodule: expected 1, 0 or blank")
+
+
 def test_a_run_folder_without_records_is_refused(tmp_path, capsys):
     assert call("report", tmp_path) == 1
     assert capsys.readouterr().err == "fedmend: run.json: expected in the run folder, not found\n"
@@ -180,6 +191,21 @@ def test_a_run_that_fails_is_one_sentence_and_exit_code_1(monkeypatch, capsys):
     assert capsys.readouterr().err == "fedmend: simulator: expected a complete run, got exit code 2: site-2: ...\n"
 
 
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("num_rounds=abc", "job variable num_rounds: expected a whole number, got 'abc'"),
+        ("phantom.slcies=3", "job variable phantom: expected the fields "),
+    ],
+)
+def test_a_variable_that_the_job_cannot_use_is_one_sentence_and_exit_code_1(tmp_path, capsys, word, sentence):
+    out = tmp_path / "out"
+    assert call("configure", ROOT / "jobs" / "fedmlp_ich", out, "--set", word) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fedmend: {sentence}")
+    assert not out.exists()
+
+
 def test_a_phantom_is_made_as_asked_and_called_one(tmp_path, monkeypatch, capsys):
     seen = capture(monkeypatch, "fedmend.datasets.phantom_sites.make_phantom")
     words = ["phantom", "ich", tmp_path, "--slices", 60, "--pixels", 32, "--sites", 3, "--annotated-per-site", 2]
@@ -212,6 +238,21 @@ def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
         "window": "subdural",
         "seed": 1037,
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("simulate jobs/x --seeds a", "argument --seeds: expected whole numbers like 0,1,2, got 'a'"),
+        ("simulate jobs/x --seeds 0,", "argument --seeds: expected whole numbers like 0,1,2, got '0,'"),
+        ("prepare rsna-ich a b --healthy-share x", "argument --healthy-share: expected a number or 'all', got 'x'"),
+    ],
+)
+def test_a_word_in_the_place_of_a_number_ends_with_usage_and_exit_code_2(words, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words.split())
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
 
 
 @pytest.mark.parametrize("words", [[], ["bake"], ["ledger"], ["prepare", "other", "a", "b"], ["simulate"]])

@@ -11,6 +11,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from torch_factories import PlainMethod, TinyNetwork
 
 from fedmend import networks
+from fedmend.errors import FedMendError
 from fedmend.ledger import Repairs
 from fedmend.methods.base import RoundTask
 from fl_components.executor import LEDGER_NAME, MethodExecutor
@@ -211,6 +212,39 @@ def test_an_aborted_task_ends_at_the_next_batch(client):
     signal.trigger("stop")
     reply = client().reply("train", RoundTask("train", 0, 3), global_model(), signal=signal)
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
+
+
+def test_an_abort_while_a_model_is_evaluated_ends_at_the_next_batch(client, monkeypatch):
+    signal, batches, forward = Signal(), [], TinyNetwork.forward
+
+    def aborted_meanwhile(self, images):
+        batches.append(len(images))
+        signal.trigger("stop")
+        return forward(self, images)
+
+    monkeypatch.setattr(TinyNetwork, "forward", aborted_meanwhile)
+    order = RoundTask("evaluate", 3, 3)
+    reply = client().reply("evaluate", order, global_model(), evaluate=True, signal=signal)
+    assert reply.get_return_code() == ReturnCode.TASK_ABORTED
+    assert batches == [4]  # of two batches in each of two splits
+
+
+def test_a_task_with_a_run_name_that_leaves_the_state_folder_is_refused_by_the_site(client):
+    site = client()
+    task = pack_task({}, census_task(), RUN, evaluate=False)
+    task.meta["fedmend"]["run"]["run_name"] = "../../outside"
+    reply = site.executor.execute("census", FLModelUtils.to_shareable(task), site.engine.new_context(), Signal())
+    error = unpack_result(FLModelUtils.from_shareable(reply), "site-1").error
+    assert error.startswith("site-1: job variable run_name: expected letters")
+    assert not list(site.folder.parent.glob("outside"))
+
+
+def test_a_sentence_too_long_for_the_guard_is_cut(client):
+    class Wordy(PlainMethod):
+        def prepare(self, model, task, site):
+            raise FedMendError("x" * 5000)
+
+    assert client(Wordy()).train().error == "site-1: " + "x" * 1992
 
 
 def test_an_unknown_task_is_answered_as_such(client):

@@ -119,10 +119,10 @@ def test_a_class_without_prototype_is_recorded(play):
     assert federation.decisions("no_prototype") == [(r, ["nodule"]) for r in (2, 3, 4)]
 
 
-def test_a_report_that_the_method_cannot_use_stops_the_run_and_names_the_site(play):
+@pytest.mark.parametrize("wrong", [{"learning_degree": np.ones(3)}, {"prototypes": np.array(1.0)}])
+def test_a_report_that_the_method_cannot_use_stops_the_run_and_names_the_site(play, wrong):
     def make_report(site):
-        content = report(site)
-        return content | {"learning_degree": np.ones(3)} if site == "site-2" else content
+        return report(site) | wrong if site == "site-2" else report(site)
 
     federation, stages, _ = play(make_report=make_report)
     assert stages == ["warmup", "prototype"]
@@ -132,7 +132,7 @@ def test_a_report_that_the_method_cannot_use_stops_the_run_and_names_the_site(pl
 
 def test_a_resumed_job_gives_the_sites_the_knowledge_of_the_last_round(play):
     stopped, _, _ = play(answer_from=4)  # round 3 fails
-    assert "field samples: expected at least 1, got 0" in stopped.engine.panics()[0]
+    assert "field samples: expected the 10 of its census, got 0" in stopped.engine.panics()[0]
     federation, stages, knowledge = play()
     assert federation.engine.panics() == []
     assert stages == ["detect", "detect"]

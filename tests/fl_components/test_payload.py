@@ -10,13 +10,16 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
 
 from fedmend.errors import FedMendError
+from fedmend.evaluation import BINS
 from fedmend.methods.base import RoundTask
 from fl_components.payload import (
+    KEY,
     RunCard,
     SiteResult,
     check_result,
     pack_result,
     pack_task,
+    parse_content,
     unpack_result,
     unpack_task,
 )
@@ -46,7 +49,21 @@ def good_result(**changes):
 
 
 def check(**changes):
-    check_result(good_result(**changes), round_num=4, num_classes=2, weights=WEIGHTS)
+    check_result(good_result(**changes), round_num=4, num_classes=2, weights=WEIGHTS, samples=7)
+
+
+def good_census(**changes):
+    fields = {
+        "annotated": np.array([True, False]),
+        "positives": np.array([4, 0]),
+        "sizes": {"train": 7, "val": 2},
+        "phantom": True,
+    }
+    return {**fields, **changes}
+
+
+def good_repairs(**changes):
+    return {**{name: np.array([0, 2]) for name in ("positive", "negative", "untagged")}, **changes}
 
 
 def test_a_task_survives_the_wire(wire):
@@ -70,16 +87,19 @@ def test_a_result_survives_the_wire(wire, weights):
     result = good_result(
         weights=weights,
         report={"prototypes": np.full((4, 2), 0.5, np.float32), "prototype_counts": np.array([3, 4, 0, 9])},
-        counts={"val": np.arange(8).reshape(2, 2, 2)},
-        repairs={"positive": np.array([0, 2])},
-        census={"annotated": np.array([True, False]), "sizes": {"train": 7}, "phantom": True},
+        counts={"val": np.arange(4 * BINS).reshape(2, 2, BINS)},
+        repairs=good_repairs(),
+        census=good_census(),
         error="a sentence",
     )
     got = unpack_result(wire(pack_result(result)), "site-1")
     for name in ("weights", "report", "counts", "repairs"):
         same_arrays(getattr(got, name), getattr(result, name))
-    assert got.census.pop("annotated").tolist() == [True, False]
-    assert got.census == {"sizes": {"train": 7}, "phantom": True}
+    same_arrays(
+        {k: got.census.pop(k) for k in ("annotated", "positives")},
+        {k: good_census()[k] for k in ("annotated", "positives")},
+    )
+    assert got.census == {"sizes": {"train": 7, "val": 2}, "phantom": True}
     assert (got.round_num, got.samples, got.loss, got.error) == (4, 7, 0.25, "a sentence")
 
 
@@ -91,13 +111,117 @@ def test_messages_of_another_kind_are_refused():
     stranger = FLModel(metrics={"x": 1.0}, current_round=0, total_rounds=1)
     with refused("task from the server: expected a FedMend task, got one that lacks or breaks 'fedmend'"):
         unpack_task(stranger)
-    with refused("site-1: result: expected a FedMend result, got one that lacks or breaks 'fedmend'"):
+    with refused(f"site-1: result, fields: expected {KNOWN}, got something else"):
         unpack_result(stranger, "site-1")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/x", "a b", "x" * 101, 7, None])
+def test_a_run_name_that_could_leave_its_folder_is_refused_by_server_and_site(name):
+    sentence = f"job variable run_name: expected letters, digits, '_', '.' or '-', got {name!r}"
+    with refused(sentence):
+        RunCard(name, ("edema",), "tiny", 0)
+    task = pack_task(WEIGHTS, RoundTask("train", 0, 1), RUN, evaluate=False)
+    task.meta[KEY]["run"]["run_name"] = name
+    with refused(sentence):
+        unpack_task(task)
+
+
+@pytest.mark.parametrize("name", ["run-1", "fedmlp_ich", "2026.11", "a..b"])
+def test_an_ordinary_run_name_is_taken(name):
+    assert RunCard(name, ("edema",), "tiny", 0).run_name == name
 
 
 def test_a_good_result_is_accepted():
     check()
-    check_result(good_result(weights={}), round_num=4, num_classes=2, weights=None)
+    check(
+        counts={"val": np.ones((2, 2, BINS), dtype=np.int64)}, repairs=good_repairs(correct_positive=np.array([0, 1]))
+    )
+    check_result(good_result(weights={}), round_num=4, num_classes=2, weights=None, samples=7)
+    check_result(good_result(weights={}, census=good_census()), round_num=4, num_classes=2, weights=None)
+
+
+KNOWN = ["census", "counts", "error", "loss", "repairs", "report", "round", "samples"]
+COUNTS = f"counts val: expected (C, 2, {BINS}) counts"
+REPAIRS = "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative']"
+CENSUS = "census: expected ['annotated', 'phantom', 'positives', 'sizes']"
+SIZES = "census sizes: expected samples per split"
+
+
+def without(content, name):
+    return {k: v for k, v in content.items() if k != name}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"names": ["p1"]}, f"fields: expected {KNOWN}"),
+        ({"round": -1}, "round: expected a whole number >= 0"),
+        ({"round": True}, "round: expected a whole number >= 0"),
+        ({"samples": float("inf")}, "samples: expected a whole number >= 0"),
+        ({"samples": [[7]]}, "samples: expected a whole number >= 0"),
+        ({"loss": float("nan")}, "loss: expected a finite number"),
+        ({"loss": "0.5"}, "loss: expected a finite number"),
+        ({"error": "x" * 2001}, "error: expected a sentence"),
+        ({"error": ["x"]}, "error: expected a sentence"),
+        ({"report": [1, 2]}, "report: expected a mapping"),
+        ({"report": {"field": [1, 2]}}, "report field: expected an array of numbers"),
+        ({"report": {"field": {"deep": np.ones(2)}}}, "report field: expected an array of numbers"),
+        ({"report": {"field": np.array(["p1"])}}, "report field: expected an array of numbers"),
+        ({"report": {"field": np.array([1j])}}, "report field: expected an array of numbers"),
+        ({"report": {3: np.ones(2)}}, "report 3: expected an array of numbers"),
+        ({"counts": None}, "counts: expected a mapping"),
+        ({"counts": {"train": np.ones((2, 2, BINS), int)}}, "counts: expected splits out of ['val', 'test']"),
+        ({"counts": {"val": np.ones((2, 2, BINS))}}, "counts val: expected an array of numbers"),
+        ({"counts": {"val": -np.ones((2, 2, BINS), int)}}, "counts val: expected counts >= 0"),
+        ({"counts": {"val": np.ones((2, 2, 7), int)}}, COUNTS),
+        ({"counts": {"val": np.ones((2, BINS), int)}}, COUNTS),
+        ({"repairs": without(good_repairs(), "untagged")}, REPAIRS),
+        ({"repairs": good_repairs(names=np.array([1, 2]))}, REPAIRS),
+        ({"repairs": good_repairs(positive=np.array([[1, 2]]))}, "repairs: expected one count per class"),
+        ({"repairs": good_repairs(positive=np.array([-1, 2]))}, "repairs positive: expected counts >= 0"),
+        ({"census": [1]}, CENSUS),
+        ({"census": without(good_census(), "positives")}, CENSUS),
+        ({"census": good_census(patients=["p1"])}, CENSUS),
+        ({"census": good_census(annotated=np.array([1, 0]))}, "census annotated: expected one value per class"),
+        ({"census": good_census(annotated=[True, False])}, "census annotated: expected one value per class"),
+        ({"census": good_census(positives=np.ones((8, 8), int))}, "census positives: expected one value per class"),
+        ({"census": good_census(sizes={"val": 3})}, SIZES),
+        ({"census": good_census(sizes={"train": 3, "p1": 1})}, SIZES),
+        ({"census": good_census(sizes={"train": "p1"})}, SIZES),
+        ({"census": good_census(phantom="no")}, "census phantom: expected true or false"),
+    ],
+)
+def test_content_of_another_kind_is_refused_with_its_part(changes, sentence):
+    content = pack_result(good_result()).meta[KEY]
+    parse_content(content, "site-1")
+    with refused(f"site-1: result, {sentence}, got something else"):
+        parse_content({**content, **changes}, "site-1")
+
+
+@pytest.mark.parametrize("content", [None, 7, "census", [], {}, np.ones(3)])
+def test_content_that_is_none_is_refused(content):
+    with refused(f"site-1: result, fields: expected {KNOWN}, got something else"):
+        parse_content(content, "site-1")
+
+
+def test_a_census_must_hold_one():
+    with refused("site-1: result of round 4: expected a census, got none"):
+        check_result(good_result(), round_num=4, num_classes=2, weights=None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counts": {"val": np.ones((3, 2, BINS), dtype=np.int64)}},
+        {"repairs": {k: np.zeros(3, dtype=np.int64) for k in good_repairs()}},
+        {"census": good_census(annotated=np.array([True, False, True]))},
+        {"census": good_census(positives=np.zeros(3, dtype=np.int64))},
+    ],
+    ids=["counts", "repairs", "annotated", "positives"],
+)
+def test_counts_of_another_number_of_classes_are_refused(changes):
+    with refused(f"{START}: expected counts of 2 classes, got counts of 3"):
+        check(**changes)
 
 
 START = "site-1: result of round 4"
@@ -108,7 +232,8 @@ START = "site-1: result of round 4"
     [
         ({"error": "site-1: train.csv row 3: expected ..., got ..."}, "site-1: train.csv row 3: expected ..., got ..."),
         ({"round_num": 3}, f"{START}: expected round 4, got round 3"),
-        ({"samples": 0}, f"{START}, field samples: expected at least 1, got 0"),
+        ({"samples": 0}, f"{START}, field samples: expected the 7 of its census, got 0"),
+        ({"samples": 10**12}, f"{START}, field samples: expected the 7 of its census, got 1000000000000"),
         (
             {"weights": {"a": WEIGHTS["a"]}},
             f"{START}, weights: expected the global model's 2 tensors, missing or unknown: ['b']",
@@ -118,7 +243,22 @@ START = "site-1: result of round 4"
             f"{START}, weights: expected the global model's 2 tensors, missing or unknown: ['z']",
         ),
         ({"weights": {}}, f"{START}, weights: expected the global model's 2 tensors, missing or unknown: ['a', 'b']"),
-        ({"weights": {**WEIGHTS, "b": np.ones(3)}}, f"{START}, weights b: expected shape (2,), got (3,)"),
+        (
+            {"weights": {**WEIGHTS, 3: WEIGHTS["b"], "c": WEIGHTS["b"]}},
+            f"{START}, weights: expected the global model's 2 tensors, missing or unknown: ['3', 'c']",
+        ),
+        *(
+            ({"weights": {**WEIGHTS, "b": value}}, f"{START}, weights b: expected float32 of shape (2,), got {got}")
+            for value, got in (
+                (np.ones(3, np.float32), "float32 of (3,)"),
+                (np.ones(2), "float64 of (2,)"),
+                (np.ones(2, np.complex64), "complex64 of (2,)"),
+                (np.array(["p1", "p2"]), "<U2 of (2,)"),
+                (np.array([None, {}]), "object of (2,)"),
+                ("p1", "str of no shape"),
+                ([[1.0], [1.0, 2.0]], "list of no shape"),
+            )
+        ),
     ],
 )
 def test_a_result_that_does_not_fit_is_refused(changes, sentence):

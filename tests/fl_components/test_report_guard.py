@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from fl_factories import Engine, write_settings
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import ProcessType, ReservedKey, ReturnCode
@@ -68,7 +69,7 @@ def test_rows_of_too_few_samples_leave_as_zeros_with_their_counts(site, caplog):
 def test_an_unknown_field_is_refused(site):
     known = "['census', 'counts', 'error', 'loss', 'repairs', 'report', 'round', 'samples']"
     refused_with(
-        f"site-1: ReportGuard: expected the fields {known}, got also ['names']",
+        f"site-1: ReportGuard: result, fields: expected {known}, got something else",
         *send(result(), site, tamper=lambda content: content.update(names=["p1"])),
     )
 
@@ -87,10 +88,54 @@ def test_more_than_the_allowed_size_is_refused(site):
     refused_with(got.error, sent, got)
 
 
-def test_what_is_hidden_in_lists_counts_for_the_size(site):
-    content = {"sizes": {"train": ["x" * 5000, "y" * 5000]}}
-    _, got = send(result(census=content), site, max_kilobytes=8)
-    assert "expected at most 8192 bytes" in got.error
+IMAGE = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+CENSUS = {
+    "annotated": np.array([True, False]),
+    "positives": np.array([4, 0]),
+    "sizes": {"train": 50},
+    "phantom": False,
+}
+
+
+def test_a_census_passes(site):
+    _, got = send(result(weights={}, report={}, census=CENSUS), site)
+    assert got.error == ""
+    assert got.census["sizes"] == {"train": 50}
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "named"),
+    [
+        ("census", {**CENSUS, "positives": IMAGE}, "census positives: expected one value per class"),
+        (
+            "census",
+            {**CENSUS, "image": IMAGE},
+            "census: expected ['annotated', 'phantom', 'positives', 'sizes']",
+        ),
+        ("census", {**CENSUS, "sizes": {"train": IMAGE}}, "census sizes: expected samples per split"),
+        ("census", {**CENSUS, "sizes": {"train": 50, "p1": 1}}, "census sizes: expected samples per split"),
+        (
+            "report",
+            {"learning_degree": np.array([{"p1": 1}, None])},
+            "report learning_degree: expected an array of numbers",
+        ),
+        ("report", {"learning_degree": torch.ones(2)}, "report learning_degree: expected an array of numbers"),
+        ("report", {"learning_degree": [0.5, 0.5]}, "report learning_degree: expected an array of numbers"),
+        ("counts", {"val": IMAGE}, "counts val: expected (C, 2, 1000) counts"),
+        ("repairs", {"p1": np.array([1])}, "repairs: expected"),
+        ("error", "x" * 3000, "error: expected a sentence"),
+    ],
+)
+def test_what_no_result_needs_is_refused_whatever_field_hides_it(site, part, content, named):
+    sent, got = send(result(**{part: content}), site)
+    assert got.error.startswith(f"site-1: ReportGuard: result, {named}")
+    refused_with(got.error, sent, got)
+
+
+def test_a_long_field_name_does_not_leave_in_the_refusal(site):
+    _, got = send(result(report={"p1 " * 2000: np.ones(2)}), site)
+    assert got.error.startswith("site-1: ReportGuard: expected report fields out of")
+    assert len(got.error) < 200
 
 
 @pytest.mark.parametrize("counts", [None, np.array([3, 4])], ids=["absent", "too short"])

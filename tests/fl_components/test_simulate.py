@@ -3,8 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from factories import refused
+from factories import ROOT, refused
 
 from fl_components import simulate
 from fl_components.simulate import configure_job, lay_policy, mean_and_sd, parse_assignments
@@ -20,7 +19,16 @@ SERVER = {
     "workflows": [],
     "components": [],
 }
-CLIENT = {"format_version": 2, "mu": 0.5, "both": 1, "phantom": {"slices": 10, "sites": 2}, "executors": []}
+CLIENT = {
+    "format_version": 2,
+    "mu": 0.5,
+    "flag": True,
+    "text": "x",
+    "names": ["a"],
+    "both": 1,
+    "phantom": {"slices": 10, "sites": 2},
+    "executors": [],
+}
 
 
 @pytest.fixture
@@ -99,10 +107,59 @@ def test_a_variant_comes_first_and_single_variables_after_it(configure):
     assert (server["num_rounds"], client["mu"]) == (2, 0.7)
 
 
+KNOWN = ["both", "flag", "mu", "names", "num_rounds", "phantom", "seed", "text"]
+
+
 @pytest.mark.parametrize("name", ["num_round", "workflows", "server", "executors", "mu.x", "phantoms.slices"])
 def test_an_unknown_variable_is_refused_with_those_that_there_are(configure, name):
-    with refused(f"--set: expected one of ['both', 'mu', 'num_rounds', 'phantom', 'seed'], got {name!r}"):
+    with refused(f"--set: expected one of {KNOWN}, got {name!r}"):
         configure({name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("num_rounds", "abc", "a whole number, got 'abc'"),
+        ("num_rounds", 2.5, "a whole number, got 2.5"),
+        ("num_rounds", True, "a whole number, got True"),
+        ("num_rounds", None, "a whole number, got None"),
+        ("mu", "small", "a number, got 'small'"),
+        ("mu", False, "a number, got False"),
+        ("flag", 1, "true or false, got 1"),
+        ("text", 5, "text, got 5"),
+        ("names", "a", "a list, got 'a'"),
+        ("phantom", "ich", "a mapping or null, got 'ich'"),
+        ("phantom.slices", "many", "a whole number, got 'many'"),
+        ("phantom.test_share", "half", "a number, got 'half'"),
+    ],
+)
+def test_a_value_of_another_kind_than_the_job_s_is_refused(configure, tmp_path, name, value, expected):
+    with refused(f"job variable {name}: expected {expected}"):
+        configure({name: value})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mu", 1),
+        ("mu", 0.2),
+        ("flag", False),
+        ("text", ""),
+        ("names", []),
+        ("phantom", None),
+        ("phantom", {"sites": 3}),
+    ],
+)
+def test_a_value_of_the_same_kind_is_taken(configure, name, value):
+    assert configure({name: value})[1][name] == value
+
+
+@pytest.mark.parametrize("variables", [{"phantom.slcies": 3}, {"phantom": {"slcies": 3}}])
+def test_a_field_that_phantoms_lack_is_refused_with_those_that_they_have(configure, variables):
+    known = "['annotated_per_site', 'dataset', 'pixels', 'rule', 'seed', 'sites', 'slices', 'test_share', 'val_share']"
+    with refused(f"job variable phantom: expected the fields {known}, got 'slcies'"):
+        configure(variables)
 
 
 def test_an_unknown_variant_is_refused(configure):
@@ -150,11 +207,72 @@ def test_without_the_policy_of_the_checkout_there_is_one_sentence(tmp_path, monk
         lay_policy(tmp_path / "w", {})
 
 
+@pytest.mark.parametrize(
+    ("given", "laid"),
+    [
+        ("sites/{SITE_NAME}", "{cwd}/sites/{SITE_NAME}"),
+        ("~/sites", "{home}/sites"),
+        ("/data/{SITE_NAME}", "/data/{SITE_NAME}"),
+        ("phantom", "phantom"),
+        (3, 3),
+    ],
+)
+def test_a_relative_data_root_starts_at_the_folder_of_the_person_who_types_it(tmp_path, monkeypatch, given, laid):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/person")
+    lay_policy(tmp_path / "w", {"data_root": given})
+    settings = json.loads((tmp_path / "w" / "local" / "fedmend.json").read_text())
+    if isinstance(laid, str):
+        laid = laid.replace("{cwd}", str(tmp_path)).replace("{home}", "/home/person")
+    assert settings["data_root"] == laid
+    assert settings["state_dir"] == "state"  # stays in the workspace
+
+
+OTHER_FILES = "--workspace: expected a new folder or one of an earlier run, got one with other files"
+
+
+@pytest.mark.parametrize("content", ["thesis.txt", "local/notes.json", "local/fedmend.json startup/client.key"])
+def test_a_workspace_with_other_files_is_not_emptied(tmp_path, content):
+    for name in content.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with refused(OTHER_FILES):
+        lay_policy(tmp_path, {})
+    assert all((tmp_path / name).read_text() == "{}" for name in content.split())
+    assert not (tmp_path / "local" / "privacy.json").exists()
+
+
+def test_a_file_is_no_workspace(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with refused(OTHER_FILES):
+        lay_policy(tmp_path / "file", {})
+
+
+def test_the_tracked_workspace_is_not_emptied(tmp_path, monkeypatch):
+    policy = tmp_path / "simulator_workspace" / "local"
+    policy.mkdir(parents=True)
+    (policy / "fedmend.json").write_text("{}")
+    monkeypatch.setattr(simulate, "POLICY", policy)
+    for workspace in (policy.parent, policy):
+        with refused(OTHER_FILES):
+            lay_policy(workspace, {"min_count": 9})
+    assert (policy / "fedmend.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("folders", [[], ["server", "startup"]], ids=["as the policy was laid", "after a run"])
+def test_the_workspace_of_an_earlier_run_is_used_again(tmp_path, folders):
+    lay_policy(tmp_path, {})
+    for name in folders:
+        (tmp_path / name).mkdir()
+    lay_policy(tmp_path, {"min_count": 9})
+    assert json.loads((tmp_path / "local" / "fedmend.json").read_text())["min_count"] == 9
+
+
 class Simulator:
     """Stands in for the process: notes the command and the configured job, then leaves these records."""
 
-    def __init__(self, *, code=0, results=True, decisions=()):
-        self.code, self.results, self.decisions = code, results, decisions
+    def __init__(self, *, code=0, results=True, decisions=(), log=""):
+        self.code, self.results, self.decisions, self.log = code, results, decisions, log
 
     def __call__(self, command, **streams):
         self.command, self.streams = command, streams
@@ -164,6 +282,8 @@ class Simulator:
         if self.results:
             (records / "results.json").write_text('{"final": {}}')
         (records / "decisions.jsonl").write_text("".join(json.dumps(d) + "\n" for d in self.decisions))
+        if self.log:
+            (records.parents[1] / "log.txt").write_text(self.log)
         return subprocess.CompletedProcess(command, self.code)
 
 
@@ -203,6 +323,19 @@ def test_a_run_that_ends_early_fails_and_says_where_to_look(play, tmp_path, faul
     log = tmp_path / "work" / "server" / "log.txt"
     with refused(f"simulator: expected a complete run, got exit code {fault.get('code', 0)}: see {log}"):
         play(Simulator(**fault))
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_run_that_the_server_stopped_fails_with_its_last_sentence(play, quiet):
+    log = "\n".join(
+        [
+            "2026-01-01 10:00:00,000 - fedmend.run - ERROR - run stopped: of another time",
+            "2026-01-01 10:00:01,000 - fedmend.run - ERROR - PHANTOM run stopped: run_name 'x': expected a new run",
+            "2026-01-01 10:00:02,000 - ServerRunner - INFO - asked to abort",
+        ]
+    )
+    with refused("simulator: expected a complete run, got exit code 2: run_name 'x': expected a new run"):
+        play(Simulator(code=2, results=False, log=log), quiet=quiet)
 
 
 def test_mean_and_deviation_over_seeds():

@@ -3,12 +3,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from fl_factories import Federation, census, histograms, plain_answers
+from factories import refused
+from fl_factories import Federation, census, histograms, plain_answers, write_settings
 from torch_factories import TinyNetwork
 
 from fedmend import networks
+from fedmend.errors import FedMendError
 from fl_components.controllers.fedavg import FedAvgController
-from fl_components.payload import CENSUS, TRAIN, SiteResult
+from fl_components.payload import CENSUS, EVALUATE, TRAIN, SiteResult
 
 CLASSES = ["edema", "nodule"]
 BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
@@ -179,6 +181,15 @@ def test_no_valid_result_at_all_stops_the_run_whatever_min_sites_says(tmp_path):
     assert federation.engine.panics()[0].startswith("train of round 0: expected valid results from 1 sites, got 0")
 
 
+def test_a_bad_setting_of_the_server_stops_the_run_with_its_sentence(tmp_path, caplog):
+    federation = Federation(tmp_path, controller(), list(BOTH), plain_answers(BOTH))
+    write_settings(tmp_path, min_count=-1)
+    sentence = "server: local/fedmend.json, field min_count: expected a number >= 0, got -1"
+    assert federation.run().engine.panics() == [sentence]
+    assert f"run stopped: {sentence}" in caplog.text
+    assert federation.asked == []
+
+
 def test_a_class_that_no_site_annotates_stops_the_run(tmp_path):
     answer = plain_answers({"site-1": [1, 0], "site-2": [1, 0]})
     assert run(tmp_path, answer).engine.panics() == [
@@ -204,10 +215,75 @@ def test_a_job_submitted_again_goes_on_to_the_same_bytes(tmp_path, plain_report,
 
 def test_a_finished_run_name_is_refused(tmp_path, plain_report):
     run(tmp_path, plain_answers(BOTH))
-    assert run(tmp_path, plain_answers(BOTH)).engine.panics() == [
-        "run_name 'run-1': expected a new or an unfinished run, got one that has done all 3 rounds;"
-        " choose another run_name"
+    again = run(tmp_path, plain_answers(BOTH))
+    assert again.engine.panics() == [
+        "run_name 'run-1': expected a new or an unfinished run, got a finished one; choose another run_name"
     ]
+    assert [name for name, *_ in again.asked] == [CENSUS]
+
+
+def test_a_failed_final_evaluation_costs_no_model_and_the_run_can_be_finished(tmp_path, plain_report):
+    failed = run(tmp_path, failing(plain_answers(BOTH), site="site-2", when=lambda name, r: name == EVALUATE))
+    assert failed.engine.panics()[0].startswith("evaluate of round 3: expected valid results from 2 sites, got 1")
+    assert not (failed.records / "results.json").exists()
+    assert bias_after(failed) == pytest.approx(3)
+    (failed.app / "FL_global_model.pt").unlink()
+    again = run(tmp_path, plain_answers(BOTH))
+    assert again.engine.panics() == []
+    assert [name for name, *_ in again.asked] == [CENSUS, EVALUATE]
+    assert bias_after(again) == pytest.approx(3)
+    assert json.loads((again.records / "results.json").read_text())["final"]["test"]["auc"] == 1
+    assert "a finished one" in run(tmp_path, plain_answers(BOTH)).engine.panics()[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"method": "fedprox"}, "method"),
+        ({"network": "other"}, "network"),
+        ({"classes": ["nodule", "edema"]}, "classes"),
+        ({"seed": 1, "method": "fedprox"}, "method, seed"),
+    ],
+)
+def test_another_run_under_the_same_name_is_refused_with_what_differs(tmp_path, plain_report, changes, named):
+    run(tmp_path, failing(plain_answers(BOTH), site="site-1", when=lambda name, r: r == 1))
+    again = run(tmp_path, plain_answers(BOTH), **changes)
+    assert again.engine.panics() == [
+        f"run_name 'run-1': expected to go on with the same {named} as before, got others; choose another run_name"
+    ]
+    assert [name for name, *_ in again.asked] == [CENSUS]
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_server_that_dies_between_best_model_and_checkpoint_goes_on_in_agreement(tmp_path, plain_report, better):
+    """The model of round 2 is the best one; the repeated round measures it again, a little better or worse."""
+    auc = {0: 0, 1: 0, 2: 0.5, 3: 0}
+    first = Federation(tmp_path, controller(), list(BOTH), plain_answers(BOTH, counts=lambda r: val(auc[r])))
+    save = first.controller.save_progress
+
+    def die(model, done_rounds, knowledge, **options):
+        if done_rounds == 3:
+            raise FedMendError("the power failed")
+        save(model, done_rounds, knowledge, **options)
+
+    first.controller.save_progress = die
+    assert first.run().engine.panics() == ["the power failed"]
+    assert first.decisions("best_model")[-1] == (2, {"auc": 0.5, "split": "val"})
+    auc[2] = int(better)
+    again = run(tmp_path, plain_answers(BOTH, counts=lambda r: val(auc[r])))
+    assert again.engine.panics() == []
+    assert again.decisions("best_model") == [
+        (0, {"auc": 0.0, "split": "val"}),
+        (2, {"auc": float(better), "split": "val"}),
+    ]
+    best = json.loads((again.records / "results.json").read_text())["best"]
+    assert (best["round"], best["val"]["auc"]) == (2, float(better))
+    assert bias_after(again, "best_FL_global_model.pt") == pytest.approx(2)
+
+
+def val(auc):
+    return {"val": histograms(auc, auc)}
 
 
 def test_the_best_model_is_that_of_the_best_validation_auc(tmp_path, plain_report):
@@ -292,8 +368,6 @@ def test_an_abort_ends_the_run(tmp_path):
         ({"warmup_rounds": 4}, "expected 1 <= warmup_rounds <= num_rounds, got 4 and 3"),
         ({"classes": []}, r"expected different class names, got \[\]"),
         ({"classes": ["a", "a"]}, "expected different class names"),
-        ({"run_name": ""}, "expected run_name without slashes, got ''"),
-        ({"run_name": "../x"}, "expected run_name without slashes"),
         ({"eval_every": 0}, "expected eval_every >= 1"),
         ({"min_sites": -1}, "min_sites >= 0"),
         ({"round_timeout": -1}, "round_timeout >= 0"),
@@ -304,22 +378,81 @@ def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
         controller(**wrong)
 
 
+@pytest.mark.parametrize("name", ["..", "a/b"])
+def test_a_run_name_that_leaves_its_folder_is_refused_by_the_server(name):
+    with refused(f"job variable run_name: expected letters, digits, '_', '.' or '-', got {name!r}"):
+        controller(run_name=name)
+
+
+def test_a_baseline_has_no_warmup_in_its_records(tmp_path, plain_report):
+    federation = run(tmp_path, plain_answers(BOTH), warmup_rounds=2)
+    assert json.loads((federation.records / "run.json").read_text())["warmup_rounds"] == 0
+
+
 def test_a_baseline_takes_the_settings_of_the_method_whose_job_it_shares():
     assert controller(degree_over="missing", prototype_weighting="samples").card.classes == tuple(CLASSES)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda result: result.counts and result.counts.update(val=np.zeros((3, 2, 1000), dtype=np.int64)),
-        lambda result: result.counts and result.counts.update(val=-np.ones((2, 2, 1000), dtype=np.int64)),
-        lambda result: result.report.update(field=[1, 2]),
-        lambda result: result.census.pop("annotated", None),
-    ],
-    ids=["other shape", "negative counts", "a list", "no annotated classes"],
-)
-def test_an_answer_of_another_shape_costs_its_site_alone(tmp_path, plain_report, spoil):
-    plain = plain_answers({"site-1": [1, 1], "site-2": [1, 1]})
+def repaired(**changes):
+    return {**{name: np.zeros(2, dtype=np.int64) for name in ("positive", "negative", "untagged")}, **changes}
+
+
+def weights(value):
+    """Puts another value, made from the honest one, in the place of one tensor."""
+
+    def spoil(result):
+        if result.weights:
+            result.weights["classifier.bias"] = value(result.weights["classifier.bias"])
+
+    return spoil
+
+
+def attribute(task_name, **changes):
+    """Sets attributes of the results of one task."""
+
+    def spoil(result):
+        if bool(result.census) == (task_name == CENSUS):
+            vars(result).update(changes)
+
+    return spoil
+
+
+def in_census(**changes):
+    return lambda result: result.census and result.census.update(changes)
+
+
+JUNK = {
+    "counts of three classes": lambda r: r.counts and r.counts.update(val=np.zeros((3, 2, 1000), dtype=np.int64)),
+    "negative counts": lambda r: r.counts and r.counts.update(val=-np.ones((2, 2, 1000), dtype=np.int64)),
+    "counts of an unknown split": lambda r: r.counts and r.counts.update(train=r.counts["val"]),
+    "a list in the report": lambda r: r.report.update(field=[1, 2]),
+    "nested junk in the report": lambda r: r.report.update(field={"a": [{"b": "c"}]}),
+    "nested junk as report": attribute(TRAIN, report={"a": {"b": [None, {"c": 1}]}}),
+    "nested junk as counts": attribute(TRAIN, counts={"val": [[{"a": 1}]]}),
+    "no annotated classes": lambda r: r.census.pop("annotated", None),
+    "no census": attribute(CENSUS, census={}),
+    "annotated of another shape": in_census(annotated=np.ones((2, 2), dtype=bool)),
+    "annotated of three classes": in_census(annotated=np.ones(3, dtype=bool)),
+    "positives as text": in_census(positives="many"),
+    "sizes as a list": in_census(sizes=[10]),
+    "infinite size": in_census(sizes={"train": float("inf")}),
+    "repairs without names": attribute(TRAIN, repairs={"positive": np.zeros(2, dtype=np.int64)}),
+    "repairs of another shape": attribute(TRAIN, repairs=repaired(positive=np.zeros((2, 2), dtype=np.int64))),
+    "repairs of three classes": attribute(TRAIN, repairs=repaired(positive=np.zeros(3, dtype=np.int64))),
+    "weights as text": weights(lambda v: np.array(["a"] * len(v))),
+    "complex weights": weights(lambda v: v.astype(np.complex64)),
+    "weights of double precision": weights(lambda v: v.astype(np.float64)),
+    "ragged lists as weights": weights(lambda v: [[1.0], [1.0, 2.0]]),
+    "weights without name": lambda r: r.weights and r.weights.update({3: np.ones(2), "c": np.ones(2)}),
+    "a million million samples": attribute(TRAIN, samples=10**12),
+    "infinitely many samples": attribute(TRAIN, samples=float("inf")),
+    "an endless error": attribute(TRAIN, error="x" * 3000),
+}
+
+
+@pytest.mark.parametrize("spoil", JUNK.values(), ids=JUNK)
+def test_an_answer_of_another_kind_costs_its_site_alone(tmp_path, plain_report, spoil):
+    plain = plain_answers({"site-1": [1, 1], "site-2": [1, 1]}, step={"site-1": 1, "site-2": 100})
 
     def answer(site, *rest):
         result = plain(site, *rest)
@@ -329,4 +462,8 @@ def test_an_answer_of_another_shape_costs_its_site_alone(tmp_path, plain_report,
 
     federation = run(tmp_path, answer, min_sites=1)
     assert federation.engine.panics() == []
-    assert federation.decisions("refused")[0][1]["site"] == "site-2"
+    reasons = federation.decisions("refused")
+    assert {value["site"] for _, value in reasons} == {"site-2"}
+    assert reasons[0][1]["reason"].startswith("site-2: result")
+    assert len(reasons[0][1]["reason"]) < 300
+    assert bias_after(federation) == pytest.approx(3)

@@ -149,7 +149,9 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
         raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {_kind(truth)}")
     for name in (*splits.values(), *truth.values()):  # they stand in messages, which may travel
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise FedMendError(f"{where}, fields splits and truth: expected file names below the site folder, got another")
+            raise FedMendError(
+                f"{where}, fields splits and truth: expected file names below the site folder, got another"
+            )
     if not isinstance(raw.get("image_root"), str):
         raise FedMendError(f"{where}, field image_root: expected a folder, got {_kind(raw.get('image_root'))}")
     return SiteCard(

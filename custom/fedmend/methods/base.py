@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -51,6 +51,7 @@ class Site:
         state: small objects that outlive the task.
         batch_size: B of the local training and of inference passes.
         memory: objects that live as long as this task.
+        stop: asked before every batch; True when the job was aborted.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Site:
     state: StateStore
     batch_size: int = 32
     memory: dict = field(default_factory=dict)
+    stop: Callable[[], bool] = lambda: False
 
     def generator(self, task: RoundTask, purpose: str) -> torch.Generator:
         """A CPU generator that depends on run seed, site, round and purpose only."""

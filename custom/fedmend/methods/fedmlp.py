@@ -130,13 +130,13 @@ class FedMLP(LocalMethod):
         labels = site.data.train.labels
         if task.stage == DETECT:
             if self.mld or self.cr:
-                features, logits = infer(model, site.data.train, site.batch_size, site.views(task, 1)[0])
+                features, logits = infer(model, site.data.train, site, site.views(task, 1)[0])
                 site.memory["teacher"] = logits.sigmoid().to(site.device)[None]
                 if self.mld:
                     self._tag(features.numpy(), task, site)
             labels = site.ledger.apply(labels)
         elif self.warmup_distillation:
-            passes = [infer(model, site.data.train, site.batch_size, view)[1] for view in site.views(task, 2)]
+            passes = [infer(model, site.data.train, site, view)[1] for view in site.views(task, 2)]
             site.memory["teacher"] = torch.stack(passes).sigmoid().to(site.device)
         known = labels != NOT_ANNOTATED
         site.memory["target"] = torch.from_numpy((labels == 1).astype(np.float32)).to(site.device)
@@ -201,7 +201,7 @@ class FedMLP(LocalMethod):
         if not self.mld or task.stage == WARMUP or task.round_num == task.total_rounds - 1:
             return {}
         view = site.views(task, 1 if task.stage == DETECT else 2)[0]
-        features, logits = infer(model, site.data.train, site.batch_size, view)
+        features, logits = infer(model, site.data.train, site, view)
         prototypes, counts = local_prototypes(features.numpy(), site.data.train.labels)
         degree = learning_degree(logits.sigmoid().numpy(), self.low, self.high)
         return {"prototypes": prototypes, "prototype_counts": counts, "learning_degree": degree}
@@ -316,7 +316,7 @@ def check_report(report: Report, num_classes: int) -> None:
     if not report:
         return
     shapes = {name: np.shape(report[name]) for name in FedMLP.REPORT_FIELDS if name in report}
-    width = shapes.get("prototypes", (0, 0))[-1]
+    width = (shapes.get("prototypes") or (0,))[-1]
     expected = {
         "prototypes": (2 * num_classes, width),
         "prototype_counts": (2 * num_classes,),

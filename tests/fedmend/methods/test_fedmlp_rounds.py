@@ -197,7 +197,7 @@ def test_the_report_is_made_from_the_trained_model_and_original_labels(make_site
     site, net, order = make_site(LABELS, VALUES), make_net(2), task(DETECT, 4)
     report = play(FedMLP(**HALF, low=0.45, high=0.55), net, order, site, learning_rate=0.3)
     assert tags(site) == ([1, 3, 9], [0, 4])
-    features, logits = infer(net, site.data.train, 4, site.views(order, 1)[0])
+    features, logits = infer(net, site.data.train, site, site.views(order, 1)[0])
     odd = features[1::2].mean(0).tolist()
     assert report["prototypes"][1].tolist() == pytest.approx(odd, rel=1e-5)
     assert report["prototypes"][2:].tolist() == [[0, 0], [0, 0]]  # tags make no prototypes
