@@ -201,7 +201,7 @@ def check_result(
     round_num: int,
     num_classes: int,
     weights: Mapping[str, np.ndarray] | None,
-    samples: int | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
     """Refuses a result that must not enter the global model or the records.
 
@@ -210,7 +210,7 @@ def check_result(
         round_num: the round that was asked for.
         num_classes: C.
         weights: the global model that was sent, for names, shapes and dtypes; None for tasks without training.
-        samples: N_k of the site's census; None for the census itself.
+        sizes: samples per split by the site's census; None for the census itself.
 
     Raises:
         FedMendError: the site's own error sentence, or what is wrong: round, sample count, number of classes, tensor name,
@@ -221,16 +221,20 @@ def check_result(
         raise FedMendError(result.error)
     if result.round_num != round_num:
         raise FedMendError(f"{where}: expected round {round_num}, got round {result.round_num}")
-    expected = "at least 1" if samples is None else f"the {samples} of its census"
-    if result.samples < 1 or samples not in (None, result.samples):
+    announced = (sizes or result.census.get("sizes", {})).get("train", result.samples)
+    if result.samples < 1 or result.samples != announced:
+        expected = f"the {announced} of its census" if sizes else "at least 1"
         raise FedMendError(f"{where}, field samples: expected {expected}, got {result.samples}")
-    if samples is None and not result.census:
+    if sizes is None and not result.census:
         raise FedMendError(f"{where}: expected a census, got none")
     per_class = [*result.counts.values(), *result.repairs.values()]
     per_class += [result.census[name] for name in ("annotated", "positives") if result.census]
     for value in per_class:
         if len(value) != num_classes:
             raise FedMendError(f"{where}: expected counts of {num_classes} classes, got counts of {len(value)}")
+    for split, value in result.counts.items():  # compared as Python numbers, which do not wrap
+        if any(sum(row) > (sizes or {}).get(split, 0) for row in value.reshape(num_classes, -1).tolist()):
+            raise FedMendError(f"{where}, counts {split}: expected at most the samples of its census, got more")
     for name, value in result.report.items():
         if not np.isfinite(value).all():
             raise FedMendError(f"{where}, report field {name}: expected finite numbers, got NaN or infinity")

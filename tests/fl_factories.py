@@ -126,7 +126,7 @@ def census(annotated, *, samples=10, round_num=0):
     content = {
         "annotated": annotated,
         "positives": annotated * 4,
-        "sizes": {"train": samples, "test": 5},
+        "sizes": {"train": samples, "val": 20, "test": 20},
         "phantom": False,
     }
     return SiteResult(round_num=round_num, samples=samples, census=content)

@@ -33,8 +33,9 @@ class FedMLPController(StagedController):
 
     def rounds(self) -> None:
         """R rounds, t1 of them warm-up."""
-        check = partial(check_report, num_classes=len(self.card.classes))
         model, knowledge, first = self.start_run()
+        num_classes, num_features = model.params["classifier.weight"].shape
+        check = partial(check_report, num_classes=num_classes, num_features=num_features)
         for r in range(first, self.num_rounds):
             model, results = self.train_round(model, self._stage(r), r, knowledge, check_report=check)
             knowledge = self._merge_reports(results, r)  # Eqs. (6) and (10)

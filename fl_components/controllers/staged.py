@@ -264,7 +264,7 @@ class StagedController(ModelController):
                     round_num=task.round_num,
                     num_classes=len(self.card.classes),
                     weights=weights if task_name == TRAIN else None,
-                    samples=None if task_name == CENSUS else self._sites[site]["train"],
+                    sizes=None if task_name == CENSUS else self._sizes[site],
                 )
                 check_report(result.report)
             except FedMendError as e:
@@ -288,11 +288,12 @@ class StagedController(ModelController):
         """Asks every site what it annotates; opens, and so checks, all data before anybody trains."""
         LOG.info("census: every site opens and checks its data")
         results, _ = self._ask(CENSUS, None, RoundTask(CENSUS, 0, self.num_rounds))
-        self._sites = {}
+        self._sites, self._sizes = {}, {}
         for site, result in results.items():
             census = result.census
             self.annotated[site] = np.asarray(census["annotated"], dtype=bool)
             self._phantom = self._phantom or bool(census["phantom"])
+            self._sizes[site] = dict(census["sizes"])
             known = [c for c, flag in zip(self.card.classes, self.annotated[site], strict=True) if flag]
             positives = dict(zip(self.card.classes, np.asarray(census["positives"]).tolist(), strict=True))
             self._sites[site] = {"annotated": known, **census["sizes"], "positives": {c: positives[c] for c in known}}

@@ -26,10 +26,14 @@ def report(site):
     }
 
 
+class NarrowNetwork(TinyNetwork):
+    num_features = 2
+
+
 @pytest.fixture
 def play(tmp_path, monkeypatch):
     """Runs R rounds; gives the federation, stages and knowledge of all training tasks of site-1."""
-    monkeypatch.setitem(networks.NETWORKS, "tiny", TinyNetwork)
+    monkeypatch.setitem(networks.NETWORKS, "tiny", NarrowNetwork)
     monkeypatch.setattr("fl_components.controllers.staged.write_report", lambda folder: None)
     monkeypatch.setattr("fl_components.controllers.staged.summary_text", lambda folder: "")
 

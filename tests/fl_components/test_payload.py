@@ -25,6 +25,7 @@ from fl_components.payload import (
 )
 
 WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, dtype=np.float32)}
+SPLIT_SIZES = {"train": 7, "val": 2}
 RUN = RunCard("run-1", ("edema", "nodule"), "tiny", 3)
 
 
@@ -49,7 +50,7 @@ def good_result(**changes):
 
 
 def check(**changes):
-    check_result(good_result(**changes), round_num=4, num_classes=2, weights=WEIGHTS, samples=7)
+    check_result(good_result(**changes), round_num=4, num_classes=2, weights=WEIGHTS, sizes=SPLIT_SIZES)
 
 
 def good_census(**changes):
@@ -133,10 +134,8 @@ def test_an_ordinary_run_name_is_taken(name):
 
 def test_a_good_result_is_accepted():
     check()
-    check(
-        counts={"val": np.ones((2, 2, BINS), dtype=np.int64)}, repairs=good_repairs(correct_positive=np.array([0, 1]))
-    )
-    check_result(good_result(weights={}), round_num=4, num_classes=2, weights=None, samples=7)
+    check(counts={"val": np.zeros((2, 2, BINS), dtype=int)}, repairs=good_repairs(correct_positive=np.array([0, 1])))
+    check_result(good_result(weights={}), round_num=4, num_classes=2, weights=None, sizes=SPLIT_SIZES)
     check_result(good_result(weights={}, census=good_census()), round_num=4, num_classes=2, weights=None)
 
 
@@ -278,3 +277,14 @@ def test_numbers_that_are_not_finite_are_refused(bad):
 def test_an_error_sentence_counts_before_everything_else_about_a_result():
     with pytest.raises(FedMendError, match=re.escape("the site's own words")):
         check_result(SiteResult(error="the site's own words"), round_num=4, num_classes=2, weights=WEIGHTS)
+
+
+@pytest.mark.parametrize("many", [3, 2**62])
+def test_more_scores_than_samples_are_refused(many):
+    counts = np.zeros((2, 2, 1000), dtype=np.int64)
+    counts[0, :, 7] = 1
+    check(counts={"val": counts})
+    counts[1, :, 9] = many // 2 + 1
+    sentence = "site-1: result of round 4, counts val: expected at most the samples of its census, got more"
+    with pytest.raises(FedMendError, match=re.escape(sentence)):
+        check(counts={"val": counts})

@@ -68,7 +68,8 @@ def test_a_run_leaves_models_records_and_a_report(tmp_path):
     info = json.loads((federation.records / "run.json").read_text())
     assert (info["run_name"], info["method"], info["phantom"]) == ("run-1", "FedAvgController", False)
     assert info["settings"] == {"note": "as configured"}
-    assert info["sites"]["site-2"] == {"annotated": ["nodule"], "train": 10, "test": 5, "positives": {"nodule": 4}}
+    sizes = {"train": 10, "val": 20, "test": 20}
+    assert info["sites"]["site-2"] == {"annotated": ["nodule"], **sizes, "positives": {"nodule": 4}}
     metrics = federation.lines("metrics.jsonl")
     assert [(m["round"], m["split"]) for m in metrics] == [(r, s) for r in range(4) for s in ("test", "val")]
     assert metrics[0]["macro"] == {"auc": 1, "map": 1, "bacc": 1}

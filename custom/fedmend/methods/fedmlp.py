@@ -303,12 +303,13 @@ def learning_degree(probabilities: np.ndarray, low: float, high: float) -> np.nd
     return ((probabilities < low) | (probabilities > high)).mean(0).astype(np.float32)
 
 
-def check_report(report: Report, num_classes: int) -> None:
+def check_report(report: Report, num_classes: int, num_features: int) -> None:
     """Refuses a report that the server half cannot use.
 
     Args:
         report: what a site sent; an empty report is fine.
         num_classes: C.
+        num_features: F.
 
     Raises:
         FedMendError: a field is missing or has another shape.
@@ -316,9 +317,8 @@ def check_report(report: Report, num_classes: int) -> None:
     if not report:
         return
     shapes = {name: np.shape(report[name]) for name in FedMLP.REPORT_FIELDS if name in report}
-    width = (shapes.get("prototypes") or (0,))[-1]
     expected = {
-        "prototypes": (2 * num_classes, width),
+        "prototypes": (2 * num_classes, num_features),
         "prototype_counts": (2 * num_classes,),
         "learning_degree": (num_classes,),
     }
