@@ -29,7 +29,7 @@ SMALL = [
 MARK = "FEDMEND_TEST_RUN"
 
 
-def run(words, *, home, cwd=None, timeout=240):
+def run(words, *, home, cwd=None, timeout=600):
     """Runs a command; whatever process it leaves behind is ended.
 
     Returns:
