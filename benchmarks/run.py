@@ -1,4 +1,4 @@
-"""Measures what FedMend costs. One command: ``python benchmarks/run.py`` (about ten minutes on two cores).
+"""Measures what FedMend costs. One command: ``python benchmarks/run.py`` (about five minutes on two cores).
 
 (a) seconds per round and peak memory of the FLARE simulator against a bare PyTorch loop that does the same passes,
 (b) images per second of the data path, cold and warm, against decoding in every epoch,
@@ -36,7 +36,7 @@ from fedmend.state import StateStore
 from fedmend.training import LocalTrainer, infer
 
 ROOT = Path(__file__).resolve().parents[1]
-SITES, ROUNDS, IMAGE_SIZE, BATCH = 2, 5, 64, 16
+SITES, ROUNDS, IMAGE_SIZE, BATCH = 2, 3, 64, 16
 SPEC = PhantomSpec(slices=1600, sites=SITES, annotated_per_site=4, seed=7)
 
 

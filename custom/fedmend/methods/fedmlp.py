@@ -217,6 +217,11 @@ def _knowledge(task: RoundTask, site: Site, name: str) -> np.ndarray:
     return value
 
 
+def _slices(samples: int) -> list[slice]:
+    """Parts of a data set that fit the cache when turned to float64."""
+    return [slice(i, i + 4096) for i in range(0, samples, 4096)]
+
+
 def confidences(features: np.ndarray, prototypes: np.ndarray) -> np.ndarray:
     """Z of Eq. (7), Sun et al., MICCAI 2024: cos(P_0, F) - cos(P_1, F).
 
@@ -227,11 +232,14 @@ def confidences(features: np.ndarray, prototypes: np.ndarray) -> np.ndarray:
     Returns:
         (N, C) float64; < 0 leans positive, NaN for a class that lacks a prototype.
     """
-    features, prototypes = features.astype(np.float64), prototypes.astype(np.float64)
+    prototypes = prototypes.astype(np.float64)
     length = np.linalg.norm(prototypes, axis=1)
-    unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    cosine = unit @ (prototypes / np.maximum(length, 1e-12)[:, None]).T
-    z = cosine[:, 0::2] - cosine[:, 1::2]
+    directions = (prototypes / np.maximum(length, 1e-12)[:, None]).T
+    z = np.empty((len(features), len(prototypes) // 2))
+    for rows in _slices(len(features)):
+        part = features[rows].astype(np.float64)
+        cosine = (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)) @ directions
+        z[rows] = cosine[:, 0::2] - cosine[:, 1::2]
     z[:, (length[0::2] == 0) | (length[1::2] == 0)] = np.nan
     return z
 
@@ -285,7 +293,7 @@ def local_prototypes(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
     """
     member = np.stack([labels == 0, labels == 1], axis=2).reshape(len(labels), -1)
     counts = member.sum(0)
-    sums = member.T.astype(np.float64) @ features.astype(np.float64)
+    sums = sum(member[rows].T.astype(np.float64) @ features[rows].astype(np.float64) for rows in _slices(len(labels)))
     return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32), counts.astype(np.int64)
 
 
