@@ -81,14 +81,14 @@ def _bare_site(connection, name: str, folder: Path, cache: Path) -> None:
         site = Site(name, torch.device("cpu"), data, ledger, StateStore(Path(state)), BATCH)
         model, method, trainer = build_network("resnet18", len(CLASSES)), FedMLP(), LocalTrainer(learning_rate=3e-4)
         for r in range(ROUNDS):
-            set_weights(model, connection.recv())
+            set_weights(model, {k: torch.from_numpy(v) for k, v in connection.recv().items()})
             site.memory.clear()
             for split in data.evaluation.values():
                 score_histograms(infer(model, split, site)[1].numpy(), split.labels)
             task = RoundTask(WARMUP, r, ROUNDS)
             method.prepare(model, task, site)
             trainer.train(model, method, task, site)
-            connection.send((len(data.train), get_weights(model)))
+            connection.send((len(data.train), {k: v.numpy() for k, v in get_weights(model).items()}))
 
 
 def bare_loop(cache: Path) -> dict:
@@ -103,7 +103,7 @@ def bare_loop(cache: Path) -> dict:
             worker.start()
             ends.append(mine)
             workers.append(worker)
-        weights = get_weights(initial_network("resnet18", CLASSES, 0))
+        weights = {k: v.numpy() for k, v in get_weights(initial_network("resnet18", CLASSES, 0)).items()}
         seconds = []
         for _ in range(ROUNDS):
             started = time.monotonic()
@@ -111,7 +111,7 @@ def bare_loop(cache: Path) -> dict:
                 end.send(weights)
             answers = [end.recv() for end in ends]
             total = sum(n for n, _ in answers)
-            weights = {k: sum(w[k] * (n / total) for n, w in answers) for k in weights}
+            weights = {k: sum(w[k] * np.float32(n / total) for n, w in answers) for k in weights}
             seconds.append(time.monotonic() - started)
         for worker in workers:
             worker.join()
