@@ -9,7 +9,7 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
-from fedmend.data.manifest import MULTILABEL, write_card, write_table
+from fedmend.data.manifest import MULTILABEL, SINGLELABEL, write_card, write_table
 from fedmend.errors import FedMendError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,9 +28,14 @@ def pixels(number, size=8):
     return np.random.default_rng((number, size)).integers(0, 256, (size, size), dtype=np.uint8)
 
 
-def write_png(path, number=0, size=8):
+def color_pixels(number, size=8):
+    """(size, size, 3) uint8, different for each number."""
+    return np.random.default_rng((number, size, 3)).integers(0, 256, (size, size, 3), dtype=np.uint8)
+
+
+def write_png(path, number=0, size=8, *, color=False):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels(number, size)).save(path)
+    Image.fromarray(color_pixels(number, size) if color else pixels(number, size)).save(path)
 
 
 def make_dicom(path, stored, **fields):
@@ -57,13 +62,23 @@ def make_dicom(path, stored, **fields):
 
 
 def make_site_folder(
-    folder, labels=LABELS, *, columns=None, splits=(), truth=None, size=8, window=None, classes=CLASSES, suffix=".png"
+    folder,
+    labels=LABELS,
+    *,
+    columns=None,
+    splits=(),
+    truth=None,
+    size=8,
+    window=None,
+    classes=CLASSES,
+    suffix=".png",
+    color=False,
 ):
     """A site folder whose ``train.csv`` names img0, img1, ...
 
     Args:
         folder: made here.
-        labels: (N, C) of 1, 0, -1.
+        labels: (N, C) of 1, 0, -1, or (N,) class numbers or -1 of single-label data.
         columns: class numbers that get a column; default: those with any label.
         splits: names of further splits, which get the same images and all columns.
         truth: (N, C) complete training labels.
@@ -71,30 +86,36 @@ def make_site_folder(
         window: the card's window.
         classes: C names.
         suffix: ``.png``, or ``.dcm`` to write DICOM slices.
+        color: PNG files and card are in colour.
     """
     labels = np.asarray(labels)
+    single = labels.ndim == 1
     folder.mkdir(parents=True, exist_ok=True)
     images = [f"img{i}{suffix}" for i in range(len(labels))]
     for i, image in enumerate(images):
         if suffix == ".png":
-            write_png(folder / "images" / image, i, size)
+            write_png(folder / "images" / image, i, size, color=color)
         else:
             make_dicom(folder / "images" / image, pixels(i, size).astype(np.int16))
-    columns = np.flatnonzero((labels >= 0).any(0)) if columns is None else np.array(columns, dtype=int)
-    names = [classes[c] for c in columns]
     patients = [f"p{i}" for i in range(len(labels))]
-    write_table(folder / "train.csv", images, labels[:, columns], names, patients=patients)
+    if single:
+        write_table(folder / "train.csv", images, labels, classes, patients=patients)
+    else:
+        columns = np.flatnonzero((labels >= 0).any(0)) if columns is None else np.array(columns, dtype=int)
+        names = [classes[c] for c in columns]
+        write_table(folder / "train.csv", images, labels[:, columns], names, patients=patients)
     for split in splits:
         write_table(folder / f"{split}.csv", images, np.maximum(labels, 0), classes)
     if truth is not None:
         write_table(folder / "truth.csv", images, np.asarray(truth), classes)
     write_card(
         folder,
-        task=MULTILABEL,
+        task=SINGLELABEL if single else MULTILABEL,
         classes=classes,
         splits={name: f"{name}.csv" for name in ("train", *splits)},
         image_root="images",
         truth={} if truth is None else {"train": "truth.csv"},
         window=window,
+        color=color,
     )
     return folder

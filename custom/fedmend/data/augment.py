@@ -42,18 +42,18 @@ def warp(images: Tensor, matrices: Tensor) -> Tensor:
     """Applies one affine map to each image.
 
     Args:
-        images: (B, 1, H, W) float.
+        images: (B, 1 or 3, H, W) float.
         matrices: (B, 2, 3) float32.
 
     Returns:
-        (B, 1, H, W) float; points from outside the image are 0.
+        The same shape; points from outside the image are 0.
     """
     grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def to_network(images: Tensor) -> Tensor:
-    """Grey (B, 1, H, W) in 0..1 → (B, 3, H, W) with ImageNet mean and standard deviation, as the backbones expect."""
+    """Grey (B, 1, H, W) or colour (B, 3, H, W) in 0..1 → (B, 3, H, W) with ImageNet mean and standard deviation, as the backbones expect."""
     mean = images.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
     std = images.new_tensor(IMAGENET_STD).view(1, 3, 1, 1)
     return (images - mean) / std

@@ -39,6 +39,7 @@ class SiteCard:
         modality: DICOM modality word, for people.
         window: ``None`` (8-bit images, taken as they are), ``"file"`` (the DICOM file's own window) or
             ``(centre, width)`` in HU.
+        color: pictures are read in colour; otherwise colour is turned to grey.
         provenance: how the folder was made (source, seed, protocol).
     """
 
@@ -51,6 +52,7 @@ class SiteCard:
     truth: Mapping[str, str] = field(default_factory=dict)
     modality: str = ""
     window: str | tuple[float, float] | None = None
+    color: bool = False
     provenance: Mapping = field(default_factory=dict)
 
 
@@ -152,6 +154,8 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
             raise FedMendError(
                 f"{where}, fields splits and truth: expected file names below the site folder, got another"
             )
+    if not isinstance(raw.get("color", False), bool):
+        raise FedMendError(f"{where}, field color: expected true or false, got {_kind(raw['color'])}")
     if not isinstance(raw.get("image_root"), str):
         raise FedMendError(f"{where}, field image_root: expected a folder, got {_kind(raw.get('image_root'))}")
     return SiteCard(
@@ -164,6 +168,7 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
         image_root=(folder / raw["image_root"]).resolve(),
         modality=raw.get("modality", ""),
         window=_parse_window(raw.get("window"), where),
+        color=raw.get("color", False),
         provenance=raw.get("provenance", {}),
     )
 
@@ -277,20 +282,23 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
 def write_table(
     path: Path, images: Sequence[str], labels: np.ndarray, classes: Sequence[str], *, patients: Sequence[str] = ()
 ) -> None:
-    """Writes a multi-label split CSV with one column per given class.
+    """Writes a split CSV: multi-label with one column per given class, or single-label with the column ``label``.
 
     Args:
         path: file to write.
         images: N paths below the image root.
-        labels: (N, C) integers; 1, 0 or -1 (written as blank).
-        classes: C column names; leave a class out to say that it is not annotated.
+        labels: (N, C) integers, 1, 0 or -1 (written as blank), of multi-label data; (N,) class numbers, or -1, of
+            single-label data.
+        classes: C class names; in multi-label data leave a class out to say that it is not annotated.
         patients: N patient keys or nothing.
     """
+    single = np.ndim(labels) == 1
     with open(path, "w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["image", *(["patient"] if patients else []), *classes])
+        writer.writerow(["image", *(["patient"] if patients else []), *(["label"] if single else classes)])
         for i, image in enumerate(images):
-            cells = ["" if v == NOT_ANNOTATED else int(v) for v in labels[i]]
+            row = [labels[i]] if single else labels[i]
+            cells = ["" if v == NOT_ANNOTATED else classes[v] if single else int(v) for v in row]
             writer.writerow([image, *([patients[i]] if patients else []), *cells])
 
 
@@ -304,6 +312,7 @@ def write_card(
     truth: Mapping[str, str] | None = None,
     modality: str = "",
     window: str | Sequence[float] | None = None,
+    color: bool = False,
     provenance: Mapping | None = None,
 ) -> None:
     """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``."""
@@ -316,6 +325,7 @@ def write_card(
         "image_root": image_root,
         "modality": modality,
         "window": list(window) if isinstance(window, tuple) else window,
+        "color": color,
         "provenance": dict(provenance or {}),
     }
     (Path(folder) / CARD_NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One image file → one 8-bit grey slice: DICOM, PNG/JPEG and NIfTI.
+"""One image file → one 8-bit image: DICOM, PNG/JPEG and NIfTI slices in grey, pictures in colour where the card says so.
 
 DICOM and NIfTI are read with pydicom and nibabel themselves and not through MONAI's readers: windowing, MONOCHROME1 and the
 refusal of multi-frame files and time series need header fields and shapes that MONAI's readers do not hand on.
@@ -76,14 +76,14 @@ def _read_dicom(path: Path, window: Window) -> np.ndarray:
     return 255 - grey if inverted else grey
 
 
-def _read_picture(path: Path) -> np.ndarray:
+def _read_picture(path: Path, color: bool) -> np.ndarray:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as picture:
             if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
                 raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
-            return np.asarray(picture.convert("L"))
+            return np.asarray(picture.convert("RGB" if color else "L"))
     except (UnidentifiedImageError, OSError, SyntaxError) as e:
         raise UnreadableImage(
             f"expected a PNG or JPEG picture, got a corrupt or truncated file ({type(e).__name__})"
@@ -127,19 +127,20 @@ def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
     return apply_window(plane, (low + high) / 2, max(high - low, 1e-6))
 
 
-def read_image(path: Path, window: Window) -> np.ndarray:
-    """Reads one grey slice.
+def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray:
+    """Reads one image.
 
     DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1. NIfTI
     volumes are brought to RAS; ``name.nii.gz#12`` is their axial slice 12; they take the card's (centre, width) or, without
-    one, the 0.5-99.5 percentiles of the slice. PNG and JPEG are taken as they are, colour turned to grey.
+    one, the 0.5-99.5 percentiles of the slice. PNG and JPEG are taken as they are.
 
     Args:
         path: image file, with ``#slice`` behind a NIfTI volume.
         window: see :class:`fedmend.data.manifest.SiteCard`.
+        color: keep the colour of a picture; otherwise it is turned to grey.
 
     Returns:
-        (H, W) uint8.
+        (H, W) uint8, with ``color`` (H, W, 3).
 
     Raises:
         OSError: the file cannot be opened; FileNotFoundError where there is none.
@@ -150,17 +151,19 @@ def read_image(path: Path, window: Window) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(path)
     lower = name.lower()
+    if lower.endswith(PICTURE_SUFFIXES):
+        return _read_picture(path, color)
+    if color:
+        raise UnreadableImage("expected a PNG or JPEG picture (site.json says color: true), got another format")
     if lower.endswith(NIFTI_SUFFIXES):
         return _read_nifti(path, index, window)
-    if lower.endswith(PICTURE_SUFFIXES):
-        return _read_picture(path)
     return _read_dicom(path, window)
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:
-    """Resizes a (H, W) uint8 slice to (size, size) with antialiased bilinear filtering."""
+    """Resizes a (H, W) or (H, W, 3) uint8 image to ``size`` × ``size`` with antialiased bilinear filtering."""
     from PIL import Image
 
-    if image.shape == (size, size):
+    if image.shape[:2] == (size, size):
         return image
     return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize((size, size), Image.Resampling.BILINEAR))

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from fedmend.data.augment import to_network, warp
-from fedmend.data.manifest import NOT_ANNOTATED, LabelTable, SiteCard, check_classes, load_card, load_table
+from fedmend.data.manifest import (
+    MULTILABEL,
+    NOT_ANNOTATED,
+    SINGLELABEL,
+    LabelTable,
+    SiteCard,
+    check_classes,
+    load_card,
+    load_table,
+)
 from fedmend.data.store import open_store
 from fedmend.errors import FedMendError
 
@@ -23,7 +32,7 @@ class Split:
     """One split: images in the store, labels in memory.
 
     Attributes:
-        images: (N, H, W) uint8, read-only.
+        images: (N, H, W) uint8, in colour (N, H, W, 3), read-only.
         table: labels and manifest rows of the same N samples.
         device: where views are made.
     """
@@ -50,13 +59,14 @@ class Split:
         Returns:
             (B, 3, H, W) float32 on the device.
         """
-        grey = torch.from_numpy(self.images[index.numpy()])
+        images = torch.from_numpy(self.images[index.numpy()])
         if self.device.type == "cuda":
-            grey = grey.pin_memory()
-        grey = grey.to(self.device, non_blocking=True).unsqueeze(1).float().div_(255)
+            images = images.pin_memory()
+        images = images.to(self.device, non_blocking=True)
+        images = (images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)).float().div_(255)
         if matrices is not None:
-            grey = warp(grey, matrices[index].to(self.device, non_blocking=True))
-        views = to_network(grey)
+            images = warp(images, matrices[index].to(self.device, non_blocking=True))
+        views = to_network(images)
         return views.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else views
 
 
@@ -69,12 +79,14 @@ class SiteData:
         annotated: (C,) bool, class annotated in the training split (the paper's active classes).
         train: training split.
         evaluation: ``val`` and/or ``test`` split, where the site has them.
+        task: ``multilabel`` or ``singlelabel``.
     """
 
     classes: tuple[str, ...]
     annotated: np.ndarray
     train: Split
     evaluation: Mapping[str, Split]
+    task: str = MULTILABEL
 
 
 def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
@@ -95,6 +107,10 @@ def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
 def _check_training_labels(card: SiteCard, table: LabelTable) -> None:
     if len(table.images) < 2:
         raise FedMendError(f"{card.site}: {table.file}: expected at least 2 samples, got {len(table.images)}")
+    if card.task == SINGLELABEL:
+        if (found := int((table.labels == 1).any(0).sum())) < 2:
+            raise FedMendError(f"{card.site}: {table.file}, column label: expected at least 2 classes, got {found}")
+        return
     if not table.annotated.any():
         raise FedMendError(f"{card.site}: {table.file}, header: expected at least one class column, got none")
     for index in np.flatnonzero(table.annotated):
@@ -154,6 +170,7 @@ def load_site(
             window=card.window,
             size=image_size,
             where=where,
+            color=card.color,
             max_unreadable=max_unreadable,
         )
         images = store.images
@@ -165,7 +182,8 @@ def load_site(
 
     train = load_split(card.truth["train"] if all_labels else card.splits["train"], "train")
     evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
-    return SiteData(tuple(classes), train.table.annotated, train, {k: v for k, v in evaluation.items() if len(v)})
+    evaluation = {k: v for k, v in evaluation.items() if len(v)}
+    return SiteData(tuple(classes), train.table.annotated, train, evaluation, card.task)
 
 
 def load_truth(folder: Path, site: str, classes: Sequence[str], images: Sequence[str]) -> np.ndarray | None:

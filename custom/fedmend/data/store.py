@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import multiprocessing
 import os
 import shutil
@@ -28,7 +29,7 @@ import numpy as np
 from fedmend.data.readers import UnreadableImage, Window, nifti_volume, read_image, resize
 from fedmend.errors import FedMendError
 
-STORE_FORMAT = 1
+STORE_FORMAT = 2
 PARALLEL_FROM = 512  # starting worker processes costs more than reading fewer images than this
 CHUNK = 64
 LOG = logging.getLogger("fedmend.store")
@@ -39,7 +40,8 @@ class ImageStore:
     """A finished store.
 
     Attributes:
-        images: (N, size, size) uint8, read-only memory map; rows of unreadable images are zero.
+        images: (N, size, size) uint8, in colour (N, size, size, 3), read-only memory map; rows of unreadable images are
+            zero.
         readable: (N,) bool.
     """
 
@@ -80,12 +82,12 @@ def disk_errors(where: str, need: int) -> Iterator[None]:
         raise
 
 
-def _decode(paths: Sequence[Path], window: Window, size: int) -> list[np.ndarray | str | None]:
+def _decode(paths: Sequence[Path], window: Window, shape: tuple[int, ...]) -> list[np.ndarray | str | None]:
     """Per path the slice, a reason why it is unreadable, or None when the file is missing."""
     decoded: list[np.ndarray | str | None] = []
     for path in paths:
         try:
-            decoded.append(resize(read_image(path, window), size))
+            decoded.append(resize(read_image(path, window, color=len(shape) == 3), shape[0]))
         except FileNotFoundError:
             decoded.append(None)
         except UnreadableImage as e:
@@ -96,9 +98,9 @@ def _decode(paths: Sequence[Path], window: Window, size: int) -> list[np.ndarray
     return decoded
 
 
-def _decode_all(paths: Sequence[Path], window: Window, size: int, processes: int) -> Iterator[list]:
+def _decode_all(paths: Sequence[Path], window: Window, shape: tuple[int, ...], processes: int) -> Iterator[list]:
     chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
-    work = partial(_decode, window=window, size=size)
+    work = partial(_decode, window=window, shape=shape)
     if processes == 1 or len(paths) < PARALLEL_FROM:
         yield from map(work, chunks)
     else:  # spawn: the caller may hold threads and CUDA, which a fork would not survive
@@ -107,21 +109,26 @@ def _decode_all(paths: Sequence[Path], window: Window, size: int, processes: int
 
 
 def _build(
-    folder: Path, paths: Sequence[Path], window: Window, size: int, where: Callable[[int], str], processes: int
+    folder: Path,
+    paths: Sequence[Path],
+    window: Window,
+    shape: tuple[int, ...],
+    where: Callable[[int], str],
+    processes: int,
 ) -> dict[int, str]:
     """Writes ``images.u8`` into ``folder`` and returns index → reason for unreadable images."""
     unreadable: dict[int, str] = {}
     total, done, started, reported = len(paths), 0, time.monotonic(), 0
     with open(folder / "images.u8", "wb") as stream:
         if total:
-            os.posix_fallocate(stream.fileno(), 0, total * size * size)  # a full disk shows here, not half-way
-        for chunk in _decode_all(paths, window, size, processes):
+            os.posix_fallocate(stream.fileno(), 0, total * math.prod(shape))  # a full disk shows here, not half-way
+        for chunk in _decode_all(paths, window, shape, processes):
             for image in chunk:
                 if image is None:
                     raise FedMendError(f"{where(done)}, column image: expected a file below image_root, not found")
                 if isinstance(image, str):
                     unreadable[done] = image
-                    image = np.zeros((size, size), dtype=np.uint8)
+                    image = np.zeros(shape, dtype=np.uint8)
                 stream.write(image.tobytes())
                 done += 1
             if done * 10 // total > reported and time.monotonic() - started > 2:
@@ -140,6 +147,7 @@ def open_store(
     window: Window,
     size: int,
     where: Callable[[int], str],
+    color: bool = False,
     max_unreadable: int = 0,
     processes: int | None = None,
 ) -> ImageStore:
@@ -152,27 +160,26 @@ def open_store(
         window: see :class:`fedmend.data.manifest.SiteCard`.
         size: edge length in pixels that every slice is resized to.
         where: index → words that name the manifest row, for messages.
+        color: keep the colour of pictures.
         max_unreadable: how many unreadable images are tolerated (and left out); more of them is an error.
         processes: decoding processes; default: one per core.
 
     Raises:
         FedMendError: a missing file, more than ``max_unreadable`` unreadable ones, or no space on the disk.
     """
-    key = hashlib.sha256(json.dumps([STORE_FORMAT, str(image_root), list(images), window, size]).encode()).hexdigest()[
-        :24
-    ]
+    shape = (size, size, 3) if color else (size, size)
+    num_bytes = len(images) * math.prod(shape)
+    about = json.dumps([STORE_FORMAT, str(image_root), list(images), window, shape])
+    key = hashlib.sha256(about.encode()).hexdigest()[:24]
     folder = Path(cache_dir) / "stores" / key
-    unreadable = _finished(folder, len(images) * size * size)
+    unreadable = _finished(folder, num_bytes)
     if unreadable is None:
-        with (
-            disk_errors(where(0).split(" row")[0], len(images) * size * size),
-            exclusive(folder.with_suffix(".lock")),
-        ):
-            unreadable = _finished(folder, len(images) * size * size)
+        with disk_errors(where(0).split(" row")[0], num_bytes), exclusive(folder.with_suffix(".lock")):
+            unreadable = _finished(folder, num_bytes)
             if unreadable is None:
                 paths = [image_root / image for image in images]
                 unreadable = _build_beside(
-                    folder, paths, window, size, where, max_unreadable, processes or os.cpu_count() or 1
+                    folder, paths, window, shape, where, max_unreadable, processes or os.cpu_count() or 1
                 )
     _check_unreadable(unreadable, where, max_unreadable)
     if unreadable:
@@ -184,10 +191,8 @@ def open_store(
     readable = np.ones(len(images), dtype=bool)
     readable[list(unreadable)] = False
     if not images:
-        return ImageStore(np.zeros((0, size, size), dtype=np.uint8), readable)
-    return ImageStore(
-        np.memmap(folder / "images.u8", dtype=np.uint8, mode="r", shape=(len(images), size, size)), readable
-    )
+        return ImageStore(np.zeros((0, *shape), dtype=np.uint8), readable)
+    return ImageStore(np.memmap(folder / "images.u8", dtype=np.uint8, mode="r", shape=(len(images), *shape)), readable)
 
 
 def _finished(folder: Path, num_bytes: int) -> dict[int, str] | None:
@@ -208,15 +213,15 @@ def _check_unreadable(unreadable: dict[int, str], where: Callable[[int], str], m
         raise FedMendError(f"{listed}{more} (max_unreadable allows {max_unreadable}, got {len(unreadable)})")
 
 
-def _build_beside(folder: Path, paths, window, size, where, max_unreadable, processes) -> dict[int, str]:
+def _build_beside(folder: Path, paths, window, shape, where, max_unreadable, processes) -> dict[int, str]:
     if folder.is_dir():
         shutil.rmtree(folder)  # damaged
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        unreadable = _build(temporary, paths, window, size, where, processes)
+        unreadable = _build(temporary, paths, window, shape, where, processes)
         _check_unreadable(unreadable, where, max_unreadable)  # a refused store is not kept: files get mended in place
         with open(temporary / "meta.json", "w") as stream:
-            json.dump({"count": len(paths), "size": size, "unreadable": unreadable}, stream)
+            json.dump({"count": len(paths), "shape": shape, "unreadable": unreadable}, stream)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.chmod(0o755)

@@ -44,6 +44,16 @@ def test_a_written_card_is_read_back(tmp_path):
     assert (card.splits, card.truth) == ({"train": "train.csv", "test": "t.csv"}, {"train": "truth.csv"})
     assert card.image_root == (tmp_path / "../pictures").resolve()
     assert (card.window, card.provenance) == ((40.0, 80.0), {"seed": 3})
+    assert card.color is False
+
+
+def test_a_card_says_whether_pictures_are_in_colour(tmp_path):
+    assert card_with(tmp_path).color is False  # a card from before there was colour
+    options = {"classes": CLASSES, "splits": {"train": "train.csv"}, "image_root": "."}
+    write_card(tmp_path, task="singlelabel", color=True, **options)
+    card = load_card(tmp_path, "site-1")
+    assert (card.color, card.task) == (True, "singlelabel")
+    assert json.loads((tmp_path / "site.json").read_text())["color"] is True
 
 
 @pytest.mark.parametrize(
@@ -77,6 +87,9 @@ WINDOWS = "expected null, 'file', one of ['bone', 'brain', 'lung', 'subdural'] o
         ),
         ({"truth": ["t.csv"]}, "field truth: expected a mapping of split to file name, got another list"),
         ({"image_root": ...}, "field image_root: expected a folder, got nothing"),
+        ({"color": 1}, "field color: expected true or false, got another int"),
+        ({"color": "yes"}, "field color: expected true or false, got another str"),
+        ({"color": None}, "field color: expected true or false, got nothing"),
         ({"window": "liver"}, f"field window: {WINDOWS}, got another str"),
         ({"window": [40, 0]}, f"field window: {WINDOWS}, got another list"),
         ({"window": [40]}, f"field window: {WINDOWS}, got another list"),
@@ -208,7 +221,7 @@ def test_a_refused_table_names_neither_image_nor_patient(tmp_path, header, task)
     assert "slice9" not in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["format", "task", "classes", "splits", "truth", "image_root", "window"])
+@pytest.mark.parametrize("field", ["format", "task", "classes", "splits", "truth", "image_root", "window", "color"])
 def test_a_refused_card_quotes_no_value(tmp_path, field):
     value = ["Mueller^Anna"] if field == "image_root" else "Mueller^Anna"
     with pytest.raises(FedMendError, match=f"field {field}: ") as caught:
@@ -235,6 +248,29 @@ def test_a_written_table_is_read_back(tmp_path):
     assert (table.images, table.patients) == (tuple(images), tuple("uvwxyz"))
 
 
+@pytest.mark.parametrize("patients", [(), ("p1", "p2", "p3")], ids=["without patients", "with patients"])
+def test_a_written_single_label_table_is_read_back(tmp_path, patients):
+    images = ["x.png", "y.png", "z.png"]
+    write_table(tmp_path / "train.csv", images, np.array([2, -1, 0]), CLASSES, patients=patients)
+    header = "image,patient,label" if patients else "image,label"
+    assert (tmp_path / "train.csv").read_text().splitlines()[0] == header
+    table = load_table(card_with(tmp_path, task="singlelabel", classes=list(CLASSES)), "train.csv", CLASSES)
+    assert table.labels.tolist() == [[0, 0, 1], [-1, -1, -1], [1, 0, 0]]
+    assert (table.images, table.patients) == (tuple(images), patients or ("",) * 3)
+    assert table.annotated.all()
+
+
+def test_a_single_label_is_written_as_the_name_of_its_class_or_a_blank(tmp_path):
+    write_table(tmp_path / "train.csv", ["x.png", "y.png"], np.array([1, -1], dtype=np.int8), ("a", "b"))
+    assert (tmp_path / "train.csv").read_text().splitlines() == ["image,label", "x.png,b", "y.png,"]
+
+
+def test_a_single_label_keeps_its_class_in_the_jobs_order(tmp_path):
+    card = card_with(tmp_path, task="singlelabel")
+    write_table(tmp_path / "train.csv", ["x.png", "y.png"], np.array([0, 1]), ("a", "b"))
+    assert load_table(card, "train.csv", ("b", "a")).labels.tolist() == [[0, 1], [1, 0]]
+
+
 def test_the_fingerprint_covers_classes_images_and_labels_and_nothing_else(tmp_path):
     base = table_of(tmp_path, "image,a,b\nx.png,1,0\n").fingerprint()
     assert table_of(tmp_path, "image,patient,a,b\n\nx.png,p1,1,0\n").fingerprint() == base
@@ -244,6 +280,12 @@ def test_the_fingerprint_covers_classes_images_and_labels_and_nothing_else(tmp_p
         table_of(tmp_path, "image,a,c\nx.png,1,0\n", classes=("a", "c")),
     ]
     assert len({base, *(table.fingerprint() for table in others)}) == 4
+
+
+def test_the_factory_makes_a_single_label_folder_that_can_be_read(tmp_path):
+    card = load_card(make_site_folder(tmp_path / "site", [1, 0, -1]), "site-1")
+    labels = load_table(card, "train.csv", CLASSES).labels
+    assert (card.task, labels.tolist()) == ("singlelabel", [[0, 1, 0], [1, 0, 0], [-1, -1, -1]])
 
 
 def test_the_factory_makes_a_folder_that_can_be_read(tmp_path):

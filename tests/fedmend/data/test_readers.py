@@ -3,7 +3,7 @@ import os
 import nibabel
 import numpy as np
 import pytest
-from factories import make_dicom, pixels, write_png
+from factories import color_pixels, make_dicom, pixels, write_png
 from PIL import Image
 
 from fedmend.data.manifest import WINDOWS
@@ -123,6 +123,48 @@ def test_colour_is_turned_to_grey(tmp_path):
     assert read_image(tmp_path / "a.png", None).tolist() == [[76] * 3] * 2  # 0.299 * 255
 
 
+def test_colour_is_kept_where_the_card_says_so(tmp_path):
+    write_png(tmp_path / "a.png", 5, color=True)
+    seen = read_image(tmp_path / "a.png", None, color=True)
+    assert (seen.shape, seen.dtype) == ((8, 8, 3), np.uint8)
+    assert np.array_equal(seen, color_pixels(5))
+
+
+def test_a_grey_picture_in_colour_has_three_equal_channels(tmp_path):
+    write_png(tmp_path / "a.png", 5)
+    seen = read_image(tmp_path / "a.png", None, color=True)
+    assert np.array_equal(seen, np.repeat(pixels(5)[:, :, None], 3, 2))
+
+
+def test_transparency_and_palettes_become_plain_colour(tmp_path):
+    Image.new("RGBA", (2, 1), (10, 20, 30, 0)).save(tmp_path / "a.png")
+    Image.new("RGB", (2, 1), (255, 0, 0)).convert("P").save(tmp_path / "b.png")
+    assert read_image(tmp_path / "a.png", None, color=True).tolist() == [[[10, 20, 30]] * 2]
+    assert read_image(tmp_path / "b.png", None, color=True).tolist() == [[[255, 0, 0]] * 2]
+
+
+def test_a_jpeg_in_colour_is_read_within_its_loss(tmp_path):
+    Image.new("RGB", (16, 16), (200, 120, 40)).save(tmp_path / "a.jpg", quality=95)
+    seen = read_image(tmp_path / "a.jpg", None, color=True).astype(int)
+    assert np.abs(seen - [200, 120, 40]).max() <= 4
+
+
+@pytest.mark.parametrize("name", ["a.dcm", "IM0001", "v.nii.gz"])
+def test_only_pictures_have_colour(tmp_path, name):
+    if name.endswith(".gz"):
+        write_nifti(tmp_path / name, VOLUME[:, :, :1])
+    else:
+        make_dicom(tmp_path / name, HU)
+    with unreadable(r"expected a PNG or JPEG picture \(site.json says color: true\), got another format"):
+        read_image(tmp_path / name, BRAIN, color=True)
+
+
+def test_a_16_bit_picture_is_refused_in_colour_too(tmp_path):
+    Image.fromarray(np.full((4, 4), 1000, dtype=np.uint16)).save(tmp_path / "a.png")
+    with unreadable("expected an 8-bit picture, got mode I;16"):
+        read_image(tmp_path / "a.png", None, color=True)
+
+
 def test_jpeg_is_read_within_its_loss(tmp_path):
     ramp = np.tile(np.arange(0, 256, 16, dtype=np.uint8), (16, 1))
     Image.fromarray(ramp).save(tmp_path / "a.jpg", quality=95)
@@ -239,3 +281,11 @@ def test_resizing_averages_over_what_a_new_pixel_covers():
 
 def test_an_image_of_the_right_size_is_not_touched():
     assert np.array_equal(resize(pixels(1), 8), pixels(1))
+    assert np.array_equal(resize(color_pixels(1), 8), color_pixels(1))
+
+
+def test_each_colour_is_resized_by_itself():
+    image = color_pixels(1, 16)
+    small = resize(image, 4)
+    assert small.shape == (4, 4, 3)
+    assert all(np.array_equal(small[..., c], resize(image[..., c], 4)) for c in range(3))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from factories import CLASSES, LABELS, make_site_folder, pixels, refused
+from factories import CLASSES, LABELS, color_pixels, make_site_folder, pixels, refused
 from torch_factories import CPU, make_split
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, draw_views
@@ -24,6 +24,53 @@ def test_a_site_folder_becomes_images_and_labels(tmp_path):
     assert np.array_equal(data.train.labels, LABELS)
     assert all(np.array_equal(data.train.images[i], pixels(i)) for i in range(6))
     assert data.evaluation == {}
+    assert data.task == "multilabel"
+
+
+def test_a_single_label_site_annotates_all_classes_of_the_job(tmp_path):
+    data = opened(make_site_folder(tmp_path / "s", [0, 2, -1, 0], splits=("test",)))
+    assert data.task == "singlelabel"
+    assert data.annotated.tolist() == [True, True, True]  # fracture has no sample, but could have had
+    assert data.train.labels.tolist() == [[1, 0, 0], [0, 0, 1], [-1, -1, -1], [1, 0, 0]]
+    assert data.evaluation["test"].labels.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(("labels", "found"), [([1, 1, 1], 1), ([1, -1, -1], 1), ([-1, -1], 0)])
+def test_a_single_label_site_with_less_than_two_classes_is_refused(tmp_path, labels, found):
+    with refused(f"site-1: train.csv, column label: expected at least 2 classes, got {found}"):
+        opened(make_site_folder(tmp_path / "s", labels))
+
+
+def test_a_single_label_site_with_one_sample_is_refused(tmp_path):
+    with refused("site-1: train.csv: expected at least 2 samples, got 1"):
+        opened(make_site_folder(tmp_path / "s", [1]))
+
+
+def test_leaving_the_only_sample_of_the_second_class_out_is_refused(tmp_path):
+    folder = make_site_folder(tmp_path / "s", [0, 0, 1])
+    (folder / "images" / "img2.png").write_bytes(b"")
+    with refused("site-1: train.csv, column label: expected at least 2 classes, got 1"):
+        opened(folder, max_unreadable=1)
+
+
+def test_a_split_for_evaluation_may_have_one_class_and_blanks(tmp_path):
+    folder = make_site_folder(tmp_path / "s", [0, 1], splits=("test",))
+    write_table(folder / "test.csv", ["img0.png", "img1.png"], np.array([2, -1]), CLASSES)
+    assert opened(folder).evaluation["test"].labels.tolist() == [[0, 0, 1], [-1, -1, -1]]
+
+
+def test_the_truth_of_a_single_label_site_is_read_beside_its_labels(tmp_path):
+    folder = make_site_folder(tmp_path / "s", [0, 1, 0], truth=[0, 1, 2])
+    assert load_truth(folder, "site-1", CLASSES, ["img2.png", "img0.png"]).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert opened(folder).train.labels[2].tolist() == [1, 0, 0]
+    assert opened(folder, all_labels=True).train.labels[2].tolist() == [0, 0, 1]
+
+
+def test_a_site_in_colour_keeps_its_colours(tmp_path):
+    train = opened(make_site_folder(tmp_path / "s", [0, 1, 2], color=True)).train
+    assert train.images.shape == (3, 8, 8, 3)
+    assert all(np.array_equal(train.images[i], color_pixels(i)) for i in range(3))
+    assert opened(make_site_folder(tmp_path / "grey", [0, 1, 2])).train.images.shape == (3, 8, 8)
 
 
 def test_the_jobs_class_order_leads(tmp_path):
@@ -133,6 +180,31 @@ def test_a_plain_view_is_the_normalised_image():
     for channel in range(3):
         expected = (split.images[[2, 0]] / 255 - IMAGENET_MEAN[channel]) / IMAGENET_STD[channel]
         assert np.allclose(view[:, channel].numpy(), expected, atol=1e-5)
+
+
+def test_a_plain_view_in_colour_is_the_normalised_image_with_channels_first():
+    split = make_split([[0]] * 3, color=True)
+    view = split.view(torch.tensor([2, 0]))
+    assert (view.shape, view.dtype) == ((2, 3, 8, 8), torch.float32)
+    for channel in range(3):
+        expected = (split.images[[2, 0], :, :, channel] / 255 - IMAGENET_MEAN[channel]) / IMAGENET_STD[channel]
+        assert np.allclose(view[:, channel].numpy(), expected, atol=1e-5)
+
+
+def test_a_pixel_in_colour_by_hand():
+    split = make_split([[0]], color=True)
+    split.images[0, 5, 2] = (255, 51, 0)
+    seen = split.view(torch.tensor([0]))[0, :, 5, 2]
+    assert seen.tolist() == pytest.approx([(1 - 0.485) / 0.229, (0.2 - 0.456) / 0.224, -0.406 / 0.225], abs=1e-5)
+
+
+def test_an_augmented_view_in_colour_moves_all_channels_alike():
+    split = make_split([[0]] * 2, color=True)
+    matrices = IDENTITY.repeat(2, 1, 1)
+    matrices[1, 0, 0] = -1
+    view, plain = split.view(torch.tensor([0, 1]), matrices), split.view(torch.tensor([0, 1]))
+    assert torch.allclose(view[0], plain[0], atol=1e-5)
+    assert torch.allclose(view[1], plain[1].flip(2), atol=1e-5)
 
 
 def test_a_view_through_the_identity_is_the_plain_view():

@@ -9,7 +9,7 @@ import time
 import nibabel
 import numpy as np
 import pytest
-from factories import pixels, refused, write_png
+from factories import color_pixels, make_dicom, pixels, refused, write_png
 
 from fedmend.data import store
 from fedmend.data.store import open_store
@@ -56,6 +56,40 @@ def test_every_image_is_in_the_store(root):
 
 def test_images_are_resized(root):
     assert opened(root, size=4).images.shape == (3, 4, 4)
+
+
+def test_a_store_in_colour_has_three_channels_and_another_key_than_a_grey_one(root):
+    for i, name in enumerate(NAMES):
+        write_png(root / name, i, color=True)
+    images = opened(root, color=True).images
+    assert (images.shape, images.dtype) == ((3, 8, 8, 3), np.uint8)
+    assert all(np.array_equal(images[i], color_pixels(i)) for i in range(3))
+    assert opened(root, color=True, size=4).images.shape == (3, 4, 4, 3)
+    assert opened(root).images.shape == (3, 8, 8)
+    assert len(left_over(root)) == 3
+
+
+def test_a_store_in_colour_is_built_once_and_then_read_without_the_images(root):
+    first = np.array(opened(root, color=True).images)
+    shutil.rmtree(root)
+    assert np.array_equal(opened(root, color=True).images, first)
+
+
+def test_unreadable_images_of_a_store_in_colour_are_zero(root):
+    damage(root, "b.png")
+    tolerant = opened(root, color=True, max_unreadable=1)
+    assert tolerant.readable.tolist() == [True, False, True]
+    assert not tolerant.images[1].any()
+    assert np.array_equal(tolerant.images[2][..., 0], pixels(2))
+
+
+def test_a_dicom_file_in_a_store_in_colour_is_refused_with_its_row(root):
+    make_dicom(root / "b.dcm", pixels(1).astype(np.int16))
+    with refused(
+        "site-1: train.csv row 3: expected a PNG or JPEG picture (site.json says color: true), got another format"
+        " (max_unreadable allows 0, got 1)"
+    ):
+        opened(root, ("a.png", "b.dcm"), window=(40.0, 80.0), color=True)
 
 
 def test_a_store_is_built_once_and_then_read_without_the_images(root):
@@ -220,7 +254,7 @@ def test_at_most_five_unreadable_images_are_listed(root):
 
 
 def test_an_image_that_may_not_be_opened_is_blamed_on_the_image_not_on_the_cache(root, monkeypatch):
-    def forbidden(path, window):
+    def forbidden(path, window, *, color):
         raise PermissionError(errno.EACCES, "permission denied")
 
     monkeypatch.setattr(store, "read_image", forbidden)
@@ -265,3 +299,4 @@ def test_an_empty_manifest_gives_an_empty_store(root):
     empty = opened(root, ())
     assert empty.images.shape == (0, 8, 8)
     assert empty.readable.shape == (0,)
+    assert opened(root, (), color=True).images.shape == (0, 8, 8, 3)
