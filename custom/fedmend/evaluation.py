@@ -3,16 +3,28 @@
 Multi-label scores become one histogram of logits per class, positives and negatives apart. AUC and average precision do not
 change under the sigmoid, so logits are binned rather than probabilities: a model that gives a rare class only small
 probabilities keeps its ranking. Metrics of merged counts equal the pooled ones up to ties within a bin.
+
+Single-label predictions become one confusion matrix, from which the metrics are exact.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from fedmend.data.manifest import NOT_ANNOTATED
+from fedmend.data.manifest import NOT_ANNOTATED, SINGLELABEL
 
 BINS = 1000
 LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share the outer bins
+
+
+def evaluation_counts(logits: np.ndarray, labels: np.ndarray, task: str) -> np.ndarray:
+    """What a site sends about a split: :func:`score_histograms` or, for ``singlelabel``, :func:`confusion_matrix`."""
+    return (confusion_matrix if task == SINGLELABEL else score_histograms)(logits, labels)
+
+
+def merged_metrics(counts: np.ndarray) -> dict:
+    """Metrics of the sum of what sites sent: :func:`multilabel_metrics` or :func:`singlelabel_metrics`."""
+    return singlelabel_metrics(counts) if counts.ndim == 2 else multilabel_metrics(counts)
 
 
 def score_histograms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -77,6 +89,51 @@ def multilabel_metrics(counts: np.ndarray) -> dict:
     }
     negatives, positives = counts.sum(-1).T.tolist()
     return {"per_class": per_class, "macro": macro, "positives": positives, "negatives": negatives}
+
+
+def confusion_matrix(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Counts predictions, the class with the largest logit, per true class.
+
+    Args:
+        logits: (N, C) finite.
+        labels: (N, C) int, one-hot; a row of -1 is not annotated and left out.
+
+    Returns:
+        (C, C) int64; rows are true classes, columns predicted ones.
+    """
+    counts = np.zeros((logits.shape[1],) * 2, dtype=np.int64)
+    known = (labels == 1).any(1)
+    np.add.at(counts, (labels[known].argmax(1), logits[known].argmax(1)), 1)
+    return counts
+
+
+def singlelabel_metrics(confusion: np.ndarray) -> dict:
+    """Balanced accuracy, macro F1 and accuracy of a merged confusion matrix.
+
+    Args:
+        confusion: (C, C) int64, the sum over sites.
+
+    Returns:
+        ``per_class``: recall, precision, f1 → C floats, None for a class without a sample; ``macro``: bacc (mean recall), f1
+        (mean over the same classes), accuracy, None when there is no sample; ``confusion``: the matrix; ``positives``: C counts.
+    """
+    right, true, predicted = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    measures = {
+        "recall": right / np.maximum(true, 1),
+        "precision": right / np.maximum(predicted, 1),
+        "f1": 2 * right / np.maximum(true + predicted, 1),
+    }
+    defined = true > 0
+    mean = {k: float(v[defined].mean()) if defined.any() else None for k, v in measures.items()}
+    accuracy = float(right.sum() / true.sum()) if defined.any() else None
+    return {
+        "per_class": {
+            k: [float(x) if d else None for x, d in zip(v, defined, strict=True)] for k, v in measures.items()
+        },
+        "macro": {"bacc": mean["recall"], "f1": mean["f1"], "accuracy": accuracy},
+        "confusion": confusion.tolist(),
+        "positives": true.tolist(),
+    }
 
 
 def repair_counts(repairs: np.ndarray, labels: np.ndarray, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:

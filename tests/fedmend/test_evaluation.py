@@ -1,8 +1,26 @@
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
+from torch_factories import one_hot
 
-from fedmend.evaluation import BINS, multilabel_metrics, repair_counts, score_histograms
+from fedmend.evaluation import (
+    BINS,
+    confusion_matrix,
+    evaluation_counts,
+    merged_metrics,
+    multilabel_metrics,
+    repair_counts,
+    score_histograms,
+    singlelabel_metrics,
+)
 
 METRICS = {
     "auc": roc_auc_score,
@@ -97,6 +115,92 @@ def test_the_mean_is_taken_over_classes():
 def test_without_any_class_that_can_be_measured_there_is_no_mean():
     metrics = multilabel_metrics(score_histograms(np.zeros((2, 1)), np.ones((2, 1), dtype=int)))
     assert metrics["macro"] == {"auc": None, "map": None, "bacc": None}
+
+
+def single_scores(seed, samples=400, classes=4):
+    """Logits that lean towards a random class, and the class numbers, a tenth of them -1 = blank."""
+    rng = np.random.default_rng(seed)
+    truth = rng.choice(classes, samples, p=[0.6, 0.25, 0.1, 0.05][:classes])
+    logits = rng.normal(size=(samples, classes)) + 1.2 * np.eye(classes)[truth]
+    return logits, np.where(rng.random(samples) < 0.1, -1, truth)
+
+
+def test_the_confusion_matrix_has_true_classes_as_rows():
+    logits = np.array([[2.0, 1, 0], [0, 1, 2], [0, 3, 1], [0, 1, 2]])
+    counts = confusion_matrix(logits, one_hot([0, 0, 1, 2], 3))
+    assert counts.tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 1]]
+    assert counts.dtype == np.int64
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_single_label_metrics_equal_sklearn(seed):
+    logits, truth = single_scores(seed)
+    metrics = singlelabel_metrics(confusion_matrix(logits, one_hot(truth, 4)))
+    known, predicted = truth[truth >= 0], logits[truth >= 0].argmax(1)
+    macro = {
+        "bacc": balanced_accuracy_score(known, predicted),
+        "f1": f1_score(known, predicted, average="macro"),
+        "accuracy": accuracy_score(known, predicted),
+    }
+    assert metrics["macro"] == pytest.approx(macro, abs=1e-12)
+    for name, score in (("recall", recall_score), ("precision", precision_score), ("f1", f1_score)):
+        assert metrics["per_class"][name] == pytest.approx(score(known, predicted, average=None).tolist(), abs=1e-12)
+    assert metrics["positives"] == np.bincount(known).tolist()
+    assert sum(map(sum, metrics["confusion"])) == len(known)
+
+
+def test_single_label_metrics_by_hand():
+    metrics = singlelabel_metrics(np.array([[3, 1], [2, 2]]))
+    assert metrics == {
+        "per_class": {"recall": [3 / 4, 2 / 4], "precision": [3 / 5, 2 / 3], "f1": [6 / 9, 4 / 7]},
+        "macro": {"bacc": 5 / 8, "f1": pytest.approx((6 / 9 + 4 / 7) / 2), "accuracy": 5 / 8},
+        "confusion": [[3, 1], [2, 2]],
+        "positives": [4, 4],
+    }
+
+
+def test_rows_without_a_label_are_left_out_of_the_confusion_matrix():
+    logits = np.array([[1.0, 0], [1, 0], [0, 1]])
+    assert confusion_matrix(logits, one_hot([0, -1, 1], 2)).tolist() == [[1, 0], [0, 1]]
+
+
+def test_a_class_without_a_sample_has_no_metric_and_does_not_enter_the_means():
+    logits, truth = np.array([[2.0, 1, 0], [2, 1, 0], [0, 2, 1], [0, 1, 2]]), [0, 0, 1, 1]  # class 2: predicted once
+    metrics = singlelabel_metrics(confusion_matrix(logits, one_hot(truth, 3)))
+    assert metrics["per_class"]["recall"] == [1.0, 0.5, None]
+    assert metrics["per_class"]["precision"] == [1.0, 1.0, None]
+    assert metrics["macro"] == {"bacc": 0.75, "f1": pytest.approx((1 + 2 / 3) / 2), "accuracy": 0.75}
+    assert metrics["macro"]["bacc"] == recall_score(truth, logits.argmax(1), labels=[0, 1], average="macro")
+    assert metrics["positives"] == [2, 2, 0]
+
+
+def test_a_class_that_is_never_predicted_counts_as_zero():
+    metrics = singlelabel_metrics(np.array([[4, 0], [2, 0]]))
+    assert metrics["per_class"] == {"recall": [1.0, 0.0], "precision": [4 / 6, 0.0], "f1": [0.8, 0.0]}
+    assert metrics["macro"]["bacc"] == 0.5
+
+
+def test_without_any_sample_there_is_no_single_label_metric():
+    metrics = singlelabel_metrics(np.zeros((2, 2), dtype=np.int64))
+    assert metrics["macro"] == {"bacc": None, "f1": None, "accuracy": None}
+    assert metrics["per_class"] == {name: [None, None] for name in ("recall", "precision", "f1")}
+
+
+def test_confusion_matrices_of_two_sites_add_up_to_that_of_the_pooled_data():
+    (first, first_truth), (second, second_truth) = single_scores(1, 150), single_scores(2, 250)
+    merged = sum(confusion_matrix(x, one_hot(y, 4)) for x, y in ((first, first_truth), (second, second_truth)))
+    pooled = confusion_matrix(np.concatenate([first, second]), one_hot(np.concatenate([first_truth, second_truth]), 4))
+    assert np.array_equal(merged, pooled)
+
+
+def test_a_site_sends_what_its_kind_of_labels_needs_and_the_server_knows_it_by_its_shape():
+    logits, labels = single_scores(0)[0], one_hot(single_scores(0)[1], 4)
+    single, multi = (evaluation_counts(logits, labels, task) for task in ("singlelabel", "multilabel"))
+    assert (single.shape, multi.shape) == ((4, 4), (4, 2, BINS))
+    assert np.array_equal(single, confusion_matrix(logits, labels))
+    assert np.array_equal(multi, score_histograms(logits, labels))
+    assert merged_metrics(single) == singlelabel_metrics(single)
+    assert merged_metrics(multi) == multilabel_metrics(multi)
 
 
 def test_repairs_are_counted_per_class_and_compared_with_the_truth():
