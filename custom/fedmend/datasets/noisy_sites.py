@@ -1,0 +1,275 @@
+"""A single-label data set → site folders of which some are noisy: the data protocol of FedNoRo (Wu et al., IJCAI 2023).
+
+The training samples are dealt out by FedCorr's partition; noisy sites then get flipped labels (Algorithm 1). The test split
+keeps its labels and is dealt out evenly.
+"""
+
+import csv
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from fedmend.data.manifest import SINGLELABEL, WINDOWS, write_card, write_table
+from fedmend.data.store import open_store
+from fedmend.errors import FedMendError
+from fedmend.imperfections import (
+    bernoulli_dirichlet_partition,
+    draw_noisy_sites,
+    instance_dependent_noise,
+    uniform_noise,
+)
+
+SMALLEST_IMAGE = 8  # the annotator halves the edge three times
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseProtocol:
+    """How samples get to sites and labels get noisy; the defaults are the paper's ICH experiment.
+
+    Attributes:
+        sites: S sites, at least 1.
+        alpha: Dirichlet concentration of the partition, > 0.
+        presence: probability in (0, 1] that a site owns a class.
+        partition_seed: seed of the partition and of the test split; the released partition has 100.
+        noisy_share: share of noisy sites in 0..1 (the paper's rho).
+        noise_low: smallest noise rate of a noisy site.
+        noise_high: largest noise rate of a noisy site.
+        noise: ``instance`` (hard samples are flipped to what an annotator network, trained at the site, takes them for) or
+            ``uniform`` (FedCorr's random noise).
+        noise_seed: seed of the noisy sites, their rates and their flips.
+
+    Raises:
+        FedMendError: unknown ``noise``; other values are checked where they are used.
+    """
+
+    sites: int = 20
+    alpha: float = 2.0
+    presence: float = 0.9
+    partition_seed: int = 100
+    noisy_share: float = 0.4
+    noise_low: float = 0.5
+    noise_high: float = 0.7
+    noise: str = "instance"
+    noise_seed: int = 0
+
+    def __post_init__(self):
+        if self.noise not in ("instance", "uniform"):
+            raise FedMendError(f"noise protocol, field noise: expected 'instance' or 'uniform', got {self.noise!r}")
+
+
+def hold_out(units: Sequence[str], share: float, *, seed: int) -> np.ndarray:
+    """Draws whole units (patients, lesions or single images) for the test split.
+
+    Args:
+        units: N keys; samples of one key stay together.
+        share: share of the units that is held out, in (0, 1); at least one unit is, and at least one is not.
+        seed: 0 or more.
+
+    Returns:
+        (N,) bool, True in the test split; it does not depend on the order of the samples.
+
+    Raises:
+        FedMendError: a share out of its range, or fewer than two units.
+    """
+    names, index = np.unique(np.asarray(units), return_inverse=True)
+    if not 0 < share < 1 or len(names) < 2:
+        raise FedMendError(
+            f"test split: expected a test_share between 0 and 1 and at least 2 units, got {share} and {len(names)}"
+        )
+    count = min(max(1, round(share * len(names))), len(names) - 1)
+    return np.isin(index, np.random.default_rng(seed).permutation(len(names))[:count])
+
+
+def write_noisy_sites(
+    out: Path,
+    *,
+    images: Sequence[str],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    image_root: Path,
+    test: np.ndarray,
+    protocol: NoiseProtocol,
+    modality: str,
+    window: str | tuple[float, float] | None = None,
+    color: bool = False,
+    patients: Sequence[str] = (),
+    source_name: str,
+    soft_labels: Path | None = None,
+    annotator_pixels: int = 48,
+    cache_dir: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Writes ``out/site-1`` .. ``out/site-S``; the images stay where they are.
+
+    Each site gets ``train.csv`` with the noisy labels, its share of the test split in ``test.csv`` with the true ones, and
+    ``truth/train.csv`` with the true labels of ``train.csv``. The card's provenance says, for people, whether the site is
+    noisy. The result depends on the arguments, the order of ``images`` included, and the pixels alone.
+
+    Args:
+        out: folder for the site folders; made when missing.
+        images: N paths below ``image_root``.
+        labels: (N,) true class numbers in 0..C-1.
+        classes: C class names, at least 2.
+        image_root: folder that the paths start from.
+        test: (N,) bool, the samples of the test split.
+        protocol: partition and noise.
+        modality: DICOM modality word, for people.
+        window: ``None``, ``file``, a name of ``manifest.WINDOWS`` or (centre, width) in HU.
+        color: pictures are in colour.
+        patients: N patient keys or nothing.
+        source_name: what the cards name as source; synthetic data says so here.
+        soft_labels: CSV with probabilities that take the place of the annotator networks of ``instance`` noise: image name
+            without folder and ending in the first column, then one column per class.
+        annotator_pixels: edge length that the annotator networks see, at least 8.
+        cache_dir: where the annotators' image stores are kept; None keeps none.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: a wrong argument, site folders in ``out`` already, an image that an annotator cannot read, a site
+            without samples, or one whose training labels have fewer than 2 classes.
+    """
+    out, root, say = Path(out), Path(image_root).resolve(), progress or (lambda line: None)
+    labels, test = np.asarray(labels), np.asarray(test)
+    _check_arguments(out, images, labels, classes, test, window, patients, annotator_pixels)
+    train = np.flatnonzero(~test)
+    known = None if soft_labels is None else _read_soft_labels(Path(soft_labels), [images[i] for i in train], classes)
+    site_of = bernoulli_dirichlet_partition(
+        labels[train],
+        protocol.sites,
+        alpha=protocol.alpha,
+        presence=protocol.presence,
+        seed=protocol.partition_seed,
+        num_classes=len(classes),
+    )
+    noisy, rates = draw_noisy_sites(
+        protocol.sites,
+        noisy_share=protocol.noisy_share,
+        low=protocol.noise_low,
+        high=protocol.noise_high,
+        seed=protocol.noise_seed,
+    )
+    parts = [train[site_of == s] for s in range(protocol.sites)]
+    for s, part in enumerate(parts):
+        _check_classes(f"site-{s + 1}: truth/train.csv", labels[part])
+    seeds = np.random.SeedSequence(protocol.noise_seed).generate_state(protocol.sites).tolist()
+
+    def judge(s: int, where: str) -> np.ndarray:
+        """p(.|x) of the training samples of a site, (n, C); messages name rows of the table that it will have."""
+        if known is not None:
+            return known[site_of == s]
+        from fedmend.annotators import annotator_probabilities  # torch, which the rest does without
+
+        say(f"site-{s + 1}: annotator network for {len(parts[s])} samples")
+        with tempfile.TemporaryDirectory() as temporary:
+            store = open_store(
+                cache_dir or Path(temporary),
+                root,
+                [images[i] for i in parts[s]],
+                window=WINDOWS.get(window, window) if isinstance(window, str) else window,
+                size=annotator_pixels,
+                where=lambda i: f"{where} row {i + 2}",
+                color=color,
+            )
+            return annotator_probabilities(store.images, labels[parts[s]], len(classes), seed=seeds[s])
+
+    shown = labels.astype(np.int64)
+    for s in np.flatnonzero(noisy):
+        own, where = labels[parts[s]], f"site-{s + 1}: train.csv"
+        if protocol.noise == "instance":
+            shown[parts[s]] = instance_dependent_noise(own, judge(s, where), rates[s], seed=seeds[s])
+        else:
+            shown[parts[s]] = uniform_noise(own, rates[s], num_classes=len(classes), seed=seeds[s])
+        _check_classes(where, shown[parts[s]])
+    shuffled = np.random.default_rng((protocol.partition_seed, 1)).permutation(np.flatnonzero(test))
+    out.mkdir(parents=True, exist_ok=True)
+    # Beside each other in one tree, the two can be moved together: then the card holds a relative path.
+    relative = root.is_relative_to(out.resolve().parent)
+    from_site = Path(os.path.relpath(root, out.resolve() / "site-1")).as_posix() if relative else str(root)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=out) as partial:
+        for s, part in enumerate(parts):
+            folder = Path(partial) / f"site-{s + 1}"
+            (folder / "truth").mkdir(parents=True)
+            own_test = np.sort(shuffled[s :: protocol.sites])
+            tables = {"train.csv": (part, shown), "truth/train.csv": (part, labels), "test.csv": (own_test, labels)}
+            for file, (index, source) in tables.items():
+                keys = [patients[i] for i in index] if len(patients) else ()
+                write_table(folder / file, [images[i] for i in index], source[index], classes, patients=keys)
+            own = {
+                "noisy": bool(noisy[s]),
+                "noise_rate": float(rates[s]),
+                "wrong_labels": int((shown[part] != labels[part]).sum()),
+                "sizes": {"train": len(part), "test": len(own_test)},
+            }
+            write_card(
+                folder,
+                task=SINGLELABEL,
+                classes=classes,
+                splits={"train": "train.csv", "test": "test.csv"},
+                truth={"train": "truth/train.csv"},
+                image_root=from_site,
+                modality=modality,
+                window=window,
+                color=color,
+                provenance={
+                    "source": source_name,
+                    "protocol": asdict(protocol),
+                    "soft_labels": soft_labels is not None,
+                    "annotator_pixels": annotator_pixels,
+                    "site": own,
+                },
+            )
+        for s in range(protocol.sites):
+            os.rename(Path(partial) / f"site-{s + 1}", out / f"site-{s + 1}")
+    say(f"{protocol.sites} site folders written, {noisy.sum()} of them noisy")
+
+
+def _read_soft_labels(file: Path, images: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    """(N, C) float64 probabilities of N images."""
+    try:
+        with open(file, newline="", encoding="utf-8-sig") as stream:
+            header, *rows = [row for row in csv.reader(stream) if row] or [[]]
+    except (OSError, UnicodeDecodeError):
+        raise FedMendError("soft labels: expected a CSV file that can be read, got another") from None
+    if missing := [c for c in classes if c not in header[1:]]:
+        raise FedMendError(f"soft labels, header: expected a column for every class, got none for {missing}")
+    columns, found = [header.index(c) for c in classes], {}
+    for number, row in enumerate(rows, start=2):
+        try:
+            found[row[0]] = [float(row[c]) for c in columns]
+        except (ValueError, IndexError):
+            raise FedMendError(f"soft labels row {number}: expected one number per class, got another form") from None
+    names = [PurePosixPath(image).stem for image in images]
+    if lacking := sum(name not in found for name in names):
+        raise FedMendError(
+            f"soft labels: expected a row for every training image, got none for {lacking} of {len(names)}"
+        )
+    return np.array([found[name] for name in names])
+
+
+def _check_arguments(out, images, labels, classes, test, window, patients, annotator_pixels) -> None:
+    def check(name: str, good: bool, expected: str, got: str) -> None:
+        if not good:
+            raise FedMendError(f"noisy sites, argument {name}: expected {expected}, got {got}")
+
+    taken = out.exists() and (not out.is_dir() or any(out.glob("site-*")))
+    check("out", not taken, "a folder without site folders", "one that has them or a file")
+    count, num_classes = len(images), len(classes)
+    check("classes", num_classes >= 2, "at least 2 classes", str(num_classes))
+    check("images", len(set(images)) == count, "each image once", f"{count - len(set(images))} repeated")
+    numbers = labels.shape == (count,) and np.issubdtype(labels.dtype, np.integer)
+    inside = numbers and ((labels >= 0) & (labels < num_classes)).all()
+    check("labels", inside, f"{count} class numbers in 0..{num_classes - 1}", "others")
+    check("test", test.shape == (count,) and test.dtype == bool, f"{count} truth values", f"{test.dtype} {test.shape}")
+    check("patients", len(patients) in (0, count), f"none or {count} keys", str(len(patients)))
+    known = not isinstance(window, str) or window == "file" or window in WINDOWS
+    check("window", known, f"None, 'file', one of {sorted(WINDOWS)} or (centre, width)", repr(window))
+    check("annotator_pixels", annotator_pixels >= SMALLEST_IMAGE, f"at least {SMALLEST_IMAGE}", str(annotator_pixels))
+
+
+def _check_classes(where: str, labels: np.ndarray) -> None:
+    if (found := len(np.unique(labels))) < 2:  # a site refuses to train on such a column
+        raise FedMendError(f"{where}, column label: expected at least 2 classes, got {found}")
