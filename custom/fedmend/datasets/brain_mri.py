@@ -1,21 +1,26 @@
-"""Brain tumour MRI slices (S. Bhuvaji et al., "Brain Tumor Classification (MRI)") → sites that each annotate one tumour.
+"""Brain tumour MRI slices (S. Bhuvaji et al., "Brain Tumor Classification (MRI)") → sites that each annotate one tumour
+(FedMLP), or sites with all four diagnoses of which some are noisy (FedNoRo).
 
 The source folder holds ``labels.csv`` with the columns image, diagnosis (glioma, meningioma, pituitary, no_tumor) and split
-(train, test), and the PNG slices that it names. The three tumours become three binary labels, no_tumor is all-negative. The
-set has no patient identifiers, so slices of one patient may be at several sites and in both splits.
+(train, test), and the PNG slices that it names. As multi-label data the three tumours become three binary labels and no_tumor
+is all-negative; as single-label data the four diagnoses are the classes. The set has no patient identifiers, so slices of one patient may be at several sites and in both splits.
 """
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.data.manifest import MULTILABEL, write_card, write_table
+from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
 from fedmend.errors import FedMendError
 
 CLASSES = ("glioma", "meningioma", "pituitary")
 HEALTHY = "no_tumor"
+DIAGNOSES = (*CLASSES, HEALTHY)
 TABLE = "labels.csv"
+SOURCE = "Brain Tumor Classification (MRI), Bhuvaji et al."
 
 
 def _read(source: Path) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
@@ -28,10 +33,8 @@ def _read(source: Path) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
         reader = csv.DictReader(stream)
         for record in reader:
             where = f"brain-mri, {TABLE} row {reader.line_num}"
-            if record.get("diagnosis") not in (*CLASSES, HEALTHY):
-                raise FedMendError(
-                    f"{where}, column diagnosis: expected one of {[*CLASSES, HEALTHY]}, got another value"
-                )
+            if record.get("diagnosis") not in DIAGNOSES:
+                raise FedMendError(f"{where}, column diagnosis: expected one of {list(DIAGNOSES)}, got another value")
             if record.get("split") not in images:
                 raise FedMendError(f"{where}, column split: expected train or test, got another value")
             images[record["split"]].append(record["image"])
@@ -86,8 +89,45 @@ def prepare(
             image_root=str(Path(source).resolve()),
             modality="MR",
             provenance={
-                "source": "Brain Tumor Classification (MRI), Bhuvaji et al.",
+                "source": SOURCE,
                 "seed": seed,
                 "val_share": val_share,
             },
         )
+
+
+def prepare_single_label(
+    source: Path,
+    out: Path,
+    *,
+    protocol: NoiseProtocol,
+    soft_labels: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """All slices with their diagnosis → sites of which some are noisy; the set's own test split.
+
+    Args:
+        source: folder with ``labels.csv`` and the images.
+        out: folder for the site folders; must not hold any yet.
+        protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
+        soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: the source does not look as described, ``out`` is taken, or a site would get no samples.
+    """
+    images, labels = _read(Path(source))
+    tumours = np.concatenate([labels["train"], labels["test"]])
+    write_noisy_sites(
+        out,
+        images=images["train"] + images["test"],
+        labels=np.where(tumours.any(1), tumours.argmax(1), DIAGNOSES.index(HEALTHY)),
+        classes=DIAGNOSES,
+        image_root=Path(source),
+        test=np.arange(len(tumours)) >= len(images["train"]),
+        protocol=protocol,
+        modality="MR",
+        source_name=SOURCE,
+        soft_labels=soft_labels,
+        progress=progress,
+    )

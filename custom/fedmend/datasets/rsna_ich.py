@@ -1,4 +1,5 @@
-"""RSNA 2019 intracranial haemorrhage: the official download → site folders with missing classes (FedMLP).
+"""RSNA 2019 intracranial haemorrhage: the official download → site folders with missing classes (FedMLP), or with noisy
+labels of the slices that show exactly one subtype (FedNoRo).
 
 Download: ``stage_2_train.csv`` (rows ``ID_63eb1e259_epidural,0``) and the slices ``stage_2_train/ID_63eb1e259.dcm``.
 Reference: Flanders et al., Radiology: Artificial Intelligence 2(3):e190211, 2020.
@@ -17,6 +18,7 @@ from typing import TextIO
 import numpy as np
 
 from fedmend.data.manifest import MULTILABEL, WINDOWS, write_card, write_table
+from fedmend.datasets.noisy_sites import NoiseProtocol, hold_out, write_noisy_sites
 from fedmend.errors import FedMendError
 from fedmend.imperfections import annotated_classes
 
@@ -120,6 +122,67 @@ def prepare(
     provenance = {"source": source_name, "arguments": arguments, "counts": counts}
     _write(source, out, slices, patients, parts, annotated, stations, provenance)
     say(f"{sites} site folders written")
+
+
+def prepare_single_label(
+    source: Path,
+    out: Path,
+    *,
+    protocol: NoiseProtocol,
+    split: str = "patient",
+    test_share: float = 0.3,
+    window: str = "brain",
+    seed: int = 1037,
+    source_name: str = SOURCE,
+    soft_labels: Path | None = None,
+    processes: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """The slices with exactly one subtype (67,969 in the papers' copy of the data) → sites of which some are noisy.
+
+    Args:
+        source: folder that holds ``stage_2_train.csv`` and ``stage_2_train/``.
+        out: folder for the site folders; made when missing.
+        protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
+        split: ``patient`` keeps a patient's slices on one side of the test split; ``slice`` is the paper's 70/30 split, which
+            leaks patients.
+        test_share: share of the patients (or slices) in the test split, in (0, 1).
+        window: HU window in the card: a name of ``manifest.WINDOWS`` or ``file``.
+        seed: of the test split.
+        source_name: what the cards name as source; synthetic data says so here.
+        soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
+        processes: processes that read DICOM headers; ``None``: one per core.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: a wrong argument, a download that is incomplete or contradicts itself, or a partition that leaves a site
+            without samples.
+    """
+    if split not in ("patient", "slice"):
+        raise FedMendError(f"rsna-ich, argument split: expected 'patient' or 'slice', got {split!r}")
+    source, say = Path(source), progress or (lambda line: None)
+    slices, _ = _read_slices(source)
+    slices = slices.take(np.flatnonzero(slices.labels.sum(axis=1) == 1))
+    say(f"{len(slices.ids)} slices with exactly one subtype")
+    patients = ()
+    if split == "patient":
+        needed = {"PatientID": True, "StationName": False}
+        patients = _read_headers(source, slices, needed, processes, say)["PatientID"].tolist()
+    write_noisy_sites(
+        out,
+        images=[f"{i}.dcm" for i in slices.ids],
+        labels=slices.labels.argmax(axis=1),
+        classes=CLASSES,
+        image_root=source / FOLDER,
+        test=hold_out(patients or slices.ids, test_share, seed=seed),
+        protocol=protocol,
+        modality="CT",
+        window=window,
+        patients=patients,
+        source_name=source_name,
+        soft_labels=soft_labels,
+        progress=progress,
+    )
 
 
 def _check_arguments(out: Path, arguments: Mapping) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedmend.data.manifest import load_card, load_table
-from fedmend.datasets.brain_mri import CLASSES, prepare
+from fedmend.datasets.brain_mri import CLASSES, DIAGNOSES, prepare, prepare_single_label
+from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 
 
@@ -82,3 +83,22 @@ def test_the_real_set_has_its_published_counts(tmp_path):
     truth = np.concatenate([_tables(tmp_path / "out", s)[k].labels for s in (1, 2, 3) for k in ("truth", "test")])
     assert truth.sum(0).tolist() == [886, 823, 834]
     assert len(truth) == 2870
+
+
+def test_as_single_label_data_the_four_diagnoses_are_dealt_to_the_sites_and_the_test_split_stays(source, tmp_path):
+    protocol = NoiseProtocol(sites=2, presence=1.0, noisy_share=0.5, noise="uniform", noise_low=1.0, noise_high=1.0)
+    prepare_single_label(source, tmp_path / "out", protocol=protocol)
+    seen = {"test": [], "truth": []}
+    wrong = []
+    for s in (1, 2):
+        card = load_card(tmp_path / "out" / f"site-{s}", f"site-{s}")
+        assert card.classes == DIAGNOSES
+        tables = {k: load_table(card, f, DIAGNOSES) for k, f in {**card.splits, "truth": card.truth["train"]}.items()}
+        for split, images in seen.items():
+            for image, labels in zip(tables[split].images, tables[split].labels, strict=True):
+                images.append(int(Path(image).stem))
+                assert labels.argmax() == images[-1] % 4
+        wrong.append((tables["train"].labels != tables["truth"].labels).any())
+    assert sorted(seen["truth"]) == list(range(24))
+    assert sorted(seen["test"]) == list(range(24, 30))
+    assert sorted(wrong) == [False, True]

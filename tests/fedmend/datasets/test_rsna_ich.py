@@ -10,7 +10,8 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
 from fedmend.data.manifest import load_card, load_table
 from fedmend.datasets import rsna_ich
-from fedmend.datasets.rsna_ich import CLASSES, prepare
+from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.datasets.rsna_ich import CLASSES, prepare, prepare_single_label
 from fedmend.errors import FedMendError
 
 PATIENTS, SLICES = 36, 4
@@ -409,3 +410,44 @@ def test_images_of_another_tree_are_named_absolutely(official, tmp_path):
     prepare(official, tmp_path / "out", **BASE)
     raw = json.loads((tmp_path / "out" / "site-1" / "site.json").read_text())
     assert raw["image_root"] == str(official.resolve() / "stage_2_train")
+
+
+NOISY = NoiseProtocol(sites=2, presence=1.0, noisy_share=0.5, noise="uniform")
+
+
+def single_tables(out):
+    return {
+        (site, split): load(out, site, split) for site in ("site-1", "site-2") for split in ("train", "truth", "test")
+    }
+
+
+def test_the_single_label_subset_holds_the_slices_with_exactly_one_subtype_and_their_true_labels(own_copy, tmp_path):
+    rows = [[i, "1" if i == f"{slice_id(0, 0)}_subdural" else v] for i, v in table_rows()]  # now has two subtypes
+    write_rows(own_copy, rows)
+    prepare_single_label(own_copy, tmp_path / "out", protocol=NOISY)
+    tables = single_tables(tmp_path / "out")
+    images = [i for (_, split), t in tables.items() if split != "train" for i in t.images]
+    expected = [f"{slice_id(p, k)}.dcm" for p in range(PATIENTS) for k in range(SLICES) if sum(label(p, k)) == 1]
+    assert sorted(images) == sorted(set(expected) - {f"{slice_id(0, 0)}.dcm"})
+    for (_, split), table in tables.items():
+        if split != "train":
+            assert table.labels.tolist() == [label(int(i[3:7], 16), int(i[7:12], 16)) for i in table.images]
+    card = load_card(tmp_path / "out" / "site-1", "site-1")
+    assert (card.task, card.window, card.modality) == ("singlelabel", (40.0, 80.0), "CT")
+    assert all((card.image_root / i).is_file() for i in tables["site-1", "test"].images)
+
+
+@pytest.mark.parametrize("split", ["patient", "slice"])
+def test_the_single_label_test_split_leaks_patients_only_when_it_is_cut_by_slice(official, tmp_path, split):
+    prepare_single_label(official, tmp_path / "out", protocol=NOISY, split=split, test_share=0.5)
+    tables = single_tables(tmp_path / "out")
+    train = set().union(*(patients_of(t) for (_, s), t in tables.items() if s == "train"))
+    test = set().union(*(patients_of(t) for (_, s), t in tables.items() if s == "test"))
+    assert bool(train & test) == (split == "slice")
+    with_patients = tables["site-1", "train"].patients
+    assert all(with_patients) if split == "patient" else not any(with_patients)
+
+
+def test_an_unknown_split_of_the_single_label_subset_is_refused(official, tmp_path):
+    with refused("rsna-ich, argument split: expected 'patient' or 'slice', got 'site'"):
+        prepare_single_label(official, tmp_path / "out", protocol=NOISY, split="site")
