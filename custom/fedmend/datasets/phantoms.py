@@ -110,19 +110,19 @@ def _names(slices: int, seed: int) -> list[str]:
 
 
 # ---- the head --------------------------------------------------------------------------------------------------------
-def _below(x: np.ndarray, limit, width: float) -> np.ndarray:
+def below(x: np.ndarray, limit, width: float) -> np.ndarray:
     """1 where x < limit, 0 where x > limit, a ramp of the given width between."""
     return np.clip((limit - x) / width + 0.5, 0.0, 1.0)
 
 
-def _capsule(u, v, start, end) -> np.ndarray:
+def capsule(u, v, start, end) -> np.ndarray:
     """Distance of every pixel to a line segment."""
     du, dv = end[0] - start[0], end[1] - start[1]
     along = np.clip(((u - start[0]) * du + (v - start[1]) * dv) / (du * du + dv * dv), 0.0, 1.0)
     return np.hypot(u - start[0] - along * du, v - start[1] - along * dv)
 
 
-def _smooth_noise(rng: np.random.Generator, size: int, sigma: float) -> np.ndarray:
+def smooth_noise(rng: np.random.Generator, size: int, sigma: float) -> np.ndarray:
     field = gaussian_filter(rng.standard_normal((size, size)).astype(np.float32), sigma * size, mode="wrap")
     return field / field.std()
 
@@ -130,12 +130,12 @@ def _smooth_noise(rng: np.random.Generator, size: int, sigma: float) -> np.ndarr
 def _ventricle_distance(u, v, level: float, width: float) -> np.ndarray:
     """Distance to the ventricles' surface, negative inside: fourth, third and lateral ventricles by level."""
     if level < 0.22:
-        return _capsule(u, v, (0.0, 0.42), (0.0, 0.5)) - 0.9 * width
+        return capsule(u, v, (0.0, 0.42), (0.0, 0.5)) - 0.9 * width
     up = np.clip((level - 0.35) / 0.3, 0.0, 1.0)  # horns below, bodies above
     side = np.abs(u)
-    front = _capsule(side, v, (0.06 + 0.05 * up, -0.05), (0.15 + 0.02 * up, -0.36 + 0.08 * up)) - width
-    back = _capsule(side, v, (0.1 + 0.02 * up, 0.0), (0.3 - 0.1 * up, 0.46 - 0.1 * up)) - width * (1.1 - 0.2 * up)
-    third = _capsule(u, v, (0.0, -0.02), (0.0, 0.16)) - 0.4 * width * (1.0 - up)
+    front = capsule(side, v, (0.06 + 0.05 * up, -0.05), (0.15 + 0.02 * up, -0.36 + 0.08 * up)) - width
+    back = capsule(side, v, (0.1 + 0.02 * up, 0.0), (0.3 - 0.1 * up, 0.46 - 0.1 * up)) - width * (1.1 - 0.2 * up)
+    third = capsule(u, v, (0.0, -0.02), (0.0, 0.16)) - 0.4 * width * (1.0 - up)
     closing = 1.5 * width * max(0.0, level - 0.8) / 0.2
     return np.minimum(np.minimum(front, back), third) + closing
 
@@ -143,14 +143,14 @@ def _ventricle_distance(u, v, level: float, width: float) -> np.ndarray:
 def _sulci(u, v, q, level: float, fine: np.ndarray, width: float) -> np.ndarray:
     """CSF spaces outside the ventricles, 0..1: sulci, fissures and, low down, the basal cisterns."""
     gyri = np.clip(1.35 - np.abs(fine) / width, 0.0, 1.0) * np.clip((q - 0.62) / 0.1, 0.0, 1.0)
-    midline = _below(np.abs(u + 0.015 * fine), 0.03, 0.04) * np.clip((np.abs(v) - 0.5 + 0.4 * level) / 0.1, 0.0, 1.0)
+    midline = below(np.abs(u + 0.015 * fine), 0.03, 0.04) * np.clip((np.abs(v) - 0.5 + 0.4 * level) / 0.1, 0.0, 1.0)
     spaces = np.maximum(gyri, midline)
     if level < 0.65:
-        sylvian = _capsule(np.abs(u), v, (0.92, -0.12), (0.5, 0.02)) + 0.01 * fine
-        spaces = np.maximum(spaces, _below(sylvian, 0.05 * (1 - 0.6 * level), 0.05))
+        sylvian = capsule(np.abs(u), v, (0.92, -0.12), (0.5, 0.02)) + 0.01 * fine
+        spaces = np.maximum(spaces, below(sylvian, 0.05 * (1 - 0.6 * level), 0.05))
     if level < 0.32:
         cistern = np.abs(np.hypot(u, (v - 0.08) * 1.2) - 0.2 + 0.015 * fine)
-        spaces = np.maximum(spaces, _below(cistern, 0.045, 0.05))
+        spaces = np.maximum(spaces, below(cistern, 0.045, 0.05))
     return spaces
 
 
@@ -179,15 +179,15 @@ def _head(rng: np.random.Generator, level: float, zoom: float, size: int, noise:
     coarse = np.cos(tilt) * noise[2] + np.sin(tilt) * noise[3]
     white = np.clip((0.78 - q + 0.06 * fine + 0.04 * coarse) / 0.1, 0.0, 1.0)
     hu = np.full((size, size), -1000.0, dtype=np.float32)
-    hu += _below(q, 1 / inner, edge) * (1000.0 + rng.uniform(-20, 30))
-    bone = _below(q, (1 - scalp) / inner, edge) * (1 + 0.12 * noise[0])
+    hu += below(q, 1 / inner, edge) * (1000.0 + rng.uniform(-20, 30))
+    bone = below(q, (1 - scalp) / inner, edge) * (1 + 0.12 * noise[0])
     hu += bone * (rng.uniform(850, 1150) - hu)
-    brain = _below(q, 1.0, edge)
+    brain = below(q, 1.0, edge)
     hu += brain * (grey - contrast * white + drift * coarse - hu)
-    ventricles = _below(_ventricle_distance(u, v, level, ventricle) + 0.008 * coarse, 0.0, edge)
+    ventricles = below(_ventricle_distance(u, v, level, ventricle) + 0.008 * coarse, 0.0, edge)
     sulci = _sulci(u, v, q, level, fine, atrophy) * (1 - ventricles)
     out = _Slice(level, u, v, q, angle, brain, ventricles, sulci, coarse, edge, hu)
-    out.paint(np.maximum(0.7 * sulci, _below(np.abs(q - 1), 0.02, edge)), 12.0)
+    out.paint(np.maximum(0.7 * sulci, below(np.abs(q - 1), 0.02, edge)), 12.0)
     out.paint(ventricles, 7.0)
     return out
 
@@ -198,22 +198,22 @@ def _distract(s: _Slice, rng: np.random.Generator) -> None:
     spots, sizes, heights = rng.uniform(-0.6, 0.6, (3, 2)), rng.uniform(0.02, 0.045, 3), rng.uniform(0.1, 0.9, 3)
     bright, arc, depth = rng.uniform(55, 68, 3), rng.uniform(-np.pi, np.pi), rng.uniform(0.025, 0.06)
     if has[0] and 0.3 < s.level < 0.7:  # calcified choroid plexus, both sides
-        s.paint(_below(_capsule(np.abs(s.u), s.v, (0.2, 0.3), (0.22, 0.34)), sizes[0], s.edge), 160.0)
+        s.paint(below(capsule(np.abs(s.u), s.v, (0.2, 0.3), (0.22, 0.34)), sizes[0], s.edge), 160.0)
     if has[1]:  # calcified spots in the parenchyma
         for (u, v), radius, height in zip(spots, sizes, heights, strict=True):
             if abs(height - s.level) < 0.12:
-                s.paint(_below(np.hypot(s.u - u, s.v - v), radius, s.edge), 140.0)
+                s.paint(below(np.hypot(s.u - u, s.v - v), radius, s.edge), 140.0)
     if has[2] and s.level > 0.3:  # dense falx
-        s.paint(_below(np.abs(s.u), 0.012, s.edge) * (np.abs(s.v) > 0.45), bright[0])
+        s.paint(below(np.abs(s.u), 0.012, s.edge) * (np.abs(s.v) > 0.45), bright[0])
     if has[3]:  # venous sinus at the back
-        s.paint(_below(np.hypot(s.u * 1.2, s.v - 0.97), 0.07, s.edge), bright[1])
+        s.paint(below(np.hypot(s.u * 1.2, s.v - 0.97), 0.07, s.edge), bright[1])
     if has[4] and s.level > 0.55:  # skull partly in the slice
         near = np.exp(-((np.angle(np.exp(1j * (s.angle - arc))) / 0.9) ** 2))
-        s.paint(_below(1 - s.q, depth * near, s.edge), bright[2])
+        s.paint(below(1 - s.q, depth * near, s.edge), bright[2])
     if has[5] and s.level < 0.3:  # beam hardening between the petrous bones
         s.hu += s.brain * 10 * np.sin(14 * s.v + arc) * np.exp(-(((s.v - 0.2) / 0.25) ** 2))
     if has[6] and abs(s.level - heights[0]) < 0.25:  # old infarct
-        s.paint(_below(np.hypot(s.u - spots[0, 0], s.v - spots[0, 1]), 0.16 + 0.03 * s.coarse, 0.05), 16.0)
+        s.paint(below(np.hypot(s.u - spots[0, 0], s.v - spots[0, 1]), 0.16 + 0.03 * s.coarse, 0.05), 16.0)
 
 
 # ---- haemorrhage -----------------------------------------------------------------------------------------------------
@@ -227,14 +227,14 @@ def _epidural(s: _Slice, rng: np.random.Generator, grow: float) -> None:
     centre = rng.choice([0.0, np.pi]) + rng.uniform(-1.0, 1.0)
     arc, depth, blood = rng.uniform(0.42, 0.66) * grow**0.5, rng.uniform(0.28, 0.46) * grow, rng.uniform(66, 80)
     lens = depth * (1 - (_offset(s, centre) / arc) ** 2)
-    s.paint(_below(1 - s.q, lens, 1.5 * s.edge), blood)
+    s.paint(below(1 - s.q, lens, 1.5 * s.edge), blood)
 
 
 def _subdural(s: _Slice, rng: np.random.Generator, grow: float) -> None:
     centre = rng.choice([0.0, np.pi]) + rng.uniform(-0.3, 0.3)
     arc, depth, blood = rng.uniform(0.9, 1.35), rng.uniform(0.1, 0.19) * grow, rng.uniform(58, 76)
     crescent = depth * np.sqrt(np.clip(1 - (_offset(s, centre) / arc) ** 4, 0.0, 1.0)) * (1 + 0.12 * s.coarse)
-    s.paint(_below(1 - s.q, crescent, 1.5 * s.edge) * (crescent > 0), blood)
+    s.paint(below(1 - s.q, crescent, 1.5 * s.edge) * (crescent > 0), blood)
 
 
 def _subarachnoid(s: _Slice, rng: np.random.Generator, grow: float) -> None:
@@ -250,14 +250,14 @@ def _intraparenchymal(s: _Slice, rng: np.random.Generator, grow: float) -> None:
     blood, oedema = rng.uniform(60, 78), rng.random() < 0.5
     far = np.hypot((s.u * side - centre[0]) * squeeze, (s.v - centre[1]) / squeeze) - 0.25 * radius * s.coarse
     if oedema:
-        s.paint(_below(far, 1.4 * radius, 2 * s.edge), 21.0)
-    s.paint(_below(far, radius, 2 * s.edge), blood)
+        s.paint(below(far, 1.4 * radius, 2 * s.edge), 21.0)
+    s.paint(below(far, radius, 2 * s.edge), blood)
 
 
 def _intraventricular(s: _Slice, rng: np.random.Generator, grow: float) -> None:
     cast, side, blood = rng.random() < 0.3, rng.choice([-1, 1]), rng.uniform(58, 75)
     level = rng.uniform(0.0, 0.3) + 0.1 * (1 - grow)
-    filled = _below(-s.u * side, 0.06, s.edge) if cast else _below(level - s.v, 0.0, 2 * s.edge)
+    filled = below(-s.u * side, 0.06, s.edge) if cast else below(level - s.v, 0.0, 2 * s.edge)
     s.paint(s.ventricle * filled, blood)
 
 
@@ -289,7 +289,7 @@ def _render(patient: _Patient, seed: int, size: int) -> np.ndarray:
     scanner = _scanner(patient, seed)
     blur = scanner.blur * size / 128
     texture = np.random.default_rng([*key, 0])
-    fields = [_smooth_noise(texture, size, sigma) for sigma in (0.022, 0.022, 0.07, 0.07)]
+    fields = [smooth_noise(texture, size, sigma) for sigma in (0.022, 0.022, 0.07, 0.07)]
     out = np.empty((len(patient.labels), size, size), dtype=np.float32)
     for k, labels in enumerate(patient.labels):
         s = _head(np.random.default_rng([*key, 1]), _level(patient, k), scanner.zoom, size, fields)

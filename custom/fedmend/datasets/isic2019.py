@@ -1,0 +1,170 @@
+"""ISIC 2019, dermoscopy with eight diagnoses: the official training download → sites of which some label wrongly (FedNoRo).
+
+Download: ``ISIC_2019_Training_Input/ISIC_0000000.jpg``, ``ISIC_2019_Training_GroundTruth.csv`` (image and one column per
+class, one of them 1.0) and ``ISIC_2019_Training_Metadata.csv`` (of its columns, image and lesion_id are read).
+References: Tschandl et al., Scientific Data 5:180161, 2018; Codella et al., ISBI 2018; Hernández-Pérez et al., Scientific
+Data 11:641, 2024.
+"""
+
+import csv
+import os
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.datasets.noisy_sites import NoiseProtocol, hold_out, write_noisy_sites
+from fedmend.errors import FedMendError
+
+CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+UNKNOWN = "UNK"
+SOURCE = "ISIC 2019 challenge, training set"
+TABLE, METADATA = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata.csv"
+FOLDER = "ISIC_2019_Training_Input"
+
+_VALUES = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
+
+
+@dataclass(frozen=True)
+class Isic2019:
+    """N pictures, sorted by image id.
+
+    Attributes:
+        images: N paths relative to the download, such as ``ISIC_2019_Training_Input/ISIC_0000000.jpg``.
+        labels: (N,) int64, indices into ``CLASSES``.
+        test: (N,) bool, True in the test split.
+        lesions: N lesion ids; a picture that has none is a lesion of its own and gets its image id.
+        unknown: number of pictures left out because they are UNK.
+    """
+
+    images: tuple[str, ...]
+    labels: np.ndarray
+    test: np.ndarray
+    lesions: tuple[str, ...]
+    unknown: int
+
+
+def read(source: Path, *, test_share: float = 0.3, split: str = "lesion", seed: int = 1037) -> Isic2019:
+    """Reads the official download and splits it into training and test; the order of rows does not matter.
+
+    Args:
+        source: folder that holds the two tables and the folder of pictures.
+        test_share: share of the lesions (or pictures) in the test split, in (0, 1).
+        split: ``lesion`` keeps the pictures of a lesion on one side; ``image`` splits picture by picture, as the paper
+            does (70/30), so that lesions are on both sides.
+        seed: seed of the split, 0 or more.
+
+    Raises:
+        FedMendError: a wrong argument, a download that is incomplete or contradicts itself, or fewer than two lesions.
+    """
+    source = Path(source)
+    if split not in ("lesion", "image"):
+        raise FedMendError(f"isic2019, argument split: expected 'lesion' or 'image', got {split!r}")
+    for name, found in ((TABLE, Path.is_file), (METADATA, Path.is_file), (FOLDER, Path.is_dir)):
+        if not found(source / name):
+            raise FedMendError(f"isic2019, argument source: expected {name} in it, not found")
+    lesion_of = _read_lesions(source)
+    labels, unknown = _read_labels(source, lesion_of.keys())
+    ids = sorted(labels)
+    lesions = tuple(lesion_of[i] or i for i in ids)
+    return Isic2019(
+        images=tuple(f"{FOLDER}/{i}.jpg" for i in ids),
+        labels=np.array([labels[i] for i in ids], dtype=np.int64),
+        test=hold_out(lesions if split == "lesion" else ids, test_share, seed=seed),
+        lesions=lesions,
+        unknown=unknown,
+    )
+
+
+def _read_lesions(source: Path) -> dict[str, str]:
+    """Image id → lesion id, blank where there is none."""
+    lesions: dict[str, str] = {}
+    with open(source / METADATA, newline="", encoding="utf-8-sig") as stream:
+        reader = csv.DictReader(stream)
+        if not {"image", "lesion_id"} <= set(reader.fieldnames or ()):
+            raise FedMendError(f"{METADATA} row 1: expected a header with image and lesion_id, got another one")
+        for record in reader:
+            lesion = (record["lesion_id"] or "").strip()
+            if lesions.setdefault(record["image"], lesion) != lesion:
+                where = f"{METADATA} row {reader.line_num}"
+                raise FedMendError(f"{where}: expected the lesion_id that an earlier row gives, got another one")
+    return lesions
+
+
+def _read_labels(source: Path, known: Set[str]) -> tuple[dict[str, int], int]:
+    """Image id → index into CLASSES for the pictures with a class, and the number of those without."""
+    files = {entry.name for entry in os.scandir(source / FOLDER)}
+    labels: dict[str, int] = {}
+    with open(source / TABLE, newline="", encoding="utf-8-sig") as stream:
+        reader = csv.reader(stream)
+        if next(reader, None) != ["image", *CLASSES, UNKNOWN]:
+            raise FedMendError(
+                f"{TABLE} row 1: expected the header image,{','.join(CLASSES)},{UNKNOWN}, got another one"
+            )
+        for fields in reader:
+            where = f"{TABLE} row {reader.line_num}"
+            values = [_VALUES.get(v) for v in fields[1:]]
+            if sorted(values, key=str) != [0] * len(CLASSES) + [1]:
+                raise FedMendError(f"{where}: expected 1.0 in one column and 0.0 in the others, got another form")
+            image, label = fields[0], values.index(1)
+            if f"{image}.jpg" not in files:
+                raise FedMendError(f"{where}: expected the picture of this row in {FOLDER}, not found")
+            if image not in known:
+                raise FedMendError(f"{where}: expected a row for this picture in {METADATA}, found none")
+            if labels.setdefault(image, label) != label:
+                raise FedMendError(f"{where}: expected the class that an earlier row gives, got another one")
+    classified = {image: label for image, label in labels.items() if label < len(CLASSES)}
+    return classified, len(labels) - len(classified)
+
+
+def prepare(
+    source: Path,
+    out: Path,
+    *,
+    protocol: NoiseProtocol,
+    test_share: float = 0.3,
+    split: str = "lesion",
+    seed: int = 1037,
+    source_name: str = SOURCE,
+    soft_labels: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Turns the official download into site folders of which some have noisy labels; the pictures stay where they are.
+
+    Args:
+        source: folder of the download.
+        out: folder for the site folders; made when missing.
+        protocol: how pictures are dealt to sites and labels made noisy; the paper has 20 sites, ``alpha=1.5`` and
+            ``presence=0.99`` (Sec. 3.1, Wu et al., IJCAI 2023).
+        test_share: see :func:`read`.
+        split: see :func:`read`.
+        seed: see :func:`read`.
+        source_name: what the cards name as source; synthetic data says so here.
+        soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: as :func:`read` and :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
+    """
+    data = read(source, test_share=test_share, split=split, seed=seed)
+    if progress:
+        progress(
+            f"{len(data.images)} pictures of {len(set(data.lesions))} lesions, {data.test.sum()} of them for the test; "
+            f"{data.unknown} of class {UNKNOWN} left out"
+        )
+    write_noisy_sites(
+        out,
+        images=data.images,
+        labels=data.labels,
+        classes=CLASSES,
+        image_root=source,
+        test=data.test,
+        protocol=protocol,
+        modality="dermoscopy",
+        color=True,
+        patients=data.lesions,
+        source_name=source_name,
+        soft_labels=soft_labels,
+        progress=progress,
+    )

@@ -1,0 +1,189 @@
+import csv
+from collections import Counter
+
+import numpy as np
+import pytest
+from factories import refused
+from PIL import Image
+
+from fedmend.datasets import dermoscopy_phantom as phantom
+from fedmend.datasets.dermoscopy_phantom import ISIC2019_COUNTS, write_isic2019
+
+IMAGES = 200
+FOLDER, TRUTH, METADATA = (f"ISIC_2019_Training_{name}" for name in ("Input", "GroundTruth.csv", "Metadata.csv"))
+# 4 % of 200 for the four that are rarer; the rest of MEL, BCC and BKL by official share; NV what remains.
+COUNTS = {"MEL": 33, "NV": 92, "BCC": 24, "AK": 8, "BKL": 19, "DF": 8, "VASC": 8, "SCC": 8}
+
+
+@pytest.fixture(scope="module")
+def download(tmp_path_factory):
+    out = tmp_path_factory.mktemp("isic")
+    write_isic2019(out, images=IMAGES, seed=3, size=32, processes=1)
+    return out
+
+
+def rows(file):
+    with open(file, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def class_of(row):
+    return next(c for c in ISIC2019_COUNTS if row[c] == "1.0")
+
+
+def contents(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def drawn(name, typical=1.0, seed=0, size=64):
+    """A lesion on its skin without hair: rgb (96, 96, 3), and q = distance from the centre, both as a canvas has them."""
+    rng = np.random.default_rng(seed)
+    s = phantom._skin(rng, size)
+    phantom._DRAW[name](s, rng, typical)
+    return s.rgb, np.hypot(s.u, s.v)
+
+
+def several(measure, name, **kwargs):
+    return float(np.mean([measure(*drawn(name, seed=seed, **kwargs)) for seed in range(12)]))
+
+
+def centre_over_rim(rgb, q):
+    return rgb[q < 0.1].mean() / rgb[(q > 0.3) & (q < 0.45)].mean()
+
+
+def asymmetry(rgb, q):
+    """How much a lesion changes when it is turned half round."""
+    return np.abs(rgb - rgb[::-1, ::-1])[q < 0.8].mean()
+
+
+def ratio(first, second):
+    """Measures how much more of one colour than of another comes back from the middle."""
+    return lambda rgb, q: (rgb[q < 0.3][:, first] / rgb[q < 0.3][:, second]).mean()
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
+    for processes in (1, 2):
+        write_isic2019(tmp_path / str(processes), images=25, seed=1, size=32, processes=processes)
+    one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
+    assert len(one) == 27
+    assert one == two
+
+
+def test_another_seed_gives_other_ids_and_pictures(tmp_path, download):
+    write_isic2019(tmp_path, images=25, seed=4, size=32, processes=1)
+    ours, others = ({p.name: p.read_bytes() for p in (d / FOLDER).iterdir()} for d in (download, tmp_path))
+    assert not ours.keys() & others.keys()
+    assert not set(ours.values()) & set(others.values())
+
+
+def test_the_tables_have_the_official_form_and_one_row_for_each_picture(download):
+    truth, metadata = rows(download / TRUTH), rows(download / METADATA)
+    assert list(truth[0]) == ["image", "MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK"]
+    assert list(metadata[0]) == ["image", "age_approx", "anatom_site_general", "lesion_id", "sex"]
+    files = sorted(p.stem for p in (download / FOLDER).iterdir())
+    assert [r["image"] for r in truth] == [r["image"] for r in metadata] == files
+    assert all(len(f) == 12 and f.startswith("ISIC_") and f[5:].isdecimal() for f in files)
+    for row in truth:
+        assert sorted(list(row.values())[1:]) == ["0.0"] * 8 + ["1.0"]
+        assert row["UNK"] == "0.0"
+
+
+def test_a_picture_is_a_small_rgb_jpeg_that_says_what_it_is(download):
+    for path in (download / FOLDER).iterdir():
+        with Image.open(path) as picture:
+            assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", (32, 32))
+            assert picture.info["comment"] == b"synthetic phantom"
+
+
+def test_each_class_has_its_official_share_but_at_least_the_floor(download):
+    assert Counter(map(class_of, rows(download / TRUTH))) == COUNTS
+
+
+def test_the_pictures_of_a_lesion_have_one_class_and_some_lesions_no_id(download):
+    classes = {r["image"]: class_of(r) for r in rows(download / TRUTH)}
+    lesions = {}
+    for row in rows(download / METADATA):
+        lesions.setdefault(row["lesion_id"], []).append(classes[row["image"]])
+    assert 3 <= len(lesions.pop("")) <= 30
+    assert {len(v) for v in lesions.values()} == {1, 2, 3}
+    assert all(len(set(v)) == 1 for v in lesions.values())
+
+
+def test_the_lesions_of_each_class_are_spread_evenly_over_the_cameras():
+    cameras = 3
+    for name in ISIC2019_COUNTS:
+        lesions = [x for x in phantom._plan(400, ISIC2019_COUNTS, 0) if x.name == name]
+        counts = np.bincount([x.index % cameras for x in lesions], minlength=cameras)
+        assert np.ptp(counts) <= 1
+
+
+def test_cameras_differ_in_colour_and_the_pictures_of_a_lesion_in_pose():
+    rgb = drawn("NV")[0]
+
+    def shot(camera, pose):
+        generators = np.random.default_rng([0, 2, camera]), np.random.default_rng(pose)
+        return phantom._photograph(rgb, *generators, 64).astype(float)
+
+    centre = np.array([shot(camera, 0)[24:40, 24:40].mean(axis=(0, 1)) for camera in range(6)])
+    casts = centre / centre.sum(axis=1, keepdims=True)
+    assert (np.ptp(casts, axis=0) > 0.01).all()
+    one, two = shot(0, 0), shot(0, 1)
+    assert np.abs(one - two).mean() > 3
+    np.testing.assert_allclose(one.mean(), two.mean(), rtol=0.15)
+
+
+def test_a_melanoma_is_less_symmetric_than_a_nevus():
+    assert several(asymmetry, "MEL") > 1.4 * several(asymmetry, "NV")
+
+
+@pytest.mark.parametrize("name", ["DF", "SCC"])
+def test_the_centre_is_paler_than_the_rim_where_there_is_a_scar_or_keratin(name):
+    assert several(centre_over_rim, name) > 1.15
+    assert several(centre_over_rim, name, typical=0.0) < 1.1
+
+
+@pytest.mark.parametrize("name", ["MEL", "NV", "BKL"])
+def test_pigmented_lesions_are_darkest_inside(name):
+    assert several(centre_over_rim, name) < 1.1
+
+
+def test_a_vascular_lesion_is_the_reddest():
+    red = {name: several(ratio(0, 1), name) for name in ISIC2019_COUNTS}
+    assert max(red, key=red.__getitem__) == "VASC"
+
+
+def test_pink_lesions_swallow_green_as_blood_does_and_brown_ones_blue_as_melanin_does():
+    green = {name: several(ratio(1, 2), name, typical=0.0) for name in ISIC2019_COUNTS}
+    assert max(green[name] for name in ("BCC", "AK", "VASC", "SCC")) < min(green[name] for name in ("MEL", "NV", "BKL"))
+
+
+def test_a_basal_cell_carcinoma_has_blue_grey_nests_and_no_nevus_has():
+    def blue(rgb, q):
+        inside = rgb[q < 0.7]
+        return (inside[:, 2] > inside[:, 0]).mean()
+
+    assert several(blue, "BCC") > 0.003
+    assert several(blue, "NV") == 0
+
+
+def test_a_keratosis_has_a_sharp_border_and_an_actinic_keratosis_below_its_scale_has_none():
+    def steepest(rgb, q):
+        return np.percentile(np.hypot(*np.gradient(rgb.mean(axis=2))), 99)
+
+    assert several(steepest, "BKL") > 2 * several(steepest, "AK", typical=0.0)
+
+
+def test_a_share_of_lesions_is_drawn_as_what_it_is_taken_for(monkeypatch):
+    def draw(name):
+        return phantom._draw(phantom._Lesion(5, name, ("a",)), 0, 32)
+
+    monkeypatch.setattr(phantom, "LOOK_ALIKE_SHARE", 0)
+    assert (draw("BKL") != draw("DF")).any()
+    monkeypatch.setattr(phantom, "LOOK_ALIKE_SHARE", 1)
+    assert (draw("BKL") == draw("DF")).all()  # both as a nevus
+
+
+@pytest.mark.parametrize(("argument", "least"), [("images", 25), ("seed", 0), ("size", 32), ("cameras", 1)])
+def test_an_argument_below_its_least_value_is_refused(tmp_path, argument, least):
+    with refused(f"phantom, argument {argument}: expected at least {least}, got {least - 1}"):
+        write_isic2019(tmp_path, **{"images": 25, argument: least - 1})
