@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 WIDTH, PANEL_HEIGHT, MAX_COLUMNS = 9.0, 1.05, 6  # inches, inches, panels in a row
 INK, MUTED, RULE, WARMUP = "#1f2933", "#5b6770", "#d5dbe1", "#eef1f4"
@@ -15,11 +16,12 @@ STYLES: Mapping[str, dict] = {
     "reference": {"color": "#a3adb6", "lw": 1.2, "zorder": 3},
     "positive": {"color": "#b84a00", "lw": 1.8, "zorder": 5},
     "negative": {"color": "#0072b2", "lw": 1.8, "ls": (0, (4, 1.5)), "zorder": 4},
+    "noisy": {"color": "#b84a00", "lw": 1.8, "ls": (0, (4, 1.5)), "zorder": 5},
     "site positive": {"color": "#b84a00", "lw": 0.7, "alpha": 0.5, "zorder": 3},
     "site negative": {"color": "#0072b2", "lw": 0.7, "alpha": 0.5, "ls": (0, (4, 1.5)), "zorder": 2},
 }
 BEST = {"ls": "", "marker": "o", "ms": 5, "mfc": "white", "mec": "#0072b2", "mew": 1.4}
-LABELLED = ("main", "positive", "negative")  # lines that carry their last value
+LABELLED = ("main", "positive", "negative", "noisy")  # lines that carry their last value
 STACK = (("positive", "#b84a00"), ("negative", "#4c9fcf"), ("untagged", "#c9d1d8"))
 RC = {
     "svg.fonttype": "none",
@@ -41,6 +43,24 @@ RC = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
+
+
+class Metric(NamedTuple):
+    """A metric of ``metrics.jsonl`` and its words.
+
+    Attributes:
+        macro: key of its mean over classes (or of the one value for all samples), "" where there is none.
+        per_class: key of its values per class, "" where there are none.
+        word: of the mean.
+        column: word of the values per class.
+        curve: word of both together.
+    """
+
+    macro: str
+    per_class: str
+    word: str
+    column: str
+    curve: str
 
 
 @dataclass(frozen=True)
@@ -237,49 +257,64 @@ def _inline(svg: str, key: str, alt: str) -> str:
 def metric_figure(
     evaluations: Sequence[Mapping],
     classes: Sequence[str],
-    metric: tuple[str, str, str],
+    metric: Metric,
     *,
     last_round: int,
     warmup: int,
     best: int | None,
     phantom: bool,
 ) -> str:
-    """One panel for the macro value of a metric over rounds and one for each class.
+    """One panel for the macro value of a metric over rounds and one for each class, as far as the metric has them.
 
     Args:
         evaluations: records of ``metrics.jsonl`` for one split, in the order of rounds; at least one.
         classes: C class names.
-        metric: key of the macro value, key of the per-class values, word for people.
+        metric: what to draw.
         last_round, warmup, best, phantom: as in :func:`grid_figure`.
     """
-    macro_key, class_key, word = metric
     rounds = [m["round"] for m in evaluations]
-    series = [[m["macro"].get(macro_key) for m in evaluations]]
-    series += [
-        [m["per_class"].get(class_key, [None] * len(classes))[i] for m in evaluations] for i in range(len(classes))
-    ]
-    chance = [0.5] * len(series)
-    if class_key == "ap":
-        chance = _prevalences(evaluations[-1], len(classes))
-    panels, story = [], []
-    for i, (title, values) in enumerate(zip(["macro", *classes], series, strict=True)):
+    mean = [m["macro"].get(metric.macro) for m in evaluations]
+    panels, story, drawn = [], [], []
+    for i, title in enumerate(["macro" if metric.per_class else "all samples", *classes]):
+        if not (metric.per_class if i else metric.macro):
+            continue
+        values = (
+            [m["per_class"].get(metric.per_class, [None] * len(classes))[i - 1] for m in evaluations] if i else mean
+        )
         known = [v for v in values if v is not None]
-        lines = [Line(rounds, values)] + ([Line(rounds, series[0], "reference")] if i else [])
-        panels.append(Panel(title, lines, chance[i]) if known else Panel(title, note="n/a:\none label value only"))
+        lines = [Line(rounds, values)] + ([Line(rounds, mean, "reference")] if i and metric.macro else [])
+        chance = _guessing(metric, evaluations[-1], len(classes))[i]
+        missing = "no sample" if "confusion" in evaluations[-1] else "one label value only"
+        panels.append(Panel(title, lines, chance) if known else Panel(title, note=f"n/a:\n{missing}"))
         story.append(f"{title} from {known[0]:.2f} to {known[-1]:.2f}" if known else f"{title} not measured")
-    lowest = min((v for values in series for v in values if v is not None), default=0.0)
+        drawn += known
+    legend = {"main": metric.curve}
+    if metric.macro and metric.per_class:
+        legend["reference"] = "macro"
+    if any(panel.chance is not None for panel in panels):
+        legend["chance"] = "guessing"
+    from_zero = metric.per_class == "ap" or "confusion" in evaluations[-1]
     return grid_figure(
-        f"{macro_key}-curves",
+        f"{metric.macro or metric.per_class}-curves",
         panels,
-        alt=f"{word} over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
-        ylim=(0.0 if class_key == "ap" else min(0.4, int(lowest * 10) / 10), 1.0),
+        alt=f"{metric.curve} over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
+        ylim=(0.0 if from_zero else min(0.4, int(min(drawn, default=0.0) * 10) / 10), 1.0),
         last_round=last_round,
-        legend={"main": word, "reference": "macro", "chance": "guessing"},
+        legend=legend,
         xlabel="training rounds that the model has seen",
         warmup=warmup,
         best=best if best in rounds else None,
         phantom=phantom,
     )
+
+
+def _guessing(metric: Metric, evaluation: Mapping, width: int) -> list[float | None]:
+    """What a model that guesses reaches: macro, then each class; ``None`` where that depends on how it guesses."""
+    if metric.per_class == "ap":
+        return _prevalences(evaluation, width)
+    if "confusion" in evaluation:
+        return [1 / width if metric.per_class == "recall" else None] * (width + 1)
+    return [0.5] * (width + 1)
 
 
 def _prevalences(evaluation: Mapping, width: int) -> list[float | None]:
@@ -288,105 +323,3 @@ def _prevalences(evaluation: Mapping, width: int) -> list[float | None]:
     shares = [p / (p + n) if p and n else None for p, n in counts]
     known = [s for s in shares if s is not None]
     return [sum(known) / len(known) if known else None, *shares]
-
-
-def count_figure(
-    key: str, site: str, repairs: Sequence[Mapping], classes: Sequence[str], annotated: Sequence[str], **frame
-) -> str:
-    """One panel per class with the pseudo-labels of one site over rounds, stacked.
-
-    Args:
-        key: unique in the page.
-        site: the site's name.
-        repairs: records of ``repairs.jsonl`` of this site, in the order of rounds; at least one.
-        classes: all class names.
-        annotated: the classes that the site annotates.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
-    """
-    names = [name for name, _ in STACK]
-    panels, story = [], []
-    for name in classes:
-        records = [r for r in repairs if r["class"] == name]
-        if not records:
-            panels.append(Panel(name, note="annotated here" if name in annotated else "none"))
-            continue
-        last = records[-1]
-        stack = ([r["round"] for r in records], [[r[kind] for r in records] for kind in names])
-        panels.append(Panel(name, stack=stack, subtitle=f"{last['positive']:,} pos, {last['negative']:,} neg"))
-        story.append(f"{name} {last['positive']} positive, {last['negative']} negative, {last['untagged']} untagged")
-    return grid_figure(
-        key,
-        panels,
-        alt=f"Pseudo-labels of {site} over rounds, at the end: {'; '.join(story)}.",
-        ylim=(0, max(1, *(sum(r[kind] for kind in names) for r in repairs))),
-        legend={"positive": "pseudo-label positive", "negative": "pseudo-label negative", "untagged": "no label yet"},
-        xlabel="round",
-        **frame,
-    )
-
-
-def precision_figure(repairs: Sequence[Mapping], classes: Sequence[str], **frame) -> str:
-    """One panel per class with the precision of its pseudo-labels over rounds, pooled and per site.
-
-    Args:
-        repairs: records of ``repairs.jsonl`` with known truth, in the order of rounds; at least one.
-        classes: the classes to show.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
-    """
-    panels, story = [], []
-    for name in classes:
-        records = [r for r in repairs if r["class"] == name]
-        sites = sorted({r["site"] for r in records})
-        lines = []
-        for kind in ("positive", "negative"):
-            alone = [_pooled_precision([r for r in records if r["site"] == site], kind, "site ") for site in sites]
-            pooled = _pooled_precision(records, kind)
-            lines += [pooled, *(alone if len(sites) > 1 else [])]
-            if pooled.values[-1] is not None:
-                story.append(f"{name} {kind} {pooled.values[-1]:.2f}")
-        panels.append(Panel(name, lines))
-    return grid_figure(
-        "precision-curves",
-        panels,
-        alt=f"Precision of pseudo-labels over rounds, at the end: {'; '.join(story)}.",
-        ylim=(0.0, 1.05),
-        legend={
-            "positive": "positive pseudo-labels, all sites",
-            "negative": "negative pseudo-labels, all sites",
-            "site positive": "one site",
-        },
-        xlabel="round",
-        **frame,
-    )
-
-
-def _pooled_precision(records: Sequence[Mapping], kind: str, prefix: str = "") -> Line:
-    """Correct over all pseudo-labels of a kind; a site that is silent in a round counts as it last was."""
-    rounds, values, latest = sorted({r["round"] for r in records}), [], {}
-    for round_num in rounds:
-        latest.update({r["site"]: r for r in records if r["round"] == round_num})
-        total = sum(r[kind] for r in latest.values())
-        values.append(sum(r[f"correct_{kind}"] for r in latest.values()) / total if total else None)
-    return Line(rounds, values, f"{prefix}{kind}")
-
-
-def degree_figure(degrees: Sequence[tuple[int, Mapping[str, float]]], classes: Sequence[str], **frame) -> str:
-    """One panel per class with its learning degree over rounds.
-
-    Args:
-        degrees: (round, class → degree in [0, 1]) in the order of rounds; at least one.
-        classes: the classes to show.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
-    """
-    rounds = [r for r, _ in degrees]
-    lines = {name: Line(rounds, [value.get(name) for _, value in degrees]) for name in classes}
-    story = [f"{name} {line.values[-1]:.2f}" for name, line in lines.items() if line.values[-1] is not None]
-    return grid_figure(
-        "learning-degree-curves",
-        [Panel(name, [line]) for name, line in lines.items()],
-        alt=f"Learning degree over rounds, at the end: {'; '.join(story)}.",
-        ylim=(0.0, 1.05),
-        legend={"main": "learning degree"},
-        xlabel="round",
-        **frame,
-    )

@@ -24,6 +24,35 @@ GLOSSARY = {
     "sure. The higher it is, the more pseudo-labels are set in the next round.",
     "Warm-up": "The first rounds, in which each site learns from its own annotated classes only.",
 }
+SINGLE_LABEL_GLOSSARY = {
+    "Recall": "Sensitivity: the share of the samples of a class that the model finds. Guessing one of C classes at random "
+    "finds 1/C of them.",
+    "Precision": "Of the samples that the model assigns to a class, the share that truly belong to it.",
+    "F1": "Harmonic mean of recall and precision of a class: high only when both are. Macro F1 is its mean over classes.",
+    "BACC": "Balanced accuracy: the mean recall over classes, each counting the same however rare it is. The model's answer "
+    "is the class with the highest score. Guessing gives 1 divided by the number of classes.",
+    "Accuracy": "Share of all samples that the model gets right. Frequent classes dominate it.",
+    "Macro": GLOSSARY["Macro"],
+    "Last, Best": "As the FedNoRo paper reports: Last is the mean BACC of the last ten evaluated rounds, Best is the highest "
+    "BACC over all rounds. Best is picked on the split that it is measured on, so it flatters; Last does not.",
+    "Confusion matrix": "How many samples of each true class (row) the model assigns to each class (column). Right answers "
+    "are on the diagonal.",
+    "Warm-up": "The first rounds, in which every site learns from its labels as they are.",
+}
+NOISY_CLIENT_GLOSSARY = {
+    "Noisy site (noisy client)": "A site whose labels are wrong so often that the model fits them badly. It is told from the clean ones "
+    "by the mean losses of its classes after the warm-up; no label leaves the site for that. It is a judgement, not a proof: "
+    "unusual images raise the losses too.",
+    "Normalised loss": "The mean loss of a class at a site on the scale from 0 (lowest of all sites) to 1 (highest), so that "
+    "a rare class counts as much as a frequent one.",
+    "Detection vote share": "The mixture model that splits sites into clean and noisy is fitted several times from different "
+    "starts. This is the share of fits that found exactly the noisy sites reported here; the lower it is, the less certain "
+    "they are.",
+    "Knowledge distillation weight": "How much a noisy site learns from the answers of the global model, the rest being "
+    "from its own labels: 0 is labels only, 1 is the global model only. It grows over rounds.",
+    "Distance-aware aggregation": "The average of the sites' models, in which a noisy site counts the less the further its "
+    "model is from the nearest clean one. Without it, each site counts by its number of samples.",
+}
 CSS = """
 :root{color-scheme:light}*{box-sizing:border-box}
 body{margin:0 auto;max-width:1080px;padding:28px 32px 48px;background:#fff;color:#1f2933;
@@ -67,6 +96,15 @@ tbody th,td.yes,td.bad{white-space:normal}}
 PHANTOM_CSS = "@page{@top-right{content:'PHANTOM data';color:#9c1c1c;font:bold 11px sans-serif}}"
 
 
+# Dark text has a contrast of at least 4.5 : 1 on every shade.
+HEAT = (76, 159, 207)
+HEAT_CSS = """
+td.heat{padding-left:8px;white-space:nowrap;border:1px solid #fff}tr:has(td.heat)>th{white-space:normal}td.heat small{display:block;color:inherit;font-size:11px}
+td.hit{font-weight:700;box-shadow:inset 0 0 0 2px #1f2933}
+@media print{td.heat{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+"""
+
+
 class Markup(str):
     """HTML that is escaped already; every other string is escaped where it enters a page."""
 
@@ -97,6 +135,16 @@ def td(value: object, style: str = "") -> Markup:
     style += " na" if value is None else ""
     text = f"{value:,}" if isinstance(value, int) else value if isinstance(value, str) else number(value)
     return Markup(f'<td class="{style.strip()}">{escape(text)}</td>' if style else f"<td>{escape(text)}</td>")
+
+
+def heat(text: str, share: float | None, *, below: str = "", style: str = "") -> Markup:
+    """A table cell, shaded from white (0) to blue (1); no shade for ``None``."""
+    shade = ""
+    if share is not None:
+        red, green, blue = (round(255 + (end - 255) * min(max(share, 0.0), 1.0)) for end in HEAT)
+        shade = f' style="background:#{red:02x}{green:02x}{blue:02x}"'
+    small = f"<small>{escape(below)}</small>" if below else ""
+    return Markup(f'<td class="{f"heat {style}".strip()}"{shade}>{escape(text)}{small}</td>')
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], total: Sequence[object] = ()) -> Markup:

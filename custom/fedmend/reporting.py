@@ -9,37 +9,62 @@ import re
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
+from statistics import fmean
 
-from fedmend.figures import count_figure, degree_figure, metric_figure, precision_figure
-from fedmend.page import CSS, GLOSSARY, PHANTOM_CSS, Markup, compact, duration, number, section, table, td
-from fedmend.run_folder import INPUTS, Run, load_run
+from fedmend.figures import Metric, metric_figure
+from fedmend.page import (
+    CSS,
+    GLOSSARY,
+    HEAT_CSS,
+    NOISY_CLIENT_GLOSSARY,
+    PHANTOM_CSS,
+    SINGLE_LABEL_GLOSSARY,
+    Markup,
+    compact,
+    duration,
+    heat,
+    number,
+    section,
+    table,
+    td,
+)
+from fedmend.reporting_fedmlp import learning_degree, pseudo_label_lines, pseudo_labels
+from fedmend.reporting_fednoro import noisy_site_lines, noisy_sites, second_stage
+from fedmend.run_folder import INPUTS, Run, has_own_section, load_run
 
 REPORT_NAME = "report.html"
-METRICS = (("auc", "auc", "AUC"), ("map", "ap", "mAP"), ("bacc", "bacc", "BACC"))  # macro key, per-class key, word
+MULTI_LABEL_METRICS = (
+    Metric("auc", "auc", "AUC", "AUC", "AUC"),
+    Metric("map", "ap", "mAP", "AP", "mAP"),
+    Metric("bacc", "bacc", "BACC", "BACC", "BACC"),
+)
+SINGLE_LABEL_METRICS = (
+    Metric("bacc", "recall", "BACC", "Recall", "BACC (macro), recall (classes)"),
+    Metric("", "precision", "", "Precision", "Precision"),
+    Metric("f1", "f1", "macro F1", "F1", "F1"),
+    Metric("accuracy", "", "accuracy", "", "Accuracy"),
+)
+LAST_ROUNDS = 10  # evaluations behind the "Last" of the FedNoRo paper
 PHANTOM_SENTENCE = (
     "Every image and label of this run is synthetic. The numbers show that the software works; "
     "they say nothing about patients, hospitals or the quality of the method."
 )
 
 
-def _precision(record: Mapping, kind: str) -> float | None:
-    correct = record.get(f"correct_{kind}")
-    return correct / record[kind] if correct is not None and record[kind] else None
-
-
-def _frame(run: Run) -> dict:
-    """What all figures of a run share."""
-    return {"last_round": run.info["num_rounds"], "warmup": run.warmup, "phantom": run.info["phantom"]}
+def _metrics(run: Run) -> tuple[Metric, ...]:
+    return SINGLE_LABEL_METRICS if run.single_label else MULTI_LABEL_METRICS
 
 
 def _left_out(run: Run) -> dict[str, str]:
-    """Class → why the last evaluation has no AUC for it."""
+    """Class → why the last evaluation has no AUC, or no recall, for it."""
     if not run.evaluations:
         return {}
-    last = run.evaluations[-1]
+    last, key = run.evaluations[-1], _metrics(run)[0].per_class
     reasons = {}
-    for i, (name, value) in enumerate(zip(run.info["classes"], last["per_class"].get("auc", ()), strict=False)):
-        if value is None:
+    for i, (name, value) in enumerate(zip(run.info["classes"], last["per_class"].get(key, ()), strict=False)):
+        if value is None and run.single_label:
+            reasons[name] = f"no sample in the {run.split} split"
+        elif value is None:
             empty = [kind for kind in ("positive", "negative") if last.get(f"{kind}s", [None] * (i + 1))[i] == 0]
             found = f"no {empty[0]} sample" if empty else "only one label value"
             reasons[name] = f"{found} in the {run.split} split"
@@ -60,6 +85,33 @@ def _milestones(run: Run) -> list[tuple[str, int | None, Mapping]]:
     return [item for item in found if item[2]]
 
 
+def _shown_models(run: Run) -> list[tuple[str, Mapping]]:
+    """(word, evaluation) of the last model and, if it is another one, of the best."""
+    last, best = run.evaluations[-1], run.evaluation(run.best_round)
+    shown = [("final" if last["round"] >= run.info["num_rounds"] else "latest", last)]
+    return shown + ([("best", best)] if best and best is not last else [])
+
+
+def _last_and_best(run: Run) -> list[tuple[str, float]]:
+    """Mean BACC of the last ten evaluated rounds, and highest BACC over all rounds (Table 1, Wu et al., IJCAI 2023)."""
+    known = [(m["round"], m["macro"].get("bacc")) for m in run.evaluations if m["round"] > 0]
+    known = [(r, bacc) for r, bacc in known if bacc is not None]
+    if not known or not run.single_label:
+        return []
+    last = known[-LAST_ROUNDS:]
+    best_round, best = max(known, key=lambda item: item[1])
+    span = f"rounds {last[0][0]} to {last[-1][0]}" if len(last) > 1 else f"round {last[0][0]}"
+    mean = fmean(bacc for _, bacc in last)
+    return [(f"Last, mean BACC of {span}", mean), (f"Best, highest BACC, round {best_round}", best)]
+
+
+def _card(values: list[tuple[str, float | None]]) -> str:
+    """The first value large, the others below it."""
+    rest = "".join(f"<tr><td>{escape(name)}</td>{td(v)}</tr>" for name, v in values[1:])
+    name, value = escape(values[0][0]), number(values[0][1])
+    return f'<div class="card"><span>{name}</span><b>{value}</b><table>{rest}</table></div>'
+
+
 def _facts(run: Run) -> list[str]:
     total = run.info["num_rounds"]
     seen = max((m["round"] for records in run.metrics.values() for m in records), default=0)
@@ -67,10 +119,6 @@ def _facts(run: Run) -> list[str]:
     facts = [f"{len(run.info['sites'])} sites", f"{len(run.info['classes'])} classes", state]
     facts += [f"{run.warmup} of them warm-up"] if run.warmup else []
     return facts + ([f"took {duration(run.results['seconds'])}"] if "seconds" in run.results else [])
-
-
-def _has_own_section(decision: Mapping) -> bool:
-    return decision["what"] in ("learning_degree", "refused") and isinstance(decision.get("value"), Mapping)
 
 
 def headline(run: Run) -> str:
@@ -94,12 +142,13 @@ def key_numbers(run: Run) -> str:
     if not milestones:
         return section("numbers", "Key numbers", "<p>No model has been evaluated yet.</p>")
     cards = ""
-    for key, _, word in METRICS:
-        values = [(f"{name}, round {r}", macro.get(key)) for name, r, macro in milestones]
+    for metric in _metrics(run):
+        values = [(f"{name}, round {r}", macro.get(metric.macro)) for name, r, macro in milestones]
         if any(v is not None for _, v in values):
-            rest = "".join(f"<tr><td>{escape(name)}</td>{td(v)}</tr>" for name, v in values[1:])
-            name, value = escape(values[0][0]), number(values[0][1])
-            cards += f'<div class="card"><span>{word} macro · {name}</span><b>{value}</b><table>{rest}</table></div>'
+            title = metric.word if run.single_label else f"{metric.word} macro"
+            cards += _card([(f"{title} · {values[0][0]}", values[0][1]), *values[1:]])
+    if summary := _last_and_best(run):
+        cards += _card(summary)
     left_out, total = _left_out(run), len(run.info["classes"])
     note = f"Means over {total - len(left_out)} of {total} classes, {run.split} split."
     note += "".join(f" {name} is left out: {reason}." for name, reason in left_out.items())
@@ -111,6 +160,8 @@ def key_numbers(run: Run) -> str:
 
 def sites(run: Run) -> str:
     """Sites × classes: who annotates what, with counts."""
+    if run.single_label:
+        return _label_counts(run)
     classes, rows = run.info["classes"], []
     for name, site in sorted(run.info["sites"].items()):
         cells = []
@@ -136,34 +187,62 @@ def sites(run: Run) -> str:
     return section("sites", "What each site annotates", flag + body)
 
 
+def _label_counts(run: Run) -> str:
+    """Sites × classes: training labels, where every site may have all classes."""
+    classes, known = run.info["classes"], run.info["sites"]
+    splits = [split for split in ("train", "val", "test") if any(site.get(split) for site in known.values())]
+    counts = {name: [site.get("positives", {}).get(c) for c in classes] for name, site in sorted(known.items())}
+    rows = []
+    for name, row in counts.items():
+        total = sum(n or 0 for n in row)
+        cells = [td(n) if n is None else heat(f"{n:,}", n / total if total else None) for n in row]
+        rows.append([name, *cells, *(known[name].get(split) for split in splits)])
+    sums = [sum(n or 0 for n in column) for column in zip(*counts.values(), strict=True)]
+    totals = [td(f"{n:,}" if n else "⚠ none", "" if n else "bad") for n in sums]
+    totals += [sum(site.get(split) or 0 for site in known.values()) for split in splits]
+    caption = "Training samples by the labels at the site, which may be wrong; shading: share of the site's samples"
+    body = table(caption, ["Site", *classes, *splits], rows, ["All sites", *totals])
+    return section("sites", "What each site has", body)
+
+
 def curves(run: Run) -> str:
     """Metrics over rounds, macro and per class."""
     figures = ""
-    for metric in METRICS:
-        if any(m["macro"].get(metric[0]) is not None for m in run.evaluations):
-            svg = metric_figure(run.evaluations, run.info["classes"], metric, best=run.best_round, **_frame(run))
-            figures += f"<h3>{metric[2]}</h3>\n<figure>{svg}</figure>\n"
+    for metric in _metrics(run):
+        if any(_has_values(m, metric) for m in run.evaluations):
+            svg = metric_figure(run.evaluations, run.info["classes"], metric, best=run.best_round, **run.frame)
+            figures += f"<h3>{metric.curve}</h3>\n<figure>{svg}</figure>\n"
     if not figures:
         return ""
     return section("curves", f"Progress over rounds ({run.split} split)", figures)
+
+
+def _has_values(evaluation: Mapping, metric: Metric) -> bool:
+    if metric.macro:
+        return evaluation["macro"].get(metric.macro) is not None
+    return any(value is not None for value in evaluation["per_class"].get(metric.per_class, ()))
 
 
 def per_class(run: Run) -> str:
     """Metrics of the last and the best model for each class."""
     if not run.evaluations:
         return ""
-    last, best = run.evaluations[-1], run.evaluation(run.best_round)
-    groups = [("final" if last["round"] >= run.info["num_rounds"] else "latest", last)]
-    groups += [("best", best)] if best and best is not last else []
-    shown = [(m, word, record) for word, record in groups for m in METRICS if m[1] in record["per_class"]]
+    last, groups = run.evaluations[-1], _shown_models(run)
+    shown = [(m, word, record) for word, record in groups for m in _metrics(run) if m.per_class in record["per_class"]]
     kinds = [kind for kind in ("positive", "negative") if f"{kind}s" in last]
-    head = ["Class", *kinds] + [f"{m[1].upper()} {word}" for m, word, _ in shown]
+    counted = ["samples"] if run.single_label else kinds
+    head = ["Class", *counted] + [f"{m.column} {word}" for m, word, _ in shown]
     rows = []
     for i, name in enumerate(run.info["classes"]):
         rows.append(
-            [name, *(last[f"{kind}s"][i] for kind in kinds), *(record["per_class"][m[1]][i] for m, _, record in shown)]
+            [name, *(last[f"{kind}s"][i] for kind in kinds)]
+            + [record["per_class"][m.per_class][i] for m, _, record in shown]
         )
-    macro = ["macro", *("" for _ in kinds), *(record["macro"].get(m[0]) for m, _, record in shown)]
+    macro = [
+        "macro",
+        *("" for _ in kinds),
+        *(record["macro"].get(m.macro) if m.macro else "" for m, _, record in shown),
+    ]
     rounds = " and ".join(f"round {record['round']} ({word})" for word, record in groups)
     caption = f"Samples of the {run.split} split, and metrics after {rounds}"
     notes = "; ".join(f"{name}: {reason}" for name, reason in _left_out(run).items())
@@ -171,46 +250,36 @@ def per_class(run: Run) -> str:
     return section("classes", "Results per class", table(caption, head, rows, macro) + note)
 
 
-def pseudo_labels(run: Run) -> str:
-    """Pseudo-labels per site, class and round, and how many of them are right."""
-    if not run.repairs:
+def confusion(run: Run) -> str:
+    """Confusion matrices of the last and the best model."""
+    if not run.single_label:
         return ""
     classes, body = run.info["classes"], ""
-    for i, site in enumerate(sorted({r["site"] for r in run.repairs})):
-        records = [r for r in run.repairs if r["site"] == site]
-        annotated = run.info["sites"].get(site, {}).get("annotated", ())
-        svg = count_figure(f"counts-{i}", site, records, classes, annotated, **_frame(run))
-        body += f"<h3>{escape(site)}</h3>\n<figure>{svg}</figure>\n"
-    known = [r for r in run.repairs if r.get("correct_positive") is not None and r.get("correct_negative") is not None]
-    if known:
-        shown = [c for c in classes if any(r["class"] == c for r in known)]
-        body += f"<h3>Precision</h3>\n<figure>{precision_figure(known, shown, **_frame(run))}</figure>\n"
-    kinds = ("positive", "negative")
-    latest = {(r["site"], classes.index(r["class"])): r for r in run.repairs}
-    rows, sums = [], dict.fromkeys(("positive", "negative", "untagged"), 0)
-    for _, r in sorted(latest.items(), key=lambda item: item[0]):
-        cells = [x for kind in kinds for x in (r[kind], r.get(f"correct_{kind}"), _precision(r, kind))]
-        rows.append([f"{r['site']}, {r['class']}", *cells, r["untagged"]])
-        sums = {kind: sums[kind] + r[kind] for kind in sums}
-    head = ["Site, class", *(x for kind in kinds for x in (kind, "of these right", "precision")), "no label yet"]
-    total = ["Sum", sums["positive"], "", "", sums["negative"], "", "", sums["untagged"]]
-    note = "n/a: the truth is not known at this site, or there is no pseudo-label of this kind."
-    body += table("Pseudo-labels after the last round of each site", head, rows, total) + f'<p class="fine">{note}</p>'
-    return section("pseudo-labels", "Pseudo-labels", body)
-
-
-def learning_degree(run: Run) -> str:
-    """Learning degree of each class over rounds."""
-    found = {d["round"]: d["value"] for d in run.decisions if d["what"] == "learning_degree" and _has_own_section(d)}
-    if not found:
-        return ""
-    svg = degree_figure(sorted(found.items()), run.info["classes"], **_frame(run))
-    return section("learning-degree", "Learning degree", f"<figure>{svg}</figure>\n")
+    for word, record in _shown_models(run):
+        counts = record["confusion"]
+        rows = []
+        for i, (name, row) in enumerate(zip(classes, counts, strict=True)):
+            total = sum(row)
+            cells = []
+            for j, n in enumerate(row):
+                share = n / total if total else None
+                below = "" if share is None else f"{share:.0%}"
+                cells.append(heat(f"{n:,}", share, below=below, style="hit" if i == j else ""))
+            rows.append([name, *cells, total])
+        sums = [heat(f"{sum(column):,}", None) for column in zip(*counts, strict=True)]
+        title = f"{word.capitalize()} model, round {record['round']}"
+        caption = (
+            f"{word.capitalize()} model on the {run.split} split; row: true class; column: predicted class; "
+            "% and shading: share of the row"
+        )
+        head = ["True ↓ predicted\u00a0→", *classes, "samples"]
+        body += f"<h3>{title}</h3>\n{table(caption, head, rows, ['All', *sums, sum(map(sum, counts))])}"
+    return section("confusion", "Confusion matrix", body)
 
 
 def refused(run: Run) -> str:
     """Results of sites that the server did not use."""
-    found = [d for d in run.decisions if d["what"] == "refused" and _has_own_section(d)]
+    found = [d for d in run.decisions if d["what"] == "refused" and has_own_section(d)]
     rows = [[d["value"].get("site"), d.get("round", "–"), compact(d["value"].get("reason"))] for d in found]
     if not rows:
         return ""
@@ -222,7 +291,7 @@ def decisions(run: Run) -> str:
     rows = [
         [d["what"].replace("_", " "), d.get("round", "–"), td(compact(d.get("value")), "wrap")]
         for d in run.decisions
-        if not _has_own_section(d)
+        if not has_own_section(d)
     ]
     body = table("Of the server, in the order of time", ["What", "Round", "Value"], rows)
     if len(rows) > 20:
@@ -240,7 +309,10 @@ def files(run: Run) -> str:
 
 def glossary(run: Run) -> str:
     """The words of this page, for a clinician."""
-    words = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>\n" for word, meaning in GLOSSARY.items())
+    known = SINGLE_LABEL_GLOSSARY if run.single_label else GLOSSARY
+    if run.decided("noisy_client_detection"):
+        known = known | NOISY_CLIENT_GLOSSARY
+    words = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>\n" for word, meaning in known.items())
     return section("glossary", "Words", f"<dl>{words}</dl>")
 
 
@@ -249,8 +321,11 @@ SECTIONS: tuple[Callable[[Run], str], ...] = (
     sites,
     curves,
     per_class,
+    confusion,
     pseudo_labels,
     learning_degree,
+    noisy_sites,
+    second_stage,
     refused,
     decisions,
     files,
@@ -275,11 +350,12 @@ def write_report(run_dir: Path) -> Path:
     links = re.findall(r'<section id="([^"]+)"><h2>(.*?)</h2>', body)
     nav = " ".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in links)
     title = escape(f"{'PHANTOM ' if run.info['phantom'] else ''}{run.info['run_name']} ({run.info['method']})")
+    style = f"{CSS}{HEAT_CSS if run.single_label else ''}{PHANTOM_CSS if run.info['phantom'] else ''}"
     page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{title}</title><style>{CSS}{PHANTOM_CSS if run.info['phantom'] else ''}</style></head>\n"
+        f"<title>{title}</title><style>{style}</style></head>\n"
         f"<body>\n{headline(run)}<nav>{nav}</nav>\n<main>\n{body}</main>\n"
         f"<footer class='fine'>{title} · FedMend report · sums over samples only, no patient data</footer>\n"
         "</body></html>\n"
@@ -306,20 +382,18 @@ def summary_text(run_dir: Path) -> str:
     if info["phantom"]:
         lines.append(f"PHANTOM: {PHANTOM_SENTENCE}")
     milestones = _milestones(run)
-    lines.append(f"{run.split + ' split, macro':<26}" + "".join(f"{word:>8}" for _, _, word in METRICS))
+    columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in _metrics(run) if m.macro]
+    title = f"{run.split} split" if run.single_label else f"{run.split} split, macro"
+    lines.append(f"{title:<26}" + "".join(f"{word:>{width}}" for _, word, width in columns))
     for name, round_num, macro in milestones:
-        values = "".join(f"{number(macro.get(key)):>8}" for key, _, _ in METRICS)
+        values = "".join(f"{number(macro.get(key)):>{width}}" for key, _, width in columns)
         lines.append(f"  {f'{name}, round {round_num}':<24}{values}")
     if not milestones:
         lines[-1] = "No model has been evaluated yet."
+    lines += [f"{name}: {number(value)}" for name, value in _last_and_best(run)]
     lines += [f"  left out: {name} ({reason})" for name, reason in left_out.items()]
     lines += [f"Annotated by no site: {', '.join(run.nowhere)}"] if run.nowhere else []
-    latest = {(r["site"], r["class"]): r for r in run.repairs}.values()
-    for kind in ("positive", "negative") if latest else ():
-        known = [r for r in latest if r.get(f"correct_{kind}") is not None]
-        pooled = {kind: sum(r[kind] for r in known), f"correct_{kind}": sum(r[f"correct_{kind}"] for r in known)}
-        count, value = sum(r[kind] for r in latest), number(_precision(pooled, kind))
-        lines.append(f"Pseudo-labels, {kind}: {count}, precision {value}")
+    lines += pseudo_label_lines(run) + noisy_site_lines(run)
     count = sum(d["what"] == "refused" for d in run.decisions)
     lines += [f"Refused results: {count}"] if count else []
     lines += [f"{name}: {path}" for name, path in run.results.get("files", {}).items()]

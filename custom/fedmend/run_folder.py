@@ -13,6 +13,13 @@ from fedmend.errors import FedMendError
 
 INPUTS = ("run.json", "metrics.jsonl", "repairs.jsonl", "decisions.jsonl", "results.json")
 REQUIRED = ("run_name", "method", "phantom", "classes", "num_rounds", "sites")
+OWN_SECTION = {  # decisions that the report shows by themselves → type of their value
+    "learning_degree": Mapping,
+    "refused": Mapping,
+    "noisy_client_detection": Mapping,
+    "distillation_weight": int | float,
+    "aggregation_weights": Mapping,
+}
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,28 @@ class Run:
         known = {c for site in self.info["sites"].values() for c in site.get("annotated", ())}
         return [c for c in self.info["classes"] if c not in known]
 
+    @property
+    def single_label(self) -> bool:
+        """Whether each sample has one class: such a run counts a confusion matrix."""
+        return any("confusion" in m for m in self.evaluations)
+
+    @property
+    def frame(self) -> dict:
+        """What all figures of a run share."""
+        return {"last_round": self.info["num_rounds"], "warmup": self.warmup, "phantom": self.info["phantom"]}
+
+    def decided(self, what: str) -> dict:
+        """Round → value of the decisions ``what`` of ``OWN_SECTION`` in the order of rounds; the last of a round counts."""
+        found = {d["round"]: d["value"] for d in self.decisions if d["what"] == what and has_own_section(d)}
+        return dict(sorted(found.items()))
+
     def evaluation(self, round_num: int | None) -> Mapping | None:
         return next((m for m in self.evaluations if m["round"] == round_num), None)
+
+
+def has_own_section(decision: Mapping) -> bool:
+    """Whether the report shows a decision in a section of its own."""
+    return isinstance(decision.get("value"), OWN_SECTION.get(decision["what"], ()))
 
 
 def _parse(text: str, where: str) -> Mapping:

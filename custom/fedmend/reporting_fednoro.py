@@ -1,0 +1,149 @@
+"""What the report of a run shows of FedNoRo: which sites were judged noisy, and what stage 2 did with them."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from statistics import fmean
+
+from fedmend.figures import Line, Panel, grid_figure
+from fedmend.page import heat, number, section, table, td
+from fedmend.run_folder import Run
+
+JUDGED_NOISY, TAKEN_FOR_NOISY = "judged noisy", "not judged, as noisy"
+
+
+def _detection(run: Run) -> tuple[int, Mapping] | None:
+    """Round and value of the detection that counts: the last one, should a resumed run have repeated it."""
+    return next(reversed(run.decided("noisy_client_detection").items()), None)
+
+
+def _names(sites: Sequence[str]) -> str:
+    return ", ".join(sorted(sites))
+
+
+def _judgements(run: Run) -> dict[str, str]:
+    """Site → what stage 2 takes it for, in words."""
+    found = _detection(run)
+    if found is None:
+        return {}
+    noisy, losses = found[1]["noisy"], found[1]["class_loss"]
+    words = {site: JUDGED_NOISY if site in noisy else "judged clean" for site in losses}
+    return words | {site: TAKEN_FOR_NOISY for site in found[1].get("absent", ()) if site not in losses}
+
+
+def noisy_sites(run: Run) -> str:
+    """Sites × classes with the losses behind the judgement, and the judgement in words."""
+    found = _detection(run)
+    if found is None:
+        return ""
+    round_num, value = found
+    noisy, losses = value["noisy"], value["class_loss"]
+    mean = {site: fmean(row) for site, row in value["normalised"].items()}
+    darkest = max([1.0, *(x for row in value["normalised"].values() for x in row)])  # beyond 1 where not normalised
+    kind = "normalised" if darkest <= 1 else "not normalised"
+    classes = run.info["classes"]
+    columns = classes if all(len(row) == len(classes) for row in losses.values()) else ["all classes"]
+    rows = []
+    for site in sorted(losses, key=lambda site: (site not in noisy, -mean[site], site)):
+        judged = td("⚠ noisy", "bad") if site in noisy else td("clean", "no")
+        cells = [
+            td("absent", "no") if loss is None else heat(number(loss), shade / darkest)
+            for loss, shade in zip(losses[site], value["normalised"][site], strict=True)
+        ]
+        rows.append([site, judged, *cells, mean[site]])
+    absent = [site for site in value.get("absent", ()) if site not in losses]
+    rows += [[site, td("not judged", "no"), *(td("–", "no") for _ in columns), None] for site in sorted(absent)]
+    if noisy:
+        words = f"After round {round_num}, {len(noisy)} of {len(losses)} sites were judged noisy: {_names(noisy)}."
+    else:
+        words = f"After round {round_num}, none of {len(losses)} sites was judged noisy."
+    if value.get("vote_share") is not None:
+        words += (
+            f" {value['vote_share']:.0%} of the fits of the mixture model agree on exactly this (detection vote share)."
+        )
+    if absent:
+        words += f" Not judged, as no losses came from there, and treated as noisy: {_names(absent)}."
+    caption = (
+        f"Mean loss of each class after the warm-up; shading: {kind}, from 0 (white) to {darkest:.3g};"
+        " absent: the site has no sample of the class, which counts as the lowest loss of all sites"
+    )
+    head = ["Site", "Judged", *columns, f"mean, {kind}"]
+    return section("noisy-sites", "Noisy sites", f"<p>{escape(words)}</p>\n{table(caption, head, rows)}")
+
+
+def noisy_site_lines(run: Run) -> list[str]:
+    """The same for the plain text."""
+    found = _detection(run)
+    if found is None:
+        return []
+    value = found[1]
+    return [f"Noisy sites: {_names(value['noisy']) or 'none'} (detection vote share {number(value.get('vote_share'))})"]
+
+
+def second_stage(run: Run) -> str:
+    """Weights of the knowledge distillation and of the aggregation over rounds."""
+    body = ""
+    if distillation := run.decided("distillation_weight"):
+        words = "How much noisy sites learn from the answers of the global model; the rest is from their own labels."
+        body += f"<h3>Knowledge distillation weight</h3>\n<p>{words}</p>\n"
+        body += f"<figure>{distillation_figure(distillation, **run.frame)}</figure>\n"
+    if aggregation := run.decided("aggregation_weights"):
+        train = {name: site.get("train") for name, site in run.info["sites"].items()}
+        svg = aggregation_figure(aggregation, _judgements(run), train, **run.frame)
+        words = "What each site counts in the average of the models, in per cent of all sites; dotted: by its samples alone."
+        body += f"<h3>Distance-aware aggregation</h3>\n<p>{words}</p>\n<figure>{svg}</figure>\n"
+    return section("second-stage", "After the detection", body) if body else ""
+
+
+def distillation_figure(weights: Mapping[int, float], **frame) -> str:
+    """The knowledge distillation weight over rounds.
+
+    Args:
+        weights: round → weight in [0, 1] in the order of rounds; at least one.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    rounds, values = list(weights), list(weights.values())
+    return grid_figure(
+        "distillation-curves",
+        [Panel("noisy sites", [Line(rounds, values, "noisy")])],
+        alt=f"Knowledge distillation weight from {values[0]:.2f} in round {rounds[0]} to {values[-1]:.2f} in round {rounds[-1]}.",
+        ylim=(0.0, 1.0),
+        legend={"noisy": "knowledge distillation weight"},
+        xlabel="round",
+        **frame,
+    )
+
+
+def aggregation_figure(
+    weights: Mapping[int, Mapping[str, float]], judgements: Mapping[str, str], train: Mapping[str, int | None], **frame
+) -> str:
+    """One panel per site with its aggregation weight over rounds, noisy sites first.
+
+    Args:
+        weights: round → site → weight; the weights of a round sum to 1; in the order of rounds, at least one.
+        judgements: site → words of :func:`_judgements`, where known.
+        train: site → number of training samples, where known.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    rounds = list(weights)
+    noisy = [site for site, words in judgements.items() if words in (JUDGED_NOISY, TAKEN_FOR_NOISY)]
+    sites = sorted({site for row in weights.values() for site in row}, key=lambda site: (site not in noisy, site))
+    samples = [train.get(site) for site in sites]
+    total = None if None in samples else sum(samples)
+    panels, story, highest = [], [], 0.0
+    for site, size in zip(sites, samples, strict=True):
+        values = [None if row.get(site) is None else 100 * row[site] for row in weights.values()]
+        by_samples = 100 * size / total if total else None
+        line = Line(rounds, values, "noisy" if site in noisy else "main")
+        panels.append(Panel(site, [line], by_samples, subtitle=judgements.get(site, "")))
+        highest = max(highest, by_samples or 0.0, *(v for v in values if v is not None))
+        end = "not used" if values[-1] is None else f"{values[-1]:.1f}"
+        story.append(f"{site} {end} ({judgements.get(site, 'not judged')})")
+    return grid_figure(
+        "aggregation-curves",
+        panels,
+        alt=f"Aggregation weights in per cent over rounds {rounds[0]} to {rounds[-1]}, at the end: {'; '.join(story)}.",
+        ylim=(0.0, highest * 1.1),
+        legend={"main": "clean site, %", "noisy": "noisy site, %", "chance": "by samples alone"},
+        xlabel="round",
+        **frame,
+    )
