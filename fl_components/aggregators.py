@@ -1,10 +1,15 @@
 """Aggregation of site models on the server."""
 
+from collections.abc import Collection
+
+import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
-from fl_components.payload import unpack_result
+from fedmend.errors import FedMendError
+from fedmend.methods.fednoro import distance_aware_weights, model_distances
+from fl_components.payload import SiteResult, unpack_result
 
 
 class SampleWeightedAggregator(ModelAggregator):
@@ -30,3 +35,48 @@ class SampleWeightedAggregator(ModelAggregator):
     def reset_stats(self) -> None:
         """Forgets the accepted models."""
         self._helper.reset_stats()
+
+
+class DistanceAwareAggregator(SampleWeightedAggregator):
+    """DaAgg: sum_k N_k e^-D(k) w_k / sum_j N_j e^-D(j), Eqs. (6)-(7), Wu et al., IJCAI 2023.
+
+    D of a noisy site is the distance of its model to the nearest clean one, divided by the largest of them; D of a clean site
+    is 0. Without noisy or without clean models it is :class:`SampleWeightedAggregator`.
+
+    Args:
+        noisy: names of the noisy sites.
+        distance: ``sum`` or ``l2``, see :func:`fedmend.methods.fednoro.model_distances`.
+        buffers: BatchNorm statistics count in the distance.
+    """
+
+    def __init__(self, noisy: Collection[str], *, distance: str = "sum", buffers: bool = True):
+        super().__init__()
+        self._noisy, self._distance, self._buffers = set(noisy), distance, buffers
+        self._results: list[SiteResult] = []
+        self.shares: dict[str, float] = {}  # site → share of its model in the last average
+
+    def accept_model(self, model: FLModel) -> None:
+        """Keeps one validated site result: distances need all of them."""
+        self._results.append(unpack_result(model, model.meta["client_name"]))
+
+    def aggregate_model(self) -> FLModel:
+        """The distance-aware mean as a full model."""
+        noisy = np.array([r.site in self._noisy for r in self._results])
+        distances = np.zeros(len(noisy))
+        if noisy.any() and not noisy.all():
+            models = [r.weights for r in self._results]
+            distances = model_distances(models, noisy, distance=self._distance, buffers=self._buffers)
+        if far := [r.site for r, d in zip(self._results, distances, strict=True) if not np.isfinite(d)]:
+            raise FedMendError(
+                f"{', '.join(far)}: weights: expected a finite distance to the clean models, got another"
+            )
+        weights = distance_aware_weights([r.samples for r in self._results], distances)
+        for result, weight in zip(self._results, weights, strict=True):
+            self._helper.add(result.weights, float(weight), result.site, result.round_num)
+            self.shares[result.site] = float(weight / weights.sum())
+        return super().aggregate_model()
+
+    def reset_stats(self) -> None:
+        """Forgets the accepted models."""
+        super().reset_stats()
+        self._results, self.shares = [], {}

@@ -32,6 +32,37 @@ def _prepare_rsna_ich(args: argparse.Namespace) -> None:
     print(f"{args.sites} site folders are in {args.out}")
 
 
+def _prepare_rsna_ich_single(args: argparse.Namespace) -> None:
+    from fedmend.datasets.rsna_ich import prepare_single_label
+
+    prepare_single_label(
+        args.source,
+        args.out,
+        protocol=_protocol_of(args),
+        split=args.split,
+        test_share=args.test_share,
+        window=args.window,
+        seed=args.seed,
+        soft_labels=args.soft_labels,
+        progress=print,
+    )
+
+
+def _prepare_isic2019(args: argparse.Namespace) -> None:
+    from fedmend.datasets.isic2019 import prepare
+
+    prepare(
+        args.source,
+        args.out,
+        protocol=_protocol_of(args),
+        split=args.split,
+        test_share=args.test_share,
+        seed=args.seed,
+        soft_labels=args.soft_labels,
+        progress=print,
+    )
+
+
 def _prepare_brain_mri(args: argparse.Namespace) -> None:
     from fedmend.datasets.brain_mri import prepare
 
@@ -39,11 +70,19 @@ def _prepare_brain_mri(args: argparse.Namespace) -> None:
     print(f"3 site folders are in {args.out}")
 
 
-def _phantom_ich(args: argparse.Namespace) -> None:
-    from fedmend.datasets.phantom_sites import PhantomSpec, make_phantom
+def _prepare_brain_mri_single(args: argparse.Namespace) -> None:
+    from fedmend.datasets.brain_mri import prepare_single_label
 
-    spec = PhantomSpec(
-        slices=args.slices,
+    prepare_single_label(
+        args.source, args.out, protocol=_protocol_of(args), soft_labels=args.soft_labels, progress=print
+    )
+
+
+def _phantom_ich(args: argparse.Namespace) -> None:
+    from fedmend.datasets.phantom_sites import MissingClassPhantom, make_phantom
+
+    spec = MissingClassPhantom(
+        images=args.slices,
         sites=args.sites,
         annotated_per_site=args.annotated_per_site,
         rule=args.rule,
@@ -53,6 +92,18 @@ def _phantom_ich(args: argparse.Namespace) -> None:
     make_phantom(args.out, spec, progress=print)
     print(
         f"PHANTOM: {args.slices} synthetic slices in {args.out / 'download'}, {args.sites} site folders in {args.out}"
+    )
+
+
+def _phantom_noisy(args: argparse.Namespace) -> None:
+    from fedmend.datasets.phantom_sites import NoisyLabelPhantom, make_phantom
+
+    spec = NoisyLabelPhantom(
+        dataset=args.dataset, images=args.images, pixels=args.pixels, seed=args.seed, **_protocol_of(args).__dict__
+    )
+    make_phantom(args.out, spec, progress=print)
+    print(
+        f"PHANTOM: {args.images} synthetic images in {args.out / 'download'}, {args.sites} site folders in {args.out}"
     )
 
 
@@ -168,13 +219,42 @@ def _seeds(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected whole numbers like 0,1,2, got {text!r}") from None
 
 
-def _protocol(parser: argparse.ArgumentParser, seed: int) -> None:
+def _missing_class_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sites", type=int, default=5, help="number of sites (default 5)")
     parser.add_argument(
         "--annotated-per-site", type=int, default=1, help="classes that each site annotates (default 1)"
     )
     parser.add_argument("--rule", choices=["one_each", "random"], default="one_each", help="how they are chosen")
-    parser.add_argument("--seed", type=int, default=seed)
+    parser.add_argument("--seed", type=int, default=1037)
+
+
+def _noise_arguments(
+    parser: argparse.ArgumentParser, sites: int = 20, alpha: float = 2.0, presence: float = 0.9
+) -> None:
+    parser.add_argument("--sites", type=int, default=sites, help=f"number of sites (default {sites})")
+    parser.add_argument("--alpha", type=float, default=alpha, help=f"Dirichlet concentration (default {alpha})")
+    parser.add_argument(
+        "--presence", type=float, default=presence, help=f"probability that a site owns a class (default {presence})"
+    )
+    parser.add_argument("--partition-seed", type=int, default=100)
+    parser.add_argument("--noisy-share", type=float, default=0.4, help="share of noisy sites, rho (default 0.4)")
+    parser.add_argument("--noise-low", type=float, default=0.5, help="smallest noise rate (default 0.5)")
+    parser.add_argument("--noise-high", type=float, default=0.7, help="largest noise rate (default 0.7)")
+    parser.add_argument(
+        "--noise",
+        choices=["instance", "uniform"],
+        default="instance",
+        help="instance: an annotator network, trained at each noisy site, confuses what it finds hard",
+    )
+    parser.add_argument("--noise-seed", type=int, default=0)
+
+
+def _protocol_of(args: argparse.Namespace):
+    from dataclasses import fields
+
+    from fedmend.datasets.noisy_sites import NoiseProtocol
+
+    return NoiseProtocol(**{f.name: getattr(args, f.name) for f in fields(NoiseProtocol)})
 
 
 def _job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -185,18 +265,30 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="VARIABLE=VALUE", help="override job variables")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line of ``fedmend``."""
-    parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def _subcommands(commands, name: str, summary: str, what: str):
+    return commands.add_parser(name, help=summary).add_subparsers(required=True, metavar=what)
 
-    prepare = commands.add_parser("prepare", help="turn an official download into site folders").add_subparsers(
-        required=True, metavar="DATASET"
+
+def _soft_labels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--soft-labels", type=Path, help="CSV with class probabilities per image, instead of annotator networks"
     )
-    rsna = prepare.add_parser("rsna-ich", help="RSNA 2019 intracranial hemorrhage")
-    rsna.add_argument("source", type=Path, help="folder with stage_2_train.csv and stage_2_train/")
-    rsna.add_argument("out", type=Path, help="folder for site-1, site-2, ...")
-    _protocol(rsna, 1037)
+
+
+def _source_and_out(parser: argparse.ArgumentParser, source: str) -> None:
+    parser.add_argument("source", type=Path, help=source)
+    parser.add_argument("out", type=Path, help="folder for site-1, site-2, ...")
+
+
+def _add_prepare(commands) -> None:
+    prepare = _subcommands(commands, "prepare", "turn an official download into site folders", "DATASET")
+    rsna_folder = "folder with stage_2_train.csv and stage_2_train/"
+    mri_folder = "folder with labels.csv (image, diagnosis, split) and the images"
+    window = {"default": "brain", "help": "brain, subdural, bone or file"}
+
+    rsna = prepare.add_parser("rsna-ich", help="RSNA 2019 intracranial hemorrhage, classes missing per site")
+    _source_and_out(rsna, rsna_folder)
+    _missing_class_arguments(rsna)
     rsna.add_argument(
         "--split",
         choices=["patient", "slice"],
@@ -217,30 +309,79 @@ def build_parser() -> argparse.ArgumentParser:
         default=0.475,
         help="share of slices without hemorrhage, or 'all' (default 0.475)",
     )
-    rsna.add_argument("--window", default="brain", help="brain, subdural, bone or file")
+    rsna.add_argument("--window", **window)
     rsna.set_defaults(run=_prepare_rsna_ich)
 
+    single = prepare.add_parser("rsna-ich-single", help="its slices with exactly one subtype, some sites noisy")
+    _source_and_out(single, rsna_folder)
+    _noise_arguments(single)
+    single.add_argument(
+        "--split",
+        choices=["patient", "slice"],
+        default="patient",
+        help="slice is the paper's split, which leaks patients",
+    )
+    single.add_argument("--test-share", type=float, default=0.3)
+    single.add_argument("--window", **window)
+    single.add_argument("--seed", type=int, default=1037, help="of the test split")
+    _soft_labels(single)
+    single.set_defaults(run=_prepare_rsna_ich_single)
+
+    isic = prepare.add_parser("isic2019", help="ISIC 2019 dermoscopy, some sites noisy")
+    _source_and_out(isic, "folder with ISIC_2019_Training_Input/, ..._GroundTruth.csv and ..._Metadata.csv")
+    _noise_arguments(isic, alpha=1.5, presence=0.99)
+    isic.add_argument(
+        "--split",
+        choices=["lesion", "image"],
+        default="lesion",
+        help="image is the paper's split, which leaks lesions",
+    )
+    isic.add_argument("--test-share", type=float, default=0.3)
+    isic.add_argument("--seed", type=int, default=1037, help="of the test split")
+    _soft_labels(isic)
+    isic.set_defaults(run=_prepare_isic2019)
+
     mri = prepare.add_parser("brain-mri", help="brain tumour MR slices: three sites, each annotates one tumour")
-    mri.add_argument("source", type=Path, help="folder with labels.csv (image, diagnosis, split) and the images")
-    mri.add_argument("out", type=Path)
+    _source_and_out(mri, mri_folder)
     mri.add_argument(
         "--train-per-site", type=int, default=None, help="cap of each site's training slices (default: all)"
     )
     mri.add_argument("--seed", type=int, default=1037)
     mri.set_defaults(run=_prepare_brain_mri)
 
-    phantom = commands.add_parser("phantom", help="write synthetic data").add_subparsers(
-        required=True, metavar="DATASET"
-    )
+    four = prepare.add_parser("brain-mri-single", help="the same slices with four diagnoses, some sites noisy")
+    _source_and_out(four, mri_folder)
+    _noise_arguments(four)
+    _soft_labels(four)
+    four.set_defaults(run=_prepare_brain_mri_single)
+
+
+def _add_phantom(commands) -> None:
+    phantom = _subcommands(commands, "phantom", "write synthetic data", "DATASET")
     ich = phantom.add_parser(
         "ich", help="CT head slices with hemorrhage, as DICOM in the RSNA layout, and site folders"
     )
     ich.add_argument("out", type=Path)
     ich.add_argument("--slices", type=int, default=2000)
     ich.add_argument("--pixels", type=int, default=128)
-    _protocol(ich, 1037)
+    _missing_class_arguments(ich)
     ich.set_defaults(run=_phantom_ich)
 
+    single = phantom.add_parser("ich-single", help="the same slices; sites get those with one subtype, some are noisy")
+    _noise_arguments(single, sites=8)
+    single.set_defaults(dataset="ich_single", images=4800, pixels=128)
+    isic = phantom.add_parser("isic2019", help="dermoscopic pictures in the ISIC 2019 layout, and sites, some noisy")
+    _noise_arguments(isic, sites=8, alpha=1.5, presence=0.99)
+    isic.set_defaults(dataset="isic2019", images=1800, pixels=96)
+    for noisy in (single, isic):
+        noisy.add_argument("out", type=Path)
+        noisy.add_argument("--images", type=int, help=f"default {noisy.get_default('images')}")
+        noisy.add_argument("--pixels", type=int, help=f"default {noisy.get_default('pixels')}")
+        noisy.add_argument("--seed", type=int, default=1037, help="of images and test split")
+        noisy.set_defaults(run=_phantom_noisy)
+
+
+def _add_jobs(commands) -> None:
     configure = commands.add_parser("configure", help="copy a job with other variables, ready to submit")
     _job_arguments(configure)
     configure.add_argument("out", type=Path)
@@ -272,9 +413,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     simulate.set_defaults(run=_simulate)
 
-    ledger = commands.add_parser("ledger", help="what was changed in the labels of a site").add_subparsers(
-        required=True, metavar="ACTION"
-    )
+
+def _add_ledger(commands) -> None:
+    ledger = _subcommands(commands, "ledger", "what was changed in the labels of a site", "ACTION")
     show = ledger.add_parser("show", help="print repaired labels")
     show.add_argument("ledger", type=Path, help="ledger.sqlite in the site's state_dir")
     show.add_argument("--last", type=int, default=50, help="newest entries to print (default 50)")
@@ -290,6 +431,8 @@ def build_parser() -> argparse.ArgumentParser:
     undo.add_argument("--from-round", type=int, default=1, help="first round to take back (default 1 = everything)")
     undo.set_defaults(run=_ledger_undo)
 
+
+def _add_checks(commands) -> None:
     report = commands.add_parser("report", help="write report.html of a run folder again")
     report.add_argument("folder", type=Path, help="run folder, with run.json")
     report.set_defaults(run=_report)
@@ -299,6 +442,14 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--classes", default="", help="the job's classes, comma-separated (default: those of site.json)")
     check.add_argument("--max-unreadable", type=int, default=0)
     check.set_defaults(run=_sitecheck)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of ``fedmend``."""
+    parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_prepare, _add_phantom, _add_jobs, _add_ledger, _add_checks):
+        add(commands)
     return parser
 
 

@@ -16,16 +16,27 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.security.logging import secure_format_exception
 
 from fedmend.data.site import load_site, load_truth
-from fedmend.datasets.phantom_sites import PhantomSpec, ensure_phantom
+from fedmend.datasets.phantom_sites import ensure_phantom, phantom_spec
 from fedmend.errors import FedMendError
-from fedmend.evaluation import repair_counts, score_histograms
+from fedmend.evaluation import evaluation_counts, repair_counts
 from fedmend.ledger import LabelLedger
 from fedmend.methods.base import LocalMethod, RoundTask, Site
 from fedmend.networks import build_network, get_weights, set_weights
 from fedmend.state import StateStore
 from fedmend.training import LocalTrainer, Stopped, infer
 from fl_components.console import quiet_console
-from fl_components.payload import CENSUS, LONGEST_ERROR, TASKS, TRAIN, RunCard, SiteResult, pack_result, unpack_task
+from fl_components.payload import (
+    CENSUS,
+    COLLECT,
+    EVALUATE,
+    LONGEST_ERROR,
+    TASKS,
+    TRAIN,
+    RunCard,
+    SiteResult,
+    pack_result,
+    unpack_task,
+)
 from fl_components.site_config import SiteConfig, load_site_config
 
 LOG = logging.getLogger("fedmend.executor")
@@ -33,7 +44,7 @@ LEDGER_NAME = "ledger.sqlite"
 
 
 class MethodExecutor(Executor):
-    """Executes the tasks ``census``, ``train`` and ``evaluate`` with one method of the client configuration.
+    """Executes the tasks ``census``, ``train``, ``collect`` (a report without training) and ``evaluate`` with one method of the client configuration.
 
     Args:
         method_id: id of the method among the ``components`` of the client configuration.
@@ -44,7 +55,7 @@ class MethodExecutor(Executor):
         image_size: edge length in pixels that every image is resized to.
         all_labels: train on the complete labels kept for evaluation (upper bound of a comparison).
         phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``; fields of
-            :class:`fedmend.datasets.phantom_sites.PhantomSpec`.
+            the classes in :mod:`fedmend.datasets.phantom_sites`.
     """
 
     def __init__(
@@ -69,7 +80,7 @@ class MethodExecutor(Executor):
             all_labels,
         )
         self._trainer = LocalTrainer(learning_rate=learning_rate, weight_decay=weight_decay, local_epochs=local_epochs)
-        self._phantom = PhantomSpec(**phantom) if phantom else None
+        self._phantom = phantom_spec(phantom) if phantom else None
         self._method: LocalMethod | None = None
         self._opened: tuple[RunCard, Site, np.ndarray | None] | None = None
 
@@ -121,13 +132,16 @@ class MethodExecutor(Executor):
         set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in weights.items()})
         if evaluate:
             for split, data in site.data.evaluation.items():
-                result.counts[split] = score_histograms(infer(model, data, site)[1].numpy(), data.labels)
+                logits = infer(model, data, site)[1].numpy()
+                result.counts[split] = evaluation_counts(logits, data.labels, site.data.task)
         if task_name == TRAIN:
             site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
             self._method.prepare(model, task, site)
             result.loss = self._trainer.train(model, self._method, task, site)
             result.report = self._method.report(model, task, site)
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
+        elif task_name == COLLECT:
+            result.report = self._method.report(model, task, site)
         repairs = site.ledger.repairs()
         if (repairs >= 0).any():
             result.repairs = dict(repair_counts(repairs, site.data.train.labels, truth))
@@ -136,7 +150,7 @@ class MethodExecutor(Executor):
             "PHANTOM " if config.data_root is None else "",
             name,
             task.round_num + 1 if task_name == TRAIN else task.round_num,
-            task.stage if task_name == TRAIN else task_name,
+            task_name if task_name == EVALUATE else task.stage,
             result.samples,
             f"loss {result.loss:.4f}, " if task_name == TRAIN else "",
             int((repairs >= 0).sum()),
@@ -174,6 +188,11 @@ class MethodExecutor(Executor):
                 max_unreadable=config.max_unreadable,
                 all_labels=self._all_labels,
             )
+            if data.task not in self._method.TASKS:
+                known = " or ".join(map(repr, self._method.TASKS))
+                raise FedMendError(
+                    f"{name}: site.json, field task: expected {known} for the method of this job, got {data.task!r}"
+                )
             table = data.train.table
             if len(data.train) < self._batch_size:
                 raise FedMendError(
@@ -198,5 +217,6 @@ class MethodExecutor(Executor):
             "annotated": site.data.annotated,
             "positives": (labels == 1).sum(0).astype(np.int64),
             "sizes": {"train": len(labels), **{k: len(v) for k, v in site.data.evaluation.items()}},
+            "task": site.data.task,
             "phantom": config.data_root is None,
         }

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
+from fedmend.data.manifest import MULTILABEL, SINGLELABEL
 from fedmend.data.site import EVALUATION_SPLITS
 from fedmend.errors import FedMendError
 from fedmend.evaluation import BINS
@@ -19,10 +21,10 @@ from fedmend.methods.base import Report, RoundTask
 KEY = "fedmend"
 REPORT = "report"
 NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
-CENSUS, TRAIN, EVALUATE = "census", "train", "evaluate"
-TASKS = (CENSUS, TRAIN, EVALUATE)
+CENSUS, TRAIN, COLLECT, EVALUATE = "census", "train", "collect", "evaluate"
+TASKS = (CENSUS, TRAIN, COLLECT, EVALUATE)
 TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative")
-CENSUS_FIELDS = {"annotated", "positives", "sizes", "phantom"}
+CENSUS_FIELDS = {"annotated", "positives", "sizes", "task", "phantom"}
 LONGEST_ERROR = 2000  # characters
 
 
@@ -59,9 +61,9 @@ class SiteResult:
         samples: N_k training samples.
         weights: floating tensors of the local model, empty for tasks without training.
         report: fields declared in the method's REPORT_FIELDS.
-        counts: split → (C, 2, BINS) score histograms of the received global model.
+        counts: split → (C, 2, BINS) score histograms or (C, C) confusion matrix of the received global model.
         repairs: name → (C,) counts of repaired labels.
-        census: annotated (C,), positives (C,), sizes of the splits, phantom flag.
+        census: annotated (C,), positives (C,), sizes of the splits, task (kind of labels), phantom flag.
         loss: mean training loss.
         error: one sentence when the site could not do the task, else empty.
     """
@@ -132,9 +134,15 @@ def unpack_result(model: FLModel, site: str) -> SiteResult:
     """Server side of :func:`pack_result`.
 
     Raises:
-        FedMendError: the message is not one of FedMend's, see :func:`parse_content`.
+        FedMendError: the message is not one of FedMend's, see :func:`parse_content`, or its weights are encrypted.
     """
-    result = parse_content((model.meta or {}).get(KEY), site)
+    meta = model.meta or {}
+    if (algorithm := meta.get(MetaKey.PROCESSED_ALGORITHM)) is not None:
+        raise FedMendError(
+            f"{site}: weights: expected plain weights, which the checks and distances of the server need, got weights"
+            f" processed by {algorithm!s:.40}; switch homomorphic encryption off for this job"
+        )
+    result = parse_content(meta.get(KEY), site)
     result.weights = dict(model.params or {})
     return result
 
@@ -170,7 +178,8 @@ def parse_content(content, site: str) -> SiteResult:
             need(part == REPORT or not (value < 0).any(), f"{part} {name}", "counts >= 0")
     need(set(content["counts"]) <= set(EVALUATION_SPLITS), "counts", f"splits out of {list(EVALUATION_SPLITS)}")
     for split, value in content["counts"].items():
-        need(value.ndim == 3 and value.shape[1:] == (2, BINS), f"counts {split}", f"(C, 2, {BINS}) counts")
+        known_shape = value.ndim > 1 and value.shape[1:] in ((2, BINS), value.shape[:1])
+        need(known_shape, f"counts {split}", f"(C, 2, {BINS}) or (C, C) counts")
     names = set(content["repairs"])
     need(not names or {*TAGGED} <= names <= {*TAGGED, *CORRECT}, "repairs", f"{[*TAGGED, *CORRECT]}")
     need(all(v.ndim == 1 for v in content["repairs"].values()), "repairs", "one count per class")
@@ -184,6 +193,8 @@ def parse_content(content, site: str) -> SiteResult:
         sizes = census["sizes"]
         whole = isinstance(sizes, Mapping) and all(type(v) is int and v >= 0 for v in sizes.values())
         need(whole and {"train"} <= set(sizes) <= {"train", *EVALUATION_SPLITS}, "census sizes", "samples per split")
+        known_task = type(census["task"]) is str and census["task"] in (MULTILABEL, SINGLELABEL)
+        need(known_task, "census task", f"{MULTILABEL} or {SINGLELABEL}")
         need(type(census["phantom"]) is bool, "census phantom", "true or false")
     return SiteResult(
         site=site,
@@ -202,6 +213,7 @@ def check_result(
     num_classes: int,
     weights: Mapping[str, np.ndarray] | None,
     sizes: Mapping[str, int] | None = None,
+    task: str = MULTILABEL,
 ) -> None:
     """Refuses a result that must not enter the global model or the records.
 
@@ -211,6 +223,7 @@ def check_result(
         num_classes: C.
         weights: the global model that was sent, for names, shapes and dtypes; None for tasks without training.
         sizes: samples per split by the site's census; None for the census itself.
+        task: kind of labels by the census, which decides what the counts are.
 
     Raises:
         FedMendError: the site's own error sentence, or what is wrong: round, sample count, number of classes, tensor name,
@@ -233,7 +246,10 @@ def check_result(
         if len(value) != num_classes:
             raise FedMendError(f"{where}: expected counts of {num_classes} classes, got counts of {len(value)}")
     for split, value in result.counts.items():  # compared as Python numbers, which do not wrap
-        if any(sum(row) > (sizes or {}).get(split, 0) for row in value.reshape(num_classes, -1).tolist()):
+        if (value.ndim == 2) != (task == SINGLELABEL):
+            raise FedMendError(f"{where}, counts {split}: expected those of {task} data, got others")
+        groups = value.reshape(1 if task == SINGLELABEL else num_classes, -1)
+        if any(sum(group) > (sizes or {}).get(split, 0) for group in groups.tolist()):
             raise FedMendError(f"{where}, counts {split}: expected at most the samples of its census, got more")
     for name, value in result.report.items():
         if not np.isfinite(value).all():

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from fedmend.datasets.phantom_sites import PhantomSpec
+from fedmend.datasets.phantom_sites import phantom_spec
 from fedmend.errors import FedMendError
 from fl_components.site_config import PHANTOM
 
@@ -62,7 +62,7 @@ def configure_job(job: Path, out: Path, variables: Mapping[str, object], *, vari
     Args:
         job: job folder.
         out: folder to write; must not exist.
-        variables: variable → value; ``phantom.slices`` reaches into a mapping. A variable that both configuration files have
+        variables: variable → value; ``phantom.images`` reaches into a mapping. A variable that both configuration files have
             is set in both.
         variant: name of a file in the job's ``variants`` folder, whose variables are set first.
         sites: number of sites ``site-1`` … in meta.json; 0 keeps what stands there.
@@ -86,14 +86,14 @@ def configure_job(job: Path, out: Path, variables: Mapping[str, object], *, vari
         if not homes or (field and not all(isinstance(c[head], dict) for c in homes)):
             known = sorted({k for c in configs.values() for k in c} - STRUCTURE)
             raise FedMendError(f"--set: expected one of {known}, got {name!r}")
-        if head == "phantom":
-            _check_phantom({field: value} if field else value)
         for config in homes:
             if field:
                 config[head][field] = value
             else:
                 _check_kind(name, config[head], value)
                 config[head] = value
+            if head == "phantom" and config[head]:
+                _check_phantom(config[head])
     shutil.copytree(job, out)
     for file, config in configs.items():
         (out / file).write_text(json.dumps(config, indent=2) + "\n")
@@ -104,12 +104,10 @@ def configure_job(job: Path, out: Path, variables: Mapping[str, object], *, vari
         (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
 
 
-def _check_phantom(fields: object) -> None:
-    known = asdict(PhantomSpec())
-    for field, value in fields.items() if isinstance(fields, dict) else ():
-        if field not in known:
-            raise FedMendError(f"job variable phantom: expected the fields {sorted(known)}, got {field!r}")
-        _check_kind(f"phantom.{field}", known[field], value)
+def _check_phantom(given: Mapping[str, object]) -> None:
+    usual = asdict(type(phantom_spec(given))())
+    for field, value in given.items():
+        _check_kind(f"phantom.{field}", usual[field], value)
 
 
 def _check_kind(name: str, old: object, new: object) -> None:

@@ -72,15 +72,21 @@ def histograms(*aucs):
     return counts
 
 
+def confusion(*recalls):
+    """(C, C) counts of ten samples in each class, of which this share is right and the rest is taken for the next class."""
+    right = np.round(10 * np.array(recalls)).astype(np.int64)
+    return np.diag(right) + np.roll(np.diag(10 - right), 1, axis=1)
+
+
 class Federation:
     """A server with a controller, and sites that are the function ``answer(site, task_name, weights, task, evaluate)``.
 
-    ``answer`` returns a SiteResult, or None for a site that stays silent; ``asked`` notes (task name, round, stage, sites).
-    Answers arrive in the order of ``sites``, or backwards.
+    ``answer`` returns a SiteResult, or None for a site that stays silent; ``asked`` notes (task name, round, stage, sites),
+    ``sent`` (task, sites, all of the message besides the weights). Answers arrive in the order of ``sites``, or backwards.
     """
 
     def __init__(self, folder, controller, sites, answer, *, backwards=False):
-        self.controller, self.answer, self.backwards, self.asked = controller, answer, backwards, []
+        self.controller, self.answer, self.backwards, self.asked, self.sent = controller, answer, backwards, [], []
         write_settings(folder)
         self.persistor = PTFileModelPersistor()
         self.engine = Engine(folder, "server", components={"persistor": self.persistor}, clients=sites)
@@ -93,24 +99,24 @@ class Federation:
         self.fl_ctx.set_prop(FLContextKey.APP_ROOT, str(self.app), private=True, sticky=True)
         self.engine.fire_event(EventType.START_RUN, self.fl_ctx)
         controller.broadcast_model = self._broadcast
+        controller.get_num_standing_tasks = lambda: 0
         controller.start_controller(self.fl_ctx)
 
     def run(self):
         self.controller.control_flow(Signal(), self.fl_ctx)
         return self
 
-    def _broadcast(self, *, task_name, data, targets, timeout):
+    def _broadcast(self, *, task_name, data, targets, timeout, blocking, callback):
         received = unpack_task(FLModelUtils.from_shareable(FLModelUtils.to_shareable(data)))
         weights, task, _, evaluate = received
         self.asked.append((task_name, task.round_num, task.stage, list(targets)))
-        replies = []
+        self.sent.append((task, list(targets), data.meta))
         for site in reversed(targets) if self.backwards else targets:
             result = self.answer(site, task_name, weights, task, evaluate)
             if result is not None:
                 reply = FLModelUtils.from_shareable(FLModelUtils.to_shareable(pack_result(result)))
                 reply.meta["client_name"] = site
-                replies.append(reply)
-        return replies
+                callback(reply)
 
     def lines(self, name):
         file = self.records / name
@@ -120,34 +126,36 @@ class Federation:
         return [(line["round"], line["value"]) for line in self.lines("decisions.jsonl") if line["what"] == what]
 
 
-def census(annotated, *, samples=10, round_num=0):
-    """A census answer of a site that annotates these classes."""
+def census(annotated, *, samples=10, round_num=0, positives=4, task="multilabel"):
+    """A census answer of a site that annotates these classes and has this many positives of each."""
     annotated = np.array(annotated, dtype=bool)
     content = {
         "annotated": annotated,
-        "positives": annotated * 4,
+        "positives": annotated * np.array(positives),
         "sizes": {"train": samples, "val": 20, "test": 20},
+        "task": task,
         "phantom": False,
     }
     return SiteResult(round_num=round_num, samples=samples, census=content)
 
 
-def plain_answers(annotated, *, samples=None, step=None, counts=None):
+def plain_answers(annotated, *, samples=None, step=None, counts=None, task="multilabel"):
     """Sites that add their own number to all weights.
 
     Args:
         annotated: site → flags of the annotated classes.
         samples: site → N_k; default 10 each.
         step: site → number that one round adds to every weight; default 1 each.
-        counts: round → split → histograms of an evaluated model; default: val and test with AUC 1.
+        counts: round → split → counts of an evaluated model; default: histograms of val and test with AUC 1.
+        task: kind of labels; ``singlelabel`` needs ``counts``.
     """
     samples, step = samples or dict.fromkeys(annotated, 10), step or dict.fromkeys(annotated, 1.0)
-    classes = len(next(iter(annotated.values())))
+    classes, kind = len(next(iter(annotated.values()))), task
     counts = counts or (lambda round_num: {s: histograms(*[1] * classes) for s in ("val", "test")})
 
     def answer(site, task_name, weights, task, evaluate):
         if task_name == CENSUS:
-            return census(annotated[site], samples=samples[site])
+            return census(annotated[site], samples=samples[site], task=kind)
         result = SiteResult(round_num=task.round_num, samples=samples[site])
         result.counts = counts(task.round_num) if evaluate else {}
         if task_name == TRAIN:

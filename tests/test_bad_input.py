@@ -12,16 +12,19 @@ import pytest
 import torch
 from factories import make_site_folder, refused
 from fl_factories import Federation, plain_answers
-from torch_factories import CPU, TinyNetwork, make_site, make_task
+from torch_factories import CPU, TinyNetwork, make_single_site, make_site, make_task
 
+from fedmend import networks
 from fedmend.data.site import load_site
 from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger
 from fedmend.methods.fedmlp import DETECT, FedMLP
+from fedmend.methods.fednoro import NOISY, ROBUST, FedNoRo
 from fedmend.networks import get_weights, initial_network
 from fl_components.controllers.fedmlp import FedMLPController
+from fl_components.controllers.fednoro import FedNoRoController
 from fl_components.executor import MethodExecutor
-from fl_components.payload import RunCard
+from fl_components.payload import COLLECT, TRAIN, RunCard
 from fl_components.site_config import SiteConfig, read_site_config
 
 JOB_CLASSES = ("edema", "fracture", "nodule")
@@ -96,11 +99,15 @@ def weights_with(change):
     return fault
 
 
-def small_site(folder):
-    site = make_site_folder(folder / "s")
-    executor = MethodExecutor(method_id="fedmlp", learning_rate=0.1, batch_size=16, image_size=32)
-    run, config = RunCard("run-1", JOB_CLASSES, "resnet18", 0), SiteConfig(site, folder / "cache", folder / "state")
-    executor._open("site-1", run, config)
+def opened_for(method, *, batch_size=4):
+    def fault(folder):
+        site = make_site_folder(folder / "s")
+        executor = MethodExecutor(method_id="method", learning_rate=0.1, batch_size=batch_size, image_size=32)
+        executor._method = method
+        run, config = RunCard("run-1", JOB_CLASSES, "resnet18", 0), SiteConfig(site, folder / "cache", folder / "state")
+        executor._open("site-1", run, config)
+
+    return fault
 
 
 def spoiled_prototypes(folder):
@@ -119,6 +126,57 @@ def class_nowhere(folder):
     raise FedMendError(federation.engine.panics()[0])
 
 
+def single_label(labels):
+    return lambda folder: train_on(make_site_folder(folder / "s", labels))
+
+
+def unknown_label_name(folder):
+    site = make_site_folder(folder / "s", [0, 1, 2, 0])
+    text = (site / "train.csv").read_text()
+    (site / "train.csv").write_text(text.replace("fracture", "break"))
+    train_on(site)
+
+
+def blank_label(folder):
+    FedNoRo().prepare(TinyNetwork(3), make_task(), make_single_site(folder, [0, 1, -1]))
+
+
+def missing_weight(folder):
+    FedNoRo().prepare(TinyNetwork(3), make_task(ROBUST, 4, 9, role=NOISY), make_single_site(folder, [0, 1, 2]))
+
+
+def fednoro(*, sites=4, change=lambda result: None):
+    """A run of FedNoRo in which site-4 answers the detection otherwise."""
+
+    def fault(folder):
+        names = {f"site-{i}": [True] * 3 for i in range(1, sites + 1)}
+        plain = plain_answers(names)
+
+        def answer(site, task_name, *rest):
+            result = plain(site, task_name, *rest)
+            if task_name == COLLECT:
+                losses = np.full(3, float(site[-1]), dtype=np.float32)
+                result.report = {"class_loss": losses, "class_count": np.full(3, 9)}
+            if site == "site-4" and task_name in (COLLECT, TRAIN):
+                change(result)
+            return result
+
+        controller = FedNoRoController(
+            run_name="run-1", classes=list(JOB_CLASSES), network="tiny", num_rounds=2, warmup_rounds=1
+        )
+        with patch.dict(networks.NETWORKS, tiny=TinyNetwork):
+            federation = Federation(folder, controller, list(names), answer).run()
+        raise FedMendError(federation.engine.panics()[0])
+
+    return fault
+
+
+def detection(**fields):
+    return lambda result: result.report and result.report.update(fields)
+
+
+FOUR_NEEDED = "collect of round 1: expected valid results from 4 sites, got 3: "
+
 FAULTS = [
     (
         "no fedmend.json",
@@ -127,7 +185,7 @@ FAULTS = [
     ),
     (
         "fewer samples than a batch",
-        small_site,
+        opened_for(FedMLP(), batch_size=16),
         "site-1: train.csv: expected at least 16 samples (batch_size), got 6",
     ),
     (
@@ -189,6 +247,53 @@ FAULTS = [
         " (hash aaaaaaaaaaaa); choose another run_name or put the earlier labels back",
     ),
     ("a full disk", full_disk, "site-1: train.csv: cache_dir: expected 1 MB of free space, got a full disk"),
+    (
+        "fewer than four sites",
+        fednoro(sites=3),
+        "census: expected at least 4 sites to tell noisy from clean ones, got 3",
+    ),
+    (
+        "losses with NaN",
+        fednoro(change=detection(class_loss=np.array([1, np.nan, 1], dtype=np.float32))),
+        f"{FOUR_NEEDED}site-4: result of round 1, report field class_loss: expected finite numbers, got NaN or infinity",
+    ),
+    (
+        "losses of another number of classes",
+        fednoro(change=detection(class_loss=np.ones(4, dtype=np.float32))),
+        f"{FOUR_NEEDED}site-4: report field class_loss: expected one number for each of 3 classes, got (4,)",
+    ),
+    (
+        "no class with enough samples",
+        fednoro(change=detection(class_count=np.zeros(3, dtype=np.int64))),
+        f"{FOUR_NEEDED}site-4: report field class_count: expected at least one class with enough samples, got none",
+    ),
+    (
+        "an unknown label name",
+        unknown_label_name,
+        "site-1: train.csv row 3, column label: expected one of ['edema', 'fracture', 'nodule'] or blank, got text of 5"
+        " characters",
+    ),
+    (
+        "single-label data of one class",
+        single_label([1, 1, 1]),
+        "site-1: train.csv, column label: expected at least 2 classes, got 1",
+    ),
+    ("an empty single-label site", single_label([]), "site-1: train.csv: expected at least 2 samples, got 0"),
+    (
+        "a blank single label",
+        blank_label,
+        "site-1: train.csv row 4, column label: expected a class name, got a blank",
+    ),
+    (
+        "multi-label data for a single-label method",
+        opened_for(FedNoRo()),
+        "site-1: site.json, field task: expected 'singlelabel' for the method of this job, got 'multilabel'",
+    ),
+    (
+        "no distillation weight from the server",
+        missing_weight,
+        "site-1: round 4, distillation_weight from the server: expected 0 to 1, got another",
+    ),
     (
         "a weights file with other keys",
         weights_with(lambda state: {f"module.{name}": value for name, value in state.items()}),

@@ -1,10 +1,12 @@
 """Tiny networks and sites in memory."""
 
+import dataclasses
+
 import numpy as np
 import torch
 from torch import nn
 
-from fedmend.data.manifest import LabelTable
+from fedmend.data.manifest import SINGLELABEL, LabelTable
 from fedmend.data.site import SiteData, Split
 from fedmend.ledger import LabelLedger
 from fedmend.methods.base import LocalMethod, RoundTask, Site
@@ -38,15 +40,31 @@ class PlainMethod(LocalMethod):
         return nn.functional.binary_cross_entropy_with_logits(model(site.data.train.view(index))[1], target)
 
 
-def make_split(labels, size=8, seed=0, file="train.csv"):
+def make_split(labels, size=8, seed=0, file="train.csv", color=False):
     labels = np.asarray(labels, dtype=np.int8)
     n, c = labels.shape
-    images = np.random.default_rng((seed, n)).integers(0, 256, (n, size, size), dtype=np.uint8)
+    shape = (n, size, size, 3) if color else (n, size, size)
+    images = np.random.default_rng((seed, n)).integers(0, 256, shape, dtype=np.uint8)
     names = tuple(f"img{i}.png" for i in range(n))
     table = LabelTable(
         file, np.arange(2, n + 2), names, ("",) * n, labels, (labels >= 0).any(0), tuple(f"class{i}" for i in range(c))
     )
     return Split(images, table, CPU)
+
+
+def one_hot(classes, num_classes):
+    """(N, C) int8 of N class numbers; a row of -1 for -1."""
+    classes = np.asarray(classes)
+    labels = (classes[:, None] == np.arange(num_classes)).astype(np.int8)
+    labels[classes < 0] = -1
+    return labels
+
+
+def make_single_site(folder, classes, num_classes=3, **options):
+    """A single-label site with these class numbers."""
+    site = make_site(folder, one_hot(classes, num_classes), **options)
+    site.data = dataclasses.replace(site.data, task=SINGLELABEL, annotated=np.ones(num_classes, dtype=bool))
+    return site
 
 
 def make_site(folder, labels, *, name="site-1", batch_size=4, seed=0):
@@ -62,5 +80,5 @@ def make_site(folder, labels, *, name="site-1", batch_size=4, seed=0):
     return Site(name, CPU, data, ledger, StateStore(folder / "state"), batch_size)
 
 
-def make_task(stage="train", round_num=0, total_rounds=3, seed=7, **knowledge):
-    return RoundTask(stage, round_num, total_rounds, knowledge=knowledge, seed=seed)
+def make_task(stage="train", round_num=0, total_rounds=3, seed=7, role="", **knowledge):
+    return RoundTask(stage, round_num, total_rounds, knowledge=knowledge, role=role, seed=seed)

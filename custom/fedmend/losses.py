@@ -1,4 +1,4 @@
-"""Losses for partly annotated multi-label data that torch and MONAI lack."""
+"""Losses for imperfect labels that torch and MONAI lack, and the class statistics that go into them."""
 
 import numpy as np
 import torch
@@ -58,3 +58,30 @@ def positive_weight(labels: np.ndarray) -> np.ndarray:
     """
     known, positive = (labels != NOT_ANNOTATED).sum(0), (labels == 1).sum(0)
     return np.where(positive > 0, known / np.maximum(positive, 1), 1.0).astype(np.float32)
+
+
+def log_class_prior(labels: np.ndarray) -> np.ndarray:
+    """log pi of single-label logit adjustment (Menon et al., ICLR 2021), as in Wu et al., IJCAI 2023.
+
+    Args:
+        labels: (N, C) int, one-hot.
+
+    Returns:
+        (C,) float32; -inf for a class without a sample, which then is never predicted and gets no gradient.
+    """
+    count = (labels == 1).sum(0)
+    with np.errstate(divide="ignore"):
+        return np.log(count / count.sum()).astype(np.float32)
+
+
+def distillation(logits: Tensor, soft: Tensor) -> Tensor:
+    """KL divergence from the teacher's probabilities to the student's, mean over samples, sum over classes.
+
+    Args:
+        logits: (B, C) of the student; -inf for a class that it cannot predict: the teacher's mass on it is left out.
+        soft: (B, C) probabilities of the teacher.
+    """
+    possible = torch.isfinite(logits)
+    student = logits.log_softmax(1).masked_fill(~possible, 0)
+    soft = soft.masked_fill(~possible, 0)
+    return F.kl_div(student, soft, reduction="batchmean")

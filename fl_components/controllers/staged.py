@@ -6,6 +6,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
+from fedmend.data.manifest import MULTILABEL
 from fedmend.errors import FedMendError
-from fedmend.evaluation import multilabel_metrics
+from fedmend.evaluation import merged_metrics
 from fedmend.methods.base import Report, RoundTask
 from fedmend.networks import get_weights, initial_network
 from fedmend.records import RunRecords
@@ -30,6 +32,7 @@ from fl_components.aggregators import SampleWeightedAggregator
 from fl_components.console import quiet_console
 from fl_components.payload import (
     CENSUS,
+    COLLECT,
     EVALUATE,
     TRAIN,
     RunCard,
@@ -43,8 +46,9 @@ from fl_components.site_config import load_site_config
 
 LOG = logging.getLogger("fedmend.run")
 RESULTS_FOLDER = "fedmend"
-BEST_SPLITS, BEST_METRIC = ("val", "test"), "auc"
+BEST_SPLITS, BEST_METRICS = ("val", "test"), ("auc", "bacc")  # the first that there is
 Knowledge = Mapping[str, np.ndarray]
+POLL = 0.1  # seconds
 
 
 class StagedController(ModelController):
@@ -91,6 +95,8 @@ class StagedController(ModelController):
         self._weights_file, self._min_sites, self._round_timeout = weights, min_sites, round_timeout
         self._eval_every, self._method = eval_every, method
         self.annotated: dict[str, np.ndarray] = {}  # site → (C,) bool, from the census
+        self.roles: dict[str, str] = {}  # site → role; each site learns only its own
+        self._task = MULTILABEL  # what the census says
         self._phantom = False
 
     def run(self) -> None:
@@ -128,6 +134,7 @@ class StagedController(ModelController):
         else:
             self._check_checkpoint(checkpoint)
             weights, knowledge, self._first_round = checkpoint["weights"], checkpoint["knowledge"], checkpoint["round"]
+            self.roles = checkpoint["roles"]
             self.records.restore(checkpoint["records"])
             self.record("resumed", {"at_round": self._first_round})
         self.records.start(self._describe())
@@ -139,7 +146,7 @@ class StagedController(ModelController):
         model: FLModel,
         stage: str,
         round_num: int,
-        knowledge: Knowledge,
+        knowledge: Knowledge | None = None,
         aggregator: ModelAggregator | None = None,
         check_report: Callable[[Report], None] = lambda report: None,
     ) -> tuple[FLModel, dict[str, SiteResult]]:
@@ -149,7 +156,7 @@ class StagedController(ModelController):
             model: global model.
             stage: the paper's word.
             round_num: 0 … R-1.
-            knowledge: arrays for the sites.
+            knowledge: arrays for the sites; None: nothing.
             aggregator: default: weights N_k.
             check_report: raises FedMendError for a report that the method cannot use; that site's result is refused.
 
@@ -157,7 +164,7 @@ class StagedController(ModelController):
             The aggregated model, and the valid results by site in sorted order.
         """
         started = time.monotonic()
-        task = RoundTask(stage, round_num, self.num_rounds, knowledge, seed=self.card.seed)
+        task = RoundTask(stage, round_num, self.num_rounds, knowledge or {}, seed=self.card.seed)
         evaluate = round_num % self._eval_every == 0
         results, replies = self._ask(TRAIN, model, task, evaluate=evaluate, check_report=check_report)
         metrics = self._record_results(results, round_num, stage, model, time.monotonic() - started)
@@ -168,14 +175,35 @@ class StagedController(ModelController):
         self._progress(round_num, stage, metrics, len(results), time.monotonic() - started)
         return merged, results
 
-    def save_progress(self, model: FLModel, done_rounds: int, knowledge: Knowledge, *, finished: bool = False) -> None:
+    def collect(
+        self, model: FLModel, stage: str, round_num: int, *, at_least: int, check_report: Callable[[Report], None]
+    ) -> dict[str, SiteResult]:
+        """Reports about the global model, without training.
+
+        Args:
+            model: global model.
+            stage: the paper's word.
+            round_num: the round that comes next.
+            at_least: sites that must answer; the others may be missing, whatever ``min_sites`` says.
+            check_report: as in :meth:`train_round`.
+
+        Returns:
+            The valid results by site in sorted order.
+        """
+        task = RoundTask(stage, round_num, self.num_rounds, seed=self.card.seed)
+        return self._ask(COLLECT, model, task, check_report=check_report, needed=at_least)[0]
+
+    def save_progress(
+        self, model: FLModel, done_rounds: int, knowledge: Knowledge | None = None, *, finished: bool = False
+    ) -> None:
         """Checkpoint after a round; a job of the same run_name continues behind it."""
         self._state.save(
             "checkpoint",
             {
                 "round": done_rounds,
                 "weights": {k: torch.from_numpy(v) for k, v in model.params.items()},
-                "knowledge": {k: torch.from_numpy(np.asarray(v)) for k, v in knowledge.items()},
+                "knowledge": {k: torch.from_numpy(np.asarray(v)) for k, v in (knowledge or {}).items()},
+                "roles": self.roles,
                 "records": self.records.dump(),
                 "made_by": self._made_by(),
                 "finished": finished,
@@ -220,7 +248,7 @@ class StagedController(ModelController):
         files["records"] = str(folder)
         self.records.finish(files, time.monotonic() - self._started)
         write_report(folder)
-        self.save_progress(model, self.num_rounds, {}, finished=True)
+        self.save_progress(model, self.num_rounds, finished=True)
         for line in summary_text(folder).splitlines():
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self._mark, line)
 
@@ -242,18 +270,12 @@ class StagedController(ModelController):
         *,
         evaluate: bool = False,
         check_report: Callable[[Report], None] = lambda report: None,
+        needed: int = 0,
     ) -> tuple[dict[str, SiteResult], dict[str, FLModel]]:
         """Sends a task to the sites of the run and returns the valid results in sorted site order."""
         sites = sorted(self.annotated) or sorted(client.name for client in self.engine.get_clients())
         weights = {} if model is None else model.params
-        replies = self.broadcast_model(
-            task_name=task_name,
-            data=pack_task(weights, task, self.card, evaluate=evaluate),
-            targets=sites,
-            timeout=self._round_timeout,
-        )
-        if self.abort_signal.triggered:
-            raise FedMendError(f"{task_name}: the job was aborted")
+        replies = self._send(task_name, weights, task, sites, evaluate=evaluate)
         results, accepted, refused = {}, {}, {}
         for reply in sorted(replies, key=lambda r: r.meta["client_name"]):
             site = reply.meta["client_name"]
@@ -265,6 +287,7 @@ class StagedController(ModelController):
                     num_classes=len(self.card.classes),
                     weights=weights if task_name == TRAIN else None,
                     sizes=None if task_name == CENSUS else self._sizes[site],
+                    task=self._task,
                 )
                 check_report(result.report)
             except FedMendError as e:
@@ -276,7 +299,7 @@ class StagedController(ModelController):
         for site, reason in refused.items():
             self.record("refused", {"site": site, "reason": reason}, task.round_num)
             LOG.warning("%s%s", self._mark, reason)
-        needed = max(min(self._min_sites or len(sites), len(sites)), 1)
+        needed = needed or max(min(self._min_sites or len(sites), len(sites)), 1)
         if len(results) < needed:
             raise FedMendError(
                 f"{task_name} of round {task.round_num}: expected valid results from {needed} sites, got {len(results)}: "
@@ -284,11 +307,32 @@ class StagedController(ModelController):
             )
         return results, accepted
 
+    def _send(
+        self, task_name: str, weights: dict, task: RoundTask, sites: list[str], *, evaluate: bool
+    ) -> list[FLModel]:
+        """One message per role, all at the same time, as no site may learn the role of another; waits for the replies."""
+        replies: list[FLModel] = []
+        roles = {site: self.roles.get(site, "") for site in sites}
+        for role in sorted(set(roles.values())):
+            self.broadcast_model(
+                task_name=task_name,
+                data=pack_task(weights, replace(task, role=role), self.card, evaluate=evaluate),
+                targets=[site for site in sites if roles[site] == role],
+                timeout=self._round_timeout,
+                blocking=False,
+                callback=replies.append,
+            )
+        while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+            time.sleep(POLL)
+        if self.abort_signal.triggered:
+            raise FedMendError(f"{task_name}: the job was aborted")
+        return replies
+
     def _census(self) -> None:
         """Asks every site what it annotates; opens, and so checks, all data before anybody trains."""
         LOG.info("census: every site opens and checks its data")
         results, _ = self._ask(CENSUS, None, RoundTask(CENSUS, 0, self.num_rounds))
-        self._sites, self._sizes = {}, {}
+        self._sites, self._sizes, found, kinds = {}, {}, {}, {}
         for site, result in results.items():
             census = result.census
             self.annotated[site] = np.asarray(census["annotated"], dtype=bool)
@@ -298,7 +342,13 @@ class StagedController(ModelController):
             positives = dict(zip(self.card.classes, np.asarray(census["positives"]).tolist(), strict=True))
             self._sites[site] = {"annotated": known, **census["sizes"], "positives": {c: positives[c] for c in known}}
             LOG.info("%s%s annotates %s, %s samples", self._mark, site, ", ".join(known), census["sizes"]["train"])
-        nowhere = [c for i, c in enumerate(self.card.classes) if not any(a[i] for a in self.annotated.values())]
+            kinds.setdefault(census["task"], []).append(site)
+            found[site] = self.annotated[site] & (np.asarray(census["positives"]) > 0)
+        if len(kinds) > 1:
+            got = ", ".join(f"{kind} at {', '.join(named)}" for kind, named in sorted(kinds.items()))
+            raise FedMendError(f"census: expected one kind of labels at all sites, got {got}")
+        (self._task,) = kinds
+        nowhere = [c for i, c in enumerate(self.card.classes) if not any(f[i] for f in found.values())]
         if nowhere:
             raise FedMendError(
                 f"census: expected every class of the job to be annotated at a site, got none for {nowhere}"
@@ -313,6 +363,7 @@ class StagedController(ModelController):
             "run_name": self.card.run_name,
             "method": self._method or type(self).__name__,
             "phantom": self._phantom,
+            "task": self._task,
             "classes": list(self.card.classes),
             "num_rounds": self.num_rounds,
             "warmup_rounds": self.warmup_rounds,
@@ -328,7 +379,7 @@ class StagedController(ModelController):
         """Merges counts into metrics, keeps the best model and writes everything down; returns split → metrics."""
         metrics = {}
         for split in sorted({s for r in results.values() for s in r.counts}):
-            merged = multilabel_metrics(sum(r.counts[split] for r in results.values() if split in r.counts))
+            merged = merged_metrics(sum(r.counts[split] for r in results.values() if split in r.counts))
             metrics[split] = merged
             self.records.metrics(round_num, stage, split, merged, seconds)
             for name, value in merged["macro"].items():
@@ -341,16 +392,15 @@ class StagedController(ModelController):
             if result.weights:
                 self._stream(f"loss/{site}", result.loss, round_num)
         # A split in which no class has both labels cannot choose; that does not change from round to round.
-        split = next((k for k in BEST_SPLITS if k in metrics and metrics[k]["macro"][BEST_METRIC] is not None), None)
-        if split is not None:
-            value = metrics[split]["macro"][BEST_METRIC]
-            if (
-                self._best is None or value > self._best[0] or round_num <= self._best[1]
-            ):  # a repeated round replaces its own
-                self._best = (value, round_num)
-                weights = {k: torch.from_numpy(v) for k, v in model.params.items()}
-                self._state.save("best", {"value": value, "round": round_num, "weights": weights})
-                self.record("best_model", {BEST_METRIC: value, "split": split}, round_num)
+        measured = ((k, m, metrics[k]["macro"].get(m)) for m in BEST_METRICS for k in BEST_SPLITS if k in metrics)
+        split, metric, value = next((found for found in measured if found[2] is not None), (None, "", None))
+        # A repeated round replaces its own.
+        better = split is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1])
+        if better:
+            self._best = (value, round_num)
+            weights = {k: torch.from_numpy(v) for k, v in model.params.items()}
+            self._state.save("best", {"value": value, "round": round_num, "weights": weights})
+            self.record("best_model", {metric: value, "split": split}, round_num)
         self.records.write()
         return metrics
 

@@ -3,10 +3,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch_factories import one_hot
 
-from fedmend.losses import PRIOR_LIMIT, masked_bce, positive_weight, prior_shift
+from fedmend.losses import PRIOR_LIMIT, distillation, log_class_prior, masked_bce, positive_weight, prior_shift
 
 LN2, LN3 = math.log(2), math.log(3)
+IMPOSSIBLE = -math.inf
 
 
 def literal_adjustment(logit, prior):
@@ -84,3 +86,62 @@ def test_the_positive_weight_is_known_over_positive_labels():
     labels = np.array([[1, 0, -1], [0, 0, -1], [0, 0, 1], [0, 0, 0]], dtype=np.int8)
     assert positive_weight(labels).tolist() == [4.0, 1.0, 2.0]
     assert positive_weight(labels).dtype == np.float32
+
+
+def test_the_log_class_prior_is_the_log_share_of_each_class():
+    prior = log_class_prior(one_hot([0, 0, 1, 0], 3))
+    assert prior.tolist() == [pytest.approx(math.log(3 / 4)), pytest.approx(math.log(1 / 4)), IMPOSSIBLE]
+    assert prior.dtype == np.float32
+
+
+def test_rows_without_a_label_do_not_enter_the_class_prior():
+    assert log_class_prior(one_hot([0, -1, 1, -1], 2)).tolist() == pytest.approx([-LN2, -LN2])
+
+
+def test_an_absent_class_raises_no_warning(recwarn):
+    log_class_prior(one_hot([0, 1], 3))
+    assert not recwarn.list
+
+
+def test_distillation_is_the_divergence_from_the_teacher_to_the_student():
+    soft = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.8, 0.0]])
+    student = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.6, 0.3]])
+    by_hand = [0.5 * LN2 - 0.25 * LN2, 0.2 * LN2 + 0.8 * math.log(0.8 / 0.6)]
+    for logits in (student.log(), student.log() + 3):  # a constant does not matter
+        assert distillation(logits, soft).item() == pytest.approx(sum(by_hand) / 2, rel=1e-5)  # mean over samples
+
+
+def test_a_student_like_the_teacher_has_no_divergence():
+    soft = torch.tensor([[0.5, 0.3, 0.2]])
+    assert distillation(soft.log(), soft).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_teachers_mass_on_an_impossible_class_is_dropped_and_the_rest_is_not_rescaled():
+    soft = torch.tensor([[0.5, 0.3, 0.2]])
+    logits = torch.tensor([[0.0, 0.0, IMPOSSIBLE]])  # probabilities 1/2, 1/2, 0
+    assert distillation(logits, soft).item() == pytest.approx(0.3 * math.log(0.3 / 0.5), rel=1e-5)
+
+
+def test_an_impossible_class_gets_exactly_no_gradient_and_the_others_a_finite_one():
+    scores = torch.tensor([[0.3, -0.2, 5.0], [400.0, 0.0, -3.0]], requires_grad=True)
+    prior = torch.tensor([-LN2, -LN2, IMPOSSIBLE])
+    soft = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.1, 0.9]])
+    loss = distillation(scores + prior, soft)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(scores.grad).all()
+    assert scores.grad[:, 2].tolist() == [0.0, 0.0]
+    p = torch.softmax(
+        torch.tensor([0.3, -0.2]), 0
+    )  # d/ds of sum_c q_c (log q_c - log p_c) = p * sum(q) - q, halved by the mean
+    assert scores.grad[0, :2].tolist() == pytest.approx(((p * 0.8 - torch.tensor([0.5, 0.3])) / 2).tolist(), abs=1e-6)
+
+
+def test_cross_entropy_with_an_impossible_class_is_finite_and_gives_it_no_gradient():
+    scores = torch.tensor([[0.3, -0.2, 5.0]], requires_grad=True)
+    prior = torch.from_numpy(log_class_prior(one_hot([0, 1], 3)))
+    loss = torch.nn.functional.cross_entropy(scores + prior, torch.tensor([0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-0.5)), rel=1e-5)
+    assert scores.grad[0, 2].item() == 0.0
+    assert torch.isfinite(scores.grad).all()

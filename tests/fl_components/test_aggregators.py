@@ -1,6 +1,10 @@
-import numpy as np
+import math
 
-from fl_components.aggregators import SampleWeightedAggregator
+import numpy as np
+import pytest
+from factories import refused
+
+from fl_components.aggregators import DistanceAwareAggregator, SampleWeightedAggregator
 from fl_components.payload import SiteResult, pack_result
 
 
@@ -35,3 +39,100 @@ def test_received_models_are_not_changed():
     aggregator.accept_model(reply("site-2", 30, 5, -4))
     aggregator.aggregate_model()
     assert model.params["w"].tolist() == [1, 4]
+
+
+def merged(aggregator, *replies):
+    for model in replies:
+        aggregator.accept_model(model)
+    return aggregator.aggregate_model().params["w"]
+
+
+def test_a_noisy_model_counts_less_the_farther_it_is_from_the_nearest_clean_one():
+    # Distances to the nearest clean model: site-2 1, site-4 2 (of 4 and 3 to the clean ones of 0 and 5).
+    aggregator = DistanceAwareAggregator(["site-2", "site-4"])
+    replies = [reply("site-1", 10, 0), reply("site-2", 20, 4), reply("site-3", 30, 5), reply("site-4", 40, 7)]
+    weights = np.array([10, 20 * math.exp(-1 / 2), 30, 40 * math.exp(-1)])
+    mean = merged(aggregator, *replies)
+    assert mean.tolist() == pytest.approx([(weights * [0, 4, 5, 7]).sum() / weights.sum()], rel=1e-6)
+    assert mean.dtype == np.float32
+    assert list(aggregator.shares) == ["site-1", "site-2", "site-3", "site-4"]
+    assert list(aggregator.shares.values()) == pytest.approx((weights / weights.sum()).tolist(), rel=1e-6)
+    assert sum(aggregator.shares.values()) == pytest.approx(1)
+
+
+def far_apart(site, samples, conv, mean):
+    weights = {"conv": np.float32(conv), "bn.running_mean": np.float32([mean])}
+    model = pack_result(SiteResult(samples=samples, weights=weights))
+    model.meta["client_name"] = site
+    return model
+
+
+@pytest.mark.parametrize(
+    ("settings", "b", "c"),
+    [
+        ({}, 5 + 3, 4 + 5),
+        ({"buffers": False}, 5, 4),
+        ({"distance": "l2"}, 34**0.5, 41**0.5),
+        ({"distance": "l2", "buffers": False}, 5, 4),
+    ],
+)
+def test_the_distance_is_the_chosen_one(settings, b, c):
+    aggregator = DistanceAwareAggregator(["b", "c"], **settings)
+    for model in (far_apart("a", 10, [0, 0], 0), far_apart("b", 10, [3, 4], 3), far_apart("c", 10, [0, 4], 5)):
+        aggregator.accept_model(model)
+    aggregator.aggregate_model()
+    expected = np.exp([-d / max(b, c) for d in (0, b, c)])
+    assert list(aggregator.shares.values()) == pytest.approx((expected / expected.sum()).tolist(), rel=1e-6)
+
+
+REPLIES = [reply("site-1", 10, 1, 4), reply("site-2", 30, 5, -4), reply("site-3", 25, -3, 0.5)]
+
+
+@pytest.mark.parametrize("noisy", [[], ["site-9"], ["site-1", "site-2", "site-3"]], ids=["none", "a stranger", "all"])
+def test_without_noisy_or_without_clean_models_it_is_federated_averaging(noisy):
+    aggregator = DistanceAwareAggregator(noisy)
+    np.testing.assert_allclose(merged(aggregator, *REPLIES), merged(SampleWeightedAggregator(), *REPLIES), rtol=1e-6)
+    assert aggregator.shares == pytest.approx({"site-1": 10 / 65, "site-2": 30 / 65, "site-3": 25 / 65})
+
+
+def test_a_single_noisy_model_has_e_to_minus_1_of_its_weight():
+    aggregator = DistanceAwareAggregator(["site-2"])
+    merged(aggregator, *REPLIES)
+    assert aggregator.shares["site-2"] / aggregator.shares["site-1"] == pytest.approx(3 * math.exp(-1))
+
+
+def test_a_noisy_model_like_a_clean_one_keeps_its_weight():
+    aggregator = DistanceAwareAggregator(["site-2"])
+    merged(aggregator, reply("site-1", 10, 1, 4), reply("site-2", 30, 1, 4))
+    assert aggregator.shares == pytest.approx({"site-1": 0.25, "site-2": 0.75})
+
+
+def test_the_order_of_the_models_does_not_matter():
+    shares, means = [], []
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        aggregator = DistanceAwareAggregator(["site-1"])
+        means.append(merged(aggregator, *(REPLIES[i] for i in order)))
+        shares.append(aggregator.shares)
+    for mean, share in zip(means[1:], shares[1:], strict=True):
+        np.testing.assert_allclose(mean, means[0], rtol=1e-6)
+        assert share == pytest.approx(shares[0], rel=1e-6)
+
+
+def test_a_distance_aware_round_knows_nothing_of_the_one_before():
+    aggregator = DistanceAwareAggregator(["site-2"])
+    merged(aggregator, *REPLIES)
+    aggregator.reset_stats()
+    assert merged(aggregator, reply("site-1", 10, 2)).tolist() == [2]
+    assert aggregator.shares == {"site-1": 1.0}
+
+
+def test_received_models_are_not_changed_by_distances():
+    models = [reply("site-1", 10, 1, 4), reply("site-2", 30, 5, -4)]
+    merged(DistanceAwareAggregator(["site-2"]), *models)
+    assert [m.params["w"].tolist() for m in models] == [[1, 4], [5, -4]]
+
+
+def test_a_model_infinitely_far_away_stops_the_round_and_names_its_site():
+    aggregator = DistanceAwareAggregator(["site-2"])
+    with refused("site-2: weights: expected a finite distance to the clean models, got another"):
+        merged(aggregator, reply("site-1", 10, 0), reply("site-2", 20, 3e38), reply("site-3", 30, 5))

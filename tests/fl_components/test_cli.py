@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from factories import CLASSES, ROOT, make_site_folder
 
+from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger, Repairs
 from fl_components.cli import build_parser, main
@@ -212,9 +213,72 @@ def test_a_phantom_is_made_as_asked_and_called_one(tmp_path, monkeypatch, capsys
     assert call(*words, "--rule", "random", "--seed", 4) == 0
     ((out, spec), _) = seen[0]
     assert out == tmp_path
-    assert (spec.slices, spec.pixels, spec.sites, spec.annotated_per_site) == (60, 32, 3, 2)
+    assert (spec.images, spec.pixels, spec.sites, spec.annotated_per_site) == (60, 32, 3, 2)
     assert (spec.rule, spec.seed) == ("random", 4)
     assert capsys.readouterr().out.startswith("PHANTOM: 60 synthetic slices in ")
+
+
+NOISE = [
+    *("--sites", 6, "--alpha", 3, "--presence", 0.8, "--partition-seed", 5, "--noisy-share", 0.3),
+    *("--noise-low", 0.2, "--noise-high", 0.4, "--noise", "uniform", "--noise-seed", 7),
+]
+PROTOCOL = NoiseProtocol(
+    sites=6,
+    alpha=3.0,
+    presence=0.8,
+    partition_seed=5,
+    noisy_share=0.3,
+    noise_low=0.2,
+    noise_high=0.4,
+    noise="uniform",
+    noise_seed=7,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "words", "expected"),
+    [
+        (
+            "rsna-ich-single",
+            "rsna_ich.prepare_single_label",
+            ["--split", "slice", "--test-share", 0.4, "--window", "bone", "--seed", 3],
+            {"split": "slice", "test_share": 0.4, "window": "bone", "seed": 3},
+        ),
+        (
+            "isic2019",
+            "isic2019.prepare",
+            ["--split", "image", "--test-share", 0.4, "--seed", 3],
+            {"split": "image", "test_share": 0.4, "seed": 3},
+        ),
+        ("brain-mri-single", "brain_mri.prepare_single_label", [], {}),
+    ],
+)
+def test_a_download_is_prepared_with_the_noise_that_is_asked_for(monkeypatch, name, target, words, expected):
+    seen = capture(monkeypatch, f"fedmend.datasets.{target}")
+    assert call("prepare", name, "source", "out", *words, *NOISE) == 0
+    ((places, arguments),) = seen
+    assert places == (Path("source"), Path("out"))
+    arguments.pop("progress")
+    assert arguments == {"protocol": PROTOCOL, "soft_labels": None, **expected}
+
+
+def test_the_defaults_of_the_noise_are_those_of_the_paper(monkeypatch):
+    ich = capture(monkeypatch, "fedmend.datasets.rsna_ich.prepare_single_label")
+    isic = capture(monkeypatch, "fedmend.datasets.isic2019.prepare")
+    call("prepare", "rsna-ich-single", "source", "out")
+    call("prepare", "isic2019", "source", "out")
+    assert ich[0][1]["protocol"] == NoiseProtocol()
+    assert isic[0][1]["protocol"] == NoiseProtocol(alpha=1.5, presence=0.99)
+
+
+@pytest.mark.parametrize(("word", "dataset"), [("ich-single", "ich_single"), ("isic2019", "isic2019")])
+def test_a_noisy_phantom_is_made_as_asked_and_called_one(tmp_path, monkeypatch, capsys, word, dataset):
+    seen = capture(monkeypatch, "fedmend.datasets.phantom_sites.make_phantom")
+    assert call("phantom", word, tmp_path, "--images", 60, "--pixels", 32, "--seed", 4, *NOISE) == 0
+    ((out, spec), _) = seen[0]
+    assert (out, spec.dataset, spec.images, spec.pixels, spec.seed) == (tmp_path, dataset, 60, 32, 4)
+    assert {name: getattr(spec, name) for name in vars(PROTOCOL)} == vars(PROTOCOL)
+    assert capsys.readouterr().out.startswith("PHANTOM: 60 synthetic images in ")
 
 
 @pytest.mark.parametrize(("word", "share"), [("0.25", 0.25), ("all", None)])

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,8 @@ from fedmend import networks
 from fedmend.errors import FedMendError
 from fedmend.ledger import Repairs
 from fedmend.methods.base import RoundTask
+from fedmend.methods.baselines import FedAvg, SingleLabelFedAvg
+from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, FedNoRo
 from fl_components.executor import LEDGER_NAME, MethodExecutor
 from fl_components.payload import RunCard, pack_task, unpack_result
 
@@ -85,7 +89,7 @@ def test_the_census_says_what_is_annotated_and_nothing_about_single_samples(clie
     assert result.census["annotated"].tolist() == [True, False, True]
     assert result.census["positives"].tolist() == [2, 0, 2]
     assert result.census["sizes"] == {"train": 6, "val": 6, "test": 6}
-    assert result.census["phantom"] is False
+    assert (result.census["task"], result.census["phantom"]) == ("multilabel", False)
     assert (result.samples, result.weights, result.counts, result.report) == (6, {}, {}, {})
 
 
@@ -177,11 +181,11 @@ def test_a_site_without_data_folder_needs_a_job_with_a_phantom(client):
 
 
 def test_a_phantom_has_no_other_sites_than_its_own(client, monkeypatch):
-    site = client(phantom={"slices": 60, "sites": 2})
+    site = client(phantom={"dataset": "ich", "images": 60, "sites": 2})
     write_settings(site.folder, data_root="phantom")
     made = []
     monkeypatch.setattr(
-        "fl_components.executor.ensure_phantom", lambda cache, spec: made.append(spec.slices) or cache / "nothing"
+        "fl_components.executor.ensure_phantom", lambda cache, spec: made.append(spec.images) or cache / "nothing"
     )
     error = site.ask("census", census_task()).error
     assert error == "site-1: phantom: expected a site name from site-1 to site-2, got site-1"
@@ -189,7 +193,7 @@ def test_a_phantom_has_no_other_sites_than_its_own(client, monkeypatch):
 
 
 def test_a_phantom_run_says_so(client, monkeypatch, caplog):
-    site = client(phantom={"slices": 60, "sites": 1})
+    site = client(phantom={"dataset": "ich", "images": 60, "sites": 1})
     write_settings(site.folder, data_root="phantom")
     monkeypatch.setattr("fl_components.executor.ensure_phantom", lambda cache, spec: site.folder)
     (site.folder / "data").rename(site.folder / "site-1")
@@ -270,3 +274,124 @@ def test_original_labels_are_never_written(client):
     before = (site.folder / "data" / "train.csv").read_bytes()
     site.train(0)
     assert (site.folder / "data" / "train.csv").read_bytes() == before
+
+
+SINGLE = [0, 1, 0, 2, 0, 1]
+
+
+@pytest.fixture
+def single(client, tmp_path):
+    """A site with single-label data."""
+    shutil.rmtree(tmp_path / "data")
+    make_site_folder(tmp_path / "data", SINGLE, splits=("val", "test"))
+    return lambda method=None, **settings: client(method or FedNoRo(), **settings)
+
+
+def detect_task(round_num=2):
+    return RoundTask(DETECT, round_num, 3, seed=7)
+
+
+def test_a_report_is_collected_without_training(single, monkeypatch):
+    passes, forward = [], TinyNetwork.forward
+    monkeypatch.setattr(
+        TinyNetwork,
+        "forward",
+        lambda self, images: passes.append((self.training, len(images))) or forward(self, images),
+    )
+    site = single()
+    result = site.ask("collect", detect_task(), global_model())
+    assert result.error == ""
+    assert result.report["class_count"].tolist() == [3, 2, 1]
+    assert (result.report["class_loss"] > 0).all()
+    assert (result.weights, result.counts, result.repairs, result.census) == ({}, {}, {}, {})
+    assert (result.round_num, result.samples, result.loss) == (2, 6, 0.0)
+    assert passes == [(False, 4), (False, 2)]
+
+
+def test_collecting_leaves_the_ledger_alone(client):
+    class Reporting(Tagging):
+        def report(self, model, task, site):
+            return {}
+
+    site = client(Reporting())
+    site.train(0)
+    trained = site.train(1)
+    collected = site.ask("collect", RoundTask("look", 1, 3, seed=7), global_model())
+    assert all(np.array_equal(collected.repairs[k], v) for k, v in trained.repairs.items())
+    assert collected.repairs["negative"].tolist() == [0, 1, 0]  # the entry of round 1, which training would have undone
+
+
+def test_the_collected_report_is_about_the_received_model(single):
+    site, weights = single(), global_model()
+    first = site.ask("collect", detect_task(), weights).report["class_loss"]
+    again = site.ask("collect", detect_task(), weights).report["class_loss"]
+    other = site.ask("collect", detect_task(), {**weights, "classifier.bias": np.float32([9, 0, 0])}).report[
+        "class_loss"
+    ]
+    assert first.tolist() == again.tolist()
+    assert other[0] < first[0]
+    assert other[1] > first[1]
+
+
+def test_a_collection_of_a_model_that_is_not_finite_is_refused(single):
+    weights = global_model() | {"classifier.bias": np.full(3, np.nan, np.float32)}
+    result = single().ask("collect", detect_task(), weights)
+    assert result.error == "site-1: global model: expected finite numbers, got NaN or infinity in classifier.bias"
+
+
+def test_the_census_of_single_label_data_counts_each_class(single):
+    census = single().ask("census", census_task()).census
+    assert census["task"] == "singlelabel"
+    assert census["annotated"].tolist() == [True, True, True]
+    assert census["positives"].tolist() == [3, 2, 1]
+    assert census["sizes"] == {"train": 6, "val": 6, "test": 6}
+
+
+def test_the_model_is_evaluated_by_a_confusion_matrix_on_single_label_data(single):
+    result = single().ask("evaluate", RoundTask("evaluate", 3, 3), global_model(), evaluate=True)
+    assert set(result.counts) == {"val", "test"}
+    assert result.counts["val"].shape == (3, 3)
+    assert result.counts["val"].sum(1).tolist() == [3, 2, 1]
+
+
+def test_training_starts_with_the_evaluation_of_the_received_model_on_single_label_data(single):
+    site = single()
+    trained = site.train(evaluate=True)
+    only = site.ask("evaluate", RoundTask("evaluate", 3, 3), global_model(), evaluate=True)
+    np.testing.assert_array_equal(trained.counts["test"], only.counts["test"])
+
+
+@pytest.mark.parametrize("method", [FedNoRo(), SingleLabelFedAvg()], ids=lambda m: type(m).__name__)
+def test_multi_label_data_is_refused_by_a_single_label_method(client, method):
+    assert client(method).ask("census", census_task()).error == (
+        "site-1: site.json, field task: expected 'singlelabel' for the method of this job, got 'multilabel'"
+    )
+
+
+def test_single_label_data_is_refused_by_a_multi_label_method(single):
+    assert single(FedAvg()).ask("census", census_task()).error == (
+        "site-1: site.json, field task: expected 'multilabel' for the method of this job, got 'singlelabel'"
+    )
+
+
+def test_a_noisy_site_trains_to_another_model_than_a_clean_one_and_each_to_the_same_bytes_again(single):
+    site, trained = single(local_epochs=2), {}
+    for role in (CLEAN, NOISY, NOISY, CLEAN):
+        task = RoundTask(ROBUST, 2, 3, {"distillation_weight": np.float32(0.5)}, role, seed=7)
+        trained.setdefault(role, []).append(site.ask("train", task, global_model()).weights)
+    for first, second in trained.values():
+        assert all(np.array_equal(first[k], second[k]) for k in first)
+    assert not np.array_equal(*(trained[role][0]["classifier.weight"] for role in (CLEAN, NOISY)))
+
+
+def test_a_noisy_site_without_distillation_weight_answers_with_a_sentence(single):
+    task = RoundTask(ROBUST, 2, 3, {}, NOISY, seed=7)
+    assert single().ask("train", task, global_model()).error == (
+        "site-1: round 2, distillation_weight from the server: expected 0 to 1, got another"
+    )
+
+
+def test_a_blank_label_is_named_by_its_row(single, tmp_path):
+    site = single()
+    make_site_folder(tmp_path / "data", [0, 1, -1, 0, 1, 0])
+    assert site.train().error == "site-1: train.csv row 4, column label: expected a class name, got a blank"

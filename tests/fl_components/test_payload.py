@@ -3,6 +3,7 @@ import re
 import numpy as np
 import pytest
 from factories import refused
+from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -49,8 +50,8 @@ def good_result(**changes):
     return SiteResult(**{**fields, **changes})
 
 
-def check(**changes):
-    check_result(good_result(**changes), round_num=4, num_classes=2, weights=WEIGHTS, sizes=SPLIT_SIZES)
+def check(*, task="multilabel", **changes):
+    check_result(good_result(**changes), round_num=4, num_classes=2, weights=WEIGHTS, sizes=SPLIT_SIZES, task=task)
 
 
 def good_census(**changes):
@@ -58,6 +59,7 @@ def good_census(**changes):
         "annotated": np.array([True, False]),
         "positives": np.array([4, 0]),
         "sizes": {"train": 7, "val": 2},
+        "task": "multilabel",
         "phantom": True,
     }
     return {**fields, **changes}
@@ -100,8 +102,30 @@ def test_a_result_survives_the_wire(wire, weights):
         {k: got.census.pop(k) for k in ("annotated", "positives")},
         {k: good_census()[k] for k in ("annotated", "positives")},
     )
-    assert got.census == {"sizes": {"train": 7, "val": 2}, "phantom": True}
+    assert got.census == {"sizes": {"train": 7, "val": 2}, "task": "multilabel", "phantom": True}
     assert (got.round_num, got.samples, got.loss, got.error) == (4, 7, 0.25, "a sentence")
+
+
+def test_a_role_and_a_single_number_survive_the_wire(wire):
+    task = RoundTask("robust", 5, 9, {"distillation_weight": np.float32(0.25)}, "clean")
+    got = unpack_task(wire(pack_task(WEIGHTS, task, RUN, evaluate=False)))[1]
+    assert (got.role, float(got.knowledge["distillation_weight"])) == ("clean", 0.25)
+
+
+def test_a_confusion_matrix_survives_the_wire(wire):
+    result = good_result(counts={"val": np.array([[1, 0], [1, 0]])})
+    same_arrays(unpack_result(wire(pack_result(result)), "site-1").counts, result.counts)
+
+
+@pytest.mark.parametrize("algorithm", ["HE_CKKS", "x" * 5000])
+def test_encrypted_weights_are_refused_with_the_reason(wire, algorithm):
+    model = pack_result(good_result())
+    model.meta[MetaKey.PROCESSED_ALGORITHM] = algorithm
+    with refused(
+        "site-1: weights: expected plain weights, which the checks and distances of the server need, got weights processed"
+        f" by {algorithm:.40}; switch homomorphic encryption off for this job"
+    ):
+        unpack_result(wire(model), "site-1")
 
 
 def test_the_site_of_a_result_is_the_one_that_flare_names_not_the_one_in_the_message(wire):
@@ -134,15 +158,16 @@ def test_an_ordinary_run_name_is_taken(name):
 
 def test_a_good_result_is_accepted():
     check()
+    check(counts={"val": np.array([[1, 0], [0, 1]])}, task="singlelabel")
     check(counts={"val": np.zeros((2, 2, BINS), dtype=int)}, repairs=good_repairs(correct_positive=np.array([0, 1])))
     check_result(good_result(weights={}), round_num=4, num_classes=2, weights=None, sizes=SPLIT_SIZES)
     check_result(good_result(weights={}, census=good_census()), round_num=4, num_classes=2, weights=None)
 
 
 KNOWN = ["census", "counts", "error", "loss", "repairs", "report", "round", "samples"]
-COUNTS = f"counts val: expected (C, 2, {BINS}) counts"
+COUNTS = f"counts val: expected (C, 2, {BINS}) or (C, C) counts"
 REPAIRS = "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative']"
-CENSUS = "census: expected ['annotated', 'phantom', 'positives', 'sizes']"
+CENSUS = "census: expected ['annotated', 'phantom', 'positives', 'sizes', 'task']"
 SIZES = "census sizes: expected samples per split"
 
 
@@ -174,6 +199,12 @@ def without(content, name):
         ({"counts": {"val": -np.ones((2, 2, BINS), int)}}, "counts val: expected counts >= 0"),
         ({"counts": {"val": np.ones((2, 2, 7), int)}}, COUNTS),
         ({"counts": {"val": np.ones((2, BINS), int)}}, COUNTS),
+        ({"counts": {"val": np.ones((2, 3), int)}}, COUNTS),
+        ({"counts": {"val": np.ones(2, int)}}, COUNTS),
+        ({"counts": {"val": np.array(2)}}, COUNTS),
+        ({"counts": {"val": np.ones((2, 2, 2), int)}}, COUNTS),
+        ({"counts": {"val": np.ones((2, 2))}}, "counts val: expected an array of numbers"),
+        ({"counts": {"val": np.array([[1, 0], [-1, 2]])}}, "counts val: expected counts >= 0"),
         ({"repairs": without(good_repairs(), "untagged")}, REPAIRS),
         ({"repairs": good_repairs(names=np.array([1, 2]))}, REPAIRS),
         ({"repairs": good_repairs(positive=np.array([[1, 2]]))}, "repairs: expected one count per class"),
@@ -187,6 +218,9 @@ def without(content, name):
         ({"census": good_census(sizes={"val": 3})}, SIZES),
         ({"census": good_census(sizes={"train": 3, "p1": 1})}, SIZES),
         ({"census": good_census(sizes={"train": "p1"})}, SIZES),
+        ({"census": good_census(task="boxes")}, "census task: expected multilabel or singlelabel"),
+        ({"census": good_census(task=np.ones(3))}, "census task: expected multilabel or singlelabel"),
+        ({"census": good_census(task=None)}, "census task: expected multilabel or singlelabel"),
         ({"census": good_census(phantom="no")}, "census phantom: expected true or false"),
     ],
 )
@@ -212,11 +246,12 @@ def test_a_census_must_hold_one():
     "changes",
     [
         {"counts": {"val": np.ones((3, 2, BINS), dtype=np.int64)}},
+        {"counts": {"val": np.ones((3, 3), dtype=np.int64)}},
         {"repairs": {k: np.zeros(3, dtype=np.int64) for k in good_repairs()}},
         {"census": good_census(annotated=np.array([True, False, True]))},
         {"census": good_census(positives=np.zeros(3, dtype=np.int64))},
     ],
-    ids=["counts", "repairs", "annotated", "positives"],
+    ids=["counts", "confusion", "repairs", "annotated", "positives"],
 )
 def test_counts_of_another_number_of_classes_are_refused(changes):
     with refused(f"{START}: expected counts of 2 classes, got counts of 3"):
@@ -288,3 +323,17 @@ def test_more_scores_than_samples_are_refused(many):
     sentence = "site-1: result of round 4, counts val: expected at most the samples of its census, got more"
     with pytest.raises(FedMendError, match=re.escape(sentence)):
         check(counts={"val": counts})
+
+
+@pytest.mark.parametrize("counts", [[[3, 0], [0, 0]], [[2, 0], [0, 1]]], ids=["in a class", "in all classes together"])
+def test_more_predictions_than_samples_are_refused(counts):
+    with refused(f"{START}, counts val: expected at most the samples of its census, got more"):
+        check(counts={"val": np.array(counts)}, task="singlelabel")
+
+
+@pytest.mark.parametrize(
+    ("task", "counts"), [("multilabel", np.eye(2, dtype=int)), ("singlelabel", np.zeros((2, 2, BINS), dtype=int))]
+)
+def test_counts_of_another_kind_of_labels_are_refused(task, counts):
+    with refused(f"{START}, counts val: expected those of {task} data, got others"):
+        check(counts={"val": counts}, task=task)

@@ -1,12 +1,16 @@
+import json
+
 import numpy as np
 import pytest
 import torch
+from factories import ROOT, refused
 from fl_factories import Engine, write_settings
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import ProcessType, ReservedKey, ReturnCode
 from nvflare.apis.shareable import make_reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedmend.methods.fednoro import check_report, loss_matrix
 from fl_components.filters import ReportGuard
 from fl_components.payload import KEY, SiteResult, pack_result, unpack_result
 
@@ -93,6 +97,7 @@ CENSUS = {
     "annotated": np.array([True, False]),
     "positives": np.array([4, 0]),
     "sizes": {"train": 50},
+    "task": "multilabel",
     "phantom": False,
 }
 
@@ -110,7 +115,7 @@ def test_a_census_passes(site):
         (
             "census",
             {**CENSUS, "image": IMAGE},
-            "census: expected ['annotated', 'phantom', 'positives', 'sizes']",
+            "census: expected ['annotated', 'phantom', 'positives', 'sizes', 'task']",
         ),
         ("census", {**CENSUS, "sizes": {"train": IMAGE}}, "census sizes: expected samples per split"),
         ("census", {**CENSUS, "sizes": {"train": 50, "p1": 1}}, "census sizes: expected samples per split"),
@@ -121,7 +126,7 @@ def test_a_census_passes(site):
         ),
         ("report", {"learning_degree": torch.ones(2)}, "report learning_degree: expected an array of numbers"),
         ("report", {"learning_degree": [0.5, 0.5]}, "report learning_degree: expected an array of numbers"),
-        ("counts", {"val": IMAGE}, "counts val: expected (C, 2, 1000) counts"),
+        ("counts", {"val": IMAGE[:, :48]}, "counts val: expected (C, 2, 1000) or (C, C) counts"),
         ("repairs", {"p1": np.array([1])}, "repairs: expected"),
         ("error", "x" * 3000, "error: expected a sentence"),
     ],
@@ -192,3 +197,57 @@ def test_metrics_beside_the_report_are_refused(site):
 def test_a_result_without_weights_passes(site):
     _, got = send(result(weights={}, report={}), site)
     assert (got.error, got.samples) == ("", 50)
+
+
+@pytest.fixture
+def policy():
+    """The guard of the tracked site policy."""
+    (scope,) = json.loads((ROOT / "simulator_workspace" / "local" / "privacy.json").read_text())["scopes"]
+    (guard,) = scope["task_result_filters"]
+    return ReportGuard(**guard["args"])
+
+
+def detection(counts, losses=(0.5, 1.5, 2.5, 3.5)):
+    report = {"class_loss": np.array(losses, dtype=np.float32), "class_count": np.array(counts, dtype=np.int64)}
+    return result(weights={}, report=report)
+
+
+def sent_by(policy, site, content):
+    sent = FLModelUtils.from_shareable(policy.process(FLModelUtils.to_shareable(pack_result(content)), site))
+    return sent, unpack_result(sent, "site-1")
+
+
+def test_the_site_policy_lets_class_wise_losses_pass(site, policy):
+    _, got = sent_by(policy, site, detection([3, 40, 5, 9]))
+    assert got.error == ""
+    assert got.report["class_loss"].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert got.report["class_count"].tolist() == [3, 40, 5, 9]
+    check_report(got.report, num_classes=4)
+
+
+def test_the_site_policy_holds_the_losses_of_rare_classes_back(site, policy, caplog):
+    _, got = sent_by(policy, site, detection([2, 3, 0, 1]))
+    assert got.report["class_loss"].tolist() == [0, 1.5, 0, 0]
+    assert got.report["class_count"].tolist() == [0, 3, 0, 0]
+    assert got.report["class_loss"].dtype == np.float32
+    assert "site-1: 2 rows of class_loss held back: fewer than 3 samples" in caplog.text
+    np.testing.assert_array_equal(loss_matrix({"site-1": got.report}), [[np.nan, 1.5, np.nan, np.nan]])
+
+
+def test_a_site_of_rare_classes_only_has_nothing_to_report(site, policy):
+    _, got = sent_by(policy, site, detection([2, 1, 0, 2]))
+    with refused("report field class_count: expected at least one class with enough samples, got none"):
+        check_report(got.report, num_classes=4)
+
+
+def test_losses_without_their_counts_do_not_leave(site, policy):
+    content = detection([3, 40, 5, 9])
+    del content.report["class_count"]
+    sentence = "site-1: ReportGuard: expected class_count with one count per row of class_loss"
+    refused_with(sentence, *sent_by(policy, site, content))
+
+
+def test_a_confusion_matrix_passes(site):
+    counts = np.array([[30, 5], [2, 13]])
+    _, got = send(result(counts={"test": counts}), site)
+    np.testing.assert_array_equal(got.counts["test"], counts)

@@ -26,7 +26,7 @@ CLIENT = {
     "text": "x",
     "names": ["a"],
     "both": 1,
-    "phantom": {"slices": 10, "sites": 2},
+    "phantom": {"dataset": "ich", "images": 10, "sites": 2},
     "executors": [],
 }
 
@@ -99,7 +99,7 @@ def test_a_variable_of_both_files_is_set_in_both(configure):
 
 
 def test_a_dot_reaches_into_a_mapping(configure):
-    assert configure({"phantom.slices": 300})[1]["phantom"] == {"slices": 300, "sites": 2}
+    assert configure({"phantom.images": 300})[1]["phantom"] == {"dataset": "ich", "images": 300, "sites": 2}
 
 
 def test_a_variant_comes_first_and_single_variables_after_it(configure):
@@ -110,7 +110,7 @@ def test_a_variant_comes_first_and_single_variables_after_it(configure):
 KNOWN = ["both", "flag", "mu", "names", "num_rounds", "phantom", "seed", "text"]
 
 
-@pytest.mark.parametrize("name", ["num_round", "workflows", "server", "executors", "mu.x", "phantoms.slices"])
+@pytest.mark.parametrize("name", ["num_round", "workflows", "server", "executors", "mu.x", "phantoms.images"])
 def test_an_unknown_variable_is_refused_with_those_that_there_are(configure, name):
     with refused(f"--set: expected one of {KNOWN}, got {name!r}"):
         configure({name: 1})
@@ -129,7 +129,7 @@ def test_an_unknown_variable_is_refused_with_those_that_there_are(configure, nam
         ("text", 5, "text, got 5"),
         ("names", "a", "a list, got 'a'"),
         ("phantom", "ich", "a mapping or null, got 'ich'"),
-        ("phantom.slices", "many", "a whole number, got 'many'"),
+        ("phantom.images", "many", "a whole number, got 'many'"),
         ("phantom.test_share", "half", "a number, got 'half'"),
     ],
 )
@@ -148,16 +148,16 @@ def test_a_value_of_another_kind_than_the_job_s_is_refused(configure, tmp_path, 
         ("text", ""),
         ("names", []),
         ("phantom", None),
-        ("phantom", {"sites": 3}),
+        ("phantom", {"dataset": "ich", "sites": 3}),
     ],
 )
 def test_a_value_of_the_same_kind_is_taken(configure, name, value):
     assert configure({name: value})[1][name] == value
 
 
-@pytest.mark.parametrize("variables", [{"phantom.slcies": 3}, {"phantom": {"slcies": 3}}])
+@pytest.mark.parametrize("variables", [{"phantom.slcies": 3}, {"phantom": {"dataset": "ich", "slcies": 3}}])
 def test_a_field_that_phantoms_lack_is_refused_with_those_that_they_have(configure, variables):
-    known = "['annotated_per_site', 'dataset', 'pixels', 'rule', 'seed', 'sites', 'slices', 'test_share', 'val_share']"
+    known = "['annotated_per_site', 'dataset', 'images', 'pixels', 'rule', 'seed', 'sites', 'test_share', 'val_share']"
     with refused(f"job variable phantom: expected the fields {known}, got 'slcies'"):
         configure(variables)
 

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from fl_factories import Federation, census, histograms, plain_answers, write_settings
+from fl_factories import Federation, census, confusion, histograms, plain_answers, write_settings
+from nvflare.apis.dxo import MetaKey
 from torch_factories import TinyNetwork
 
 from fedmend import networks
 from fedmend.errors import FedMendError
+from fl_components.controllers import staged
 from fl_components.controllers.fedavg import FedAvgController
-from fl_components.payload import CENSUS, EVALUATE, TRAIN, SiteResult
+from fl_components.payload import CENSUS, COLLECT, EVALUATE, TRAIN, SiteResult
 
 CLASSES = ["edema", "nodule"]
 BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
@@ -263,7 +265,7 @@ def test_a_server_that_dies_between_best_model_and_checkpoint_goes_on_in_agreeme
     first = Federation(tmp_path, controller(), list(BOTH), plain_answers(BOTH, counts=lambda r: val(auc[r])))
     save = first.controller.save_progress
 
-    def die(model, done_rounds, knowledge, **options):
+    def die(model, done_rounds, knowledge=None, **options):
         if done_rounds == 3:
             raise FedMendError("the power failed")
         save(model, done_rounds, knowledge, **options)
@@ -436,6 +438,8 @@ JUNK = {
     "annotated of three classes": in_census(annotated=np.ones(3, dtype=bool)),
     "positives as text": in_census(positives="many"),
     "sizes as a list": in_census(sizes=[10]),
+    "kind of labels as an array": in_census(task=np.ones(3)),
+    "an unknown kind of labels": in_census(task="boxes"),
     "infinite size": in_census(sizes={"train": float("inf")}),
     "repairs without names": attribute(TRAIN, repairs={"positive": np.zeros(2, dtype=np.int64)}),
     "repairs of another shape": attribute(TRAIN, repairs=repaired(positive=np.zeros((2, 2), dtype=np.int64))),
@@ -468,3 +472,287 @@ def test_an_answer_of_another_kind_costs_its_site_alone(tmp_path, plain_report, 
     assert reasons[0][1]["reason"].startswith("site-2: result")
     assert len(reasons[0][1]["reason"]) < 300
     assert bias_after(federation) == pytest.approx(3)
+
+
+# ---- roles and reports without training -----------------------------------------------------------------------------
+
+FOUR = {f"site-{i}": [1, 1] for i in range(1, 5)}
+ROLES = {"site-1": "clean", "site-2": "noisy", "site-3": "clean"}  # site-4 has none
+
+
+class TwoStages(FedAvgController):
+    """Reports on the first model, then roles, then two rounds."""
+
+    def rounds(self):
+        model, _, first = self.start_run()
+        self.resumed_with = dict(self.roles)
+        for r in range(first, 2):
+            if r == 0:
+                self.reports = self.collect(model, "look", r, at_least=2, check_report=self.check_report)
+                self.roles = dict(ROLES)
+            model, _ = self.train_round(model, "train", r)
+            self.save_progress(model, r + 1)
+        self.finish(model)
+
+    def check_report(self, report):
+        if report["number"] < 0:
+            raise FedMendError("report field number: expected a number >= 0, got another")
+
+
+def reporting(numbers, plain=None):
+    """Sites that report their number; None for a silent site."""
+    plain = plain or plain_answers(FOUR)
+
+    def answer(site, task_name, weights, task, evaluate):
+        result = plain(site, task_name, weights, task, evaluate)
+        if task_name == COLLECT:
+            if numbers[site] is None:
+                return None
+            result.report = {"number": np.array(numbers[site])}
+        return result
+
+    return answer
+
+
+def two_stages(folder, answer, sites=FOUR, **changes):
+    settings = {"run_name": "run-1", "classes": CLASSES, "network": "tiny", "num_rounds": 2, "warmup_rounds": 1}
+    return Federation(folder, TwoStages(**{**settings, **changes}), list(sites), answer)
+
+
+def test_each_site_learns_its_own_role_and_no_message_names_another_ones(tmp_path, plain_report):
+    federation = two_stages(tmp_path, reporting(dict.fromkeys(FOUR, 1))).run()
+    assert federation.engine.panics() == []
+    told = {}
+    for task, targets, meta in federation.sent:
+        if task.stage == "train":
+            told.update({(task.round_num, site): task.role for site in targets})
+            text = str(meta)
+            assert not any(site in text for site in FOUR)
+            assert [role for role in ("clean", "noisy") if role in text] == [role for role in (task.role,) if role]
+        elif task.stage in ("census", "look"):
+            assert task.role == ""
+    assert told == {(r, site): ROLES.get(site, "") for r in (0, 1) for site in FOUR}
+
+
+def test_a_round_with_roles_averages_all_sites_in_sorted_order_once(tmp_path, plain_report):
+    step = {"site-1": 1, "site-2": 2, "site-3": 4, "site-4": 9}
+    federation = two_stages(tmp_path, reporting(dict.fromkeys(FOUR, 1), plain_answers(FOUR, step=step))).run()
+    assert bias_after(federation) == pytest.approx(2 * (1 + 2 + 4 + 9) / 4)
+    asked = [sites for name, r, _, sites in federation.asked if (name, r) == (TRAIN, 1)]
+    assert asked == [["site-4"], ["site-1", "site-3"], ["site-2"]]
+
+
+def test_messages_of_all_roles_are_out_before_the_first_answer_is_waited_for(tmp_path, plain_report, monkeypatch):
+    """As in FLARE, answers arrive one by one while the controller waits."""
+    monkeypatch.setattr(staged, "POLL", 0)
+    federation = two_stages(tmp_path, reporting(dict.fromkeys(FOUR, 1)))
+    pending, waited_for, direct = [], [], federation._broadcast
+
+    def later(*, targets, callback, **message):
+        pending.extend((target, callback, message) for target in targets)
+
+    def standing():
+        if pending:
+            waited_for.append(len(pending))
+            target, callback, message = pending.pop(0)
+            direct(targets=[target], callback=callback, **message)
+        return len(pending)
+
+    federation.controller.broadcast_model, federation.controller.get_num_standing_tasks = later, standing
+    assert federation.run().engine.panics() == []
+    assert waited_for == [4, 3, 2, 1] * 5  # census, collection, two rounds, evaluation
+    assert bias_after(federation) == pytest.approx(2)
+
+
+def test_an_abort_while_answers_are_waited_for_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(staged, "POLL", 0)
+    federation = two_stages(tmp_path, reporting(dict.fromkeys(FOUR, 1)))
+    polls = []
+
+    def standing():
+        if federation.asked[-1][0] != COLLECT:
+            return 0
+        polls.append(1)
+        if len(polls) == 3:
+            federation.controller.abort_signal.trigger("stop")
+        return 1
+
+    federation.controller.get_num_standing_tasks = standing
+    assert federation.run().engine.panics() == ["collect: the job was aborted"]
+    assert len(polls) == 3
+
+
+def test_reports_are_collected_without_training(tmp_path, plain_report):
+    federation = two_stages(tmp_path, reporting({"site-1": 5, "site-2": 6, "site-3": 7, "site-4": 8})).run()
+    collected = federation.controller.reports
+    assert {site: int(result.report["number"]) for site, result in collected.items()} == {
+        f"site-{i}": 4 + i for i in range(1, 5)
+    }
+    assert list(collected) == sorted(FOUR)
+    assert all(result.weights == {} for result in collected.values())
+    assert [a[:3] for a in federation.asked][:2] == [(CENSUS, 0, "census"), (COLLECT, 0, "look")]
+
+
+def test_a_site_may_be_absent_from_a_collection_and_is_recorded(tmp_path, plain_report):
+    federation = two_stages(tmp_path, reporting({"site-1": 5, "site-2": None, "site-3": -1, "site-4": 8})).run()
+    assert federation.engine.panics() == []
+    assert list(federation.controller.reports) == ["site-1", "site-4"]
+    assert federation.decisions("refused") == [
+        (0, {"site": "site-3", "reason": "site-3: report field number: expected a number >= 0, got another"}),
+        (0, {"site": "site-2", "reason": "site-2: collect: expected a result, got none"}),
+    ]
+    assert bias_after(federation) == pytest.approx(2)  # it trains with the others all the same
+
+
+def test_a_collection_with_too_few_reports_stops_the_run_whatever_min_sites_says(tmp_path):
+    numbers = {"site-1": 5, "site-2": None, "site-3": None, "site-4": None}
+    (sentence,) = two_stages(tmp_path, reporting(numbers), min_sites=1).run().engine.panics()
+    assert sentence.startswith("collect of round 0: expected valid results from 2 sites, got 1: site-2: collect: ")
+
+
+def test_a_resumed_job_keeps_the_roles(tmp_path, plain_report):
+    answer = reporting(dict.fromkeys(FOUR, 1))
+    crash = failing(answer, site="site-1", when=lambda name, r: name == TRAIN and r == 1)
+    assert two_stages(tmp_path, crash).run().engine.panics()
+    resumed = two_stages(tmp_path, answer).run()
+    assert resumed.engine.panics() == []
+    assert resumed.controller.resumed_with == ROLES
+    assert COLLECT not in [name for name, *_ in resumed.asked]
+    assert {task.role for task, sites, _ in resumed.sent if sites == ["site-2"]} == {"noisy"}
+
+
+# ---- single-label data ----------------------------------------------------------------------------------------------
+
+
+def single_label(recalls, splits=("val", "test")):
+    """Sites whose evaluations have these recalls of the two classes in round 0, 1, ..."""
+    return plain_answers(FOUR, counts=lambda r: {s: confusion(*recalls[r]) for s in splits}, task="singlelabel")
+
+
+def test_the_best_model_of_single_label_data_is_that_of_the_best_validation_bacc(tmp_path, plain_report):
+    recalls = {0: (0.2, 0.2), 1: (1, 0.4), 2: (0.9, 0.9), 3: (1, 0)}
+    federation = run(tmp_path, single_label(recalls), FOUR)
+    assert federation.engine.panics() == []
+    assert federation.decisions("best_model") == [
+        (r, {"bacc": pytest.approx(bacc), "split": "val"}) for r, bacc in ((0, 0.2), (1, 0.7), (2, 0.9))
+    ]
+    assert bias_after(federation, "best_FL_global_model.pt") == pytest.approx(2)
+    results = json.loads((federation.records / "results.json").read_text())
+    assert results["best"]["test"]["bacc"] == pytest.approx(0.9)
+    assert results["final"]["test"] == pytest.approx({"bacc": 0.5, "f1": (20 / 30 + 0) / 2, "accuracy": 0.5})
+
+
+def test_without_a_validation_split_the_test_bacc_chooses(tmp_path, plain_report):
+    recalls = {0: (0.2, 0.2), 1: (1, 0.4), 2: (0, 0), 3: (0, 0)}
+    federation = run(tmp_path, single_label(recalls, ("test",)), FOUR)
+    assert federation.decisions("best_model")[-1] == (1, {"bacc": pytest.approx(0.7), "split": "test"})
+
+
+def test_confusion_matrices_of_all_sites_are_pooled(tmp_path, plain_report):
+    plain, recalls = (
+        plain_answers(FOUR, task="singlelabel"),
+        {"site-1": (1, 0), "site-2": (0, 1), "site-3": (1, 1), "site-4": (0.6, 0.2)},
+    )
+
+    def answer(site, *rest):
+        result = plain(site, *rest)
+        result.counts = {split: confusion(*recalls[site]) for split in result.counts}
+        return result
+
+    metrics = run(tmp_path, answer, FOUR).lines("metrics.jsonl")[0]
+    assert metrics["confusion"] == [[26, 14], [18, 22]]
+    assert metrics["macro"]["bacc"] == pytest.approx((26 + 22) / 80)
+
+
+def test_single_label_metrics_are_streamed_and_shown(tmp_path, plain_report, caplog):
+    with caplog.at_level("INFO", "fedmend.run"):
+        federation = run(tmp_path, single_label(dict.fromkeys(range(4), (1, 0.5))), FOUR)
+    tags = {
+        data["DXO"]["data"]["track_key"] for event, data in federation.engine.events if event == "analytix_log_stats"
+    }
+    assert {"test/bacc", "test/f1", "test/accuracy", "val/bacc"} <= tags
+    assert "received model: test BACC 0.750 F1 0.733 ACCURACY 0.750 | 4 sites" in caplog.text
+
+
+@pytest.mark.parametrize("positives", [[4, 0], [0, 4], [0, 0]])
+def test_a_class_without_a_positive_sample_at_any_site_stops_the_run_at_the_census(tmp_path, positives):
+    answer = plain_answers(FOUR)
+    federation = run(
+        tmp_path,
+        lambda site, name, *rest: census([1, 1], positives=positives) if name == CENSUS else answer(site, name, *rest),
+        FOUR,
+    )
+    absent = [c for c, n in zip(CLASSES, positives, strict=True) if not n]
+    assert federation.engine.panics() == [
+        f"census: expected every class of the job to be annotated at a site, got none for {absent}"
+    ]
+    assert [name for name, *_ in federation.asked] == [CENSUS]
+
+
+def test_a_class_with_a_positive_sample_at_one_site_is_enough(tmp_path, plain_report):
+    answer, positives = plain_answers(FOUR), {site: [4, int(site == "site-3")] for site in FOUR}
+    federation = run(
+        tmp_path,
+        lambda site, name, *rest: (
+            census([1, 1], positives=positives[site]) if name == CENSUS else answer(site, name, *rest)
+        ),
+        FOUR,
+    )
+    assert federation.engine.panics() == []
+
+
+@pytest.mark.parametrize("odd", ["site-1", "site-4"])
+@pytest.mark.parametrize("task", ["multilabel", "singlelabel"])
+def test_a_site_that_counts_another_kind_of_labels_than_the_others_costs_itself_alone(
+    tmp_path, plain_report, odd, task
+):
+    kinds = [histograms(1, 1), confusion(1, 1)][:: 1 if task == "multilabel" else -1]
+    plain = plain_answers(FOUR, task=task)
+
+    def answer(site, *rest):
+        result = plain(site, *rest)
+        result.counts = dict.fromkeys(result.counts, kinds[site == odd])
+        return result
+
+    federation = run(tmp_path, answer, FOUR, min_sites=1)
+    assert federation.engine.panics() == []
+    assert {value["site"] for _, value in federation.decisions("refused")} == {odd}
+    assert federation.lines("metrics.jsonl")[0]["macro"]["bacc"] == 1
+
+
+def test_sites_with_different_kinds_of_labels_stop_the_run_at_the_census(tmp_path):
+    tasks = {site: "singlelabel" if site == "site-3" else "multilabel" for site in FOUR}
+    federation = run(tmp_path, lambda site, *rest: census([1, 1], task=tasks[site]), FOUR)
+    assert federation.engine.panics() == [
+        "census: expected one kind of labels at all sites, got multilabel at site-1, site-2, site-4, singlelabel at site-3"
+    ]
+    assert [name for name, *_ in federation.asked] == [CENSUS]
+
+
+def test_the_kind_of_labels_stands_in_the_records(tmp_path, plain_report):
+    for task, answer in (
+        ("multilabel", plain_answers(FOUR)),
+        ("singlelabel", single_label(dict.fromkeys(range(4), (1, 1)))),
+    ):
+        federation = run(tmp_path / task, answer, FOUR)
+        assert json.loads((federation.records / "run.json").read_text())["task"] == task
+
+
+def test_encrypted_weights_stop_the_run_with_the_reason(tmp_path):
+    federation = two_stages(tmp_path, reporting(dict.fromkeys(FOUR, 1)))
+    direct = federation._broadcast
+
+    def encrypted(*, task_name, callback, **message):
+        def receive(reply):
+            if task_name == TRAIN:
+                reply.meta[MetaKey.PROCESSED_ALGORITHM] = "HE_CKKS"
+            callback(reply)
+
+        direct(task_name=task_name, callback=receive, **message)
+
+    federation.controller.broadcast_model = encrypted
+    (sentence,) = federation.run().engine.panics()
+    assert sentence.startswith(
+        "train of round 0: expected valid results from 4 sites, got 0: site-1: weights: expected plain"
+    )
+    assert "switch homomorphic encryption off for this job" in sentence

@@ -1,18 +1,14 @@
 """The job in FLARE's real simulator, with a phantom so small that only plumbing is tested, not learning."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-import uuid
 
-import psutil
 import pytest
 import torch
 from factories import ROOT
+from simulation import fedmend, global_model, lines, metrics_without_seconds, records, run
 
 from fedmend.ledger import read_history
 
@@ -26,39 +22,6 @@ SMALL = [
     "batch_size=8",
     "st=false",
 ]  # so young a model is certain of nothing
-MARK = "FEDMEND_TEST_RUN"
-
-
-def run(words, *, home, cwd=None, timeout=600):
-    """Runs a command; whatever process it leaves behind is ended.
-
-    Returns:
-        Exit code and output, stderr included.
-    """
-    mark = uuid.uuid4().hex
-    paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
-    env = {**os.environ, "HOME": str(home), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: mark}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", *map(str, words)],
-            cwd=cwd or home,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        return done.returncode, done.stdout
-    finally:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == mark:
-                    process.kill()
-
-
-def fedmend(*words, **options):
-    return run(["fl_components.cli", *words], **options)
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +66,6 @@ def simulated(home, sites, originals):
     return simulate
 
 
-def records(workspace):
-    return workspace / "server" / "simulate_job" / "fedmend"
-
-
-def lines(workspace, name):
-    return [json.loads(line) for line in (records(workspace) / name).read_text().splitlines()]
-
-
-def global_model(workspace):
-    file = json.loads((records(workspace) / "results.json").read_text())["files"]["global model"]
-    return torch.load(file, weights_only=False)["model"]
-
-
 def ledger(workspace, site):
     return read_history(workspace / site / "state" / "fedmlp_ich" / site / "ledger.sqlite")
 
@@ -153,11 +103,7 @@ def test_no_slice_is_named_in_what_the_server_writes(simulated):
 
 def test_one_thread_and_three_give_the_same_bytes(simulated):
     (one, _), (three, _) = simulated(1), simulated(3)
-
-    def without_seconds(workspace):
-        return re.sub(r', "seconds": [0-9.]+', "", (records(workspace) / "metrics.jsonl").read_text())
-
-    assert without_seconds(one) == without_seconds(three)
+    assert metrics_without_seconds(one) == metrics_without_seconds(three)
     assert lines(one, "repairs.jsonl") == lines(three, "repairs.jsonl")
     weights = global_model(one)
     assert all(torch.equal(value, weights[name]) for name, value in global_model(three).items())
@@ -170,7 +116,7 @@ def checkout(home):
     """A job for two sites beside the tracked policy, as in a fresh checkout."""
     folder = home / "checkout"
     shutil.copytree(ROOT / "simulator_workspace" / "local", folder / "simulator_workspace" / "local")
-    words = ["num_rounds=2", *SMALL[1:], "phantom.slices=300", "phantom.sites=2", "phantom.annotated_per_site=4"]
+    words = ["num_rounds=2", *SMALL[1:], "phantom.images=300", "phantom.sites=2", "phantom.annotated_per_site=4"]
     code, out = fedmend("configure", JOB, folder / "job", "--sites", 2, "--set", *words, home=home)
     assert code == 0, out
     return folder

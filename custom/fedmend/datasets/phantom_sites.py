@@ -1,4 +1,4 @@
-"""A federation of phantom sites: synthetic slices in the official layout, converted like the real download, made once."""
+"""Federations of phantom sites: synthetic images in the official layout, converted like the real download, made once."""
 
 import hashlib
 import json
@@ -6,78 +6,165 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from fedmend.data.store import disk_errors, exclusive
 from fedmend.errors import FedMendError
 
-PHANTOM_FORMAT = 2  # raise it when the generator or the converter changes what it writes
+PHANTOM_FORMAT = 3  # raise it when a generator or a converter changes what it writes
+SOURCE = "PHANTOM: synthetic images, no patient was examined"
 LOG = logging.getLogger("fedmend.phantom")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhantomSpec:
+class PhantomSpec(ABC):
     """Which phantom a job runs on.
 
     Attributes:
-        dataset: ``ich``.
-        slices: CT slices of the whole federation.
-        sites: S sites, ``site-1`` to ``site-S``; each has its own scanner.
-        annotated_per_site: classes that each site annotates.
-        rule: how they are chosen, see :func:`fedmend.imperfections.annotated_classes`.
-        test_share: share of each site's slices in the fully labelled test split.
-        val_share: share of a site's training slices held out for choosing the best model.
-        pixels: edge length of the DICOM files.
-        seed: seed of images, split and missing classes.
+        dataset: ``ich``, ``ich_single`` or ``isic2019``.
+        images: images of the whole federation.
+        sites: S sites, ``site-1`` to ``site-S``, and as many scanners or cameras.
+        test_share: share of the images in the test split, whose labels are complete and right.
+        pixels: edge length of the image files.
+        seed: seed of images and split.
     """
 
-    dataset: str = "ich"
-    slices: int = 2000
+    dataset: str
+    images: int = 2000
     sites: int = 5
-    annotated_per_site: int = 1
-    rule: str = "one_each"
     test_share: float = 0.3
-    val_share: float = 0.1
     pixels: int = 128
     seed: int = 1037
 
-    def __post_init__(self):
-        if self.dataset != "ich":
-            raise FedMendError(f"job variable phantom, field dataset: expected 'ich', got {self.dataset!r}")
+    @abstractmethod
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """Writes ``out/download`` (official layout) and ``out/site-1`` … (site folders).
+
+        Args:
+            out: folder; made when missing.
+            progress: called with a line of text now and then.
+
+        Raises:
+            FedMendError: these numbers give no phantom, e.g. too few images for so many sites.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingClassPhantom(PhantomSpec):
+    """CT head slices with missing classes; each site has its own scanner.
+
+    Attributes:
+        annotated_per_site: classes that each site annotates.
+        rule: how they are chosen, see :func:`fedmend.imperfections.annotated_classes`.
+        val_share: share of a site's training slices held out for choosing the best model.
+    """
+
+    dataset: str = "ich"
+    annotated_per_site: int = 1
+    rule: str = "one_each"
+    val_share: float = 0.1
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`."""
+        from fedmend.datasets import (
+            phantoms,
+            rsna_ich,
+        )  # scipy and pydicom, which a site with a made phantom need not load
+
+        phantoms.write_ich(out / "download", slices=self.images, seed=self.seed, size=self.pixels, scanners=self.sites)
+        rsna_ich.prepare(
+            out / "download",
+            out,
+            sites=self.sites,
+            annotated_per_site=self.annotated_per_site,
+            rule=self.rule,
+            partition="station",
+            test_share=self.test_share,
+            val_share=self.val_share,
+            healthy_share=None,
+            seed=self.seed,
+            source_name=SOURCE,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyLabelPhantom(PhantomSpec):
+    """Single-label CT slices or dermoscopic pictures, with label noise at some sites.
+
+    Attributes:
+        alpha, presence, partition_seed, noisy_share, noise_low, noise_high, noise, noise_seed: see
+            :class:`fedmend.datasets.noisy_sites.NoiseProtocol`.
+    """
+
+    dataset: str = "ich_single"
+    sites: int = 8
+    alpha: float = 2.0
+    presence: float = 0.9
+    partition_seed: int = 100
+    noisy_share: float = 0.4
+    noise_low: float = 0.5
+    noise_high: float = 0.7
+    noise: str = "instance"
+    noise_seed: int = 0
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`. ``images`` counts the CT slices before those with exactly one subtype are chosen."""
+        from fedmend.datasets.noisy_sites import NoiseProtocol
+
+        protocol = NoiseProtocol(**{f.name: getattr(self, f.name) for f in fields(NoiseProtocol)})
+        common = {
+            "protocol": protocol,
+            "test_share": self.test_share,
+            "seed": self.seed,
+            "source_name": SOURCE,
+            "progress": progress,
+        }
+        if self.dataset == "ich_single":
+            from fedmend.datasets import phantoms, rsna_ich
+
+            phantoms.write_ich(
+                out / "download", slices=self.images, seed=self.seed, size=self.pixels, scanners=self.sites
+            )
+            rsna_ich.prepare_single_label(out / "download", out, **common)
+        else:
+            from fedmend.datasets import dermoscopy_phantom, isic2019
+
+            dermoscopy_phantom.write_isic2019(
+                out / "download", images=self.images, seed=self.seed, size=self.pixels, cameras=self.sites
+            )
+            isic2019.prepare(out / "download", out, **common)
+
+
+SPECS: Mapping[str, type[PhantomSpec]] = {
+    "ich": MissingClassPhantom,
+    "ich_single": NoisyLabelPhantom,
+    "isic2019": NoisyLabelPhantom,
+}
+
+
+def phantom_spec(given: Mapping[str, object]) -> PhantomSpec:
+    """The phantom that a job variable describes; fields that it leaves out keep their default.
+
+    Raises:
+        FedMendError: unknown data set or field.
+    """
+    dataset = given.get("dataset")
+    if not isinstance(dataset, str) or dataset not in SPECS:
+        raise FedMendError(f"job variable phantom, field dataset: expected one of {sorted(SPECS)}, got {dataset!r}")
+    known = {f.name for f in fields(SPECS[dataset])}
+    if unknown := sorted(set(given) - known):
+        raise FedMendError(f"job variable phantom: expected the fields {sorted(known)}, got {unknown[0]!r}")
+    return SPECS[dataset](**given)
 
 
 def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] | None = None) -> None:
-    """Writes ``out/download`` (official layout) and ``out/site-1`` … (site folders).
-
-    Args:
-        out: folder; made when missing.
-        spec: what to make.
-        progress: called with a line of text now and then.
-
-    Raises:
-        FedMendError: these numbers give no phantom, e.g. too few slices for so many sites.
-    """
-    from fedmend.datasets import phantoms, rsna_ich  # scipy and pydicom, which a site with a made phantom need not load
-
-    download = out / "download"
-    phantoms.write_ich(download, slices=spec.slices, seed=spec.seed, size=spec.pixels, scanners=spec.sites)
+    """:meth:`PhantomSpec.write`, with errors that say that they are about the phantom."""
     try:
-        rsna_ich.prepare(
-            download,
-            out,
-            sites=spec.sites,
-            annotated_per_site=spec.annotated_per_site,
-            rule=spec.rule,
-            partition="station",
-            test_share=spec.test_share,
-            val_share=spec.val_share,
-            healthy_share=None,
-            seed=spec.seed,
-            source_name="PHANTOM: synthetic slices, no patient was examined",
-            progress=progress,
-        )
+        spec.write(out, progress)
     except FedMendError as e:  # it may name a site of the phantom, which is not the site that asks
         raise FedMendError(f"phantom: {e}") from None
 
@@ -95,10 +182,10 @@ def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
     key = hashlib.sha256(json.dumps([PHANTOM_FORMAT, asdict(spec)]).encode()).hexdigest()[:16]
     folder = Path(cache_dir) / "phantoms" / f"{spec.dataset}-{key}"
     if not folder.is_dir():
-        need = spec.slices * spec.pixels**2 * 2  # 16 bits per pixel
+        need = spec.images * spec.pixels**2 * 2  # 16 bits per pixel
         with disk_errors("phantom", need), exclusive(folder.with_suffix(".lock")):
             if not folder.is_dir():
-                LOG.info("PHANTOM: making %d synthetic slices for %d sites (once)", spec.slices, spec.sites)
+                LOG.info("PHANTOM: making %d synthetic images for %d sites (once)", spec.images, spec.sites)
                 temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
                 try:
                     make_phantom(temporary, spec)

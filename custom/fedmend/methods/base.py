@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.data.augment import draw_views
+from fedmend.data.manifest import MULTILABEL, SINGLELABEL
 from fedmend.data.site import SiteData
+from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger
+from fedmend.losses import log_class_prior
 from fedmend.state import StateStore
 
 Report = dict[str, np.ndarray]
@@ -88,9 +91,11 @@ class LocalMethod(ABC):
     """Client half of a method; attributes are hyper-parameters only.
 
     ``REPORT_FIELDS`` declares every array that may leave besides the weights: name → shape, dtype, meaning, privacy note.
+    ``TASKS`` names the kinds of labels that the method can learn from, see :class:`fedmend.data.manifest.SiteCard`.
     """
 
     REPORT_FIELDS: ClassVar[Mapping[str, str]] = {}
+    TASKS: ClassVar[tuple[str, ...]] = (MULTILABEL,)
 
     def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Before the local training, with the received global model: repair labels, run the teacher. Default: nothing."""
@@ -106,5 +111,54 @@ class LocalMethod(ABC):
         """Scalar training loss of the samples ``index`` (B,)."""
 
     def report(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
-        """After the local training, with the local model; default: nothing leaves but the weights."""
+        """After the local training, with the local model, or in a task without training, with the received one; default:
+        nothing leaves but the weights."""
         return {}
+
+
+class SingleLabelMethod(LocalMethod):
+    """What methods for single-label data share: targets, logit adjustment, and a new augmented view in every epoch.
+
+    Args:
+        la: add the log prior of the site's classes to the logits (logit adjustment, strength 1), which balances the classes.
+    """
+
+    TASKS: ClassVar[tuple[str, ...]] = (SINGLELABEL,)
+
+    def __init__(self, *, la: bool):
+        self.la = la
+
+    def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
+        """Targets and class prior, on the device."""
+        target = self.target(site)
+        site.memory["target"] = torch.from_numpy(target).to(site.device)
+        site.memory["log_prior"] = torch.from_numpy(log_class_prior(site.data.train.labels)).to(site.device)
+
+    def batches(self, task: RoundTask, site: Site, epoch: int) -> Iterable[Tensor]:
+        """All samples, shuffled; draws the augmented view of the epoch."""
+        site.memory["view"] = draw_views(len(site.data.train), 1, site.generator(task, f"view {epoch}"))[0]
+        return super().batches(task, site, epoch)
+
+    @staticmethod
+    def target(site: Site) -> np.ndarray:
+        """(N,) int64 class numbers of the training labels.
+
+        Raises:
+            FedMendError: a sample without a label.
+        """
+        table = site.data.train.table
+        known = (table.labels == 1).any(1)
+        if not known.all():
+            row = table.rows[int(np.argmin(known))]
+            raise FedMendError(f"{site.name}: {table.file} row {row}, column label: expected a class name, got a blank")
+        return table.labels.argmax(1).astype(np.int64)
+
+    @staticmethod
+    def batch(index: Tensor, site: Site) -> tuple[Tensor, Tensor]:
+        """Augmented images (B, 3, H, W) and targets (B,) of some samples, on the device."""
+        rows = index.to(site.device, non_blocking=True)
+        return site.data.train.view(index, site.memory["view"]), site.memory["target"][rows]
+
+    def adjusted(self, logits: Tensor, site: Site) -> Tensor:
+        """(B, C) float32 logits, with ``la`` adjusted."""
+        return logits.float() + site.memory["log_prior"] if self.la else logits.float()

@@ -1,16 +1,19 @@
-"""The rows that a method is compared with: FedAvg, FedAvg-PL and FedProx on partly annotated multi-label data.
+"""The rows that a method is compared with, on partly annotated multi-label data and on single-label data.
 
 Following the published FedMLP code, the binary cross-entropy of the baselines weights positives by N / n_positive (the
 paper's Eq. 1 is unweighted); without it rare classes are not learned at all. One augmented view per sample and round.
+
+Single-label FedAvg is plain cross-entropy; with logit adjustment (``la``) it is FedLA, the warm-up of FedNoRo in all rounds.
 """
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
 from fedmend.losses import masked_bce, positive_weight
-from fedmend.methods.base import LocalMethod, RoundTask, Site
+from fedmend.methods.base import LocalMethod, RoundTask, SingleLabelMethod, Site
 
 
 class FedAvg(LocalMethod):
@@ -53,14 +56,32 @@ class FedAvgPL(FedAvg):
         return int(site.data.annotated.sum())
 
 
-class FedProx(FedAvg):
-    """FedAvg with the proximal term mu/2 * ||w - w_global||^2, Eq. (2), Li et al., MLSys 2020.
+class SingleLabelFedAvg(SingleLabelMethod):
+    """FedAvg and, with ``la``, FedLA on single-label data.
+
+    Args:
+        la: logit adjustment.
+    """
+
+    def __init__(self, *, la: bool = False):
+        super().__init__(la=la)
+
+    def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
+        """Mean cross-entropy."""
+        images, target = self.batch(index, site)
+        return F.cross_entropy(self.adjusted(model(images)[1], site), target)
+
+
+class Proximal(LocalMethod):
+    """Adds the proximal term mu/2 * ||w - w_global||^2 to the loss of the next class, Eq. (2), Li et al., MLSys 2020.
 
     Args:
         mu: weight of the proximal term, >= 0.
+        others: arguments of the next class.
     """
 
-    def __init__(self, *, mu: float = 0.01):
+    def __init__(self, *, mu: float = 0.01, **others):
+        super().__init__(**others)
         if mu < 0:
             raise FedMendError(f"job variable mu: expected >= 0, got {mu}")
         self.mu = mu
@@ -71,6 +92,14 @@ class FedProx(FedAvg):
         site.memory["received"] = [p.detach().clone() for p in model.parameters()]
 
     def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
-        """Loss of FedAvg plus the proximal term."""
+        """Loss of the next class plus the proximal term."""
         distance = sum((p - q).square().sum() for p, q in zip(model.parameters(), site.memory["received"], strict=True))
         return super().loss(model, index, task, site) + self.mu / 2 * distance
+
+
+class FedProx(Proximal, FedAvg):
+    """FedProx on partly annotated multi-label data."""
+
+
+class SingleLabelFedProx(Proximal, SingleLabelFedAvg):
+    """FedProx on single-label data; with ``la`` it has logit adjustment."""

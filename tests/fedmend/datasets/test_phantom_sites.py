@@ -7,12 +7,20 @@ from factories import refused
 from torch_factories import CPU
 
 from fedmend.data.manifest import load_card
-from fedmend.data.site import load_site
+from fedmend.data.site import load_site, load_truth
 from fedmend.datasets import phantom_sites
-from fedmend.datasets.phantom_sites import PhantomSpec, ensure_phantom, make_phantom
-from fedmend.datasets.phantoms import ICH_CLASSES
+from fedmend.datasets.isic2019 import CLASSES as ISIC
+from fedmend.datasets.phantom_sites import (
+    MissingClassPhantom,
+    NoisyLabelPhantom,
+    ensure_phantom,
+    make_phantom,
+    phantom_spec,
+)
+from fedmend.datasets.phantoms import ICH_CLASSES as ICH
+from fedmend.errors import FedMendError
 
-SMALL = PhantomSpec(slices=240, sites=2, annotated_per_site=4, pixels=32, seed=3)
+SMALL = MissingClassPhantom(images=240, sites=2, annotated_per_site=4, pixels=32, seed=3)
 
 
 @pytest.fixture
@@ -39,7 +47,7 @@ def test_a_phantom_becomes_site_folders_that_say_phantom_and_can_be_opened(tmp_p
         assert card.provenance["source"].startswith("PHANTOM")
         assert card.window == (40.0, 80.0)
         assert "train" in card.truth
-        data = load_site(tmp_path / site, site, ICH_CLASSES, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
+        data = load_site(tmp_path / site, site, ICH, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
         assert data.annotated.astype(int).tolist() == annotated
         assert sorted(data.evaluation) == ["test", "val"]
         assert data.train.images.any(axis=(1, 2)).all()
@@ -86,16 +94,51 @@ def test_a_full_or_read_only_cache_is_said_in_one_sentence(tmp_path, monkeypatch
 
     monkeypatch.setattr(phantom_sites, "make_phantom", fail)
     with refused(f"phantom: cache_dir: {sentence}"):
-        ensure_phantom(tmp_path, dataclasses.replace(SMALL, slices=1000))  # 1000 * 32 * 32 * 2 bytes
+        ensure_phantom(tmp_path, dataclasses.replace(SMALL, images=1000))  # 1000 * 32 * 32 * 2 bytes
     assert content(tmp_path) == []
 
 
 def test_a_phantom_that_cannot_be_made_is_blamed_on_the_phantom_and_not_on_a_site(tmp_path):
-    few = dataclasses.replace(SMALL, slices=24)
+    few = dataclasses.replace(SMALL, images=24)
     with refused("phantom: site-1: expected at least 3 patients to split, got 2"):
         make_phantom(tmp_path, few)
 
 
-def test_an_unknown_phantom_is_refused():
-    with refused("job variable phantom, field dataset: expected 'ich', got 'chest'"):
-        PhantomSpec(dataset="chest")
+def test_a_job_describes_its_phantom_by_data_set_and_the_fields_that_it_changes():
+    assert phantom_spec({"dataset": "ich", "sites": 3}) == MissingClassPhantom(sites=3)
+    assert phantom_spec({"dataset": "isic2019", "noisy_share": 0.3}) == NoisyLabelPhantom(
+        dataset="isic2019", noisy_share=0.3
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "got"), [({"dataset": "chest"}, "'chest'"), ({}, "None"), ({"dataset": ["ich"]}, "['ich']")]
+)
+def test_an_unknown_phantom_is_refused(given, got):
+    known = "['ich', 'ich_single', 'isic2019']"
+    with refused(f"job variable phantom, field dataset: expected one of {known}, got {got}"):
+        phantom_spec(given)
+
+
+def test_a_field_that_a_phantom_lacks_is_refused():
+    with pytest.raises(FedMendError, match=r"job variable phantom: expected the fields .*, got 'noisy_share'"):
+        phantom_spec({"dataset": "ich", "noisy_share": 0.3})
+
+
+@pytest.mark.parametrize(("dataset", "classes", "color"), [("ich_single", ICH, 0), ("isic2019", ISIC, 1)])
+def test_a_noisy_phantom_has_wrong_labels_at_its_noisy_sites_alone(tmp_path, dataset, classes, color):
+    spec = NoisyLabelPhantom(
+        dataset=dataset, images=200, sites=2, presence=1.0, pixels=32, noise="uniform", noisy_share=0.5
+    )
+    make_phantom(tmp_path, spec)
+    for folder in sorted(tmp_path.glob("site-*")):
+        card = load_card(folder, folder.name)
+        assert card.provenance["source"].startswith("PHANTOM")
+        data = load_site(folder, folder.name, classes, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
+        truth = load_truth(folder, folder.name, classes, data.train.table.images)
+        wrong = (data.train.labels != truth).any(1).mean()
+        assert (wrong > 0.2) == card.provenance["site"]["noisy"]
+        assert (wrong == 0) == (not card.provenance["site"]["noisy"])
+        assert data.train.images.ndim == 3 + color
+        assert data.train.images.any(axis=(1, 2)).all()
+    assert len(list(tmp_path.glob("site-*"))) == 2

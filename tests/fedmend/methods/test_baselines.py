@@ -3,13 +3,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from factories import refused
+from torch_factories import one_hot
 
 from fedmend.errors import FedMendError
 from fedmend.methods.base import RoundTask
-from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx
+from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
+from fedmend.methods.fednoro import FedNoRo
 
 TASK = RoundTask("train", 0, 4)
 LABELS = [[1, 0, -1], [0, 1, -1], [0, -1, -1], [0, 1, -1]]  # class 1 has a blank, class 2 is not annotated
+CLASSES = [0, 1, 0, 0]  # prior 3/4, 1/4, and no sample of class 2
 ALL = torch.arange(4)
 
 
@@ -25,6 +29,7 @@ def flat_net(make_net):
 
 def loss_of(method, net, site, index=ALL):
     method.prepare(net, TASK, site)
+    list(method.batches(TASK, site, 0))
     return method.loss(net, index, TASK, site)
 
 
@@ -86,14 +91,76 @@ def test_fedprox_without_mu_is_fedavg(make_site, make_net, play):
     assert all(torch.equal(trained[0][k], trained[1][k]) for k in trained[0])
 
 
-def test_a_negative_mu_is_refused():
+@pytest.mark.parametrize("method", [FedProx, SingleLabelFedProx])
+def test_a_negative_mu_is_refused(method):
     with pytest.raises(FedMendError, match=r"mu: expected >= 0, got -1"):
-        FedProx(mu=-1)
+        method(mu=-1)
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedAvgPL(), FedProx()], ids=lambda m: type(m).__name__)
-def test_baselines_pass_once_over_the_data_report_nothing_and_leave_labels_alone(method, make_site, make_net, play):
-    site, net = make_site(LABELS), make_net(3)
+def test_single_label_fedavg_is_cross_entropy(make_site, flat_net):
+    loss = loss_of(SingleLabelFedAvg(), flat_net, make_site(one_hot(CLASSES, 3)))  # 3/13, 9/13, 1/13
+    assert loss.item() == pytest.approx(math.log(13) - (3 * math.log(3) + math.log(9)) / 4, rel=1e-6)
+    loss.backward()
+    assert flat_net.classifier.bias.grad.tolist() == pytest.approx([3 / 13 - 3 / 4, 9 / 13 - 1 / 4, 1 / 13], abs=1e-6)
+
+
+def test_with_logit_adjustment_it_is_the_warm_up_of_fednoro(make_site, flat_net):
+    site = make_site(one_hot(CLASSES, 3))
+    loss = loss_of(SingleLabelFedAvg(la=True), flat_net, site)  # 3/4 * 1 : 1/4 * 3 : 0, which is 1/2, 1/2, 0
+    assert loss.item() == pytest.approx(math.log(2), rel=1e-6)
+    assert loss.item() == loss_of(FedNoRo(), flat_net, site).item()
+    loss.backward()
+    assert flat_net.classifier.bias.grad[2].item() == 0.0
+
+
+@pytest.mark.parametrize("la", [True, False])
+def test_single_label_fedprox_adds_the_proximal_term_to_the_same_loss(make_site, make_net, la):
+    site, net, method = make_site(one_hot(CLASSES, 3)), make_net(3), SingleLabelFedProx(mu=0.4, la=la)
+    method.prepare(net, TASK, site)
+    list(method.batches(TASK, site, 0))
+    plain = SingleLabelFedAvg(la=la)
+    assert method.loss(net, ALL, TASK, site).item() == plain.loss(net, ALL, TASK, site).item()  # no distance yet
+    with torch.no_grad():
+        net.classifier.bias += torch.tensor([1.0, 2.0, 0.0])
+        net.scale += 0.5
+    added = method.loss(net, ALL, TASK, site) - plain.loss(net, ALL, TASK, site)
+    assert added.item() == pytest.approx(0.4 / 2 * (1 + 4 + 2 * 0.25), rel=1e-5)
+
+
+def test_without_other_settings_single_label_baselines_have_no_logit_adjustment():
+    assert (SingleLabelFedAvg().la, SingleLabelFedProx().la, FedNoRo().la) == (False, False, True)
+    assert SingleLabelFedProx().mu == FedProx().mu == 0.01
+
+
+def test_a_sample_without_a_label_is_refused_by_single_label_baselines(make_site, make_net):
+    for method in (SingleLabelFedAvg(), SingleLabelFedProx()):
+        with refused("site-1: train.csv row 3, column label: expected a class name, got a blank"):
+            method.prepare(make_net(3), TASK, make_site(one_hot([0, -1, 1, 0], 3)))
+
+
+@pytest.mark.parametrize(
+    ("method", "tasks"),
+    [
+        *((m, ("multilabel",)) for m in (FedAvg, FedAvgPL, FedProx)),
+        *((m, ("singlelabel",)) for m in (SingleLabelFedAvg, SingleLabelFedProx)),
+    ],
+)
+def test_every_baseline_says_what_labels_it_learns_from(method, tasks):
+    assert tasks == method.TASKS
+
+
+@pytest.mark.parametrize(
+    ("method", "labels"),
+    [
+        *((m, LABELS) for m in (FedAvg(), FedAvgPL(), FedProx())),
+        *((m, one_hot(CLASSES, 3)) for m in (SingleLabelFedAvg(), SingleLabelFedAvg(la=True), SingleLabelFedProx())),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_baselines_pass_once_over_the_data_report_nothing_and_leave_labels_alone(
+    method, labels, make_site, make_net, play
+):
+    site, net = make_site(labels), make_net(3)
     before = site.data.train.labels.tobytes()
     assert play(method, net, TASK, site) == {}
     assert (net.samples(training=True), net.samples(training=False)) == (4, 0)

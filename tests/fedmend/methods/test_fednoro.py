@@ -1,0 +1,319 @@
+"""The client half of FedNoRo at a site: losses, teacher, augmentation, report."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from torch_factories import TinyNetwork, make_single_site, one_hot
+
+from fedmend.methods.base import RoundTask
+from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, WARMUP, FedNoRo
+from fedmend.training import LocalTrainer
+
+LN2, LN3, LN5 = math.log(2), math.log(3), math.log(5)
+Y = [0, 1, 0, 0]  # prior 3/4, 1/4, and no sample of class 2
+ALL = torch.arange(4)
+Q = (0.5, 0.3, 0.2)  # what the teacher says
+TEN = [0, 1, 2, 0, 1, 0, 2, 0, 1, 0]
+
+
+def task(stage=WARMUP, role="", round_num=3, **knowledge):
+    return RoundTask(stage, round_num, 9, knowledge, role, seed=7)
+
+
+def robust(role=NOISY, weight=0.25, **options):
+    return task(ROBUST, role, distillation_weight=np.float32(weight), **options)
+
+
+@pytest.fixture
+def site_of(make_site):
+    return lambda classes, values=None, **options: make_site(one_hot(classes, 3), values, **options)
+
+
+def says(net, logits):
+    """Makes the network give these logits whatever the image."""
+    with torch.no_grad():
+        net.classifier.weight.zero_()
+        net.classifier.bias.copy_(torch.as_tensor(logits))
+    return net
+
+
+def loss_of(method, net, site, order, student=None):
+    """The loss of one batch of all samples; ``student`` moves the model after it was received."""
+    method.prepare(net, order, site)
+    list(method.batches(order, site, 0))
+    return method.loss(net if student is None else says(net, student), ALL, order, site)
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_warmup_loss_is_the_cross_entropy_of_logits_plus_log_prior(site_of, make_net):
+    net = says(make_net(3), [0, LN3, LN5])  # with the prior: 3/4 * 1 : 1/4 * 3 : 0, which is 1/2, 1/2, 0
+    loss = loss_of(FedNoRo(), net, site_of(Y), task())
+    assert loss.item() == pytest.approx(LN2, rel=1e-6)
+    loss.backward()
+    assert net.classifier.bias.grad.tolist() == pytest.approx([0.5 - 3 / 4, 0.5 - 1 / 4, 0], abs=1e-6)
+    assert net.classifier.bias.grad[2].item() == 0.0  # a class without a sample
+
+
+def test_without_logit_adjustment_the_loss_is_plain_cross_entropy(site_of, make_net):
+    net = says(make_net(3), [0, LN3, LN5])  # 1/9, 3/9, 5/9
+    loss = loss_of(FedNoRo(la=False), net, site_of(Y), task())
+    assert loss.item() == pytest.approx((3 * math.log(9) + math.log(3)) / 4, rel=1e-6)
+    loss.backward()
+    assert net.classifier.bias.grad[2].item() == pytest.approx(5 / 9, rel=1e-5)
+
+
+def test_the_prior_is_that_of_the_site_not_of_the_batch(site_of, make_net):
+    site, net, method = site_of(Y), says(make_net(3), [0, LN3, LN5]), FedNoRo()
+    loss_of(method, net, site, task())
+    assert method.loss(net, torch.tensor([0, 2]), task(), site).item() == pytest.approx(LN2, rel=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.25, 0.8, 0.0, 1.0])
+def test_the_loss_of_a_noisy_site_in_stage_2_is_equation_5(site_of, make_net, weight):
+    received = says(make_net(3), 0.8 * np.log(Q))  # divided by T = 0.8 and without prior: Q
+    loss = loss_of(FedNoRo(), received, site_of(Y), robust(weight=weight), student=[0, LN3, LN5])  # 1/2, 1/2, 0
+    divergence = 0.5 * math.log(0.5 / 0.5) + 0.3 * math.log(0.3 / 0.5)  # the teacher's 0.2 on class 2 is dropped
+    assert loss.item() == pytest.approx(weight * divergence + (1 - weight) * LN2, rel=1e-5)
+
+
+def test_both_terms_of_equation_5_drive_the_student(site_of, make_net):
+    net = says(make_net(3), 0.8 * np.log(Q))
+    loss = loss_of(FedNoRo(), net, site_of(Y), robust(weight=0.25), student=[0, LN3, LN5])
+    loss.backward()
+    own = np.array([0.5 - 3 / 4, 0.5 - 1 / 4])
+    distilled = 0.5 * 0.8 - np.array([0.5, 0.3])  # p * sum(q) - q over the two possible classes
+    expected = [*(0.25 * distilled + 0.75 * own), 0]
+    assert net.classifier.bias.grad.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_without_logit_adjustment_the_student_of_equation_5_has_no_prior_either(site_of, make_net):
+    received = says(make_net(3), 0.8 * np.log(Q))
+    loss = loss_of(FedNoRo(la=False), received, site_of(Y), robust(weight=0.25), student=[0, LN3, LN5])
+    p = np.array([1, 3, 5]) / 9
+    divergence = float((np.array(Q) * np.log(Q / p)).sum())
+    assert loss.item() == pytest.approx(0.25 * divergence + 0.75 * (3 * math.log(9) + LN3) / 4, rel=1e-5)
+
+
+def test_the_temperature_softens_the_teacher_alone(site_of, make_net):
+    received = says(make_net(3), 2 * np.log(Q))
+    loss = loss_of(FedNoRo(temperature=2.0), received, site_of(Y), robust(weight=1.0), student=[0, LN3, LN5])
+    assert loss.item() == pytest.approx(0.3 * math.log(0.3 / 0.5), rel=1e-5)
+
+
+# ---- teacher --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "order", [robust(CLEAN), robust(""), task(WARMUP, NOISY)], ids=["clean", "no role", "noisy, but warm-up"]
+)
+def test_only_a_noisy_site_in_stage_2_has_a_teacher(site_of, make_net, order):
+    site, net = site_of(Y), says(make_net(3), 0.8 * np.log(Q))
+    assert loss_of(FedNoRo(), net, site, order, student=[0, LN3, LN5]).item() == pytest.approx(LN2, rel=1e-6)
+    assert "teacher" not in site.memory
+    assert len(net.calls) == 1
+
+
+def test_the_teacher_is_the_received_model_frozen_and_in_eval_mode(tmp_path):
+    site, net, method = make_single_site(tmp_path, TEN), TinyNetwork(3), FedNoRo()
+    received = {k: v.clone() for k, v in net.state_dict().items()}
+    net.train()
+    method.prepare(net, robust(), site)
+    LocalTrainer(learning_rate=0.05, local_epochs=2).train(net, method, robust(), site)
+    teacher = site.memory["teacher"]
+    assert not teacher.training
+    assert not any(p.requires_grad for p in teacher.parameters())
+    assert all(torch.equal(v, received[k]) for k, v in teacher.state_dict().items())  # BatchNorm statistics too
+    assert not torch.equal(net.state_dict()["classifier.weight"], received["classifier.weight"])
+    assert net.training
+    assert all(p.requires_grad for p in net.parameters())
+
+
+class Watching(TinyNetwork):
+    """Keeps what it has seen; a copy for a teacher keeps its own."""
+
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.seen = []
+
+    def forward(self, images):
+        self.seen.append(images.clone())
+        return super().forward(images)
+
+
+def trained(folder, order=None, *, epochs=2, method=None):
+    """Student, site after some epochs."""
+    site, net, method, order = make_single_site(folder, TEN), Watching(3), method or FedNoRo(), order or robust()
+    method.prepare(net, order, site)
+    LocalTrainer(learning_rate=0.01, local_epochs=epochs).train(net, method, order, site)
+    return net, site
+
+
+def test_student_and_teacher_pass_once_over_the_same_augmented_batch(tmp_path):
+    net, site = trained(tmp_path)
+    teacher = site.memory["teacher"]
+    assert [len(x) for x in net.seen] == [4, 4, 2] * 2
+    assert len(teacher.seen) == len(net.seen)
+    assert all(torch.equal(one, other) for one, other in zip(net.seen, teacher.seen, strict=True))
+
+
+def test_a_clean_site_passes_once_over_its_data_in_every_epoch(tmp_path):
+    net, site = trained(tmp_path, robust(CLEAN))
+    assert [len(x) for x in net.seen] == [4, 4, 2] * 2
+    assert "teacher" not in site.memory
+
+
+def test_modes_of_the_two_passes(site_of, make_net):
+    site, net, method = site_of(TEN), make_net(3), FedNoRo()
+    method.prepare(net, robust(), site)
+    LocalTrainer(learning_rate=0.01).train(net, method, robust(), site)
+    assert net.calls == [(True, 4), (True, 4), (True, 2)]
+    assert site.memory["teacher"].calls == [(False, 4), (False, 4), (False, 2)]
+
+
+# ---- augmentation ---------------------------------------------------------------------------------------------------
+
+
+def epoch_views(method, site, order, epochs=2):
+    views = []
+    for epoch in range(epochs):
+        list(method.batches(order, site, epoch))
+        views.append(site.memory["view"].clone())
+    return views
+
+
+def test_every_epoch_has_new_views_and_the_same_ones_whenever_it_is_repeated(tmp_path):
+    method = FedNoRo()
+    site = make_single_site(tmp_path / "1", TEN)
+    first, second = epoch_views(method, site, task())
+    assert first.shape == (10, 2, 3)
+    assert not (first == second).all(-1).all(-1).any()
+    again = epoch_views(method, make_single_site(tmp_path / "2", TEN), task())
+    assert torch.equal(again[0], first)
+    assert torch.equal(again[1], second)
+    assert not torch.equal(epoch_views(method, site, task(round_num=4))[0], first)
+
+
+def test_the_images_of_a_batch_are_the_views_of_the_epoch(tmp_path):
+    net, site = trained(tmp_path, task(), epochs=1)
+    method = FedNoRo()
+    batches = list(method.batches(task(), site, 0))
+    for index, seen in zip(batches, net.seen, strict=True):
+        assert torch.equal(site.data.train.view(index, site.memory["view"]), seen)
+        assert not torch.equal(site.data.train.view(index), seen)
+
+
+@pytest.mark.parametrize("role", [CLEAN, NOISY])
+def test_a_repeated_round_gives_the_same_weights_to_the_last_bit(tmp_path, role):
+    (first, _), (second, _) = (trained(tmp_path / str(i), robust(role)) for i in range(2))
+    assert all(torch.equal(v, second.state_dict()[k]) for k, v in first.state_dict().items())
+
+
+# ---- report ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(site_of, make_net):
+    """A site of grey images, the mean cross-entropy of each class there by hand, and the network."""
+    classes, values = [0, 0, 2, 0, 2], [10, 60, 120, 180, 240]
+    site, net = site_of(classes, values, batch_size=2), make_net(3)
+    v = np.array(values) / 255
+    weight, bias = (p.detach().double().numpy() for p in net.classifier.parameters())
+    logits = np.stack([v, 1 - v], 1) @ weight.T + bias
+    loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(5), classes]
+    return site, net, [loss[[0, 1, 3]].mean(), 0, loss[[2, 4]].mean()]
+
+
+@pytest.mark.parametrize("la", [True, False])
+def test_the_report_is_the_mean_loss_of_each_class_without_logit_adjustment(shown, la):
+    site, net, expected = shown
+    report = FedNoRo(la=la).report(net, task(DETECT), site)
+    assert report["class_loss"].tolist() == pytest.approx(expected, abs=1e-5)
+    assert report["class_count"].tolist() == [3, 0, 2]
+    assert (report["class_loss"].dtype, report["class_count"].dtype) == (np.float32, np.int64)
+    assert set(report) == set(FedNoRo.REPORT_FIELDS)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_report_is_one_pass_in_eval_mode_and_leaves_the_model_as_it_was(shown, mode):
+    site, net, _ = shown
+    net.train(mode)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    FedNoRo().report(net, task(DETECT), site)
+    assert net.calls == [(False, 2), (False, 2), (False, 1)]
+    assert net.training is mode
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_the_report_is_made_of_plain_images(tmp_path):
+    site, net = make_single_site(tmp_path, TEN), TinyNetwork(3).eval()
+    report = FedNoRo().report(net, task(DETECT), site)
+    with torch.no_grad():
+        logits = net(site.data.train.view(torch.arange(10)))[1]
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(TEN), reduction="none").numpy()
+    for c in range(3):
+        assert report["class_loss"][c] == pytest.approx(loss[np.array(TEN) == c].mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [WARMUP, ROBUST])
+def test_training_rounds_report_nothing(site_of, make_net, stage):
+    net = make_net(3)
+    assert FedNoRo().report(net, task(stage), site_of(Y)) == {}
+    assert net.calls == []
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_without_a_label_is_refused_by_training_and_report(site_of, make_net):
+    site, net = site_of([0, 1, -1, 0]), make_net(3)
+    sentence = "site-1: train.csv row 4, column label: expected a class name, got a blank"
+    with refused(sentence):
+        FedNoRo().prepare(net, task(), site)
+    with refused(sentence):
+        FedNoRo().report(net, task(DETECT), site)
+
+
+@pytest.mark.parametrize(
+    "knowledge",
+    [
+        {},
+        *({"distillation_weight": np.float32(w)} for w in (-0.1, 1.5, np.nan, np.inf)),
+        *({"distillation_weight": np.array(w)} for w in ([0.1, 0.2], [0.1], [])),
+    ],
+    ids=["missing", "negative", "more than 1", "NaN", "infinity", "two numbers", "a list of one", "none"],
+)
+def test_a_noisy_site_needs_a_distillation_weight_from_0_to_1(site_of, make_net, knowledge):
+    site = site_of(Y)
+    with refused("site-1: round 3, distillation_weight from the server: expected 0 to 1, got another"):
+        FedNoRo().prepare(make_net(3), task(ROBUST, NOISY, **knowledge), site)
+    assert "teacher" not in site.memory
+
+
+def test_a_weight_of_0_costs_no_teacher_pass(site_of, make_net):
+    site, weight = site_of(Y), {"distillation_weight": np.float32(0)}
+    FedNoRo().prepare(make_net(3), task(ROBUST, NOISY, **weight), site)
+    assert "teacher" not in site.memory
+
+
+def test_a_clean_site_does_not_care_for_the_distillation_weight(site_of, make_net):
+    FedNoRo().prepare(make_net(3), task(ROBUST, CLEAN), site_of(Y))
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, float("nan")])
+def test_a_temperature_that_is_not_positive_is_refused(temperature):
+    with refused(f"job variable temperature: expected > 0, got {temperature}"):
+        FedNoRo(temperature=temperature)
+
+
+def test_the_method_takes_single_label_data_and_never_changes_a_label(site_of, make_net, play):
+    assert FedNoRo.TASKS == ("singlelabel",)
+    site = site_of(TEN)
+    before = site.data.train.labels.tobytes()
+    assert play(FedNoRo(), make_net(3), robust(), site) == {}
+    assert site.data.train.labels.tobytes() == before
+    assert (site.ledger.repairs() == -1).all()

@@ -1,0 +1,68 @@
+"""FedNoRo in FLARE's real simulator, with a phantom so small that only plumbing is tested, not learning."""
+
+import json
+
+import pytest
+import torch
+from factories import ROOT
+from simulation import fedmend, global_model, lines, metrics_without_seconds, records
+
+pytestmark = pytest.mark.slow
+SITES = [f"site-{i}" for i in range(1, 5)]
+SMALL = [
+    *("num_rounds=3", "warmup_rounds=1", "image_size=32", "batch_size=8", "local_epochs=1"),
+    *("phantom.images=240", "phantom.sites=4", "phantom.pixels=32", "phantom.noise=uniform"),
+]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Workspace and output by number of threads; each run is made once."""
+    home, runs = tmp_path_factory.mktemp("home"), {}
+
+    def simulate(threads):
+        if threads not in runs:
+            workspace = home / f"threads-{threads}"
+            words = ["--workspace", workspace, "--threads", threads, "--sites", 4, "--set", *SMALL]
+            code, out = fedmend("simulate", ROOT / "jobs" / "fednoro_isic2019", *words, home=home)
+            assert code == 0, out
+            runs[threads] = workspace, out
+        return runs[threads]
+
+    return simulate
+
+
+def test_noisy_sites_are_found_and_weighted_down_and_the_report_says_so(simulated):
+    workspace, out = simulated(4)
+    for line in ("PHANTOM round 1/3 warmup", "PHANTOM round 2/3 robust", "PHANTOM round 3/3 robust"):
+        assert line in out
+    decided = lines(workspace, "decisions.jsonl")
+    (found,) = [d["value"] for d in decided if d["what"] == "noisy_client_detection"]
+    assert set(found["class_loss"]) == set(SITES)
+    assert 0 < len(found["noisy"]) < 4
+    shares = {d["round"]: d["value"] for d in decided if d["what"] == "aggregation_weights"}
+    assert sorted(shares) == [2, 3]
+    census = json.loads((records(workspace) / "run.json").read_text())["sites"]
+    samples = {site: census[site]["train"] for site in SITES}
+    for share in shares.values():
+        assert sum(share.values()) == pytest.approx(1, abs=1e-3)
+        per_sample = {site: share[site] / samples[site] for site in SITES}
+        clean = [per_sample[s] for s in SITES if s not in found["noisy"]]
+        assert max(clean) == pytest.approx(min(clean), rel=0.02)
+        assert max(per_sample[s] for s in found["noisy"]) < min(clean)
+    metrics = lines(workspace, "metrics.jsonl")
+    assert [m["round"] for m in metrics] == [0, 1, 2, 3]
+    assert sum(map(sum, metrics[-1]["confusion"])) == sum(census[site]["test"] for site in SITES)
+    page = (records(workspace) / "report.html").read_text()
+    assert all(f'<section id="{name}">' in page for name in ("confusion", "noisy-sites"))
+
+
+def test_the_results_do_not_depend_on_how_many_sites_run_at_once(simulated):
+    (two, _), (four, _) = simulated(2), simulated(4)
+    assert metrics_without_seconds(two) == metrics_without_seconds(four)
+    without_time = [
+        [{k: v for k, v in d.items() if k != "time"} for d in lines(w, "decisions.jsonl")] for w in (two, four)
+    ]
+    assert without_time[0] == without_time[1]
+    weights = global_model(two)
+    assert all(torch.equal(value, weights[name]) for name, value in global_model(four).items())
