@@ -369,10 +369,10 @@ def _add_phantom(commands) -> None:
 
     single = phantom.add_parser("ich-single", help="the same slices; sites get those with one subtype, some are noisy")
     _noise_arguments(single, sites=8)
-    single.set_defaults(dataset="ich_single", images=4800, pixels=128)
+    single.set_defaults(dataset="ich_single", images=9600, pixels=64)
     isic = phantom.add_parser("isic2019", help="dermoscopic pictures in the ISIC 2019 layout, and sites, some noisy")
     _noise_arguments(isic, sites=8, alpha=1.5, presence=0.99)
-    isic.set_defaults(dataset="isic2019", images=1800, pixels=96)
+    isic.set_defaults(dataset="isic2019", images=3600, pixels=96)
     for noisy in (single, isic):
         noisy.add_argument("out", type=Path)
         noisy.add_argument("--images", type=int, help=f"default {noisy.get_default('images')}")
