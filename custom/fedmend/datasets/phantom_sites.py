@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from fedmend.data.store import disk_errors, exclusive
+from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 
 PHANTOM_FORMAT = 3  # raise it when a generator or a converter changes what it writes
@@ -92,29 +93,14 @@ class MissingClassPhantom(PhantomSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyLabelPhantom(PhantomSpec):
-    """Single-label CT slices or dermoscopic pictures, with label noise at some sites.
-
-    Attributes:
-        alpha, presence, partition_seed, noisy_share, noise_low, noise_high, noise, noise_seed: see
-            :class:`fedmend.datasets.noisy_sites.NoiseProtocol`.
-    """
+class NoisyLabelPhantom(NoiseProtocol, PhantomSpec):
+    """Single-label CT slices or dermoscopic pictures, dealt to sites of which some are noisy."""
 
     dataset: str = "ich_single"
     sites: int = 8
-    alpha: float = 2.0
-    presence: float = 0.9
-    partition_seed: int = 100
-    noisy_share: float = 0.4
-    noise_low: float = 0.5
-    noise_high: float = 0.7
-    noise: str = "instance"
-    noise_seed: int = 0
 
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
         """See :class:`PhantomSpec`. ``images`` counts the CT slices before those with exactly one subtype are chosen."""
-        from fedmend.datasets.noisy_sites import NoiseProtocol
-
         protocol = NoiseProtocol(**{f.name: getattr(self, f.name) for f in fields(NoiseProtocol)})
         common = {
             "protocol": protocol,
