@@ -5,7 +5,6 @@ keeps its labels and is dealt out evenly.
 """
 
 import csv
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ import numpy as np
 
 from fedmend.data.manifest import SINGLELABEL, WINDOWS, write_card, write_table
 from fedmend.data.store import open_store
+from fedmend.datasets.site_folders import site_folders
 from fedmend.errors import FedMendError
 from fedmend.imperfections import (
     bernoulli_dirichlet_partition,
@@ -185,14 +185,8 @@ def write_noisy_sites(
             shown[parts[s]] = uniform_noise(own, rates[s], num_classes=len(classes), seed=seeds[s])
         _check_classes(where, shown[parts[s]])
     shuffled = np.random.default_rng((protocol.partition_seed, 1)).permutation(np.flatnonzero(test))
-    out.mkdir(parents=True, exist_ok=True)
-    # Beside each other in one tree, the two can be moved together: then the card holds a relative path.
-    relative = root.is_relative_to(out.resolve().parent)
-    from_site = Path(os.path.relpath(root, out.resolve() / "site-1")).as_posix() if relative else str(root)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=out) as partial:
-        for s, part in enumerate(parts):
-            folder = Path(partial) / f"site-{s + 1}"
-            (folder / "truth").mkdir(parents=True)
+    with site_folders(out, protocol.sites, root) as (folders, from_site):
+        for s, (folder, part) in enumerate(zip(folders, parts, strict=True)):
             own_test = np.sort(shuffled[s :: protocol.sites])
             tables = {"train.csv": (part, shown), "truth/train.csv": (part, labels), "test.csv": (own_test, labels)}
             for file, (index, source) in tables.items():
@@ -222,8 +216,6 @@ def write_noisy_sites(
                     "site": own,
                 },
             )
-        for s in range(protocol.sites):
-            os.rename(Path(partial) / f"site-{s + 1}", out / f"site-{s + 1}")
     say(f"{protocol.sites} site folders written, {noisy.sum()} of them noisy")
 
 

@@ -8,7 +8,6 @@ Reference: Flanders et al., Radiology: Artificial Intelligence 2(3):e190211, 202
 import csv
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 
 from fedmend.data.manifest import MULTILABEL, WINDOWS, write_card, write_table
 from fedmend.datasets.noisy_sites import NoiseProtocol, hold_out, write_noisy_sites
+from fedmend.datasets.site_folders import site_folders
 from fedmend.errors import FedMendError
 from fedmend.imperfections import annotated_classes
 
@@ -387,17 +387,9 @@ def _write(
     stations: list[list[str]],
     provenance: Mapping,
 ) -> None:
-    """Writes all site folders aside and moves each into place when all are complete."""
-    images, root = source.resolve() / FOLDER, out.resolve()
-    # Beside each other in one tree, the two can be moved together: then the card holds a relative path.
-    relative = images.is_relative_to(root.parent)
-    root.mkdir(parents=True, exist_ok=True)
-    columns = np.array(CLASSES)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=root) as partial:
-        for s, part in enumerate(parts):
-            folder = Path(partial) / f"site-{s + 1}"
-            (folder / "truth").mkdir(parents=True)
-            everything = np.ones(len(CLASSES), dtype=bool)
+    columns, everything = np.array(CLASSES), np.ones(len(CLASSES), dtype=bool)
+    with site_folders(out, len(parts), source / FOLDER) as (folders, image_root):
+        for s, (folder, part) in enumerate(zip(folders, parts, strict=True)):
             tables = {
                 f"{name}.csv": (index, everything if name == "test" else annotated[s]) for name, index in part.items()
             }
@@ -415,10 +407,8 @@ def _write(
                 classes=CLASSES,
                 splits={name: f"{name}.csv" for name in part},
                 truth={"train": "truth/train.csv"},
-                image_root=Path(os.path.relpath(images, root / folder.name)).as_posix() if relative else str(images),
+                image_root=image_root,
                 modality="CT",
                 window=provenance["arguments"]["window"],
                 provenance={**provenance, "site": own},
             )
-        for s in range(len(parts)):
-            os.rename(Path(partial) / f"site-{s + 1}", root / f"site-{s + 1}")
