@@ -61,6 +61,38 @@ def annotated_classes(num_sites: int, num_classes: int, annotated_per_site: int,
     )
 
 
+def identified_classes(num_sites: int, num_classes: int, per_site: int, *, seed: int) -> np.ndarray:
+    """Which site identifies which class: the label-set mismatch of FedLSM (Deng et al., MICCAI 2023, Sec. 3.1).
+
+    The shuffled classes are dealt to the sites in turn, which makes sure that each is identified somewhere; then each site
+    draws as many of the other classes as it lacks. The paper's released code may draw a class that the site has already.
+
+    Args:
+        num_sites: S, at least 1.
+        num_classes: C, at least 1.
+        per_site: number of classes that each site identifies, in 1..C.
+        seed: 0 or more.
+
+    Returns:
+        (S, C) bool; every column has at least one True, every row exactly ``per_site``.
+
+    Raises:
+        FedMendError: a number out of its range, or a class that no site would identify.
+    """
+    if num_sites < 1 or not 1 <= per_site <= num_classes or num_sites * per_site < num_classes or seed < 0:
+        raise FedMendError(
+            f"identified classes: expected num_sites >= 1, per_site in 1..{num_classes}, num_sites * per_site >="
+            f" {num_classes}, the number of classes, and seed >= 0, got {num_sites}, {per_site}, {num_sites * per_site} and"
+            f" {seed}"
+        )
+    rng = np.random.default_rng((seed, 1))
+    identified = np.zeros((num_sites, num_classes), dtype=bool)
+    identified[np.arange(num_classes) % num_sites, rng.permutation(num_classes)] = True
+    for own in identified:
+        own[rng.choice(np.flatnonzero(~own), per_site - own.sum(), replace=False)] = True
+    return identified
+
+
 def _check_class_numbers(where: str, labels: np.ndarray, num_classes: int) -> None:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise FedMendError(

@@ -11,6 +11,7 @@ from fedmend.imperfections import (
     annotated_classes,
     bernoulli_dirichlet_partition,
     draw_noisy_sites,
+    identified_classes,
     instance_dependent_noise,
     uniform_noise,
 )
@@ -323,3 +324,36 @@ def test_uniform_noise_draws_from_all_classes():
     shares = np.bincount(uniform_noise(labels, 0.6, num_classes=4, seed=0)) / 8000
     assert np.abs(shares - [0.55, 0.15, 0.15, 0.15]).max() < 0.02  # 0.4 untouched and a quarter of 0.6
     assert uniform_noise(labels, 1.0, num_classes=4, seed=0).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("sites", "classes", "per_site"), [(8, 14, 3), (5, 7, 3), (4, 4, 2), (8, 8, 1), (2, 3, 3), (9, 4, 2)]
+)
+def test_each_site_identifies_its_number_of_classes_and_each_class_is_identified_somewhere(sites, classes, per_site):
+    for seed in range(20):
+        identified = identified_classes(sites, classes, per_site, seed=seed)
+        assert (identified.shape, identified.dtype) == ((sites, classes), bool)
+        assert identified.sum(axis=1).tolist() == [per_site] * sites
+        assert identified.any(axis=0).all()
+
+
+def test_the_classes_are_dealt_in_turn_before_the_sites_draw_the_rest():
+    """With 2 sites of 1 class and 2 classes nothing is left to draw: each class has one site."""
+    draws = {tuple(identified_classes(2, 2, 1, seed=seed).argmax(axis=1).tolist()) for seed in range(20)}
+    assert draws == {(0, 1), (1, 0)}
+    owners = np.mean([identified_classes(4, 8, 4, seed=seed) for seed in range(400)], axis=0)
+    assert np.abs(owners - 0.5).max() < 0.1
+
+
+def test_the_seed_alone_decides_who_identifies_what():
+    assert np.array_equal(identified_classes(8, 14, 3, seed=4), identified_classes(8, 14, 3, seed=4))
+    assert not np.array_equal(identified_classes(8, 14, 3, seed=4), identified_classes(8, 14, 3, seed=5))
+
+
+@pytest.mark.parametrize(("sites", "per_site", "seed"), [(0, 1, 0), (3, 0, 0), (3, 5, 0), (3, 1, 0), (4, 1, -1)])
+def test_numbers_that_leave_a_class_unidentified_or_are_out_of_range_are_refused(sites, per_site, seed):
+    with refused(
+        "identified classes: expected num_sites >= 1, per_site in 1..4, num_sites * per_site >= 4, the number of classes, and"
+        f" seed >= 0, got {sites}, {per_site}, {sites * per_site} and {seed}"
+    ):
+        identified_classes(sites, 4, per_site, seed=seed)

@@ -1,0 +1,334 @@
+"""ChestX-ray14, frontal chest films with fourteen findings: the official NIH download → site folders with missing classes.
+
+Download: ``Data_Entry_2017.csv`` (of its columns, image, findings, patient and view are read), ``train_val_list.txt``,
+``test_list.txt`` and the films in ``images/`` or, as the archives unpack, in ``images_001/images/`` and so on.
+Reference: Wang et al., CVPR 2017.
+"""
+
+import csv
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.manifest import MULTILABEL, write_card, write_table
+from fedmend.datasets.noisy_sites import hold_out
+from fedmend.datasets.site_folders import site_folders
+from fedmend.errors import FedMendError
+from fedmend.imperfections import annotated_classes, identified_classes
+
+CLASSES = ("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax")
+CLASSES += ("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia")
+HEALTHY = "No Finding"
+SOURCE = "NIH ChestX-ray14"
+TABLES = ("Data_Entry_2017.csv", "Data_Entry_2017_v2020.csv")  # NIH has offered the labels under both names
+TRAIN_LIST, TEST_LIST = "train_val_list.txt", "test_list.txt"
+COLUMNS = ("Image Index", "Finding Labels", "Patient ID", "View Position")
+# What FedLSM's released code draws for its partition seed 524; it drew Atelectasis twice for site-5.
+RELEASED = (
+    ("Pneumothorax", "Emphysema", "Pneumonia"),
+    ("Fibrosis", "Hernia", "Atelectasis"),
+    ("Pneumonia", "Effusion", "Nodule"),
+    ("Nodule", "Mass", "Consolidation"),
+    ("Pleural_Thickening", "Atelectasis"),
+    ("Consolidation", "Edema", "Mass"),
+    ("Infiltration", "Hernia", "Atelectasis"),
+    ("Cardiomegaly", "Pneumothorax", "Emphysema"),
+)
+# Arguments of prepare for the papers' experiments, patient by patient where the papers split film by film.
+PROTOCOLS: Mapping[str, Mapping] = {
+    "fedlsm": {
+        "sites": 8,
+        "classes_per_site": 3,
+        "assignment": "dealt",
+        "view": None,
+        "top": None,
+        "split": "official",
+        "val_share": 0.125,
+    },
+    "fedmlp": {
+        "sites": 8,
+        "classes_per_site": 1,
+        "assignment": "one_each",
+        "view": "PA",
+        "top": 8,
+        "split": "patient",
+        "test_share": 0.3,
+        "val_share": 0.1,
+    },
+}
+
+
+@dataclass(frozen=True)
+class _Films:
+    """N films sorted by name: (N,) str names, patients and views, (N,) rows in the table, (N, 14) int8 labels."""
+
+    images: np.ndarray
+    patients: np.ndarray
+    views: np.ndarray
+    rows: np.ndarray
+    labels: np.ndarray
+
+    def take(self, index: np.ndarray) -> "_Films":
+        return _Films(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+def prepare(
+    source: Path,
+    out: Path,
+    *,
+    sites: int = 8,
+    classes_per_site: int = 3,
+    assignment: str = "dealt",
+    view: str | None = None,
+    top: int | None = None,
+    split: str = "official",
+    test_share: float = 0.3,
+    val_share: float = 0.125,
+    train_per_site: int | None = None,
+    seed: int = 1037,
+    source_name: str = SOURCE,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Turns the official download into ``out/site-1`` .. ``out/site-S``; the films stay where they are.
+
+    The shuffled patients (or films) are dealt to the sites. Each site gets ``train.csv`` and ``val.csv`` with the columns of
+    its own classes, its share of the test split in ``test.csv`` with all classes, and ``truth/train.csv`` with the complete
+    labels of ``train.csv``. The result depends on the download and the arguments alone, not on the order of rows or files.
+    The defaults are FedLSM's experiment; ``PROTOCOLS`` has the arguments of FedMLP's too.
+
+    Args:
+        source: folder of the download.
+        out: folder for the site folders; made when missing.
+        sites: number of sites S.
+        classes_per_site: classes that each site identifies, 1..C.
+        assignment: ``dealt``: FedLSM's draw, see :func:`fedmend.imperfections.identified_classes`; ``released``: what its
+            released code drew for 8 sites and 3 of 14 classes; ``one_each`` or ``random``: FedMLP's rules, see
+            :func:`fedmend.imperfections.annotated_classes`.
+        view: films in this view only, ``PA`` or ``AP``; ``None``: all. FedMLP has ``PA``.
+        top: only the classes with the most positives in that view, in official order; ``None``: all 14. FedMLP has 8.
+        split: ``official`` takes the official test list and keeps a patient in one of training and validation and in one
+            site; ``patient`` draws the patients of the test split; ``image`` splits and deals film by film, as the papers'
+            released codes do in training and validation, so that patients are on several sides.
+        test_share: share of the patients (or films) in the test split, in (0, 1); not used by ``official``.
+        val_share: share of a site's other patients (or films) that goes to ``val.csv``, in [0, 1); 0 writes none. FedLSM's
+            7:1:2 is 1/8; FedMLP has no validation split.
+        train_per_site: ``train.csv`` holds at most this many films, ``val.csv`` shrinks in proportion; ``None``: all.
+        seed: 0 or more.
+        source_name: what the cards name as source; synthetic data says so here.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: a wrong argument, site folders in ``out`` already, a download that is incomplete or contradicts itself,
+            too few patients, or a training part with only 0 or only 1 of a class that its site identifies.
+    """
+    arguments = {k: v for k, v in locals().items() if k not in ("source", "out", "source_name", "progress")}
+    source, out, say = Path(source), Path(out), progress or (lambda line: None)
+    _check_arguments(out, arguments)
+    identified = _assign(assignment, sites, top or len(CLASSES), classes_per_site, seed)
+    table = next((name for name in TABLES if (source / name).is_file()), None)
+    if table is None:
+        raise FedMendError(f"cxr14, argument source: expected {TABLES[0]} in it, not found")
+    films = _read_films(source, table)
+    test = _read_lists(source, films, table) if split == "official" else None
+    say(f"{len(films.images)} films of {len(np.unique(films.patients))} patients")
+    if view is not None:
+        used = np.flatnonzero(films.views == view)
+        films, test = films.take(used), None if test is None else test[used]
+        say(f"{len(used)} of them are {view}")
+    paths = _find_files(source, films, table)
+    units = np.unique(films.images if split == "image" else films.patients, return_inverse=True)[1]
+    if test is None:
+        test = hold_out(units, test_share, seed=seed)
+    _check_units(units, test, sites * (1 + (val_share > 0)), sites, "films" if split == "image" else "patients")
+    shown = np.sort(np.argsort(-films.labels.sum(axis=0, dtype=np.int64), kind="stable")[:top])
+    labels, classes = films.labels[:, shown], [CLASSES[c] for c in shown]
+    parts = _deal(units, test, sites, val_share, train_per_site, seed)
+    for s, c in np.argwhere(identified):
+        values = np.unique(labels[parts[s]["train"], c])
+        if len(values) < 2:  # a site refuses to train on such a column
+            raise FedMendError(
+                f"site-{s + 1}: train.csv, column {classes[c]}: expected both 0 and 1, got only {values[0]}"
+            )
+    counts = {"films": len(films.images), "patients": len(np.unique(films.patients)), "test": int(test.sum())}
+    provenance = {"source": source_name, "arguments": arguments, "counts": counts}
+    _write(source, out, paths, films.patients, labels, classes, parts, identified, provenance)
+    say(f"{sites} site folders written")
+
+
+def _check_arguments(out: Path, arguments: Mapping) -> None:
+    def limit(name: str, good: Callable, expected: str) -> None:
+        if not good(arguments[name]):
+            raise FedMendError(f"cxr14, argument {name}: expected {expected}, got {arguments[name]!r}")
+
+    limit("view", lambda v: v in (None, "PA", "AP"), "None, 'PA' or 'AP'")
+    limit("top", lambda v: v is None or 1 <= v <= len(CLASSES), f"None or 1 to {len(CLASSES)}")
+    limit("split", lambda v: v in ("official", "patient", "image"), "'official', 'patient' or 'image'")
+    limit("test_share", lambda v: 0 < v < 1, "a number between 0 and 1")
+    limit("val_share", lambda v: 0 <= v < 1, "0 or a number below 1")
+    limit("train_per_site", lambda v: v is None or v >= 1, "None or at least 1")
+    rules = ("dealt", "released", "one_each", "random")
+    limit("assignment", lambda v: v in rules, f"one of {list(rules)}")
+    if out.exists() and (not out.is_dir() or any(out.glob("site-*"))):
+        raise FedMendError(
+            "cxr14, argument out: expected a folder without site folders, got one that has them or a file"
+        )
+
+
+def _assign(assignment: str, sites: int, num_classes: int, per_site: int, seed: int) -> np.ndarray:
+    """Which site identifies which class, (S, C) bool."""
+    if assignment == "dealt":
+        return identified_classes(sites, num_classes, per_site, seed=seed)
+    if assignment != "released":
+        return annotated_classes(sites, num_classes, per_site, rule=assignment, seed=seed)
+    if (sites, per_site, num_classes) != (len(RELEASED), 3, len(CLASSES)):
+        raise FedMendError(
+            f"cxr14, argument assignment: expected 8 sites with 3 of 14 classes for 'released', got {sites} with"
+            f" {per_site} of {num_classes}"
+        )
+    return np.array([[c in own for c in CLASSES] for own in RELEASED])
+
+
+def _read_films(source: Path, table: str) -> _Films:
+    images, patients, views, rows, labels = [], [], [], [], []
+    first: dict[str, int] = {}
+    with open(source / table, newline="", encoding="utf-8-sig") as stream:
+        reader = csv.DictReader(stream)
+        if missing := [c for c in COLUMNS if c not in (reader.fieldnames or ())]:
+            raise FedMendError(f"{table} row 1: expected a header with {list(COLUMNS)}, got one without {missing}")
+        for record in reader:
+            image, findings, patient, view = ((record[c] or "").strip() for c in COLUMNS)
+            row = reader.line_num
+            if not image or not patient:
+                raise FedMendError(f"{table} row {row}: expected an image and a patient, got a blank")
+            if first.setdefault(image, row) != row:
+                raise FedMendError(f"{table} row {row}: expected each image once, got the one of row {first[image]}")
+            labels.append(_parse_findings(findings, f"{table} row {row}"))
+            images.append(image)
+            patients.append(patient)
+            views.append(view)
+            rows.append(row)
+    order = np.argsort(np.array(images, dtype=str))
+    matrix = np.array(labels, dtype=np.int8).reshape(-1, len(CLASSES))
+    texts = (np.array(column, dtype=str) for column in (images, patients, views))
+    return _Films(*texts, np.array(rows, dtype=np.int64), matrix).take(order)
+
+
+def _parse_findings(text: str, where: str) -> list[int]:
+    names = [] if text == HEALTHY else [name.strip() for name in text.split("|")]
+    for name in names:
+        if name not in CLASSES:
+            # Of a column that slipped, anything could stand here.
+            got = repr(name) if name.replace("_", "").replace(" ", "").isalpha() else f"text of {len(name)} characters"
+            raise FedMendError(
+                f"{where}, column Finding Labels: expected {HEALTHY!r} alone or names out of {list(CLASSES)}, got {got}"
+            )
+    return [int(c in names) for c in CLASSES]
+
+
+def _read_lists(source: Path, films: _Films, table: str) -> np.ndarray:
+    """(N,) bool, True for the films of the official test list."""
+    for name in (TRAIN_LIST, TEST_LIST):
+        if not (source / name).is_file():
+            raise FedMendError(f"cxr14, argument source: expected {name} in it for split 'official', not found")
+    train, test = (
+        np.isin(films.images, np.array((source / name).read_text(encoding="utf-8-sig").split(), dtype=str))
+        for name in (TRAIN_LIST, TEST_LIST)
+    )
+    if len(wrong := np.flatnonzero(train == test)):
+        raise FedMendError(
+            f"{table} row {films.rows[wrong].min()}: expected the image in one of {TRAIN_LIST} and {TEST_LIST}, found it in"
+            f" {'both' if test[wrong[films.rows[wrong].argmin()]] else 'neither'}"
+        )
+    if len(both := np.flatnonzero(test & np.isin(films.patients, films.patients[train]))):
+        raise FedMendError(
+            f"{table} row {films.rows[both].min()}: expected all images of a patient in one of {TRAIN_LIST} and {TEST_LIST},"
+            " found them in both"
+        )
+    return test
+
+
+def _find_files(source: Path, films: _Films, table: str) -> list[str]:
+    """Path of each film below the download."""
+    folders = [folder for folder in (source / "images", *sorted(source.glob("images_*/images"))) if folder.is_dir()]
+    if not folders:
+        raise FedMendError("cxr14, argument source: expected images/ or images_001/images/ and so on in it, not found")
+    paths = {
+        e.name: f"{folder.relative_to(source).as_posix()}/{e.name}" for folder in folders for e in os.scandir(folder)
+    }
+    missing = films.rows[[name not in paths for name in films.images]]
+    if len(missing):
+        raise FedMendError(
+            f"{table}: expected a file for each of {len(films.images)} images, got none for {len(missing)}, the first in"
+            f" row {missing.min()}"
+        )
+    return [paths[name] for name in films.images]
+
+
+def _check_units(units: np.ndarray, test: np.ndarray, least_train: int, least_test: int, kind: str) -> None:
+    num_train, num_test = len(np.unique(units[~test])), len(np.unique(units[test]))
+    if num_train < least_train or num_test < least_test:
+        raise FedMendError(
+            f"cxr14: expected at least {least_train} {kind} for training and {least_test} for the test, got {num_train} and"
+            f" {num_test}"
+        )
+
+
+def _deal(
+    units: np.ndarray, test: np.ndarray, sites: int, val_share: float, train_per_site: int | None, seed: int
+) -> list[dict[str, np.ndarray]]:
+    """For each site: split name → sorted indices of its films; every unit lies in one split of one site."""
+    rng = np.random.default_rng((seed, 3))
+    training, testing = (rng.permutation(np.unique(units[side])) for side in (~test, test))
+    caps = {"train": train_per_site}
+    if train_per_site is not None:
+        caps["val"] = max(1, round(train_per_site * val_share / (1 - val_share)))
+    parts = []
+    for s in range(sites):
+        own = training[s::sites]
+        num_val = min(max(1, round(val_share * len(own))), len(own) - 1) if val_share else 0
+        shares = {"train": own[num_val:], "val": own[:num_val], "test": testing[s::sites]}
+        part = {}
+        for name, share in shares.items():
+            if len(share):
+                rank = np.full(units.max() + 1, -1)
+                rank[share] = np.arange(len(share))
+                films = np.flatnonzero(rank[units] >= 0)
+                films = films[np.argsort(rank[units[films]], kind="stable")]
+                part[name] = np.sort(films[: caps.get(name)])
+        parts.append(part)
+    return parts
+
+
+def _write(
+    source: Path,
+    out: Path,
+    paths: list[str],
+    patients: np.ndarray,
+    labels: np.ndarray,
+    classes: list[str],
+    parts: list[dict[str, np.ndarray]],
+    identified: np.ndarray,
+    provenance: Mapping,
+) -> None:
+    everything = np.ones(len(classes), dtype=bool)
+    with site_folders(out, len(parts), source) as (folders, image_root):
+        for folder, part, shown in zip(folders, parts, identified, strict=True):
+            tables = {f"{name}.csv": (i, everything if name == "test" else shown) for name, i in part.items()}
+            tables["truth/train.csv"] = (part["train"], everything)
+            for file, (index, own) in tables.items():
+                columns = [name for name, has in zip(classes, own, strict=True) if has]
+                names, keys = [paths[i] for i in index], patients[index].tolist()
+                write_table(folder / file, names, labels[index][:, own], columns, patients=keys)
+            write_card(
+                folder,
+                task=MULTILABEL,
+                classes=classes,
+                splits={name: f"{name}.csv" for name in part},
+                truth={"train": "truth/train.csv"},
+                image_root=image_root,
+                modality="DX",
+                provenance={**provenance, "site": {"sizes": {name: len(index) for name, index in part.items()}}},
+            )

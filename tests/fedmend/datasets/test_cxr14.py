@@ -1,0 +1,418 @@
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from factories import refused, write_png
+
+from fedmend.data.manifest import load_card, load_table
+from fedmend.data.site import load_site
+from fedmend.datasets import cxr14
+from fedmend.datasets.chest_phantom import FINDINGS, write_cxr14
+from fedmend.datasets.cxr14 import CLASSES, PROTOCOLS, RELEASED, prepare
+from fedmend.imperfections import annotated_classes, identified_classes
+
+HEADER = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"
+HEADER += "OriginalImage[Width,Height],OriginalImagePixelSpacing[x,y],"
+PATIENTS, TEST_PATIENTS = 10, (1, 4, 7)
+# Two sites that identify all classes; each finding is on about half of the films.
+BASE = {"sites": 2, "classes_per_site": 14, "val_share": 0.2, "seed": 1}
+
+
+def name(patient, k):
+    return f"{patient:08d}_{k:03d}.png"
+
+
+def findings(patient, k):
+    """(14,) int: all findings or none but Mass, which is on every third film only."""
+    own = np.full(14, (patient + k) % 2)
+    own[CLASSES.index("Mass")] = (2 * patient + k) % 3 == 0
+    return own
+
+
+def film_rows():
+    """Two films of each patient, the first one PA and the second one AP."""
+    rows = []
+    for p in range(PATIENTS):
+        for k in range(2):
+            text = "|".join(c for c, has in zip(CLASSES, findings(p, k), strict=True) if has) or "No Finding"
+            rows.append([name(p, k), text, k, p, 50, "F", ("PA", "AP")[k], 8, 8, 0.1, 0.1, ""])
+    return rows
+
+
+def write_rows(source, rows, header=HEADER, file="Data_Entry_2017.csv"):
+    with open(source / file, "w", newline="") as stream:
+        stream.write(f"{header}\n")
+        csv.writer(stream).writerows(rows)
+
+
+def write_lists(source, test_patients=TEST_PATIENTS):
+    names = {True: [], False: []}
+    for p in range(PATIENTS):
+        names[p in test_patients] += [name(p, k) for k in range(2)]
+    (source / "test_list.txt").write_text("\n".join(names[True]))
+    (source / "train_val_list.txt").write_text("\r\n".join(names[False]) + "\r\n")
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory):
+    source = tmp_path_factory.mktemp("download")
+    for p in range(PATIENTS):
+        for k in range(2):
+            write_png(source / "images" / name(p, k), 2 * p + k)
+    write_rows(source, film_rows())
+    write_lists(source)
+    return source
+
+
+@pytest.fixture
+def own_copy(official, tmp_path):
+    return shutil.copytree(official, tmp_path / "download")
+
+
+def load(out, site, split="train"):
+    card = load_card(out / f"site-{site}", f"site-{site}")
+    return load_table(card, card.truth["train"] if split == "truth" else card.splits[split], card.classes)
+
+
+def patients_of(out, split, sites=(1, 2)):
+    return [{int(p) for p in load(out, s, split).patients} for s in sites]
+
+
+def content(out):
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
+
+
+def test_the_official_layout_becomes_site_folders_whose_films_are_found(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["site-1", "site-2"]
+    card = load_card(tmp_path / "out" / "site-2", "site-2")
+    assert (card.task, card.classes, card.modality, card.window) == ("multilabel", CLASSES, "DX", None)
+    assert (card.splits, card.color) == ({"train": "train.csv", "val": "val.csv", "test": "test.csv"}, False)
+    for split in card.splits:
+        table = load(tmp_path / "out", 2, split)
+        assert all((card.image_root / image).is_file() for image in table.images)
+        for image, patient, labels in zip(table.images, table.patients, table.labels, strict=True):
+            own, k = int(image[7:15]), int(image[16:19])
+            assert patient == str(own)
+            assert labels.tolist() == findings(own, k).tolist()
+
+
+def test_the_official_test_list_is_the_test_split_and_a_patient_is_in_one_part(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE)
+    groups = [g for split in ("train", "val", "test") for g in patients_of(tmp_path / "out", split)]
+    # Training: 7 patients, 4 and 3 to a site, of which 1 for val; the test list has 3.
+    assert [len(g) for g in groups] == [3, 2, 1, 1, 2, 1]
+    assert groups[4] | groups[5] == set(TEST_PATIENTS)
+    assert set().union(*groups) == set(range(PATIENTS))
+    table = load(tmp_path / "out", 1)
+    assert list(table.images) == sorted(f"images/{name(p, k)}" for p in groups[0] for k in range(2))
+
+
+def test_a_site_shows_only_its_identified_classes_and_keeps_the_truth_aside(official, tmp_path):
+    prepare(official, tmp_path / "out", **{**BASE, "classes_per_site": 8})
+    identified = identified_classes(2, 14, 8, seed=1)
+    for s in (1, 2):
+        for split in ("train", "val"):
+            assert load(tmp_path / "out", s, split).annotated.tolist() == identified[s - 1].tolist()
+        assert load(tmp_path / "out", s, "test").annotated.all()
+        train, truth = load(tmp_path / "out", s), load(tmp_path / "out", s, "truth")
+        assert (truth.images, truth.patients) == (train.images, train.patients)
+        assert truth.annotated.all()
+        assert np.array_equal(train.labels[:, train.annotated], truth.labels[:, train.annotated])
+
+
+def test_split_by_patient_needs_no_lists_and_draws_a_share_of_the_patients(own_copy, tmp_path):
+    for file in ("train_val_list.txt", "test_list.txt"):
+        (own_copy / file).unlink()
+    prepare(own_copy, tmp_path / "out", **BASE, split="patient", test_share=0.4)
+    groups = [g for split in ("train", "val", "test") for g in patients_of(tmp_path / "out", split)]
+    # 10 patients: test 4, training 6, 3 at each site, of which round(0.6) = 1 for val
+    assert [len(g) for g in groups] == [2, 2, 1, 1, 2, 2]
+    assert set().union(*groups) == set(range(PATIENTS))
+
+
+def test_split_by_image_cuts_through_patients(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE, split="image")
+    tables = {split: [load(tmp_path / "out", s, split) for s in (1, 2)] for split in ("train", "val", "test")}
+    # 20 films: test 6, training 14, 7 at each site, of which round(1.4) = 1 for val
+    assert {split: [len(t.images) for t in both] for split, both in tables.items()} == {
+        "train": [6, 6],
+        "val": [1, 1],
+        "test": [3, 3],
+    }
+    assert len({image for both in tables.values() for t in both for image in t.images}) == 20
+    test = set.union(*patients_of(tmp_path / "out", "test"))
+    assert set.union(*patients_of(tmp_path / "out", "train")) & test
+
+
+def test_a_view_keeps_its_films_and_top_the_classes_with_the_most_positives_among_them(own_copy, tmp_path):
+    rows = film_rows()
+    for (
+        row
+    ) in rows:  # Hernia on every PA film, Edema on all but two, the others on half of them or fewer, Mass on AP only
+        if row[6] == "PA":
+            kept = [c for c in row[1].split("|") if c not in ("Mass", "Hernia", "Edema", "No Finding")]
+            row[1] = "|".join([*kept, "Hernia", *(["Edema"] if int(row[3]) > 1 else [])])
+        else:
+            row[1] = "Mass"
+    write_rows(own_copy, rows)
+    arguments = {**BASE, "top": 3, "view": "PA", "classes_per_site": 1, "assignment": "random", "split": "image"}
+    with refused("site-1: train.csv, column Hernia: expected both 0 and 1, got only 1"):
+        prepare(own_copy, tmp_path / "no", **{**arguments, "classes_per_site": 3})
+    rows[0][1] = rows[4][1] = "Edema"
+    write_rows(own_copy, rows)
+    prepare(own_copy, tmp_path / "out", **{**arguments, "sites": 1, "classes_per_site": 3})
+    assert load_card(tmp_path / "out" / "site-1", "").classes == ("Atelectasis", "Edema", "Hernia")
+    images = [image for split in ("train", "val", "test") for image in load(tmp_path / "out", 1, split).images]
+    assert sorted(images) == [f"images/{name(p, 0)}" for p in range(PATIENTS)]
+
+
+def test_the_rules_of_fedmlp_and_the_released_draw_of_fedlsm_are_there_by_name():
+    assert np.array_equal(cxr14._assign("one_each", 8, 8, 1, 5), annotated_classes(8, 8, 1, rule="one_each", seed=5))
+    assert np.array_equal(cxr14._assign("random", 8, 8, 3, 5), annotated_classes(8, 8, 3, rule="random", seed=5))
+    released = cxr14._assign("released", 8, 14, 3, 5)
+    assert released.sum(axis=1).tolist() == [3, 3, 3, 3, 2, 3, 3, 3]
+    assert released.any(axis=0).all()
+    assert [CLASSES[c] for c in np.flatnonzero(released[4])] == ["Atelectasis", "Pleural_Thickening"]
+    # The fact sheet's list of classes with a single owner
+    single = {CLASSES[c] for c in np.flatnonzero(released.sum(axis=0) == 1)}
+    assert single == {"Cardiomegaly", "Edema", "Effusion", "Fibrosis", "Infiltration", "Pleural_Thickening"}
+    assert {c for own in RELEASED for c in own} == set(CLASSES) == set(FINDINGS)
+
+
+@pytest.mark.parametrize(("sites", "per_site", "classes"), [(7, 3, 14), (8, 2, 14), (8, 3, 8)])
+def test_the_released_draw_is_refused_for_other_numbers(sites, per_site, classes):
+    with refused(
+        f"cxr14, argument assignment: expected 8 sites with 3 of 14 classes for 'released', got {sites} with {per_site} of"
+        f" {classes}"
+    ):
+        cxr14._assign("released", sites, classes, per_site, 0)
+
+
+def test_films_are_found_in_the_folders_of_the_archives(official, own_copy, tmp_path):
+    films = sorted((own_copy / "images").iterdir())
+    for number, own in (("001", films[:9]), ("002", films[9:])):
+        folder = own_copy / f"images_{number}" / "images"
+        folder.mkdir(parents=True)
+        for film in own:
+            film.rename(folder / film.name)
+    (own_copy / "images").rmdir()
+    prepare(own_copy, tmp_path / "out", **BASE)
+    prepare(official, tmp_path / "plain", **BASE)
+    images, plain = load(tmp_path / "out", 1).images, load(tmp_path / "plain", 1).images
+    assert {image.split("/")[0] for image in images} == {"images_001", "images_002"}
+    assert [image.split("/")[-1] for image in images] == [image.split("/")[-1] for image in plain]
+
+
+def test_the_newer_name_of_the_table_is_accepted(official, own_copy, tmp_path):
+    (own_copy / "Data_Entry_2017.csv").rename(own_copy / "Data_Entry_2017_v2020.csv")
+    prepare(own_copy, tmp_path / "out", **BASE)
+    assert len(load(tmp_path / "out", 1).images) == 6
+
+
+def test_the_result_does_not_depend_on_row_order_but_on_the_seed(official, own_copy, tmp_path):
+    write_rows(own_copy, film_rows()[::-1])
+    prepare(official, tmp_path / "one", **BASE)
+    prepare(own_copy, own_copy / "out", **BASE)
+    one, two = content(tmp_path / "one"), content(own_copy / "out")
+    assert one.keys() == two.keys()
+    assert all(one[file] == two[file] for file in one if not file.endswith("site.json"))
+    first, second = (json.loads(c["site-1/site.json"]) for c in (one, two))
+    assert first.pop("image_root") == str(official)
+    assert second.pop("image_root") == "../.."
+    assert first == second
+    prepare(official, tmp_path / "three", **{**BASE, "seed": 3})
+    assert content(tmp_path / "three")["site-1/train.csv"] != one["site-1/train.csv"]
+
+
+def test_train_per_site_caps_the_training_table_and_shrinks_val_in_proportion(official, tmp_path):
+    prepare(official, tmp_path / "out", **{**BASE, "val_share": 0.4, "split": "image"}, train_per_site=4)
+    # 7 films a site: val round(2.8) = 3 shrinks to round(4 * 0.4 / 0.6) = 3, train 4 of 4; then to 3 and 2
+    assert [len(load(tmp_path / "out", 1, split).images) for split in ("train", "val", "test")] == [4, 3, 3]
+    prepare(official, tmp_path / "less", **{**BASE, "val_share": 0.4, "split": "image"}, train_per_site=3)
+    assert [len(load(tmp_path / "less", 1, split).images) for split in ("train", "val", "test")] == [3, 2, 3]
+
+
+def test_val_share_zero_writes_no_val_table(official, tmp_path):
+    prepare(official, tmp_path / "out", **{**BASE, "val_share": 0})
+    assert "val" not in load_card(tmp_path / "out" / "site-1", "").splits
+    assert not (tmp_path / "out" / "site-1" / "val.csv").exists()
+    assert [len(g) for g in patients_of(tmp_path / "out", "train")] == [4, 3]
+
+
+def test_the_card_records_the_arguments_and_the_counts(official, tmp_path):
+    lines = []
+    prepare(official, tmp_path / "out", **BASE, view="PA", source_name="made up", progress=lines.append)
+    provenance = load_card(tmp_path / "out" / "site-1", "").provenance
+    assert provenance == {
+        "source": "made up",
+        "arguments": {
+            **BASE,
+            "assignment": "dealt",
+            "view": "PA",
+            "top": None,
+            "split": "official",
+            "test_share": 0.3,
+            "train_per_site": None,
+        },
+        "counts": {"films": 10, "patients": 10, "test": 3},
+        "site": {"sizes": {"train": 3, "val": 1, "test": 2}},
+    }
+    assert lines == ["20 films of 10 patients", "10 of them are PA", "2 site folders written"]
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("Data_Entry_2017.csv", "expected Data_Entry_2017.csv in it, not found"),
+        ("test_list.txt", "expected test_list.txt in it for split 'official', not found"),
+        ("train_val_list.txt", "expected train_val_list.txt in it for split 'official', not found"),
+        ("images", "expected images/ or images_001/images/ and so on in it, not found"),
+    ],
+)
+def test_a_download_without_one_of_its_parts_is_refused(own_copy, tmp_path, file, sentence):
+    (own_copy / file).rename(own_copy / "elsewhere")
+    with refused(f"cxr14, argument source: {sentence}"):
+        prepare(own_copy, tmp_path / "out", **BASE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_header_is_refused(own_copy, tmp_path):
+    write_rows(own_copy, film_rows(), header=HEADER.replace("Finding Labels", "Labels"))
+    with refused(
+        "Data_Entry_2017.csv row 1: expected a header with ['Image Index', 'Finding Labels', 'Patient ID', 'View Position'],"
+        " got one without ['Finding Labels']"
+    ):
+        prepare(own_copy, tmp_path / "out", **BASE)
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("Mass|Pneumothorx", "'Pneumothorx'"),
+        ("Mass|No Finding", "'No Finding'"),
+        ("00000001_000.png", "text of 16 characters"),
+        ("", "text of 0 characters"),
+    ],
+)
+def test_an_unknown_finding_is_refused_by_its_row_and_name(own_copy, tmp_path, text, got):
+    rows = film_rows()
+    rows[4][1] = text
+    write_rows(own_copy, rows)
+    with refused(
+        "Data_Entry_2017.csv row 6, column Finding Labels: expected 'No Finding' alone or names out of"
+        f" {list(CLASSES)}, got {got}"
+    ):
+        prepare(own_copy, tmp_path / "out", **BASE)
+
+
+@pytest.mark.parametrize(
+    ("row", "cells", "sentence"),
+    [
+        (3, {0: name(0, 0)}, "expected each image once, got the one of row 2"),
+        (3, {0: ""}, "expected an image and a patient, got a blank"),
+        (3, {3: " "}, "expected an image and a patient, got a blank"),
+        (3, {0: "x.png"}, "expected the image in one of train_val_list.txt and test_list.txt, found it in neither"),
+        # The first patient's second film now belongs to a patient of the test list.
+        (
+            4,
+            {3: "0"},
+            "expected all images of a patient in one of train_val_list.txt and test_list.txt, found them in both",
+        ),
+    ],
+)
+def test_a_row_that_contradicts_the_download_is_refused(own_copy, tmp_path, row, cells, sentence):
+    rows = film_rows()
+    for column, value in cells.items():
+        rows[row - 2][column] = value
+    write_rows(own_copy, rows)
+    with refused(f"Data_Entry_2017.csv row {row}: {sentence}"):
+        prepare(own_copy, tmp_path / "out", **BASE)
+
+
+def test_an_image_in_both_lists_is_refused(own_copy, tmp_path):
+    with open(own_copy / "test_list.txt", "a") as stream:
+        stream.write(f"\n{name(2, 0)}\n")
+    with refused(
+        "Data_Entry_2017.csv row 6: expected the image in one of train_val_list.txt and test_list.txt, found it in both"
+    ):
+        prepare(own_copy, tmp_path / "out", **BASE)
+
+
+def test_listed_images_without_file_are_counted_and_only_those_of_the_view(own_copy, tmp_path):
+    (own_copy / "images" / name(2, 1)).unlink()
+    (own_copy / "images" / name(4, 1)).unlink()
+    with refused("Data_Entry_2017.csv: expected a file for each of 20 images, got none for 2, the first in row 7"):
+        prepare(own_copy, tmp_path / "out", **BASE)
+    prepare(own_copy, tmp_path / "out", **BASE, view="PA")
+
+
+def test_too_few_patients_are_refused(official, tmp_path):
+    with refused("cxr14: expected at least 8 patients for training and 4 for the test, got 7 and 3"):
+        prepare(official, tmp_path / "out", **{**BASE, "sites": 4})
+    with refused("cxr14: expected at least 16 films for training and 8 for the test, got 14 and 6"):
+        prepare(official, tmp_path / "out", **{**BASE, "sites": 8}, split="image")
+
+
+def test_a_site_without_a_positive_of_a_class_that_it_identifies_is_refused(own_copy, tmp_path):
+    rows = film_rows()
+    for row in rows:
+        row[1] = "|".join(c for c in row[1].split("|") if c != "Fibrosis") or "No Finding"
+    write_rows(own_copy, rows)
+    with refused("site-1: train.csv, column Fibrosis: expected both 0 and 1, got only 0"):
+        prepare(own_copy, tmp_path / "out", **BASE)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        ("view", "LL", "None, 'PA' or 'AP'"),
+        ("top", 15, "None or 1 to 14"),
+        ("split", "site", "'official', 'patient' or 'image'"),
+        ("test_share", 1, "a number between 0 and 1"),
+        ("val_share", 1, "0 or a number below 1"),
+        ("train_per_site", 0, "None or at least 1"),
+        ("assignment", "all", "one of ['dealt', 'released', 'one_each', 'random']"),
+    ],
+)
+def test_a_wrong_argument_is_refused(official, tmp_path, argument, value, expected):
+    with refused(f"cxr14, argument {argument}: expected {expected}, got {value!r}"):
+        prepare(official, tmp_path / "out", **{**BASE, argument: value})
+
+
+def test_site_folders_are_never_overwritten(official, tmp_path):
+    (tmp_path / "site-1").mkdir()
+    with refused("cxr14, argument out: expected a folder without site folders, got one that has them or a file"):
+        prepare(official, tmp_path, **BASE)
+
+
+@pytest.fixture(scope="module")
+def phantom(tmp_path_factory):
+    out = tmp_path_factory.mktemp("phantom")
+    write_cxr14(out, images=300, seed=5, size=32, processes=1)
+    return out
+
+
+@pytest.mark.parametrize(("protocol", "num_classes"), [("fedlsm", 14), ("fedmlp", 8)])
+def test_a_phantom_becomes_sites_that_load(phantom, tmp_path, protocol, num_classes):
+    prepare(phantom, tmp_path / "out", **{**PROTOCOLS[protocol], "sites": 2, "classes_per_site": 7})
+    classes = load_card(tmp_path / "out" / "site-1", "").classes
+    assert len(classes) == num_classes
+    used = 0
+    for s in range(2):
+        site = load_site(
+            tmp_path / "out" / f"site-{s + 1}",
+            f"site-{s + 1}",
+            classes,
+            cache_dir=tmp_path / "cache",
+            image_size=32,
+            device=torch.device("cpu"),
+        )
+        assert site.annotated.sum() == 7
+        assert set(site.evaluation) == {"val", "test"}
+        used += len(site.train) + sum(map(len, site.evaluation.values()))
+    assert used == (300 if protocol == "fedlsm" else 180)  # 60 % are PA
