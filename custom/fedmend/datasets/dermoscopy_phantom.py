@@ -1,8 +1,9 @@
 """Synthetic dermoscopy in the layout of the public downloads, for tests and trial runs without patient data.
 
-``write_isic2019`` draws skin lesions as JPEG pictures in the layout of the ISIC 2019 training download. Nothing in them comes
-from a patient. Colours come from what absorbs light in skin: melanin near the surface looks brown, deep melanin blue-grey,
-blood red. The structures follow textbook dermoscopy; they are no substitute for real pictures in any result.
+``write_isic2019`` and ``write_isic2018`` draw skin lesions as JPEG pictures in the layout of the ISIC 2019 training download and
+of ISIC 2018 task 3 (HAM10000). Nothing in them comes from a patient. Colours come from what absorbs light in skin: melanin
+near the surface looks brown, deep melanin blue-grey, blood red. The structures follow textbook dermoscopy; they are no
+substitute for real pictures in any result.
 """
 
 import csv
@@ -21,15 +22,24 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 from fedmend.datasets.phantoms import below, capsule, smooth_noise
 from fedmend.errors import FedMendError
 
-# Pictures per class in the official training set, where none is UNK.
+# Pictures per class in the official training sets; none is UNK.
 ISIC2019_COUNTS = {"MEL": 4522, "NV": 12875, "BCC": 3323, "AK": 867, "BKL": 2624, "DF": 239, "VASC": 253, "SCC": 628}
+ISIC2018_COUNTS = {"MEL": 1113, "NV": 6705, "BCC": 514, "AKIEC": 327, "BKL": 1099, "DF": 115, "VASC": 142}
 SHARE_FLOOR = 0.04
 PICTURES_PER_LESION = (0.7, 0.2, 0.1)  # probabilities of 1, 2 and 3
 BLANK_LESION_IDS = 0.12  # share among the lesions with one picture
 BODY_SITES = ("anterior torso", "head/neck", "lower extremity", "palms/soles", "posterior torso", "upper extremity")
 # What a lesion without its textbook signs is taken for; a small share of lesions is drawn as a faint one of these.
 LOOK_ALIKES = {"MEL": "NV", "NV": "MEL", "BCC": "SCC", "AK": "SCC", "BKL": "NV", "DF": "NV", "VASC": "BCC", "SCC": "AK"}
+ISIC2018_LOOK_ALIKES = {**LOOK_ALIKES, "BCC": "AKIEC", "AKIEC": "BCC"}  # without SCC
 LOOK_ALIKE_SHARE = 0.05
+MALIGNANT = ("MEL", "BCC", "AKIEC")  # always confirmed by histopathology
+CONFIRMATIONS = (
+    "histopathology",
+    "serial imaging showing no change",
+    "single image expert consensus",
+    "confocal microscopy with consensus dermoscopy",
+)
 MARGIN = 1.5  # edge of the drawing over edge of the picture, so that the picture can be turned
 # Optical densities for red, green and blue light.
 MELANIN, DEEP_MELANIN, BLOOD = np.array([(0.6, 0.95, 1.3), (1.0, 0.72, 0.5), (0.1, 0.8, 0.7)], dtype=np.float32)
@@ -266,7 +276,7 @@ def _squamous(s: _Canvas, rng: np.random.Generator, typical: float) -> None:
 
 
 _CLASSES = (_melanoma, _nevus, _basal_cell, _actinic, _keratosis, _dermatofibroma, _vascular, _squamous)
-_DRAW = dict(zip(ISIC2019_COUNTS, _CLASSES, strict=True))
+_DRAW = dict(zip(ISIC2019_COUNTS, _CLASSES, strict=True)) | {"AKIEC": _actinic}
 
 
 # ---- skin and camera -------------------------------------------------------------------------------------------------
@@ -291,12 +301,12 @@ def _hair(s: _Canvas, rng: np.random.Generator) -> None:
         s.absorb(tone * below(far, rng.uniform(0.002, 0.012), 1.5 * s.edge), MELANIN)
 
 
-def _draw(lesion: _Lesion, seed: int, size: int) -> np.ndarray:
+def _draw(lesion: _Lesion, look_alikes: Mapping[str, str], seed: int, size: int) -> np.ndarray:
     """The lesion on its skin, before any camera: (1.5 size, 1.5 size, 3) float32."""
     rng = np.random.default_rng([seed, 1, lesion.index])
     s = _skin(rng, size)
     if rng.random() < LOOK_ALIKE_SHARE:
-        _DRAW[LOOK_ALIKES[lesion.name]](s, rng, rng.uniform(0.0, 0.4))
+        _DRAW[look_alikes[lesion.name]](s, rng, rng.uniform(0.0, 0.4))
     else:
         _DRAW[lesion.name](s, rng, rng.uniform(0.15, 1.0))
     _hair(s, rng)
@@ -323,8 +333,10 @@ def _photograph(rgb: np.ndarray, camera: np.random.Generator, pose: np.random.Ge
 
 
 # ---- the download ----------------------------------------------------------------------------------------------------
-def _write_lesion(lesion: _Lesion, folder: Path, seed: int, size: int, cameras: int) -> None:
-    rgb = _draw(lesion, seed, size)
+def _write_lesion(
+    lesion: _Lesion, folder: Path, look_alikes: Mapping[str, str], seed: int, size: int, cameras: int
+) -> None:
+    rgb = _draw(lesion, look_alikes, seed, size)
     for k, name in enumerate(lesion.pictures):
         camera = np.random.default_rng([seed, 2, lesion.index % cameras])
         picture = _photograph(rgb, camera, np.random.default_rng([seed, 3, lesion.index, k]), size)
@@ -333,7 +345,14 @@ def _write_lesion(lesion: _Lesion, folder: Path, seed: int, size: int, cameras: 
 
 
 def _write_pictures(
-    folder: Path, official: Mapping[str, int], images: int, seed: int, size: int, cameras: int, processes: int | None
+    folder: Path,
+    official: Mapping[str, int],
+    look_alikes: Mapping[str, str],
+    images: int,
+    seed: int,
+    size: int,
+    cameras: int,
+    processes: int | None,
 ) -> list[_Lesion]:
     """Checks the arguments, plans and writes all pictures."""
     for name, value, least in (
@@ -347,7 +366,7 @@ def _write_pictures(
             raise FedMendError(f"phantom, argument {name}: expected at least {least}, got {value}")
     lesions = _plan(images, official, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    rest = (repeat(folder), repeat(seed), repeat(size), repeat(cameras))
+    rest = (repeat(folder), repeat(look_alikes), repeat(seed), repeat(size), repeat(cameras))
     # A new process costs as much as some dozens of lesions.
     processes = processes or min(os.cpu_count() or 1, 1 + len(lesions) // 64)
     if processes == 1:
@@ -393,7 +412,7 @@ def write_isic2019(
     """
     out = Path(out)
     folder = out / "ISIC_2019_Training_Input"
-    lesions = _write_pictures(folder, ISIC2019_COUNTS, images, seed, size, cameras, processes)
+    lesions = _write_pictures(folder, ISIC2019_COUNTS, LOOK_ALIKES, images, seed, size, cameras, processes)
     rng = np.random.default_rng([seed, 4])
     truth, metadata, columns = [], [], (*ISIC2019_COUNTS, "UNK")
     for lesion, number in zip(lesions, rng.permutation(len(lesions)), strict=True):
@@ -405,3 +424,41 @@ def write_isic2019(
     _write_table(out / "ISIC_2019_Training_GroundTruth.csv", ["image", *columns], truth)
     header = ["image", "age_approx", "anatom_site_general", "lesion_id", "sex"]
     _write_table(out / "ISIC_2019_Training_Metadata.csv", header, metadata)
+
+
+def write_isic2018(
+    out: Path, *, images: int, seed: int = 0, size: int = 96, cameras: int = 5, processes: int | None = None
+) -> None:
+    """Writes a synthetic ISIC 2018 task 3 (HAM10000) training download.
+
+    ``out/ISIC2018_Task3_Training_Input/ISIC_<7 digits>.jpg`` are dermoscopic pictures; the table in
+    ``out/ISIC2018_Task3_Training_GroundTruth`` has one row for each with 1.0 in the column of its class;
+    ``out/ISIC2018_Task3_Training_LesionGroupings.csv`` has lesion and kind of confirmation. A lesion has one to three
+    pictures. AKIEC is drawn as actinic keratosis.
+
+    Shares of the seven classes, cameras and determinism are as in :func:`write_isic2019`.
+
+    Args:
+        out: folder to write into; made where missing.
+        images: number of pictures, at least 25, so that each class has one.
+        seed: seed of everything that is random, at least 0.
+        size: rows and columns of a picture in pixels, at least 32.
+        cameras: number of cameras, at least 1; the lesions of each class are spread evenly over them.
+        processes: number of worker processes; None takes what the CPU has, and fewer for a small phantom.
+
+    Raises:
+        FedMendError: an argument below its least value.
+    """
+    out, name = Path(out), "ISIC2018_Task3_Training"
+    folder = out / f"{name}_Input"
+    lesions = _write_pictures(folder, ISIC2018_COUNTS, ISIC2018_LOOK_ALIKES, images, seed, size, cameras, processes)
+    rng = np.random.default_rng([seed, 4])
+    truth, groups = [], []
+    for lesion, number in zip(lesions, rng.permutation(len(lesions)), strict=True):
+        confirmed = CONFIRMATIONS[0] if lesion.name in MALIGNANT else rng.choice(CONFIRMATIONS)
+        truth += [[picture, *(float(c == lesion.name) for c in ISIC2018_COUNTS)] for picture in lesion.pictures]
+        groups += [[picture, f"PHANTOM_{number:07d}", confirmed] for picture in lesion.pictures]
+    table = out / f"{name}_GroundTruth" / f"{name}_GroundTruth.csv"
+    table.parent.mkdir(exist_ok=True)
+    _write_table(table, ["image", *ISIC2018_COUNTS], truth)
+    _write_table(out / f"{name}_LesionGroupings.csv", ["image", "lesion_id", "diagnosis_confirm_type"], groups)

@@ -8,7 +8,7 @@ Data 11:641, 2024.
 
 import csv
 import os
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,58 +64,79 @@ def read(source: Path, *, test_share: float = 0.3, split: str = "lesion", seed: 
     for name, found in ((TABLE, Path.is_file), (METADATA, Path.is_file), (FOLDER, Path.is_dir)):
         if not found(source / name):
             raise FedMendError(f"isic2019, argument source: expected {name} in it, not found")
-    lesion_of = _read_lesions(source)
-    labels, unknown = _read_labels(source, lesion_of.keys())
-    ids = sorted(labels)
-    lesions = tuple(lesion_of[i] or i for i in ids)
+    ids, labels, lesions = read_tables(source / FOLDER, source / TABLE, source / METADATA, (*CLASSES, UNKNOWN))
+    known = np.flatnonzero(labels < len(CLASSES))
+    units = lesions if split == "lesion" else ids
     return Isic2019(
-        images=tuple(f"{FOLDER}/{i}.jpg" for i in ids),
-        labels=np.array([labels[i] for i in ids], dtype=np.int64),
-        test=hold_out(lesions if split == "lesion" else ids, test_share, seed=seed),
-        lesions=lesions,
-        unknown=unknown,
+        images=tuple(f"{FOLDER}/{ids[i]}.jpg" for i in known),
+        labels=labels[known],
+        test=hold_out([units[i] for i in known], test_share, seed=seed),
+        lesions=tuple(lesions[i] for i in known),
+        unknown=len(labels) - len(known),
     )
 
 
-def _read_lesions(source: Path) -> dict[str, str]:
+def read_tables(
+    pictures: Path, table: Path, metadata: Path, columns: Sequence[str]
+) -> tuple[list[str], np.ndarray, list[str]]:
+    """Reads the two tables of an ISIC download; the order of rows does not matter.
+
+    Args:
+        pictures: folder of ``<image id>.jpg``.
+        table: CSV with the columns image and ``columns``, one of which is 1.0 and the others 0.0.
+        metadata: CSV with, among others, the columns image and lesion_id.
+        columns: C names.
+
+    Returns:
+        N image ids, sorted; labels (N,) int64, indices into ``columns``; N lesion ids, where a picture that has none is a
+        lesion of its own and gets its image id.
+
+    Raises:
+        FedMendError: another header, a row that is not one-hot, lacks its picture or its metadata, or contradicts an
+            earlier row.
+    """
+    lesion_of = _read_lesions(metadata)
+    label_of = _read_labels(pictures, table, metadata.name, lesion_of.keys(), columns)
+    ids = sorted(label_of)
+    return ids, np.array([label_of[i] for i in ids], dtype=np.int64), [lesion_of[i] or i for i in ids]
+
+
+def _read_lesions(file: Path) -> dict[str, str]:
     """Image id → lesion id, blank where there is none."""
     lesions: dict[str, str] = {}
-    with open(source / METADATA, newline="", encoding="utf-8-sig") as stream:
+    with open(file, newline="", encoding="utf-8-sig") as stream:
         reader = csv.DictReader(stream)
         if not {"image", "lesion_id"} <= set(reader.fieldnames or ()):
-            raise FedMendError(f"{METADATA} row 1: expected a header with image and lesion_id, got another one")
+            raise FedMendError(f"{file.name} row 1: expected a header with image and lesion_id, got another one")
         for record in reader:
             lesion = (record["lesion_id"] or "").strip()
             if lesions.setdefault(record["image"], lesion) != lesion:
-                where = f"{METADATA} row {reader.line_num}"
+                where = f"{file.name} row {reader.line_num}"
                 raise FedMendError(f"{where}: expected the lesion_id that an earlier row gives, got another one")
     return lesions
 
 
-def _read_labels(source: Path, known: Set[str]) -> tuple[dict[str, int], int]:
-    """Image id → index into CLASSES for the pictures with a class, and the number of those without."""
-    files = {entry.name for entry in os.scandir(source / FOLDER)}
+def _read_labels(pictures: Path, file: Path, metadata: str, known: Set[str], columns: Sequence[str]) -> dict[str, int]:
+    """Image id → index into ``columns``."""
+    files = {entry.name for entry in os.scandir(pictures)}
     labels: dict[str, int] = {}
-    with open(source / TABLE, newline="", encoding="utf-8-sig") as stream:
+    with open(file, newline="", encoding="utf-8-sig") as stream:
         reader = csv.reader(stream)
-        if next(reader, None) != ["image", *CLASSES, UNKNOWN]:
-            raise FedMendError(
-                f"{TABLE} row 1: expected the header image,{','.join(CLASSES)},{UNKNOWN}, got another one"
-            )
+        if next(reader, None) != ["image", *columns]:
+            raise FedMendError(f"{file.name} row 1: expected the header image,{','.join(columns)}, got another one")
         for fields in reader:
-            where = f"{TABLE} row {reader.line_num}"
+            where = f"{file.name} row {reader.line_num}"
             values = [_VALUES.get(v) for v in fields[1:]]
-            if sorted(values, key=str) != [0] * len(CLASSES) + [1]:
+            if sorted(values, key=str) != [0] * (len(columns) - 1) + [1]:
                 raise FedMendError(f"{where}: expected 1.0 in one column and 0.0 in the others, got another form")
             image, label = fields[0], values.index(1)
             if f"{image}.jpg" not in files:
-                raise FedMendError(f"{where}: expected the picture of this row in {FOLDER}, not found")
+                raise FedMendError(f"{where}: expected the picture of this row in {pictures.name}, not found")
             if image not in known:
-                raise FedMendError(f"{where}: expected a row for this picture in {METADATA}, found none")
+                raise FedMendError(f"{where}: expected a row for this picture in {metadata}, found none")
             if labels.setdefault(image, label) != label:
                 raise FedMendError(f"{where}: expected the class that an earlier row gives, got another one")
-    classified = {image: label for image, label in labels.items() if label < len(CLASSES)}
-    return classified, len(labels) - len(classified)
+    return labels
 
 
 def prepare(

@@ -7,7 +7,7 @@ from factories import refused
 from PIL import Image
 
 from fedmend.datasets import dermoscopy_phantom as phantom
-from fedmend.datasets.dermoscopy_phantom import ISIC2019_COUNTS, write_isic2019
+from fedmend.datasets.dermoscopy_phantom import ISIC2018_COUNTS, ISIC2019_COUNTS, write_isic2018, write_isic2019
 
 IMAGES = 200
 FOLDER, TRUTH, METADATA = (f"ISIC_2019_Training_{name}" for name in ("Input", "GroundTruth.csv", "Metadata.csv"))
@@ -175,7 +175,7 @@ def test_a_keratosis_has_a_sharp_border_and_an_actinic_keratosis_below_its_scale
 
 def test_a_share_of_lesions_is_drawn_as_what_it_is_taken_for(monkeypatch):
     def draw(name):
-        return phantom._draw(phantom._Lesion(5, name, ("a",)), 0, 32)
+        return phantom._draw(phantom._Lesion(5, name, ("a",)), phantom.LOOK_ALIKES, 0, 32)
 
     monkeypatch.setattr(phantom, "LOOK_ALIKE_SHARE", 0)
     assert (draw("BKL") != draw("DF")).any()
@@ -187,3 +187,60 @@ def test_a_share_of_lesions_is_drawn_as_what_it_is_taken_for(monkeypatch):
 def test_an_argument_below_its_least_value_is_refused(tmp_path, argument, least):
     with refused(f"phantom, argument {argument}: expected at least {least}, got {least - 1}"):
         write_isic2019(tmp_path, **{"images": 25, argument: least - 1})
+
+
+# ---- ISIC 2018 -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def download_2018(tmp_path_factory):
+    out = tmp_path_factory.mktemp("isic2018")
+    write_isic2018(out, images=IMAGES, seed=3, size=32, processes=1)
+    return out
+
+
+def tables_2018(out):
+    name = "ISIC2018_Task3_Training"
+    table = out / f"{name}_GroundTruth" / f"{name}_GroundTruth.csv"
+    return rows(table), rows(out / f"{name}_LesionGroupings.csv"), out / f"{name}_Input"
+
+
+def test_the_2018_tables_have_the_official_form_and_one_row_for_each_picture(download_2018):
+    truth, lesions, folder = tables_2018(download_2018)
+    assert list(truth[0]) == ["image", "MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC"]
+    assert list(lesions[0]) == ["image", "lesion_id", "diagnosis_confirm_type"]
+    files = sorted(p.stem for p in folder.iterdir())
+    assert [r["image"] for r in truth] == [r["image"] for r in lesions] == files
+    assert all(sorted(list(row.values())[1:]) == ["0.0"] * 6 + ["1.0"] for row in truth)
+    with Image.open(folder / f"{files[0]}.jpg") as picture:
+        assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", (32, 32))
+
+
+def test_each_2018_class_has_its_official_share_but_at_least_the_floor(download_2018):
+    counts = Counter(next(c for c in ISIC2018_COUNTS if row[c] == "1.0") for row in tables_2018(download_2018)[0])
+    # 4 % of 200 for the three that are rarer; the rest of MEL, BCC and BKL by official share; NV what remains.
+    assert counts == {"MEL": 21, "NV": 124, "BCC": 10, "AKIEC": 8, "BKL": 21, "DF": 8, "VASC": 8}
+
+
+def test_the_pictures_of_a_2018_lesion_have_one_class_and_malignant_ones_histopathology(download_2018):
+    truth, groups, _ = tables_2018(download_2018)
+    lesions, confirmed = {}, {}
+    for row, group in zip(truth, groups, strict=True):
+        name = next(c for c in ISIC2018_COUNTS if row[c] == "1.0")
+        lesions.setdefault(group["lesion_id"], []).append((name, group["diagnosis_confirm_type"]))
+        confirmed.setdefault(name, set()).add(group["diagnosis_confirm_type"])
+    assert "" not in lesions
+    assert {len(v) for v in lesions.values()} == {1, 2, 3}
+    assert all(len(set(v)) == 1 for v in lesions.values())
+    assert all(confirmed[name] == {"histopathology"} for name in ("MEL", "BCC", "AKIEC"))
+    assert len(confirmed["NV"]) == 4
+
+
+def test_a_2018_lesion_is_drawn_as_a_class_of_2018_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(phantom, "LOOK_ALIKE_SHARE", 1)
+    drawn_as = {name: phantom._DRAW[name] for name in ISIC2018_COUNTS}
+    monkeypatch.setattr(phantom, "_DRAW", drawn_as)
+    write_isic2018(tmp_path, images=25, size=32, processes=1)  # a KeyError would be another class
+
+
+def test_a_2018_argument_below_its_least_value_is_refused(tmp_path):
+    with refused("phantom, argument images: expected at least 25, got 24"):
+        write_isic2018(tmp_path, images=24)
