@@ -63,6 +63,33 @@ def _prepare_isic2019(args: argparse.Namespace) -> None:
     )
 
 
+def _prepare_cxr14(args: argparse.Namespace) -> None:
+    from fedmend.datasets.cxr14 import PROTOCOLS, prepare
+
+    names = ("sites", "classes_per_site", "assignment", "view", "top", "split", "test_share", "val_share", "seed")
+    names += ("train_per_site",)
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if given.get("view") == "all":
+        given["view"] = None
+    prepare(args.source, args.out, **{**PROTOCOLS[args.protocol], **given}, progress=print)
+
+
+def _prepare_isic2018(args: argparse.Namespace) -> None:
+    from fedmend.datasets.isic2018 import prepare
+
+    prepare(
+        args.source,
+        args.out,
+        sites=args.sites,
+        classes_per_site=args.classes_per_site,
+        assignment=args.assignment,
+        split=args.split,
+        train_per_site=args.train_per_site,
+        seed=args.seed,
+        progress=print,
+    )
+
+
 def _prepare_brain_mri(args: argparse.Namespace) -> None:
     from fedmend.datasets.brain_mri import prepare
 
@@ -340,6 +367,41 @@ def _add_prepare(commands) -> None:
     isic.add_argument("--seed", type=int, default=1037, help="of the test split")
     _soft_labels(isic)
     isic.set_defaults(run=_prepare_isic2019)
+
+    chest = prepare.add_parser("cxr14", help="NIH ChestX-ray14, findings missing per site")
+    _source_and_out(chest, "folder with Data_Entry_2017.csv, the two lists and the films")
+    chest.add_argument(
+        "--protocol",
+        choices=["fedlsm", "fedmlp"],
+        default="fedlsm",
+        help="fedlsm: 14 findings, 3 at each of 8 sites; fedmlp: PA films, 8 findings, 1 at each of 8 sites",
+    )
+    chest.add_argument("--sites", type=int)
+    chest.add_argument("--classes-per-site", type=int)
+    chest.add_argument("--assignment", choices=["dealt", "released", "one_each", "random"])
+    chest.add_argument("--view", choices=["all", "PA", "AP"])
+    chest.add_argument("--top", type=int, help="only the findings with the most positives")
+    chest.add_argument("--split", choices=["official", "patient", "image"], help="image leaks patients")
+    chest.add_argument("--test-share", type=float)
+    chest.add_argument("--val-share", type=float)
+    chest.add_argument("--train-per-site", type=int)
+    chest.add_argument("--seed", type=int)
+    chest.set_defaults(run=_prepare_cxr14)
+
+    isic18 = prepare.add_parser("isic2018", help="ISIC 2018 task 3 (HAM10000), diagnoses missing per site")
+    _source_and_out(isic18, "folder with ISIC2018_Task3_Training_Input/ and the ground truth")
+    isic18.add_argument("--sites", type=int, default=5)
+    isic18.add_argument("--classes-per-site", type=int, default=3)
+    isic18.add_argument("--assignment", choices=["random", "released"], default="random")
+    isic18.add_argument(
+        "--split",
+        choices=["lesion", "image"],
+        default="lesion",
+        help="image is the released split, which leaks lesions",
+    )
+    isic18.add_argument("--train-per-site", type=int, default=None)
+    isic18.add_argument("--seed", type=int, default=523)
+    isic18.set_defaults(run=_prepare_isic2018)
 
     mri = prepare.add_parser("brain-mri", help="brain tumour MR slices: three sites, each annotates one tumour")
     _source_and_out(mri, mri_folder)

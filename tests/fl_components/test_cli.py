@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from factories import CLASSES, ROOT, make_site_folder
 
+from fedmend.datasets.cxr14 import PROTOCOLS
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger, Repairs
@@ -260,6 +261,28 @@ def test_a_download_is_prepared_with_the_noise_that_is_asked_for(monkeypatch, na
     assert places == (Path("source"), Path("out"))
     arguments.pop("progress")
     assert arguments == {"protocol": PROTOCOL, "soft_labels": None, **expected}
+
+
+@pytest.mark.parametrize("protocol", ["fedlsm", "fedmlp"])
+def test_chest_films_are_prepared_by_a_protocol_and_what_is_said_beside_it(monkeypatch, protocol):
+    seen = capture(monkeypatch, "fedmend.datasets.cxr14.prepare")
+    words = ["--sites", 4, "--view", "all", "--top", 5, "--split", "image", "--train-per-site", 9, "--seed", 3]
+    assert call("prepare", "cxr14", "source", "out", "--protocol", protocol, *words) == 0
+    ((places, arguments),) = seen
+    assert places == (Path("source"), Path("out"))
+    arguments.pop("progress")
+    said = {"sites": 4, "view": None, "top": 5, "split": "image", "train_per_site": 9, "seed": 3}
+    assert arguments == {**PROTOCOLS[protocol], **said}
+
+
+def test_isic_2018_is_prepared_as_asked(monkeypatch):
+    seen = capture(monkeypatch, "fedmend.datasets.isic2018.prepare")
+    words = ["--sites", 4, "--classes-per-site", 2, "--assignment", "released", "--split", "image"]
+    assert call("prepare", "isic2018", "source", "out", *words, "--train-per-site", 9, "--seed", 3) == 0
+    ((_, arguments),) = seen
+    arguments.pop("progress")
+    expected = {"sites": 4, "classes_per_site": 2, "assignment": "released", "split": "image"}
+    assert arguments == {**expected, "train_per_site": 9, "seed": 3}
 
 
 def test_the_defaults_of_the_noise_are_those_of_the_paper(monkeypatch):

@@ -25,7 +25,7 @@ class PhantomSpec(ABC):
     """Which phantom a job runs on.
 
     Attributes:
-        dataset: ``ich``, ``ich_single`` or ``isic2019``.
+        dataset: a key of ``SPECS``.
         images: images of the whole federation.
         sites: S sites, ``site-1`` to ``site-S``, and as many scanners or cameras.
         test_share: share of the images in the test split, whose labels are complete and right.
@@ -125,9 +125,69 @@ class NoisyLabelPhantom(NoiseProtocol, PhantomSpec):
             isic2019.prepare(out / "download", out, **common)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChestPhantom(PhantomSpec):
+    """Chest films of which each site labels some findings.
+
+    Attributes:
+        protocol: a key of :data:`fedmend.datasets.cxr14.PROTOCOLS`.
+    """
+
+    dataset: str = "cxr14"
+    sites: int = 8
+    pixels: int = 64
+    protocol: str = "fedlsm"
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`. ``images`` counts the films of both views; ``test_share`` has no meaning for FedLSM."""
+        from fedmend.datasets import chest_phantom, cxr14
+
+        if self.protocol not in cxr14.PROTOCOLS:
+            known = sorted(cxr14.PROTOCOLS)
+            raise FedMendError(f"field protocol: expected one of {known}, got {self.protocol!r}")
+        arguments = {**cxr14.PROTOCOLS[self.protocol], "sites": self.sites, "test_share": self.test_share}
+        chest_phantom.write_cxr14(
+            out / "download", images=self.images, seed=self.seed, size=self.pixels, devices=self.sites
+        )
+        cxr14.prepare(out / "download", out, **arguments, seed=self.seed, source_name=SOURCE, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSetPhantom(PhantomSpec):
+    """Dermoscopic pictures of which each site labels some diagnoses.
+
+    Attributes:
+        classes_per_site: diagnoses that each site identifies.
+    """
+
+    dataset: str = "isic2018"
+    pixels: int = 96
+    classes_per_site: int = 3
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`."""
+        from fedmend.datasets import dermoscopy_phantom, isic2018
+
+        dermoscopy_phantom.write_isic2018(
+            out / "download", images=self.images, seed=self.seed, size=self.pixels, cameras=self.sites
+        )
+        isic2018.prepare(
+            out / "download",
+            out,
+            sites=self.sites,
+            classes_per_site=self.classes_per_site,
+            test_share=self.test_share,
+            seed=self.seed,
+            source_name=SOURCE,
+            progress=progress,
+        )
+
+
 SPECS: Mapping[str, type[PhantomSpec]] = {
+    "cxr14": ChestPhantom,
     "ich": MissingClassPhantom,
     "ich_single": NoisyLabelPhantom,
+    "isic2018": LabelSetPhantom,
     "isic2019": NoisyLabelPhantom,
 }
 

@@ -2,6 +2,7 @@ import dataclasses
 import errno
 import stat
 
+import numpy as np
 import pytest
 from factories import refused
 from torch_factories import CPU
@@ -9,8 +10,12 @@ from torch_factories import CPU
 from fedmend.data.manifest import load_card
 from fedmend.data.site import load_site, load_truth
 from fedmend.datasets import phantom_sites
+from fedmend.datasets.cxr14 import CLASSES as CXR14
+from fedmend.datasets.cxr14 import PROTOCOLS
 from fedmend.datasets.isic2019 import CLASSES as ISIC
 from fedmend.datasets.phantom_sites import (
+    ChestPhantom,
+    LabelSetPhantom,
     MissingClassPhantom,
     NoisyLabelPhantom,
     ensure_phantom,
@@ -115,9 +120,46 @@ def test_a_job_describes_its_phantom_by_data_set_and_the_fields_that_it_changes(
     ("given", "got"), [({"dataset": "chest"}, "'chest'"), ({}, "None"), ({"dataset": ["ich"]}, "['ich']")]
 )
 def test_an_unknown_phantom_is_refused(given, got):
-    known = "['ich', 'ich_single', 'isic2019']"
+    known = "['cxr14', 'ich', 'ich_single', 'isic2018', 'isic2019']"
     with refused(f"job variable phantom, field dataset: expected one of {known}, got {got}"):
         phantom_spec(given)
+
+
+def test_a_chest_phantom_becomes_sites_that_identify_their_own_findings(tmp_path):
+    make_phantom(tmp_path, ChestPhantom(images=600, sites=5, pixels=32, seed=5))
+    card = load_card(tmp_path / "site-1", "site-1")
+    assert card.provenance["source"].startswith("PHANTOM")
+    data = load_site(tmp_path / "site-1", "site-1", CXR14, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
+    assert data.annotated.sum() == 3
+    assert data.train.images.any(axis=(1, 2)).all()
+
+
+@pytest.mark.parametrize("protocol", ["fedlsm", "fedmlp"])
+def test_a_chest_phantom_follows_the_protocol_of_either_method(tmp_path, monkeypatch, protocol):
+    seen = []
+    monkeypatch.setattr("fedmend.datasets.chest_phantom.write_cxr14", lambda *a, **k: None)
+    monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *a, **k: seen.append(k))
+    make_phantom(tmp_path, ChestPhantom(protocol=protocol, sites=9, seed=4))
+    assert seen[0] == {
+        **PROTOCOLS[protocol],
+        **{"sites": 9, "test_share": 0.3, "seed": 4, "source_name": phantom_sites.SOURCE, "progress": None},
+    }
+
+
+def test_an_unknown_protocol_of_the_chest_phantom_is_refused(tmp_path):
+    with refused("phantom: field protocol: expected one of ['fedlsm', 'fedmlp'], got 'fedia'"):
+        make_phantom(tmp_path, ChestPhantom(protocol="fedia"))
+
+
+def test_a_site_of_the_label_set_phantom_labels_its_own_diagnoses_alone(tmp_path):
+    make_phantom(tmp_path, LabelSetPhantom(images=240, sites=3, classes_per_site=3, pixels=32))
+    for site in ("site-1", "site-2", "site-3"):
+        card = load_card(tmp_path / site, site)
+        data = load_site(tmp_path / site, site, card.classes, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
+        labelled = {card.classes[c] for c in np.flatnonzero((data.train.labels == 1).any(0))}
+        assert labelled <= set(card.provenance["site"]["identified"])
+        assert (data.train.labels == -1).all(1).any()
+        assert data.task == "singlelabel"
 
 
 def test_a_field_that_a_phantom_lacks_is_refused():

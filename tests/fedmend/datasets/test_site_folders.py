@@ -18,9 +18,13 @@ def test_the_folders_appear_when_all_are_complete(tmp_path):
 
 
 def test_a_failure_leaves_nothing(tmp_path):
-    with pytest.raises(KeyboardInterrupt), site_folders(tmp_path / "sites", 1, tmp_path) as (folders, _):
-        (folders[0] / "half").write_text("")
-        raise KeyboardInterrupt
+    def fail():
+        with site_folders(tmp_path / "sites", 1, tmp_path) as (folders, _):
+            (folders[0] / "half").write_text("")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
     assert list((tmp_path / "sites").iterdir()) == []
 
 
