@@ -1,8 +1,9 @@
 """Batched weak augmentation on the device, drawn per (sample, view) so that a view can be made again.
 
-The weak augmentation of the four papers' code: rotation up to 10 degrees, translation up to 2 % of the edge, horizontal
-flip with probability 1/2, empty corners filled with 0. Bilinear sampling, where the published code uses the nearest
-neighbour, because small images suffer from the latter.
+:func:`draw_views` is the weak augmentation of the code of FedMLP and FedNoRo: rotation up to 10 degrees, translation up to 2 %
+of the edge, horizontal flip with probability 1/2, empty corners filled with 0. Bilinear sampling, where the published code uses
+the nearest neighbour, because small images suffer from the latter. :func:`weak` and :func:`strong` are the pair of FedLSM's code,
+where Gaussian blur stands for its median blur too.
 """
 
 import math
@@ -48,12 +49,87 @@ def warp(images: Tensor, matrices: Tensor) -> Tensor:
     Returns:
         The same shape; points from outside the image are 0.
     """
-    grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    with torch.autocast(images.device.type, enabled=False):  # 16 bits cannot tell the pixels of a large image apart
+        grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _maps(angle: Tensor, scale: Tensor, shift: Tensor, mirror: Tensor, upside_down: Tensor) -> Tensor:
+    """(B, 2, 3) maps of rotation (rad), magnification, shift (grid units) and flips (+-1)."""
+    cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
+    rotation = torch.stack(
+        [torch.stack([cos * mirror, -sin * upside_down], -1), torch.stack([sin * mirror, cos * upside_down], -1)], -2
+    )
+    return torch.cat([rotation, shift.unsqueeze(-1)], -1)
+
+
+def _signs(count: int, probability: float, generator: torch.Generator) -> Tensor:
+    return torch.where(torch.rand(count, generator=generator) < probability, -1.0, 1.0)
+
+
+def weak(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Horizontal flip with probability 1/2.
+
+    Args:
+        images: (B, 1 or 3, H, W) float in 0..1.
+        generator: CPU generator.
+
+    Returns:
+        The same shape.
+    """
+    flip = _signs(len(images), FLIP_PROBABILITY, generator).to(images.device) < 0
+    return torch.where(flip.view(-1, 1, 1, 1), images.flip(3), images)
+
+
+def strong(images: Tensor, generator: torch.Generator, *, vertical_flip: bool = False) -> Tensor:
+    """Flips; brightness +-0.2 (p 0.75); blur or noise (p 0.7); shift 10 %, scale 10 %, rotation 15 degrees (p 0.85).
+
+    Args:
+        images: (B, 1 or 3, H, W) float in 0..1.
+        generator: CPU generator.
+        vertical_flip: flip upside down with probability 1/2 too; not for chest films.
+
+    Returns:
+        The same shape, in 0..1; points from outside the image are 0.
+    """
+    count, device = len(images), images.device
+
+    def uniform(low: float, high: float, *more: int) -> Tensor:
+        return low + (high - low) * torch.rand(count, *more, generator=generator)
+
+    moved = (uniform(0, 1) < 0.85).float()
+    maps = _maps(
+        uniform(-1, 1) * moved * math.radians(15.0),
+        1 + uniform(-0.1, 0.1) * moved,
+        uniform(-0.2, 0.2, 2) * moved[:, None],  # grid coordinates span 2
+        _signs(count, FLIP_PROBABILITY, generator),
+        _signs(count, FLIP_PROBABILITY if vertical_flip else 0.0, generator),
+    )
+    brightness = uniform(-0.2, 0.2) * (uniform(0, 1) < 0.75)
+    kind, sigma = uniform(0, 1), uniform(0.3, 1.2)
+    blurred, noisy = kind < 0.35, (kind >= 0.35) & (kind < 0.7)
+    deviation = uniform(5.0, 30.0).sqrt() / 255 * noisy  # the variance is given for 8-bit grey values
+    noise = torch.randn(images.shape, generator=generator) * deviation.view(-1, 1, 1, 1)
+    images = images + brightness.view(-1, 1, 1, 1).to(device)
+    with torch.autocast(device.type, enabled=False):
+        images = torch.where(blurred.view(-1, 1, 1, 1).to(device), _blur(images, sigma.to(device)), images)
+    return warp((images + noise.to(device)).clamp(0, 1), maps.to(device)).clamp(0, 1)
+
+
+def _blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Gaussian blur of 5 x 5 pixels, one sigma (pixels) per image."""
+    batch, channels, height, width = images.shape
+    line = torch.arange(-2.0, 3.0, device=images.device)
+    kernel = torch.exp(-(line**2) / (2 * sigma[:, None] ** 2))
+    kernel = kernel / kernel.sum(1, keepdim=True)
+    square = (kernel[:, :, None] * kernel[:, None, :]).repeat_interleave(channels, 0).unsqueeze(1)
+    padded = F.pad(images, (2, 2, 2, 2), mode="replicate").view(1, batch * channels, height + 4, width + 4)
+    return F.conv2d(padded, square, groups=batch * channels).view(images.shape)
 
 
 def to_network(images: Tensor) -> Tensor:
     """Grey (B, 1, H, W) or colour (B, 3, H, W) in 0..1 → (B, 3, H, W) with ImageNet mean and standard deviation, as the backbones expect."""
     mean = images.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
     std = images.new_tensor(IMAGENET_STD).view(1, 3, 1, 1)
-    return (images - mean) / std
+    images = (images - mean) / std
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images

@@ -59,15 +59,22 @@ class Split:
         Returns:
             (B, 3, H, W) float32 on the device.
         """
+        images = self.pixels(index)
+        if matrices is not None:
+            images = warp(images, matrices[index].to(self.device, non_blocking=True))
+        return to_network(images)
+
+    def pixels(self, index: Tensor) -> Tensor:
+        """Some samples as they are: (B, 1, H, W) or, in colour, (B, 3, H, W) float32 in 0..1 on the device.
+
+        Args:
+            index: (B,) int64 sample numbers.
+        """
         images = torch.from_numpy(self.images[index.numpy()])
         if self.device.type == "cuda":
             images = images.pin_memory()
         images = images.to(self.device, non_blocking=True)
-        images = (images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)).float().div_(255)
-        if matrices is not None:
-            images = warp(images, matrices[index].to(self.device, non_blocking=True))
-        views = to_network(images)
-        return views.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else views
+        return (images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)).float().div_(255)
 
 
 @dataclass(frozen=True)

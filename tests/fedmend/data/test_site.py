@@ -228,3 +228,23 @@ def test_a_view_can_be_made_again_in_any_batch():
     parts = torch.cat([split.view(torch.tensor([5]), matrices), split.view(torch.tensor([0, 1]), matrices)])
     assert torch.allclose(parts, whole[[5, 0, 1]], atol=1e-6)
     assert torch.equal(split.view(torch.arange(6), matrices), whole)
+
+
+def test_pixels_are_the_images_in_0_to_1_channels_first():
+    index = torch.tensor([2, 0])
+    grey, color = make_split([[0]] * 3), make_split([[0]] * 3, color=True)
+    seen = grey.pixels(index)
+    assert (seen.shape, seen.dtype) == ((2, 1, 8, 8), torch.float32)
+    assert np.allclose(seen[:, 0].numpy(), grey.images[[2, 0]] / 255, atol=1e-7)
+    seen = color.pixels(index)
+    assert (seen.shape, seen.dtype) == ((2, 3, 8, 8), torch.float32)
+    assert np.allclose(seen.numpy(), color.images[[2, 0]].transpose(0, 3, 1, 2) / 255, atol=1e-7)
+    assert seen.min() >= 0
+    assert 0.9 < seen.max() <= 1
+
+
+def test_changed_pixels_leave_the_image_store_alone():
+    split = make_split([[0]] * 3)
+    before = split.images.copy()
+    split.pixels(torch.arange(3)).mul_(0)
+    assert np.array_equal(split.images, before)
