@@ -53,17 +53,21 @@ def infer(model: nn.Module, split: Split, site: Site, matrices: Tensor | None = 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTrainer:
-    """Adam with coupled L2, fresh in every round, constant learning rate.
+    """Adam with coupled L2 and a constant learning rate.
 
     Attributes:
         learning_rate: Adam's learning rate, > 0.
         weight_decay: L2 coefficient, >= 0.
         local_epochs: epochs per round, >= 1.
+        second_momentum: Adam's beta_2, in [0, 1).
+        keep_moments: Adam goes on with the moments of the round before; otherwise it is fresh in every round.
     """
 
     learning_rate: float
     weight_decay: float = 5e-4
     local_epochs: int = 1
+    second_momentum: float = 0.999
+    keep_moments: bool = False
 
     def __post_init__(self):
         if not self.learning_rate > 0 or not self.weight_decay >= 0 or self.local_epochs < 1:
@@ -71,6 +75,8 @@ class LocalTrainer:
                 "job variables: expected learning_rate > 0, weight_decay >= 0 and local_epochs >= 1, got"
                 f" {self.learning_rate}, {self.weight_decay}, {self.local_epochs}"
             )
+        if not 0 <= self.second_momentum < 1:
+            raise FedMendError(f"job variable second_momentum: expected 0 to below 1, got {self.second_momentum}")
 
     def train(self, model: nn.Module, method: LocalMethod, task: RoundTask, site: Site) -> float:
         """Trains ``model`` in place for one round.
@@ -90,8 +96,14 @@ class LocalTrainer:
         """
         model.train()
         optimizer = torch.optim.Adam(
-            model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay, fused=True
+            model.parameters(),
+            lr=self.learning_rate,
+            betas=(0.9, self.second_momentum),
+            weight_decay=self.weight_decay,
+            fused=True,
         )
+        if self.keep_moments:
+            self._load_moments(optimizer, task, site)
         for epoch in range(self.local_epochs):
             total, steps = torch.zeros((), device=site.device), 0
             for index in method.batches(task, site, epoch):
@@ -102,6 +114,7 @@ class LocalTrainer:
                     loss = method.loss(model, index, task, site)
                 loss.backward()
                 optimizer.step()
+                method.after_step(model, task, site)
                 total += loss.detach()
                 steps += 1
             mean = (total / max(steps, 1)).item()  # read once an epoch: reading every step would stall a GPU
@@ -109,4 +122,19 @@ class LocalTrainer:
                 raise FedMendError(
                     f"{site.name}: round {task.round_num}, local training: expected a finite loss, got {mean}; lower learning_rate"
                 )
+        if self.keep_moments:
+            # Two files by turns: a round that is repeated after a crash finds the moments of the round before it.
+            site.state.save(
+                _moments(task.round_num), {"round": task.round_num, "state": optimizer.state_dict()["state"]}
+            )
         return mean
+
+    @staticmethod
+    def _load_moments(optimizer: torch.optim.Optimizer, task: RoundTask, site: Site) -> None:
+        saved = site.state.load(_moments(task.round_num - 1))
+        if saved is not None and saved["round"] == task.round_num - 1:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["state"]})
+
+
+def _moments(round_num: int) -> str:
+    return f"adam-{round_num % 2}"

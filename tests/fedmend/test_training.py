@@ -213,3 +213,123 @@ def test_views_are_the_same_within_a_round_and_others_in_the_next(tmp_path):
     assert torch.equal(site.views(make_task(), 2), views)
     assert not torch.equal(site.views(make_task(round_num=1), 2), views)
     assert not torch.equal(make_site(tmp_path / "b", LABELS, name="site-2").views(make_task(), 2), views)
+
+
+# ---- moments that go on, and a hook after every step ----------------------------------------------------------------
+
+
+class Pull(PlainMethod):
+    """Gradient of the classifier's weights: the numbers of ``pulls``, one per step, over all rounds."""
+
+    def __init__(self, *pulls):
+        self.pulls = iter(pulls)
+
+    def loss(self, model, index, task, site):
+        return model.classifier.weight.sum() * next(self.pulls)
+
+
+def rounds_of(folder, pulls, rounds, **options):
+    """How far each weight of the classifier moved, one full batch per round."""
+    site, model = make_site(folder, LABELS, batch_size=18), TinyNetwork(2)
+    start, method = model.classifier.weight.detach().clone(), Pull(*pulls)
+    for r in rounds:
+        trainer(weight_decay=0, **options).train(model, method, make_task(round_num=r), site)
+    moved = model.classifier.weight.detach() - start
+    assert torch.allclose(moved, moved[:1, :1].expand_as(moved), atol=1e-6)
+    return moved[0, 0].item()
+
+
+def adam(pulls, second_momentum=0.999, rate=1e-2):
+    """The same by Adam's formulas."""
+    weight = first = second = 0.0
+    for step, g in enumerate(pulls, 1):
+        first, second = 0.9 * first + 0.1 * g, second_momentum * second + (1 - second_momentum) * g * g
+        corrected = second / (1 - second_momentum**step)
+        weight -= rate * first / (1 - 0.9**step) / (corrected**0.5 + 1e-8)
+    return weight
+
+
+@pytest.mark.parametrize("second_momentum", [0.99, 0.999, 0.0])
+def test_the_second_momentum_reaches_adam(tmp_path, second_momentum):
+    pulls = [1.0, 3.0]
+    moved = rounds_of(tmp_path, pulls, [0], second_momentum=second_momentum, local_epochs=2)
+    assert moved == pytest.approx(adam(pulls, second_momentum), rel=1e-4)
+
+
+def test_the_second_momentum_is_adams_own_by_default(tmp_path):
+    assert rounds_of(tmp_path, [1.0, 3.0], [0], local_epochs=2) == pytest.approx(adam([1.0, 3.0], 0.999), rel=1e-4)
+
+
+@pytest.mark.parametrize("value", [1.0, -0.1, float("nan")])
+def test_a_second_momentum_that_is_none_is_refused(value):
+    with refused(f"job variable second_momentum: expected 0 to below 1, got {value}"):
+        trainer(second_momentum=value)
+
+
+def test_kept_moments_make_rounds_of_one_optimiser(tmp_path):
+    pulls = [1.0, -2.0, 3.0]
+    assert rounds_of(tmp_path / "kept", pulls, [0, 1, 2], keep_moments=True) == pytest.approx(adam(pulls), rel=1e-4)
+    fresh = sum(adam([g]) for g in pulls)
+    assert rounds_of(tmp_path / "fresh", pulls, [0, 1, 2]) == pytest.approx(fresh, rel=1e-4)
+
+
+def test_kept_moments_train_as_one_optimiser_of_torch_on_real_gradients(tmp_path):
+    site, model, method = make_site(tmp_path, LABELS), TinyNetwork(2), PlainMethod()
+    twin = TinyNetwork(2).train()
+    optimizer = torch.optim.Adam(twin.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=5e-4)
+    for r in range(3):
+        task = make_task(round_num=r)
+        trainer(keep_moments=True, second_momentum=0.99).train(model, method, task, site)
+        for index in method.batches(task, site, 0):
+            optimizer.zero_grad()
+            method.loss(twin, index, task, site).backward()
+            optimizer.step()
+    assert all(torch.allclose(v, twin.state_dict()[k], atol=1e-5) for k, v in model.state_dict().items())
+
+
+def test_a_repeated_round_starts_from_the_moments_of_the_round_before_it(tmp_path):
+    site, method, state = make_site(tmp_path, LABELS), PlainMethod(), []
+    for r in (0, 1):
+        model = TinyNetwork(2)
+        trainer(keep_moments=True).train(model, method, make_task(round_num=r), site)
+        state.append(weights(model))
+    again = TinyNetwork(2)
+    trainer(keep_moments=True).train(again, method, make_task(round_num=1), site)
+    assert equal(weights(again), state[1])
+
+
+def test_a_site_that_missed_a_round_starts_with_a_fresh_adam(tmp_path):
+    pulls = [1.0, -2.0]
+    for number, rounds in enumerate([(0, 2), (0, 3), (4, 1)]):
+        moved = rounds_of(tmp_path / str(number), pulls, rounds, keep_moments=True)
+        assert moved == pytest.approx(adam([1.0]) + adam([-2.0]), abs=1e-6)
+
+
+def test_moments_are_kept_on_disk_for_another_process_and_only_when_asked(tmp_path):
+    for keep in (False, True):
+        site = make_site(tmp_path / str(keep), LABELS)
+        trainer(keep_moments=keep).train(TinyNetwork(2), PlainMethod(), make_task(), site)
+        assert sorted(f.name for f in (tmp_path / str(keep) / "state").iterdir()) == (["adam-0.pt"] if keep else [])
+
+
+def test_a_round_that_failed_leaves_no_moments(tmp_path):
+    site = make_site(tmp_path, LABELS, batch_size=18)
+    with pytest.raises(Exception, match="finite loss"):
+        trainer(keep_moments=True).train(TinyNetwork(2), Pull(float("nan")), make_task(), site)
+    assert site.state.load("adam-0") is None
+
+
+def test_after_step_is_called_once_behind_every_step_with_the_moved_model(tmp_path):
+    seen = []
+
+    class Hooked(ShiftLoss):
+        def after_step(self, model, task, site):
+            assert model.training
+            seen.append((task.round_num, site.name, model.classifier.weight.sum().item()))
+
+    site, model = make_site(tmp_path, LABELS, batch_size=6), TinyNetwork(2)
+    before = model.classifier.weight.sum().item()
+    trainer(local_epochs=2, weight_decay=0).train(model, Hooked(), make_task(round_num=2), site)
+    assert [s[:2] for s in seen] == [(2, "site-1")] * 6
+    fallen = np.array([before - s[2] for s in seen])
+    assert fallen == pytest.approx(24 * 0.01 * np.arange(1, 7), rel=1e-3)  # 24 weights, one learning rate each

@@ -110,6 +110,10 @@ class LocalMethod(ABC):
     def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
         """Scalar training loss of the samples ``index`` (B,)."""
 
+    def after_step(self, model: nn.Module, task: RoundTask, site: Site) -> None:
+        """After every optimiser step, e.g. to move a teacher. Default: nothing."""
+        return
+
     def report(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """After the local training, with the local model, or in a task without training, with the received one; default:
         nothing leaves but the weights."""
