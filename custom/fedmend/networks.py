@@ -1,6 +1,7 @@
 """Backbones that return features and logits, made from a name that server and sites share."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class ResNet18(nn.Module):
     """
 
     num_features = 512
+    torchvision_head = "fc."
 
     def __init__(self, num_classes: int):
         from torchvision.models import resnet18
@@ -35,7 +37,33 @@ class ResNet18(nn.Module):
         return features, self.classifier(features)
 
 
-NETWORKS = {"resnet18": ResNet18}
+class DenseNet121(nn.Module):
+    """torchvision's DenseNet-121 with a linear classifier on its 1,024 globally averaged features.
+
+    Args:
+        num_classes: C.
+    """
+
+    num_features = 1024
+    torchvision_head = "classifier."
+
+    def __init__(self, num_classes: int):
+        from torchvision.models import densenet121
+
+        super().__init__()
+        self.backbone = densenet121(weights=None)
+        self.backbone.classifier = nn.Identity()
+        self.classifier = nn.Linear(self.num_features, num_classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) → features (B, 1024) and logits (B, C)."""
+        features = self.backbone(images)
+        return features, self.classifier(features)
+
+
+NETWORKS = {"resnet18": ResNet18, "densenet121": DenseNet121}
+# torchvision's files of DenseNet weights still have the names of its first version: norm.1 for norm1.
+_OLD_DENSENET_NAME = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
 
 def build_network(network: str, num_classes: int) -> nn.Module:
@@ -70,8 +98,10 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
         return model
     state = _read_weights(weights)
     own = model.state_dict()
-    if "classifier.weight" not in state:
-        state = {f"backbone.{k}": v for k, v in state.items() if not k.startswith("fc.")}
+    if not any(k.startswith("backbone.") for k in state):  # torchvision's names, and its own head
+        head = NETWORKS[network].torchvision_head
+        names = {k: _OLD_DENSENET_NAME.sub(r"\1\2", k) for k in state if not k.startswith(head)}
+        state = {f"backbone.{new}": state[old] for old, new in names.items()}
         state |= {k: own[k] for k in ("classifier.weight", "classifier.bias")}
     # A global model that FedMend wrote has floating tensors only; BatchNorm's counters keep their own value.
     state = {k: v for k, v in own.items() if not v.is_floating_point()} | state

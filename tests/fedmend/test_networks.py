@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from factories import refused
@@ -42,7 +44,7 @@ def test_resnet18_gives_512_features_and_one_logit_per_class(resnet):
 
 
 def test_an_unknown_network_is_refused():
-    with refused("job variable network: expected one of ['resnet18'], got 'resnet19'"):
+    with refused("job variable network: expected one of ['densenet121', 'resnet18'], got 'resnet19'"):
         build_network("resnet19", 3)
 
 
@@ -177,3 +179,88 @@ def test_a_global_model_that_does_not_fit_is_refused_and_not_loaded(name, value,
     with refused(f"global model: {sentence}"):
         set_weights(model, weights)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+# ---- DenseNet-121 ---------------------------------------------------------------------------------------------------
+
+
+def densenet_classes():
+    return [f"class {i}" for i in range(14)]
+
+
+@pytest.fixture(scope="module")
+def densenet():
+    return initial_network("densenet121", densenet_classes(), 5)
+
+
+def torchvision_densenet(old=False):
+    """A state dict in torchvision's layout, ``old``: with the names and without the counters of its published file."""
+    from torchvision.models import densenet121
+
+    state = {k: v.fill_(3) for k, v in densenet121().state_dict().items()}
+    if not old:
+        return state
+    names = {k: re.sub(r"(denselayer\d+)\.(norm|conv)([12])\.", r"\1.\2.\3.", k) for k in state}
+    return {names[k]: v for k, v in state.items() if "num_batches" not in k}
+
+
+def test_densenet121_gives_1024_features_and_one_logit_per_class(densenet):
+    densenet.eval()
+    with torch.no_grad():
+        features, logits = densenet(torch.zeros(2, 3, 32, 32))
+    assert (features.shape, logits.shape) == ((2, 1024), (2, 14))
+    assert torch.equal(logits, densenet.classifier(features))
+    assert (features >= 0).all()  # behind the last ReLU
+    assert densenet.num_features == 1024
+
+
+def test_densenet121_has_the_size_of_the_papers_network(densenet):
+    assert sum(p.numel() for p in densenet.parameters()) == 6_968_206
+    assert len(densenet.state_dict()) == 727
+    heads = [k for k in densenet.state_dict() if not k.startswith("backbone.")]
+    assert heads == ["classifier.weight", "classifier.bias"]
+    assert not any("classifier" in k for k in densenet.backbone.state_dict())
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new names", "old names"])
+def test_a_torchvision_file_sets_the_densenet_and_keeps_the_seeded_classifier(tmp_path, densenet, old):
+    state = torchvision_densenet(old)
+    assert ("features.denseblock1.denselayer1.norm.1.weight" in state) is old
+    model = initial_network("densenet121", densenet_classes(), 5, saved(tmp_path / "w.pth", state))
+    assert torch.equal(model.classifier.weight, densenet.classifier.weight)
+    assert torch.equal(model.classifier.bias, densenet.classifier.bias)
+    assert all((v == 3).all() for v in model.backbone.state_dict().values() if v.is_floating_point())
+
+
+def test_a_global_densenet_that_fedmend_wrote_sets_all_weights(tmp_path, densenet):
+    path = saved(tmp_path / "w.pt", get_weights(densenet))
+    model = initial_network("densenet121", densenet_classes(), 6, path)
+    assert same(model, densenet)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda state: with_key(state, "features.conv0.weight", None),
+            "expected backbone.features.conv0.weight with shape (64, 3, 7, 7) for densenet121, got nothing",
+        ),
+        (
+            lambda state: with_key(state, "features.extra.weight", torch.zeros(1)),
+            "expected only the keys of densenet121, got also ['backbone.features.extra.weight']",
+        ),
+        (
+            lambda state: torchvision_state(),
+            "expected backbone.features.conv0.weight with shape (64, 3, 7, 7) for densenet121, got nothing",
+        ),
+    ],
+    ids=["missing", "unknown", "another network"],
+)
+def test_a_weights_file_that_does_not_fit_the_densenet_is_refused(tmp_path, change, sentence):
+    with refused(f"weights file: {sentence}"):
+        initial_network("densenet121", densenet_classes(), 5, saved(tmp_path / "w.pth", change(torchvision_densenet())))
+
+
+def test_a_file_of_the_densenet_is_no_resnet(tmp_path):
+    with refused("weights file: expected backbone.conv1.weight with shape (64, 3, 7, 7) for resnet18, got nothing"):
+        initial_network("resnet18", CLASSES, 5, saved(tmp_path / "w.pth", torchvision_densenet()))
