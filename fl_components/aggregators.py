@@ -1,6 +1,6 @@
 """Aggregation of site models on the server."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -8,6 +8,7 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
 from fedmend.errors import FedMendError
+from fedmend.methods.fedlsm import class_weights
 from fedmend.methods.fednoro import distance_aware_weights, model_distances
 from fl_components.payload import SiteResult, unpack_result
 
@@ -80,3 +81,45 @@ class DistanceAwareAggregator(SampleWeightedAggregator):
         """Forgets the accepted models."""
         super().reset_stats()
         self._results, self.shares = [], {}
+
+
+class ClasswiseAggregator(SampleWeightedAggregator):
+    """Averages the rows of the classifier class by class and everything else by samples, Eq. (7), Deng et al., MICCAI 2023.
+
+    Args:
+        classifier: keys of the model whose first axis is the classes.
+        known: site → (M,) bool, the classes that it identifies.
+        rule: ``awpa`` or ``masked``, see :func:`fedmend.methods.fedlsm.class_weights`.
+    """
+
+    def __init__(self, classifier: Sequence[str], known: Mapping[str, np.ndarray], *, rule: str = "awpa"):
+        super().__init__()
+        self._classifier, self._known, self._rule = list(classifier), known, rule
+        self._rows: dict[str, dict[str, np.ndarray]] = {}
+        self._knowledge: dict[str, np.ndarray] = {}
+        self._samples: dict[str, int] = {}
+
+    def accept_model(self, model: FLModel) -> None:
+        """Adds one validated site result."""
+        result = unpack_result(model, model.meta["client_name"])
+        self._rows[result.site] = {key: result.weights.pop(key) for key in self._classifier}
+        self._samples[result.site] = result.samples
+        self._knowledge[result.site] = result.report.get("class_knowledge", np.zeros(len(self._known[result.site])))
+        self._helper.add(result.weights, float(result.samples), result.site, result.round_num)
+
+    def aggregate_model(self) -> FLModel:
+        """The average as a full model."""
+        merged = super().aggregate_model()
+        shares = class_weights(self._knowledge, self._samples, self._known, rule=self._rule)
+        for key in self._classifier:
+            rows = [
+                share.reshape(-1, *[1] * (self._rows[site][key].ndim - 1)) * self._rows[site][key]
+                for site, share in shares.items()
+            ]
+            merged.params[key] = np.sum(rows, axis=0).astype(self._rows[next(iter(shares))][key].dtype)
+        return merged
+
+    def reset_stats(self) -> None:
+        """Forgets the accepted models."""
+        super().reset_stats()
+        self._rows, self._knowledge, self._samples = {}, {}, {}

@@ -51,6 +51,8 @@ class MethodExecutor(Executor):
         learning_rate: Adam's learning rate.
         weight_decay: L2 coefficient.
         local_epochs: epochs per round.
+        second_momentum: Adam's beta_2.
+        keep_moments: Adam's moments go on over rounds.
         batch_size: samples per step.
         image_size: edge length in pixels that every image is resized to.
         all_labels: train on the complete labels kept for evaluation (upper bound of a comparison).
@@ -67,6 +69,8 @@ class MethodExecutor(Executor):
         image_size: int,
         weight_decay: float = 5e-4,
         local_epochs: int = 1,
+        second_momentum: float = 0.999,
+        keep_moments: bool = False,
         all_labels: bool = False,
         phantom: dict | None = None,
     ):
@@ -79,7 +83,13 @@ class MethodExecutor(Executor):
             image_size,
             all_labels,
         )
-        self._trainer = LocalTrainer(learning_rate=learning_rate, weight_decay=weight_decay, local_epochs=local_epochs)
+        self._trainer = LocalTrainer(
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            local_epochs=local_epochs,
+            second_momentum=second_momentum,
+            keep_moments=keep_moments,
+        )
         self._phantom = phantom_spec(phantom) if phantom else None
         self._method: LocalMethod | None = None
         self._opened: tuple[RunCard, Site, np.ndarray | None] | None = None

@@ -18,9 +18,11 @@ from fedmend import networks
 from fedmend.data.site import load_site
 from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger
+from fedmend.methods.fedlsm import FedLSM
 from fedmend.methods.fedmlp import DETECT, FedMLP
 from fedmend.methods.fednoro import NOISY, ROBUST, FedNoRo
 from fedmend.networks import get_weights, initial_network
+from fl_components.controllers.fedlsm import FedLSMController
 from fl_components.controllers.fedmlp import FedMLPController
 from fl_components.controllers.fednoro import FedNoRoController
 from fl_components.executor import MethodExecutor
@@ -175,6 +177,47 @@ def detection(**fields):
     return lambda result: result.report and result.report.update(fields)
 
 
+def fedlsm_site(labels, *, weight=1.0, **options):
+    """A site that starts a round of FedLSM; class numbers make it single-label."""
+
+    def fault(folder):
+        site = (make_single_site if np.ndim(labels) == 1 else make_site)(folder, labels)
+        task = make_task(round_num=4, pos_weight=np.full(2, weight, dtype=np.float32))
+        FedLSM(local_iterations=1, **options).prepare(TinyNetwork(site.data.train.labels.shape[1]), task, site)
+
+    return fault
+
+
+def fedlsm_run(*, known=((1, 1, 1), (1, 0, 0)), change=lambda result: None, **settings):
+    """A run of FedLSM in which site-2 answers otherwise."""
+
+    def fault(folder):
+        names = {f"site-{i}": flags for i, flags in enumerate(known, 1)}
+        plain = plain_answers(names)
+
+        def answer(site, task_name, *rest):
+            result = plain(site, task_name, *rest)
+            if task_name == TRAIN:
+                result.report = {"class_knowledge": np.ones(3, dtype=np.float32)}
+                if site == "site-2":
+                    change(result)
+            return result
+
+        job = {"run_name": "run-1", "network": "tiny", "num_rounds": 2, "warmup_rounds": 1}
+        job |= {"classes": list(JOB_CLASSES), "classifier": ["classifier.weight", "classifier.bias"]}
+        with patch.dict(networks.NETWORKS, tiny=TinyNetwork):
+            federation = Federation(folder, FedLSMController(**{**job, **settings}), list(names), answer).run()
+        raise FedMendError(federation.engine.panics()[0])
+
+    return fault
+
+
+def reported(**fields):
+    return lambda result: result.report.update(fields)
+
+
+HALF_KNOWN = [[1, -1], [0, -1], [0, -1]]
+TWO_NEEDED = "train of round 0: expected valid results from 2 sites, got 1: site-2: "
 FOUR_NEEDED = "collect of round 1: expected valid results from 4 sites, got 3: "
 
 FAULTS = [
@@ -293,6 +336,51 @@ FAULTS = [
         "no distillation weight from the server",
         missing_weight,
         "site-1: round 4, distillation_weight from the server: expected 0 to 1, got another",
+    ),
+    (
+        "more uncertain and confident samples than there are",
+        fedlsm_site(HALF_KNOWN, high=500, low=2000),
+        "site-1: train.csv: expected at least high + low = 500 + 2000 samples, got 3",
+    ),
+    (
+        "a multi-label site that knows no class",
+        fedlsm_site([[-1, -1], [-1, -1]]),
+        "site-1: train.csv: expected labels of at least one class, got none",
+    ),
+    (
+        "a single-label site that knows no class",
+        fedlsm_site([-1, -1]),
+        "site-1: train.csv: expected labels of at least one class, got none",
+    ),
+    (
+        "weights of positive terms with NaN",
+        fedlsm_site(HALF_KNOWN, weight=np.nan),
+        "site-1: round 4, pos_weight from the server: expected one number > 0 per class, got another",
+    ),
+    (
+        "a class of FedLSM that no site identifies",
+        fedlsm_run(known=((1, 1, 0), (1, 0, 0))),
+        "census: expected every class of the job to be annotated at a site, got none for ['nodule']",
+    ),
+    (
+        "a classifier that the model does not have",
+        fedlsm_run(classifier=["fc.weight"]),
+        "job variable classifier: expected keys of the model with 3 rows, got 'fc.weight'",
+    ),
+    (
+        "no knowledge of the classes",
+        fedlsm_run(change=lambda result: result.report.clear()),
+        f"{TWO_NEEDED}report field class_knowledge: expected one number >= 0 for each of 3 classes",
+    ),
+    (
+        "knowledge of another number of classes",
+        fedlsm_run(change=reported(class_knowledge=np.ones(4, dtype=np.float32))),
+        f"{TWO_NEEDED}report field class_knowledge: expected one number >= 0 for each of 3 classes",
+    ),
+    (
+        "knowledge of the classes with NaN",
+        fedlsm_run(change=reported(class_knowledge=np.array([1, np.nan, 1], dtype=np.float32))),
+        f"{TWO_NEEDED}result of round 0, report field class_knowledge: expected finite numbers, got NaN or infinity",
     ),
     (
         "a weights file with other keys",

@@ -95,6 +95,8 @@ class StagedController(ModelController):
         self._weights_file, self._min_sites, self._round_timeout = weights, min_sites, round_timeout
         self._eval_every, self._method = eval_every, method
         self.annotated: dict[str, np.ndarray] = {}  # site → (C,) bool, from the census
+        self.positives: dict[str, np.ndarray] = {}  # site → (C,) positive training samples, from the census
+        self.samples: dict[str, int] = {}  # site → training samples, from the census
         self.roles: dict[str, str] = {}  # site → role; each site learns only its own
         self._task = MULTILABEL  # what the census says
         self._phantom = False
@@ -339,11 +341,12 @@ class StagedController(ModelController):
             self._phantom = self._phantom or bool(census["phantom"])
             self._sizes[site] = dict(census["sizes"])
             known = [c for c, flag in zip(self.card.classes, self.annotated[site], strict=True) if flag]
-            positives = dict(zip(self.card.classes, np.asarray(census["positives"]).tolist(), strict=True))
+            self.positives[site], self.samples[site] = np.asarray(census["positives"]), result.samples
+            positives = dict(zip(self.card.classes, self.positives[site].tolist(), strict=True))
             self._sites[site] = {"annotated": known, **census["sizes"], "positives": {c: positives[c] for c in known}}
             LOG.info("%s%s annotates %s, %s samples", self._mark, site, ", ".join(known), census["sizes"]["train"])
             kinds.setdefault(census["task"], []).append(site)
-            found[site] = self.annotated[site] & (np.asarray(census["positives"]) > 0)
+            found[site] = self.annotated[site] & (self.positives[site] > 0)
         if len(kinds) > 1:
             got = ", ".join(f"{kind} at {', '.join(named)}" for kind, named in sorted(kinds.items()))
             raise FedMendError(f"census: expected one kind of labels at all sites, got {got}")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fl_components.aggregators import DistanceAwareAggregator, SampleWeightedAggregator
+from fl_components.aggregators import ClasswiseAggregator, DistanceAwareAggregator, SampleWeightedAggregator
 from fl_components.payload import SiteResult, pack_result
 
 
@@ -136,3 +136,102 @@ def test_a_model_infinitely_far_away_stops_the_round_and_names_its_site():
     aggregator = DistanceAwareAggregator(["site-2"])
     with refused("site-2: weights: expected a finite distance to the clean models, got another"):
         merged(aggregator, reply("site-1", 10, 0), reply("site-2", 20, 3e38), reply("site-3", 30, 5))
+
+
+# ---- class by class -------------------------------------------------------------------------------------------------
+
+HEAD = ["head.weight", "head.bias"]
+KNOWN = {"a": np.array([True, True, False]), "b": np.array([True, False, False])}
+
+
+def headed(site, samples, value, q=None, dtype=np.float32):
+    """A model of three classes: class c has weights 10 c + value and bias c + value; the backbone is value."""
+    classes = np.arange(3, dtype=dtype)
+    weights = {
+        "conv": np.full((3, 2), value, dtype=dtype),
+        "head.weight": np.repeat(10 * classes[:, None], 4, 1) + dtype(value),
+        "head.bias": classes + dtype(value),
+    }
+    report = {} if q is None else {"class_knowledge": np.array(q, dtype=np.float32)}
+    model = pack_result(SiteResult(samples=samples, weights=weights, report=report))
+    model.meta["client_name"] = site
+    return model
+
+
+def classwise(*replies, known=KNOWN, rule="awpa", classifier=HEAD):
+    aggregator = ClasswiseAggregator(classifier, known, rule=rule)
+    for model in replies:
+        aggregator.accept_model(model)
+    return aggregator.aggregate_model()
+
+
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [("awpa", [(1 * 4 + 3 * 12) / 16, 3, (10 * 1 + 30 * 3) / 40]), ("masked", [(10 * 1 + 30 * 3) / 40, 1, 2.5])],
+)
+def test_rows_of_the_classifier_are_averaged_by_q_or_by_owners_and_the_rest_by_samples(rule, values):
+    params = classwise(headed("a", 10, 1, [4, 0, 0]), headed("b", 30, 3, [12, 5, 0]), rule=rule).params
+    assert set(params) == {"conv", *HEAD}
+    assert params["conv"].tolist() == [[2.5, 2.5]] * 3
+    assert params["head.bias"] == pytest.approx(np.arange(3) + values)
+    assert params["head.weight"] == pytest.approx((10 * np.arange(3) + values)[:, None].repeat(4, 1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_keep_their_dtype_and_shape(dtype):
+    params = classwise(headed("a", 10, 1, [4, 0, 0], dtype), headed("b", 30, 3, [12, 5, 0], dtype)).params
+    assert {k: (v.dtype, v.shape) for k, v in params.items() if k in HEAD} == {
+        "head.weight": (np.dtype(dtype), (3, 4)),
+        "head.bias": (np.dtype(dtype), (3,)),
+    }
+
+
+def test_only_the_named_keys_are_averaged_class_by_class():
+    replies = headed("a", 10, 1, [4, 0, 0]), headed("b", 30, 3, [12, 5, 0])
+    params = classwise(*replies, classifier=["head.bias"]).params
+    assert params["head.weight"] == pytest.approx(10 * np.arange(3.0)[:, None].repeat(4, 1) + 2.5)
+    assert params["head.bias"] == pytest.approx([2.5, 4, 4.5])
+
+
+def test_the_order_of_the_models_changes_no_bit_of_a_classifier_row():
+    q = np.random.default_rng(0).random((3, 3))
+    replies = [headed(site, n, 0.1 * n, row) for site, n, row in zip("abc", (7, 11, 13), q, strict=True)]
+    known = {**KNOWN, "c": np.array([False, True, True])}
+    merged_models = [
+        classwise(*(replies[i] for i in order), known=known).params for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0))
+    ]
+    for params in merged_models[1:]:
+        assert all(np.array_equal(params[k], merged_models[0][k]) for k in HEAD)
+        np.testing.assert_allclose(params["conv"], merged_models[0]["conv"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["awpa", "masked"])
+def test_models_received_for_classwise_averaging_are_not_changed(rule):
+    replies = [headed("a", 10, 1, [4, 0, 0]), headed("b", 30, 3, [12, 5, 0])]
+    before = [{k: v.copy() for k, v in model.params.items()} for model in replies]
+    classwise(*replies, rule=rule)
+    for model, own in zip(replies, before, strict=True):
+        assert set(model.params) == set(own)
+        assert all(np.array_equal(v, own[k]) for k, v in model.params.items())
+
+
+def test_masked_averaging_needs_no_report():
+    params = classwise(headed("a", 10, 1), headed("b", 30, 3), rule="masked").params
+    assert params["head.bias"] == pytest.approx([2.5, 2, 4.5])
+
+
+def test_without_any_q_no_row_becomes_nan():
+    params = classwise(headed("a", 10, 1, [0, 0, 0]), headed("b", 30, 3, [0, 0, 0])).params
+    assert params["head.bias"] == pytest.approx([2.5, 2, 4.5])
+
+
+def test_a_classwise_round_knows_nothing_of_the_one_before():
+    aggregator = ClasswiseAggregator(HEAD, KNOWN)
+    aggregator.accept_model(headed("a", 10, 1, [4, 0, 0]))
+    aggregator.accept_model(headed("b", 30, 3, [12, 5, 0]))
+    aggregator.aggregate_model()
+    aggregator.reset_stats()
+    aggregator.accept_model(headed("b", 30, 3, [12, 5, 0]))
+    params = aggregator.aggregate_model().params
+    assert params["head.bias"].tolist() == [3, 4, 5]
+    assert params["conv"] == pytest.approx(np.full((3, 2), 3.0))

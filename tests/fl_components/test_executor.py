@@ -17,6 +17,7 @@ from fedmend.errors import FedMendError
 from fedmend.ledger import Repairs
 from fedmend.methods.base import RoundTask
 from fedmend.methods.baselines import FedAvg, SingleLabelFedAvg
+from fedmend.methods.fedlsm import FedLSM
 from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, FedNoRo
 from fl_components.executor import LEDGER_NAME, MethodExecutor
 from fl_components.payload import RunCard, pack_task, unpack_result
@@ -395,3 +396,71 @@ def test_a_blank_label_is_named_by_its_row(single, tmp_path):
     site = single()
     make_site_folder(tmp_path / "data", [0, 1, -1, 0, 1, 0])
     assert site.train().error == "site-1: train.csv row 4, column label: expected a class name, got a blank"
+
+
+# ---- Adam over rounds -----------------------------------------------------------------------------------------------
+
+
+def test_moments_and_second_momentum_reach_the_trainer(client):
+    trainer = client(keep_moments=True, second_momentum=0.99).executor._trainer
+    assert (trainer.keep_moments, trainer.second_momentum) == (True, 0.99)
+    trainer = client().executor._trainer
+    assert (trainer.keep_moments, trainer.second_momentum) == (False, 0.999)
+
+
+def test_a_second_momentum_of_1_is_refused_at_once():
+    with pytest.raises(FedMendError, match=r"job variable second_momentum: expected 0 to below 1, got 1\.0"):
+        MethodExecutor(**{**SETTINGS, "second_momentum": 1.0})
+
+
+def test_moments_go_on_in_another_process_and_a_repeated_round_gives_the_same_bytes(client):
+    process = client(keep_moments=True)
+    process.train(0)
+    second = process.train(1)
+    process.start()
+    again = process.train(1)
+    assert all(np.array_equal(second.weights[k], again.weights[k]) for k in second.weights)
+    fresh = client(keep_moments=False).train(1)
+    assert not np.array_equal(fresh.weights["classifier.weight"], second.weights["classifier.weight"])
+
+
+# ---- FedLSM ---------------------------------------------------------------------------------------------------------
+
+LSM = {"local_iterations": 3, "high": 1, "low": 2, "pairs": 1, "tau_positive": 0.5, "tau_negative": 0.49}
+
+
+def lsm_task(round_num=0):
+    weight = {"pos_weight": np.ones(3, dtype=np.float32)}
+    return RoundTask("train", round_num, 3, weight, seed=7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("client", {"class_knowledge", "uncertainty"}), ("single", {"class_knowledge"})]
+)
+def test_a_site_trains_fedlsm_and_reports_what_it_knows(request, kind, fields):  # all classes are known at "single"
+    site = request.getfixturevalue(kind)(FedLSM(**LSM))
+    result = site.ask("train", lsm_task(), global_model())
+    assert result.error == ""
+    assert set(result.report) == fields
+    assert result.report["class_knowledge"].shape == (3,)
+    assert set(result.weights) == set(global_model())
+    assert np.isfinite(result.loss)
+
+
+def test_a_repeated_round_of_fedlsm_gives_the_same_answer_and_the_same_repairs(client):
+    site = client(FedLSM(**LSM), keep_moments=True)
+    site.ask("train", lsm_task(), global_model())
+    first = site.ask("train", lsm_task(1), global_model())
+    assert sum(v.sum() for k, v in first.repairs.items() if k in ("positive", "negative")) > 0
+    site.start()
+    again = site.ask("train", lsm_task(1), global_model())
+    for part in ("weights", "report", "repairs"):
+        one, other = getattr(first, part), getattr(again, part)
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[k], other[k]) for k in one)
+
+
+def test_pools_larger_than_the_site_are_answered_with_a_sentence(client):
+    result = client(FedLSM(**LSM | {"high": 5})).ask("train", lsm_task(), global_model())
+    assert result.error == "site-1: train.csv: expected at least high + low = 5 + 2 samples, got 6"
+    assert result.weights == {}

@@ -1,0 +1,787 @@
+"""The client half of FedLSM at a site: uncertainty, pools, pseudo-labels, losses, teacher, passes, report."""
+
+import copy
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from torch import nn
+from torch_factories import TinyNetwork, make_single_site, make_task, one_hot
+from torch_factories import make_site as make_picture_site
+
+from fedmend.data.manifest import MULTILABEL, SINGLELABEL
+from fedmend.errors import FedMendError
+from fedmend.methods.fedlsm import RULE, UNCERTAINTY_BINS, FedLSM, known_classes, split_pools, uncertainty
+from fedmend.training import LocalTrainer
+
+POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
+
+
+class Says(nn.Module):
+    """Gives sample i, whose grey value is 10 i, row i of a table of logits, which can be trained.
+
+    ``calls`` notes (training mode, grey values / 10) of every forward call.
+    """
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = nn.Parameter(torch.tensor(np.asarray(table), dtype=torch.float32))
+        self.calls = []
+
+    def forward(self, images):
+        number = (images[:, 0, 2, 2] * 0.229 + 0.485) * 25.5
+        self.calls.append((self.training, [round(v, 2) for v in number.tolist()]))
+        logits = self.table[number.round().long()]
+        return logits, logits
+
+
+def logit(p):
+    p = np.asarray(p, dtype=np.float64)
+    return np.log(p / (1 - p))
+
+
+def order(round_num=0, classes=3, **knowledge):
+    return make_task(round_num=round_num, **({"pos_weight": np.ones(classes, dtype=np.float32)} | knowledge))
+
+
+def settings(**changes):
+    return FedLSM(**({"local_iterations": 1, "high": 1, "low": 1, "pairs": 1} | changes))
+
+
+@pytest.fixture
+def site_of(make_site):
+    """A site of plain grey images; single-label where ``labels`` are class numbers."""
+
+    def build(labels, *, classes=3, **options):
+        labels = np.asarray(labels)
+        single = labels.ndim == 1
+        labels = one_hot(labels, classes) if single else labels
+        site = make_site(labels, 10 * np.arange(len(labels)), **options)
+        if single:
+            site.data = dataclasses.replace(site.data, task=SINGLELABEL, annotated=np.ones(classes, dtype=bool))
+        return site
+
+    return build
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """No augmentation."""
+    monkeypatch.setattr("fedmend.methods.fedlsm.weak", lambda images, generator: images)
+    monkeypatch.setattr("fedmend.methods.fedlsm.strong", lambda images, generator, *, vertical_flip: images)
+
+
+# ---- uncertainty, known classes, pools ------------------------------------------------------------------------------
+
+
+def test_the_uncertainty_of_single_label_data_is_the_entropy_over_all_classes_by_ln_m():
+    p = np.array([[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3], [0.98, 0.01, 0.01]])
+    seen = uncertainty(np.log(p).astype(np.float32) + 7, np.array([True, True, False]), SINGLELABEL)
+    expected = [1.5 * math.log(2), math.log(3), -0.98 * math.log(0.98) - 0.02 * math.log(0.01)]
+    assert seen == pytest.approx(np.array(expected) / math.log(3), abs=1e-6)
+    assert seen.dtype == np.float64
+
+
+def test_the_uncertainty_of_multi_label_data_is_the_mean_binary_entropy_of_unknown_classes_in_bits():
+    p = np.array([[0.5, 0.5, 0.25], [0.9, 0.25, 0.25], [0.5, 0.999, 0.001]])
+    h = lambda q: -q * math.log2(q) - (1 - q) * math.log2(1 - q)  # noqa: E731
+    seen = uncertainty(logit(p).astype(np.float32), np.array([True, False, False]), MULTILABEL)
+    assert seen == pytest.approx([(1 + h(0.25)) / 2, h(0.25), h(0.001)], abs=1e-5)
+    assert not uncertainty(logit(p), np.ones(3, dtype=bool), MULTILABEL).any()
+
+
+@pytest.mark.parametrize("kind", [MULTILABEL, SINGLELABEL])
+def test_extreme_logits_have_an_uncertainty_of_0(kind):
+    z = np.array([[800, -800, -800], [-800, 800, -800]], dtype=np.float32)
+    with np.errstate(all="raise", under="ignore"):  # a warning in the site's log would frighten people
+        seen = uncertainty(z, np.array([True, False, False]), kind)
+    assert seen.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", [MULTILABEL, SINGLELABEL])
+@pytest.mark.parametrize("classes", [2, 3, 5, 7, 14])
+def test_the_uncertainty_never_exceeds_1(kind, classes):
+    z = np.random.default_rng(0).normal(size=(200, classes)) * 1e-9
+    z[0] = 0
+    seen = uncertainty(z, np.arange(classes) < 1, kind)
+    assert seen.max() <= 1
+    assert seen[0] == pytest.approx(1)
+
+
+def test_known_classes_are_the_columns_with_a_label_or_in_single_label_data_the_classes_that_occur():
+    labels = np.array([[0, -1, 1], [-1, -1, 0]])
+    assert known_classes(labels, MULTILABEL).tolist() == [True, False, True]
+    assert known_classes(one_hot([0, -1, 2], 4), SINGLELABEL).tolist() == [True, False, True, False]
+
+
+def test_pools_are_the_largest_the_smallest_and_the_rest():
+    high, low, middle = split_pools(np.array([0.5, 0.1, 0.9, 0.3, 0.7]), 2, 1)
+    assert (high.tolist(), low.tolist(), middle.tolist()) == ([2, 4], [1], [0, 3])
+
+
+def test_equal_uncertainties_are_sorted_by_sample_number():
+    high, low, middle = split_pools(np.array([1.0, 0.0, 1.0, 0.0, 1.0, 0.0]), 2, 2)
+    assert (high.tolist(), low.tolist(), middle.tolist()) == ([2, 4], [1, 3], [0, 5])
+    assert [p.tolist() for p in split_pools(np.zeros(3), 1, 2)] == [[2], [0, 1], []]
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "sizes"),
+    [(3, 4, (3, 4)), (0.3, 0.5, (3, 5)), (0.01, 0.01, (1, 1)), (5, 5, (5, 5)), (0.5, 2, (5, 2))],
+    ids=["numbers", "shares", "at least one", "the whole site", "mixed"],
+)
+def test_pool_sizes_are_numbers_or_shares(site_of, high, low, sizes):
+    site = site_of([[1, -1, -1]] * 10)
+    settings(high=high, low=low).prepare(Says(np.zeros((10, 3))), order(), site)
+    assert tuple(len(p) for p in site.memory["pools"][:2]) == sizes
+    assert sorted(np.concatenate(site.memory["pools"])) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "got"), [(6, 5, "6 + 5"), (0.6, 0.5, "6 + 5"), (10, 1, "10 + 1"), (500, 2000, "500 + 2000")]
+)
+def test_pools_larger_than_the_site_are_refused(site_of, high, low, got):
+    with refused(f"site-1: train.csv: expected at least high + low = {got} samples, got 10"):
+        settings(high=high, low=low).prepare(Says(np.zeros((10, 3))), order(), site_of([[1, -1, -1]] * 10))
+
+
+def test_the_pools_are_those_of_the_received_model_on_plain_images(tmp_path):
+    labels = [[1, -1, -1], [0, -1, -1]] * 6
+    site, net = make_picture_site(tmp_path, labels), TinyNetwork(3)
+    settings(high=3, low=4).prepare(net, order(), site)
+    with torch.no_grad():
+        logits = net.eval()(site.data.train.view(torch.arange(12)))[1].numpy()
+    expected = uncertainty(logits, np.array([True, False, False]), MULTILABEL)
+    assert site.memory["entropy"] == pytest.approx(expected, abs=1e-6)
+    assert [p.tolist() for p in site.memory["pools"]] == [p.tolist() for p in split_pools(expected, 3, 4)]
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_uncertainty_pass_is_in_eval_mode_and_leaves_model_and_batchnorm_alone(tmp_path, mode):
+    site, net, modes = make_picture_site(tmp_path, [[1, -1], [0, -1]] * 5), TinyNetwork(2).train(mode), []
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    net.register_forward_hook(lambda module, *_: modes.append(module.training))
+    settings().prepare(net, order(classes=2), site)
+    assert modes == [False] * 3
+    assert net.training is mode
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_without_ue_the_pools_are_random_without_a_pass_and_others_in_each_round(site_of):
+    site, net, method, seen = (
+        site_of([[1, -1, -1]] * 20),
+        Says(np.zeros((20, 3))),
+        settings(high=5, low=5, ue=False),
+        [],
+    )
+    for r in (0, 1, 0):
+        method.prepare(net, order(r), site)
+        seen.append([p.tolist() for p in site.memory["pools"]])
+    assert net.calls == []
+    assert seen[0] == seen[2] != seen[1]
+    assert seen[0] != [p.tolist() for p in split_pools(np.zeros(20), 5, 5)]
+    assert [len(p) for p in seen[0]] == [5, 5, 10]
+
+
+ALL_KNOWN = [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, -1, 1], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("labels", [ALL_KNOWN, [0, 1, 2, 0, -1]], ids=["multi-label", "single-label"])
+def test_a_site_that_knows_all_classes_has_no_uncertainty_pass_and_no_pairs(site_of, plain, labels):
+    site, net, method = site_of(labels), Says(np.ones((5, 3))), settings(high=500, low=500, local_iterations=3)
+    method.prepare(net, order(), site)
+    assert net.calls == []
+    assert [len(b) for b in method.batches(order(), site, 0)] == [4, 4, 4]
+    assert method.loss(net, torch.tensor([0, 1, 2, 4]), order(), site).isfinite()
+    assert (
+        method.report(net, order(), site)["class_knowledge"].tolist() == (site.data.train.labels == 1).sum(0).tolist()
+    )
+
+
+@pytest.mark.parametrize("labels", [[[-1, -1, -1]] * 3, [-1, -1, -1]], ids=["multi-label", "single-label"])
+def test_a_site_that_knows_no_class_is_refused(site_of, labels):
+    with refused("site-1: train.csv: expected labels of at least one class, got none"):
+        settings().prepare(Says(np.zeros((3, 3))), order(), site_of(labels))
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+def batches(method, site, round_num=0, samples=20):
+    method.prepare(
+        Says(np.outer(np.arange(samples), np.ones(3))), order(round_num), site
+    )  # the first are the unsure ones
+    return list(method.batches(order(round_num), site, 0))
+
+
+def test_a_batch_is_a_main_part_without_the_uncertain_then_uncertain_then_confident_samples(site_of):
+    method, site = settings(high=5, low=6, pairs=2, local_iterations=7), site_of([[1, -1, -1]] * 20)
+    found = batches(method, site)
+    high, low, middle = (set(p.tolist()) for p in site.memory["pools"])
+    assert high == {0, 1, 2, 3, 4}
+    assert low == set(range(14, 20))
+    assert [len(b) for b in found] == [4 + 2 + 2] * 7
+    assert all(b.dtype == torch.int64 for b in found)
+    for b in found:
+        assert set(b[:4].tolist()) <= low | middle
+        assert set(b[4:6].tolist()) <= high
+        assert set(b[6:].tolist()) <= low
+
+
+@pytest.mark.parametrize(("high", "low"), [(4, 6), (3, 5)], ids=["in whole batches", "with a rest"])
+def test_no_sample_comes_again_while_a_batch_of_others_is_left(site_of, high, low):
+    method, site = settings(high=high, low=low, pairs=2, local_iterations=12), site_of([[1, -1, -1]] * 20)
+    found = torch.stack(batches(method, site))
+    for part, size in ((found[:, :4], 20 - high), (found[:, 4:6], high), (found[:, 6:], low)):
+        full = size // part.shape[1]
+        drawn = [tuple(part[i : i + full].flatten().tolist()) for i in range(0, 12 - full + 1, full)]
+        assert all(len(set(d)) == len(d) for d in drawn)
+        assert len(set(drawn)) > 1  # a new order each time
+        assert len(part.unique()) == size  # whoever was left over comes another time
+
+
+def test_every_round_has_another_order_and_a_repeated_round_the_same(site_of):
+    site, method = site_of([[1, -1, -1]] * 20), settings(local_iterations=4)
+    first, second, again = (torch.cat(batches(method, site, r)).tolist() for r in (0, 1, 0))
+    assert first == again != second
+    epochs = [torch.cat(list(settings(local_iterations=4).batches(order(), site, epoch))).tolist() for epoch in (0, 1)]
+    assert epochs[0] != epochs[1]
+
+
+def test_pools_smaller_than_their_part_of_a_batch_give_what_they_have_and_pairs_stay_pairs(site_of):
+    method, site = settings(high=2, low=1, pairs=4, local_iterations=3), site_of([[1, -1, -1]] * 5)
+    for b in batches(method, site, samples=5):
+        assert sorted(b[:3].tolist()) == [2, 3, 4]
+        assert b[3] in (0, 1)
+        assert b[4:].tolist() == [4]
+
+
+def test_without_ude_no_pairs_are_drawn_and_uncertain_samples_stay_out(site_of):
+    method, site = settings(high=5, low=5, ude_weight=0, local_iterations=9), site_of([[1, -1, -1]] * 20)
+    found = torch.stack(batches(method, site))
+    assert found.shape == (9, 4)
+    assert set(found.flatten().tolist()) == set(range(5, 20))
+
+
+# ---- pseudo-labels and the main loss --------------------------------------------------------------------------------
+
+
+def step(method, site, teacher, student, index, task=None):
+    """Loss of one step and its gradient (N, M) by the student's logits."""
+    task, teacher, student = task or order(pos_weight=POS_WEIGHT), Says(teacher), Says(student).train()
+    method.prepare(teacher, task, site)
+    loss = method.loss(student, torch.tensor(index), task, site)
+    loss.backward()
+    return loss.item(), student.table.grad.numpy()
+
+
+MULTI = [[1, -1, -1], [0, -1, -1], [-1, -1, -1], [0, 1, -1], [1, 0, -1]]  # class 2 is unknown
+TEACHER = logit([[0.9] * 3, [0.5, 0.5, 0.005], [0.99, 0.99, 0.5], [0.02, 0.02, 0.84], [0.5, 0.5, 0.02]])
+STUDENT = logit([[0.8, 0.4, 0.6]] * 5)
+P = np.array([0.8, 0.4, 0.6])
+
+
+def test_the_multi_label_loss_is_the_weighted_sum_over_labels_and_confident_entries_of_unknown_classes(site_of, plain):
+    site = site_of(MULTI, batch_size=5)
+    loss, gradient = step(settings(ude_weight=0), site, TEACHER, STUDENT, [0, 1, 2, 3, 4])
+    # Sample 2 is blank everywhere; of class 2 the teacher is sure of samples 0 (positive) and 1 (negative) only.
+    entries = {(0, 0): 1, (0, 2): 1, (1, 0): 0, (1, 2): 0, (3, 0): 0, (3, 1): 1, (4, 0): 1, (4, 1): 0}
+    expected, slope = 0.0, np.zeros((5, 3))
+    for (i, c), y in entries.items():
+        expected -= POS_WEIGHT[c] * math.log(P[c]) if y else math.log(1 - P[c])
+        slope[i, c] = -POS_WEIGHT[c] * (1 - P[c]) if y else P[c]
+    assert loss == pytest.approx(expected / 15, rel=1e-5)
+    assert gradient == pytest.approx(slope / 15, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "valid"), [(0.75, True), (0.7499, False), (0.25, True), (0.2501, False)], ids=lambda v: str(v)
+)
+def test_thresholds_include_their_own_value(site_of, plain, teacher, valid):
+    site = site_of([[1, -1], [0, -1]] * 2, classes=2, batch_size=2)
+    z = [[0.0, logit(teacher)]] * 4
+    own = torch.tensor(z, dtype=torch.float32).sigmoid()[0, 1].item()  # 0.75 and 0.25 but for rounding
+    positive, negative = own if teacher == 0.75 else 0.75, own if teacher == 0.25 else 0.25
+    method = settings(ude_weight=0, tau_positive=positive, tau_negative=negative)
+    gradient = step(method, site, z, np.zeros((4, 2)), [0, 1], order(classes=2))[1][:2]
+    assert gradient[:, 0] == pytest.approx([-0.5 / 4, 0.5 / 4])
+    assert (gradient[:, 1] != 0).tolist() == [valid] * 2
+    assert not valid or (gradient[0, 1] < 0) == (teacher > 0.5)
+
+
+SINGLE = [0, 1, -1, -1, -1, -1]  # classes 2 and 3 of 4 are unknown
+SURE = [[0.9, 0.05, 0.03, 0.02], [0.02, 0.03, 0.9, 0.05]]  # of a known class, of an unknown one
+DOUBT = [0.1, 0.1, 0.6, 0.2]
+SINGLE_TEACHER = np.log([SURE[1], SURE[1], SURE[0], SURE[1], DOUBT, [0.01, 0.01, 0.08, 0.9]])
+SINGLE_P = np.array([0.1, 0.2, 0.3, 0.4])
+
+
+def test_the_single_label_loss_is_the_mean_over_labelled_plus_the_confident_ones_by_all_unlabelled(site_of, plain):
+    site = site_of(SINGLE, classes=4, batch_size=6)
+    loss, gradient = step(
+        settings(ude_weight=0), site, SINGLE_TEACHER, np.log([SINGLE_P] * 6), range(6), order(classes=4)
+    )
+    labelled, unlabelled = {0: 0, 1: 1}, {3: 2, 5: 3}
+    expected = -sum(math.log(SINGLE_P[c]) for c in labelled.values()) / 2
+    expected -= sum(math.log(SINGLE_P[c]) for c in unlabelled.values()) / 4
+    assert loss == pytest.approx(expected, rel=1e-5)
+    slope = np.zeros((6, 4))
+    for i, c in {**labelled, **unlabelled}.items():
+        slope[i] = (SINGLE_P - np.eye(4)[c]) / (2 if i in labelled else 4)
+    assert gradient == pytest.approx(slope, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "index"), [(SINGLE, [0, 1]), (SINGLE, [2, 4]), (SINGLE, [3, 5]), ([0, 1, 1, 0, 1, 1], [0, 1])]
+)
+def test_a_batch_without_labels_or_without_unlabelled_samples_has_a_finite_loss(site_of, plain, labels, index):
+    site = site_of(labels, classes=4, batch_size=2)
+    loss, gradient = step(settings(ude_weight=0), site, SINGLE_TEACHER, np.log([SINGLE_P] * 6), index, order(classes=4))
+    assert np.isfinite(loss)
+    assert np.isfinite(gradient).all()
+    assert (loss == 0) is (index == [2, 4])
+
+
+def test_the_teacher_sees_the_weak_view_and_the_student_the_strong_one(site_of, monkeypatch):
+    monkeypatch.setattr("fedmend.methods.fedlsm.weak", lambda images, generator: images + 1 / 25.5)
+    monkeypatch.setattr(
+        "fedmend.methods.fedlsm.strong",
+        lambda images, generator, *, vertical_flip: images + (2 + vertical_flip) / 25.5,
+    )
+    for vertical_flip, moved in ((False, 2), (True, 3)):
+        site, method = site_of([[1, -1, -1]] * 9, batch_size=2), settings(vertical_flip=vertical_flip)
+        net = Says(np.zeros((12, 3)))
+        method.prepare(net, order(), site)
+        site.memory["mixing"] = SimpleNamespace(beta=lambda a, b: 0.25)
+        method.loss(net, torch.tensor([1, 3, 0, 4]), order(), site)
+        assert site.memory["teacher"].calls[-1] == (False, [2, 4, 0, 4])
+        assert net.calls[-1] == (True, [1 + moved, 3 + moved, 1])  # 0.25 * 4 + 0.75 * 0
+    assert FedLSM(local_iterations=1).vertical_flip is False
+
+
+# ---- uncertain data enhancement -------------------------------------------------------------------------------------
+
+
+def mixed_loss(method, site, teacher, p, index, main, task, weight=0.25):
+    """What the pairs add to the loss, and the images that the student saw of them."""
+    net, drawn = Says(teacher), []
+    student = Says(np.tile(np.asarray(p, dtype=float), (len(teacher), 1)))
+    method.prepare(net, task, site)
+    site.memory["mixing"] = SimpleNamespace(beta=lambda *alpha: drawn.append(alpha) or weight)
+    assert site.memory["pairs"] == method.pairs
+    both = method.loss(student, torch.tensor(main + index), task, site).item()
+    assert drawn == [(method.mixup_alpha, method.mixup_alpha)]
+    site.memory["pairs"] = 0
+    alone = method.loss(student, torch.tensor(main), task, site).item()
+    return both - alone, student.calls[0][1][len(main) :]
+
+
+def test_pairs_of_multi_label_data_are_mixed_where_both_entries_are_known_or_valid(site_of, plain):
+    #            uncertain 0, 1;        confident 2, 3;        classes 1 and 2 are unknown
+    labels = [[1, -1, -1], [-1, -1, -1], [0, -1, -1], [1, -1, -1], [0, -1, -1]]
+    teacher = logit([[0.5, 0.72, 0.004], [0.99, 0.72, 0.008], [0.5, 0.005, 0.005], [0.5, 0.9, 0.84], [0.5, 0.5, 0.5]])
+    site, method = site_of(labels, batch_size=2), settings(ude_weight=0.5, high=2, low=2, pairs=2)
+    task, p = order(pos_weight=POS_WEIGHT), np.array([0.8, 0.4, 0.6])
+    added, seen = mixed_loss(method, site, teacher, logit(p), [0, 1, 2, 3], [4, 4], task)
+    assert seen == [0.25 * 2, 0.25 * 3 + 0.75 * 1]
+    # Targets 0.25 y_l + 0.75 y_h. Pair 0: 1 and 0, 1 and 0, 0 and 0. Pair 1: blank, 1 and 1, not sure on either side.
+    entries = [(0, 0.75), (1, 0.75), (2, 0.0), (1, 1.0)]
+    expected = -sum(POS_WEIGHT[c] * y * math.log(p[c]) + (1 - y) * math.log(1 - p[c]) for c, y in entries)
+    assert added == pytest.approx(0.5 * expected / 6, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "counts"),
+    [(0.7, 0.9, True), (0.7, 0.8, False), (0.6, 0.9, False), (0.005, 0.009, True), (0.009, 0.005, False)],
+)
+def test_each_side_of_a_pair_has_its_own_thresholds(site_of, plain, high, low, counts):
+    site = site_of([[1, -1]] * 3, classes=2, batch_size=2)
+    method = settings(ude_tau_positive=0.69, ude_tau_negative=0.006, ude_weight=1)
+    teacher = logit([[0.5, high], [0.5, low], [0.5, 0.5]])
+    added, _ = mixed_loss(method, site, teacher, [0, 0], [0, 1], [2, 2], order(classes=2))
+    assert added == pytest.approx((1 + counts) * math.log(2) / 2, rel=1e-5)
+
+
+def test_pairs_of_single_label_data_are_mixed_with_labels_and_pseudo_labels_and_dropped_without(site_of, plain):
+    #            uncertain: labelled, sure, not sure;   confident: pseudo-label, labelled, labelled
+    labels = [0, -1, -1, -1, 1, 0, -1]
+    teacher = np.log([[0.25] * 4, [0.1, 0.1, 0.1, 0.7], DOUBT, SURE[1], [0.25] * 4, [0.25] * 4, [0.25] * 4])
+    site, method = (
+        site_of(labels, classes=4, batch_size=2),
+        settings(high=3, low=3, pairs=3, ude_tau_positive=0.69, ude_weight=2),
+    )
+    added, _ = mixed_loss(method, site, teacher, np.log(SINGLE_P), [0, 1, 2, 3, 4, 5], [6, 6], order(classes=4))
+    pairs = [(0.75, 0, 2), (0.75, 3, 1)]  # the third pair is dropped
+    expected = -np.mean([w * math.log(SINGLE_P[h]) + (1 - w) * math.log(SINGLE_P[c]) for w, h, c in pairs])
+    assert added == pytest.approx(2 * expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("labels", [[[1, -1, -1], [-1, -1, -1]] * 3, [0, -1, -1, 1, -1, -1]], ids=["multi", "single"])
+def test_pairs_of_which_none_has_a_label_add_nothing(site_of, plain, labels):
+    site, method = site_of(labels, batch_size=2), settings(high=2, low=2, pairs=2)
+    added, _ = mixed_loss(method, site, np.zeros((6, 3)), [0.1, 0.2, 0.3], [0, 3, 1, 4], [1, 4], order())
+    assert added == 0
+
+
+def test_the_mixing_weight_is_drawn_per_step_and_the_same_in_a_repeated_round(site_of):
+    seen = []
+    for r in (0, 1, 0):
+        site = site_of([[1, -1, -1]] * 4)
+        settings(mixup_alpha=0.4).prepare(Says(np.zeros((4, 3))), order(r), site)
+        seen.append([site.memory["mixing"].beta(0.4, 0.4) for _ in range(3)])
+    assert seen[0] == seen[2] != seen[1]
+    assert len(set(seen[0])) == 3
+
+
+# ---- teacher --------------------------------------------------------------------------------------------------------
+
+
+class Tracking(FedLSM):
+    """Keeps the student behind every step."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.students = []
+
+    def after_step(self, model, task, site):
+        super().after_step(model, task, site)
+        self.students.append(copy.deepcopy(model.state_dict()))
+
+
+PICTURES = [[1, -1, -1], [0, -1, -1]] * 8
+
+
+def test_the_teacher_follows_the_students_parameters_and_copies_its_batchnorm_statistics(tmp_path):
+    site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3)
+    expected = {k: v.clone() for k, v in net.named_parameters()}
+    method = Tracking(local_iterations=3, ema_decay=0.9)
+    method.prepare(net, order(), site)
+    assert all(torch.equal(v, expected[k]) for k, v in site.memory["teacher"].named_parameters())
+    LocalTrainer(learning_rate=0.05).train(net, method, order(), site)
+    teacher = site.memory["teacher"]
+    for student in method.students:
+        expected = {k: 0.9 * v + 0.1 * student[k] for k, v in expected.items()}
+    assert len(method.students) == 3
+    assert all(torch.allclose(v, expected[k], atol=1e-6) for k, v in teacher.named_parameters())
+    assert not torch.equal(teacher.classifier.weight, net.classifier.weight)
+    assert teacher.norm.num_batches_tracked == 3
+    assert all(torch.equal(v, net.state_dict()[k]) for k, v in teacher.named_buffers())
+
+
+def test_the_teacher_is_made_anew_of_the_received_model_in_every_round(tmp_path, play):
+    site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3)
+    play(FedLSM(local_iterations=3, ema_decay=0.5), net, order(), site)
+    first = site.memory["teacher"]
+    received = TinyNetwork(3, seed=4)
+    FedLSM(local_iterations=1).prepare(received, order(1), site)
+    assert site.memory["teacher"] is not first
+    assert all(torch.equal(v, received.state_dict()[k]) for k, v in site.memory["teacher"].state_dict().items())
+
+
+def test_the_teacher_is_in_eval_mode_without_gradients_and_the_student_keeps_its_own(tmp_path, play):
+    site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3).train()
+    play(FedLSM(local_iterations=2), net, order(), site)
+    teacher = site.memory["teacher"]
+    assert not teacher.training
+    assert not any(p.requires_grad or p.grad is not None for p in teacher.parameters())
+    assert net.training
+    assert all(p.requires_grad and p.grad is not None for p in net.parameters())
+    assert {p.data_ptr() for p in teacher.parameters()}.isdisjoint(p.data_ptr() for p in net.parameters())
+
+
+# ---- passes ---------------------------------------------------------------------------------------------------------
+
+
+def passes(site, net, method, play, classes=3):
+    """Samples of the uncertainty pass, of the teacher's and of the student's calls."""
+    play(method, net, order(classes=classes), site)
+    measured = [size for training, size in net.calls if not training]
+    teacher = site.memory["teacher"].calls[len(measured) :]
+    assert all(not training for training, _ in teacher)
+    return measured, [size for _, size in teacher], [size for training, size in net.calls if training]
+
+
+def test_a_step_is_one_call_of_the_teacher_and_one_of_the_student(make_site, make_net, play):
+    site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
+    seen = passes(site, make_net(3), settings(local_iterations=6, high=2, low=2, pairs=2), play)
+    assert seen == ([4, 4, 2], [4 + 2 * 2] * 6, [4 + 2] * 6)
+
+
+def test_without_ude_a_step_is_the_main_batch_alone(make_site, make_net, play):
+    site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
+    seen = passes(site, make_net(3), settings(local_iterations=3, ude_weight=0), play)
+    assert seen == ([4, 4, 2], [4] * 3, [4] * 3)
+
+
+def test_without_ue_there_is_no_pass_over_the_data(make_site, make_net, play):
+    site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
+    assert passes(site, make_net(3), settings(ue=False), play) == ([], [4 + 2], [4 + 1])
+
+
+@pytest.mark.parametrize(
+    ("samples", "iterations", "high", "low", "most"),
+    [(946, 20, 50, 200, 6.5), (1402, 30, 50, 200, 6.6)],
+    ids=["CXR, a tenth of site and iterations", "ISIC"],
+)
+def test_a_round_of_the_paper_costs_no_more_forward_passes_per_sample_than_the_published_code(
+    make_site, make_net, play, samples, iterations, high, low, most
+):
+    site = make_site([[1, -1, -1], [0, -1, -1]] * (samples // 2), np.arange(samples) % 250, batch_size=60)
+    method = FedLSM(local_iterations=iterations, high=high, low=low)
+    measured, teacher, student = passes(site, make_net(3), method, play)
+    assert sum(measured) == samples
+    assert (teacher, student) == ([68] * iterations, [64] * iterations)
+    assert (sum(measured) + sum(teacher) + 3 * sum(student)) / samples <= most  # a backward pass counts as two
+
+
+# ---- report and ledger ----------------------------------------------------------------------------------------------
+
+
+def multi_table(*changes):
+    """Logits of six samples whose class 1 (unknown) is not sure, but for (sample, probability)."""
+    p = np.full((6, 2), 0.5)
+    for sample, probability in changes:
+        p[sample, 1] = probability
+    return logit(p)
+
+
+HALF = [[1, -1], [0, -1], [1, -1], [1, -1], [0, -1], [0, -1]]
+
+
+def played(play, site, table, round_num=0, **changes):
+    """One round in which nobody learns and every sample of the main pool is seen."""
+    net = Says(table)
+    method = settings(**({"local_iterations": 6, "ude_weight": 0} | changes))
+    return play(method, net, order(round_num, classes=np.shape(table)[1]), site, learning_rate=1e-9)
+
+
+def test_q_counts_labels_of_known_classes_and_positive_pseudo_labels_of_unknown_ones_per_sample(site_of, plain, play):
+    site = site_of(HALF, classes=2)
+    report = played(play, site, multi_table((0, 0.9), (1, 0.86), (2, 0.8), (3, 0.001)))  # 2 is not sure enough
+    assert report["class_knowledge"].tolist() == [3, 2]
+    assert report["class_knowledge"].dtype == np.float32
+    assert set(report) == set(FedLSM.REPORT_FIELDS)
+
+
+def test_q_of_uncertain_samples_counts_their_labels_but_no_pseudo_labels(site_of, plain, play):
+    site = site_of([[1, -1]] * 6, classes=2)
+    report = played(play, site, multi_table(*((i, 0.9) for i in range(5)), (5, 0.86)), pairs=2, ude_weight=0.1)
+    assert site.memory["pools"][0].tolist() == [5]
+    assert report["class_knowledge"].tolist() == [6, 5]
+
+
+def test_q_of_single_label_data_counts_pseudo_labels_of_unknown_classes_alone(site_of, plain, play):
+    site = site_of(SINGLE, classes=4)
+    report = played(play, site, SINGLE_TEACHER)
+    assert report["class_knowledge"].tolist() == [1, 1, 1, 1]
+    repairs = site.ledger.repairs()
+    assert repairs[[3, 5]].tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
+    assert (repairs[[0, 1, 2, 4]] == -1).all()
+
+
+def test_the_last_pseudo_label_of_a_round_counts(site_of, plain):
+    site, method = site_of(HALF, classes=2, batch_size=2), settings(ude_weight=0)
+    method.prepare(Says(multi_table((0, 0.9), (1, 0.9))), order(classes=2), site)
+    student, teacher = Says(np.zeros((6, 2))), site.memory["teacher"]
+    for change in ((0, 0.9), (1, 0.9)), ((0, 0.001), (1, 0.5)):
+        with torch.no_grad():
+            teacher.table.copy_(torch.tensor(multi_table(*change)))
+        method.loss(student, torch.tensor([0, 1]), order(classes=2), site)
+    assert method.report(student, order(classes=2), site)["class_knowledge"].tolist() == [3, 0]
+    assert site.ledger.repairs()[:2].tolist() == [[-1, 0], [-1, -1]]
+
+
+def test_the_ledger_has_the_last_pseudo_labels_and_each_change_once(site_of, plain, play):
+    site = site_of(HALF, classes=2)
+    before = site.data.train.labels.tobytes()
+    played(play, site, multi_table((0, 0.9), (1, 0.95), (3, 0.001)))
+    assert site.ledger.repairs().tolist() == [[-1, 1], [-1, 1], [-1, -1], [-1, 0], [-1, -1], [-1, -1]]
+    played(play, site, multi_table((0, 0.9), (1, 0.005), (2, 0.86), (3, 0.5)), 1)
+    assert site.ledger.repairs().tolist() == [[-1, 1], [-1, 0], [-1, 1], [-1, 0], [-1, -1], [-1, -1]]
+    entries = [(e["image"], e["new"], e["round"], e["rule"]) for e in site.ledger.history()]
+    first = [("0.png", 1, 0, RULE), ("1.png", 1, 0, RULE), ("3.png", 0, 0, RULE)]
+    assert entries == [*first, ("1.png", 0, 1, RULE), ("2.png", 1, 1, RULE)]
+    assert {e["class"] for e in site.ledger.history()} == {"class 1"}
+    confidence = [e["confidence"] for e in site.ledger.history()]
+    assert confidence == pytest.approx([0.4, 0.45, 0.499, 0.495, 0.36], abs=1e-5)
+    assert site.data.train.labels.tobytes() == before
+
+
+def test_a_repeated_round_leaves_the_same_ledger_and_report(site_of, plain, play):
+    site, second = site_of(HALF, classes=2), multi_table((0, 0.9), (1, 0.005))
+    played(play, site, multi_table((0, 0.9), (1, 0.9)))
+    report = played(play, site, second, 1)
+    repairs = site.ledger.repairs()
+    in_force = lambda: [(e["image"], e["new"], e["round"]) for e in site.ledger.history() if e["in_force"]]  # noqa: E731
+    entries = in_force()
+    again = played(play, site, second, 1)
+    assert np.array_equal(site.ledger.repairs(), repairs)
+    assert in_force() == entries
+    assert all(np.array_equal(again[k], v) for k, v in report.items())
+
+
+def test_a_round_without_pseudo_labels_writes_nothing(site_of, plain, play):
+    site = site_of(HALF, classes=2)
+    assert played(play, site, multi_table())["class_knowledge"].tolist() == [3, 0]
+    assert site.ledger.history() == []
+
+
+def test_the_histogram_of_uncertainty_counts_every_sample(site_of, plain, play):
+    site = site_of(HALF, classes=2)
+    seen = played(play, site, multi_table((0, 0.99), (1, 0.001)))["uncertainty"]
+    expected = np.zeros(UNCERTAINTY_BINS, dtype=int)
+    expected[[1, 0, -1]] = [1, 1, 4]  # entropies 0.081, 0.011 and 1
+    assert seen.tolist() == expected.tolist()
+    assert seen.dtype == np.int64
+
+
+def test_the_histogram_counts_every_sample_of_a_model_that_knows_nothing(site_of, plain, play):
+    site = site_of([0, 1, 0, 1, -1, -1], classes=7)
+    seen = played(play, site, np.zeros((6, 7)))["uncertainty"]
+    assert seen.tolist() == [0] * (UNCERTAINTY_BINS - 1) + [6]
+
+
+# ---- whole rounds ---------------------------------------------------------------------------------------------------
+
+
+def round_of(folder, labels, net=None, round_num=0, **changes):
+    """Student and report of one round on random pictures."""
+    labels = np.asarray(labels)
+    make = make_single_site if labels.ndim == 1 else make_picture_site
+    site, net = make(folder, labels), net or TinyNetwork(3)
+    task = order(round_num, pos_weight=np.array([0.01, 1, 100], dtype=np.float32))
+    options = {"local_iterations": 4, "tau_positive": 0.5, "ude_tau_positive": 0.5, "tau_negative": 0.49}
+    method = FedLSM(**(options | changes))
+    method.prepare(net, task, site)
+    loss = LocalTrainer(learning_rate=0.05).train(net, method, task, site)
+    return loss, net.state_dict(), method.report(net, task, site)
+
+
+@pytest.mark.parametrize("labels", [PICTURES, [0, 1, -1, -1, 0, -1, 1, -1]], ids=["multi-label", "single-label"])
+def test_a_repeated_round_gives_the_same_weights_to_the_last_bit(tmp_path, labels):
+    first, second = (round_of(tmp_path / str(i), labels, pairs=3) for i in range(2))
+    assert first[0] == second[0]
+    assert all(torch.equal(v, second[1][k]) for k, v in first[1].items())
+    assert all(np.array_equal(v, second[2][k]) for k, v in first[2].items())
+    third = round_of(tmp_path / "3", labels, pairs=3, round_num=1)
+    assert not torch.equal(third[1]["classifier.weight"], first[1]["classifier.weight"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "changes"),
+    [
+        ([[1, -1, -1], [0, -1, -1]], {"high": 1, "low": 1}),
+        ([0, 1], {"high": 1, "low": 1}),
+        ([0, -1], {"high": 1, "low": 1}),
+        ([0] + [-1] * 7, {}),
+        ([0, 1, 2, 0, 1], {}),
+        ([[1, 0, 1], [0, 1, 0], [1, 1, 0]], {}),
+        (PICTURES, {"mixup_alpha": 1e-3}),
+        (PICTURES, {"high": 15, "low": 1, "pairs": 40}),
+        (PICTURES, {"ema_decay": 0.0, "ude_weight": 50}),
+        (PICTURES, {"tau_positive": 1.0, "tau_negative": 0.0, "ude_tau_positive": 1.0, "ude_tau_negative": 0.0}),
+    ],
+    ids=[
+        "two samples",
+        "two single labels",
+        "one single label",
+        "one labelled",
+        "all labels",
+        "all classes known",
+        "extreme mixing",
+        "a main pool of one",
+        "large weight",
+        "nothing is sure",
+    ],
+)
+def test_no_site_is_so_poor_that_a_nan_enters_the_model(tmp_path, labels, changes):
+    loss, state, report = round_of(tmp_path, labels, **changes)
+    assert np.isfinite(loss)
+    assert all(v.isfinite().all() for v in state.values())
+    assert all(np.isfinite(v).all() for v in report.values())
+    if "uncertainty" in report:
+        assert report["uncertainty"].sum() == len(labels)
+
+
+def test_uncertainty_is_reported_where_it_was_measured(tmp_path):
+    assert "uncertainty" in round_of(tmp_path / "a", PICTURES)[2]
+    assert "uncertainty" not in round_of(tmp_path / "b", PICTURES, ue=False)[2]
+    assert "uncertainty" not in round_of(tmp_path / "c", [0, 1, 2, 0, 1])[2]  # every class is known
+
+
+@pytest.mark.parametrize("labels", [[[1, -1, -1], [0, -1, -1]], [0, 1]], ids=["multi-label", "single-label"])
+def test_a_batch_of_one_sample_which_batchnorm_cannot_take_is_refused_before_training(tmp_path, labels):
+    with pytest.raises(FedMendError, match=r"^site-1: train\.csv: expected at least 2 .*, got 1$"):
+        round_of(tmp_path, labels, high=1, low=1, ude_weight=0)
+
+
+def test_a_network_sure_of_everything_stays_finite(tmp_path):
+    for number, scale in enumerate((1e4, -1e4)):
+        net = TinyNetwork(3)
+        with torch.no_grad():
+            net.classifier.weight.mul_(scale)
+        for kind, labels in {"multi": PICTURES, "single": [0, 1, -1, -1, 0, 1]}.items():
+            loss, state, report = round_of(tmp_path / f"{kind}{number}", labels, copy.deepcopy(net))
+            assert np.isfinite(loss)
+            assert all(v.isfinite().all() for v in state.values())
+            assert report["uncertainty"].sum() == len(labels)
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        None,
+        np.ones(2, dtype=np.float32),
+        np.array([1, 0, 1], dtype=np.float32),
+        np.array([1, -1, 1], dtype=np.float32),
+        np.array([1, np.nan, 1], dtype=np.float32),
+        np.array([1, np.inf, 1], dtype=np.float32),
+        np.float32(1),
+    ],
+    ids=["missing", "two numbers", "zero", "negative", "NaN", "infinity", "one number"],
+)
+def test_a_multi_label_site_needs_a_positive_weight_for_each_class(site_of, weight):
+    with refused("site-1: round 2, pos_weight from the server: expected one number > 0 per class, got another"):
+        task = make_task(round_num=2, **({} if weight is None else {"pos_weight": weight}))
+        settings().prepare(Says(np.zeros((4, 3))), task, site_of([[1, -1, -1]] * 4))
+
+
+def test_a_single_label_site_needs_no_weights(site_of):
+    settings().prepare(Says(np.zeros((3, 3))), make_task(), site_of([0, 1, -1]))
+
+
+COUNTS = "local_iterations, pairs, high, low: expected at least 1, 1 and more than 0, got"
+RANGES = "ude_weight, mixup_alpha, ema_decay: expected >= 0, > 0 and 0 to below 1, got"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tau_positive": 0.49}, "job variable tau_positive: expected 0.5 to 1, got 0.49"),
+        ({"tau_positive": float("nan")}, "job variable tau_positive: expected 0.5 to 1, got nan"),
+        ({"ude_tau_positive": 1.1}, "job variable ude_tau_positive: expected 0.5 to 1, got 1.1"),
+        ({"tau_negative": 0.5}, "job variable tau_negative: expected 0 to below 0.5, got 0.5"),
+        ({"ude_tau_negative": -0.1}, "job variable ude_tau_negative: expected 0 to below 0.5, got -0.1"),
+        ({"local_iterations": 0}, f"job variables {COUNTS} 0, 4, 0.05, 0.2"),
+        ({"pairs": 0}, f"job variables {COUNTS} 5, 0, 0.05, 0.2"),
+        ({"high": 0}, f"job variables {COUNTS} 5, 4, 0, 0.2"),
+        ({"low": float("nan")}, f"job variables {COUNTS} 5, 4, 0.05, nan"),
+        ({"ude_weight": -1}, f"job variables {RANGES} -1, 0.2, 0.999"),
+        ({"mixup_alpha": 0}, f"job variables {RANGES} 0.1, 0, 0.999"),
+        ({"ema_decay": 1.0}, f"job variables {RANGES} 0.1, 0.2, 1.0"),
+    ],
+)
+def test_arguments_that_make_no_round_are_refused(changes, sentence):
+    with refused(sentence):
+        FedLSM(**({"local_iterations": 5} | changes))
+
+
+def test_the_method_takes_both_kinds_of_labels():
+    assert FedLSM.TASKS == (MULTILABEL, SINGLELABEL)
