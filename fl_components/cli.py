@@ -10,65 +10,37 @@ from pathlib import Path
 from fedmend.errors import FedMendError
 
 
+def _given(args: argparse.Namespace, *names: str) -> dict:
+    return {name: getattr(args, name) for name in names}
+
+
 def _prepare_rsna_ich(args: argparse.Namespace) -> None:
     from fedmend.datasets.rsna_ich import prepare
 
-    prepare(
-        args.source,
-        args.out,
-        sites=args.sites,
-        annotated_per_site=args.annotated_per_site,
-        rule=args.rule,
-        split=args.split,
-        partition=args.partition,
-        test_share=args.test_share,
-        val_share=args.val_share,
-        train_per_site=args.train_per_site,
-        healthy_share=args.healthy_share,
-        window=args.window,
-        seed=args.seed,
-        progress=print,
-    )
+    names = ("sites", "annotated_per_site", "rule", "split", "partition", "test_share", "val_share", "train_per_site")
+    prepare(args.source, args.out, **_given(args, *names, "healthy_share", "window", "seed"), progress=print)
     print(f"{args.sites} site folders are in {args.out}")
 
 
 def _prepare_rsna_ich_single(args: argparse.Namespace) -> None:
     from fedmend.datasets.rsna_ich import prepare_single_label
 
-    prepare_single_label(
-        args.source,
-        args.out,
-        protocol=_protocol_of(args),
-        split=args.split,
-        test_share=args.test_share,
-        window=args.window,
-        seed=args.seed,
-        soft_labels=args.soft_labels,
-        progress=print,
-    )
+    given = _given(args, "split", "test_share", "window", "seed", "soft_labels")
+    prepare_single_label(args.source, args.out, protocol=_protocol_of(args), **given, progress=print)
 
 
 def _prepare_isic2019(args: argparse.Namespace) -> None:
     from fedmend.datasets.isic2019 import prepare
 
-    prepare(
-        args.source,
-        args.out,
-        protocol=_protocol_of(args),
-        split=args.split,
-        test_share=args.test_share,
-        seed=args.seed,
-        soft_labels=args.soft_labels,
-        progress=print,
-    )
+    given = _given(args, "split", "test_share", "seed", "soft_labels")
+    prepare(args.source, args.out, protocol=_protocol_of(args), **given, progress=print)
 
 
 def _prepare_cxr14(args: argparse.Namespace) -> None:
     from fedmend.datasets.cxr14 import PROTOCOLS, prepare
 
     names = ("sites", "classes_per_site", "assignment", "view", "top", "split", "test_share", "val_share", "seed")
-    names += ("train_per_site",)
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    given = {k: v for k, v in _given(args, *names, "train_per_site").items() if v is not None}
     if given.get("view") == "all":
         given["view"] = None
     prepare(args.source, args.out, **{**PROTOCOLS[args.protocol], **given}, progress=print)
@@ -77,17 +49,8 @@ def _prepare_cxr14(args: argparse.Namespace) -> None:
 def _prepare_isic2018(args: argparse.Namespace) -> None:
     from fedmend.datasets.isic2018 import prepare
 
-    prepare(
-        args.source,
-        args.out,
-        sites=args.sites,
-        classes_per_site=args.classes_per_site,
-        assignment=args.assignment,
-        split=args.split,
-        train_per_site=args.train_per_site,
-        seed=args.seed,
-        progress=print,
-    )
+    given = _given(args, "sites", "classes_per_site", "assignment", "split", "train_per_site", "seed")
+    prepare(args.source, args.out, **given, progress=print)
 
 
 def _prepare_brain_mri(args: argparse.Namespace) -> None:
@@ -100,35 +63,27 @@ def _prepare_brain_mri(args: argparse.Namespace) -> None:
 def _prepare_brain_mri_single(args: argparse.Namespace) -> None:
     from fedmend.datasets.brain_mri import prepare_single_label
 
-    prepare_single_label(
-        args.source, args.out, protocol=_protocol_of(args), soft_labels=args.soft_labels, progress=print
-    )
+    protocol = _protocol_of(args)
+    prepare_single_label(args.source, args.out, protocol=protocol, soft_labels=args.soft_labels, progress=print)
 
 
 def _phantom_ich(args: argparse.Namespace) -> None:
     from fedmend.datasets.phantom_sites import MissingClassPhantom, make_phantom
 
-    spec = MissingClassPhantom(
-        images=args.slices,
-        sites=args.sites,
-        annotated_per_site=args.annotated_per_site,
-        rule=args.rule,
-        pixels=args.pixels,
-        seed=args.seed,
-    )
-    make_phantom(args.out, spec, progress=print)
+    given = _given(args, "sites", "annotated_per_site", "rule", "pixels", "seed")
+    make_phantom(args.out, MissingClassPhantom(images=args.slices, **given), progress=print)
     print(
         f"PHANTOM: {args.slices} synthetic slices in {args.out / 'download'}, {args.sites} site folders in {args.out}"
     )
 
 
 def _phantom_noisy(args: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
     from fedmend.datasets.phantom_sites import NoisyLabelPhantom, make_phantom
 
-    spec = NoisyLabelPhantom(
-        dataset=args.dataset, images=args.images, pixels=args.pixels, seed=args.seed, **_protocol_of(args).__dict__
-    )
-    make_phantom(args.out, spec, progress=print)
+    given = _given(args, "dataset", "images", "pixels", "seed")
+    make_phantom(args.out, NoisyLabelPhantom(**given, **asdict(_protocol_of(args))), progress=print)
     print(
         f"PHANTOM: {args.images} synthetic images in {args.out / 'download'}, {args.sites} site folders in {args.out}"
     )
