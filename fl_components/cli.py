@@ -389,7 +389,7 @@ def _add_phantom(commands) -> None:
     single.set_defaults(dataset="ich_single", images=9600, pixels=64)
     isic = phantom.add_parser("isic2019", help="dermoscopic pictures in the ISIC 2019 layout, and sites, some noisy")
     _noise_arguments(isic, sites=8, alpha=1.5, presence=0.99)
-    isic.set_defaults(dataset="isic2019", images=3600, pixels=96)
+    isic.set_defaults(dataset="isic2019", images=3000, pixels=96)
     for noisy in (single, isic):
         noisy.add_argument("out", type=Path)
         noisy.add_argument("--images", type=int, help=f"default {noisy.get_default('images')}")
