@@ -43,6 +43,8 @@ def _prepare_cxr14(args: argparse.Namespace) -> None:
     given = {k: v for k, v in _given(args, *names, "train_per_site").items() if v is not None}
     if given.get("view") == "all":
         given["view"] = None
+    if args.classes:
+        given = {"top": None, **given, "classes": args.classes.split(",")}
     prepare(args.source, args.out, **{**PROTOCOLS[args.protocol], **given}, progress=print)
 
 
@@ -67,6 +69,13 @@ def _prepare_brain_mri_single(args: argparse.Namespace) -> None:
     prepare_single_label(args.source, args.out, protocol=protocol, soft_labels=args.soft_labels, progress=print)
 
 
+def _prepare_brain_mri_sets(args: argparse.Namespace) -> None:
+    from fedmend.datasets.brain_mri import prepare_label_sets
+
+    prepare_label_sets(args.source, args.out, **_given(args, "sites", "classes_per_site", "seed"))
+    print(f"{args.sites} site folders are in {args.out}")
+
+
 def _phantom_ich(args: argparse.Namespace) -> None:
     from fedmend.datasets.phantom_sites import MissingClassPhantom, make_phantom
 
@@ -74,6 +83,16 @@ def _phantom_ich(args: argparse.Namespace) -> None:
     make_phantom(args.out, MissingClassPhantom(images=args.slices, **given), progress=print)
     print(
         f"PHANTOM: {args.slices} synthetic slices in {args.out / 'download'}, {args.sites} site folders in {args.out}"
+    )
+
+
+def _phantom_label_sets(args: argparse.Namespace) -> None:
+    from fedmend.datasets.phantom_sites import make_phantom, phantom_spec
+
+    given = _given(args, *args.fields)
+    make_phantom(args.out, phantom_spec({"dataset": args.dataset, **given}), progress=print)
+    print(
+        f"PHANTOM: {args.images} synthetic images in {args.out / 'download'}, {args.sites} site folders in {args.out}"
     )
 
 
@@ -336,6 +355,7 @@ def _add_prepare(commands) -> None:
     chest.add_argument("--assignment", choices=["dealt", "released", "one_each", "random"])
     chest.add_argument("--view", choices=["all", "PA", "AP"])
     chest.add_argument("--top", type=int, help="only the findings with the most positives")
+    chest.add_argument("--classes", default="", help="only these findings, comma-separated, instead of --top")
     chest.add_argument("--split", choices=["official", "patient", "image"], help="image leaks patients")
     chest.add_argument("--test-share", type=float)
     chest.add_argument("--val-share", type=float)
@@ -372,6 +392,13 @@ def _add_prepare(commands) -> None:
     _soft_labels(four)
     four.set_defaults(run=_prepare_brain_mri_single)
 
+    sets = prepare.add_parser("brain-mri-sets", help="the same four diagnoses, some of them missing per site")
+    _source_and_out(sets, mri_folder)
+    sets.add_argument("--sites", type=int, default=4)
+    sets.add_argument("--classes-per-site", type=int, default=2)
+    sets.add_argument("--seed", type=int, default=1037)
+    sets.set_defaults(run=_prepare_brain_mri_sets)
+
 
 def _add_phantom(commands) -> None:
     phantom = _subcommands(commands, "phantom", "write synthetic data", "DATASET")
@@ -391,11 +418,28 @@ def _add_phantom(commands) -> None:
     _noise_arguments(isic, sites=8, alpha=1.5, presence=0.99)
     isic.set_defaults(dataset="isic2019", images=3000, pixels=96)
     for noisy in (single, isic):
-        noisy.add_argument("out", type=Path)
-        noisy.add_argument("--images", type=int, help=f"default {noisy.get_default('images')}")
-        noisy.add_argument("--pixels", type=int, help=f"default {noisy.get_default('pixels')}")
-        noisy.add_argument("--seed", type=int, default=1037, help="of images and test split")
         noisy.set_defaults(run=_phantom_noisy)
+
+    chest = phantom.add_parser(
+        "cxr14", help="chest films in the ChestX-ray14 layout, and sites that label some findings"
+    )
+    chest.add_argument("--sites", type=int, default=8, help="number of sites (default 8)")
+    chest.add_argument("--protocol", choices=["fedlsm", "fedmlp"], default="fedlsm", help="see prepare cxr14")
+    chest.set_defaults(
+        dataset="cxr14", images=4800, pixels=64, fields=("images", "sites", "pixels", "seed", "protocol")
+    )
+    isic18 = phantom.add_parser("isic2018", help="dermoscopic pictures in the ISIC 2018 layout, and sites likewise")
+    isic18.add_argument("--sites", type=int, default=5, help="number of sites (default 5)")
+    isic18.add_argument("--classes-per-site", type=int, default=3)
+    fields = ("images", "sites", "pixels", "seed", "classes_per_site")
+    isic18.set_defaults(dataset="isic2018", images=2000, pixels=96, fields=fields)
+    for sets in (chest, isic18):
+        sets.set_defaults(run=_phantom_label_sets)
+    for parser in (single, isic, chest, isic18):
+        parser.add_argument("out", type=Path)
+        parser.add_argument("--images", type=int, help=f"default {parser.get_default('images')}")
+        parser.add_argument("--pixels", type=int, help=f"default {parser.get_default('pixels')}")
+        parser.add_argument("--seed", type=int, default=1037, help="of images and test split")
 
 
 def _add_jobs(commands) -> None:

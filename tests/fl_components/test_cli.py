@@ -9,6 +9,7 @@ from factories import CLASSES, ROOT, make_site_folder
 
 from fedmend.datasets.cxr14 import PROTOCOLS
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.datasets.phantom_sites import ChestPhantom, LabelSetPhantom
 from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger, Repairs
 from fl_components.cli import build_parser, main
@@ -302,6 +303,26 @@ def test_a_noisy_phantom_is_made_as_asked_and_called_one(tmp_path, monkeypatch, 
     assert (out, spec.dataset, spec.images, spec.pixels, spec.seed) == (tmp_path, dataset, 60, 32, 4)
     assert {name: getattr(spec, name) for name in vars(PROTOCOL)} == vars(PROTOCOL)
     assert capsys.readouterr().out.startswith("PHANTOM: 60 synthetic images in ")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["cxr14", "--protocol", "fedmlp"], ChestPhantom(images=60, pixels=64, protocol="fedmlp")),
+        (["isic2018", "--sites", 4], LabelSetPhantom(images=60, pixels=96, sites=4)),
+    ],
+)
+def test_a_phantom_with_different_label_sets_is_made_as_asked(tmp_path, monkeypatch, capsys, words, expected):
+    seen = capture(monkeypatch, "fedmend.datasets.phantom_sites.make_phantom")
+    assert call("phantom", *words, tmp_path, "--images", 60) == 0
+    assert seen[0][0] == (tmp_path, expected)
+    assert capsys.readouterr().out.startswith("PHANTOM: 60 synthetic images in ")
+
+
+def test_brain_slices_are_prepared_with_label_sets(tmp_path, monkeypatch):
+    seen = capture(monkeypatch, "fedmend.datasets.brain_mri.prepare_label_sets")
+    assert call("prepare", "brain-mri-sets", "in", tmp_path, "--sites", 5, "--classes-per-site", 3) == 0
+    assert seen == [((Path("in"), tmp_path), {"sites": 5, "classes_per_site": 3, "seed": 1037})]
 
 
 @pytest.mark.parametrize(("word", "share"), [("0.25", 0.25), ("all", None)])

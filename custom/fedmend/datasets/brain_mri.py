@@ -1,9 +1,11 @@
 """Brain tumour MRI slices (S. Bhuvaji et al., "Brain Tumor Classification (MRI)") → sites that each annotate one tumour
-(FedMLP), or sites with all four diagnoses of which some are noisy (FedNoRo).
+(FedMLP), sites with all four diagnoses of which some are noisy (FedNoRo), or sites that each identify some of the four
+(FedLSM).
 
 The source folder holds ``labels.csv`` with the columns image, diagnosis (glioma, meningioma, pituitary, no_tumor) and split
 (train, test), and the PNG slices that it names. As multi-label data the three tumours become three binary labels and no_tumor
-is all-negative; as single-label data the four diagnoses are the classes. The set has no patient identifiers, so slices of one patient may be at several sites and in both splits.
+is all-negative; as single-label data the four diagnoses are the classes. The set has no patient identifiers, so slices of one
+patient may be at several sites and in both splits.
 """
 
 import csv
@@ -12,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import MULTILABEL, write_card, write_table
+from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL, write_card, write_table
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
+from fedmend.datasets.site_folders import site_folders
 from fedmend.errors import FedMendError
+from fedmend.imperfections import identified_classes
 
 CLASSES = ("glioma", "meningioma", "pituitary")
 HEALTHY = "no_tumor"
@@ -121,7 +125,7 @@ def prepare_single_label(
     write_noisy_sites(
         out,
         images=images["train"] + images["test"],
-        labels=np.where(tumours.any(1), tumours.argmax(1), DIAGNOSES.index(HEALTHY)),
+        labels=_diagnoses(tumours),
         classes=DIAGNOSES,
         image_root=Path(source),
         test=np.arange(len(tumours)) >= len(images["train"]),
@@ -131,3 +135,68 @@ def prepare_single_label(
         soft_labels=soft_labels,
         progress=progress,
     )
+
+
+def prepare_label_sets(
+    source: Path,
+    out: Path,
+    *,
+    sites: int = 4,
+    classes_per_site: int = 2,
+    val_share: float = 0.1,
+    seed: int = 1037,
+) -> None:
+    """All slices as single-label data; a site labels those of its own diagnoses and leaves the others blank (FedLSM).
+
+    Training and test slices of the set are dealt evenly to the sites; ``test.csv`` and ``truth/train.csv`` have all labels.
+
+    Args:
+        source: folder with ``labels.csv`` and the images.
+        out: folder for the site folders; must not hold any yet.
+        sites: number of sites S.
+        classes_per_site: diagnoses that each site identifies, see :func:`fedmend.imperfections.identified_classes`.
+        val_share: share of a site's training slices held out, in [0, 1).
+        seed: of partition and diagnoses.
+
+    Raises:
+        FedMendError: the source does not look as described, ``out`` is taken, or a number is out of its range.
+    """
+    if any(out.glob("site-*")):
+        raise FedMendError("brain-mri, argument out: expected a folder without site folders, found some")
+    images, tumours = _read(Path(source))
+    labels = {k: _diagnoses(v) for k, v in tumours.items()}
+    identified = identified_classes(sites, len(DIAGNOSES), classes_per_site, seed=seed)
+    shuffled = {k: np.random.default_rng([seed, i]).permutation(len(v)) for i, (k, v) in enumerate(images.items())}
+    with site_folders(out, sites, Path(source)) as (folders, image_root):
+        for s, (folder, own) in enumerate(zip(folders, identified, strict=True)):
+            mine = shuffled["train"][s::sites]
+            held = round(val_share * len(mine))
+            known = np.where(own[labels["train"]], labels["train"], NOT_ANNOTATED)
+            parts = {
+                "train.csv": ("train", mine[held:], known),
+                "val.csv": ("train", mine[:held], known),
+                "truth/train.csv": ("train", mine[held:], labels["train"]),
+                "test.csv": ("test", shuffled["test"][s::sites], labels["test"]),
+            }
+            for file, (split, index, shown) in parts.items():
+                write_table(folder / file, [images[split][i] for i in index], shown[index], DIAGNOSES)
+            write_card(
+                folder,
+                task=SINGLELABEL,
+                classes=DIAGNOSES,
+                splits={k: f"{k}.csv" for k in ("train", "val", "test")},
+                truth={"train": "truth/train.csv"},
+                image_root=image_root,
+                modality="MR",
+                provenance={
+                    "source": SOURCE,
+                    "seed": seed,
+                    "val_share": val_share,
+                    "site": {"identified": [DIAGNOSES[c] for c in np.flatnonzero(own)]},
+                },
+            )
+
+
+def _diagnoses(tumours: np.ndarray) -> np.ndarray:
+    """(N, 3) 0/1 → (N,) numbers of the four diagnoses."""
+    return np.where(tumours.any(1), tumours.argmax(1), DIAGNOSES.index(HEALTHY))

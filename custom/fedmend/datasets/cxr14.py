@@ -7,7 +7,7 @@ Reference: Wang et al., CVPR 2017.
 
 import csv
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -84,6 +84,7 @@ def prepare(
     assignment: str = "dealt",
     view: str | None = None,
     top: int | None = None,
+    classes: Sequence[str] | None = None,
     split: str = "official",
     test_share: float = 0.3,
     val_share: float = 0.125,
@@ -108,7 +109,9 @@ def prepare(
             released code drew for 8 sites and 3 of 14 classes; ``one_each`` or ``random``: FedMLP's rules, see
             :func:`fedmend.imperfections.annotated_classes`.
         view: films in this view only, ``PA`` or ``AP``; ``None``: all. FedMLP has ``PA``.
-        top: only the classes with the most positives in that view, in official order; ``None``: all 14. FedMLP has 8.
+        top: only this many classes, those with the most positives in that view, in official order; ``None``: all 14. FedMLP
+            has 8.
+        classes: only these, in this order, instead of ``top``.
         split: ``official`` takes the official test list and keeps a patient in one of training and validation and in one
             site; ``patient`` draws the patients of the test split; ``image`` splits and deals film by film, as the papers'
             released codes do in training and validation, so that patients are on several sides.
@@ -127,7 +130,7 @@ def prepare(
     arguments = {k: v for k, v in locals().items() if k not in ("source", "out", "source_name", "progress")}
     source, out, say = Path(source), Path(out), progress or (lambda line: None)
     _check_arguments(out, arguments)
-    identified = _assign(assignment, sites, top or len(CLASSES), classes_per_site, seed)
+    identified = _assign(assignment, sites, len(classes or ()) or top or len(CLASSES), classes_per_site, seed)
     table = next((name for name in TABLES if (source / name).is_file()), None)
     if table is None:
         raise FedMendError(f"cxr14, argument source: expected {TABLES[0]} in it, not found")
@@ -143,7 +146,10 @@ def prepare(
     if test is None:
         test = hold_out(units, test_share, seed=seed)
     _check_units(units, test, sites * (1 + (val_share > 0)), sites, "films" if split == "image" else "patients")
-    shown = np.sort(np.argsort(-films.labels.sum(axis=0, dtype=np.int64), kind="stable")[:top])
+    if classes:
+        shown = [CLASSES.index(c) for c in classes]
+    else:
+        shown = np.sort(np.argsort(-films.labels.sum(axis=0, dtype=np.int64), kind="stable")[:top]).tolist()
     labels, classes = films.labels[:, shown], [CLASSES[c] for c in shown]
     parts = _deal(units, test, sites, val_share, train_per_site, seed)
     for s, c in np.argwhere(identified):
@@ -165,6 +171,9 @@ def _check_arguments(out: Path, arguments: Mapping) -> None:
 
     limit("view", lambda v: v in (None, "PA", "AP"), "None, 'PA' or 'AP'")
     limit("top", lambda v: v is None or 1 <= v <= len(CLASSES), f"None or 1 to {len(CLASSES)}")
+    limit("classes", lambda v: not v or (set(v) <= {*CLASSES} and len({*v}) == len(v)), f"names out of {list(CLASSES)}")
+    if arguments["classes"]:
+        limit("top", lambda v: v is None, "None where classes are named")
     limit("split", lambda v: v in ("official", "patient", "image"), "'official', 'patient' or 'image'")
     limit("test_share", lambda v: 0 < v < 1, "a number between 0 and 1")
     limit("val_share", lambda v: 0 <= v < 1, "0 or a number below 1")

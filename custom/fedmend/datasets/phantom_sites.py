@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -131,12 +131,14 @@ class ChestPhantom(PhantomSpec):
 
     Attributes:
         protocol: a key of :data:`fedmend.datasets.cxr14.PROTOCOLS`.
+        classes: these findings only; empty: those of the protocol.
     """
 
     dataset: str = "cxr14"
     sites: int = 8
     pixels: int = 64
     protocol: str = "fedlsm"
+    classes: Sequence[str] = ()
 
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
         """See :class:`PhantomSpec`. ``images`` counts the films of both views; ``test_share`` has no meaning for FedLSM."""
@@ -146,6 +148,8 @@ class ChestPhantom(PhantomSpec):
             known = sorted(cxr14.PROTOCOLS)
             raise FedMendError(f"field protocol: expected one of {known}, got {self.protocol!r}")
         arguments = {**cxr14.PROTOCOLS[self.protocol], "sites": self.sites, "test_share": self.test_share}
+        if self.classes:
+            arguments |= {"classes": list(self.classes), "top": None}
         chest_phantom.write_cxr14(
             out / "download", images=self.images, seed=self.seed, size=self.pixels, devices=self.sites
         )

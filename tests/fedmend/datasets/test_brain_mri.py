@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedmend.data.manifest import load_card, load_table
-from fedmend.datasets.brain_mri import CLASSES, DIAGNOSES, prepare, prepare_single_label
+from fedmend.datasets.brain_mri import CLASSES, DIAGNOSES, prepare, prepare_label_sets, prepare_single_label
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 
@@ -102,3 +102,25 @@ def test_as_single_label_data_the_four_diagnoses_are_dealt_to_the_sites_and_the_
     assert sorted(seen["truth"]) == list(range(24))
     assert sorted(seen["test"]) == list(range(24, 30))
     assert sorted(wrong) == [False, True]
+
+
+def test_as_label_sets_a_site_labels_its_own_diagnoses_and_leaves_the_others_blank(source, tmp_path):
+    prepare_label_sets(source, tmp_path / "out", sites=2, classes_per_site=2, val_share=0.25)
+    images, identified = [], []
+    for s in (1, 2):
+        card = load_card(tmp_path / "out" / f"site-{s}", f"site-{s}")
+        tables = {k: load_table(card, f, DIAGNOSES) for k, f in {**card.splits, "truth": card.truth["train"]}.items()}
+        assert [len(tables[k].images) for k in ("train", "val", "test")] == [9, 3, 3]
+        assert tables["truth"].images == tables["train"].images
+        own = card.provenance["site"]["identified"]
+        identified += own
+        for name, table in tables.items():
+            for image, labels in zip(table.images, table.labels, strict=True):
+                number = int(Path(image).stem) % 4
+                known = name in ("truth", "test") or DIAGNOSES[number] in own
+                assert labels.tolist() == ([int(c == number) for c in range(4)] if known else [-1] * 4)
+            images += table.images if name != "truth" else []
+    assert sorted(identified) == sorted(DIAGNOSES)
+    assert sorted(images) == sorted(f"images/{i}.png" for i in range(30))
+    with pytest.raises(FedMendError, match="expected a folder without site folders"):
+        prepare_label_sets(source, tmp_path / "out")

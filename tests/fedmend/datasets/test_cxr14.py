@@ -1,6 +1,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,6 +255,7 @@ def test_the_card_records_the_arguments_and_the_counts(official, tmp_path):
             "assignment": "dealt",
             "view": "PA",
             "top": None,
+            "classes": None,
             "split": "official",
             "test_share": 0.3,
             "train_per_site": None,
@@ -372,6 +374,8 @@ def test_a_site_without_a_positive_of_a_class_that_it_identifies_is_refused(own_
     [
         ("view", "LL", "None, 'PA' or 'AP'"),
         ("top", 15, "None or 1 to 14"),
+        ("classes", ["Mass", "Mass"], f"names out of {list(CLASSES)}"),
+        ("classes", ["Tumor"], f"names out of {list(CLASSES)}"),
         ("split", "site", "'official', 'patient' or 'image'"),
         ("test_share", 1, "a number between 0 and 1"),
         ("val_share", 1, "0 or a number below 1"),
@@ -382,6 +386,20 @@ def test_a_site_without_a_positive_of_a_class_that_it_identifies_is_refused(own_
 def test_a_wrong_argument_is_refused(official, tmp_path, argument, value, expected):
     with refused(f"cxr14, argument {argument}: expected {expected}, got {value!r}"):
         prepare(official, tmp_path / "out", **{**BASE, argument: value})
+
+
+def test_named_classes_are_taken_in_their_order(own_copy, tmp_path):
+    chosen = ["Mass", "Edema", "Effusion"]
+    arguments = {**BASE, "classes": chosen, "classes_per_site": 2}
+    prepare(own_copy, tmp_path / "out", **arguments)
+    card = load_card(tmp_path / "out" / "site-1", "site-1")
+    assert list(card.classes) == chosen
+    truth = load_table(card, card.truth["train"], chosen)
+    everything = {row[0]: row[1].split("|") for row in film_rows()}
+    for image, labels in zip(truth.images, truth.labels, strict=True):
+        assert labels.tolist() == [int(c in everything[Path(image).name]) for c in chosen]
+    with refused("cxr14, argument top: expected None where classes are named, got 2"):
+        prepare(own_copy, tmp_path / "no", **{**arguments, "top": 2})
 
 
 def test_site_folders_are_never_overwritten(official, tmp_path):

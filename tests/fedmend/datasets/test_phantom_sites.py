@@ -146,6 +146,14 @@ def test_a_chest_phantom_follows_the_protocol_of_either_method(tmp_path, monkeyp
     }
 
 
+def test_a_chest_phantom_may_have_named_findings_only(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("fedmend.datasets.chest_phantom.write_cxr14", lambda *a, **k: None)
+    monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *a, **k: seen.append(k))
+    make_phantom(tmp_path, ChestPhantom(protocol="fedmlp", classes=["Mass", "Edema"]))
+    assert (seen[0]["classes"], seen[0]["top"]) == (["Mass", "Edema"], None)
+
+
 def test_an_unknown_protocol_of_the_chest_phantom_is_refused(tmp_path):
     with refused("phantom: field protocol: expected one of ['fedlsm', 'fedmlp'], got 'fedia'"):
         make_phantom(tmp_path, ChestPhantom(protocol="fedia"))
