@@ -3,12 +3,12 @@
 ``write_isic2019`` and ``write_isic2018`` draw skin lesions as JPEG pictures in the layout of the ISIC 2019 training download and
 of ISIC 2018 task 3 (HAM10000). Nothing in them comes from a patient. Colours come from what absorbs light in skin: melanin
 near the surface looks brown, deep melanin blue-grey, blood red. The structures follow textbook dermoscopy; they are no
-substitute for real pictures in any result.
+substitute for real pictures in any result. Once the pictures are dealt to sites, ``lay_casts`` gives each site its camera.
 """
 
 import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import gaussian_filter, map_coordinates
 
+from fedmend.data.manifest import load_card, load_table
 from fedmend.datasets.phantoms import below, capsule, smooth_noise
 from fedmend.errors import FedMendError
 
@@ -41,6 +42,7 @@ CONFIRMATIONS = (
     "confocal microscopy with consensus dermoscopy",
 )
 MARGIN = 1.5  # edge of the drawing over edge of the picture, so that the picture can be turned
+CAST = 0.08  # a camera's gain for a colour is up to this far from 1
 # Optical densities for red, green and blue light.
 MELANIN, DEEP_MELANIN, BLOOD = np.array([(0.6, 0.95, 1.3), (1.0, 0.72, 0.5), (0.1, 0.8, 0.7)], dtype=np.float32)
 
@@ -92,7 +94,7 @@ def _counts(images: int, official: Mapping[str, int]) -> dict[str, int]:
 
 
 def _plan(images: int, official: Mapping[str, int], seed: int) -> list[_Lesion]:
-    """Deals pictures to lesions, class after class, so that lesion index modulo cameras spreads each class evenly."""
+    """Deals pictures to lesions, class after class."""
     rng = np.random.default_rng([seed, 0])
     # Distinct ids in no visible order: a factor coprime to 10 is a bijection modulo a power of ten.
     offset = int(rng.integers(10**7))
@@ -302,7 +304,7 @@ def _hair(s: _Canvas, rng: np.random.Generator) -> None:
 
 
 def _draw(lesion: _Lesion, look_alikes: Mapping[str, str], seed: int, size: int) -> np.ndarray:
-    """The lesion on its skin, before any camera: (1.5 size, 1.5 size, 3) float32."""
+    """The lesion on its skin, before it is photographed: (1.5 size, 1.5 size, 3) float32."""
     rng = np.random.default_rng([seed, 1, lesion.index])
     s = _skin(rng, size)
     if rng.random() < LOOK_ALIKE_SHARE:
@@ -313,35 +315,44 @@ def _draw(lesion: _Lesion, look_alikes: Mapping[str, str], seed: int, size: int)
     return s.rgb
 
 
-def _photograph(rgb: np.ndarray, camera: np.random.Generator, pose: np.random.Generator, size: int) -> np.ndarray:
-    """What a camera makes of it, turned and shifted at random: (size, size, 3) uint8."""
-    gain, exposure, gamma = camera.uniform(0.88, 1.1, 3), camera.uniform(0.8, 1.08), camera.uniform(0.85, 1.2)
-    blur, zoom, grain = camera.uniform((0.2, 0.88, 0.004), (0.9, 1.25, 0.016))
-    shade, field = camera.uniform((0.05, 1.05), (0.35, 1.8))
-    turn, shift, light = pose.uniform(0, 2 * np.pi), pose.normal(0, 0.08, 2), pose.uniform(0.93, 1.05)
-
+def _axes(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """y and x of a picture's pixels, both (size, size) in -1..1."""
     axis = (np.arange(size) + 0.5) / size * 2 - 1
     y, x = np.meshgrid(axis, axis, indexing="ij")
+    return y, x
+
+
+def _photograph(rgb: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
+    """A picture of it without colour cast, turned and shifted at random: (size, size, 3) uint8."""
+    blur, zoom, grain, light = rng.uniform((0.2, 0.88, 0.004, 0.93), (0.9, 1.25, 0.016, 1.05))
+    turn, shift = rng.uniform(0, 2 * np.pi), rng.normal(0, 0.08, 2)
+    y, x = _axes(size)
     v, u = (y * np.cos(turn) - x * np.sin(turn)) / zoom, (x * np.cos(turn) + y * np.sin(turn)) / zoom
     where = [(w + shift[i] + MARGIN) * size / 2 - 0.5 for i, w in enumerate((v, u))]
     seen = np.stack([map_coordinates(rgb[..., c], where, order=1, mode="reflect") for c in range(3)], axis=-1)
     seen = gaussian_filter(seen, (blur * size / 96, blur * size / 96, 0))
-    far = np.hypot(x, y)[..., None]
-    seen = (seen * gain * exposure * light * (1 - shade * far**2 / 2)).clip(0, 1) ** gamma
-    seen = seen * below(far, field, 0.06) + grain * pose.standard_normal(seen.shape)
+    seen = seen * light + grain * rng.standard_normal(seen.shape)
     return (seen.clip(0, 1) * 255 + 0.5).astype(np.uint8)
 
 
+def _cast(picture: np.ndarray, hue: float, camera: np.random.Generator) -> np.ndarray:
+    """A (size, size, 3) uint8 picture as a camera has it whose cast has this hue: 0 is red, 1/3 green, 2/3 blue."""
+    gain = 1 + CAST * np.cos(2 * np.pi * (hue - np.arange(3) / 3))
+    exposure, gamma, shade, field = camera.uniform((0.85, 0.9, 0.05, 1.05), (1.05, 1.15, 0.35, 1.8))
+    far = np.hypot(*_axes(len(picture)))[..., None]
+    seen = (picture / 255 * gain * exposure * (1 - shade * far**2 / 2)).clip(0, 1) ** gamma
+    return (seen * below(far, field, 0.06) * 255 + 0.5).astype(np.uint8)
+
+
+def _save(picture: np.ndarray, file: Path) -> None:
+    Image.fromarray(picture).save(file, quality=92, subsampling=0, comment=b"synthetic phantom")
+
+
 # ---- the download ----------------------------------------------------------------------------------------------------
-def _write_lesion(
-    lesion: _Lesion, folder: Path, look_alikes: Mapping[str, str], seed: int, size: int, cameras: int
-) -> None:
+def _write_lesion(lesion: _Lesion, folder: Path, look_alikes: Mapping[str, str], seed: int, size: int) -> None:
     rgb = _draw(lesion, look_alikes, seed, size)
     for k, name in enumerate(lesion.pictures):
-        camera = np.random.default_rng([seed, 2, lesion.index % cameras])
-        picture = _photograph(rgb, camera, np.random.default_rng([seed, 3, lesion.index, k]), size)
-        file = folder / f"{name}.jpg"
-        Image.fromarray(picture).save(file, quality=92, subsampling=0, comment=b"synthetic phantom")
+        _save(_photograph(rgb, np.random.default_rng([seed, 3, lesion.index, k]), size), folder / f"{name}.jpg")
 
 
 def _write_pictures(
@@ -351,7 +362,6 @@ def _write_pictures(
     images: int,
     seed: int,
     size: int,
-    cameras: int,
     processes: int | None,
 ) -> list[_Lesion]:
     """Checks the arguments, plans and writes all pictures."""
@@ -359,14 +369,13 @@ def _write_pictures(
         ("images", images, round(1 / SHARE_FLOOR)),
         ("seed", seed, 0),
         ("size", size, 32),
-        ("cameras", cameras, 1),
         ("processes", 1 if processes is None else processes, 1),
     ):
         if value < least:
             raise FedMendError(f"phantom, argument {name}: expected at least {least}, got {value}")
     lesions = _plan(images, official, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    rest = (repeat(folder), repeat(look_alikes), repeat(seed), repeat(size), repeat(cameras))
+    rest = (repeat(folder), repeat(look_alikes), repeat(seed), repeat(size))
     # A new process costs as much as some dozens of lesions.
     processes = processes or min(os.cpu_count() or 1, 1 + len(lesions) // 64)
     if processes == 1:
@@ -385,9 +394,7 @@ def _write_table(file: Path, header: Iterable[str], rows: Iterable[list]) -> Non
         writer.writerows(sorted(rows, key=lambda row: row[0]))
 
 
-def write_isic2019(
-    out: Path, *, images: int, seed: int = 0, size: int = 96, cameras: int = 8, processes: int | None = None
-) -> None:
+def write_isic2019(out: Path, *, images: int, seed: int = 0, size: int = 96, processes: int | None = None) -> None:
     """Writes a synthetic ISIC 2019 training download.
 
     ``out/ISIC_2019_Training_Input/ISIC_<7 digits>.jpg`` are dermoscopic pictures, ``out/ISIC_2019_Training_GroundTruth.csv``
@@ -395,16 +402,14 @@ def write_isic2019(
     lesion and sex. A lesion has one to three pictures; some lesions with one picture have a blank ``lesion_id``.
 
     The eight classes have their shares in the official set, but never less than 4 % of the pictures, so that the rare ones
-    can be learnt from a small phantom; NV gives way. Cameras differ in colour cast, exposure, contrast, sharpness, zoom,
-    noise and vignette; no file says which one took a picture. The same arguments give the same bytes, whatever
-    ``processes`` is.
+    can be learnt from a small phantom; NV gives way. Pictures differ in zoom, sharpness, noise and light, but have no colour
+    cast: see :func:`lay_casts`. The same arguments give the same bytes, whatever ``processes`` is.
 
     Args:
         out: folder to write into; made where missing.
         images: number of pictures, at least 25, so that each class has one.
         seed: seed of everything that is random, at least 0.
         size: rows and columns of a picture in pixels, at least 32.
-        cameras: number of cameras, at least 1; the lesions of each class are spread evenly over them.
         processes: number of worker processes; None takes what the CPU has, and fewer for a small phantom.
 
     Raises:
@@ -412,7 +417,7 @@ def write_isic2019(
     """
     out = Path(out)
     folder = out / "ISIC_2019_Training_Input"
-    lesions = _write_pictures(folder, ISIC2019_COUNTS, LOOK_ALIKES, images, seed, size, cameras, processes)
+    lesions = _write_pictures(folder, ISIC2019_COUNTS, LOOK_ALIKES, images, seed, size, processes)
     rng = np.random.default_rng([seed, 4])
     truth, metadata, columns = [], [], (*ISIC2019_COUNTS, "UNK")
     for lesion, number in zip(lesions, rng.permutation(len(lesions)), strict=True):
@@ -426,9 +431,7 @@ def write_isic2019(
     _write_table(out / "ISIC_2019_Training_Metadata.csv", header, metadata)
 
 
-def write_isic2018(
-    out: Path, *, images: int, seed: int = 0, size: int = 96, cameras: int = 5, processes: int | None = None
-) -> None:
+def write_isic2018(out: Path, *, images: int, seed: int = 0, size: int = 96, processes: int | None = None) -> None:
     """Writes a synthetic ISIC 2018 task 3 (HAM10000) training download.
 
     ``out/ISIC2018_Task3_Training_Input/ISIC_<7 digits>.jpg`` are dermoscopic pictures; the table in
@@ -436,14 +439,13 @@ def write_isic2018(
     ``out/ISIC2018_Task3_Training_LesionGroupings.csv`` has lesion and kind of confirmation. A lesion has one to three
     pictures. AKIEC is drawn as actinic keratosis.
 
-    Shares of the seven classes, cameras and determinism are as in :func:`write_isic2019`.
+    Shares of the seven classes, pictures and determinism are as in :func:`write_isic2019`.
 
     Args:
         out: folder to write into; made where missing.
         images: number of pictures, at least 25, so that each class has one.
         seed: seed of everything that is random, at least 0.
         size: rows and columns of a picture in pixels, at least 32.
-        cameras: number of cameras, at least 1; the lesions of each class are spread evenly over them.
         processes: number of worker processes; None takes what the CPU has, and fewer for a small phantom.
 
     Raises:
@@ -451,7 +453,7 @@ def write_isic2018(
     """
     out, name = Path(out), "ISIC2018_Task3_Training"
     folder = out / f"{name}_Input"
-    lesions = _write_pictures(folder, ISIC2018_COUNTS, ISIC2018_LOOK_ALIKES, images, seed, size, cameras, processes)
+    lesions = _write_pictures(folder, ISIC2018_COUNTS, ISIC2018_LOOK_ALIKES, images, seed, size, processes)
     rng = np.random.default_rng([seed, 4])
     truth, groups = [], []
     for lesion, number in zip(lesions, rng.permutation(len(lesions)), strict=True):
@@ -462,3 +464,31 @@ def write_isic2018(
     table.parent.mkdir(exist_ok=True)
     _write_table(table, ["image", *ISIC2018_COUNTS], truth)
     _write_table(out / f"{name}_LesionGroupings.csv", ["image", "lesion_id", "diagnosis_confirm_type"], groups)
+
+
+def lay_casts(out: Path, *, sites: int, seed: int = 0, progress: Callable[[str], None] | None = None) -> None:
+    """Gives each site its own camera: lays one colour cast over all pictures of a site, in place.
+
+    The hues of the casts are spread evenly over the sites, so that no two are alike; exposure, contrast and vignette are
+    drawn. The same pictures and arguments give the same bytes. A second call would lay a second cast over the first.
+
+    Args:
+        out: folder of ``site-1`` .. ``site-<sites>``, whose tables name phantom pictures, each in one table alone.
+        sites: number of sites.
+        seed: seed of what is drawn, at least 0.
+        progress: called with one line of text for each site.
+
+    Raises:
+        FedMendError: a site folder that cannot be read.
+    """
+    for s in range(sites):
+        name = f"site-{s + 1}"
+        card = load_card(Path(out) / name, name)
+        tables = [load_table(card, file, card.classes) for file in card.splits.values()]
+        files = [card.image_root / image for table in tables for image in table.images]
+        if progress:
+            progress(f"{name}: its camera's colour cast for {len(files)} pictures")
+        for file in files:
+            with Image.open(file) as picture:
+                pixels = np.asarray(picture)
+            _save(_cast(pixels, s / sites, np.random.default_rng([seed, 2, s])), file)

@@ -15,7 +15,7 @@ from fedmend.data.store import disk_errors, exclusive
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 
-PHANTOM_FORMAT = 3  # raise it when a generator or a converter changes what it writes
+PHANTOM_FORMAT = 4  # raise it when a generator or a converter changes what it writes
 SOURCE = "PHANTOM: synthetic images, no patient was examined"
 LOG = logging.getLogger("fedmend.phantom")
 
@@ -94,7 +94,10 @@ class MissingClassPhantom(PhantomSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyLabelPhantom(NoiseProtocol, PhantomSpec):
-    """Single-label CT slices or dermoscopic pictures, dealt to sites of which some are noisy."""
+    """Single-label CT slices or dermoscopic pictures, dealt to sites of which some are noisy.
+
+    With dermoscopic pictures, each site has its own camera.
+    """
 
     dataset: str = "ich_single"
     sites: int = 8
@@ -119,10 +122,9 @@ class NoisyLabelPhantom(NoiseProtocol, PhantomSpec):
         else:
             from fedmend.datasets import dermoscopy_phantom, isic2019
 
-            dermoscopy_phantom.write_isic2019(
-                out / "download", images=self.images, seed=self.seed, size=self.pixels, cameras=self.sites
-            )
+            dermoscopy_phantom.write_isic2019(out / "download", images=self.images, seed=self.seed, size=self.pixels)
             isic2019.prepare(out / "download", out, **common)
+            dermoscopy_phantom.lay_casts(out, sites=self.sites, seed=self.seed, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +160,7 @@ class ChestPhantom(PhantomSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSetPhantom(PhantomSpec):
-    """Dermoscopic pictures of which each site labels some diagnoses.
+    """Dermoscopic pictures of which each site labels some diagnoses; each site has its own camera.
 
     Attributes:
         classes_per_site: diagnoses that each site identifies.
@@ -172,9 +174,7 @@ class LabelSetPhantom(PhantomSpec):
         """See :class:`PhantomSpec`."""
         from fedmend.datasets import dermoscopy_phantom, isic2018
 
-        dermoscopy_phantom.write_isic2018(
-            out / "download", images=self.images, seed=self.seed, size=self.pixels, cameras=self.sites
-        )
+        dermoscopy_phantom.write_isic2018(out / "download", images=self.images, seed=self.seed, size=self.pixels)
         isic2018.prepare(
             out / "download",
             out,
@@ -185,6 +185,7 @@ class LabelSetPhantom(PhantomSpec):
             source_name=SOURCE,
             progress=progress,
         )
+        dermoscopy_phantom.lay_casts(out, sites=self.sites, seed=self.seed, progress=progress)
 
 
 SPECS: Mapping[str, type[PhantomSpec]] = {
@@ -212,8 +213,14 @@ def phantom_spec(given: Mapping[str, object]) -> PhantomSpec:
 
 
 def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] | None = None) -> None:
-    """:meth:`PhantomSpec.write`, with errors that say that they are about the phantom."""
+    """:meth:`PhantomSpec.write`, with errors that say that they are about the phantom.
+
+    Raises:
+        FedMendError: as :meth:`PhantomSpec.write`, or ``out`` has site folders.
+    """
     try:
+        if any(Path(out).glob("site-*")):  # before their pictures are overwritten
+            raise FedMendError("argument out: expected a folder without site folders, got one that has them")
         spec.write(out, progress)
     except FedMendError as e:  # it may name a site of the phantom, which is not the site that asks
         raise FedMendError(f"phantom: {e}") from None

@@ -1,13 +1,21 @@
 import csv
 from collections import Counter
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from factories import refused
 from PIL import Image
 
+from fedmend.data.manifest import SINGLELABEL, write_card, write_table
 from fedmend.datasets import dermoscopy_phantom as phantom
-from fedmend.datasets.dermoscopy_phantom import ISIC2018_COUNTS, ISIC2019_COUNTS, write_isic2018, write_isic2019
+from fedmend.datasets.dermoscopy_phantom import (
+    ISIC2018_COUNTS,
+    ISIC2019_COUNTS,
+    lay_casts,
+    write_isic2018,
+    write_isic2019,
+)
 
 IMAGES = 200
 FOLDER, TRUTH, METADATA = (f"ISIC_2019_Training_{name}" for name in ("Input", "GroundTruth.csv", "Metadata.csv"))
@@ -109,27 +117,14 @@ def test_the_pictures_of_a_lesion_have_one_class_and_some_lesions_no_id(download
     assert all(len(set(v)) == 1 for v in lesions.values())
 
 
-def test_the_lesions_of_each_class_are_spread_evenly_over_the_cameras():
-    cameras = 3
-    for name in ISIC2019_COUNTS:
-        lesions = [x for x in phantom._plan(400, ISIC2019_COUNTS, 0) if x.name == name]
-        counts = np.bincount([x.index % cameras for x in lesions], minlength=cameras)
-        assert np.ptp(counts) <= 1
+def test_the_pictures_of_a_lesion_differ_in_pose_but_have_no_colour_cast():
+    def shots(rgb):
+        return [phantom._photograph(rgb, np.random.default_rng(pose), 64).astype(float) for pose in (0, 1)]
 
-
-def test_cameras_differ_in_colour_and_the_pictures_of_a_lesion_in_pose():
-    rgb = drawn("NV")[0]
-
-    def shot(camera, pose):
-        generators = np.random.default_rng([0, 2, camera]), np.random.default_rng(pose)
-        return phantom._photograph(rgb, *generators, 64).astype(float)
-
-    centre = np.array([shot(camera, 0)[24:40, 24:40].mean(axis=(0, 1)) for camera in range(6)])
-    casts = centre / centre.sum(axis=1, keepdims=True)
-    assert (np.ptp(casts, axis=0) > 0.01).all()
-    one, two = shot(0, 0), shot(0, 1)
+    one, two = shots(drawn("NV")[0])
     assert np.abs(one - two).mean() > 3
-    np.testing.assert_allclose(one.mean(), two.mean(), rtol=0.15)
+    for picture in shots(np.full((96, 96, 3), (0.8, 0.6, 0.4))):
+        np.testing.assert_allclose(picture.mean(axis=(0, 1)) / picture.mean(), (4 / 3, 1, 2 / 3), rtol=0.01)
 
 
 def test_a_melanoma_is_less_symmetric_than_a_nevus():
@@ -183,10 +178,71 @@ def test_a_share_of_lesions_is_drawn_as_what_it_is_taken_for(monkeypatch):
     assert (draw("BKL") == draw("DF")).all()  # both as a nevus
 
 
-@pytest.mark.parametrize(("argument", "least"), [("images", 25), ("seed", 0), ("size", 32), ("cameras", 1)])
+@pytest.mark.parametrize(("argument", "least"), [("images", 25), ("seed", 0), ("size", 32)])
 def test_an_argument_below_its_least_value_is_refused(tmp_path, argument, least):
     with refused(f"phantom, argument {argument}: expected at least {least}, got {least - 1}"):
         write_isic2019(tmp_path, **{"images": 25, argument: least - 1})
+
+
+# ---- cameras ---------------------------------------------------------------------------------------------------------
+def test_a_camera_has_gain_exposure_contrast_and_a_vignette():
+    camera = Mock(uniform=Mock(return_value=(0.8, 2.0, 0.5, 1.0)))  # exposure, gamma, shade, field
+    cast = phantom._cast(np.full((2, 2, 3), 204), 0.0, camera)
+    # Each of the four pixels is sqrt(0.5) from the centre: 0.8 * gain * 0.8 * (1 - 0.5 * 0.5 / 2), squared;
+    # the gains are 1.08 and twice 1 - 0.08 / 2.
+    np.testing.assert_array_equal(cast, np.tile(np.uint8([93, 74, 74]), (2, 2, 1)))
+    camera = Mock(uniform=Mock(return_value=(1.0, 1.0, 0.0, 0.5)))
+    assert not phantom._cast(np.full((2, 2, 3), 255), 0.0, camera).any()  # outside the field
+
+
+@pytest.mark.parametrize(("hue", "strongest"), [(0.0, 0), (1 / 3, 1), (2 / 3, 2)])
+def test_a_cast_has_the_hue_that_it_is_given(hue, strongest):
+    cast = phantom._cast(np.full((32, 32, 3), 128), hue, np.random.default_rng(0))[16, 16].astype(int)
+    assert cast.argmax() == strongest
+    assert np.ptp(np.delete(cast, strongest)) == 0
+    assert np.ptp(cast) > 5
+
+
+@pytest.fixture
+def grey_sites(tmp_path):
+    """site-1 and site-2, each with one grey picture in train, val and test."""
+    for site in ("site-1", "site-2"):
+        (tmp_path / site).mkdir()
+        names = [f"{site}-{split}" for split in ("train", "val", "test")]
+        for name in names:
+            phantom._save(np.full((32, 32, 3), 128, dtype=np.uint8), tmp_path / f"{name}.jpg")
+            write_table(tmp_path / site / f"{name}.csv", [f"{name}.jpg"], np.array([0]), ["NV"])
+        splits = {name.split("-")[2]: f"{name}.csv" for name in names}
+        write_card(tmp_path / site, task=SINGLELABEL, classes=["NV"], splits=splits, image_root="..")
+    return tmp_path
+
+
+def colours(folder):
+    """Bytes of the pictures of site-1 and of site-2."""
+    return [[p.read_bytes() for p in sorted(folder.glob(f"{site}-*.jpg"))] for site in ("site-1", "site-2")]
+
+
+def test_all_pictures_of_a_site_get_the_cast_of_its_camera(grey_sites):
+    neutral, lines = colours(grey_sites)[0][0], []
+    lay_casts(grey_sites, sites=2, seed=5, progress=lines.append)
+    first, second = map(set, colours(grey_sites))
+    assert len(first) == len(second) == 1
+    assert len(first | second | {neutral}) == 3
+    with Image.open(grey_sites / "site-1-test.jpg") as picture:
+        assert (picture.format, picture.size, picture.info["comment"]) == ("JPEG", (32, 32), b"synthetic phantom")
+        assert np.ptp(np.asarray(picture)[16, 16].astype(int)) > 3
+    assert lines == [f"{site}: its camera's colour cast for 3 pictures" for site in ("site-1", "site-2")]
+
+
+def test_the_casts_depend_on_the_seed_alone(grey_sites):
+    found = []
+    for seed in (5, 5, 6):
+        for file in grey_sites.glob("*.jpg"):
+            phantom._save(np.full((32, 32, 3), 128, dtype=np.uint8), file)
+        lay_casts(grey_sites, sites=2, seed=seed)
+        found.append(colours(grey_sites))
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0]
 
 
 # ---- ISIC 2018 -------------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ import stat
 import numpy as np
 import pytest
 from factories import refused
+from PIL import Image
 from torch_factories import CPU
 
-from fedmend.data.manifest import load_card
+from fedmend.data.manifest import load_card, load_table
 from fedmend.data.site import load_site, load_truth
 from fedmend.datasets import phantom_sites
 from fedmend.datasets.cxr14 import CLASSES as CXR14
@@ -109,6 +110,13 @@ def test_a_phantom_that_cannot_be_made_is_blamed_on_the_phantom_and_not_on_a_sit
         make_phantom(tmp_path, few)
 
 
+def test_a_phantom_is_never_made_over_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(MissingClassPhantom, "write", lambda *a: pytest.fail("overwrites the images"))
+    (tmp_path / "site-1").mkdir()
+    with refused("phantom: argument out: expected a folder without site folders, got one that has them"):
+        make_phantom(tmp_path, SMALL)
+
+
 def test_a_job_describes_its_phantom_by_data_set_and_the_fields_that_it_changes():
     assert phantom_spec({"dataset": "ich", "sites": 3}) == MissingClassPhantom(sites=3)
     assert phantom_spec({"dataset": "isic2019", "noisy_share": 0.3}) == NoisyLabelPhantom(
@@ -192,3 +200,27 @@ def test_a_noisy_phantom_has_wrong_labels_at_its_noisy_sites_alone(tmp_path, dat
         assert data.train.images.ndim == 3 + color
         assert data.train.images.any(axis=(1, 2)).all()
     assert len(list(tmp_path.glob("site-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        NoisyLabelPhantom(dataset="isic2019", images=160, sites=4, presence=1.0, pixels=32, noise="uniform"),
+        LabelSetPhantom(images=160, sites=4, pixels=32),
+    ],
+)
+def test_the_sites_of_a_dermoscopy_phantom_differ_in_colour(tmp_path, spec):
+    make_phantom(tmp_path, spec)
+    files, means, errors = [], [], []
+    for folder in sorted(tmp_path.glob("site-*")):
+        card = load_card(folder, folder.name)
+        own = [
+            card.image_root / i for file in card.splits.values() for i in load_table(card, file, card.classes).images
+        ]
+        colours = np.array([np.asarray(Image.open(file)).mean(axis=(0, 1)) for file in own])
+        files += own
+        means.append(colours.mean(axis=0))
+        errors.append(colours.var(axis=0, ddof=1) / len(own))
+    assert len(set(files)) == len(files) == 160  # a shared picture would get two casts
+    # The ratio is about 1 where the sites share their cameras.
+    assert (np.var(means, axis=0, ddof=1) > 5 * np.mean(errors, axis=0)).all()
