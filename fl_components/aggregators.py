@@ -89,7 +89,7 @@ class ClasswiseAggregator(SampleWeightedAggregator):
     Args:
         classifier: keys of the model whose first axis is the classes.
         known: site → (M,) bool, the classes that it identifies.
-        rule: ``awpa`` or ``masked``, see :func:`fedmend.methods.fedlsm.class_weights`.
+        rule: ``awpa``, ``masked`` or ``samples``, see :func:`fedmend.methods.fedlsm.class_weights`.
     """
 
     def __init__(self, classifier: Sequence[str], known: Mapping[str, np.ndarray], *, rule: str = "awpa"):

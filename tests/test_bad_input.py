@@ -370,12 +370,12 @@ FAULTS = [
     (
         "no knowledge of the classes",
         fedlsm_run(change=lambda result: result.report.clear()),
-        f"{TWO_NEEDED}report field class_knowledge: expected one number >= 0 for each of 3 classes",
+        f"{TWO_NEEDED}report field class_knowledge: expected 3 numbers >= 0",
     ),
     (
         "knowledge of another number of classes",
         fedlsm_run(change=reported(class_knowledge=np.ones(4, dtype=np.float32))),
-        f"{TWO_NEEDED}report field class_knowledge: expected one number >= 0 for each of 3 classes",
+        f"{TWO_NEEDED}report field class_knowledge: expected 3 numbers >= 0",
     ),
     (
         "knowledge of the classes with NaN",

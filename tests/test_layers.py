@@ -8,7 +8,7 @@ from factories import ROOT
 
 FEDMEND = ROOT / "custom" / "fedmend"
 METHODS = FEDMEND / "methods"
-SHARED = {"__init__", "base"}  # modules of the methods' folder that are no method
+SHARED = {"__init__", "base", "labelsets"}  # modules of the methods' folder that are no method of a paper
 
 
 def modules(folder):

@@ -32,6 +32,24 @@ class TinyNetwork(nn.Module):
         return features, self.classifier(features)
 
 
+class Says(nn.Module):
+    """Gives sample i, whose grey value is 10 i, row i of a table of logits, which can be trained.
+
+    ``calls`` notes (training mode, grey values / 10) of every forward call.
+    """
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = nn.Parameter(torch.tensor(np.asarray(table), dtype=torch.float32))
+        self.calls = []
+
+    def forward(self, images):
+        number = (images[:, 0, 2, 2] * 0.229 + 0.485) * 25.5
+        self.calls.append((self.training, [round(v, 2) for v in number.tolist()]))
+        logits = self.table[number.round().long()]
+        return logits, logits
+
+
 class PlainMethod(LocalMethod):
     """Binary cross-entropy on all labels, blanks as negatives."""
 

@@ -167,9 +167,13 @@ def classwise(*replies, known=KNOWN, rule="awpa", classifier=HEAD):
 
 @pytest.mark.parametrize(
     ("rule", "values"),
-    [("awpa", [(1 * 4 + 3 * 12) / 16, 3, (10 * 1 + 30 * 3) / 40]), ("masked", [(10 * 1 + 30 * 3) / 40, 1, 2.5])],
+    [
+        ("awpa", [(1 * 4 + 3 * 12) / 16, 3, (10 * 1 + 30 * 3) / 40]),
+        ("masked", [(10 * 1 + 30 * 3) / 40, 1, 2.5]),
+        ("samples", [2.5, 2.5, 2.5]),
+    ],
 )
-def test_rows_of_the_classifier_are_averaged_by_q_or_by_owners_and_the_rest_by_samples(rule, values):
+def test_rows_of_the_classifier_are_averaged_by_q_by_owners_or_like_the_rest_by_samples(rule, values):
     params = classwise(headed("a", 10, 1, [4, 0, 0]), headed("b", 30, 3, [12, 5, 0]), rule=rule).params
     assert set(params) == {"conv", *HEAD}
     assert params["conv"].tolist() == [[2.5, 2.5]] * 3
@@ -205,7 +209,7 @@ def test_the_order_of_the_models_changes_no_bit_of_a_classifier_row():
         np.testing.assert_allclose(params["conv"], merged_models[0]["conv"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["awpa", "masked"])
+@pytest.mark.parametrize("rule", ["awpa", "masked", "samples"])
 def test_models_received_for_classwise_averaging_are_not_changed(rule):
     replies = [headed("a", 10, 1, [4, 0, 0]), headed("b", 30, 3, [12, 5, 0])]
     before = [{k: v.copy() for k, v in model.params.items()} for model in replies]
@@ -215,9 +219,19 @@ def test_models_received_for_classwise_averaging_are_not_changed(rule):
         assert all(np.array_equal(v, own[k]) for k, v in model.params.items())
 
 
-def test_masked_averaging_needs_no_report():
-    params = classwise(headed("a", 10, 1), headed("b", 30, 3), rule="masked").params
-    assert params["head.bias"] == pytest.approx([2.5, 2, 4.5])
+@pytest.mark.parametrize(("rule", "bias"), [("masked", [2.5, 2, 4.5]), ("samples", [2.5, 3.5, 4.5])])
+def test_without_awpa_averaging_needs_no_report(rule, bias):
+    assert classwise(headed("a", 10, 1), headed("b", 30, 3), rule=rule).params["head.bias"] == pytest.approx(bias)
+
+
+def test_by_samples_the_classifier_is_averaged_as_by_federated_averaging():
+    replies = [headed(site, n, 0.1 * n, [n, 0, 1]) for site, n in (("a", 7), ("b", 11))]
+    plain = SampleWeightedAggregator()
+    for model in replies:
+        plain.accept_model(model)
+    params = classwise(*replies, rule="samples").params
+    for key, value in plain.aggregate_model().params.items():
+        np.testing.assert_allclose(params[key], value, rtol=1e-6)
 
 
 def test_without_any_q_no_row_becomes_nan():

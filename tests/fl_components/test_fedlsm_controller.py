@@ -96,6 +96,7 @@ def test_the_weights_of_positive_terms_are_sent_in_every_round(tmp_path):
     [
         ("awpa", [(4 * 1 + 12 * 3) / 16, (2 * 1 + 4 * 3 + 2 * 6) / 8, 6]),  # nobody has q of mass: its only owner
         ("masked", [(10 * 1 + 30 * 3) / 40, 3, 6]),
+        ("samples", [4.6, 4.6, 4.6]),
     ],
 )
 def test_rows_of_the_classifier_are_averaged_class_by_class_and_the_rest_by_samples(tmp_path, aggregation, rows):
@@ -106,6 +107,18 @@ def test_rows_of_the_classifier_are_averaged_class_by_class_and_the_rest_by_samp
     backbone = 3 * (10 * 1 + 30 * 3 + 60 * 6) / 100
     for key in ("norm.weight", "norm.running_mean"):
         assert moved(federation, key) == pytest.approx([backbone] * 12, rel=1e-4)
+
+
+@pytest.mark.parametrize(("aggregation", "row"), [("masked", 2.5), ("samples", 4.6)])
+def test_baselines_that_report_nothing_run_without_awpa(tmp_path, aggregation, row):
+    def silent(site, name, task, result):
+        result.report = {}
+        return result
+
+    federation = play(tmp_path, answers(change=silent), aggregation=aggregation)
+    assert federation.engine.panics() == []
+    assert federation.decisions("class_knowledge") == []
+    assert moved(federation, "classifier.bias")[0] == pytest.approx(3 * row, rel=1e-4)
 
 
 def test_only_the_classifier_that_the_job_names_is_averaged_class_by_class(tmp_path):
@@ -132,9 +145,23 @@ def test_a_site_without_uncertainty_is_left_out_of_the_record(tmp_path):
     assert {tuple(value) for _, value in federation.decisions("uncertainty")} == {("site-1", "site-3")}
 
 
-def test_single_label_sites_are_run_alike(tmp_path):
-    federation = play(tmp_path, answers(task="singlelabel"))
+def test_single_label_sites_are_run_alike_without_weights_and_repair_the_classes_that_they_do_not_know(tmp_path):
+    def change(site, name, task, result):
+        if name == CENSUS:
+            result.census["annotated"] = np.ones(3, dtype=bool)  # a single-label column has no blank class
+        if name == TRAIN:
+            assert dict(task.knowledge) == {}
+            result.repairs = {
+                "positive": np.arange(3),
+                "negative": np.zeros(3, dtype=int),
+                "untagged": np.ones(3, dtype=int),
+            }
+        return result
+
+    federation = play(tmp_path, answers(task="singlelabel", change=change))
     assert federation.engine.panics() == []
+    unknown = {(site, CLASSES[c]) for site, flags in SITES.items() for c in range(3) if not flags[c]}
+    assert {(line["site"], line["class"]) for line in federation.lines("repairs.jsonl")} == unknown
     assert moved(federation, "classifier.bias")[0] == pytest.approx(7.5, rel=1e-4)
 
 
@@ -163,9 +190,9 @@ def test_a_job_that_names_no_classifier_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("knowledge", "reason"),
     [
-        (None, "site-2: report field class_knowledge: expected one number >= 0 for each of 3 classes"),
-        ([1, 2], "site-2: report field class_knowledge: expected one number >= 0 for each of 3 classes"),
-        ([1, -1, 0], "site-2: report field class_knowledge: expected one number >= 0 for each of 3 classes"),
+        (None, "site-2: report field class_knowledge: expected 3 numbers >= 0"),
+        ([1, 2], "site-2: report field class_knowledge: expected 3 numbers >= 0"),
+        ([1, -1, 0], "site-2: report field class_knowledge: expected 3 numbers >= 0"),
         (
             [1, np.nan, 0],
             "site-2: result of round 1, report field class_knowledge: expected finite numbers, got NaN or infinity",
@@ -198,12 +225,15 @@ def test_a_report_without_q_stops_a_run_that_needs_all_sites(tmp_path):
     )
 
 
+EXPECTED = "expected aggregation awpa, masked or samples and pos_weight_cap >= 1, got"
+
+
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"aggregation": "mean"}, "unknown aggregation 'mean', or pos_weight_cap 100.0 below 1"),
-        ({"pos_weight_cap": 0.5}, "unknown aggregation 'awpa', or pos_weight_cap 0.5 below 1"),
-        ({"pos_weight_cap": float("nan")}, "pos_weight_cap nan below 1"),
+        ({"aggregation": "mean"}, f"{EXPECTED} 'mean' and 100.0"),
+        ({"pos_weight_cap": 0.5}, f"{EXPECTED} 'awpa' and 0.5"),
+        ({"pos_weight_cap": float("nan")}, f"{EXPECTED} 'awpa' and nan"),
         ({"num_rounds": 0}, "expected 1 <= warmup_rounds <= num_rounds, got 1 and 0"),
     ],
 )

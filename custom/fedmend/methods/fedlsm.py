@@ -6,7 +6,8 @@ site, M classes; I_k are the classes that site k identifies, U_k the others.
 Every round a site measures the uncertainty of its images under the received model (Eq. 3) and sorts them into D_h (uncertain),
 D_l (confident) and the rest. A teacher, the moving average of the student, gives pseudo-labels on unknown classes of D_l and the
 rest (Eqs. 4-5); pairs of D_l and D_h are mixed (uncertain data enhancement, Eq. 6). The server averages each classifier row by
-what the sites know about its class (adaptive weighted proxy aggregation, Eq. 7).
+what the sites know about its class (adaptive weighted proxy aggregation, Eq. 7). What is not FedLSM's alone is in
+:mod:`fedmend.methods.labelsets`: the pseudo-labels, L_I and L_U, and the baselines.
 
 Where paper and reference code (dzp2095/FedLSM) differ, or the paper is silent:
 
@@ -36,7 +37,7 @@ batch and the mixed pairs.
 import copy
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -45,19 +46,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.augment import strong, to_network, weak
-from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
+from fedmend.data.manifest import SINGLELABEL
 from fedmend.errors import FedMendError
-from fedmend.ledger import Repairs
 from fedmend.losses import masked_bce
-from fedmend.methods.base import LocalMethod, Report, RoundTask, Site
+from fedmend.methods.base import Report, RoundTask, Site
+from fedmend.methods.labelsets import PseudoLabelMethod, check_thresholds, probabilities, pseudo_labels
 from fedmend.training import infer
 
 LOG = logging.getLogger("fedmend.fedlsm")
-RULE = "fedlsm.pseudo_label"
 UNCERTAINTY_BINS = 20
 
 
-class FedLSM(LocalMethod):
+class FedLSM(PseudoLabelMethod):
     """Client half of FedLSM.
 
     Args:
@@ -77,7 +77,7 @@ class FedLSM(LocalMethod):
         vertical_flip: part of the strong augmentation.
     """
 
-    TASKS: ClassVar[tuple[str, ...]] = (MULTILABEL, SINGLELABEL)
+    RULE: ClassVar[str] = "fedlsm.pseudo_label"
     REPORT_FIELDS: ClassVar[Mapping[str, str]] = {
         "class_knowledge": "(M,) float32, q of Eq. (7): positive labels or positive pseudo-labels of each class; a count per"
         " class",
@@ -102,12 +102,7 @@ class FedLSM(LocalMethod):
         ue: bool = True,
         vertical_flip: bool = False,
     ):
-        for name, value in (("tau_positive", tau_positive), ("ude_tau_positive", ude_tau_positive)):
-            if not 0.5 <= value <= 1:
-                raise FedMendError(f"job variable {name}: expected 0.5 to 1, got {value}")
-        for name, value in (("tau_negative", tau_negative), ("ude_tau_negative", ude_tau_negative)):
-            if not 0 <= value < 0.5:
-                raise FedMendError(f"job variable {name}: expected 0 to below 0.5, got {value}")
+        check_thresholds(ude_tau_positive, ude_tau_negative, "ude_")
         if local_iterations < 1 or pairs < 1 or not high > 0 or not low > 0:
             raise FedMendError(
                 "job variables local_iterations, pairs, high, low: expected at least 1, 1 and more than 0, got"
@@ -118,27 +113,22 @@ class FedLSM(LocalMethod):
                 "job variables ude_weight, mixup_alpha, ema_decay: expected >= 0, > 0 and 0 to below 1, got"
                 f" {ude_weight}, {mixup_alpha}, {ema_decay}"
             )
-        self.local_iterations, self.high, self.low, self.pairs = local_iterations, high, low, pairs
-        self.tau_positive, self.tau_negative = tau_positive, tau_negative
+        super().__init__(
+            local_iterations=local_iterations,
+            vertical_flip=vertical_flip,
+            tau_positive=tau_positive,
+            tau_negative=tau_negative,
+        )
+        self.high, self.low, self.pairs, self.ue = high, low, pairs, ue
         self.ude_tau_positive, self.ude_tau_negative = ude_tau_positive, ude_tau_negative
         self.ude_weight, self.mixup_alpha, self.ema_decay = ude_weight, mixup_alpha, ema_decay
-        self.ue, self.vertical_flip = ue, vertical_flip
 
     # ---- before the training ----------------------------------------------------------------------------------------
     def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Measures uncertainty with the received model, sorts the samples into pools, and makes the teacher."""
-        labels, memory = site.data.train.labels, site.memory
-        known = known_classes(labels, site.data.task)
-        if not known.any():
-            raise FedMendError(
-                f"{site.name}: {site.data.train.table.file}: expected labels of at least one class, got none"
-            )
-        memory["known"] = torch.from_numpy(known).to(site.device)
-        memory["labels"] = torch.from_numpy(labels.astype(np.float32)).to(site.device)
-        memory["pos_weight"] = self._positive_weight(task, site)
-        memory["pseudo"] = torch.full(labels.shape, NOT_ANNOTATED, dtype=torch.int8, device=site.device)
-        memory["confidence"] = torch.zeros(labels.shape, device=site.device)
-        memory["generator"] = site.generator(task, "augment")
+        super().prepare(model, task, site)
+        memory, samples = site.memory, len(site.data.train)
+        known = memory["known"].cpu().numpy()
         memory["mixing"] = np.random.default_rng(site.generator(task, "mixup").initial_seed())
         # Without unknown classes there is nothing to be uncertain about: every sample is in the main pool.
         enhance = not known.all()
@@ -149,12 +139,12 @@ class FedLSM(LocalMethod):
         if enhance:
             order = memory["entropy"]
             if order is None:
-                order = torch.rand(len(labels), generator=site.generator(task, "pools")).numpy()
-            memory["pools"] = split_pools(order, *self._pool_sizes(len(labels), site))
+                order = torch.rand(samples, generator=site.generator(task, "pools")).numpy()
+            memory["pools"] = split_pools(order, *self._pool_sizes(samples, site))
         else:
-            memory["pools"] = (np.arange(0), np.arange(0), np.arange(len(labels)))
+            memory["pools"] = (np.arange(0), np.arange(0), np.arange(samples))
         memory["pairs"] = min(self.pairs, *map(len, memory["pools"][:2])) if self.ude_weight else 0
-        if (least := len(labels) - len(memory["pools"][0]) + memory["pairs"]) < 2:
+        if (least := samples - len(memory["pools"][0]) + memory["pairs"]) < 2:
             raise FedMendError(
                 f"{site.name}: {site.data.train.table.file}: expected at least 2 samples besides high, got {least}"
             )
@@ -169,28 +159,11 @@ class FedLSM(LocalMethod):
             )
         return high, low
 
-    def _positive_weight(self, task: RoundTask, site: Site) -> Tensor | None:
-        if site.data.task == SINGLELABEL:
-            return None
-        weight = task.knowledge.get("pos_weight")
-        shape = (len(site.data.classes),)
-        if weight is None or np.shape(weight) != shape or not (np.isfinite(weight) & (weight > 0)).all():
-            raise FedMendError(
-                f"{site.name}: round {task.round_num}, pos_weight from the server: expected one number > 0 per class, got"
-                " another"
-            )
-        return torch.from_numpy(np.asarray(weight, dtype=np.float32)).to(site.device)
-
-    def batches(self, task: RoundTask, site: Site, epoch: int) -> Iterable[Tensor]:
-        """``local_iterations`` batches: B samples of D_l and the rest, then ``pairs`` of D_h and ``pairs`` of D_l."""
-        high, low, _ = site.memory["pools"]
+    def parts(self, site: Site) -> list[tuple[np.ndarray, int]]:
+        """B samples of D_l and the rest, then ``pairs`` of D_h and ``pairs`` of D_l."""
+        (high, low, _), pairs = site.memory["pools"], site.memory["pairs"]
         main = np.setdiff1d(np.arange(len(site.data.train)), high)
-        generator = site.generator(task, f"shuffle {epoch}")
-        pairs = site.memory["pairs"]
-        sizes = (site.batch_size, pairs, pairs)
-        streams = [(_Stream(pool, generator), n) for pool, n in zip((main, high, low), sizes, strict=True) if n]
-        for _ in range(self.local_iterations):
-            yield torch.cat([stream.take(count) for stream, count in streams])
+        return [(pool, count) for pool, count in ((main, site.batch_size), (high, pairs), (low, pairs)) if count]
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
@@ -201,17 +174,14 @@ class FedLSM(LocalMethod):
         generator = memory["generator"]
         with torch.no_grad():
             seen = torch.cat([weak(main, generator), paired])
-            teacher = self._probabilities(memory["teacher"](to_network(seen))[1].float(), site)
+            teacher = probabilities(memory["teacher"](to_network(seen))[1].float(), site)
         rows = index.to(site.device, non_blocking=True)
-        labels = memory["labels"][rows]
-        target, valid = self._pseudo_labels(teacher[:size], labels[:size], self.tau_positive, self.tau_negative, site)
-        self._remember(rows[:size], target, valid, teacher[:size], labels[:size], site)
         inputs, mixed = strong(main, generator, vertical_flip=self.vertical_flip), None
         if len(paired):
-            mixed = self._mix(paired, teacher[size:], labels[size:], site)
+            mixed = self._mix(paired, teacher[size:], memory["labels"][rows[size:]], site)
             inputs = torch.cat([inputs, mixed[0]])
         logits = model(to_network(inputs))[1].float()
-        loss = self._main_loss(logits[:size], target, valid, labels[:size], site)
+        loss = self.main_loss(logits[:size], teacher[:size], rows[:size], site)
         if mixed is not None:
             loss = loss + self.ude_weight * self._mixed_loss(logits[size:], *mixed[1:], site)
         return loss
@@ -224,60 +194,14 @@ class FedLSM(LocalMethod):
             for own, other in zip(teacher.buffers(), model.buffers(), strict=True):
                 own.copy_(other)
 
-    @staticmethod
-    def _probabilities(logits: Tensor, site: Site) -> Tensor:
-        return logits.softmax(1) if site.data.task == SINGLELABEL else logits.sigmoid()
-
-    @staticmethod
-    def _pseudo_labels(
-        teacher: Tensor, labels: Tensor, tau_positive: float, tau_negative: float, site: Site
-    ) -> tuple[Tensor, Tensor]:
-        """Targets (B, M) of 0/1 and the entries (B, M) that count: labelled ones, and unknown ones of which the teacher is sure.
-
-        In single-label data a row counts whole or not at all.
-        """
-        unknown = ~site.memory["known"]
-        given = labels != NOT_ANNOTATED
-        if site.data.task == SINGLELABEL:
-            labelled = given.any(1, keepdim=True)
-            best = F.one_hot(teacher.argmax(1), teacher.shape[1]).bool()
-            sure = (best & unknown & (teacher >= tau_positive)).any(1, keepdim=True)
-            target = torch.where(labelled, labels.clamp(min=0), best.float())
-            return target, (labelled | sure).expand_as(target)
-        positive, negative = teacher >= tau_positive, teacher <= tau_negative
-        valid = given | (unknown & ~given & (positive | negative))
-        return torch.where(given, labels.clamp(min=0), positive.float()), valid
-
-    @staticmethod
-    def _remember(rows: Tensor, target: Tensor, valid: Tensor, teacher: Tensor, labels: Tensor, site: Site) -> None:
-        """Keeps the last pseudo-labels of the round for q and the ledger."""
-        new = valid & (labels == NOT_ANNOTATED)
-        if site.data.task == SINGLELABEL:
-            new = new & (labels == NOT_ANNOTATED).all(1, keepdim=True)
-        pseudo = torch.where(new, target, torch.full_like(target, NOT_ANNOTATED)).to(torch.int8)
-        site.memory["pseudo"][rows] = pseudo
-        site.memory["confidence"][rows] = (teacher - 0.5).abs()
-
     def _mix(self, paired: Tensor, teacher: Tensor, labels: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         """Mixed images, targets and the entries that count, Eq. (6)."""
         half = len(paired) // 2  # the uncertain images, then the confident ones
-        uncertain = self._pseudo_labels(
-            teacher[:half], labels[:half], self.ude_tau_positive, self.ude_tau_negative, site
-        )
-        confident = self._pseudo_labels(teacher[half:], labels[half:], self.tau_positive, self.tau_negative, site)
+        uncertain = pseudo_labels(teacher[:half], labels[:half], self.ude_tau_positive, self.ude_tau_negative, site)
+        confident = pseudo_labels(teacher[half:], labels[half:], self.tau_positive, self.tau_negative, site)
         weight = float(site.memory["mixing"].beta(self.mixup_alpha, self.mixup_alpha))
         images = torch.lerp(paired[:half], paired[half:], weight)
         return images, torch.lerp(uncertain[0], confident[0], weight), uncertain[1] & confident[1]
-
-    @staticmethod
-    def _main_loss(logits: Tensor, target: Tensor, valid: Tensor, labels: Tensor, site: Site) -> Tensor:
-        if site.data.task != SINGLELABEL:
-            return masked_bce(logits, target, valid, logits.numel(), site.memory["pos_weight"])
-        labelled = (labels != NOT_ANNOTATED).any(1)
-        entropy = F.cross_entropy(logits, target, reduction="none")
-        sure = valid[:, 0] & ~labelled
-        supervised = torch.where(labelled, entropy, 0).sum() / labelled.sum().clamp(min=1)
-        return supervised + torch.where(sure, entropy, 0).sum() / (~labelled).sum().clamp(min=1)
 
     @staticmethod
     def _mixed_loss(logits: Tensor, target: Tensor, valid: Tensor, site: Site) -> Tensor:
@@ -290,31 +214,14 @@ class FedLSM(LocalMethod):
     # ---- after the training -----------------------------------------------------------------------------------------
     def report(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """q of Eq. (7) and the histogram of uncertainty; writes the round's new pseudo-labels into the ledger."""
+        super().report(model, task, site)
         labels, pseudo = site.data.train.labels, site.memory["pseudo"].cpu().numpy()
-        before = site.ledger.repairs()
-        sample, label_class = np.nonzero((pseudo != NOT_ANNOTATED) & (pseudo != before))
-        new = pseudo[sample, label_class]
-        confidence = site.memory["confidence"].cpu().numpy()[sample, label_class]
-        site.ledger.record(RULE, task.round_num, labels, Repairs(sample, label_class, new, confidence))
-        known = known_classes(labels, site.data.task)
+        known = site.memory["known"].cpu().numpy()
         knowledge = np.where(known, (labels == 1).sum(0), (pseudo == 1).sum(0))
         report = {"class_knowledge": knowledge.astype(np.float32)}
         if site.memory["entropy"] is not None:
             report["uncertainty"] = np.histogram(site.memory["entropy"], UNCERTAINTY_BINS, (0, 1))[0].astype(np.int64)
         return report
-
-
-def known_classes(labels: np.ndarray, task: str) -> np.ndarray:
-    """I_k: the annotated columns of multi-label data, the classes that occur in single-label data.
-
-    Args:
-        labels: (N, M) int; 1, 0 or -1.
-        task: ``multilabel`` or ``singlelabel``.
-
-    Returns:
-        (M,) bool.
-    """
-    return (labels == 1).any(0) if task == SINGLELABEL else (labels != NOT_ANNOTATED).any(0)
 
 
 def uncertainty(logits: np.ndarray, known: np.ndarray, task: str) -> np.ndarray:
@@ -351,34 +258,23 @@ def split_pools(order: np.ndarray, high: int, low: int) -> tuple[np.ndarray, np.
     return np.sort(ranked[len(ranked) - high :]), np.sort(ranked[:low]), np.sort(ranked[low : len(ranked) - high])
 
 
-class _Stream:
-    """Samples of a pool without end, in a new order whenever too few are left; no sample twice in a batch."""
-
-    def __init__(self, pool: np.ndarray, generator: torch.Generator):
-        self._pool, self._generator = torch.from_numpy(pool), generator
-        self._left = self._pool[:0]
-
-    def take(self, count: int) -> Tensor:
-        if len(self._left) < count:
-            self._left = self._pool[torch.randperm(len(self._pool), generator=self._generator)]
-        taken, self._left = self._left[:count], self._left[count:]
-        return taken
-
-
 # ---- the server -----------------------------------------------------------------------------------------------------
-def check_report(report: Report, *, num_classes: int) -> None:
-    """Refuses a report that the aggregation cannot use.
+def check_report(report: Report, *, num_classes: int, needs_knowledge: bool) -> None:
+    """Refuses a report that the aggregation or the run's own report cannot use.
 
     Args:
-        report: finite numbers, see :class:`FedLSM`.
+        report: finite numbers, see :class:`FedLSM`; empty for the baselines.
         num_classes: M.
+        needs_knowledge: ``class_knowledge`` must be there.
 
     Raises:
-        FedMendError: ``class_knowledge`` is missing, has another shape or a negative number.
+        FedMendError: ``class_knowledge`` is missing, or a field has another shape or a negative number.
     """
-    q = report.get("class_knowledge")
-    if np.shape(q) != (num_classes,) or (np.asarray(q) < 0).any():
-        raise FedMendError(f"report field class_knowledge: expected one number >= 0 for each of {num_classes} classes")
+    for name, size in (("class_knowledge", num_classes), ("uncertainty", UNCERTAINTY_BINS)):
+        if name in report or (needs_knowledge and name == "class_knowledge"):
+            value = report.get(name)
+            if np.shape(value) != (size,) or (np.asarray(value) < 0).any():
+                raise FedMendError(f"report field {name}: expected {size} numbers >= 0")
 
 
 def positive_weights(positives: Mapping[str, np.ndarray], samples: Mapping[str, int], *, cap: float) -> np.ndarray:
@@ -411,7 +307,8 @@ def class_weights(
         samples: site → n_k.
         known: site → (M,) bool, I_k.
         rule: ``awpa``: by q; where q is 0 everywhere, by n_k over the sites that know the class. ``masked``: by n_k over the sites
-            that know the class (task-dependent aggregation). A class that no site knows is averaged by n_k.
+            that know the class (task-dependent aggregation). With both, a class that no site knows is averaged by n_k.
+            ``samples``: every class by n_k (FedAvg).
 
     Returns:
         site → (M,) float64; they sum to 1 for every class.
@@ -419,7 +316,7 @@ def class_weights(
     sites = sorted(knowledge)
     n = np.array([samples[s] for s in sites], dtype=np.float64)[:, None]
     owned = n * np.array([known[s] for s in sites])
-    weights = np.where(owned.sum(0) > 0, owned, n)
+    weights = np.where((rule != "samples") & (owned.sum(0) > 0), owned, n)
     if rule == "awpa":
         q = np.minimum(np.array([knowledge[s] for s in sites], dtype=np.float64), n)  # no site knows more than it has
         weights = np.where(q.sum(0) > 0, q, weights)

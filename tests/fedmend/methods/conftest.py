@@ -1,11 +1,14 @@
 """Tiny sites and a stand-in network whose features can be computed by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_factories import one_hot
 
-from fedmend.data.manifest import LabelTable
+from fedmend.data.manifest import SINGLELABEL, LabelTable
 from fedmend.data.site import SiteData, Split
 from fedmend.ledger import LabelLedger
 from fedmend.methods.base import Site
@@ -65,6 +68,22 @@ def make_site(tmp_path):
         )
         data = SiteData(classes, annotated, train, {})
         return Site(name, torch.device("cpu"), data, ledger, StateStore(home), batch_size)
+
+    return build
+
+
+@pytest.fixture
+def site_of(make_site):
+    """A site of plain grey images; single-label where ``labels`` are class numbers."""
+
+    def build(labels, *, classes=3, **options):
+        labels = np.asarray(labels)
+        single = labels.ndim == 1
+        labels = one_hot(labels, classes) if single else labels
+        site = make_site(labels, 10 * np.arange(len(labels)), **options)
+        if single:
+            site.data = dataclasses.replace(site.data, task=SINGLELABEL, annotated=np.ones(classes, dtype=bool))
+        return site
 
     return build
 

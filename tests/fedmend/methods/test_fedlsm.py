@@ -1,7 +1,6 @@
 """The client half of FedLSM at a site: uncertainty, pools, pseudo-labels, losses, teacher, passes, report."""
 
 import copy
-import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -9,34 +8,15 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from torch import nn
-from torch_factories import TinyNetwork, make_single_site, make_task, one_hot
+from torch_factories import Says, TinyNetwork, make_single_site, make_task
 from torch_factories import make_site as make_picture_site
 
 from fedmend.data.manifest import MULTILABEL, SINGLELABEL
 from fedmend.errors import FedMendError
-from fedmend.methods.fedlsm import RULE, UNCERTAINTY_BINS, FedLSM, known_classes, split_pools, uncertainty
+from fedmend.methods.fedlsm import UNCERTAINTY_BINS, FedLSM, split_pools, uncertainty
 from fedmend.training import LocalTrainer
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
-
-
-class Says(nn.Module):
-    """Gives sample i, whose grey value is 10 i, row i of a table of logits, which can be trained.
-
-    ``calls`` notes (training mode, grey values / 10) of every forward call.
-    """
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = nn.Parameter(torch.tensor(np.asarray(table), dtype=torch.float32))
-        self.calls = []
-
-    def forward(self, images):
-        number = (images[:, 0, 2, 2] * 0.229 + 0.485) * 25.5
-        self.calls.append((self.training, [round(v, 2) for v in number.tolist()]))
-        logits = self.table[number.round().long()]
-        return logits, logits
 
 
 def logit(p):
@@ -53,29 +33,13 @@ def settings(**changes):
 
 
 @pytest.fixture
-def site_of(make_site):
-    """A site of plain grey images; single-label where ``labels`` are class numbers."""
-
-    def build(labels, *, classes=3, **options):
-        labels = np.asarray(labels)
-        single = labels.ndim == 1
-        labels = one_hot(labels, classes) if single else labels
-        site = make_site(labels, 10 * np.arange(len(labels)), **options)
-        if single:
-            site.data = dataclasses.replace(site.data, task=SINGLELABEL, annotated=np.ones(classes, dtype=bool))
-        return site
-
-    return build
-
-
-@pytest.fixture
 def plain(monkeypatch):
     """No augmentation."""
     monkeypatch.setattr("fedmend.methods.fedlsm.weak", lambda images, generator: images)
     monkeypatch.setattr("fedmend.methods.fedlsm.strong", lambda images, generator, *, vertical_flip: images)
 
 
-# ---- uncertainty, known classes, pools ------------------------------------------------------------------------------
+# ---- uncertainty, pools ---------------------------------------------------------------------------------------------
 
 
 def test_the_uncertainty_of_single_label_data_is_the_entropy_over_all_classes_by_ln_m():
@@ -110,12 +74,6 @@ def test_the_uncertainty_never_exceeds_1(kind, classes):
     seen = uncertainty(z, np.arange(classes) < 1, kind)
     assert seen.max() <= 1
     assert seen[0] == pytest.approx(1)
-
-
-def test_known_classes_are_the_columns_with_a_label_or_in_single_label_data_the_classes_that_occur():
-    labels = np.array([[0, -1, 1], [-1, -1, 0]])
-    assert known_classes(labels, MULTILABEL).tolist() == [True, False, True]
-    assert known_classes(one_hot([0, -1, 2], 4), SINGLELABEL).tolist() == [True, False, True, False]
 
 
 def test_pools_are_the_largest_the_smallest_and_the_rest():
@@ -603,8 +561,8 @@ def test_the_ledger_has_the_last_pseudo_labels_and_each_change_once(site_of, pla
     played(play, site, multi_table((0, 0.9), (1, 0.005), (2, 0.86), (3, 0.5)), 1)
     assert site.ledger.repairs().tolist() == [[-1, 1], [-1, 0], [-1, 1], [-1, 0], [-1, -1], [-1, -1]]
     entries = [(e["image"], e["new"], e["round"], e["rule"]) for e in site.ledger.history()]
-    first = [("0.png", 1, 0, RULE), ("1.png", 1, 0, RULE), ("3.png", 0, 0, RULE)]
-    assert entries == [*first, ("1.png", 0, 1, RULE), ("2.png", 1, 1, RULE)]
+    first = [("0.png", 1, 0, FedLSM.RULE), ("1.png", 1, 0, FedLSM.RULE), ("3.png", 0, 0, FedLSM.RULE)]
+    assert entries == [*first, ("1.png", 0, 1, FedLSM.RULE), ("2.png", 1, 1, FedLSM.RULE)]
     assert {e["class"] for e in site.ledger.history()} == {"class 1"}
     confidence = [e["confidence"] for e in site.ledger.history()]
     assert confidence == pytest.approx([0.4, 0.45, 0.499, 0.495, 0.36], abs=1e-5)

@@ -8,7 +8,9 @@ from fedmend.methods.fedlsm import check_report, class_weights, positive_weights
 
 
 def test_a_report_with_a_count_per_class_passes():
-    check_report({"class_knowledge": np.zeros(3), "uncertainty": np.zeros(20)}, num_classes=3)
+    report = {"class_knowledge": np.zeros(3), "uncertainty": np.zeros(20)}
+    check_report(report, num_classes=3, needs_knowledge=True)
+    check_report({}, num_classes=3, needs_knowledge=False)
 
 
 @pytest.mark.parametrize(
@@ -24,8 +26,14 @@ def test_a_report_with_a_count_per_class_passes():
     ids=["nothing", "no q", "two classes", "a matrix", "one number", "a negative count"],
 )
 def test_a_report_that_cannot_be_aggregated_is_refused(report):
-    with refused("report field class_knowledge: expected one number >= 0 for each of 3 classes"):
-        check_report(report, num_classes=3)
+    with refused("report field class_knowledge: expected 3 numbers >= 0"):
+        check_report(report, num_classes=3, needs_knowledge=True)
+
+
+@pytest.mark.parametrize("uncertainty", [np.zeros(19), np.zeros((20, 1)), np.full(20, -1)])
+def test_a_histogram_of_another_kind_is_refused_from_baselines_too(uncertainty):
+    with refused("report field uncertainty: expected 20 numbers >= 0"):
+        check_report({"uncertainty": uncertainty}, num_classes=3, needs_knowledge=False)
 
 
 # ---- positive terms -------------------------------------------------------------------------------------------------
@@ -88,6 +96,11 @@ def test_a_row_without_any_q_is_weighted_by_samples_over_the_sites_that_know_it(
     assert [found[site][4] for site in "abc"] == pytest.approx([10 / 70, 0, 60 / 70])
 
 
+def test_by_samples_all_rows_have_the_same_shares_whoever_knows_the_class_and_whatever_q_is():
+    found = shares("samples")
+    assert [found[site].tolist() for site in "abc"] == [pytest.approx([share] * 5) for share in (0.1, 0.3, 0.6)]
+
+
 @pytest.mark.parametrize("rule", ["awpa", "masked"])
 def test_a_class_that_nobody_knows_is_weighted_by_samples(rule):
     assert [shares(rule)[site][3] for site in "abc"] == pytest.approx([0.1, 0.3, 0.6])
@@ -100,7 +113,7 @@ def test_masked_rows_are_weighted_by_samples_over_the_sites_that_know_them_whate
     assert found["c"] == pytest.approx([0, 0, 0, 0.6, 6 / 7])
 
 
-@pytest.mark.parametrize("rule", ["awpa", "masked"])
+@pytest.mark.parametrize("rule", ["awpa", "masked", "samples"])
 @pytest.mark.parametrize("q", [Q, {"a": [0] * 5, "b": [1e-30] * 5, "c": [3e38] * 5}], ids=["counts", "extremes"])
 def test_shares_sum_to_1_for_every_class_and_are_never_nan(rule, q):
     found = np.array(list(shares(rule, q).values()))
@@ -116,6 +129,6 @@ def test_a_site_that_missed_the_round_has_no_share_and_changes_no_other_ratio():
     assert found["a"][[0, 1, 3]] == pytest.approx([4 / 16, 1, 10 / 40])
 
 
-@pytest.mark.parametrize("rule", ["awpa", "masked"])
+@pytest.mark.parametrize("rule", ["awpa", "masked", "samples"])
 def test_a_site_alone_has_all_shares(rule):
     assert shares(rule, {"c": Q["c"]})["c"].tolist() == [1] * 5

@@ -1,0 +1,280 @@
+"""What FedLSM and its baselines share, and FedAvg, FedProx and FedRS on labels that do not cover all classes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from torch_factories import Says, TinyNetwork, make_single_site, make_task, one_hot
+from torch_factories import make_site as make_picture_site
+
+from fedmend.data.manifest import MULTILABEL, SINGLELABEL
+from fedmend.methods.fixmatch import FixMatch
+from fedmend.methods.labelsets import FedRS, LabelSetFedAvg, LabelSetFedProx, known_classes
+from fedmend.methods.moon import Moon
+from fedmend.training import LocalTrainer
+
+POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
+BASELINES = [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon, FixMatch]
+every_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda m: m.__name__)
+
+
+def order(round_num=0, weight=POS_WEIGHT):
+    return make_task(round_num=round_num, pos_weight=weight)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """No augmentation."""
+    monkeypatch.setattr("fedmend.methods.fixmatch.weak", lambda images, generator: images)
+    for module in ("labelsets", "fixmatch"):
+        monkeypatch.setattr(f"fedmend.methods.{module}.strong", lambda images, generator, *, vertical_flip: images)
+
+
+def step(method, site, logits, index):
+    """Loss of one step and its gradient (N, M) by the logits of the samples."""
+    net = Says(logits)
+    method.prepare(net, order(), site)
+    loss = method.loss(net, torch.tensor(index), order(), site)
+    loss.backward()
+    return loss.item(), net.table.grad.numpy()
+
+
+# ---- known classes and batches --------------------------------------------------------------------------------------
+
+
+def test_known_classes_are_the_columns_with_a_label_or_in_single_label_data_the_classes_that_occur():
+    labels = np.array([[0, -1, 1], [-1, -1, 0]])
+    assert known_classes(labels, MULTILABEL).tolist() == [True, False, True]
+    assert known_classes(one_hot([0, -1, 2], 4), SINGLELABEL).tolist() == [True, False, True, False]
+
+
+def batches(site, round_num=0, epoch=0):
+    """(12, B) sample numbers of a round."""
+    method = LabelSetFedAvg(local_iterations=12)
+    method.prepare(Says(np.zeros((20, 3))), order(round_num), site)
+    return torch.stack(list(method.batches(order(round_num), site, epoch)))
+
+
+@pytest.mark.parametrize(("batch_size", "full"), [(4, 5), (6, 3)], ids=["in whole batches", "with a rest"])
+def test_a_round_has_its_number_of_batches_and_repeats_a_sample_only_when_too_few_others_are_left(
+    site_of, batch_size, full
+):
+    found = batches(site_of([[1, -1, -1]] * 20, batch_size=batch_size))
+    assert found.shape == (12, batch_size)
+    passes = [tuple(found[i : i + full].flatten().tolist()) for i in range(0, 12 - full + 1, full)]
+    assert all(len(set(p)) == len(p) for p in passes)
+    assert len(set(passes)) == len(passes)  # a new order each time
+    assert len(found.unique()) == 20
+
+
+def test_rounds_and_epochs_have_other_orders_and_a_repeated_round_the_same(site_of):
+    site = site_of([[1, -1, -1]] * 20)
+    first, second, again, epoch = (batches(site, *v) for v in ((0,), (1,), (0,), (0, 1)))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, epoch)
+
+
+def test_a_site_smaller_than_a_batch_gives_what_it_has(site_of):
+    assert batches(site_of([[1, -1, -1]] * 3)).sort(1).values.tolist() == [[0, 1, 2]] * 12
+
+
+# ---- FedAvg ---------------------------------------------------------------------------------------------------------
+
+MULTI = [[1, -1, -1], [0, -1, -1], [-1, 1, -1], [0, 0, -1]]  # class 2 is unknown
+P = np.array([0.8, 0.4, 0.6])
+SAID = np.tile(np.log(P / (1 - P)), (4, 1))
+SINGLE = [0, 1, -1, 0]  # class 2 is unknown
+SINGLE_P = np.array([0.5, 0.3, 0.2])
+
+
+def weighted_bce(labels, p=P):
+    """(N, 3) terms of the loss, and their slopes by the logits; hidden labels are negative."""
+    positive = np.array(labels) == 1
+    terms = np.where(positive, -POS_WEIGHT * np.log(p), -np.log(1 - p))
+    return terms, np.where(positive, -POS_WEIGHT * (1 - p), p)
+
+
+def test_in_multi_label_data_hidden_labels_are_negative_and_all_entries_count(site_of, plain):
+    loss, gradient = step(LabelSetFedAvg(local_iterations=1), site_of(MULTI), SAID, [0, 1, 2, 3])
+    terms, slopes = weighted_bce(MULTI)
+    assert loss == pytest.approx(terms.mean(), rel=1e-5)
+    assert gradient == pytest.approx(slopes / 12, abs=1e-6)
+
+
+def test_in_single_label_data_the_loss_is_the_mean_over_the_labelled_samples(site_of, plain):
+    loss, gradient = step(LabelSetFedAvg(local_iterations=1), site_of(SINGLE), np.log([SINGLE_P] * 4), [0, 1, 2])
+    assert loss == pytest.approx(-(math.log(0.5) + math.log(0.3)) / 2, rel=1e-5)
+    slopes = np.zeros((4, 3))
+    slopes[0], slopes[1] = (SINGLE_P - [1, 0, 0]) / 2, (SINGLE_P - [0, 1, 0]) / 2
+    assert gradient == pytest.approx(slopes, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon], ids=lambda m: m.__name__)
+def test_a_batch_without_any_single_label_has_loss_0_and_no_gradient(site_of, plain, method):
+    loss, gradient = step(method(local_iterations=1), site_of([0, 1, -1, -1]), np.log([SINGLE_P] * 4), [2, 3])
+    assert loss == 0
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("method", [LabelSetFedAvg, FedRS, FixMatch], ids=lambda m: m.__name__)
+def test_a_site_that_knows_all_classes_has_the_usual_loss(site_of, plain, method):
+    multi, single = [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]], [0, 1, 2, 0]
+    loss, _ = step(method(local_iterations=1), site_of(multi, folder="multi"), SAID, [0, 1, 2, 3])
+    assert loss == pytest.approx(weighted_bce(multi)[0].mean(), rel=1e-5)
+    loss, _ = step(method(local_iterations=1), site_of(single, folder="single"), np.log([SINGLE_P] * 4), [0, 1, 2, 3])
+    assert loss == pytest.approx(-np.log(SINGLE_P[single]).mean(), rel=1e-5)
+
+
+def test_the_network_sees_strong_views_once_per_step_in_training_mode(site_of, monkeypatch, play):
+    monkeypatch.setattr(
+        "fedmend.methods.labelsets.strong",
+        lambda images, generator, *, vertical_flip: images + (1 + vertical_flip) / 25.5,
+    )
+    for options, moved in (({}, 1), ({"vertical_flip": True}, 2)):
+        net = Says(np.zeros((6, 3)))
+        play(LabelSetFedAvg(local_iterations=3, **options), net, order(), site_of(MULTI))
+        assert [(training, sorted(seen)) for training, seen in net.calls] == [(True, [moved + i for i in range(4)])] * 3
+
+
+# ---- FedProx and FedRS ----------------------------------------------------------------------------------------------
+
+
+def test_fedprox_adds_half_mu_times_the_squared_distance_to_the_received_model(site_of, plain):
+    site, net, method = site_of(MULTI), Says(SAID), LabelSetFedProx(local_iterations=1, mu=0.4)
+    method.prepare(net, order(), site)
+    with torch.no_grad():
+        net.table += torch.tensor([1.0, 2.0, 0.0])
+    loss = method.loss(net, torch.arange(4), order(), site)
+    plain_loss = LabelSetFedAvg.loss(LabelSetFedAvg(local_iterations=1), net, torch.arange(4), order(), site)
+    assert (loss - plain_loss).item() == pytest.approx(0.4 / 2 * 4 * (1 + 4), rel=1e-5)
+
+
+def test_fedrs_multiplies_the_logits_of_unknown_classes_in_multi_label_data(site_of, plain):
+    loss, gradient = step(FedRS(local_iterations=1, alpha=0.25), site_of(MULTI), SAID, [0, 1, 2, 3])
+    restricted = 1 / (1 + np.exp(-SAID[0] * [1, 1, 0.25]))
+    terms, slopes = weighted_bce(MULTI, restricted)
+    assert loss == pytest.approx(terms.mean(), rel=1e-5)
+    assert gradient == pytest.approx(slopes * [1, 1, 0.25] / 12, abs=1e-6)
+
+
+def test_fedrs_multiplies_the_logits_of_unknown_classes_in_single_label_data(site_of, plain):
+    said = np.array([[1.0, 2.0, 4.0]] * 4)
+    loss, gradient = step(FedRS(local_iterations=1), site_of(SINGLE), said, [0, 1, 2, 3])
+    p = np.exp([1, 2, 2]) / np.exp([1, 2, 2]).sum()  # alpha is 0.5
+    assert loss == pytest.approx(-(2 * math.log(p[0]) + math.log(p[1])) / 3, rel=1e-5)
+    assert gradient[0] == pytest.approx((p - [1, 0, 0]) * [1, 1, 0.5] / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("labels", [MULTI, SINGLE], ids=["multi-label", "single-label"])
+def test_fedrs_with_alpha_1_is_fedavg(site_of, plain, labels):
+    methods = FedRS(local_iterations=1, alpha=1.0), LabelSetFedAvg(local_iterations=1)
+    first, second = (step(method, site_of(labels), SAID, [0, 1, 2, 3]) for method in methods)
+    assert first[0] == second[0]
+    assert np.array_equal(first[1], second[1])
+
+
+# ---- whole rounds of all baselines ----------------------------------------------------------------------------------
+
+PICTURES = {"multi": [[1, -1, -1], [0, -1, -1], [-1, -1, -1], [0, 1, -1]] * 3, "single": [0, 1, -1, -1, 0, -1] * 2}
+every_kind = pytest.mark.parametrize("kind", PICTURES)
+
+
+def rounds_of(folder, method, labels, rounds=2, **options):
+    """Loss and network after some rounds on random pictures, and the site."""
+    make = make_single_site if np.ndim(labels) == 1 else make_picture_site
+    site, net = make(folder, labels), TinyNetwork(3)
+    method = method(**({"local_iterations": 4} | options))
+    for r in range(rounds):
+        site.memory.clear()
+        method.prepare(net, order(r), site)
+        loss = LocalTrainer(learning_rate=0.05).train(net, method, order(r), site)
+        assert method.report(net, order(r), site) == {}
+    return loss, net.state_dict(), site
+
+
+@every_baseline
+@every_kind
+def test_the_same_seed_gives_the_same_weights_to_the_last_bit(tmp_path, method, kind):
+    first = rounds_of(tmp_path / "a", method, PICTURES[kind])
+    torch.manual_seed(1)
+    second = rounds_of(tmp_path / "b", method, PICTURES[kind])
+    assert first[0] == second[0]
+    assert all(torch.equal(v, second[1][k]) for k, v in first[1].items())
+
+
+@every_baseline
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [[1, -1, -1], [0, -1, -1]],
+        [0, 1],
+        [0, -1],
+        [0] + [-1] * 11,
+        [0, 1, 2, 0, 1],
+        [[1, 0, 1], [0, 1, 0], [1, 1, 0]],
+    ],
+    ids=["two samples", "two single labels", "one single label", "one labelled", "all labels", "all classes known"],
+)
+def test_no_site_is_so_poor_that_a_nan_enters_the_model(tmp_path, method, labels):
+    loss, state, site = rounds_of(tmp_path, method, labels, rounds=2)
+    assert np.isfinite(loss)
+    assert all(v.isfinite().all() for v in state.values())
+    known = known_classes(site.data.train.labels, site.data.task)
+    assert not known.all() or (site.ledger.repairs() == -1).all()
+
+
+@pytest.mark.parametrize("method", [m for m in BASELINES if m is not FixMatch], ids=lambda m: m.__name__)
+def test_without_pseudo_labels_nothing_is_repaired_and_labels_stay_as_they_are(tmp_path, method):
+    before = np.array(PICTURES["multi"], dtype=np.int8)
+    site = rounds_of(tmp_path, method, before)[2]
+    assert site.ledger.history() == []
+    assert np.array_equal(site.data.train.labels, before)
+
+
+@every_baseline
+def test_baselines_take_both_kinds_of_labels_and_declare_no_report(method):
+    assert method.TASKS == (MULTILABEL, SINGLELABEL)
+    assert method.REPORT_FIELDS == {}
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+@every_baseline
+@pytest.mark.parametrize("labels", [[[-1, -1, -1]] * 3, [-1, -1, -1]], ids=["multi-label", "single-label"])
+def test_a_site_that_knows_no_class_is_refused(site_of, method, labels):
+    with refused("site-1: train.csv: expected labels of at least one class, got none"):
+        method(local_iterations=1).prepare(Says(np.zeros((3, 3))), order(), site_of(labels))
+
+
+@every_baseline
+@pytest.mark.parametrize("weight", [None, np.ones(2), np.array([1, 0, 1]), np.array([1, np.nan, 1])])
+def test_a_multi_label_site_needs_a_positive_weight_for_each_class(site_of, method, weight):
+    task = make_task(round_num=2, **({} if weight is None else {"pos_weight": weight}))
+    with refused("site-1: round 2, pos_weight from the server: expected one number > 0 per class, got another"):
+        method(local_iterations=1).prepare(Says(SAID), task, site_of(MULTI))
+
+
+@every_baseline
+def test_a_single_label_site_needs_no_weights(site_of, method):
+    method(local_iterations=1).prepare(Says(SAID), make_task(), site_of(SINGLE))
+
+
+@every_baseline
+def test_a_round_without_a_step_is_refused(method):
+    with refused("job variable local_iterations: expected at least 1, got 0"):
+        method(local_iterations=0)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
+def test_an_alpha_that_restricts_nothing_is_refused(alpha):
+    with refused(f"job variable alpha: expected 0 to 1, got {alpha}"):
+        FedRS(local_iterations=1, alpha=alpha)
+
+
+def test_a_negative_mu_is_refused():
+    with refused("job variable mu: expected >= 0, got -1"):
+        LabelSetFedProx(local_iterations=1, mu=-1)
