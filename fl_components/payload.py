@@ -61,7 +61,7 @@ class SiteResult:
         samples: N_k training samples.
         weights: floating tensors of the local model, empty for tasks without training.
         report: fields declared in the method's REPORT_FIELDS.
-        counts: split → (C, 2, BINS) score histograms or (C, C) confusion matrix of the received global model.
+        counts: split → counts of the received global model, see :func:`fedmend.evaluation.evaluation_counts`.
         repairs: name → (C,) counts of repaired labels.
         census: annotated (C,), positives (C,), sizes of the splits, task (kind of labels), phantom flag.
         loss: mean training loss.
@@ -178,8 +178,8 @@ def parse_content(content, site: str) -> SiteResult:
             need(part == REPORT or not (value < 0).any(), f"{part} {name}", "counts >= 0")
     need(set(content["counts"]) <= set(EVALUATION_SPLITS), "counts", f"splits out of {list(EVALUATION_SPLITS)}")
     for split, value in content["counts"].items():
-        known_shape = value.ndim > 1 and value.shape[1:] in ((2, BINS), value.shape[:1])
-        need(known_shape, f"counts {split}", f"(C, 2, {BINS}) or (C, C) counts")
+        known_shape = value.ndim > 1 and value.shape[1:] in ((2, BINS), (len(value) + 2 * BINS,))
+        need(known_shape, f"counts {split}", f"(C, 2, {BINS}) or (C, C + {2 * BINS}) counts")
     names = set(content["repairs"])
     need(not names or {*TAGGED} <= names <= {*TAGGED, *CORRECT}, "repairs", f"{[*TAGGED, *CORRECT]}")
     need(all(v.ndim == 1 for v in content["repairs"].values()), "repairs", "one count per class")
@@ -248,8 +248,10 @@ def check_result(
     for split, value in result.counts.items():  # compared as Python numbers, which do not wrap
         if (value.ndim == 2) != (task == SINGLELABEL):
             raise FedMendError(f"{where}, counts {split}: expected those of {task} data, got others")
-        groups = value.reshape(1 if task == SINGLELABEL else num_classes, -1)
-        if any(sum(group) > (sizes or {}).get(split, 0) for group in groups.tolist()):
+        groups = list(value.reshape(num_classes, -1))
+        if task == SINGLELABEL:  # the confusion matrix and the histograms of each class
+            groups = [value[:, :num_classes].ravel(), *value[:, num_classes:]]
+        if any(sum(group.tolist()) > (sizes or {}).get(split, 0) for group in groups):
             raise FedMendError(f"{where}, counts {split}: expected at most the samples of its census, got more")
     for name, value in result.report.items():
         if not np.isfinite(value).all():

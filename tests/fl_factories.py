@@ -73,9 +73,11 @@ def histograms(*aucs):
 
 
 def confusion(*recalls):
-    """(C, C) counts of ten samples in each class, of which this share is right and the rest is taken for the next class."""
+    """(C, C + 2 * BINS) counts of ten samples in each class, of which this share is right and the rest is taken for the next
+    class; every AUC is 1."""
     right = np.round(10 * np.array(recalls)).astype(np.int64)
-    return np.diag(right) + np.roll(np.diag(10 - right), 1, axis=1)
+    matrix = np.diag(right) + np.roll(np.diag(10 - right), 1, axis=1)
+    return np.hstack([matrix, histograms(*[1] * len(right)).reshape(len(right), -1)])
 
 
 class Federation:

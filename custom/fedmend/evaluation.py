@@ -4,7 +4,8 @@ Multi-label scores become one histogram of logits per class, positives and negat
 change under the sigmoid, so logits are binned rather than probabilities: a model that gives a rare class only small
 probabilities keeps its ranking. Metrics of merged counts equal the pooled ones up to ties within a bin.
 
-Single-label predictions become one confusion matrix, from which the metrics are exact.
+Single-label predictions become a confusion matrix, from which its metrics are exact, and for the AUC of each class against the
+rest the same histograms, of the log-odds of the softmax probability: they too keep the ranking of small probabilities.
 """
 
 from collections.abc import Mapping
@@ -18,8 +19,22 @@ LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share th
 
 
 def evaluation_counts(logits: np.ndarray, labels: np.ndarray, task: str) -> np.ndarray:
-    """What a site sends about a split: :func:`score_histograms` or, for ``singlelabel``, :func:`confusion_matrix`."""
-    return (confusion_matrix if task == SINGLELABEL else score_histograms)(logits, labels)
+    """What a site sends about a split.
+
+    Args:
+        logits: (N, C) finite.
+        labels: (N, C) int; 1, 0 or -1 = not annotated, one-hot or a row of -1 for single-label data.
+        task: ``multilabel`` or ``singlelabel``.
+
+    Returns:
+        int64; (C, 2, BINS) of :func:`score_histograms`, or (C, C + 2 * BINS) for ``singlelabel``: :func:`confusion_matrix` and,
+        behind it, the score histograms of half the :func:`softmax_log_odds` with the samples of the other classes as negatives.
+    """
+    if task != SINGLELABEL:
+        return score_histograms(logits, labels)
+    # Differences of logits spread twice as wide as logits, hence the half; beyond the range the ranking is lost.
+    histograms = score_histograms(softmax_log_odds(logits) / 2, labels)
+    return np.hstack([confusion_matrix(logits, labels), histograms.reshape(len(histograms), -1)])
 
 
 def merged_metrics(counts: np.ndarray) -> dict:
@@ -107,16 +122,32 @@ def confusion_matrix(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return counts
 
 
-def singlelabel_metrics(confusion: np.ndarray) -> dict:
-    """Balanced accuracy, macro F1 and accuracy of a merged confusion matrix.
+def softmax_log_odds(logits: np.ndarray) -> np.ndarray:
+    """log(p / (1 - p)) of the softmax probability p of each class, without rounding p near 0 and 1.
 
     Args:
-        confusion: (C, C) int64, the sum over sites.
+        logits: (N, C) finite.
 
     Returns:
-        ``per_class``: recall, precision, f1 → C floats, None for a class without a sample; ``macro``: bacc (mean recall), f1
-        (mean over the same classes), accuracy, None when there is no sample; ``confusion``: the matrix; ``positives``: C counts.
+        (N, C): a logit minus the log-sum-exp of those of the other classes.
     """
+    others = [np.logaddexp.reduce(np.delete(logits, c, axis=1), axis=1) for c in range(logits.shape[1])]
+    return logits - np.stack(others, axis=1)
+
+
+def singlelabel_metrics(counts: np.ndarray) -> dict:
+    """Balanced accuracy, macro F1, AUC, precision and accuracy of merged counts.
+
+    Args:
+        counts: (C, C + 2 * BINS) int64, the sum over sites of :func:`evaluation_counts`.
+
+    Returns:
+        ``per_class``: recall, precision, f1, auc (one class against the rest) → C floats, None for a class without a sample, auc
+        also for the only class with samples; ``macro``: bacc (mean recall), f1, auc, precision (means over the classes that
+        have one), accuracy, None when there is nothing to measure; ``confusion``: the (C, C) matrix; ``positives``: C counts.
+    """
+    confusion, histograms = counts[:, : len(counts)], counts[:, len(counts) :].reshape(len(counts), 2, BINS)
+    ranking = multilabel_metrics(histograms)
     right, true, predicted = np.diag(confusion), confusion.sum(1), confusion.sum(0)
     measures = {
         "recall": right / np.maximum(true, 1),
@@ -126,11 +157,16 @@ def singlelabel_metrics(confusion: np.ndarray) -> dict:
     defined = true > 0
     mean = {k: float(v[defined].mean()) if defined.any() else None for k, v in measures.items()}
     accuracy = float(right.sum() / true.sum()) if defined.any() else None
+    per_class = {k: [float(x) if d else None for x, d in zip(v, defined, strict=True)] for k, v in measures.items()}
     return {
-        "per_class": {
-            k: [float(x) if d else None for x, d in zip(v, defined, strict=True)] for k, v in measures.items()
+        "per_class": {**per_class, "auc": ranking["per_class"]["auc"]},
+        "macro": {
+            "bacc": mean["recall"],
+            "f1": mean["f1"],
+            "auc": ranking["macro"]["auc"],
+            "precision": mean["precision"],
+            "accuracy": accuracy,
         },
-        "macro": {"bacc": mean["recall"], "f1": mean["f1"], "accuracy": accuracy},
         "confusion": confusion.tolist(),
         "positives": true.tolist(),
     }

@@ -20,7 +20,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fedmend.data.manifest import MULTILABEL
+from fedmend.data.manifest import MULTILABEL, SINGLELABEL
 from fedmend.errors import FedMendError
 from fedmend.evaluation import merged_metrics
 from fedmend.methods.base import Report, RoundTask
@@ -46,7 +46,8 @@ from fl_components.site_config import load_site_config
 
 LOG = logging.getLogger("fedmend.run")
 RESULTS_FOLDER = "fedmend"
-BEST_SPLITS, BEST_METRICS = ("val", "test"), ("auc", "bacc")  # the first that there is
+BEST_SPLITS = ("val", "test")  # the first that there is
+BEST_METRIC = {MULTILABEL: "auc", SINGLELABEL: "bacc"}
 Knowledge = Mapping[str, np.ndarray]
 POLL = 0.1  # seconds
 
@@ -75,7 +76,7 @@ class StagedController(ModelController):
         classes: list[str],
         network: str,
         num_rounds: int,
-        warmup_rounds: int,
+        warmup_rounds: int = 1,
         seed: int = 0,
         weights: str = "",
         min_sites: int = 0,
@@ -98,7 +99,7 @@ class StagedController(ModelController):
         self.positives: dict[str, np.ndarray] = {}  # site → (C,) positive training samples, from the census
         self.samples: dict[str, int] = {}  # site → training samples, from the census
         self.roles: dict[str, str] = {}  # site → role; each site learns only its own
-        self._task = MULTILABEL  # what the census says
+        self.task = MULTILABEL  # what the census says
         self._phantom = False
 
     def run(self) -> None:
@@ -289,7 +290,7 @@ class StagedController(ModelController):
                     num_classes=len(self.card.classes),
                     weights=weights if task_name == TRAIN else None,
                     sizes=None if task_name == CENSUS else self._sizes[site],
-                    task=self._task,
+                    task=self.task,
                 )
                 check_report(result.report)
             except FedMendError as e:
@@ -350,7 +351,7 @@ class StagedController(ModelController):
         if len(kinds) > 1:
             got = ", ".join(f"{kind} at {', '.join(named)}" for kind, named in sorted(kinds.items()))
             raise FedMendError(f"census: expected one kind of labels at all sites, got {got}")
-        (self._task,) = kinds
+        (self.task,) = kinds
         nowhere = [c for i, c in enumerate(self.card.classes) if not any(f[i] for f in found.values())]
         if nowhere:
             raise FedMendError(
@@ -366,7 +367,7 @@ class StagedController(ModelController):
             "run_name": self.card.run_name,
             "method": self._method or type(self).__name__,
             "phantom": self._phantom,
-            "task": self._task,
+            "task": self.task,
             "classes": list(self.card.classes),
             "num_rounds": self.num_rounds,
             "warmup_rounds": self.warmup_rounds,
@@ -391,12 +392,15 @@ class StagedController(ModelController):
         for site, result in results.items():
             if result.repairs:
                 done = round_num if stage == EVALUATE else round_num + 1  # a round repairs before it trains
-                self.records.repairs(done, site, self.card.classes, self.annotated[site], result.repairs)
+                # A column of single-label data is annotated everywhere; what a site does not know has no label there.
+                known = self.positives[site] > 0 if self.task == SINGLELABEL else self.annotated[site]
+                self.records.repairs(done, site, self.card.classes, known, result.repairs)
             if result.weights:
                 self._stream(f"loss/{site}", result.loss, round_num)
         # A split in which no class has both labels cannot choose; that does not change from round to round.
-        measured = ((k, m, metrics[k]["macro"].get(m)) for m in BEST_METRICS for k in BEST_SPLITS if k in metrics)
-        split, metric, value = next((found for found in measured if found[2] is not None), (None, "", None))
+        metric = BEST_METRIC[self.task]
+        measured = ((k, metrics[k]["macro"][metric]) for k in BEST_SPLITS if k in metrics)
+        split, value = next((found for found in measured if found[1] is not None), (None, None))
         # A repeated round replaces its own.
         better = split is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1])
         if better:

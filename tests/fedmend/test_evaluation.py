@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy.special import softmax
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -20,6 +21,7 @@ from fedmend.evaluation import (
     repair_counts,
     score_histograms,
     singlelabel_metrics,
+    softmax_log_odds,
 )
 
 METRICS = {
@@ -135,14 +137,21 @@ def test_the_confusion_matrix_has_true_classes_as_rows():
 @pytest.mark.parametrize("seed", range(3))
 def test_single_label_metrics_equal_sklearn(seed):
     logits, truth = single_scores(seed)
-    metrics = singlelabel_metrics(confusion_matrix(logits, one_hot(truth, 4)))
+    metrics = singlelabel_metrics(evaluation_counts(logits, one_hot(truth, 4), "singlelabel"))
     known, predicted = truth[truth >= 0], logits[truth >= 0].argmax(1)
+    probabilities = softmax(logits[truth >= 0], axis=1)
     macro = {
         "bacc": balanced_accuracy_score(known, predicted),
         "f1": f1_score(known, predicted, average="macro"),
+        "auc": roc_auc_score(known, probabilities, multi_class="ovr", average="macro"),
+        "precision": precision_score(known, predicted, average="macro"),
         "accuracy": accuracy_score(known, predicted),
     }
-    assert metrics["macro"] == pytest.approx(macro, abs=1e-12)
+    assert list(metrics["macro"]) == list(macro)
+    for name, expected in macro.items():
+        assert metrics["macro"][name] == pytest.approx(expected, abs=2e-3 if name == "auc" else 1e-12)
+    for c, auc in enumerate(metrics["per_class"]["auc"]):
+        assert auc == pytest.approx(roc_auc_score(known == c, probabilities[:, c]), abs=2e-3)
     for name, score in (("recall", recall_score), ("precision", precision_score), ("f1", f1_score)):
         assert metrics["per_class"][name] == pytest.approx(score(known, predicted, average=None).tolist(), abs=1e-12)
     assert metrics["positives"] == np.bincount(known).tolist()
@@ -150,54 +159,90 @@ def test_single_label_metrics_equal_sklearn(seed):
 
 
 def test_single_label_metrics_by_hand():
-    metrics = singlelabel_metrics(np.array([[3, 1], [2, 2]]))
+    # softmax of the true class: 0.62, 0.58, 0.58, 0.11, 0.79; the logits themselves would rank the classes otherwise
+    logits = np.array([[4, 4.5, 0], [1, 0, 0], [0, 0, 1], [0, 2, 0], [2, 0, 0]])
+    metrics = singlelabel_metrics(evaluation_counts(logits, one_hot([1, 0, 2, 0, 0], 3), "singlelabel"))
     assert metrics == {
-        "per_class": {"recall": [3 / 4, 2 / 4], "precision": [3 / 5, 2 / 3], "f1": [6 / 9, 4 / 7]},
-        "macro": {"bacc": 5 / 8, "f1": pytest.approx((6 / 9 + 4 / 7) / 2), "accuracy": 5 / 8},
-        "confusion": [[3, 1], [2, 2]],
-        "positives": [4, 4],
+        "per_class": {
+            "recall": [2 / 3, 1, 1],
+            "precision": [1, 1 / 2, 1],
+            "f1": [4 / 5, 2 / 3, 1],
+            "auc": [4 / 6, 3 / 4, 1],
+        },
+        "macro": {
+            "bacc": pytest.approx(8 / 9),
+            "f1": pytest.approx(37 / 45),
+            "auc": pytest.approx(29 / 36),
+            "precision": pytest.approx(5 / 6),
+            "accuracy": 4 / 5,
+        },
+        "confusion": [[2, 1, 0], [0, 1, 0], [0, 0, 1]],
+        "positives": [3, 1, 1],
     }
 
 
-def test_rows_without_a_label_are_left_out_of_the_confusion_matrix():
+def test_log_odds_of_the_softmax_keep_the_ranking_of_sure_answers():
+    log_odds = softmax_log_odds(np.array([[800, 0, 0], [700, 0, 0], [2, 1, 0]], dtype=np.float32))
+    assert log_odds[:2, 0] == pytest.approx([800 - np.log(2), 700 - np.log(2)])
+    assert log_odds[:2, 1] == pytest.approx([-800, -700])
+    probabilities = softmax([2, 1, 0])
+    assert log_odds[2] == pytest.approx(np.log(probabilities / (1 - probabilities)), abs=1e-6)
+
+
+def test_rows_without_a_label_are_left_out_of_the_confusion_matrix_and_the_histograms():
     logits = np.array([[1.0, 0], [1, 0], [0, 1]])
     assert confusion_matrix(logits, one_hot([0, -1, 1], 2)).tolist() == [[1, 0], [0, 1]]
+    counts = evaluation_counts(logits, one_hot([0, -1, 1], 2), "singlelabel")
+    assert counts[:, 2:].reshape(2, 2, BINS).sum(-1).tolist() == [[1, 1], [1, 1]]
 
 
 def test_a_class_without_a_sample_has_no_metric_and_does_not_enter_the_means():
     logits, truth = np.array([[2.0, 1, 0], [2, 1, 0], [0, 2, 1], [0, 1, 2]]), [0, 0, 1, 1]  # class 2: predicted once
-    metrics = singlelabel_metrics(confusion_matrix(logits, one_hot(truth, 3)))
+    metrics = singlelabel_metrics(evaluation_counts(logits, one_hot(truth, 3), "singlelabel"))
     assert metrics["per_class"]["recall"] == [1.0, 0.5, None]
     assert metrics["per_class"]["precision"] == [1.0, 1.0, None]
-    assert metrics["macro"] == {"bacc": 0.75, "f1": pytest.approx((1 + 2 / 3) / 2), "accuracy": 0.75}
+    assert metrics["per_class"]["auc"] == [1.0, 0.75, None]  # for class 1, the last is tied with the first two
+    f1 = pytest.approx((1 + 2 / 3) / 2)
+    assert metrics["macro"] == {"bacc": 0.75, "f1": f1, "auc": 0.875, "precision": 1.0, "accuracy": 0.75}
     assert metrics["macro"]["bacc"] == recall_score(truth, logits.argmax(1), labels=[0, 1], average="macro")
     assert metrics["positives"] == [2, 2, 0]
 
 
 def test_a_class_that_is_never_predicted_counts_as_zero():
-    metrics = singlelabel_metrics(np.array([[4, 0], [2, 0]]))
-    assert metrics["per_class"] == {"recall": [1.0, 0.0], "precision": [4 / 6, 0.0], "f1": [0.8, 0.0]}
-    assert metrics["macro"]["bacc"] == 0.5
+    logits = np.array([[1.0, 0]] * 6)
+    metrics = singlelabel_metrics(evaluation_counts(logits, one_hot([0] * 4 + [1] * 2, 2), "singlelabel"))
+    values = {"recall": [1.0, 0.0], "precision": [4 / 6, 0.0], "f1": [0.8, 0.0], "auc": [0.5, 0.5]}
+    assert metrics["per_class"] == values
+    assert (metrics["macro"]["bacc"], metrics["macro"]["precision"]) == (0.5, 2 / 6)
+
+
+def test_the_only_class_with_samples_has_no_auc():
+    metrics = singlelabel_metrics(evaluation_counts(np.eye(2), one_hot([0, 0], 2), "singlelabel"))
+    assert metrics["per_class"]["auc"] == [None, None]
+    assert metrics["macro"] == {"bacc": 0.5, "f1": pytest.approx(2 / 3), "auc": None, "precision": 1.0, "accuracy": 0.5}
 
 
 def test_without_any_sample_there_is_no_single_label_metric():
-    metrics = singlelabel_metrics(np.zeros((2, 2), dtype=np.int64))
-    assert metrics["macro"] == {"bacc": None, "f1": None, "accuracy": None}
-    assert metrics["per_class"] == {name: [None, None] for name in ("recall", "precision", "f1")}
+    metrics = singlelabel_metrics(np.zeros((2, 2 + 2 * BINS), dtype=np.int64))
+    assert metrics["macro"] == dict.fromkeys(("bacc", "f1", "auc", "precision", "accuracy"))
+    assert metrics["per_class"] == {name: [None, None] for name in ("recall", "precision", "f1", "auc")}
 
 
-def test_confusion_matrices_of_two_sites_add_up_to_that_of_the_pooled_data():
-    (first, first_truth), (second, second_truth) = single_scores(1, 150), single_scores(2, 250)
-    merged = sum(confusion_matrix(x, one_hot(y, 4)) for x, y in ((first, first_truth), (second, second_truth)))
-    pooled = confusion_matrix(np.concatenate([first, second]), one_hot(np.concatenate([first_truth, second_truth]), 4))
+def test_single_label_counts_of_two_sites_add_up_to_those_of_the_pooled_data():
+    (first, first_truth), (second, second_truth) = sites = single_scores(1, 150), single_scores(2, 250)
+    merged = sum(evaluation_counts(logits, one_hot(truth, 4), "singlelabel") for logits, truth in sites)
+    labels = one_hot(np.concatenate([first_truth, second_truth]), 4)
+    pooled = evaluation_counts(np.concatenate([first, second]), labels, "singlelabel")
     assert np.array_equal(merged, pooled)
+    assert pooled.dtype == np.int64
 
 
 def test_a_site_sends_what_its_kind_of_labels_needs_and_the_server_knows_it_by_its_shape():
     logits, labels = single_scores(0)[0], one_hot(single_scores(0)[1], 4)
     single, multi = (evaluation_counts(logits, labels, task) for task in ("singlelabel", "multilabel"))
-    assert (single.shape, multi.shape) == ((4, 4), (4, 2, BINS))
-    assert np.array_equal(single, confusion_matrix(logits, labels))
+    assert (single.shape, multi.shape) == ((4, 4 + 2 * BINS), (4, 2, BINS))
+    assert np.array_equal(single[:, :4], confusion_matrix(logits, labels))
+    assert np.array_equal(single[:, 4:].reshape(4, 2, BINS), score_histograms(softmax_log_odds(logits) / 2, labels))
     assert np.array_equal(multi, score_histograms(logits, labels))
     assert merged_metrics(single) == singlelabel_metrics(single)
     assert merged_metrics(multi) == multilabel_metrics(multi)

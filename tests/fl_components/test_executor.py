@@ -14,6 +14,7 @@ from torch_factories import PlainMethod, TinyNetwork
 
 from fedmend import networks
 from fedmend.errors import FedMendError
+from fedmend.evaluation import BINS
 from fedmend.ledger import Repairs
 from fedmend.methods.base import RoundTask
 from fedmend.methods.baselines import FedAvg, SingleLabelFedAvg
@@ -348,11 +349,12 @@ def test_the_census_of_single_label_data_counts_each_class(single):
     assert census["sizes"] == {"train": 6, "val": 6, "test": 6}
 
 
-def test_the_model_is_evaluated_by_a_confusion_matrix_on_single_label_data(single):
+def test_the_model_is_evaluated_by_a_confusion_matrix_and_histograms_on_single_label_data(single):
     result = single().ask("evaluate", RoundTask("evaluate", 3, 3), global_model(), evaluate=True)
     assert set(result.counts) == {"val", "test"}
-    assert result.counts["val"].shape == (3, 3)
-    assert result.counts["val"].sum(1).tolist() == [3, 2, 1]
+    matrix, histograms = result.counts["val"][:, :3], result.counts["val"][:, 3:].reshape(3, 2, BINS)
+    assert matrix.sum(1).tolist() == [3, 2, 1]
+    assert histograms.sum(-1).tolist() == [[3, 3], [4, 2], [5, 1]]
 
 
 def test_training_starts_with_the_evaluation_of_the_received_model_on_single_label_data(single):

@@ -50,6 +50,15 @@ def good_result(**changes):
     return SiteResult(**{**fields, **changes})
 
 
+def single_label_counts(matrix):
+    """(C, C + 2 * BINS) counts of this confusion matrix; samples of a class score higher for it than the others."""
+    matrix = np.array(matrix)
+    histograms = np.zeros((len(matrix), 2, BINS), dtype=np.int64)
+    histograms[:, 1, 600] = matrix.sum(1)
+    histograms[:, 0, 400] = matrix.sum() - matrix.sum(1)
+    return np.hstack([matrix, histograms.reshape(len(matrix), -1)])
+
+
 def check(*, task="multilabel", **changes):
     check_result(good_result(**changes), round_num=4, num_classes=2, weights=WEIGHTS, sizes=SPLIT_SIZES, task=task)
 
@@ -112,8 +121,8 @@ def test_a_role_and_a_single_number_survive_the_wire(wire):
     assert (got.role, float(got.knowledge["distillation_weight"])) == ("clean", 0.25)
 
 
-def test_a_confusion_matrix_survives_the_wire(wire):
-    result = good_result(counts={"val": np.array([[1, 0], [1, 0]])})
+def test_single_label_counts_survive_the_wire(wire):
+    result = good_result(counts={"val": single_label_counts([[1, 0], [1, 0]])})
     same_arrays(unpack_result(wire(pack_result(result)), "site-1").counts, result.counts)
 
 
@@ -158,14 +167,14 @@ def test_an_ordinary_run_name_is_taken(name):
 
 def test_a_good_result_is_accepted():
     check()
-    check(counts={"val": np.array([[1, 0], [0, 1]])}, task="singlelabel")
+    check(counts={"val": single_label_counts([[1, 0], [0, 1]])}, task="singlelabel")
     check(counts={"val": np.zeros((2, 2, BINS), dtype=int)}, repairs=good_repairs(correct_positive=np.array([0, 1])))
     check_result(good_result(weights={}), round_num=4, num_classes=2, weights=None, sizes=SPLIT_SIZES)
     check_result(good_result(weights={}, census=good_census()), round_num=4, num_classes=2, weights=None)
 
 
 KNOWN = ["census", "counts", "error", "loss", "repairs", "report", "round", "samples"]
-COUNTS = f"counts val: expected (C, 2, {BINS}) or (C, C) counts"
+COUNTS = f"counts val: expected (C, 2, {BINS}) or (C, C + {2 * BINS}) counts"
 REPAIRS = "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative']"
 CENSUS = "census: expected ['annotated', 'phantom', 'positives', 'sizes', 'task']"
 SIZES = "census sizes: expected samples per split"
@@ -199,12 +208,13 @@ def without(content, name):
         ({"counts": {"val": -np.ones((2, 2, BINS), int)}}, "counts val: expected counts >= 0"),
         ({"counts": {"val": np.ones((2, 2, 7), int)}}, COUNTS),
         ({"counts": {"val": np.ones((2, BINS), int)}}, COUNTS),
-        ({"counts": {"val": np.ones((2, 3), int)}}, COUNTS),
+        ({"counts": {"val": np.ones((2, 2), int)}}, COUNTS),
+        ({"counts": {"val": np.ones((3, 2 + 2 * BINS), int)}}, COUNTS),
         ({"counts": {"val": np.ones(2, int)}}, COUNTS),
         ({"counts": {"val": np.array(2)}}, COUNTS),
         ({"counts": {"val": np.ones((2, 2, 2), int)}}, COUNTS),
         ({"counts": {"val": np.ones((2, 2))}}, "counts val: expected an array of numbers"),
-        ({"counts": {"val": np.array([[1, 0], [-1, 2]])}}, "counts val: expected counts >= 0"),
+        ({"counts": {"val": single_label_counts([[1, 0], [-1, 2]])}}, "counts val: expected counts >= 0"),
         ({"repairs": without(good_repairs(), "untagged")}, REPAIRS),
         ({"repairs": good_repairs(names=np.array([1, 2]))}, REPAIRS),
         ({"repairs": good_repairs(positive=np.array([[1, 2]]))}, "repairs: expected one count per class"),
@@ -246,12 +256,12 @@ def test_a_census_must_hold_one():
     "changes",
     [
         {"counts": {"val": np.ones((3, 2, BINS), dtype=np.int64)}},
-        {"counts": {"val": np.ones((3, 3), dtype=np.int64)}},
+        {"counts": {"val": single_label_counts(np.eye(3, dtype=int))}},
         {"repairs": {k: np.zeros(3, dtype=np.int64) for k in good_repairs()}},
         {"census": good_census(annotated=np.array([True, False, True]))},
         {"census": good_census(positives=np.zeros(3, dtype=np.int64))},
     ],
-    ids=["counts", "confusion", "repairs", "annotated", "positives"],
+    ids=["counts", "single-label counts", "repairs", "annotated", "positives"],
 )
 def test_counts_of_another_number_of_classes_are_refused(changes):
     with refused(f"{START}: expected counts of 2 classes, got counts of 3"):
@@ -325,14 +335,27 @@ def test_more_scores_than_samples_are_refused(many):
         check(counts={"val": counts})
 
 
-@pytest.mark.parametrize("counts", [[[3, 0], [0, 0]], [[2, 0], [0, 1]]], ids=["in a class", "in all classes together"])
-def test_more_predictions_than_samples_are_refused(counts):
+@pytest.mark.parametrize("many", [2, 2**62])
+def test_more_predictions_than_samples_are_refused(many):
+    counts = single_label_counts([[1, 0], [0, 1]])
+    check(counts={"val": counts}, task="singlelabel")
+    counts[[0, 1], [0, 1]] = many  # in all classes together
     with refused(f"{START}, counts val: expected at most the samples of its census, got more"):
-        check(counts={"val": np.array(counts)}, task="singlelabel")
+        check(counts={"val": counts}, task="singlelabel")
+
+
+@pytest.mark.parametrize("c", [0, 1])
+@pytest.mark.parametrize("many", [1, 2**63 - 1])
+def test_more_scores_of_a_class_than_samples_of_single_label_data_are_refused(c, many):
+    counts = single_label_counts([[1, 0], [0, 1]])
+    counts[c, 2 + 7] = many
+    with refused(f"{START}, counts val: expected at most the samples of its census, got more"):
+        check(counts={"val": counts}, task="singlelabel")
 
 
 @pytest.mark.parametrize(
-    ("task", "counts"), [("multilabel", np.eye(2, dtype=int)), ("singlelabel", np.zeros((2, 2, BINS), dtype=int))]
+    ("task", "counts"),
+    [("multilabel", single_label_counts([[1, 0], [0, 1]])), ("singlelabel", np.zeros((2, 2, BINS), dtype=int))],
 )
 def test_counts_of_another_kind_of_labels_are_refused(task, counts):
     with refused(f"{START}, counts val: expected those of {task} data, got others"):

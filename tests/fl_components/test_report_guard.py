@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from factories import ROOT, refused
-from fl_factories import Engine, write_settings
+from fl_factories import Engine, confusion, write_settings
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import ProcessType, ReservedKey, ReturnCode
 from nvflare.apis.shareable import make_reply
@@ -126,7 +126,7 @@ def test_a_census_passes(site):
         ),
         ("report", {"learning_degree": torch.ones(2)}, "report learning_degree: expected an array of numbers"),
         ("report", {"learning_degree": [0.5, 0.5]}, "report learning_degree: expected an array of numbers"),
-        ("counts", {"val": IMAGE[:, :48]}, "counts val: expected (C, 2, 1000) or (C, C) counts"),
+        ("counts", {"val": IMAGE}, "counts val: expected (C, 2, 1000) or (C, C + 2000) counts"),
         ("repairs", {"p1": np.array([1])}, "repairs: expected"),
         ("error", "x" * 3000, "error: expected a sentence"),
     ],
@@ -247,7 +247,7 @@ def test_losses_without_their_counts_do_not_leave(site, policy):
     refused_with(sentence, *sent_by(policy, site, content))
 
 
-def test_a_confusion_matrix_passes(site):
-    counts = np.array([[30, 5], [2, 13]])
+def test_single_label_counts_pass(site):
+    counts = confusion(0.5, 1)
     _, got = send(result(counts={"test": counts}), site)
     np.testing.assert_array_equal(got.counts["test"], counts)

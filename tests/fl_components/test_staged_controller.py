@@ -625,7 +625,7 @@ def test_a_resumed_job_keeps_the_roles(tmp_path, plain_report):
 
 
 def single_label(recalls, splits=("val", "test")):
-    """Sites whose evaluations have these recalls of the two classes in round 0, 1, ..."""
+    """Sites whose evaluations have these recalls of the two classes in round 0, 1, ... and an AUC of 1 in all of them."""
     return plain_answers(FOUR, counts=lambda r: {s: confusion(*recalls[r]) for s in splits}, task="singlelabel")
 
 
@@ -639,7 +639,8 @@ def test_the_best_model_of_single_label_data_is_that_of_the_best_validation_bacc
     assert bias_after(federation, "best_FL_global_model.pt") == pytest.approx(2)
     results = json.loads((federation.records / "results.json").read_text())
     assert results["best"]["test"]["bacc"] == pytest.approx(0.9)
-    assert results["final"]["test"] == pytest.approx({"bacc": 0.5, "f1": (20 / 30 + 0) / 2, "accuracy": 0.5})
+    final = {"bacc": 0.5, "f1": (20 / 30 + 0) / 2, "auc": 1, "precision": (10 / 20 + 0) / 2, "accuracy": 0.5}
+    assert results["final"]["test"] == pytest.approx(final)
 
 
 def test_without_a_validation_split_the_test_bacc_chooses(tmp_path, plain_report):
@@ -648,7 +649,7 @@ def test_without_a_validation_split_the_test_bacc_chooses(tmp_path, plain_report
     assert federation.decisions("best_model")[-1] == (1, {"bacc": pytest.approx(0.7), "split": "test"})
 
 
-def test_confusion_matrices_of_all_sites_are_pooled(tmp_path, plain_report):
+def test_single_label_counts_of_all_sites_are_pooled(tmp_path, plain_report):
     plain, recalls = (
         plain_answers(FOUR, task="singlelabel"),
         {"site-1": (1, 0), "site-2": (0, 1), "site-3": (1, 1), "site-4": (0.6, 0.2)},
@@ -662,6 +663,7 @@ def test_confusion_matrices_of_all_sites_are_pooled(tmp_path, plain_report):
     metrics = run(tmp_path, answer, FOUR).lines("metrics.jsonl")[0]
     assert metrics["confusion"] == [[26, 14], [18, 22]]
     assert metrics["macro"]["bacc"] == pytest.approx((26 + 22) / 80)
+    assert metrics["macro"]["auc"] == 1
 
 
 def test_single_label_metrics_are_streamed_and_shown(tmp_path, plain_report, caplog):
@@ -670,8 +672,10 @@ def test_single_label_metrics_are_streamed_and_shown(tmp_path, plain_report, cap
     tags = {
         data["DXO"]["data"]["track_key"] for event, data in federation.engine.events if event == "analytix_log_stats"
     }
-    assert {"test/bacc", "test/f1", "test/accuracy", "val/bacc"} <= tags
-    assert "received model: test BACC 0.750 F1 0.733 ACCURACY 0.750 | 4 sites" in caplog.text
+    names = {"bacc", "f1", "auc", "precision", "accuracy"}
+    assert {f"{split}/{name}" for split in ("test", "val") for name in names} <= tags
+    shown = "received model: test BACC 0.750 F1 0.733 AUC 1.000 PRECISION 0.833 ACCURACY 0.750 | 4 sites"
+    assert shown in caplog.text
 
 
 @pytest.mark.parametrize("positives", [[4, 0], [0, 4], [0, 0]])
