@@ -176,6 +176,37 @@ def _report(args: argparse.Namespace) -> None:
     print(summary_text(args.folder))
 
 
+def _table(args: argparse.Namespace) -> None:
+    from fedmend.run_folder import load_run
+    from fedmend.tables import comparison
+
+    runs = {}
+    for word in args.runs:
+        name, equals, folder = word.partition("=")
+        if not (name and equals and folder):
+            raise FedMendError(f"table: expected NAME=FOLDER, got {word!r}")
+        runs.setdefault(name, []).extend(map(load_run, _run_folders(Path(folder), name)))
+    texts = comparison(runs)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        (args.out / file).write_text(text, encoding="utf-8")
+    print("\n".join(text for file, text in texts.items() if file.endswith(".md")) + f"\nwritten to {args.out}")
+
+
+def _run_folders(folder: Path, name: str) -> list[Path]:
+    """The run folders behind what a person names: one itself, that of a simulator workspace, or those of its seeds."""
+    from fl_components.simulate import RUN_FOLDER
+
+    workspaces = sorted(f for f in folder.glob("seed-*") if f.is_dir()) or [folder]  # beside them lie logs
+    found = [next((f for f in (w, w / RUN_FOLDER) if (f / "run.json").is_file()), None) for w in workspaces]
+    if None in found:
+        where = workspaces[found.index(None)]
+        raise FedMendError(
+            f"table, {name}: expected a run folder or a simulator workspace, found no run.json in {where}"
+        )
+    return found
+
+
 def _sitecheck(args: argparse.Namespace) -> None:
     import tempfile
 
@@ -432,7 +463,7 @@ def _add_phantom(commands) -> None:
     isic18.add_argument("--sites", type=int, default=5, help="number of sites (default 5)")
     isic18.add_argument("--classes-per-site", type=int, default=3)
     fields = ("images", "sites", "pixels", "seed", "classes_per_site")
-    isic18.set_defaults(dataset="isic2018", images=2000, pixels=96, fields=fields)
+    isic18.set_defaults(dataset="isic2018", images=2500, pixels=96, fields=fields)
     for sets in (chest, isic18):
         sets.set_defaults(run=_phantom_label_sets)
     for parser in (single, isic, chest, isic18):
@@ -497,6 +528,16 @@ def _add_checks(commands) -> None:
     report = commands.add_parser("report", help="write report.html of a run folder again")
     report.add_argument("folder", type=Path, help="run folder, with run.json")
     report.set_defaults(run=_report)
+
+    table = commands.add_parser("table", help="compare the final models of several runs, as Markdown and CSV")
+    table.add_argument(
+        "runs",
+        nargs="+",
+        metavar="NAME=FOLDER",
+        help="a row and its run folder, simulator workspace or workspace of several seeds; NAME again adds runs to its row",
+    )
+    table.add_argument("--out", type=Path, required=True, help="folder for per_class and macro, .md and .csv")
+    table.set_defaults(run=_table)
 
     check = commands.add_parser("sitecheck", help="read a site folder as a job would, and say what it annotates")
     check.add_argument("folder", type=Path)

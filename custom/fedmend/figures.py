@@ -14,6 +14,7 @@ INK, MUTED, RULE, WARMUP = "#1f2933", "#5b6770", "#d5dbe1", "#eef1f4"
 STYLES: Mapping[str, dict] = {
     "main": {"color": "#0072b2", "lw": 1.8, "zorder": 4},
     "reference": {"color": "#a3adb6", "lw": 1.2, "zorder": 3},
+    "outline": {"color": "#1f2933", "lw": 0.7, "zorder": 3},
     "positive": {"color": "#b84a00", "lw": 1.8, "zorder": 5},
     "negative": {"color": "#0072b2", "lw": 1.8, "ls": (0, (4, 1.5)), "zorder": 4},
     "noisy": {"color": "#b84a00", "lw": 1.8, "ls": (0, (4, 1.5)), "zorder": 5},
@@ -43,13 +44,14 @@ RC = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
+AROUND_HALF = ("auc", "bacc")  # values per class of which a guess gives one half
 
 
 class Metric(NamedTuple):
     """A metric of ``metrics.jsonl`` and its words.
 
     Attributes:
-        macro: key of its mean over classes (or of the one value for all samples), "" where there is none.
+        macro: key of its mean over classes (or of the one value for all samples).
         per_class: key of its values per class, "" where there are none.
         word: of the mean.
         column: word of the values per class.
@@ -87,7 +89,7 @@ class Panel:
         lines: its curves.
         chance: level of a model that guesses, drawn dotted.
         note: text in place of curves.
-        stack: rounds and, in the order of ``STACK``, the counts at each of them, drawn as one stacked area.
+        stack: edges of bins on the x axis and, in the order of ``STACK``, the height of each bin, drawn as one stacked area.
         subtitle: small second line of the title.
     """
 
@@ -95,7 +97,7 @@ class Panel:
     lines: Sequence[Line] = ()
     chance: float | None = None
     note: str = ""
-    stack: tuple[Sequence[int], Sequence[Sequence[int]]] | None = None
+    stack: tuple[Sequence[float], Sequence[Sequence[float]]] | None = None
     subtitle: str = ""
 
 
@@ -111,6 +113,7 @@ def grid_figure(
     warmup: int = 0,
     best: int | None = None,
     phantom: bool = False,
+    xlim: tuple[float, float] | None = None,
 ) -> str:
     """Draws panels with common axes, six in a row at most.
 
@@ -125,6 +128,7 @@ def grid_figure(
         warmup: number of warm-up rounds, shaded; 0 for none.
         best: round of the best model, marked on the main curves.
         phantom: writes PHANTOM into the figure.
+        xlim: common x range where the x axis does not count rounds.
 
     Returns:
         an ``<svg>`` element without outside references.
@@ -145,9 +149,9 @@ def grid_figure(
         axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         figure.subplots_adjust(0.45 / WIDTH, 0.45 / height, 1 - 0.1 / WIDTH, 1 - (0.25 + title) / height)
         figure.subplots_adjust(wspace=0.14, hspace=gap / PANEL_HEIGHT)
-        axes[0].set(xlim=(0, max(1, last_round) * 1.2), ylim=ylim)  # room for the last values
+        axes[0].set(xlim=xlim or (0, max(1, last_round) * 1.2), ylim=ylim)  # room for the last values
         for i, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
-            _draw_panel(ax, panel, warmup=warmup, best=best, letters=letters)
+            _draw_panel(ax, panel, warmup=warmup, best=best, letters=letters, whole_numbers=xlim is None)
             ax.tick_params(labelbottom=i + columns >= len(panels), labelleft=i % columns == 0)
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
@@ -160,14 +164,15 @@ def grid_figure(
     return _inline(buffer.getvalue(), key, alt)
 
 
-def _draw_panel(ax, panel: Panel, *, warmup: int, best: int | None, letters: int) -> None:
+def _draw_panel(ax, panel: Panel, *, warmup: int, best: int | None, letters: int, whole_numbers: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     title = textwrap.wrap(panel.title, letters, max_lines=1 if panel.subtitle else 2, placeholder="…")
     ax.set_title("\n".join(title), pad=14 if panel.subtitle else 5)
     if panel.subtitle:
         ax.text(0, 1.06, panel.subtitle, transform=ax.transAxes, size=7, color=MUTED)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    steps = {"nbins": 4, "integer": True} if whole_numbers else {"nbins": 3, "steps": [5, 10]}
+    ax.xaxis.set_major_locator(MaxNLocator(**steps))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
     ax.tick_params(length=2)
     if panel.note:
@@ -185,12 +190,11 @@ def _draw_panel(ax, panel: Panel, *, warmup: int, best: int | None, letters: int
     labels = [(line.values[-1], line) for line in panel.lines if line.style in LABELLED and line.values[-1] is not None]
     _label_ends(ax, labels)
     if panel.stack:
-        rounds, counts = panel.stack
-        floor = [0] * len(rounds)
-        for (_, colour), layer in zip(STACK, counts, strict=True):
+        edges, layers = panel.stack
+        floor = [0] * (len(edges) - 1)
+        for (_, colour), layer in zip(STACK, layers, strict=True):
             top = [a + b for a, b in zip(floor, layer, strict=True)]
-            # A count holds from its round until the next one that is known.
-            ax.stairs(top, [*rounds, rounds[-1] + 1], baseline=floor, fill=True, color=colour, lw=0)
+            ax.stairs(top, edges, baseline=floor, fill=True, color=colour, lw=0)
             floor = top
 
 
@@ -275,27 +279,25 @@ def metric_figure(
     rounds = [m["round"] for m in evaluations]
     mean = [m["macro"].get(metric.macro) for m in evaluations]
     panels, story, drawn = [], [], []
-    for i, title in enumerate(["macro" if metric.per_class else "all samples", *classes]):
-        if not (metric.per_class if i else metric.macro):
-            continue
+    for i, title in enumerate(["macro", *classes] if metric.per_class else ["all samples"]):
         values = (
             [m["per_class"].get(metric.per_class, [None] * len(classes))[i - 1] for m in evaluations] if i else mean
         )
         known = [v for v in values if v is not None]
-        lines = [Line(rounds, values)] + ([Line(rounds, mean, "reference")] if i and metric.macro else [])
+        lines = [Line(rounds, values)] + ([Line(rounds, mean, "reference")] if i else [])
         chance = _guessing(metric, evaluations[-1], len(classes))[i]
         missing = "no sample" if "confusion" in evaluations[-1] else "one label value only"
         panels.append(Panel(title, lines, chance) if known else Panel(title, note=f"n/a:\n{missing}"))
         story.append(f"{title} from {known[0]:.2f} to {known[-1]:.2f}" if known else f"{title} not measured")
         drawn += known
     legend = {"main": metric.curve}
-    if metric.macro and metric.per_class:
+    if metric.per_class:
         legend["reference"] = "macro"
     if any(panel.chance is not None for panel in panels):
         legend["chance"] = "guessing"
-    from_zero = metric.per_class == "ap" or "confusion" in evaluations[-1]
+    from_zero = metric.per_class not in AROUND_HALF
     return grid_figure(
-        f"{metric.macro or metric.per_class}-curves",
+        f"{metric.macro}-curves",
         panels,
         alt=f"{metric.curve} over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
         ylim=(0.0 if from_zero else min(0.4, int(min(drawn, default=0.0) * 10) / 10), 1.0),
@@ -312,9 +314,9 @@ def _guessing(metric: Metric, evaluation: Mapping, width: int) -> list[float | N
     """What a model that guesses reaches: macro, then each class; ``None`` where that depends on how it guesses."""
     if metric.per_class == "ap":
         return _prevalences(evaluation, width)
-    if "confusion" in evaluation:
-        return [1 / width if metric.per_class == "recall" else None] * (width + 1)
-    return [0.5] * (width + 1)
+    if metric.per_class == "recall":
+        return [1 / width] * (width + 1)
+    return [0.5 if metric.per_class in AROUND_HALF else None] * (width + 1)
 
 
 def _prevalences(evaluation: Mapping, width: int) -> list[float | None]:

@@ -29,6 +29,8 @@ SINGLE_LABEL_GLOSSARY = {
     "finds 1/C of them.",
     "Precision": "Of the samples that the model assigns to a class, the share that truly belong to it.",
     "F1": "Harmonic mean of recall and precision of a class: high only when both are. Macro F1 is its mean over classes.",
+    "AUC": "Area under the ROC curve of one class against the rest: how often a random sample of the class gets a higher "
+    "probability of it than a random sample of the other classes. 0.5 is guessing, 1 is perfect.",
     "BACC": "Balanced accuracy: the mean recall over classes, each counting the same however rare it is. The model's answer "
     "is the class with the highest score. Guessing gives 1 divided by the number of classes.",
     "Accuracy": "Share of all samples that the model gets right. Frequent classes dominate it.",
@@ -53,6 +55,18 @@ NOISY_CLIENT_GLOSSARY = {
     "Distance-aware aggregation": "The average of the sites' models, in which a noisy site counts the less the further its "
     "model is from the nearest clean one. Without it, each site counts by its number of samples.",
 }
+LABEL_SET_GLOSSARY = {
+    "Uncertainty": "How evenly the model's answers are spread: the entropy of its probabilities on the scale from 0 (sure) to 1 (it "
+    "cannot tell). With several findings per image it is the mean over the findings that the site does not label.",
+    "Confident pool, uncertain pool": "The images of a site that the model is most and least sure of; chosen anew in every round. "
+    "Images of the uncertain pool are used in mixed pairs only.",
+    "Mixed pair (MixUp)": "An image of the uncertain pool blended with one of the confident pool, and their labels in the same "
+    "proportion, so that the model also learns from images it is unsure of.",
+    "Class knowledge q": "How many samples of a class a site has to learn from: those with a label where it identifies the class, "
+    "those with a positive pseudo-label elsewhere.",
+    "AWPA (adaptive weighted proxy aggregation)": "The average of the sites' models, in which the part that decides on a class "
+    "counts by the class knowledge q of each site, and all other parts by its samples.",
+}
 CSS = """
 :root{color-scheme:light}*{box-sizing:border-box}
 body{margin:0 auto;max-width:1080px;padding:28px 32px 48px;background:#fff;color:#1f2933;
@@ -75,6 +89,8 @@ caption{text-align:left;color:#52606b;font-size:13px;padding-bottom:4px}
 th,td{padding:4px 12px 4px 0;text-align:left;vertical-align:top;border-bottom:1px solid #e6eaee}
 thead th{border-bottom:1.5px solid #7b8794;font-size:13px;vertical-align:bottom}
 tbody th{font-weight:600;white-space:nowrap}
+table.wide{font-size:12px}table.wide td{padding:4px 5px;white-space:normal}
+table.wide thead th+th{writing-mode:vertical-rl;transform:rotate(180deg);padding:2px 4px;text-align:left;vertical-align:middle}
 th.n,td.n{text-align:right;padding-left:12px}tr.sum th,tr.sum td{border-top:1.5px solid #7b8794;font-weight:600}
 td.yes{background:#e3f0f8}td.no,.na{color:#5b6770}td.bad{background:#fdf1f0;color:#9c1c1c;font-weight:700}
 td.yes,td.no,td.bad{padding-left:12px;white-space:nowrap}
@@ -103,6 +119,9 @@ td.heat{padding-left:8px;white-space:nowrap;border:1px solid #fff}tr:has(td.heat
 td.hit{font-weight:700;box-shadow:inset 0 0 0 2px #1f2933}
 @media print{td.heat{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """
+
+
+WIDE = 12  # columns; the heads of a table with more of them stand upright
 
 
 class Markup(str):
@@ -160,9 +179,9 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], t
         f'<th scope="col" class="{"n" if right else "w"}">{escape(word)}</th>'
         for word, right in zip(head, numeric, strict=True)
     )
-    words = escape(caption)
+    words, wide = escape(caption), ' class="wide"' if len(head) > WIDE else ""
     return Markup(
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{words}"><table><caption>{words}</caption>'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{words}"><table{wide}><caption>{words}</caption>'
         f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
     )
 

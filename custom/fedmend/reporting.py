@@ -16,6 +16,7 @@ from fedmend.page import (
     CSS,
     GLOSSARY,
     HEAT_CSS,
+    LABEL_SET_GLOSSARY,
     NOISY_CLIENT_GLOSSARY,
     PHANTOM_CSS,
     SINGLE_LABEL_GLOSSARY,
@@ -28,9 +29,11 @@ from fedmend.page import (
     table,
     td,
 )
+from fedmend.reporting_fedlsm import class_knowledge, uncertainty
 from fedmend.reporting_fedmlp import learning_degree, pseudo_label_lines, pseudo_labels
 from fedmend.reporting_fednoro import noisy_site_lines, noisy_sites, second_stage
 from fedmend.run_folder import INPUTS, Run, has_own_section, load_run
+from fedmend.tables import TABLES, comparison
 
 REPORT_NAME = "report.html"
 MULTI_LABEL_METRICS = (
@@ -40,8 +43,9 @@ MULTI_LABEL_METRICS = (
 )
 SINGLE_LABEL_METRICS = (
     Metric("bacc", "recall", "BACC", "Recall", "BACC (macro), recall (classes)"),
-    Metric("", "precision", "", "Precision", "Precision"),
     Metric("f1", "f1", "macro F1", "F1", "F1"),
+    Metric("auc", "auc", "macro AUC", "AUC", "AUC"),
+    Metric("precision", "precision", "macro precision", "Precision", "Precision"),
     Metric("accuracy", "", "accuracy", "", "Accuracy"),
 )
 LAST_ROUNDS = 10  # evaluations behind the "Last" of the FedNoRo paper
@@ -192,16 +196,20 @@ def _label_counts(run: Run) -> str:
     classes, known = run.info["classes"], run.info["sites"]
     splits = [split for split in ("train", "val", "test") if any(site.get(split) for site in known.values())]
     counts = {name: [site.get("positives", {}).get(c) for c in classes] for name, site in sorted(known.items())}
+    blank = {name: (known[name].get("train") or 0) - sum(n or 0 for n in row) for name, row in counts.items()}
+    blank = blank if any(n > 0 for n in blank.values()) else {}
     rows = []
     for name, row in counts.items():
         total = sum(n or 0 for n in row)
         cells = [td(n) if n is None else heat(f"{n:,}", n / total if total else None) for n in row]
+        cells += [blank[name]] if blank else []
         rows.append([name, *cells, *(known[name].get(split) for split in splits)])
     sums = [sum(n or 0 for n in column) for column in zip(*counts.values(), strict=True)]
     totals = [td(f"{n:,}" if n else "⚠ none", "" if n else "bad") for n in sums]
+    totals += [sum(blank.values())] if blank else []
     totals += [sum(site.get(split) or 0 for site in known.values()) for split in splits]
-    caption = "Training samples by the labels at the site, which may be wrong; shading: share of the site's samples"
-    body = table(caption, ["Site", *classes, *splits], rows, ["All sites", *totals])
+    caption = "Training samples by the labels at the site, which may be wrong; shading: share of the site's labels"
+    body = table(caption, ["Site", *classes, *(["no label"] if blank else []), *splits], rows, ["All sites", *totals])
     return section("sites", "What each site has", body)
 
 
@@ -209,18 +217,12 @@ def curves(run: Run) -> str:
     """Metrics over rounds, macro and per class."""
     figures = ""
     for metric in _metrics(run):
-        if any(_has_values(m, metric) for m in run.evaluations):
+        if any(m["macro"].get(metric.macro) is not None for m in run.evaluations):
             svg = metric_figure(run.evaluations, run.info["classes"], metric, best=run.best_round, **run.frame)
             figures += f"<h3>{metric.curve}</h3>\n<figure>{svg}</figure>\n"
     if not figures:
         return ""
     return section("curves", f"Progress over rounds ({run.split} split)", figures)
-
-
-def _has_values(evaluation: Mapping, metric: Metric) -> bool:
-    if metric.macro:
-        return evaluation["macro"].get(metric.macro) is not None
-    return any(value is not None for value in evaluation["per_class"].get(metric.per_class, ()))
 
 
 def per_class(run: Run) -> str:
@@ -238,11 +240,7 @@ def per_class(run: Run) -> str:
             [name, *(last[f"{kind}s"][i] for kind in kinds)]
             + [record["per_class"][m.per_class][i] for m, _, record in shown]
         )
-    macro = [
-        "macro",
-        *("" for _ in kinds),
-        *(record["macro"].get(m.macro) if m.macro else "" for m, _, record in shown),
-    ]
+    macro = ["macro", *("" for _ in kinds), *(record["macro"].get(m.macro) for m, _, record in shown)]
     rounds = " and ".join(f"round {record['round']} ({word})" for word, record in groups)
     caption = f"Samples of the {run.split} split, and metrics after {rounds}"
     notes = "; ".join(f"{name}: {reason}" for name, reason in _left_out(run).items())
@@ -303,6 +301,8 @@ def files(run: Run) -> str:
     """Where the models and the data behind this page are."""
     here = ", ".join(name for name in INPUTS if (run.folder / name).exists())
     places = {**run.results.get("files", {}), "data of this page, beside it": here}
+    if tables := ", ".join(name for name in TABLES if (run.folder / name).exists()):
+        places["tables of the final model, beside it"] = tables
     rows = [[name, Markup(f"<td><code>{escape(str(path))}</code></td>")] for name, path in places.items()]
     return section("files", "Where the files are", table("On the server", ["What", "Where"], rows))
 
@@ -310,8 +310,15 @@ def files(run: Run) -> str:
 def glossary(run: Run) -> str:
     """The words of this page, for a clinician."""
     known = SINGLE_LABEL_GLOSSARY if run.single_label else GLOSSARY
+    if run.single_label and run.repairs:
+        known = known | {word: GLOSSARY[word] for word in ("Pseudo-label", "Precision of pseudo-labels")}
     if run.decided("noisy_client_detection"):
         known = known | NOISY_CLIENT_GLOSSARY
+    if run.decided("class_knowledge"):
+        known = known | LABEL_SET_GLOSSARY
+    degrees = bool(run.decided("learning_degree"))
+    used = {"Warm-up": run.warmup > 0, "Prototype": degrees, "Learning degree": degrees}
+    known = {word: meaning for word, meaning in known.items() if used.get(word, True)}
     words = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>\n" for word, meaning in known.items())
     return section("glossary", "Words", f"<dl>{words}</dl>")
 
@@ -324,6 +331,8 @@ SECTIONS: tuple[Callable[[Run], str], ...] = (
     confusion,
     pseudo_labels,
     learning_degree,
+    uncertainty,
+    class_knowledge,
     noisy_sites,
     second_stage,
     refused,
@@ -334,7 +343,9 @@ SECTIONS: tuple[Callable[[Run], str], ...] = (
 
 
 def write_report(run_dir: Path) -> Path:
-    """Writes ``report.html`` into the run folder, whole or not at all. The same input gives the same bytes.
+    """Writes ``report.html`` into the run folder and, of a finished run, ``TABLES``. The same input gives the same bytes.
+
+    Each file is written whole or not at all.
 
     Args:
         run_dir: as in :func:`load_run`.
@@ -346,11 +357,14 @@ def write_report(run_dir: Path) -> Path:
         FedMendError: as in :func:`load_run`.
     """
     run = load_run(run_dir)
+    for name, text in comparison({run.info["method"]: [run]}).items() if run.results and run.evaluations else ():
+        _write(run.folder / name, text)
     body = "".join(show(run) for show in SECTIONS)
     links = re.findall(r'<section id="([^"]+)"><h2>(.*?)</h2>', body)
     nav = " ".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in links)
     title = escape(f"{'PHANTOM ' if run.info['phantom'] else ''}{run.info['run_name']} ({run.info['method']})")
-    style = f"{CSS}{HEAT_CSS if run.single_label else ''}{PHANTOM_CSS if run.info['phantom'] else ''}"
+    shaded = 'class="heat' in body
+    style = f"{CSS}{HEAT_CSS if shaded else ''}{PHANTOM_CSS if run.info['phantom'] else ''}"
     page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -360,11 +374,14 @@ def write_report(run_dir: Path) -> Path:
         f"<footer class='fine'>{title} · FedMend report · sums over samples only, no patient data</footer>\n"
         "</body></html>\n"
     )
-    path = run.folder / REPORT_NAME
-    temporary = path.with_suffix(".html.tmp")
-    temporary.write_text(page, encoding="utf-8")
+    _write(run.folder / REPORT_NAME, page)
+    return run.folder / REPORT_NAME
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
-    return path
 
 
 def summary_text(run_dir: Path) -> str:
@@ -382,7 +399,7 @@ def summary_text(run_dir: Path) -> str:
     if info["phantom"]:
         lines.append(f"PHANTOM: {PHANTOM_SENTENCE}")
     milestones = _milestones(run)
-    columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in _metrics(run) if m.macro]
+    columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in _metrics(run)]
     title = f"{run.split} split" if run.single_label else f"{run.split} split, macro"
     lines.append(f"{title:<26}" + "".join(f"{word:>{width}}" for _, word, width in columns))
     for name, round_num, macro in milestones:

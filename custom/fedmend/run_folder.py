@@ -19,6 +19,8 @@ OWN_SECTION = {  # decisions that the report shows by themselves → type of the
     "noisy_client_detection": Mapping,
     "distillation_weight": int | float,
     "aggregation_weights": Mapping,
+    "class_knowledge": Mapping,
+    "uncertainty": Mapping,
 }
 
 

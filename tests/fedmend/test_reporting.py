@@ -7,6 +7,8 @@ import pytest
 from fedmend.errors import FedMendError
 from fedmend.page import GLOSSARY, HEAT, NOISY_CLIENT_GLOSSARY, SINGLE_LABEL_GLOSSARY, heat
 from fedmend.reporting import summary_text, write_report
+from fedmend.run_folder import INPUTS
+from fedmend.tables import TABLES
 
 CLASSES = ["bleed", "mass <5 mm"]
 SKIN = ["nevus", "melanoma", "rare <1 %"]
@@ -85,8 +87,19 @@ def make_single_label_run(folder, *, drop=(), **changes):
             "round": r,
             "stage": "robust",
             "split": "test",
-            "per_class": {"recall": [0.8, 0.75, None], "precision": [0.889, 0.6, None], "f1": [0.842, 0.667, None]},
-            "macro": {"bacc": 0.9 if r == 11 else r / 20, "f1": 0.754, "accuracy": 0.786},
+            "per_class": {
+                "recall": [0.8, 0.75, None],
+                "precision": [0.889, 0.6, None],
+                "f1": [0.842, 0.667, None],
+                "auc": [0.925, 0.925, None],
+            },
+            "macro": {
+                "bacc": 0.9 if r == 11 else r / 20,
+                "f1": 0.754,
+                "auc": 0.925,
+                "precision": 0.744,
+                "accuracy": 0.786,
+            },
             "confusion": [[8, 2, 0], [1, 3, 0], [0, 0, 0]] if r > 11 else [[9, 1, 0], [4, 0, 0], [0, 0, 0]],
             "positives": [10, 4, 0],
         }
@@ -256,7 +269,19 @@ def test_the_same_input_gives_the_same_bytes_in_any_folder(tmp_path, page, skin_
     assert write_report(tmp_path).read_text(encoding="utf-8") == skin_page
     make_run(tmp_path)
     assert write_report(tmp_path).read_text(encoding="utf-8") == page
-    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".html", ".json", ".json", ".jsonl", ".jsonl", ".jsonl"]
+    assert {p.name for p in tmp_path.iterdir()} == {*INPUTS, *TABLES, "report.html"}
+
+
+def test_a_finished_run_leaves_its_tables_beside_the_report(tmp_path, page):
+    files = make_run(tmp_path)
+    write_report(tmp_path)
+    assert ["tables of the final model, beside it", ", ".join(TABLES)] in rows_of(page, "files")
+    assert "| FedMLP | 62.3 | n/a | 62.3 | 1 |" in (tmp_path / "per_class.md").read_text(encoding="utf-8")
+    assert "FedMLP,62.3,,25.0,,50.0,,1,no" in (tmp_path / "macro.csv").read_text(encoding="utf-8")
+    (tmp_path / "later").mkdir()
+    write_files(tmp_path / "later", {name: files[name] for name in ("run", "metrics")})
+    assert "tables of the final model" not in write_report(tmp_path / "later").read_text(encoding="utf-8")
+    assert not any((tmp_path / "later" / name).exists() for name in TABLES)
 
 
 def test_a_run_that_has_only_begun_gets_a_page(tmp_path):
@@ -278,34 +303,38 @@ def test_a_run_with_one_class_per_sample_shows_its_own_metrics(skin_page):
     assert cards == [
         ("BACC · Final model, round 12", "0.600"),
         ("macro F1 · Final model, round 12", "0.754"),
+        ("macro AUC · Final model, round 12", "0.925"),
+        ("macro precision · Final model, round 12", "0.744"),
         ("accuracy · Final model, round 12", "0.786"),
         ("Last, mean BACC of rounds 3 to 12", "0.410"),  # (3 + 4 + ... + 10 + 12) / 20 and 0.9, over ten
     ]
     assert rows_of(skin_page, "numbers")[-1] == ["Best, highest BACC, round 11", "0.900"]
     assert "Means over 2 of 3 classes" in skin_page
     head, nevus, _, rare, macro = rows_of(skin_page, "classes")
-    columns = [f"{metric} {model}" for model in ("final", "best") for metric in ("Recall", "Precision", "F1")]
+    columns = [f"{metric} {model}" for model in ("final", "best") for metric in ("Recall", "F1", "AUC", "Precision")]
     assert head == ["Class", "samples", *columns]
-    assert nevus == ["nevus", "10", *["0.800", "0.889", "0.842"] * 2]
-    assert rare == ["rare &lt;1 %", "0", *["n/a"] * 6]
-    assert macro == ["macro", "", "0.600", "", "0.754", "0.900", "", "0.754"]
+    assert nevus == ["nevus", "10", *["0.800", "0.842", "0.925", "0.889"] * 2]
+    assert rare == ["rare &lt;1 %", "0", *["n/a"] * 8]
+    assert macro == ["macro", "", "0.600", "0.754", "0.925", "0.744", "0.900", "0.754", "0.925", "0.744"]
     assert "rare &lt;1 %: no sample in the test split." in skin_page
 
 
-def test_curves_of_such_a_run_have_a_mean_where_there_is_one_and_guessing_where_it_is_known(skin_page):
+def test_curves_of_such_a_run_have_guessing_where_it_is_known(skin_page):
     part = skin_page.split('<section id="curves">')[1].split("</section>")[0]
     alts = re.findall(r'aria-label="(.*?)"', part)
     end = "rare &lt;1 % not measured."
     assert alts == [
         "BACC (macro), recall (classes) over rounds 0 to 12: macro from 0.00 to 0.60; nevus from 0.80 to 0.80; "
         f"melanoma from 0.75 to 0.75; {end}",
-        f"Precision over rounds 0 to 12: nevus from 0.89 to 0.89; melanoma from 0.60 to 0.60; {end}",
         f"F1 over rounds 0 to 12: macro from 0.75 to 0.75; nevus from 0.84 to 0.84; melanoma from 0.67 to 0.67; {end}",
+        f"AUC over rounds 0 to 12: macro from 0.93 to 0.93; nevus from 0.93 to 0.93; melanoma from 0.93 to 0.93; {end}",
+        "Precision over rounds 0 to 12: macro from 0.74 to 0.74; nevus from 0.89 to 0.89; melanoma from 0.60 to 0.60; "
+        f"{end}",
         "Accuracy over rounds 0 to 12: all samples from 0.79 to 0.79.",
     ]
     figures = part.split("<h3>")[1:]
-    assert ["guessing" in figure for figure in figures] == [True, False, False, False]
-    assert ["no sample" in figure for figure in figures] == [True, True, True, False]
+    assert ["guessing" in figure for figure in figures] == [True, False, True, False, False]
+    assert ["no sample" in figure for figure in figures] == [True, True, True, True, False]
 
 
 def test_training_labels_are_counted_per_site_and_a_class_without_any_is_marked(tmp_path, skin_page):
@@ -426,8 +455,8 @@ def test_the_words_are_those_that_the_run_needs(tmp_path, page, skin_page):
 def test_the_summary_of_a_run_with_one_class_per_sample_has_its_columns(tmp_path):
     make_single_label_run(tmp_path)
     text = summary_text(tmp_path)
-    assert "test split                    BACC  macro F1  accuracy\n" in text
-    assert "  Best model, round 11       0.900     0.754     0.786\n" in text
+    assert "test split                    BACC  macro F1  macro AUC  macro precision  accuracy\n" in text
+    assert "  Best model, round 11       0.900     0.754      0.925            0.744     0.786\n" in text
     assert "Last, mean BACC of rounds 3 to 12: 0.410\nBest, highest BACC, round 11: 0.900\n" in text
     assert f"Noisy sites: {EVIL}, site-2 (detection vote share 0.889)\n" in text
     assert len(text.splitlines()) <= 15

@@ -13,6 +13,7 @@ from fedmend.datasets.phantom_sites import ChestPhantom, LabelSetPhantom
 from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger, Repairs
 from fl_components.cli import build_parser, main
+from fl_components.simulate import RUN_FOLDER
 
 
 @pytest.fixture
@@ -133,6 +134,63 @@ def test_a_report_is_written_again_and_summed_up(tmp_path, monkeypatch, capsys):
     assert call("report", tmp_path) == 0
     assert written == [((tmp_path,), {})]
     assert capsys.readouterr().out == f"summary of {tmp_path.name}\n"
+
+
+def write_run(folder, auc, *, finished=True, classes=("edema",)):
+    folder.mkdir(parents=True)
+    info = {
+        "run_name": "r",
+        "method": "m",
+        "phantom": True,
+        "classes": classes,
+        "num_rounds": 1,
+        "sites": {},
+        "seed": 0,
+    }
+    (folder / "run.json").write_text(json.dumps(info))
+    evaluation = {"round": 1, "split": "test", "per_class": {"auc": [auc]}, "macro": {"auc": auc}}
+    (folder / "metrics.jsonl").write_text(json.dumps(evaluation) + "\n")
+    if finished:
+        (folder / "results.json").write_text(json.dumps({"final": {"test": {"auc": auc}}}))
+    return folder
+
+
+def test_runs_are_compared_wherever_they_are(tmp_path, capsys):
+    write_run(tmp_path / "folder", 0.5)
+    write_run(tmp_path / "workspace" / RUN_FOLDER, 0.75)
+    for seed, auc in ((0, 0.8), (10, 0.9)):
+        write_run(tmp_path / "seeds" / f"seed-{seed}" / RUN_FOLDER, auc)
+    (tmp_path / "seeds" / "seed-0.log").write_text("")
+    words = [f"A={tmp_path / 'folder'}", f"B={tmp_path / 'workspace'}", f"C={tmp_path / 'seeds'}"]
+    assert call("table", *words, f"A={tmp_path / 'workspace'}", "--out", tmp_path / "new" / "out") == 0
+    out = capsys.readouterr().out
+    texts = {p.name: p.read_text(encoding="utf-8") for p in (tmp_path / "new" / "out").iterdir()}
+    assert sorted(texts) == ["macro.csv", "macro.md", "per_class.csv", "per_class.md"]
+    assert out == f"{texts['per_class.md']}\n{texts['macro.md']}\nwritten to {tmp_path / 'new' / 'out'}\n"
+    assert "PHANTOM" in texts["macro.md"]
+    assert [row[:3] + row[5:6] for row in csv.reader(texts["per_class.csv"].splitlines())] == [
+        ["method", "edema", "edema sd", "seeds"],
+        ["A", "62.5", "17.7", "2"],
+        ["B", "75.0", "", "1"],
+        ["C", "85.0", "7.1", "2"],
+    ]
+
+
+def test_runs_that_cannot_be_compared_are_one_sentence_and_exit_code_1(tmp_path, capsys):
+    good = write_run(tmp_path / "good", 0.5)
+    (tmp_path / "seeds" / "seed-1").mkdir(parents=True)
+    unfinished, other = write_run(tmp_path / "run", 0.5, finished=False), write_run(tmp_path / "c", 0.5, classes=("x",))
+    nothing = "expected a run folder or a simulator workspace, found no run.json in"
+    for word, sentence in (
+        ("B", "table: expected NAME=FOLDER, got 'B'"),
+        (f"B={tmp_path / 'no'}", f"table, B: {nothing} {tmp_path / 'no'}"),
+        (f"B={tmp_path / 'seeds'}", f"table, B: {nothing} {tmp_path / 'seeds' / 'seed-1'}"),
+        (f"B={unfinished}", "table, B, seed 0: expected finished runs, got one that goes on or was stopped"),
+        (f"B={other}", "table, B, seed 0: expected the classes of the first run, in their order, got others"),
+    ):
+        assert call("table", f"A={good}", word, "--out", tmp_path / "out") == 1
+        assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_job_is_configured_into_a_new_folder(tmp_path, monkeypatch, capsys):

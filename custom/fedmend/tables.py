@@ -1,0 +1,129 @@
+"""Comparison tables: the final models of several methods over several seeds, as Markdown and CSV."""
+
+import csv
+import io
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedmend.errors import FedMendError
+from fedmend.run_folder import Run
+
+TABLES = ("per_class.md", "per_class.csv", "macro.md", "macro.csv")
+MACRO = {"auc": "AUC", "map": "mAP", "accuracy": "Accuracy", "f1": "F1", "precision": "Precision", "bacc": "BACC"}
+RECALL = "Recall (BACC)"  # the balanced accuracy of single-label data is the mean recall
+
+
+class Row(NamedTuple):
+    """A method in a table.
+
+    Attributes:
+        name: of the method.
+        cells: (mean, standard deviation) over the seeds for each column, in words; "" for what there is not.
+        seeds: number of runs.
+        phantom: whether one of them used synthetic images.
+    """
+
+    name: str
+    cells: Sequence[tuple[str, str]]
+    seeds: int
+    phantom: bool
+
+
+def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
+    """Tables of the final model on the split that the reports are about, one row per method.
+
+    ``per_class`` has the AUC of each class and their average (as Table 1, Deng et al., MICCAI 2023), ``macro`` the metrics over
+    all classes (as Table 2). Points of 100 with one decimal: mean over the seeds, and their standard deviation where there are
+    several. n/a (blank in CSV): not measured in every seed.
+
+    Args:
+        runs: method → finished runs, one per seed; at least one of each.
+
+    Returns:
+        file name out of ``TABLES`` → text.
+
+    Raises:
+        FedMendError: an unfinished run, one without an evaluation, or one with other classes or another split than the first.
+    """
+    (first, *_), *_ = runs.values()
+    for name, group in runs.items():
+        for run in group:
+            _check(run, first, f"table, {name}" + (f", seed {run.info['seed']}" if "seed" in run.info else ""))
+    classes, split = first.info["classes"], first.split
+    measured = {k for group in runs.values() for run in group for k, v in _final(run)["macro"].items() if v is not None}
+    keys = [k for k in MACRO if k in measured]
+    words = MACRO | ({"bacc": RECALL} if first.single_label else {})
+
+    def per_class(run: Run) -> list:
+        known = _final(run)
+        return [*known["per_class"].get("auc", [None] * len(classes)), known["macro"].get("auc")]
+
+    def macro(run: Run) -> list:
+        return [_final(run)["macro"].get(k) for k in keys]
+
+    texts = []
+    for title, columns, values in (
+        ("AUC of each class", [*classes, "Average"], per_class),
+        ("Macro metrics", [words[k] for k in keys], macro),
+    ):
+        rows = [
+            Row(name, _mean_and_sd(list(map(values, group))), len(group), any(run.info["phantom"] for run in group))
+            for name, group in runs.items()
+        ]
+        texts += [_markdown(f"{title}, final model, {split} split", columns, rows), _csv(columns, rows)]
+    return dict(zip(TABLES, texts, strict=True))
+
+
+def _final(run: Run) -> Mapping:
+    return run.evaluations[-1]
+
+
+def _check(run: Run, first: Run, where: str) -> None:
+    if not run.results:
+        raise FedMendError(f"{where}: expected finished runs, got one that goes on or was stopped")
+    if not run.evaluations:
+        raise FedMendError(f"{where}: expected runs with a test or val split, got one without")
+    if run.info["classes"] != first.info["classes"]:
+        raise FedMendError(f"{where}: expected the classes of the first run, in their order, got others")
+    if run.split != first.split:
+        raise FedMendError(f"{where}: expected results on the {first.split} split as in the first run, got {run.split}")
+
+
+def _mean_and_sd(values: Sequence[Sequence[float | None]]) -> list[tuple[str, str]]:
+    """Columns of seeds × columns in points."""
+    found = []
+    for column in zip(*values, strict=True):
+        if None in column:
+            found.append(("", ""))
+            continue
+        points = [100 * value for value in column]
+        sd = f"{statistics.stdev(points):.1f}" if len(points) > 1 else ""
+        found.append((f"{statistics.mean(points):.1f}", sd))
+    return found
+
+
+def _markdown(title: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
+    text = f"{title}: points of 100, mean ± sd over seeds\n\n"
+    if phantoms := ", ".join(row.name for row in rows if row.phantom):
+        text += f"**PHANTOM**, synthetic images that say nothing about patients: {_cell(phantoms)}\n\n"
+    lines = [["method", *columns, "seeds"], ["---", *["---:"] * (len(columns) + 1)]]
+    for row in rows:
+        cells = [f"{mean} ± {sd}" if sd else mean or "n/a" for mean, sd in row.cells]
+        lines.append([row.name, *cells, str(row.seeds)])
+    return text + "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"([\\|<*])", r"\\\1", " ".join(text.split()))
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["method", *(word for name in columns for word in (name, f"{name} sd")), "seeds", "phantom"])
+    for row in rows:
+        cells = [text for cell in row.cells for text in cell]
+        writer.writerow([row.name, *cells, row.seeds, "yes" if row.phantom else "no"])
+    return stream.getvalue()
