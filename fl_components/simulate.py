@@ -4,10 +4,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +38,7 @@ KINDS = {  # of a job variable's value: what it is called, which values may take
     dict: ("a mapping or null", {dict, type(None)}),
 }
 RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
+GRACE = 60.0  # seconds between the results and the end of the simulator
 
 
 def parse_assignments(pairs: Sequence[str]) -> dict[str, object]:
@@ -186,7 +189,7 @@ def simulate(
         log = workspace.with_name(workspace.name + ".log")
         with open(log if quiet else os.devnull, "w") as output:
             streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
-            code = subprocess.run(command, check=False, **streams).returncode
+            code = _run_simulator(command, workspace / RUN_FOLDER / "results.json", **streams)
     records = workspace / RUN_FOLDER
     server_log = workspace / "server" / "log.txt"
     refused = _refused(records)
@@ -194,6 +197,26 @@ def simulate(
         reasons = refused[:1] or _stopped(server_log)[-1:] or [f"see {log if quiet else server_log}"]
         raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reasons[0]}")
     return json.loads((records / "results.json").read_text())
+
+
+def _run_simulator(command: Sequence[str], results: Path, **streams) -> int:
+    """Exit code of the simulator. Where a site's process starts while the server stops, FLARE 2.9 waits for it forever: a
+    simulator that has written its results is stopped after ``GRACE``."""
+    results.unlink(missing_ok=True)
+    process = subprocess.Popen(command, start_new_session=True, **streams)
+    end = float("inf")
+    try:
+        while time.monotonic() < end:
+            try:
+                return process.wait(1)
+            except subprocess.TimeoutExpired:
+                if end == float("inf") and results.is_file():
+                    end = time.monotonic() + GRACE
+        return 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _refused(records: Path) -> list[str]:

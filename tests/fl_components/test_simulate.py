@@ -1,5 +1,6 @@
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -274,7 +275,7 @@ class Simulator:
     def __init__(self, *, code=0, results=True, decisions=(), log=""):
         self.code, self.results, self.decisions, self.log = code, results, decisions, log
 
-    def __call__(self, command, **streams):
+    def __call__(self, command, results, **streams):
         self.command, self.streams = command, streams
         self.job = configs(Path(command[command.index("simulator") + 1]))
         records = Path(command[command.index("-w") + 1]) / "server" / "simulate_job" / "fedmend"
@@ -284,13 +285,13 @@ class Simulator:
         (records / "decisions.jsonl").write_text("".join(json.dumps(d) + "\n" for d in self.decisions))
         if self.log:
             (records.parents[1] / "log.txt").write_text(self.log)
-        return subprocess.CompletedProcess(command, self.code)
+        return self.code
 
 
 @pytest.fixture
 def play(job, tmp_path, monkeypatch):
     def run(simulator, **options):
-        monkeypatch.setattr(simulate.subprocess, "run", simulator)
+        monkeypatch.setattr(simulate, "_run_simulator", simulator)
         return simulate.simulate(job, tmp_path / "work", **options)
 
     return run
@@ -336,6 +337,35 @@ def test_a_run_that_the_server_stopped_fails_with_its_last_sentence(play, quiet)
     )
     with refused("simulator: expected a complete run, got exit code 2: run_name 'x': expected a new run"):
         play(Simulator(code=2, results=False, log=log), quiet=quiet)
+
+
+WRITES = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(float(sys.argv[2])); sys.exit(3)"
+
+
+@pytest.mark.parametrize(("sleeps", "code"), [(600, 0), (0, 3)])
+def test_a_simulator_that_does_not_end_after_its_results_is_stopped(tmp_path, monkeypatch, sleeps, code):
+    monkeypatch.setattr(simulate, "GRACE", 0.0)
+    results = tmp_path / "results.json"
+    assert simulate._run_simulator([sys.executable, "-c", WRITES, str(results), str(sleeps)], results) == code
+    assert results.is_file()
+
+
+def test_an_interrupted_simulator_is_stopped_with_its_children(tmp_path, monkeypatch):
+    started, results = [], tmp_path / "results.json"
+    results.touch()  # of an earlier run: says nothing about this one
+
+    class Popen(subprocess.Popen):
+        def wait(self, timeout=None):
+            if timeout is not None:
+                started.append(self)
+                assert not results.exists()
+                raise KeyboardInterrupt
+            return super().wait()
+
+    monkeypatch.setattr(simulate.subprocess, "Popen", Popen)
+    with pytest.raises(KeyboardInterrupt):
+        simulate._run_simulator([sys.executable, "-c", "import time; time.sleep(600)"], results)
+    assert started[0].poll() == -9
 
 
 def test_mean_and_deviation_over_seeds():

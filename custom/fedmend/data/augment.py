@@ -123,8 +123,8 @@ def _blur(images: Tensor, sigma: Tensor) -> Tensor:
     kernel = torch.exp(-(line**2) / (2 * sigma[:, None] ** 2))
     kernel = kernel / kernel.sum(1, keepdim=True)
     square = (kernel[:, :, None] * kernel[:, None, :]).repeat_interleave(channels, 0).unsqueeze(1)
-    padded = F.pad(images, (2, 2, 2, 2), mode="replicate").view(1, batch * channels, height + 4, width + 4)
-    return F.conv2d(padded, square, groups=batch * channels).view(images.shape)
+    padded = F.pad(images, (2, 2, 2, 2), mode="replicate").reshape(1, batch * channels, height + 4, width + 4)
+    return F.conv2d(padded, square, groups=batch * channels).reshape(images.shape)
 
 
 def to_network(images: Tensor) -> Tensor:

@@ -221,3 +221,10 @@ def test_maps_are_as_exact_under_mixed_precision():
         assert torch.allclose(warp(images, IDENTITY.expand(2, 2, 3)), images, atol=1e-5)
         seen = strong(images, drawn())
     assert torch.allclose(seen, plain, atol=1e-5)
+
+
+def test_the_memory_layout_of_colour_pictures_changes_no_value_of_a_strong_view():
+    pictures = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    as_stored = pictures.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # channels last, as decoded files are
+    one, other = (strong(x, torch.Generator().manual_seed(2)) for x in (pictures, as_stored))
+    torch.testing.assert_close(one, other)
