@@ -31,7 +31,7 @@ class FedNoRoController(StagedController):
         ramp_end: round from which lambda has its largest value; -1: round(R / 2) - 1.
         ramp_maximum: largest lambda, in [0, 1].
         votes: mixtures that vote on the set of noisy sites.
-        covariance: ``auto``, ``full`` or ``diag``, see :func:`fedmend.methods.fednoro.detect_noisy_clients`.
+        covariance: ``auto``, ``full`` or ``spherical``, see :func:`fedmend.methods.fednoro.detect_noisy_clients`.
         detection_per_class: losses per class (Eq. 3); False: one loss per site.
         detection_normalise: min-max normalisation of Eq. (3).
         distance: ``sum`` or ``l2``, see :func:`fedmend.methods.fednoro.model_distances`.
@@ -54,7 +54,7 @@ class FedNoRoController(StagedController):
         **settings,
     ):
         super().__init__(**settings)
-        if covariance not in ("auto", "full", "diag") or distance not in ("sum", "l2"):
+        if covariance not in ("auto", "full", "spherical") or distance not in ("sum", "l2"):
             raise ValueError(f"unknown covariance {covariance!r} or distance {distance!r}")
         if votes < 1 or not 0 <= ramp_maximum <= 1:
             raise ValueError(f"expected votes >= 1 and ramp_maximum from 0 to 1, got {votes} and {ramp_maximum}")

@@ -110,7 +110,7 @@ def make_single_label_run(folder, *, drop=(), **changes):
         "normalised": {EVIL: [0.5, 1.0, 0.0], "site-1": [0.0, 0.0, 0.0], "site-2": [1.0, 0.5, 0.0]},
         "noisy": [EVIL, "site-2"],
         "vote_share": 8 / 9,
-        "covariance": "diag",
+        "covariance": "spherical",
         "absent": ["site-4"],
     }
     decisions = [

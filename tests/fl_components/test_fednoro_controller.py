@@ -143,7 +143,7 @@ def test_sites_with_large_losses_are_found_and_the_decision_is_recorded_in_full(
     assert value["normalised"]["site-1"] == [0, 0]
     assert value["normalised"]["site-2"] == [1, 1]
     assert value["normalised"]["site-4"] == pytest.approx([0.8, 0.8], abs=1e-4)
-    assert (value["vote_share"], value["covariance"]) == (1.0, "diag")
+    assert (value["vote_share"], value["covariance"]) == (1.0, "spherical")
 
 
 def test_every_site_is_told_its_role_from_stage_2_on_and_no_other_ones(tmp_path):
@@ -428,7 +428,7 @@ def test_a_resumed_job_does_without_a_site_that_is_gone(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"covariance": "spherical"}, "unknown covariance 'spherical' or distance 'sum'"),
+        ({"covariance": "diag"}, "unknown covariance 'diag' or distance 'sum'"),
         ({"distance": "cosine"}, "unknown covariance 'auto' or distance 'cosine'"),
         ({"votes": 0}, "expected votes >= 1 and ramp_maximum from 0 to 1, got 0 and 0.8"),
         ({"ramp_maximum": 1.1}, "expected votes >= 1 and ramp_maximum from 0 to 1, got 9 and 1.1"),

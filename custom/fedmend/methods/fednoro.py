@@ -24,8 +24,10 @@ Where paper and reference code (commit 6719ad7) differ, or both are silent:
 - Class-wise losses are taken on plain images, where the code leaves the random augmentation on: less noise in Eq. (3).
 - A class without a sample at a site has prior 0: it is never predicted there, and the teacher's mass on it is dropped from the
   divergence (code).
-- Covariance of the mixture: full from 20 sites on (code, whose K is 20), diagonal below, where a full matrix has more numbers
-  than there are sites to estimate it.
+- Mixture: sklearn's defaults with full covariance from 20 sites on (code, whose K is 20). Few noisy sites lie apart from each
+  other as far as from the clean ones, so that k-means, where the code's fit starts, splits off one of them, and a full matrix has
+  more numbers than there are sites. Below 20 sites: one variance per component, of at least 0.001, and the likeliest of
+  10 fits that start at random sites (``covariance=spherical``).
 - A constant column of Eq. (3), where the code divides by zero, becomes 0. No noisy or no clean site, where the code fails:
   federated averaging goes on.
 - A site that sent no usable losses is treated as noisy: nothing vouches for its labels.
@@ -55,6 +57,7 @@ WARMUP, DETECT, ROBUST = "warmup", "detect", "robust"
 CLEAN, NOISY = "clean", "noisy"
 MIN_SITES = 4  # a mixture of two components cannot be told from less
 FULL_COVARIANCE_FROM = 20  # sites
+MIXTURES = {"full": {}, "spherical": {"reg_covar": 1e-3, "init_params": "random_from_data", "n_init": 10}}
 BUFFERS = ("running_mean", "running_var")
 _BLOCK = 1 << 16  # numbers of one model that are looked at together: a block of all models stays in the cache
 
@@ -198,7 +201,7 @@ def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str 
     Args:
         losses: (K, C) normalised losses.
         votes: mixtures with random states 0, 1, ...; the set that most of them find wins, the first one on a tie.
-        covariance: ``full``, ``diag`` or ``auto`` (full from 20 sites on).
+        covariance: a key of ``MIXTURES`` or ``auto`` (full from 20 sites on).
 
     Returns:
         The winning set; it may be empty or hold all sites.
@@ -212,12 +215,12 @@ def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str 
     if len(losses) < MIN_SITES:
         raise FedMendError(f"noisy-client detection: expected losses of at least {MIN_SITES} sites, got {len(losses)}")
     if covariance == "auto":
-        covariance = "full" if len(losses) >= FULL_COVARIANCE_FROM else "diag"
+        covariance = "full" if len(losses) >= FULL_COVARIANCE_FROM else "spherical"
     if (losses == losses[0]).all():
         return Detection(np.zeros(len(losses), dtype=bool), 1.0, covariance)
     found: Counter[tuple[bool, ...]] = Counter()
     for seed in range(votes):
-        mixture = GaussianMixture(2, covariance_type=covariance, random_state=seed)
+        mixture = GaussianMixture(2, covariance_type=covariance, random_state=seed, **MIXTURES[covariance])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # few distinct points: the vote tells
             component = mixture.fit_predict(losses)

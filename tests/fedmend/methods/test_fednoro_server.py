@@ -144,6 +144,24 @@ def test_no_site_is_noisy_where_all_are_equal(value):
     assert found.vote_share == 1.0
 
 
+def test_few_noisy_sites_are_found_although_they_differ_more_from_each_other_than_from_the_clean_ones():
+    losses = np.array(
+        [
+            [0.24, 0.00, 0.05, 0.02, 0.04],
+            [0.21, 0.00, 0.00, 0.11, 0.00],
+            [0.19, 0.01, 0.03, 0.04, 0.00],
+            [0.17, 0.01, 0.02, 0.00, 0.00],
+            [0.00, 0.02, 0.13, 0.02, 0.05],
+            [0.13, 0.00, 0.94, 1.00, 0.23],  # has no sample of the second class
+            [1.00, 1.00, 1.00, 0.28, 1.00],
+            [0.00, 0.02, 0.03, 0.00, 0.03],
+        ]
+    )
+    found = detect_noisy_clients(losses)
+    assert np.flatnonzero(found.noisy).tolist() == [5, 6]
+    assert found.vote_share == 1.0
+
+
 @pytest.mark.parametrize("sites", [0, 1, 3])
 def test_fewer_than_four_sites_are_refused(sites):
     with refused(f"noisy-client detection: expected losses of at least 4 sites, got {sites}"):
@@ -152,7 +170,13 @@ def test_fewer_than_four_sites_are_refused(sites):
 
 @pytest.mark.parametrize(
     ("sites", "choice", "used"),
-    [(19, "auto", "diag"), (20, "auto", "full"), (4, "auto", "diag"), (4, "full", "full"), (20, "diag", "diag")],
+    [
+        (19, "auto", "spherical"),
+        (20, "auto", "full"),
+        (4, "auto", "spherical"),
+        (4, "full", "full"),
+        (20, "spherical", "spherical"),
+    ],
 )
 def test_the_covariance_is_full_from_20_sites_on_or_as_chosen(sites, choice, used, mixtures):
     made = mixtures(lambda seed: [0] * sites)

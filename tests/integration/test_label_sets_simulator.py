@@ -1,0 +1,54 @@
+"""FedLSM in FLARE's real simulator, with a phantom so small that only plumbing is tested, not learning."""
+
+import pytest
+import torch
+from factories import ROOT
+from simulation import fedmend, global_model, lines, metrics_without_seconds, records
+
+pytestmark = pytest.mark.slow
+SITES = ["site-1", "site-2", "site-3"]
+SMALL = [
+    *("num_rounds=3", "image_size=32", "batch_size=8", "local_iterations=4", "pairs=2", "tau_positive=0.5"),
+    *("ude_tau_positive=0.5", "learning_rate=0.001"),
+    *("phantom.images=240", "phantom.sites=3", "phantom.pixels=32"),
+]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Workspace and output by number of threads; each run is made once."""
+    home, runs = tmp_path_factory.mktemp("home"), {}
+
+    def simulate(threads):
+        if threads not in runs:
+            workspace = home / f"threads-{threads}"
+            words = ["--workspace", workspace, "--threads", threads, "--sites", 3, "--set", *SMALL]
+            code, out = fedmend("simulate", ROOT / "jobs" / "fedlsm_isic2018", *words, home=home)
+            assert code == 0, out
+            runs[threads] = workspace, out
+        return runs[threads]
+
+    return simulate
+
+
+def test_sites_measure_uncertainty_set_pseudo_labels_and_tell_what_they_know_of_each_class(simulated):
+    workspace, out = simulated(3)
+    assert "PHANTOM round 3/3 train" in out
+    decided = lines(workspace, "decisions.jsonl")
+    for what, size in (("class_knowledge", 7), ("uncertainty", 20)):
+        shown = {d["round"]: d["value"] for d in decided if d["what"] == what}
+        assert sorted(shown) == [1, 2, 3]
+        assert all(sorted(value) == SITES and all(len(v) == size for v in value.values()) for value in shown.values())
+    repaired = [r for r in lines(workspace, "repairs.jsonl") if r["round"] == 3]
+    assert sum(r["positive"] for r in repaired) > 0
+    assert lines(workspace, "metrics.jsonl")[-1]["macro"]["auc"] is not None
+    page = (records(workspace) / "report.html").read_text()
+    assert all(f'<section id="{name}">' in page for name in ("uncertainty", "class-knowledge", "pseudo-labels"))
+    assert (records(workspace) / "macro.csv").is_file()
+
+
+def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_model(simulated):
+    (two, _), (three, _) = simulated(2), simulated(3)  # with fewer threads than sites, Adam's moments come from disk
+    assert metrics_without_seconds(two) == metrics_without_seconds(three)
+    weights = global_model(two)
+    assert all(torch.equal(value, weights[name]) for name, value in global_model(three).items())
