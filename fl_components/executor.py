@@ -153,17 +153,18 @@ class MethodExecutor(Executor):
         elif task_name == COLLECT:
             result.report = self._method.report(model, task, site)
         repairs = site.ledger.repairs()
-        if (repairs >= 0).any():
+        repaired = int((repairs >= 0).sum())
+        if repaired:
             result.repairs = dict(repair_counts(repairs, site.data.train.labels, truth))
         LOG.info(
-            "%s%s: round %d %s, %d samples, %s%d labels repaired so far, %.1f s",
+            "%s%s: round %d %s, %d samples, %s%s%.1f s",
             "PHANTOM " if config.data_root is None else "",
             name,
             task.round_num + 1 if task_name == TRAIN else task.round_num,
             task_name if task_name == EVALUATE else task.stage,
             result.samples,
             f"loss {result.loss:.4f}, " if task_name == TRAIN else "",
-            int((repairs >= 0).sum()),
+            f"{repaired} labels repaired so far, " if repaired else "",
             time.monotonic() - started,
         )
         return result

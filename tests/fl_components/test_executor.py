@@ -123,9 +123,11 @@ def test_another_process_trains_to_the_same_bytes(client):
     assert all(np.array_equal(first.weights[k], second.weights[k]) for k in first.weights)
 
 
-def test_repairs_are_counted_against_the_truth_and_reported(client):
+def test_repairs_are_counted_against_the_truth_and_reported(client, caplog):
     site = client(Tagging())
-    first = site.train(0)
+    with caplog.at_level("INFO", "fedmend.executor"):
+        first = site.train(0)
+    assert "1 labels repaired so far" in caplog.text
     assert first.repairs["positive"].tolist() == [0, 1, 0]
     assert first.repairs["correct_positive"].tolist() == [0, 1, 0]
     second = site.train(1)
@@ -192,6 +194,13 @@ def test_a_phantom_has_no_other_sites_than_its_own(client, monkeypatch):
     error = site.ask("census", census_task()).error
     assert error == "site-1: phantom: expected a site name from site-1 to site-2, got site-1"
     assert made == [60]
+
+
+def test_a_site_that_repairs_no_labels_does_not_speak_of_them(client, caplog):
+    with caplog.at_level("INFO", "fedmend.executor"):
+        client(FedAvg()).train(0)
+    assert "round 1 train, 6 samples, loss" in caplog.text
+    assert "repaired" not in caplog.text
 
 
 def test_a_phantom_run_says_so(client, monkeypatch, caplog):
