@@ -42,7 +42,7 @@ CONFIRMATIONS = (
     "confocal microscopy with consensus dermoscopy",
 )
 MARGIN = 1.5  # edge of the drawing over edge of the picture, so that the picture can be turned
-CAST = 0.08  # a camera's gain for a colour is up to this far from 1
+CAST = 0.04  # a camera's gain for a colour is up to this far from 1
 # Optical densities for red, green and blue light.
 MELANIN, DEEP_MELANIN, BLOOD = np.array([(0.6, 0.95, 1.3), (1.0, 0.72, 0.5), (0.1, 0.8, 0.7)], dtype=np.float32)
 
@@ -338,7 +338,7 @@ def _photograph(rgb: np.ndarray, rng: np.random.Generator, size: int) -> np.ndar
 def _cast(picture: np.ndarray, hue: float, camera: np.random.Generator) -> np.ndarray:
     """A (size, size, 3) uint8 picture as a camera has it whose cast has this hue: 0 is red, 1/3 green, 2/3 blue."""
     gain = 1 + CAST * np.cos(2 * np.pi * (hue - np.arange(3) / 3))
-    exposure, gamma, shade, field = camera.uniform((0.85, 0.9, 0.05, 1.05), (1.05, 1.15, 0.35, 1.8))
+    exposure, gamma, shade, field = camera.uniform((0.95, 0.96, 0.05, 1.3), (1.03, 1.06, 0.25, 1.8))
     far = np.hypot(*_axes(len(picture)))[..., None]
     seen = (picture / 255 * gain * exposure * (1 - shade * far**2 / 2)).clip(0, 1) ** gamma
     return (seen * below(far, field, 0.06) * 255 + 0.5).astype(np.uint8)

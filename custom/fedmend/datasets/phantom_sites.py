@@ -15,7 +15,7 @@ from fedmend.data.store import disk_errors, exclusive
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 
-PHANTOM_FORMAT = 4  # raise it when a generator or a converter changes what it writes
+PHANTOM_FORMAT = 5  # raise it when a generator or a converter changes what it writes
 SOURCE = "PHANTOM: synthetic images, no patient was examined"
 LOG = logging.getLogger("fedmend.phantom")
 

@@ -189,8 +189,8 @@ def test_a_camera_has_gain_exposure_contrast_and_a_vignette():
     camera = Mock(uniform=Mock(return_value=(0.8, 2.0, 0.5, 1.0)))  # exposure, gamma, shade, field
     cast = phantom._cast(np.full((2, 2, 3), 204), 0.0, camera)
     # Each of the four pixels is sqrt(0.5) from the centre: 0.8 * gain * 0.8 * (1 - 0.5 * 0.5 / 2), squared;
-    # the gains are 1.08 and twice 1 - 0.08 / 2.
-    np.testing.assert_array_equal(cast, np.tile(np.uint8([93, 74, 74]), (2, 2, 1)))
+    # the gains are 1.04 and twice 1 - 0.04 / 2.
+    np.testing.assert_array_equal(cast, np.tile(np.uint8([86, 77, 77]), (2, 2, 1)))
     camera = Mock(uniform=Mock(return_value=(1.0, 1.0, 0.0, 0.5)))
     assert not phantom._cast(np.full((2, 2, 3), 255), 0.0, camera).any()  # outside the field
 

@@ -223,4 +223,4 @@ def test_the_sites_of_a_dermoscopy_phantom_differ_in_colour(tmp_path, spec):
         errors.append(colours.var(axis=0, ddof=1) / len(own))
     assert len(set(files)) == len(files) == 160  # a shared picture would get two casts
     # The ratio is about 1 where the sites share their cameras.
-    assert (np.var(means, axis=0, ddof=1) > 5 * np.mean(errors, axis=0)).all()
+    assert (np.var(means, axis=0, ddof=1) > 2 * np.mean(errors, axis=0)).all()
