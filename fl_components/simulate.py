@@ -1,10 +1,10 @@
 """Job folders with other variables, and runs of them in FLARE's simulator."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+import psutil
 
 from fedmend.datasets.phantom_sites import phantom_spec
 from fedmend.errors import FedMendError
@@ -203,7 +205,7 @@ def _run_simulator(command: Sequence[str], results: Path, **streams) -> int:
     """Exit code of the simulator. Where a site's process starts while the server stops, FLARE 2.9 waits for it forever: a
     simulator that has written its results is stopped after ``GRACE``."""
     results.unlink(missing_ok=True)
-    process = subprocess.Popen(command, start_new_session=True, **streams)
+    process = subprocess.Popen(command, **streams)
     end = float("inf")
     try:
         while time.monotonic() < end:
@@ -215,7 +217,10 @@ def _run_simulator(command: Sequence[str], results: Path, **streams) -> int:
         return 0
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            simulator = psutil.Process(process.pid)
+            for running in [*simulator.children(recursive=True), simulator]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    running.kill()
             process.wait()
 
 

@@ -45,9 +45,12 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
         file name out of ``TABLES`` → text.
 
     Raises:
-        FedMendError: an unfinished run, one without an evaluation, or one with other classes or another split than the first.
+        FedMendError: an unfinished run, one without an evaluation, one with other classes or another split than the first, or
+            a row of runs that differ in more than the seed, or have the same.
     """
     (first, *_), *_ = runs.values()
+    for name, group in runs.items():
+        _check_row(group, name)
     for name, group in runs.items():
         for run in group:
             _check(run, first, f"table, {name}" + (f", seed {run.info['seed']}" if "seed" in run.info else ""))
@@ -89,6 +92,20 @@ def _check(run: Run, first: Run, where: str) -> None:
         raise FedMendError(f"{where}: expected the classes of the first run, in their order, got others")
     if run.split != first.split:
         raise FedMendError(f"{where}: expected results on the {first.split} split as in the first run, got {run.split}")
+
+
+def _check_row(group: Sequence[Run], name: str) -> None:
+    """A row is one method with one setting, run with different seeds."""
+    seeds = [run.info.get("seed") for run in group]
+    if len(set(seeds)) < len(seeds):
+        raise FedMendError(f"table, {name}: expected runs with different seeds, got the seeds {seeds}")
+    settings = [
+        {k: v for k, v in run.info.get("settings", {}).items() if k not in ("seed", "run_name")} for run in group
+    ]
+    if different := sorted(
+        {k for other in settings for k in {*settings[0], *other} if settings[0].get(k) != other.get(k)}
+    ):
+        raise FedMendError(f"table, {name}: expected runs that differ in the seed alone, got different {different}")
 
 
 def _mean_and_sd(values: Sequence[Sequence[float | None]]) -> list[tuple[str, str]]:

@@ -24,7 +24,9 @@ def rows_of(text):
 
 
 def test_rows_are_methods_and_cells_mean_and_deviation_over_seeds_in_points():
-    texts = comparison({"FedAvg": [make_run(0.5, 0.75), make_run(0.6, 0.75)], "FedLSM": [make_run(0.9, 0.80)]})
+    texts = comparison(
+        {"FedAvg": [make_run(0.5, 0.75), make_run(0.6, 0.75, info={"seed": 4})], "FedLSM": [make_run(0.9, 0.80)]}
+    )
     assert tuple(texts) == TABLES
     assert texts["per_class.md"].splitlines() == [
         "AUC of each class, final model, test split: points of 100, mean ± sd over seeds",
@@ -55,7 +57,7 @@ def test_macro_columns_are_the_metrics_that_a_run_has():
 
 
 def test_a_value_that_one_seed_lacks_is_not_available():
-    lacking = make_run(0.5, 0.5, macro={"auc": 0.5, "map": None})
+    lacking = make_run(0.5, 0.5, macro={"auc": 0.5, "map": None}, info={"seed": 4})
     lacking.evaluations[-1]["per_class"]["auc"][1] = None
     texts = comparison({"A": [make_run(0.5, 0.5, macro={"auc": 0.5, "map": 0.5}), lacking]})
     assert "| A | 50.0 ± 0.0 | n/a | 50.0 ± 0.0 | 2 |" in texts["per_class.md"]
@@ -69,7 +71,7 @@ def test_runs_without_an_auc_per_class_have_a_row():
 
 
 def test_rows_of_synthetic_images_say_phantom():
-    runs = {"A": [make_run(0.5, 0.5)], "B": [make_run(0.5, 0.5), make_run(0.5, 0.5, info={"phantom": True})]}
+    runs = {"A": [make_run(0.5, 0.5)], "B": [make_run(0.5, 0.5), make_run(0.5, 0.5, info={"phantom": True, "seed": 4})]}
     texts = comparison(runs)
     for name in ("per_class", "macro"):
         assert "**PHANTOM**, synthetic images that say nothing about patients: B\n" in texts[f"{name}.md"]
@@ -91,4 +93,16 @@ def test_rows_of_synthetic_images_say_phantom():
 )
 def test_runs_that_cannot_be_compared_are_one_sentence(changes, sentence):
     with refused(f"table, B, seed 3: {sentence}"):
-        comparison({"A": [make_run(0.5, 0.5)], "B": [make_run(0.5, 0.5), make_run(0.5, 0.5, **changes)]})
+        comparison(
+            {"A": [make_run(0.5, 0.5)], "B": [make_run(0.5, 0.5, info={"seed": 4}), make_run(0.5, 0.5, **changes)]}
+        )
+
+
+def test_a_row_is_one_setting_with_different_seeds():
+    with refused("table, A: expected runs with different seeds, got the seeds [3, 3]"):
+        comparison({"A": [make_run(0.5, 0.5), make_run(0.5, 0.5)]})
+    one, other = ({"seed": s, "settings": {"seed": s, "run_name": str(s), "mu": s}} for s in (1, 2))
+    with refused("table, A: expected runs that differ in the seed alone, got different ['mu']"):
+        comparison({"A": [make_run(0.5, 0.5, info=one), make_run(0.5, 0.5, info=other)]})
+    del one["settings"]["mu"], other["settings"]["mu"]
+    assert comparison({"A": [make_run(0.5, 0.5, info=one), make_run(0.5, 0.5, info=other)]})

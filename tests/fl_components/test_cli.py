@@ -136,7 +136,7 @@ def test_a_report_is_written_again_and_summed_up(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == f"summary of {tmp_path.name}\n"
 
 
-def write_run(folder, auc, *, finished=True, classes=("edema",)):
+def write_run(folder, auc, *, finished=True, classes=("edema",), seed=0):
     folder.mkdir(parents=True)
     info = {
         "run_name": "r",
@@ -145,7 +145,7 @@ def write_run(folder, auc, *, finished=True, classes=("edema",)):
         "classes": classes,
         "num_rounds": 1,
         "sites": {},
-        "seed": 0,
+        "seed": seed,
     }
     (folder / "run.json").write_text(json.dumps(info))
     evaluation = {"round": 1, "split": "test", "per_class": {"auc": [auc]}, "macro": {"auc": auc}}
@@ -157,9 +157,9 @@ def write_run(folder, auc, *, finished=True, classes=("edema",)):
 
 def test_runs_are_compared_wherever_they_are(tmp_path, capsys):
     write_run(tmp_path / "folder", 0.5)
-    write_run(tmp_path / "workspace" / RUN_FOLDER, 0.75)
+    write_run(tmp_path / "workspace" / RUN_FOLDER, 0.75, seed=1)
     for seed, auc in ((0, 0.8), (10, 0.9)):
-        write_run(tmp_path / "seeds" / f"seed-{seed}" / RUN_FOLDER, auc)
+        write_run(tmp_path / "seeds" / f"seed-{seed}" / RUN_FOLDER, auc, seed=seed)
     (tmp_path / "seeds" / "seed-0.log").write_text("")
     words = [f"A={tmp_path / 'folder'}", f"B={tmp_path / 'workspace'}", f"C={tmp_path / 'seeds'}"]
     assert call("table", *words, f"A={tmp_path / 'workspace'}", "--out", tmp_path / "new" / "out") == 0

@@ -52,3 +52,19 @@ def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_model(simul
     assert metrics_without_seconds(two) == metrics_without_seconds(three)
     weights = global_model(two)
     assert all(torch.equal(value, weights[name]) for name, value in global_model(three).items())
+
+
+def test_a_baseline_with_a_model_of_the_round_before_does_not_need_its_process(tmp_path):
+    small = ["num_rounds=2", "image_size=32", "batch_size=8", "local_iterations=2", "learning_rate=0.001"]
+    small += ["phantom.images=600", "phantom.sites=3", "phantom.pixels=32", "phantom.protocol=fedmlp"]
+    small += [
+        'phantom.classes=["Effusion","Infiltration","Atelectasis"]',
+        'classes=["Effusion","Infiltration","Atelectasis"]',
+    ]
+    models = []
+    for threads in (1, 3):
+        words = ["--variant", "moon_masked", "--workspace", tmp_path / str(threads), "--threads", threads, "--sites", 3]
+        code, out = fedmend("simulate", ROOT / "jobs" / "fedlsm_cxr14", *words, "--set", *small, home=tmp_path)
+        assert code == 0, out
+        models.append(global_model(tmp_path / str(threads)))
+    assert all(torch.equal(value, models[0][name]) for name, value in models[1].items())

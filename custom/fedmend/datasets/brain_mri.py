@@ -154,15 +154,21 @@ def prepare_label_sets(
         source: folder with ``labels.csv`` and the images.
         out: folder for the site folders; must not hold any yet.
         sites: number of sites S.
-        classes_per_site: diagnoses that each site identifies, see :func:`fedmend.imperfections.identified_classes`.
+        classes_per_site: diagnoses that each site identifies, 2..4, see :func:`fedmend.imperfections.identified_classes`.
         val_share: share of a site's training slices held out, in [0, 1).
         seed: of partition and diagnoses.
 
     Raises:
-        FedMendError: the source does not look as described, ``out`` is taken, or a number is out of its range.
+        FedMendError: the source does not look as described, ``out`` is taken, a number is out of its range, or a site would
+            have training labels of fewer than 2 diagnoses.
     """
     if any(out.glob("site-*")):
         raise FedMendError("brain-mri, argument out: expected a folder without site folders, found some")
+    if not 0 <= val_share < 1 or classes_per_site < 2:
+        raise FedMendError(
+            "brain-mri, arguments val_share and classes_per_site: expected 0 or a number below 1 and at least 2, got"
+            f" {val_share} and {classes_per_site}"
+        )
     images, tumours = _read(Path(source))
     labels = {k: _diagnoses(v) for k, v in tumours.items()}
     identified = identified_classes(sites, len(DIAGNOSES), classes_per_site, seed=seed)
@@ -172,6 +178,10 @@ def prepare_label_sets(
             mine = shuffled["train"][s::sites]
             held = round(val_share * len(mine))
             known = np.where(own[labels["train"]], labels["train"], NOT_ANNOTATED)
+            if len(found := set(known[mine[held:]].tolist()) - {NOT_ANNOTATED}) < 2:
+                raise FedMendError(
+                    f"{folder.name}: train.csv, column label: expected at least 2 classes, got {len(found)}"
+                )
             parts = {
                 "train.csv": ("train", mine[held:], known),
                 "val.csv": ("train", mine[:held], known),
@@ -190,8 +200,12 @@ def prepare_label_sets(
                 modality="MR",
                 provenance={
                     "source": SOURCE,
-                    "seed": seed,
-                    "val_share": val_share,
+                    "arguments": {
+                        "sites": sites,
+                        "classes_per_site": classes_per_site,
+                        "val_share": val_share,
+                        "seed": seed,
+                    },
                     "site": {"identified": [DIAGNOSES[c] for c in np.flatnonzero(own)]},
                 },
             )

@@ -174,6 +174,7 @@ def _check_arguments(out: Path, arguments: Mapping) -> None:
     limit("classes", lambda v: not v or (set(v) <= {*CLASSES} and len({*v}) == len(v)), f"names out of {list(CLASSES)}")
     if arguments["classes"]:
         limit("top", lambda v: v is None, "None where classes are named")
+        limit("assignment", lambda v: v != "released", "another rule than 'released' where classes are named")
     limit("split", lambda v: v in ("official", "patient", "image"), "'official', 'patient' or 'image'")
     limit("test_share", lambda v: 0 < v < 1, "a number between 0 and 1")
     limit("val_share", lambda v: 0 <= v < 1, "0 or a number below 1")

@@ -7,8 +7,8 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from fedmend.data.store import disk_errors, exclusive
@@ -140,7 +140,7 @@ class ChestPhantom(PhantomSpec):
     sites: int = 8
     pixels: int = 64
     protocol: str = "fedlsm"
-    classes: Sequence[str] = ()
+    classes: list[str] = field(default_factory=list)
 
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
         """See :class:`PhantomSpec`. ``images`` counts the films of both views; ``test_share`` has no meaning for FedLSM."""
@@ -149,9 +149,11 @@ class ChestPhantom(PhantomSpec):
         if self.protocol not in cxr14.PROTOCOLS:
             known = sorted(cxr14.PROTOCOLS)
             raise FedMendError(f"field protocol: expected one of {known}, got {self.protocol!r}")
+        if unknown := [c for c in self.classes if c not in cxr14.CLASSES]:
+            raise FedMendError(f"field classes: expected names out of {list(cxr14.CLASSES)}, got also {unknown[0]!r}")
         arguments = {**cxr14.PROTOCOLS[self.protocol], "sites": self.sites, "test_share": self.test_share}
         if self.classes:
-            arguments |= {"classes": list(self.classes), "top": None}
+            arguments |= {"classes": self.classes, "top": None}
         chest_phantom.write_cxr14(
             out / "download", images=self.images, seed=self.seed, size=self.pixels, devices=self.sites
         )

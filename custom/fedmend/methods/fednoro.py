@@ -26,8 +26,9 @@ Where paper and reference code (commit 6719ad7) differ, or both are silent:
   divergence (code).
 - Mixture: sklearn's defaults with full covariance from 20 sites on (code, whose K is 20). Few noisy sites lie apart from each
   other as far as from the clean ones, so that k-means, where the code's fit starts, splits off one of them, and a full matrix has
-  more numbers than there are sites. Below 20 sites: one variance per component, of at least 0.001, and the likeliest of
-  10 fits that start at random sites (``covariance=spherical``).
+  more numbers than there are sites. Below 20 sites: one variance per component, of at least 0.02, so that no site is a component
+  because it is alone, and the likeliest of 10 fits that start at random sites (``covariance=spherical``). The floor was
+  chosen on the phantoms.
 - A constant column of Eq. (3), where the code divides by zero, becomes 0. No noisy or no clean site, where the code fails:
   federated averaging goes on.
 - A site that sent no usable losses is treated as noisy: nothing vouches for its labels.
@@ -57,7 +58,7 @@ WARMUP, DETECT, ROBUST = "warmup", "detect", "robust"
 CLEAN, NOISY = "clean", "noisy"
 MIN_SITES = 4  # a mixture of two components cannot be told from less
 FULL_COVARIANCE_FROM = 20  # sites
-MIXTURES = {"full": {}, "spherical": {"reg_covar": 1e-3, "init_params": "random_from_data", "n_init": 10}}
+MIXTURES = {"full": {}, "spherical": {"reg_covar": 0.02, "init_params": "random_from_data", "n_init": 10}}
 BUFFERS = ("running_mean", "running_var")
 _BLOCK = 1 << 16  # numbers of one model that are looked at together: a block of all models stays in the cache
 

@@ -1,7 +1,7 @@
 """What FedLSM and the baselines that it is compared with share, and the plainest of these baselines.
 
 The label sets of the sites do not match, in multi-label or single-label data. N samples at a site, M classes; I_k are the classes
-that site k identifies, U_k the others. All methods take the same optimiser steps on the same strong views with the same weights
+that site k identifies, U_k the others. All methods take the same number of optimiser steps on strong views of the same kind with the same weights
 of positive terms, so that a comparison is about the method alone.
 
 Rows of Tables 1 and 2, Deng et al., MICCAI 2023, and ``aggregation`` of the server (:func:`fedmend.methods.fedlsm.class_weights`):
@@ -21,8 +21,9 @@ FedLSM                       fedmend.methods.fedlsm.FedLSM           ``awpa``
 
 FedPU, FPSL and FSSL* are not here. The published code has no baseline that can be run; decisions:
 
-- In multi-label data a hidden label counts as negative, in all baselines but FixMatch; the rows with * differ at the server alone.
-- In single-label data an image without a label takes part in FixMatch only; a batch without any label has loss 0.
+- In multi-label data a hidden label counts as negative, in all baselines but FixMatch; FedAvg* is FedAvg but for the server.
+- In single-label data an image without a label has no supervised loss, which is 0 for a batch without any label; MOON's contrastive
+  and FedProx's proximal term remain.
 - FedRS scales the logits of sigmoid outputs as it does those of a softmax.
 """
 

@@ -124,3 +124,17 @@ def test_as_label_sets_a_site_labels_its_own_diagnoses_and_leaves_the_others_bla
     assert sorted(images) == sorted(f"images/{i}.png" for i in range(30))
     with pytest.raises(FedMendError, match="expected a folder without site folders"):
         prepare_label_sets(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"val_share": 1.0}, "expected 0 or a number below 1 and at least 2, got 1.0 and 2"),
+        ({"classes_per_site": 1}, "expected 0 or a number below 1 and at least 2, got 0.1 and 1"),
+        ({"sites": 24}, "site-1: train.csv, column label: expected at least 2 classes, got "),
+    ],
+)
+def test_label_sets_that_no_site_could_train_on_are_refused(source, tmp_path, arguments, sentence):
+    with pytest.raises(FedMendError, match=sentence):
+        prepare_label_sets(source, tmp_path / "out", **arguments)
+    assert not list((tmp_path / "out").glob("site-*"))

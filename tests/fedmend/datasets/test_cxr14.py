@@ -400,6 +400,9 @@ def test_named_classes_are_taken_in_their_order(own_copy, tmp_path):
         assert labels.tolist() == [int(c in everything[Path(image).name]) for c in chosen]
     with refused("cxr14, argument top: expected None where classes are named, got 2"):
         prepare(own_copy, tmp_path / "no", **{**arguments, "top": 2})
+    rule = "cxr14, argument assignment: expected another rule than 'released' where classes are named, got 'released'"
+    with refused(rule):
+        prepare(own_copy, tmp_path / "no", **{**arguments, "assignment": "released"})
 
 
 def test_site_folders_are_never_overwritten(official, tmp_path):

@@ -160,6 +160,8 @@ def test_a_chest_phantom_may_have_named_findings_only(tmp_path, monkeypatch):
     monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *a, **k: seen.append(k))
     make_phantom(tmp_path, ChestPhantom(protocol="fedmlp", classes=["Mass", "Edema"]))
     assert (seen[0]["classes"], seen[0]["top"]) == (["Mass", "Edema"], None)
+    with refused(f"phantom: field classes: expected names out of {list(CXR14)}, got also 'mass'"):
+        make_phantom(tmp_path, ChestPhantom(classes=["Edema", "mass"]))
 
 
 def test_an_unknown_protocol_of_the_chest_phantom_is_refused(tmp_path):
