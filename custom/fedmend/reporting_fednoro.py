@@ -57,8 +57,9 @@ def noisy_sites(run: Run) -> str:
     else:
         words = f"After round {round_num}, none of {len(losses)} sites was judged noisy."
     if value.get("vote_share") is not None:
+        most, what = ("", "exactly this") if noisy else ("At most ", "how the sites are to be split")
         words += (
-            f" {value['vote_share']:.0%} of the fits of the mixture model agree on exactly this (detection vote share)."
+            f" {most}{value['vote_share']:.0%} of the fits of the mixture model agree on {what} (detection vote share)."
         )
     if absent:
         words += f" Not judged, as no losses came from there, and treated as noisy: {_names(absent)}."

@@ -31,6 +31,8 @@ class FedNoRoController(StagedController):
         ramp_end: round from which lambda has its largest value; -1: round(R / 2) - 1.
         ramp_maximum: largest lambda, in [0, 1].
         votes: mixtures that vote on the set of noisy sites.
+        min_vote_share: share of the mixtures that must agree on the noisy sites; with less, none is taken for noisy. 0 is the
+            published rule.
         covariance: ``auto``, ``full`` or ``spherical``, see :func:`fedmend.methods.fednoro.detect_noisy_clients`.
         detection_per_class: losses per class (Eq. 3); False: one loss per site.
         detection_normalise: min-max normalisation of Eq. (3).
@@ -46,6 +48,7 @@ class FedNoRoController(StagedController):
         ramp_end: int = -1,
         ramp_maximum: float = 0.8,
         votes: int = 9,
+        min_vote_share: float = 0.67,
         covariance: str = "auto",
         detection_per_class: bool = True,
         detection_normalise: bool = True,
@@ -56,13 +59,17 @@ class FedNoRoController(StagedController):
         super().__init__(**settings)
         if covariance not in ("auto", "full", "spherical") or distance not in ("sum", "l2"):
             raise ValueError(f"unknown covariance {covariance!r} or distance {distance!r}")
-        if votes < 1 or not 0 <= ramp_maximum <= 1:
-            raise ValueError(f"expected votes >= 1 and ramp_maximum from 0 to 1, got {votes} and {ramp_maximum}")
+        if votes < 1 or not (0 <= ramp_maximum <= 1 and 0 <= min_vote_share <= 1):
+            raise ValueError(
+                "expected votes >= 1, ramp_maximum and min_vote_share from 0 to 1, got"
+                f" {votes}, {ramp_maximum} and {min_vote_share}"
+            )
         begin = self.warmup_rounds if ramp_begin < 0 else ramp_begin
         end = round(self.num_rounds / 2) - 1 if ramp_end < 0 else ramp_end
         self._weight = partial(distillation_weight, begin=begin, end=end, maximum=ramp_maximum)
         self._detection = partial(detect_noisy_clients, votes=votes, covariance=covariance)
         self._per_class, self._normalise = detection_per_class, detection_normalise
+        self._min_vote_share = min_vote_share
         self._distance = {"distance": distance, "buffers": distance_buffers}
 
     def rounds(self) -> None:
@@ -91,7 +98,8 @@ class FedNoRoController(StagedController):
         losses = loss_matrix(reports, per_class=self._per_class)  # Eq. (3)
         normalised = normalise_losses(losses, normalise=self._normalise)
         detection = self._detection(normalised)
-        noisy = [site for site, flag in zip(reports, detection.noisy, strict=True) if flag]
+        agreed = detection.vote_share >= self._min_vote_share
+        noisy = [site for site, flag in zip(reports, detection.noisy, strict=True) if flag and agreed]
         absent = sorted(set(self.annotated) - set(reports))
         self.record(
             "noisy_client_detection",

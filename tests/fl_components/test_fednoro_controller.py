@@ -341,6 +341,20 @@ def test_without_a_noisy_site_federated_averaging_goes_on_and_the_records_say_so
     assert bias(federation) == pytest.approx(bias(play(tmp_path / "avg", kind=FedAvgController)), rel=1e-5)
 
 
+@pytest.mark.parametrize(("least", "noisy"), [(0.67, []), (0.5, ["site-2"])])
+def test_a_split_on_which_the_mixtures_disagree_makes_no_site_noisy(tmp_path, monkeypatch, least, noisy):
+    monkeypatch.setattr(
+        "fl_components.controllers.fednoro.detect_noisy_clients",
+        lambda losses, **settings: Detection(np.arange(len(losses)) == 1, 5 / 9, "spherical"),
+    )
+    federation = play(tmp_path, answers(reports()), min_vote_share=least)
+    assert federation.engine.panics() == []
+    (found,) = federation.decisions("noisy_client_detection")
+    assert (found[1]["noisy"], found[1]["vote_share"]) == (noisy, 0.5556)
+    assert federation.decisions("fallback") == ([] if noisy else [(2, FALLBACK.format("noisy"))])
+    assert roles(federation) == told(noisy)
+
+
 @pytest.mark.parametrize("absent", [[], ["site-5"]])
 def test_without_a_clean_site_federated_averaging_goes_on_and_the_records_say_so(tmp_path, monkeypatch, absent):
     monkeypatch.setattr(
@@ -430,10 +444,14 @@ def test_a_resumed_job_does_without_a_site_that_is_gone(tmp_path):
     [
         ({"covariance": "diag"}, "unknown covariance 'diag' or distance 'sum'"),
         ({"distance": "cosine"}, "unknown covariance 'auto' or distance 'cosine'"),
-        ({"votes": 0}, "expected votes >= 1 and ramp_maximum from 0 to 1, got 0 and 0.8"),
-        ({"ramp_maximum": 1.1}, "expected votes >= 1 and ramp_maximum from 0 to 1, got 9 and 1.1"),
-        ({"ramp_maximum": -0.1}, "got 9 and -0.1"),
-        ({"ramp_maximum": float("nan")}, "got 9 and nan"),
+        ({"votes": 0}, "expected votes >= 1, ramp_maximum and min_vote_share from 0 to 1, got 0, 0.8 and 0.67"),
+        (
+            {"ramp_maximum": 1.1},
+            "expected votes >= 1, ramp_maximum and min_vote_share from 0 to 1, got 9, 1.1 and 0.67",
+        ),
+        ({"ramp_maximum": -0.1}, "got 9, -0.1 and 0.67"),
+        ({"ramp_maximum": float("nan")}, "got 9, nan and 0.67"),
+        ({"min_vote_share": 1.5}, "got 9, 0.8 and 1.5"),
         ({"warmup_rounds": 7}, "expected 1 <= warmup_rounds <= num_rounds, got 7 and 6"),
     ],
 )

@@ -15,7 +15,8 @@ Where paper and reference code (commit 6719ad7) differ, or both are silent:
 - D2 distance: code, the sum over tensors of their L2 norms, BatchNorm statistics included (``distance=sum``,
   ``distance_buffers``); the paper's Eq. (6) is one norm over all (``distance=l2``).
 - D3 the noisy component is the one with the larger sum of means (code); the paper says norm.
-- D4 the set of noisy sites that most of 9 mixtures agree on wins (code; ``votes``); its share is recorded.
+- D4 the set of noisy sites that most of 9 mixtures agree on wins (code; ``votes``); its share is recorded. Where all sites are alike
+  the mixtures disagree: with less than ``min_vote_share`` of the votes no site is taken for noisy (neither paper nor code).
 - D5 KL divergence with the teacher first (code; Eq. 5 is written the other way round), no temperature in the student.
 - D6 logit adjustment in both terms of Eq. (5) (code; the paper's "introduced to both").
 - D7 the ramp of lambda runs over absolute rounds; it starts at ``ramp_begin`` (default T1) and ends at ``ramp_end`` (default
