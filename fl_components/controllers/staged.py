@@ -345,7 +345,8 @@ class StagedController(ModelController):
             self.positives[site], self.samples[site] = np.asarray(census["positives"]), result.samples
             positives = dict(zip(self.card.classes, self.positives[site].tolist(), strict=True))
             self._sites[site] = {"annotated": known, **census["sizes"], "positives": {c: positives[c] for c in known}}
-            LOG.info("%s%s annotates %s, %s samples", self._mark, site, ", ".join(known), census["sizes"]["train"])
+            named = [c for c in known if positives[c]] if census["task"] == SINGLELABEL else known
+            LOG.info("%s%s annotates %s, %s samples", self._mark, site, ", ".join(named), census["sizes"]["train"])
             kinds.setdefault(census["task"], []).append(site)
             found[site] = self.annotated[site] & (self.positives[site] > 0)
         if len(kinds) > 1:
