@@ -153,7 +153,8 @@ def _ledger_show(args: argparse.Namespace) -> None:
         print(
             f"round {r['round'] + 1:4d}  {r['image']}  {r['class']}: {old} -> {r['new']}  confidence {r['confidence']:.4f}  {r['rule']}{state}"
         )
-    print(f"{len(rows)} repaired labels; originals are unchanged")
+    shown = f"newest {args.last} of " if len(rows) > args.last else ""
+    print(f"{shown}{len(rows)} repaired labels; originals are unchanged")
 
 
 def _ledger_export(args: argparse.Namespace) -> None:

@@ -173,10 +173,10 @@ def simulate(
         FedMendError: the workspace holds other files, the simulator failed, or a site's result was refused.
     """
     workspace = workspace.resolve()
-    lay_policy(workspace, site_settings or {})
     with tempfile.TemporaryDirectory() as folder:
         configured = Path(folder) / job.resolve().name
         configure_job(job, configured, variables or {}, variant=variant, sites=sites)
+        lay_policy(workspace, site_settings or {})  # after the job: a mistyped variable leaves no folder behind
         command = [
             sys.executable,
             "-m",

@@ -207,6 +207,8 @@ def undo_file(path: Path, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
 def to_csv(path: Path, out: Path) -> int:
     """Writes the history of a ledger file as CSV (image, class, old, new, rule, round, confidence, in_force).
 
+    Rounds count from 1, as in all that people read; ``old`` is blank where nobody had annotated.
+
     Returns:
         Number of entries written.
     """
@@ -214,5 +216,7 @@ def to_csv(path: Path, out: Path) -> int:
     with open(out, "w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, ["image", "class", "old", "new", "rule", "round", "confidence", "in_force"])
         writer.writeheader()
-        writer.writerows(rows)
+        for row in rows:
+            old = "" if row["old"] == NOT_ANNOTATED else row["old"]
+            writer.writerow({**row, "old": old, "round": row["round"] + 1})
     return len(rows)

@@ -161,8 +161,8 @@ def test_a_ledger_file_can_be_read_undone_and_exported_without_its_data(tmp_path
         rows = list(csv.reader(stream))
     assert rows == [
         ["image", "class", "old", "new", "rule", "round", "confidence", "in_force"],
-        ["w", "b", "-1", "1", RULE, "0", "0.5", "1"],
-        ["x", "b", "-1", "0", RULE, "1", "0.5", "0"],
+        ["w", "b", "", "1", RULE, "1", "0.5", "1"],
+        ["x", "b", "", "0", RULE, "2", "0.5", "0"],
     ]
 
 

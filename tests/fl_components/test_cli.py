@@ -53,7 +53,7 @@ def test_the_newest_entries_of_a_ledger_are_shown_last(ledger, capsys):
     call("ledger", "show", ledger, "--last", 1)
     first, total = capsys.readouterr().out.splitlines()
     assert "img2" in first
-    assert total.startswith("2 repaired labels")
+    assert total.startswith("newest 1 of 2 repaired labels")
 
 
 def test_repairs_are_taken_back_and_stay_in_the_history(ledger, capsys):
@@ -79,8 +79,8 @@ def test_a_ledger_is_exported_whole(ledger, tmp_path, capsys):
     with open(tmp_path / "out.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(r["image"], r["class"], r["old"], r["new"], r["in_force"]) for r in rows] == [
-        ("img1", "nodule", "-1", "1", "1"),
-        ("img2", "edema", "-1", "0", "0"),
+        ("img1", "nodule", "", "1", "1"),
+        ("img2", "edema", "", "0", "0"),
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from factories import ROOT, refused
 
+from fedmend.errors import FedMendError
 from fl_components import simulate
 from fl_components.simulate import configure_job, lay_policy, mean_and_sd, parse_assignments
 
@@ -304,6 +305,12 @@ def test_the_simulator_gets_the_configured_job_and_gives_back_the_results(play, 
     assert simulator.command[-4:] == ["-w", str(tmp_path / "work"), "-t", "5"]
     assert simulator.streams.get("stdout") is None
     assert not list(tmp_path.glob("*.log"))
+
+
+def test_a_variable_that_the_job_does_not_have_leaves_no_workspace_behind(play, tmp_path):
+    with pytest.raises(FedMendError, match="expected one of"):
+        play(Simulator(), variables={"rounds": 4})
+    assert not (tmp_path / "work").exists()
 
 
 def test_a_quiet_run_keeps_the_output_in_a_file(play, tmp_path):
