@@ -1,9 +1,9 @@
 """Measures how often FedNoRo finds exactly the noisy sites, with the ablations of the paper's Table 3.
 
-One command: ``python benchmarks/detection.py`` (about half an hour on two cores). It deals the phantom slices of ``jobs/fednoro_ich``
-to eight sites, flips labels at 30 or 40 % of them with a rate of 0.3-0.5 or 0.5-0.7, trains a warm-up of
-three rounds of one local epoch with the job's other settings, without FLARE, and detects. Every seed draws its own partition, noisy sites, flips and initial weights. Partitions that
-leave a site fewer samples than a batch are passed over. Writes ``benchmarks/results/detection.json`` and prints a table.
+One command: ``python benchmarks/detection.py`` (40 to 60 minutes on two cores). It deals the phantom slices of
+``jobs/fednoro_ich`` to eight sites, flips labels at 30 or 40 % of them with a rate of 0.3-0.5 or 0.5-0.7, trains a warm-up of
+three rounds of one local epoch with the job's other settings, without FLARE, and detects. Every seed draws its own partition,
+noisy sites, flips and initial weights. Partitions that leave a site fewer samples than a batch are passed over. Writes ``benchmarks/results/detection.json`` and prints a table.
 """
 
 import argparse

@@ -242,7 +242,7 @@ def pseudo_labels(
         target = torch.where(labelled, labels.clamp(min=0), best.float())
         return target, (labelled | sure).expand_as(target)
     positive, negative = predicted >= tau_positive, predicted <= tau_negative
-    valid = given | (unknown & ~given & (positive | negative))
+    valid = given | (unknown & (positive | negative))
     return torch.where(given, labels.clamp(min=0), positive.float()), valid
 
 
@@ -284,7 +284,7 @@ class FedRS(LabelSetFedAvg):
     def __init__(self, *, alpha: float = 0.5, **others):
         super().__init__(**others)
         if not 0 <= alpha <= 1:
-            raise FedMendError(f"job variable alpha: expected 0 to 1, got {alpha}")
+            raise FedMendError(f"job variable restriction: expected 0 to 1, got {alpha}")
         self.alpha = alpha
 
     def supervised(self, logits: Tensor, index: Tensor, site: Site) -> Tensor:

@@ -30,7 +30,7 @@ class Moon(LabelSetFedAvg):
     def __init__(self, *, mu: float = 1.0, tau: float = 0.5, **others):
         super().__init__(**others)
         if not (0 <= mu < math.inf and 0 < tau < math.inf):
-            raise FedMendError(f"job variables mu, tau: expected >= 0 and > 0, got {mu}, {tau}")
+            raise FedMendError(f"job variables moon_mu, moon_temperature: expected >= 0 and > 0, got {mu}, {tau}")
         self.mu, self.tau = mu, tau
 
     def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:

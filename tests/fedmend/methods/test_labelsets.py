@@ -271,7 +271,7 @@ def test_a_round_without_a_step_is_refused(method):
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
 def test_an_alpha_that_restricts_nothing_is_refused(alpha):
-    with refused(f"job variable alpha: expected 0 to 1, got {alpha}"):
+    with refused(f"job variable restriction: expected 0 to 1, got {alpha}"):
         FedRS(local_iterations=1, alpha=alpha)
 
 

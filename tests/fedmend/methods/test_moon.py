@@ -235,5 +235,5 @@ def test_two_files_are_kept(site_of, tmp_path):
     ],
 )
 def test_arguments_that_make_no_loss_are_refused(changes, got):
-    with refused(f"job variables mu, tau: expected >= 0 and > 0, got {got}"):
+    with refused(f"job variables moon_mu, moon_temperature: expected >= 0 and > 0, got {got}"):
         Moon(local_iterations=1, **changes)
