@@ -145,7 +145,9 @@ def test_a_site_without_uncertainty_is_left_out_of_the_record(tmp_path):
     assert {tuple(value) for _, value in federation.decisions("uncertainty")} == {("site-1", "site-3")}
 
 
-def test_single_label_sites_are_run_alike_without_weights_and_repair_the_classes_that_they_do_not_know(tmp_path):
+def test_single_label_sites_are_run_alike_without_weights_and_repair_the_classes_that_they_do_not_know(
+    tmp_path, caplog
+):
     def change(site, name, task, result):
         if name == CENSUS:
             result.census["annotated"] = np.ones(3, dtype=bool)  # a single-label column has no blank class
@@ -158,7 +160,11 @@ def test_single_label_sites_are_run_alike_without_weights_and_repair_the_classes
             }
         return result
 
-    federation = play(tmp_path, answers(task="singlelabel", change=change))
+    with caplog.at_level("INFO", "fedmend.run"):
+        federation = play(tmp_path, answers(task="singlelabel", change=change))
+    for site, flags in SITES.items():
+        named = ", ".join(c for c, known in zip(CLASSES, flags, strict=True) if known)
+        assert f"{site} annotates {named}, {SAMPLES[site]} samples" in caplog.text
     assert federation.engine.panics() == []
     unknown = {(site, CLASSES[c]) for site, flags in SITES.items() for c in range(3) if not flags[c]}
     assert {(line["site"], line["class"]) for line in federation.lines("repairs.jsonl")} == unknown
