@@ -47,6 +47,22 @@ def fedmend(*words, **options):
     return run(["fl_components.cli", *words], **options)
 
 
+def runs_by_threads(job, home, *, sites, settings):
+    """A function: number of threads → workspace and output of a run of the job; each run is made once."""
+    runs = {}
+
+    def simulate(threads):
+        if threads not in runs:
+            workspace = home / f"threads-{threads}"
+            words = ["--workspace", workspace, "--threads", threads, "--sites", sites, "--set", *settings]
+            code, out = fedmend("simulate", ROOT / "jobs" / job, *words, home=home)
+            assert code == 0, out
+            runs[threads] = workspace, out
+        return runs[threads]
+
+    return simulate
+
+
 def records(workspace):
     return workspace / "server" / "simulate_job" / "fedmend"
 

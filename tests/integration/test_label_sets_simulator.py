@@ -3,7 +3,7 @@
 import pytest
 import torch
 from factories import ROOT
-from simulation import fedmend, global_model, lines, metrics_without_seconds, records
+from simulation import fedmend, global_model, lines, metrics_without_seconds, records, runs_by_threads
 
 pytestmark = pytest.mark.slow
 SITES = ["site-1", "site-2", "site-3"]
@@ -15,19 +15,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """Workspace and output by number of threads; each run is made once."""
-    home, runs = tmp_path_factory.mktemp("home"), {}
-
-    def simulate(threads):
-        if threads not in runs:
-            workspace = home / f"threads-{threads}"
-            words = ["--workspace", workspace, "--threads", threads, "--sites", 3, "--set", *SMALL]
-            code, out = fedmend("simulate", ROOT / "jobs" / "fedlsm_isic2018", *words, home=home)
-            assert code == 0, out
-            runs[threads] = workspace, out
-        return runs[threads]
-
-    return simulate
+    return runs_by_threads("fedlsm_isic2018", tmp_path_factory.mktemp("home"), sites=3, settings=SMALL)
 
 
 def test_sites_measure_uncertainty_and_tell_what_they_know_of_each_class(simulated):

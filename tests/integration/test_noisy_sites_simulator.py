@@ -4,8 +4,7 @@ import json
 
 import pytest
 import torch
-from factories import ROOT
-from simulation import fedmend, global_model, lines, metrics_without_seconds, records
+from simulation import global_model, lines, metrics_without_seconds, records, runs_by_threads
 
 pytestmark = pytest.mark.slow
 SITES = [f"site-{i}" for i in range(1, 5)]
@@ -17,19 +16,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """Workspace and output by number of threads; each run is made once."""
-    home, runs = tmp_path_factory.mktemp("home"), {}
-
-    def simulate(threads):
-        if threads not in runs:
-            workspace = home / f"threads-{threads}"
-            words = ["--workspace", workspace, "--threads", threads, "--sites", 4, "--set", *SMALL]
-            code, out = fedmend("simulate", ROOT / "jobs" / "fednoro_isic2019", *words, home=home)
-            assert code == 0, out
-            runs[threads] = workspace, out
-        return runs[threads]
-
-    return simulate
+    return runs_by_threads("fednoro_isic2019", tmp_path_factory.mktemp("home"), sites=4, settings=SMALL)
 
 
 def test_noisy_sites_are_found_and_weighted_down_and_the_report_says_so(simulated):
