@@ -85,3 +85,44 @@ def distillation(logits: Tensor, soft: Tensor) -> Tensor:
     student = logits.log_softmax(1).masked_fill(~possible, 0)
     soft = soft.masked_fill(~possible, 0)
     return F.kl_div(student, soft, reduction="batchmean")
+
+
+def soft_dice_loss(probability: Tensor, target: Tensor) -> Tensor:
+    """Soft Dice loss of the foreground, Eq. (2), Xiang et al., MICCAI 2024: 1 - mean 2 sum(p y) / (sum p + sum y + 1e-4).
+
+    The small number stands in the denominator only. So a slice whose target is all background has loss 1 and no
+    gradient: a lesion that nobody annotated on it is not unlearnt. MONAI's DiceLoss smooths the numerator too, which
+    would reward an empty prediction there.
+
+    Args:
+        probability: (B, H, W) float32 in 0..1, foreground.
+        target: (B, H, W) of 0/1, any dtype.
+
+    Returns:
+        Mean over samples, a scalar in 0..1.
+    """
+    target = target.to(probability.dtype)
+    overlap = (probability * target).sum((1, 2))
+    size = probability.sum((1, 2)) + target.sum((1, 2))
+    return 1 - (2 * overlap / (size + 1e-4)).mean()
+
+
+def noise_robust_dice_loss(probability: Tensor, target: Tensor, *, gamma: float = 1.5) -> Tensor:
+    """Noise-robust Dice loss, Wang et al., IEEE TMI 2020 (COPLE-Net): sum |p - y|^gamma / (sum p^2 + sum y^2 + 1e-5).
+
+    The smaller gamma, the less the pixels that contradict their label count. Unlike the soft Dice loss it does have a
+    gradient where the target is all background, and may exceed 1 there.
+
+    Args:
+        probability: (B, H, W) float32 in 0..1, foreground.
+        target: (B, H, W) of 0/1, any dtype.
+        gamma: 1 (like the mean absolute error) to 2 (the Dice loss with squares); below 1 the gradient at p = y is
+            not finite.
+
+    Returns:
+        Mean over samples, a scalar >= 0.
+    """
+    target = target.to(probability.dtype)
+    error = (probability - target).abs().pow(gamma).sum((1, 2))
+    size = probability.square().sum((1, 2)) + target.square().sum((1, 2))
+    return (error / (size + 1e-5)).mean()

@@ -5,7 +5,16 @@ import pytest
 import torch
 from torch_factories import one_hot
 
-from fedmend.losses import PRIOR_LIMIT, distillation, log_class_prior, masked_bce, positive_weight, prior_shift
+from fedmend.losses import (
+    PRIOR_LIMIT,
+    distillation,
+    log_class_prior,
+    masked_bce,
+    noise_robust_dice_loss,
+    positive_weight,
+    prior_shift,
+    soft_dice_loss,
+)
 
 LN2, LN3 = math.log(2), math.log(3)
 IMPOSSIBLE = -math.inf
@@ -145,3 +154,62 @@ def test_cross_entropy_with_an_impossible_class_is_finite_and_gives_it_no_gradie
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-0.5)), rel=1e-5)
     assert scores.grad[0, 2].item() == 0.0
     assert torch.isfinite(scores.grad).all()
+
+
+# ---- segmentation ---------------------------------------------------------------------------------------------------
+
+
+def maps(*rows, grad=False):
+    """(B, 1, W) of B rows."""
+    return torch.tensor(rows).unsqueeze(1).requires_grad_(grad)
+
+
+def test_the_soft_dice_loss_is_one_minus_the_mean_dice_of_the_samples():
+    probability = maps([0.5, 0.25, 0.0, 0.25], [1.0, 1.0, 0.0, 0.0])
+    target = maps([1, 0, 0, 1], [0, 1, 1, 1]).to(torch.uint8)
+    dice = 2 * 0.75 / (1 + 2 + 1e-4), 2 * 1 / (2 + 3 + 1e-4)  # pooled pixels would give 2 * 1.75 / 8
+    assert soft_dice_loss(probability, target).item() == pytest.approx(1 - sum(dice) / 2, abs=1e-6)
+
+
+def test_the_small_number_of_the_soft_dice_loss_stands_in_the_denominator():
+    assert soft_dice_loss(maps([1e-4, 0.0]), maps([1, 0])).item() == pytest.approx(1 - 2e-4 / 1.0002, abs=1e-7)
+    assert soft_dice_loss(maps([0.0, 0.0]), maps([0, 0])).item() == 1
+
+
+def test_a_slice_without_annotated_lesion_costs_one_and_has_exactly_no_gradient():
+    probability = maps([0.9, 0.1, 0.0], [0.9, 0.1, 0.0], grad=True)
+    loss = soft_dice_loss(probability, maps([0, 0, 0], [1, 0, 0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(1 - 0.5 * 1.8 / 2.0001, abs=1e-6)
+    assert probability.grad[0].tolist() == [[0.0, 0.0, 0.0]]
+    assert probability.grad[1].all()
+
+
+def test_the_noise_robust_dice_loss_is_the_mean_of_error_over_size():
+    probability, target = maps([0.25, 1.0], [0.75, 0.0]), maps([0, 1], [1, 1]).to(torch.uint8)
+    by_hand = 0.125 / (1.0625 + 1 + 1e-5), (0.125 + 1) / (0.5625 + 2 + 1e-5)  # 0.25 ** 1.5 = 0.125
+    assert noise_robust_dice_loss(probability, target).item() == pytest.approx(sum(by_hand) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(("gamma", "error"), [(1.0, 0.25), (1.5, 0.125), (2.0, 0.0625)])
+def test_a_larger_gamma_takes_small_errors_for_smaller(gamma, error):
+    loss = noise_robust_dice_loss(maps([0.25, 1.0]), maps([0, 1]), gamma=gamma)
+    assert loss.item() == pytest.approx(error / (2.0625 + 1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("target", [[0, 1, 0], [0, 0, 0]])
+def test_the_noise_robust_gradient_is_finite_where_prediction_and_target_agree(gamma, target):
+    probability = maps([float(v) for v in target], grad=True)
+    loss = noise_robust_dice_loss(probability, maps(target), gamma=gamma)
+    loss.backward()
+    assert loss.item() == 0
+    assert probability.grad.flatten().tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_noise_robust_loss_does_have_a_gradient_on_a_slice_without_annotated_lesion():
+    probability = maps([0.25, 0.0], grad=True)
+    loss = noise_robust_dice_loss(probability, maps([0, 0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.125 / (0.0625 + 1e-5), rel=1e-6)  # about p ** -0.5
+    assert probability.grad[0, 0, 0] < 0
