@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -61,7 +62,51 @@ class DenseNet121(nn.Module):
         return features, self.classifier(features)
 
 
-NETWORKS = {"resnet18": ResNet18, "densenet121": DenseNet121}
+class UNet(nn.Module):
+    """MONAI's 2D U-Net for one-channel images, with a 1x1 convolution as the classifier of each pixel.
+
+    Two 3x3 convolutions, BatchNorm and ReLU per block, max pooling, bilinear upsampling (align_corners) and
+    concatenation, as the U-Net in the code of Xiang et al., MICCAI 2024 (17,262,466 parameters for two image channels;
+    17,963,842 here). MONAI's decoder is another: a 1x1 convolution halves the channels before each upsampling but the
+    last, the blocks have the encoder's widths (512, 256, 128, then 64) where that U-Net has half of them (256, 128, 64,
+    then 64), and an odd edge is padded by repeating the last row or column, not with zeros.
+
+    Args:
+        num_classes: C, the background not counted.
+        widths: channels of the five encoder blocks and of the last decoder block (F).
+    """
+
+    torchvision_head = None  # torchvision has no U-Net
+
+    def __init__(self, num_classes: int, widths: Sequence[int] = (64, 128, 256, 512, 512, 64)):
+        from monai.networks.nets import BasicUNet
+
+        super().__init__()
+        self.num_features = widths[-1]
+        self.backbone = BasicUNet(
+            spatial_dims=2,
+            in_channels=1,
+            out_channels=1 + num_classes,
+            features=widths,
+            act=("relu", {"inplace": True}),
+            norm="batch",
+            bias=False,
+            upsample="nontrainable",
+        )
+        self.classifier, self.backbone.final_conv = self.backbone.final_conv, nn.Identity()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 1, H, W), H and W from 16 on → features (B, F, H, W) and logits (B, 1 + C, H, W), channel 0 = background."""
+        features = self.backbone(images)
+        return features, self.classifier(features)
+
+
+NETWORKS = {
+    "resnet18": ResNet18,
+    "densenet121": DenseNet121,
+    "unet": UNet,
+    "unet_narrow": partial(UNet, widths=(8, 16, 32, 64, 64, 8)),  # an eighth of the widths, for a CPU
+}
 # torchvision's files of DenseNet weights still have the names of its first version: norm.1 for norm1.
 _OLD_DENSENET_NAME = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
@@ -85,7 +130,7 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
         classes: C class names.
         seed: seeds the initialisation without touching global random state.
         weights: empty for random weights; else a local file, either torchvision's ImageNet state dict (the classifier
-            stays random) or a global model that FedMend wrote (all weights; same number of classes).
+            stays random; not for a U-Net) or a global model that FedMend wrote (all weights; same number of classes).
 
     Raises:
         FedMendError: the file is missing or does not fit the network.
@@ -98,8 +143,8 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
         return model
     state = _read_weights(weights)
     own = model.state_dict()
-    if not any(k.startswith("backbone.") for k in state):  # torchvision's names, and its own head
-        head = NETWORKS[network].torchvision_head
+    head = model.torchvision_head
+    if head and not any(k.startswith("backbone.") for k in state):  # torchvision's names, and its own head
         names = {k: _OLD_DENSENET_NAME.sub(r"\1\2", k) for k in state if not k.startswith(head)}
         state = {f"backbone.{new}": state[old] for old, new in names.items()}
         state |= {k: own[k] for k in ("classifier.weight", "classifier.bias")}

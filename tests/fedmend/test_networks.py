@@ -44,7 +44,8 @@ def test_resnet18_gives_512_features_and_one_logit_per_class(resnet):
 
 
 def test_an_unknown_network_is_refused():
-    with refused("job variable network: expected one of ['densenet121', 'resnet18'], got 'resnet19'"):
+    names = "['densenet121', 'resnet18', 'unet', 'unet_narrow']"
+    with refused(f"job variable network: expected one of {names}, got 'resnet19'"):
         build_network("resnet19", 3)
 
 
@@ -264,3 +265,84 @@ def test_a_weights_file_that_does_not_fit_the_densenet_is_refused(tmp_path, chan
 def test_a_file_of_the_densenet_is_no_resnet(tmp_path):
     with refused("weights file: expected backbone.conv1.weight with shape (64, 3, 7, 7) for resnet18, got nothing"):
         initial_network("resnet18", CLASSES, 5, saved(tmp_path / "w.pth", torchvision_densenet()))
+
+
+# ---- U-Net ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unet():
+    return initial_network("unet_narrow", ["lesion"], 5)
+
+
+def brains(height, width, seed=0):
+    return torch.rand(2, 1, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("height", "width"), [(48, 48), (60, 60), (48, 60), (16, 31)])
+@pytest.mark.parametrize("classes", [1, 3])
+def test_the_unet_gives_features_and_logits_of_every_pixel_with_the_background_first(height, width, classes):
+    model = build_network("unet_narrow", classes).eval()
+    with torch.no_grad():
+        features, logits = model(brains(height, width))
+    assert (features.shape, logits.shape) == ((2, 8, height, width), (2, 1 + classes, height, width))
+    assert torch.allclose(logits, model.classifier(features))
+    assert model.num_features == 8
+    assert (features >= 0).all()  # behind the last ReLU
+
+
+@pytest.mark.parametrize(("network", "count", "width"), [("unet", 17_963_842, 64), ("unet_narrow", 281_898, 8)])
+def test_the_unet_has_the_size_of_the_published_one_or_an_eighth_of_its_widths(network, count, width):
+    with torch.device("meta"):
+        model = build_network(network, 1)
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert model.classifier.weight.shape == (2, width, 1, 1)
+
+
+def test_the_unet_normalises_by_the_batch_and_upsamples_bilinearly_without_dropout():
+    model = build_network("unet_narrow", 1).train()
+    kinds = [type(m).__name__ for m in model.modules()]
+    assert (kinds.count("BatchNorm2d"), kinds.count("ReLU"), kinds.count("ConvTranspose2d")) == (18, 18, 0)
+    up = [m for m in model.modules() if isinstance(m, torch.nn.Upsample)]
+    assert [(m.mode, m.align_corners, m.scale_factor) for m in up] == [("bilinear", True, (2.0, 2.0))] * 4
+    assert torch.equal(model(brains(32, 32))[1], model(brains(32, 32))[1])
+
+
+def test_every_weight_of_the_unet_gets_a_gradient():
+    model = initial_network("unet_narrow", ["lesion"], 5)
+    model(brains(32, 32))[1].softmax(1)[:, 1].square().mean().backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+def test_the_seed_alone_decides_the_weights_of_the_unet(unet):
+    before = torch.get_rng_state()
+    assert same(initial_network("unet_narrow", ["lesion"], 5), unet)
+    assert not same(initial_network("unet_narrow", ["lesion"], 6), unet)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_weights_of_a_trained_unet_travel():
+    model, other = (initial_network("unet_narrow", ["lesion"], seed) for seed in (1, 2))
+    model(brains(32, 32))  # moves the running statistics
+    set_weights(other, get_weights(model))
+    with torch.no_grad():
+        assert torch.equal(other.eval()(brains(32, 32, 1))[1], model.eval()(brains(32, 32, 1))[1])
+
+
+def test_a_global_unet_that_fedmend_wrote_sets_all_weights(tmp_path, unet):
+    model = initial_network("unet_narrow", ["lesion"], 6, saved(tmp_path / "w.pt", get_weights(unet)))
+    assert all(torch.equal(value, get_weights(unet)[name]) for name, value in get_weights(model).items())
+
+
+def test_a_global_unet_of_another_width_is_refused(tmp_path, unet):
+    path = saved(tmp_path / "w.pt", get_weights(unet))
+    name = "backbone.conv_0.conv_0.conv.weight"
+    with refused(f"weights file: expected {name} with shape (64, 1, 3, 3) for unet, got (8, 1, 3, 3)"):
+        initial_network("unet", ["lesion"], 5, path)
+
+
+def test_a_torchvision_file_is_no_unet(tmp_path):
+    path = saved(tmp_path / "w.pth", torchvision_state())
+    name = "backbone.conv_0.conv_0.conv.weight"
+    with refused(f"weights file: expected {name} with shape (8, 1, 3, 3) for unet_narrow, got nothing"):
+        initial_network("unet_narrow", ["lesion"], 5, path)
