@@ -112,12 +112,20 @@ def strong(images: Tensor, generator: torch.Generator, *, vertical_flip: bool = 
     noise = torch.randn(images.shape, generator=generator) * deviation.view(-1, 1, 1, 1)
     images = images + brightness.view(-1, 1, 1, 1).to(device)
     with torch.autocast(device.type, enabled=False):
-        images = torch.where(blurred.view(-1, 1, 1, 1).to(device), _blur(images, sigma.to(device)), images)
+        images = torch.where(blurred.view(-1, 1, 1, 1).to(device), blur(images, sigma.to(device)), images)
     return warp((images + noise.to(device)).clamp(0, 1), maps.to(device)).clamp(0, 1)
 
 
-def _blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur of 5 x 5 pixels, one sigma (pixels) per image."""
+def blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Gaussian blur of 5 x 5 pixels.
+
+    Args:
+        images: (B, C, H, W) float32.
+        sigma: (B,) pixels, up to about 1.2.
+
+    Returns:
+        The same shape; beyond the edge the image goes on with its last pixel.
+    """
     batch, channels, height, width = images.shape
     line = torch.arange(-2.0, 3.0, device=images.device)
     kernel = torch.exp(-(line**2) / (2 * sigma[:, None] ** 2))

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedmend.data.augment import _blur, _maps, draw_views, strong, to_network, warp, weak
+from fedmend.data.augment import _maps, blur, draw_views, strong, to_network, warp, weak
 
 IDENTITY = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
 MIRROR = torch.tensor([[-1.0, 0, 0], [0, 1, 0]])
@@ -180,13 +180,13 @@ def test_points_from_outside_a_strong_image_are_zero_whatever_its_brightness_and
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_blur_keeps_a_constant_image(channels):
     images = torch.tensor([0.2, 0.9]).view(2, 1, 1, 1).expand(2, channels, 6, 6)
-    assert torch.allclose(_blur(images, torch.tensor([0.3, 1.2])), images, atol=1e-6)
+    assert torch.allclose(blur(images, torch.tensor([0.3, 1.2])), images, atol=1e-6)
 
 
 def test_a_blur_has_the_sigma_of_its_image_and_leaves_channels_apart():
     images = torch.zeros(2, 3, 9, 9)
     images[:, 1, 4, 4] = 1
-    seen = _blur(images, torch.tensor([0.5, 1.0]))
+    seen = blur(images, torch.tensor([0.5, 1.0]))
     assert not seen[:, [0, 2]].any()
     for blurred, sigma in zip(seen[:, 1], (0.5, 1.0), strict=True):
         line = torch.tensor([math.exp(-(d**2) / (2 * sigma**2)) for d in (-2, -1, 0, 1, 2)])
