@@ -1,6 +1,10 @@
 """How complete labels are made imperfect: the papers' protocols."""
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
+from scipy.ndimage import label
 
 from fedmend.errors import FedMendError
 
@@ -8,6 +12,10 @@ _MAX_DRAWS = 100_000
 _LEGACY_SEEDS = 2**32  # numpy's RandomState takes no other
 # Below any 1 - p of float32 probabilities: samples that the annotator is sure of are drawn last, but can be drawn.
 _SURE = 1e-8
+_HALF_UP = 0.5 + 1e-9  # a product such as 0.29 * 50 lies a little below its half
+# Completeness in tenths of site k = 0.. at level m: first site, step per site, step per level; then the number of levels.
+_COMPLETENESS = {"ms": (4, 2, -1, 4), "lung": (7, 1, -3, 3)}
+_COMPLETENESS_SITES = 4
 
 
 def annotated_classes(num_sites: int, num_classes: int, annotated_per_site: int, *, rule: str, seed: int) -> np.ndarray:
@@ -262,3 +270,68 @@ def uniform_noise(labels: np.ndarray, rate: float, *, num_classes: int, seed: in
     rng = np.random.default_rng(seed)
     redrawn = rng.random(len(labels)) < rate
     return np.where(redrawn, rng.integers(num_classes, size=len(labels)), labels).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class LesionCounts:
+    """What lesion removal left of a mask: numbers of lesions and voxels, of the complete mask and of the kept part."""
+
+    lesions: int
+    kept_lesions: int
+    voxels: int
+    kept_voxels: int
+
+
+def completeness_settings(dataset: str, m: int, sites: int = 4) -> tuple[float, ...]:
+    """The annotation completeness a_k of each site in the experiments of FedIA (Xiang et al., MICCAI 2024).
+
+    Args:
+        dataset: ``ms``, a_k = 0.2 k - 0.1 m + 0.4, or ``lung``, a_k = 0.1 k - 0.3 m + 0.7, with k = 0..3.
+        m: level of incompleteness, 0..3 of ``ms``, 0..2 of ``lung``.
+        sites: S in 1..4; fewer than the paper's four take the first ones, which are the least complete.
+
+    Returns:
+        S shares of kept lesions in (0, 1].
+
+    Raises:
+        FedMendError: an unknown dataset or a number out of its range.
+    """
+    if dataset not in _COMPLETENESS:
+        raise FedMendError(f"completeness: expected dataset {' or '.join(map(repr, _COMPLETENESS))}, got {dataset!r}")
+    first, per_site, per_level, levels = _COMPLETENESS[dataset]
+    if not 0 <= m < levels or not 1 <= sites <= _COMPLETENESS_SITES:
+        raise FedMendError(
+            f"completeness: expected m in 0..{levels - 1} and sites in 1..{_COMPLETENESS_SITES} for {dataset!r}, got {m} and"
+            f" {sites}"
+        )
+    return tuple((first + per_site * k + per_level * m) / 10 for k in range(sites))
+
+
+def remove_lesions(mask: np.ndarray, share: float, *, seed: int) -> tuple[np.ndarray, LesionCounts]:
+    """Sets whole lesions of a volume to background: the incomplete annotation of FedIA (Xiang et al., MICCAI 2024).
+
+    A lesion is a 26-connected component. ``share`` of their number, rounded half up and at least one, stay. With the same
+    seed a smaller share keeps some of the lesions that a larger one keeps.
+
+    Args:
+        mask: (X, Y, Z), lesion where not 0.
+        share: completeness in (0, 1].
+        seed: 0 or more; one for each volume.
+
+    Returns:
+        (X, Y, Z) uint8 mask of 0 and 1 with the kept lesions, and the counts.
+
+    Raises:
+        FedMendError: a number out of its range, or a mask of other than three dimensions.
+    """
+    if mask.ndim != 3 or not 0 < share <= 1 or seed < 0:
+        raise FedMendError(
+            f"lesion removal: expected 3 dimensions, share above 0 and at most 1 and seed >= 0, got {mask.ndim}, {share} and"
+            f" {seed}"
+        )
+    lesions, count = label(mask, structure=np.ones((3, 3, 3)))
+    stays = np.zeros(count + 1, dtype=np.uint8)
+    number = max(1, math.floor(share * count + _HALF_UP))
+    stays[1 + np.random.default_rng(seed).permutation(count)[:number]] = 1
+    kept = stays[lesions]
+    return kept, LesionCounts(count, int(stays.sum()), int(np.count_nonzero(lesions)), int(kept.sum()))

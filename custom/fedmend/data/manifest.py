@@ -2,7 +2,8 @@
 
 A table has the column ``image`` (path below the card's ``image_root``), optionally ``patient``, and then either one
 column per annotated class with 1, 0 or blank (``task: multilabel``) or the column ``label`` with a class name or blank
-(``task: singlelabel``). Blank means *not annotated*. Every method reads this format; dataset converters write it.
+(``task: singlelabel``). Blank means *not annotated*. With ``task: segmentation`` a split is a datalist of volumes, see
+:mod:`fedmend.data.volumes`. Every method reads this format; dataset converters write it.
 """
 
 import csv
@@ -20,7 +21,7 @@ from fedmend.errors import FedMendError
 CARD_NAME = "site.json"
 CARD_FORMAT = 1
 NOT_ANNOTATED = -1
-MULTILABEL, SINGLELABEL = "multilabel", "singlelabel"
+TASKS = MULTILABEL, SINGLELABEL, SEGMENTATION = "multilabel", "singlelabel", "segmentation"
 WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 2800.0), "lung": (-600.0, 1500.0)}
 
 
@@ -31,15 +32,16 @@ class SiteCard:
     Attributes:
         site: name used in messages.
         folder: the folder that holds ``site.json``.
-        task: ``multilabel`` or ``singlelabel``.
+        task: ``multilabel``, ``singlelabel`` or ``segmentation``.
         classes: all classes of the federation, in the site's own order.
-        splits: split name → CSV file name; ``train`` is required.
-        truth: split name → CSV with complete labels, for evaluation only; training code has no access to it.
+        splits: split name → file name of the CSV or, for segmentation, of the datalist; ``train`` is required.
+        truth: split name → the same with complete labels, for evaluation only; training code has no access to it.
         image_root: folder that image paths start from.
         modality: DICOM modality word, for people.
         window: ``None`` (8-bit images, taken as they are), ``"file"`` (the DICOM file's own window) or
             ``(centre, width)`` in HU.
         color: pictures are read in colour; otherwise colour is turned to grey.
+        foreground: value of the lesion in label volumes, >= 1.
         provenance: how the folder was made (source, seed, protocol).
     """
 
@@ -53,6 +55,7 @@ class SiteCard:
     modality: str = ""
     window: str | tuple[float, float] | None = None
     color: bool = False
+    foreground: int = 1
     provenance: Mapping = field(default_factory=dict)
 
 
@@ -133,10 +136,8 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
     if not isinstance(raw, dict) or raw.get("format") != CARD_FORMAT:
         got = _kind(raw.get("format") if isinstance(raw, dict) else raw)
         raise FedMendError(f"{where}, field format: expected {CARD_FORMAT}, got {got}")
-    if raw.get("task") not in (MULTILABEL, SINGLELABEL):
-        raise FedMendError(
-            f"{where}, field task: expected {MULTILABEL!r} or {SINGLELABEL!r}, got {_kind(raw.get('task'))}"
-        )
+    if raw.get("task") not in TASKS:
+        raise FedMendError(f"{where}, field task: expected one of {list(TASKS)}, got {_kind(raw.get('task'))}")
     classes = raw.get("classes")
     if not isinstance(classes, list) or not classes or not all(isinstance(c, str) and c for c in classes):
         raise FedMendError(f"{where}, field classes: expected a list of one or more class names, got {_kind(classes)}")
@@ -156,6 +157,9 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
             )
     if not isinstance(raw.get("color", False), bool):
         raise FedMendError(f"{where}, field color: expected true or false, got {_kind(raw['color'])}")
+    foreground = raw.get("foreground", 1)
+    if type(foreground) is not int or foreground < 1:
+        raise FedMendError(f"{where}, field foreground: expected a whole number from 1, got {_kind(foreground)}")
     if not isinstance(raw.get("image_root"), str):
         raise FedMendError(f"{where}, field image_root: expected a folder, got {_kind(raw.get('image_root'))}")
     return SiteCard(
@@ -169,6 +173,7 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
         modality=raw.get("modality", ""),
         window=_parse_window(raw.get("window"), where),
         color=raw.get("color", False),
+        foreground=foreground,
         provenance=raw.get("provenance", {}),
     )
 
@@ -313,6 +318,7 @@ def write_card(
     modality: str = "",
     window: str | Sequence[float] | None = None,
     color: bool = False,
+    foreground: int = 1,
     provenance: Mapping | None = None,
 ) -> None:
     """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``."""
@@ -326,6 +332,7 @@ def write_card(
         "modality": modality,
         "window": list(window) if isinstance(window, tuple) else window,
         "color": color,
+        "foreground": foreground,
         "provenance": dict(provenance or {}),
     }
     (Path(folder) / CARD_NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")

@@ -72,7 +72,10 @@ WINDOWS = "expected null, 'file', one of ['bone', 'brain', 'lung', 'subdural'] o
     [
         ({"format": 2}, "field format: expected 1, got another int"),
         ({"format": ...}, "field format: expected 1, got nothing"),
-        ({"task": "boxes"}, "field task: expected 'multilabel' or 'singlelabel', got another str"),
+        (
+            {"task": "boxes"},
+            "field task: expected one of ['multilabel', 'singlelabel', 'segmentation'], got another str",
+        ),
         ({"classes": []}, "field classes: expected a list of one or more class names, got another list"),
         ({"classes": ["a", ""]}, "field classes: expected a list of one or more class names, got another list"),
         ({"classes": "ab"}, "field classes: expected a list of one or more class names, got another str"),
