@@ -76,6 +76,16 @@ def _prepare_brain_mri_sets(args: argparse.Namespace) -> None:
     print(f"{args.sites} site folders are in {args.out}")
 
 
+def _prepare_lesions(args: argparse.Namespace) -> None:
+    from fedmend.datasets import lung, ms
+
+    given = {k: v for k, v in _given(args, "sites", "m", "completeness").items() if v is not None}
+    if "completeness" in given and len(given) > 1:
+        raise FedMendError(f"prepare {args.dataset}: expected --completeness or --sites and --m, got both")
+    prepare = {"ms": ms.prepare, "lung": lung.prepare}[args.dataset]
+    prepare(args.source, args.out, **given, **_given(args, "test_share", "seed"), progress=print)
+
+
 def _phantom_ich(args: argparse.Namespace) -> None:
     from fedmend.datasets.phantom_sites import MissingClassPhantom, make_phantom
 
@@ -105,6 +115,16 @@ def _phantom_noisy(args: argparse.Namespace) -> None:
     make_phantom(args.out, NoisyLabelPhantom(**given, **asdict(_protocol_of(args))), progress=print)
     print(
         f"PHANTOM: {args.images} synthetic images in {args.out / 'download'}, {args.sites} site folders in {args.out}"
+    )
+
+
+def _phantom_lesions(args: argparse.Namespace) -> None:
+    from fedmend.datasets.phantom_sites import PartlyAnnotatedPhantom, make_phantom
+
+    given = _given(args, "dataset", "images", "sites", "pixels", "depth", "m", "test_share", "seed")
+    make_phantom(args.out, PartlyAnnotatedPhantom(**given), progress=print)
+    print(
+        f"PHANTOM: {args.images} synthetic volumes in {args.out / 'download'}, {args.sites} site folders in {args.out}"
     )
 
 
@@ -250,6 +270,13 @@ def _seeds(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected whole numbers like 0,1,2, got {text!r}") from None
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 0.3,0.7, got {text!r}") from None
 
 
 def _missing_class_arguments(parser: argparse.ArgumentParser) -> None:
@@ -431,6 +458,21 @@ def _add_prepare(commands) -> None:
     sets.add_argument("--seed", type=int, default=1037)
     sets.set_defaults(run=_prepare_brain_mri_sets)
 
+    for name, summary, source, levels in (
+        ("ms", "MS lesions in FLAIR (MSSEG-1, open_ms_data)", "folder with one or both downloads", "0..3"),
+        ("lung", "COVID-19-20 lung lesions in CT", "folder with Train/", "0..2"),
+    ):
+        lesions = prepare.add_parser(name, help=f"{summary}, a part of the lesions annotated")
+        _source_and_out(lesions, source)
+        lesions.add_argument("--sites", type=int, help="number of sites, 1..4 (default 4)")
+        lesions.add_argument("--m", type=int, help=f"the paper's level of incompleteness, {levels} (default 0)")
+        lesions.add_argument(
+            "--completeness", type=_shares, help="share of lesions that each site keeps, e.g. 0.3,0.7, instead of both"
+        )
+        lesions.add_argument("--test-share", type=float, default=0.2)
+        lesions.add_argument("--seed", type=int, default=1037)
+        lesions.set_defaults(run=_prepare_lesions, dataset=name)
+
 
 def _add_phantom(commands) -> None:
     phantom = _subcommands(commands, "phantom", "write synthetic data", "DATASET")
@@ -472,6 +514,21 @@ def _add_phantom(commands) -> None:
         parser.add_argument("--images", type=int, help=f"default {parser.get_default('images')}")
         parser.add_argument("--pixels", type=int, help=f"default {parser.get_default('pixels')}")
         parser.add_argument("--seed", type=int, default=1037, help="of images and test split")
+
+    for name, summary, levels in (
+        ("ms", "FLAIR head volumes with MS lesions in the MSSEG-1 layout", "0..3"),
+        ("lung", "CT thorax volumes with ground-glass patches in the COVID-19-20 layout", "0..2"),
+    ):
+        lesions = phantom.add_parser(name, help=f"{summary}, and sites that annotate a part of them")
+        lesions.add_argument("out", type=Path)
+        lesions.add_argument("--images", type=int, default=40, help="number of volumes (default 40)")
+        lesions.add_argument("--sites", type=int, default=4, help="number of sites, 1..4 (default 4)")
+        lesions.add_argument("--pixels", type=int, default=64, help="rows and columns of a slice (default 64)")
+        lesions.add_argument("--depth", type=int, default=24, help="slices of a volume (default 24)")
+        lesions.add_argument("--m", type=int, default=0, help=f"level of incompleteness, {levels} (default 0)")
+        lesions.add_argument("--test-share", type=float, default=0.2)
+        lesions.add_argument("--seed", type=int, default=1037, help="of volumes, test split and lesion removal")
+        lesions.set_defaults(run=_phantom_lesions, dataset=name)
 
 
 def _add_jobs(commands) -> None:

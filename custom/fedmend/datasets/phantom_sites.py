@@ -40,6 +40,11 @@ class PhantomSpec(ABC):
     pixels: int = 128
     seed: int = 1037
 
+    @property
+    def bytes_needed(self) -> int:
+        """About what the image files take on disk: 16 bits per pixel."""
+        return self.images * self.pixels**2 * 2
+
     @abstractmethod
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
         """Writes ``out/download`` (official layout) and ``out/site-1`` … (site folders).
@@ -190,12 +195,57 @@ class LabelSetPhantom(PhantomSpec):
         dermoscopy_phantom.lay_casts(out, sites=self.sites, seed=self.seed, progress=progress)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartlyAnnotatedPhantom(PhantomSpec):
+    """Volumes with lesions, of which each site annotates a part.
+
+    Attributes:
+        depth: slices of a volume; ``images`` counts volumes.
+        m: level of incompleteness, see :func:`fedmend.imperfections.completeness_settings`.
+    """
+
+    dataset: str = "ms"
+    images: int = 40
+    sites: int = 4
+    test_share: float = 0.2
+    pixels: int = 64
+    depth: int = 24
+    m: int = 0
+
+    @property
+    def bytes_needed(self) -> int:
+        """About what images and masks take on disk: at most 32 bits per voxel, compressed."""
+        return self.images * self.pixels**2 * self.depth * 4
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`."""
+        from fedmend.datasets import lung, ms, volume_phantoms
+
+        draw, prepare = {
+            "ms": (volume_phantoms.write_ms, ms.prepare),
+            "lung": (volume_phantoms.write_lung, lung.prepare),
+        }[self.dataset]
+        draw(out / "download", cases=self.images, seed=self.seed, size=self.pixels, depth=self.depth)
+        prepare(
+            out / "download",
+            out,
+            sites=self.sites,
+            m=self.m,
+            test_share=self.test_share,
+            seed=self.seed,
+            source_name=SOURCE,
+            progress=progress,
+        )
+
+
 SPECS: Mapping[str, type[PhantomSpec]] = {
     "cxr14": ChestPhantom,
     "ich": MissingClassPhantom,
     "ich_single": NoisyLabelPhantom,
     "isic2018": LabelSetPhantom,
     "isic2019": NoisyLabelPhantom,
+    "lung": PartlyAnnotatedPhantom,
+    "ms": PartlyAnnotatedPhantom,
 }
 
 
@@ -241,8 +291,7 @@ def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
     key = hashlib.sha256(json.dumps([PHANTOM_FORMAT, asdict(spec)]).encode()).hexdigest()[:16]
     folder = Path(cache_dir) / "phantoms" / f"{spec.dataset}-{key}"
     if not folder.is_dir():
-        need = spec.images * spec.pixels**2 * 2  # 16 bits per pixel
-        with disk_errors("phantom", need), exclusive(folder.with_suffix(".lock")):
+        with disk_errors("phantom", spec.bytes_needed), exclusive(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 LOG.info("PHANTOM: making %d synthetic images for %d sites (once)", spec.images, spec.sites)
                 temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))

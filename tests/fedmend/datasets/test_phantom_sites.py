@@ -1,5 +1,7 @@
+import csv
 import dataclasses
 import errno
+import json
 import stat
 
 import numpy as np
@@ -19,6 +21,7 @@ from fedmend.datasets.phantom_sites import (
     LabelSetPhantom,
     MissingClassPhantom,
     NoisyLabelPhantom,
+    PartlyAnnotatedPhantom,
     ensure_phantom,
     make_phantom,
     phantom_spec,
@@ -104,6 +107,16 @@ def test_a_full_or_read_only_cache_is_said_in_one_sentence(tmp_path, monkeypatch
     assert content(tmp_path) == []
 
 
+def test_a_phantom_of_volumes_needs_room_for_all_their_slices(tmp_path, monkeypatch):
+    def fail(out, spec):
+        raise OSError(errno.ENOSPC, "no")
+
+    monkeypatch.setattr(phantom_sites, "make_phantom", fail)
+    # 100 * 64 * 64 * 24 * 4 bytes
+    with refused("phantom: cache_dir: expected 39 MB of free space, got a full disk"):
+        ensure_phantom(tmp_path, PartlyAnnotatedPhantom(images=100))
+
+
 def test_a_phantom_that_cannot_be_made_is_blamed_on_the_phantom_and_not_on_a_site(tmp_path):
     few = dataclasses.replace(SMALL, images=24)
     with refused("phantom: site-1: expected at least 3 patients to split, got 2"):
@@ -128,7 +141,7 @@ def test_a_job_describes_its_phantom_by_data_set_and_the_fields_that_it_changes(
     ("given", "got"), [({"dataset": "chest"}, "'chest'"), ({}, "None"), ({"dataset": ["ich"]}, "['ich']")]
 )
 def test_an_unknown_phantom_is_refused(given, got):
-    known = "['cxr14', 'ich', 'ich_single', 'isic2018', 'isic2019']"
+    known = "['cxr14', 'ich', 'ich_single', 'isic2018', 'isic2019', 'lung', 'ms']"
     with refused(f"job variable phantom, field dataset: expected one of {known}, got {got}"):
         phantom_spec(given)
 
@@ -226,3 +239,28 @@ def test_the_sites_of_a_dermoscopy_phantom_differ_in_colour(tmp_path, spec):
     assert len(set(files)) == len(files) == 160  # a shared picture would get two casts
     # The ratio is about 1 where the sites share their cameras.
     assert (np.var(means, axis=0, ddof=1) > 2 * np.mean(errors, axis=0)).all()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "modality", "m", "shares"), [("ms", "MR", 3, (0.1, 0.3)), ("lung", "CT", 1, (0.4, 0.5))]
+)
+def test_each_site_of_a_partly_annotated_phantom_lacks_lesions(tmp_path, dataset, modality, m, shares):
+    spec = phantom_spec({"dataset": dataset, "images": 6, "sites": 2, "m": m, "pixels": 32, "depth": 12, "seed": 2})
+    assert isinstance(spec, PartlyAnnotatedPhantom)
+    make_phantom(tmp_path, spec)
+    items = []
+    for site, share in zip(("site-1", "site-2"), shares, strict=True):
+        card = load_card(tmp_path / site, site)
+        assert (card.task, card.modality, card.classes) == ("segmentation", modality, ("lesion",))
+        assert card.provenance["source"].startswith("PHANTOM")
+        datalist = json.loads((card.folder / "datalist.json").read_text())
+        items += [
+            card.image_root / item["image"] for section in ("training", "test") for item in datalist.get(section, [])
+        ]
+        with open(card.folder / "truth" / "completeness.csv", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        for row in rows:
+            assert int(row["kept"]) == max(1, int(int(row["lesions"]) * share + 0.5)) < int(row["lesions"])
+        assert len(rows) > 1
+    assert len(set(items)) == 6
+    assert all(image.is_file() for image in items)

@@ -1,0 +1,226 @@
+"""Volumes with complete lesion masks → segmentation sites that annotate a part of the lesions: the data protocol of FedIA
+(Xiang et al., MICCAI 2024).
+
+Patients are split into training and test and dealt to the sites; then whole lesions are removed from the training masks.
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+
+import nibabel
+import numpy as np
+
+from fedmend.data.manifest import SEGMENTATION, write_card
+from fedmend.data.volumes import AFFINE_TOLERANCE
+from fedmend.datasets.noisy_sites import hold_out
+from fedmend.datasets.site_folders import site_folders
+from fedmend.errors import FedMendError
+from fedmend.imperfections import LesionCounts, remove_lesions
+
+CLASSES = ("lesion",)
+DATALIST = "datalist.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LesionCase:
+    """A volume and its complete mask.
+
+    Attributes:
+        image: NIfTI file of the volume, below the image root.
+        mask: NIfTI file of 0 and 1 on the same grid; None, which the writer refuses, where there is none.
+        name: the case's own name; the written masks are called after it.
+        patient: key; the cases of a patient stay in one split of one site.
+    """
+
+    image: Path
+    mask: Path | None
+    name: str
+    patient: str
+
+
+def nifti_file(folder: Path, stem: str) -> Path | None:
+    """``folder/stem.nii.gz`` or ``folder/stem.nii``, whichever exists."""
+    return next((f for f in (folder / f"{stem}.nii.gz", folder / f"{stem}.nii") if f.is_file()), None)
+
+
+def write_lesion_sites(
+    out: Path,
+    cases: Sequence[LesionCase],
+    *,
+    dataset: str,
+    image_root: Path,
+    completeness: Sequence[float],
+    test_share: float,
+    seed: int,
+    modality: str,
+    window: str | None = None,
+    source_name: str,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Writes ``out/site-1`` .. ``out/site-S``; the volumes stay where they are.
+
+    A site gets ``datalist.json``: its training cases with the axial slices (numbered in RAS) that carry a lesion in the
+    complete mask, and its test cases. ``labels`` holds the incomplete training masks and the complete test masks,
+    ``truth`` the complete training masks, their ``datalist.json`` and ``completeness.csv`` with the counts of each volume.
+    The result depends on the files and the arguments alone, not on the order of ``cases``; which lesions a volume keeps
+    depends on its mask, its name, the seed and its site's completeness.
+
+    Args:
+        out: folder for the site folders; made when missing.
+        cases: all volumes.
+        dataset: word that messages start with.
+        image_root: folder that the image paths of the datalists start from.
+        completeness: for each of the S sites, the share of lesions in (0, 1] that its training masks keep.
+        test_share: share of the patients in the test split, in (0, 1); at least one is. Few test patients leave sites
+            without a test split.
+        seed: of split, partition and removal, 0 or more.
+        modality: DICOM modality word, for people.
+        window: a name of ``manifest.WINDOWS`` for CT; None for MR.
+        source_name: what the cards name as source; synthetic data says so here.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: a wrong argument, site folders in ``out`` already, no volumes, a volume without mask, a case that is
+            there twice, too few patients, a file that cannot be read, a mask on another grid than its volume or with values
+            other than 0 and 1, or a training mask without a lesion.
+    """
+    out, image_root, say = Path(out), Path(image_root), progress or (lambda line: None)
+    _check_arguments(dataset, out, cases, completeness, seed)
+    cases = sorted(cases, key=lambda case: case.name)
+    test = hold_out([case.patient for case in cases], test_share, seed=seed)
+    patients = [{c.patient for c, held in zip(cases, test, strict=True) if held == split} for split in (False, True)]
+    sites = len(completeness)
+    if len(patients[0]) < sites:
+        raise FedMendError(
+            f"{dataset}: expected at least {sites} training patients, one for each site, got {len(patients[0])}"
+        )
+    site_of = _deal(patients[0], sites, (seed, 1)) | _deal(patients[1], sites, (seed, 2))
+    arguments = {"completeness": list(completeness), "test_share": test_share, "seed": seed}
+    with site_folders(out, sites, image_root) as (folders, root):
+        writers = [_Site(folder) for folder in folders]
+        for number, (case, held) in enumerate(zip(cases, test, strict=True), start=1):
+            where = f"{dataset}, case {number} in the order of names"
+            site = site_of[case.patient]
+            image = case.image.relative_to(image_root).as_posix()
+            if held:
+                writers[site].add_test(image, case, where)
+            else:
+                lesion_seed = int.from_bytes(hashlib.sha256(f"{seed} {case.name}".encode()).digest()[:8])
+                writers[site].add_training(image, case, where, completeness[site], lesion_seed)
+            if number * 10 // len(cases) > (number - 1) * 10 // len(cases):
+                say(f"{number} of {len(cases)} volumes")
+        for site, share in zip(writers, completeness, strict=True):
+            provenance = {"source": source_name, "arguments": arguments}
+            site.finish(provenance, share, image_root=root, modality=modality, window=window)
+    say(f"{sites} site folders written, {len(cases) - test.sum()} training and {test.sum()} test volumes")
+
+
+def _check_arguments(
+    dataset: str, out: Path, cases: Sequence[LesionCase], completeness: Sequence[float], seed: int
+) -> None:
+    def check(name: str, good: bool, expected: str, got: str) -> None:
+        if not good:
+            raise FedMendError(f"{dataset}, argument {name}: expected {expected}, got {got}")
+
+    taken = out.exists() and (not out.is_dir() or any(out.glob("site-*")))
+    check("out", not taken, "a folder without site folders", "one that has them or a file")
+    shares = ", ".join(map(str, completeness)) or "none"
+    inside = len(completeness) > 0 and all(0 < share <= 1 for share in completeness)
+    check("completeness", inside, "a number above 0 and at most 1 for each site", shares)
+    check("seed", seed >= 0, "at least 0", str(seed))
+    check("source", len(cases) > 0, "volumes in the layout of the download", "none")
+    lacking = sum(case.mask is None for case in cases)
+    check("source", not lacking, f"a mask for each of {len(cases)} volumes", f"none for {lacking}")
+    repeated = len(cases) - len({case.name for case in cases})
+    check("source", not repeated, "one copy of each case", f"{repeated} more")
+
+
+def _deal(patients: set[str], sites: int, seed: tuple[int, int]) -> dict[str, int]:
+    """Patient → index of the site."""
+    names = sorted(patients)
+    return {names[i]: place % sites for place, i in enumerate(np.random.default_rng(seed).permutation(len(names)))}
+
+
+class _Site:
+    """One site folder while it is written."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.sections: dict[str, list[dict]] = {"training": [], "test": []}
+        self.truth: list[dict] = []
+        self.counts: list[tuple[str, LesionCounts]] = []
+        for name in ("labels", "truth/labels"):
+            (folder / name).mkdir()
+
+    def add_test(self, image: str, case: LesionCase, where: str) -> None:
+        mask, volume, _ = _read(case, where)
+        label = self._save(f"labels/{case.name}.nii.gz", mask, volume)
+        self.sections["test"].append({"image": image, "label": label})
+
+    def add_training(self, image: str, case: LesionCase, where: str, share: float, seed: int) -> None:
+        mask, volume, slices = _read(case, where)
+        if not slices:
+            raise FedMendError(f"{where}: expected a lesion in the mask of a training volume, got none")
+        kept, counts = remove_lesions(mask, share, seed=seed)
+        for items, name, voxels in ((self.sections["training"], "labels", kept), (self.truth, "truth/labels", mask)):
+            label = self._save(f"{name}/{case.name}.nii.gz", voxels, volume)
+            items.append({"image": image, "label": label, "slices": slices})
+        self.counts.append((image, counts))
+
+    def _save(self, name: str, mask: np.ndarray, volume: nibabel.Nifti1Image) -> str:
+        header = volume.header.copy()  # both ways of the affine as they are, to the last bit
+        header.set_data_dtype(np.uint8)
+        header["cal_min"] = header["cal_max"] = 0  # the volume's grey levels would hide the mask in a viewer
+        nibabel.save(type(volume)(mask, volume.affine, header), self.folder / name)
+        return name
+
+    def finish(
+        self, provenance: Mapping, completeness: float, *, image_root: str, modality: str, window: str | None
+    ) -> None:
+        """Writes the datalists, the counts and the card."""
+        sections = {name: items for name, items in self.sections.items() if items}
+        for file, content in ((DATALIST, sections), (f"truth/{DATALIST}", {"training": self.truth})):
+            (self.folder / file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        with open(self.folder / "truth" / "completeness.csv", "w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(["image", "lesions", "kept", "voxels", "kept_voxels"])
+            writer.writerows([image, *astuple(counts)] for image, counts in self.counts)
+        total = LesionCounts(*np.sum([astuple(counts) for _, counts in self.counts], axis=0).tolist())
+        write_card(
+            self.folder,
+            task=SEGMENTATION,
+            classes=CLASSES,
+            splits={"train": DATALIST} | ({"test": DATALIST} if "test" in sections else {}),
+            truth={"train": f"truth/{DATALIST}"},
+            image_root=image_root,
+            modality=modality,
+            window=window,
+            provenance={**provenance, "site": {"completeness": completeness, **asdict(total)}},
+        )
+
+
+def _read(case: LesionCase, where: str) -> tuple[np.ndarray, nibabel.Nifti1Image, list[int]]:
+    """The complete mask as (X, Y, Z) uint8, the volume (its voxels stay on disk), and the axial slices with a lesion."""
+    try:
+        volume, mask = nibabel.load(case.image), nibabel.load(case.mask)
+        values = np.asanyarray(mask.dataobj)
+    except Exception as e:  # nibabel raises many types for a damaged file
+        raise FedMendError(f"{where}: expected two NIfTI files, got a damaged one ({type(e).__name__})") from None
+    if len(volume.shape) != 3 or values.shape != volume.shape:
+        raise FedMendError(
+            f"{where}: expected a 3-D volume and a mask of its shape, got {volume.shape} and {values.shape}"
+        )
+    if not np.allclose(mask.affine, volume.affine, rtol=0, atol=AFFINE_TOLERANCE):
+        raise FedMendError(f"{where}: expected the affine matrix of the volume in the mask's header, got another")
+    orientation = nibabel.io_orientation(volume.affine)
+    if np.isnan(orientation).any():
+        raise FedMendError(f"{where}: expected an affine matrix with three axes, got a degenerate one")
+    if not ((values == 0) | (values == 1)).all():
+        raise FedMendError(f"{where}: expected a mask of 0 and 1, got other values")
+    values = values.astype(np.uint8)
+    slices = np.flatnonzero(nibabel.apply_orientation(values, orientation).any(axis=(0, 1)))
+    return values, volume, slices.tolist()
