@@ -15,15 +15,14 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.security.logging import secure_format_exception
 
-from fedmend.data.site import load_site, load_truth
+from fedmend.annotation import Annotation, annotation_of
+from fedmend.data.manifest import load_card
 from fedmend.datasets.phantom_sites import ensure_phantom, phantom_spec
 from fedmend.errors import FedMendError
-from fedmend.evaluation import evaluation_counts, repair_counts
-from fedmend.ledger import LabelLedger
 from fedmend.methods.base import LocalMethod, RoundTask, Site
 from fedmend.networks import build_network, get_weights, set_weights
 from fedmend.state import StateStore
-from fedmend.training import LocalTrainer, Stopped, infer
+from fedmend.training import LocalTrainer, Stopped
 from fl_components.console import quiet_console
 from fl_components.payload import (
     CENSUS,
@@ -92,7 +91,7 @@ class MethodExecutor(Executor):
         )
         self._phantom = phantom_spec(phantom) if phantom else None
         self._method: LocalMethod | None = None
-        self._opened: tuple[RunCard, Site, np.ndarray | None] | None = None
+        self._opened: tuple[RunCard, Site, Annotation, np.ndarray | None] | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Looks the method up when the run starts."""
@@ -129,12 +128,12 @@ class MethodExecutor(Executor):
         if config.threads:
             torch.set_num_threads(config.threads)
         name = fl_ctx.get_identity_name()
-        site, truth = self._open(name, run, config)
+        site, annotation, truth = self._open(name, run, config)
         site.memory.clear()
         site.stop = lambda: abort_signal.triggered
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
         if task_name == CENSUS:
-            result.census = self._census(site, config)
+            result.census = self._census(site, annotation, config)
             return result
         model = build_network(run.network, len(run.classes)).to(site.device)
         if site.device.type == "cuda":
@@ -142,8 +141,7 @@ class MethodExecutor(Executor):
         set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in weights.items()})
         if evaluate:
             for split, data in site.data.evaluation.items():
-                logits = infer(model, data, site)[1].numpy()
-                result.counts[split] = evaluation_counts(logits, data.labels, site.data.task)
+                result.counts[split] = annotation.evaluate(model, data, site)
         if task_name == TRAIN:
             site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
             self._method.prepare(model, task, site)
@@ -152,10 +150,8 @@ class MethodExecutor(Executor):
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
         elif task_name == COLLECT:
             result.report = self._method.report(model, task, site)
-        repairs = site.ledger.repairs()
-        repaired = int((repairs >= 0).sum())
-        if repaired:
-            result.repairs = dict(repair_counts(repairs, site.data.train.labels, truth))
+        result.repairs = dict(annotation.repairs(site, truth))
+        repaired = sum(int(result.repairs[kind].sum()) for kind in ("positive", "negative") if result.repairs)
         LOG.info(
             "%s%s: round %d %s, %d samples, %s%s%.1f s",
             "PHANTOM " if config.data_root is None else "",
@@ -164,7 +160,7 @@ class MethodExecutor(Executor):
             task_name if task_name == EVALUATE else task.stage,
             result.samples,
             f"loss {result.loss:.4f}, " if task_name == TRAIN else "",
-            f"{repaired} labels repaired so far, " if repaired else "",
+            f"{repaired} {annotation.unit} repaired so far, " if repaired else "",
             time.monotonic() - started,
         )
         return result
@@ -183,15 +179,18 @@ class MethodExecutor(Executor):
             )
         return folder
 
-    def _open(self, name: str, run: RunCard, config: SiteConfig) -> tuple[Site, np.ndarray | None]:
+    def _open(self, name: str, run: RunCard, config: SiteConfig) -> tuple[Site, Annotation, np.ndarray | None]:
         """The site's data, ledger and state; kept while the process lives."""
         if self._opened is None or self._opened[0] != run:
-            folder = self._folder(name, config)
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             torch.backends.cudnn.deterministic = True  # same seed, same numbers
-            data = load_site(
-                folder,
-                name,
+            annotation = annotation_of(load_card(self._folder(name, config), name))
+            if annotation.card.task not in self._method.TASKS:
+                known = " or ".join(map(repr, self._method.TASKS))
+                raise FedMendError(
+                    f"{name}: site.json, field task: expected {known} for the method of this job, got {annotation.card.task!r}"
+                )
+            data = annotation.load(
                 run.classes,
                 cache_dir=config.cache_dir,
                 image_size=self._image_size,
@@ -199,35 +198,24 @@ class MethodExecutor(Executor):
                 max_unreadable=config.max_unreadable,
                 all_labels=self._all_labels,
             )
-            if data.task not in self._method.TASKS:
-                known = " or ".join(map(repr, self._method.TASKS))
-                raise FedMendError(
-                    f"{name}: site.json, field task: expected {known} for the method of this job, got {data.task!r}"
-                )
-            table = data.train.table
             if len(data.train) < self._batch_size:
                 raise FedMendError(
-                    f"{name}: {table.file}: expected at least {self._batch_size} samples (batch_size), got {len(data.train)}"
+                    f"{name}: {data.train.file}: expected at least {self._batch_size} samples (batch_size), got {len(data.train)}"
                 )
             state_dir = config.state_dir / run.run_name / name
-            ledger = LabelLedger(
-                state_dir / LEDGER_NAME,
-                fingerprint=table.fingerprint(),
-                images=table.images,
-                classes=run.classes,
-                site=name,
-            )
+            ledger = annotation.open_ledger(state_dir / LEDGER_NAME, data)
             site = Site(name, device, data, ledger, StateStore(state_dir), self._batch_size)
-            self._opened = (run, site, load_truth(folder, name, run.classes, table.images))
-        return self._opened[1], self._opened[2]
+            self._opened = (run, site, annotation, annotation.load_truth(data))
+        return self._opened[1:]
 
     @staticmethod
-    def _census(site: Site, config: SiteConfig) -> dict:
-        labels = site.data.train.labels
+    def _census(site: Site, annotation: Annotation, config: SiteConfig) -> dict:
+        splits = {"train": site.data.train, **site.data.evaluation}
         return {
             "annotated": site.data.annotated,
-            "positives": (labels == 1).sum(0).astype(np.int64),
-            "sizes": {"train": len(labels), **{k: len(v) for k, v in site.data.evaluation.items()}},
+            "positives": annotation.positives(site.data),
+            "sizes": {k: len(v) for k, v in splits.items()},
             "task": site.data.task,
             "phantom": config.data_root is None,
+            **annotation.lesions(),
         }

@@ -12,10 +12,11 @@ import numpy as np
 from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from fedmend.data.manifest import MULTILABEL, SINGLELABEL
+from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
+from fedmend.data.manifest import TASKS as KINDS
 from fedmend.data.site import EVALUATION_SPLITS
 from fedmend.errors import FedMendError
-from fedmend.evaluation import BINS
+from fedmend.evaluation import BINS, DICE_UNIT, SEGMENTATION_COUNTS
 from fedmend.methods.base import Report, RoundTask
 
 KEY = "fedmend"
@@ -23,8 +24,9 @@ REPORT = "report"
 NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
 CENSUS, TRAIN, COLLECT, EVALUATE = "census", "train", "collect", "evaluate"
 TASKS = (CENSUS, TRAIN, COLLECT, EVALUATE)
-TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative")
+TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative", "missing")
 CENSUS_FIELDS = {"annotated", "positives", "sizes", "task", "phantom"}
+LESIONS = "lesions"  # may stand in the census too
 LONGEST_ERROR = 2000  # characters
 
 
@@ -63,7 +65,8 @@ class SiteResult:
         report: fields declared in the method's REPORT_FIELDS.
         counts: split → counts of the received global model, see :func:`fedmend.evaluation.evaluation_counts`.
         repairs: name → (C,) counts of repaired labels.
-        census: annotated (C,), positives (C,), sizes of the splits, task (kind of labels), phantom flag.
+        census: annotated (C,), positives (C,), sizes of the splits, task (kind of labels), phantom flag; of masks that were made
+            incomplete also lesions (2,), those in the masks and those that there are.
         loss: mean training loss.
         error: one sentence when the site could not do the task, else empty.
     """
@@ -178,13 +181,18 @@ def parse_content(content, site: str) -> SiteResult:
             need(part == REPORT or not (value < 0).any(), f"{part} {name}", "counts >= 0")
     need(set(content["counts"]) <= set(EVALUATION_SPLITS), "counts", f"splits out of {list(EVALUATION_SPLITS)}")
     for split, value in content["counts"].items():
-        known_shape = value.ndim > 1 and value.shape[1:] in ((2, BINS), (len(value) + 2 * BINS,))
-        need(known_shape, f"counts {split}", f"(C, 2, {BINS}) or (C, C + {2 * BINS}) counts")
+        known_shape = value.ndim > 1 and value.shape[1:] in {_counts_shape(kind, len(value)) for kind in KINDS}
+        need(
+            known_shape,
+            f"counts {split}",
+            f"(C, 2, {BINS}), (C, C + {2 * BINS}) or (C, {len(SEGMENTATION_COUNTS)}) counts",
+        )
     names = set(content["repairs"])
     need(not names or {*TAGGED} <= names <= {*TAGGED, *CORRECT}, "repairs", f"{[*TAGGED, *CORRECT]}")
     need(all(v.ndim == 1 for v in content["repairs"].values()), "repairs", "one count per class")
     census = content["census"]
-    need(isinstance(census, Mapping) and set(census) in (set(), CENSUS_FIELDS), "census", f"{sorted(CENSUS_FIELDS)}")
+    fields = set(census) - {LESIONS} if isinstance(census, Mapping) else None
+    need(fields in (set(), CENSUS_FIELDS), "census", f"{sorted(CENSUS_FIELDS)}")
     if census:
         for name, kind in (("annotated", "b"), ("positives", "iu")):
             array = census[name]
@@ -193,8 +201,11 @@ def parse_content(content, site: str) -> SiteResult:
         sizes = census["sizes"]
         whole = isinstance(sizes, Mapping) and all(type(v) is int and v >= 0 for v in sizes.values())
         need(whole and {"train"} <= set(sizes) <= {"train", *EVALUATION_SPLITS}, "census sizes", "samples per split")
-        known_task = type(census["task"]) is str and census["task"] in (MULTILABEL, SINGLELABEL)
-        need(known_task, "census task", f"{MULTILABEL} or {SINGLELABEL}")
+        known_task = type(census["task"]) is str and census["task"] in KINDS
+        need(known_task, "census task", f"one of {list(KINDS)}")
+        lesions = census.get(LESIONS)
+        counted = isinstance(lesions, np.ndarray) and lesions.shape == (2,) and lesions.dtype.kind in "iu"
+        need(lesions is None or (counted and (lesions >= 0).all()), "census lesions", "two counts")
         need(type(census["phantom"]) is bool, "census phantom", "true or false")
     return SiteResult(
         site=site,
@@ -246,11 +257,15 @@ def check_result(
         if len(value) != num_classes:
             raise FedMendError(f"{where}: expected counts of {num_classes} classes, got counts of {len(value)}")
     for split, value in result.counts.items():  # compared as Python numbers, which do not wrap
-        if (value.ndim == 2) != (task == SINGLELABEL):
+        if value.shape[1:] != _counts_shape(task, num_classes):
             raise FedMendError(f"{where}, counts {split}: expected those of {task} data, got others")
         groups = list(value.reshape(num_classes, -1))
         if task == SINGLELABEL:  # the confusion matrix and the histograms of each class
             groups = [value[:, :num_classes].ravel(), *value[:, num_classes:]]
+        if task == SEGMENTATION:  # slices, and volumes; no Dice is above 1
+            groups = [value[0, [0]], value[0, [2]]]
+            if any(value[0, i + 1] > DICE_UNIT * int(value[0, i]) for i in (0, 2)):
+                raise FedMendError(f"{where}, counts {split}: expected Dice sums of at most one per sample, got more")
         if any(sum(group.tolist()) > (sizes or {}).get(split, 0) for group in groups):
             raise FedMendError(f"{where}, counts {split}: expected at most the samples of its census, got more")
     for name, value in result.report.items():
@@ -272,3 +287,8 @@ def check_result(
             )
         if not np.isfinite(value).all():
             raise FedMendError(f"{where}, weights {name}: expected finite numbers, got NaN or infinity")
+
+
+def _counts_shape(task: str, num_classes: int) -> tuple[int, ...]:
+    shapes = {SINGLELABEL: (num_classes + 2 * BINS,), SEGMENTATION: (len(SEGMENTATION_COUNTS),)}
+    return shapes.get(task, (2, BINS))

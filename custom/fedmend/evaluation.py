@@ -6,6 +6,8 @@ probabilities keeps its ranking. Metrics of merged counts equal the pooled ones 
 
 Single-label predictions become a confusion matrix, from which its metrics are exact, and for the AUC of each class against the
 rest the same histograms, of the log-odds of the softmax probability: they too keep the ranking of small probabilities.
+
+Segmentation becomes sums of Dice over slices and volumes, in millionths so that they are whole numbers, and voxel counts.
 """
 
 from collections.abc import Mapping
@@ -15,6 +17,9 @@ import numpy as np
 from fedmend.data.manifest import NOT_ANNOTATED, SINGLELABEL
 
 BINS = 1000
+DICE_UNIT = 1_000_000  # whole numbers per Dice of 1
+# Columns of segmentation counts: slices with lesion, their Dice, volumes with lesion, their Dice, voxels.
+SEGMENTATION_COUNTS = ("slices", "slice_dice", "volumes", "volume_dice", "hits", "false_alarms", "misses")
 LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share the outer bins
 
 
@@ -38,7 +43,10 @@ def evaluation_counts(logits: np.ndarray, labels: np.ndarray, task: str) -> np.n
 
 
 def merged_metrics(counts: np.ndarray) -> dict:
-    """Metrics of the sum of what sites sent: :func:`multilabel_metrics` or :func:`singlelabel_metrics`."""
+    """Metrics of the sum of what sites sent: :func:`multilabel_metrics`, :func:`singlelabel_metrics` or
+    :func:`segmentation_metrics`."""
+    if counts.shape[1:] == (len(SEGMENTATION_COUNTS),):
+        return segmentation_metrics(counts)
     return singlelabel_metrics(counts) if counts.ndim == 2 else multilabel_metrics(counts)
 
 
@@ -170,6 +178,81 @@ def singlelabel_metrics(counts: np.ndarray) -> dict:
         "confusion": confusion.tolist(),
         "positives": true.tolist(),
     }
+
+
+def segmentation_counts(hits: np.ndarray, predicted: np.ndarray, true: np.ndarray, case: np.ndarray) -> np.ndarray:
+    """What a site sends about a split of volumes.
+
+    Args:
+        hits: (N,) int, pixels of each slice that are lesion in the prediction and in the mask.
+        predicted: (N,) int, pixels that are lesion in the prediction.
+        true: (N,) int, pixels that are lesion in the mask.
+        case: (N,) int, the volume of each slice.
+
+    Returns:
+        (1, 7) int64, columns as in ``SEGMENTATION_COUNTS``. Dice 2|P∩G| / (|P| + |G|) of slices and volumes whose mask has a
+        lesion; false alarms of the others count in the voxels, and in the Dice of their volume.
+    """
+    volumes = [np.bincount(case, weights=value).astype(np.int64) for value in (hits, predicted, true)]
+    row = []
+    for overlap, found, wanted in ((hits, predicted, true), volumes):
+        with_lesion = wanted > 0
+        dice = 2 * overlap[with_lesion] / (found + wanted)[with_lesion]
+        row += [int(with_lesion.sum()), int(np.rint(dice * DICE_UNIT).sum())]
+    row += [int(hits.sum()), int((predicted - hits).sum()), int((true - hits).sum())]
+    return np.array([row], dtype=np.int64)
+
+
+def segmentation_metrics(counts: np.ndarray) -> dict:
+    """Dice, precision and recall of merged counts.
+
+    Args:
+        counts: (C, 7) int64, the sum over sites of :func:`segmentation_counts`.
+
+    Returns:
+        ``per_class``: dice (mean over the slices with lesion), volume_dice (mean over the volumes with lesion), precision and
+        recall of lesion voxels → C floats, None where nothing is measured; ``macro``: their means; ``positives``: C slices with
+        lesion.
+    """
+    column = dict(zip(SEGMENTATION_COUNTS, counts.T.astype(float), strict=True))
+    parts = {
+        "dice": (column["slice_dice"] / DICE_UNIT, column["slices"]),
+        "volume_dice": (column["volume_dice"] / DICE_UNIT, column["volumes"]),
+        "precision": (column["hits"], column["hits"] + column["false_alarms"]),
+        "recall": (column["hits"], column["hits"] + column["misses"]),
+    }
+    per_class = {
+        name: [float(a / b) if b else None for a, b in zip(above, below, strict=True)]
+        for name, (above, below) in parts.items()
+    }
+    known = {name: [v for v in values if v is not None] for name, values in per_class.items()}
+    return {
+        "per_class": per_class,
+        "macro": {name: float(np.mean(values)) if values else None for name, values in known.items()},
+        "positives": counts[:, 0].tolist(),
+    }
+
+
+def mask_repair_counts(added: np.ndarray, masks: np.ndarray, complete: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    """:func:`repair_counts` of masks.
+
+    Args:
+        added: (N, H, W) bool, pixels that repairs made lesion.
+        masks: (N, H, W), the site's own annotation.
+        complete: (N, H, W) bool, complete masks, or None where they are unknown.
+
+    Returns:
+        positive (1,) int64, the others 0; with complete masks also correct_positive and missing, the lesion pixels that the
+        site's own annotation lacks.
+    """
+    counts = {"positive": added.sum(), "negative": 0, "untagged": 0}
+    if complete is not None:
+        counts |= {
+            "correct_positive": (added & complete).sum(),
+            "correct_negative": 0,
+            "missing": (complete & (masks == 0)).sum(),
+        }
+    return {k: np.array([v], dtype=np.int64) for k, v in counts.items()}
 
 
 def repair_counts(repairs: np.ndarray, labels: np.ndarray, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:

@@ -155,16 +155,19 @@ class LabelLedger:
         with self._transaction() as db:
             return self._retract(db, rule, from_round)
 
+    def in_force(self) -> list[tuple[int, int, int, str, int]]:
+        """(sample, class, new, rule, round) of the entries in force, in the order in which they were made."""
+        with self._transaction() as db:
+            return db.execute(
+                f"SELECT e.sample, e.class, e.new, e.rule, e.round FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry"
+            ).fetchall()
+
     def repairs(self) -> np.ndarray:
         """(N, C) int8: the repaired label in force of each sample and class, -1 where there is none."""
         matrix = np.full(self._shape, NOT_ANNOTATED, dtype=np.int8)
-        with self._transaction() as db:
-            rows = db.execute(
-                f"SELECT e.sample, e.class, e.new FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry"
-            ).fetchall()
-        if rows:
-            sample, label_class, new = np.array(rows, dtype=np.int64).T
-            matrix[sample, label_class] = new
+        if rows := self.in_force():
+            sample, label_class, new, _, _ = zip(*rows, strict=True)
+            matrix[list(sample), list(label_class)] = new
         return matrix
 
     def apply(self, labels: np.ndarray) -> np.ndarray:

@@ -1,12 +1,15 @@
 """Local training and inference at a site, the same for every method."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedmend.data.site import Split
+from fedmend.data.volumes import VolumeSplit
 from fedmend.errors import FedMendError
 from fedmend.methods.base import LocalMethod, RoundTask, Site
 
@@ -49,6 +52,35 @@ def infer(model: nn.Module, split: Split, site: Site, matrices: Tensor | None = 
         logits.append(z.float())
     model.train(mode)
     return torch.cat(features).cpu(), torch.cat(logits).cpu()
+
+
+@torch.no_grad()
+def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """One forward pass over the slices of a split in eval mode, batch by batch.
+
+    Args:
+        model: returns (features, logits), logits (B, 2, H, W) of background and lesion.
+        split: N slices.
+        site: gives the batch size and is asked whether to stop.
+
+    Yields:
+        slice numbers (B,) and probabilities of lesion (B, H, W) float32; the model's mode is put back at the end.
+
+    Raises:
+        Stopped: the job was aborted.
+    """
+    mode = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    try:
+        for index in torch.arange(len(split)).split(site.batch_size):
+            if site.stop():
+                raise Stopped
+            with mixed_precision(device):
+                _, logits = model(split.pixels(index))
+            yield index.numpy(), logits.float().softmax(1)[:, 1].cpu().numpy()
+    finally:
+        model.train(mode)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fedmend.data.manifest import MULTILABEL, SINGLELABEL
+from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.errors import FedMendError
 from fedmend.evaluation import merged_metrics
 from fedmend.methods.base import Report, RoundTask
@@ -47,7 +47,7 @@ from fl_components.site_config import load_site_config
 LOG = logging.getLogger("fedmend.run")
 RESULTS_FOLDER = "fedmend"
 BEST_SPLITS = ("val", "test")  # the first that there is
-BEST_METRIC = {MULTILABEL: "auc", SINGLELABEL: "bacc"}
+BEST_METRIC = {MULTILABEL: "auc", SINGLELABEL: "bacc", SEGMENTATION: "dice"}
 Knowledge = Mapping[str, np.ndarray]
 POLL = 0.1  # seconds
 
@@ -345,6 +345,8 @@ class StagedController(ModelController):
             self.positives[site], self.samples[site] = np.asarray(census["positives"]), result.samples
             positives = dict(zip(self.card.classes, self.positives[site].tolist(), strict=True))
             self._sites[site] = {"annotated": known, **census["sizes"], "positives": {c: positives[c] for c in known}}
+            if "lesions" in census:
+                self._sites[site]["lesions"] = census["lesions"].tolist()
             named = [c for c in known if positives[c]] if census["task"] == SINGLELABEL else known
             LOG.info("%s%s annotates %s, %s samples", self._mark, site, ", ".join(named), census["sizes"]["train"])
             kinds.setdefault(census["task"], []).append(site)
@@ -393,8 +395,13 @@ class StagedController(ModelController):
         for site, result in results.items():
             if result.repairs:
                 done = round_num if stage == EVALUATE else round_num + 1  # a round repairs before it trains
-                # A column of single-label data is annotated everywhere; what a site does not know has no label there.
-                known = self.positives[site] > 0 if self.task == SINGLELABEL else self.annotated[site]
+                known = self.annotated[site]
+                if (
+                    self.task == SINGLELABEL
+                ):  # a column is annotated everywhere; what a site does not know has no label there
+                    known = self.positives[site] > 0
+                if self.task == SEGMENTATION:  # what is annotated is repaired
+                    known = np.zeros(len(known), dtype=bool)
                 self.records.repairs(done, site, self.card.classes, known, result.repairs)
             if result.weights:
                 self._stream(f"loss/{site}", result.loss, round_num)

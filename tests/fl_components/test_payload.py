@@ -174,8 +174,8 @@ def test_a_good_result_is_accepted():
 
 
 KNOWN = ["census", "counts", "error", "loss", "repairs", "report", "round", "samples"]
-COUNTS = f"counts val: expected (C, 2, {BINS}) or (C, C + {2 * BINS}) counts"
-REPAIRS = "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative']"
+COUNTS = f"counts val: expected (C, 2, {BINS}), (C, C + {2 * BINS}) or (C, 7) counts"
+REPAIRS = "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative', 'missing']"
 CENSUS = "census: expected ['annotated', 'phantom', 'positives', 'sizes', 'task']"
 SIZES = "census sizes: expected samples per split"
 
@@ -206,7 +206,7 @@ def without(content, name):
         ({"counts": {"train": np.ones((2, 2, BINS), int)}}, "counts: expected splits out of ['val', 'test']"),
         ({"counts": {"val": np.ones((2, 2, BINS))}}, "counts val: expected an array of numbers"),
         ({"counts": {"val": -np.ones((2, 2, BINS), int)}}, "counts val: expected counts >= 0"),
-        ({"counts": {"val": np.ones((2, 2, 7), int)}}, COUNTS),
+        ({"counts": {"val": np.ones((2, 2, 9), int)}}, COUNTS),
         ({"counts": {"val": np.ones((2, BINS), int)}}, COUNTS),
         ({"counts": {"val": np.ones((2, 2), int)}}, COUNTS),
         ({"counts": {"val": np.ones((3, 2 + 2 * BINS), int)}}, COUNTS),
@@ -228,9 +228,18 @@ def without(content, name):
         ({"census": good_census(sizes={"val": 3})}, SIZES),
         ({"census": good_census(sizes={"train": 3, "p1": 1})}, SIZES),
         ({"census": good_census(sizes={"train": "p1"})}, SIZES),
-        ({"census": good_census(task="boxes")}, "census task: expected multilabel or singlelabel"),
-        ({"census": good_census(task=np.ones(3))}, "census task: expected multilabel or singlelabel"),
-        ({"census": good_census(task=None)}, "census task: expected multilabel or singlelabel"),
+        (
+            {"census": good_census(task="boxes")},
+            "census task: expected one of ['multilabel', 'singlelabel', 'segmentation']",
+        ),
+        (
+            {"census": good_census(task=np.ones(3))},
+            "census task: expected one of ['multilabel', 'singlelabel', 'segmentation']",
+        ),
+        (
+            {"census": good_census(task=None)},
+            "census task: expected one of ['multilabel', 'singlelabel', 'segmentation']",
+        ),
         ({"census": good_census(phantom="no")}, "census phantom: expected true or false"),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_census_passes(site):
         ),
         ("report", {"learning_degree": torch.ones(2)}, "report learning_degree: expected an array of numbers"),
         ("report", {"learning_degree": [0.5, 0.5]}, "report learning_degree: expected an array of numbers"),
-        ("counts", {"val": IMAGE}, "counts val: expected (C, 2, 1000) or (C, C + 2000) counts"),
+        ("counts", {"val": IMAGE}, "counts val: expected (C, 2, 1000), (C, C + 2000) or (C, 7) counts"),
         ("repairs", {"p1": np.array([1])}, "repairs: expected"),
         ("error", "x" * 3000, "error: expected a sentence"),
     ],

@@ -45,6 +45,11 @@ class Split:
         return len(self.table.images)
 
     @property
+    def file(self) -> str:
+        """The manifest's file name."""
+        return self.table.file
+
+    @property
     def labels(self) -> np.ndarray:
         """(N, C) int8, read-only; -1 = not annotated here."""
         return self.table.labels
