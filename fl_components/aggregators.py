@@ -1,5 +1,6 @@
 """Aggregation of site models on the server."""
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
 from fedmend.errors import FedMendError
+from fedmend.methods.fedia import completeness_weights
 from fedmend.methods.fedlsm import class_weights
 from fedmend.methods.fednoro import distance_aware_weights, model_distances
 from fl_components.payload import SiteResult, unpack_result
@@ -38,7 +40,38 @@ class SampleWeightedAggregator(ModelAggregator):
         self._helper.reset_stats()
 
 
-class DistanceAwareAggregator(SampleWeightedAggregator):
+class SharesAggregator(SampleWeightedAggregator):
+    """An average whose weights depend on all results of the round, which it therefore keeps until the end."""
+
+    def __init__(self):
+        super().__init__()
+        self._results: list[SiteResult] = []
+        self.shares: dict[str, float] = {}  # site → share of its model in the last average
+
+    @abstractmethod
+    def weigh(self, results: Sequence[SiteResult]) -> Sequence[float]:
+        """Weight of each result, >= 0, not all 0."""
+
+    def accept_model(self, model: FLModel) -> None:
+        """Keeps one validated site result."""
+        self._results.append(unpack_result(model, model.meta["client_name"]))
+
+    def aggregate_model(self) -> FLModel:
+        """The weighted mean as a full model."""
+        weights = np.asarray(self.weigh(self._results), dtype=np.float64)
+        for result, weight in zip(self._results, weights.tolist(), strict=True):
+            if weight > 0:  # a share may vanish in floating point, and FLARE's helper takes no 0
+                self._helper.add(result.weights, weight, result.site, result.round_num)
+            self.shares[result.site] = weight / float(weights.sum())
+        return super().aggregate_model()
+
+    def reset_stats(self) -> None:
+        """Forgets the accepted models."""
+        super().reset_stats()
+        self._results, self.shares = [], {}
+
+
+class DistanceAwareAggregator(SharesAggregator):
     """DaAgg: sum_k N_k e^-D(k) w_k / sum_j N_j e^-D(j), Eqs. (6)-(7), Wu et al., IJCAI 2023.
 
     D of a noisy site is the distance of its model to the nearest clean one, divided by the largest of them; D of a clean site
@@ -53,34 +86,37 @@ class DistanceAwareAggregator(SampleWeightedAggregator):
     def __init__(self, noisy: Collection[str], *, distance: str = "sum", buffers: bool = True):
         super().__init__()
         self._noisy, self._distance, self._buffers = set(noisy), distance, buffers
-        self._results: list[SiteResult] = []
-        self.shares: dict[str, float] = {}  # site → share of its model in the last average
 
-    def accept_model(self, model: FLModel) -> None:
-        """Keeps one validated site result: distances need all of them."""
-        self._results.append(unpack_result(model, model.meta["client_name"]))
-
-    def aggregate_model(self) -> FLModel:
-        """The distance-aware mean as a full model."""
-        noisy = np.array([r.site in self._noisy for r in self._results])
+    def weigh(self, results: Sequence[SiteResult]) -> Sequence[float]:
+        """N_k e^-D(k) of each result."""
+        noisy = np.array([r.site in self._noisy for r in results])
         distances = np.zeros(len(noisy))
         if noisy.any() and not noisy.all():
-            models = [r.weights for r in self._results]
+            models = [r.weights for r in results]
             distances = model_distances(models, noisy, distance=self._distance, buffers=self._buffers)
-        if far := [r.site for r, d in zip(self._results, distances, strict=True) if not np.isfinite(d)]:
+        if far := [r.site for r, d in zip(results, distances, strict=True) if not np.isfinite(d)]:
             raise FedMendError(
                 f"{', '.join(far)}: weights: expected a finite distance to the clean models, got another"
             )
-        weights = distance_aware_weights([r.samples for r in self._results], distances)
-        for result, weight in zip(self._results, weights, strict=True):
-            self._helper.add(result.weights, float(weight), result.site, result.round_num)
-            self.shares[result.site] = float(weight / weights.sum())
-        return super().aggregate_model()
+        return distance_aware_weights([r.samples for r in results], distances)
 
-    def reset_stats(self) -> None:
-        """Forgets the accepted models."""
-        super().reset_stats()
-        self._results, self.shares = [], {}
+
+class CompletenessAggregator(SharesAggregator):
+    """sum_k w_k exp(a_k / l_k) / sum_j exp(a_j / l_j), Eq. (4), Xiang et al., MICCAI 2024.
+
+    Args:
+        completeness: site → a_k.
+    """
+
+    def __init__(self, completeness: Mapping[str, float]):
+        super().__init__()
+        self._completeness = completeness
+
+    def weigh(self, results: Sequence[SiteResult]) -> Sequence[float]:
+        """Share of each result by its completeness and its loss."""
+        losses = {r.site: float(r.report["dice_loss"][0]) for r in results}
+        shares = completeness_weights(self._completeness, losses)
+        return [shares[r.site] for r in results]
 
 
 class ClasswiseAggregator(SampleWeightedAggregator):

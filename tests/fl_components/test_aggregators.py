@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fl_components.aggregators import ClasswiseAggregator, DistanceAwareAggregator, SampleWeightedAggregator
+from fl_components.aggregators import (
+    ClasswiseAggregator,
+    CompletenessAggregator,
+    DistanceAwareAggregator,
+    SampleWeightedAggregator,
+)
 from fl_components.payload import SiteResult, pack_result
 
 
@@ -249,3 +254,36 @@ def test_a_classwise_round_knows_nothing_of_the_one_before():
     params = aggregator.aggregate_model().params
     assert params["head.bias"].tolist() == [3, 4, 5]
     assert params["conv"] == pytest.approx(np.full((3, 2), 3.0))
+
+
+# ---- completeness ---------------------------------------------------------------------------------------------------
+
+
+def complete_reply(site, loss, *values):
+    weights = {"w": np.array(values, dtype=np.float32)}
+    report = {"dice_loss": np.array([loss], dtype=np.float32)}
+    model = pack_result(SiteResult(samples=10, weights=weights, report=report))
+    model.meta["client_name"] = site
+    return model
+
+
+def test_models_are_averaged_by_completeness_over_loss():
+    aggregator = CompletenessAggregator({"site-1": 0.5, "site-2": 1.0})
+    a, b = math.exp(0.5 / 0.5), math.exp(1.0 / 0.25)
+    mean = merged(aggregator, complete_reply("site-1", 0.5, 0, 8), complete_reply("site-2", 0.25, 4, 0))
+    assert mean.tolist() == pytest.approx([4 * b / (a + b), 8 * a / (a + b)], rel=1e-6)
+    assert aggregator.shares == pytest.approx({"site-1": a / (a + b), "site-2": b / (a + b)})
+
+
+def test_a_share_that_vanishes_leaves_the_other_models():
+    aggregator = CompletenessAggregator({"site-1": 0.1, "site-2": 1.0})
+    assert merged(aggregator, complete_reply("site-1", 1, 9), complete_reply("site-2", 0, 4)).tolist() == [4]
+    assert aggregator.shares == {"site-1": 0, "site-2": 1}  # exp(0.1 - 1000)
+
+
+def test_a_completeness_round_knows_nothing_of_the_one_before():
+    aggregator = CompletenessAggregator({"site-1": 1.0, "site-2": 1.0})
+    merged(aggregator, complete_reply("site-1", 0.5, 100))
+    aggregator.reset_stats()
+    assert merged(aggregator, complete_reply("site-2", 0.5, 2)).tolist() == [2]
+    assert aggregator.shares == {"site-2": 1}
