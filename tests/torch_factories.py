@@ -4,11 +4,14 @@ import dataclasses
 
 import numpy as np
 import torch
+from nifti_factories import write_nifti
 from torch import nn
 
 from fedmend.data.manifest import SINGLELABEL, LabelTable
 from fedmend.data.site import SiteData, Split
+from fedmend.data.volumes import VolumeData, VolumeItem, VolumeSplit
 from fedmend.ledger import LabelLedger
+from fedmend.mask_ledger import MaskLedger
 from fedmend.methods.base import LocalMethod, RoundTask, Site
 from fedmend.state import StateStore
 
@@ -47,6 +50,26 @@ class Says(nn.Module):
         number = (images[:, 0, 2, 2] * 0.229 + 0.485) * 25.5
         self.calls.append((self.training, [round(v, 2) for v in number.tolist()]))
         logits = self.table[number.round().long()]
+        return logits, logits
+
+
+class SaysMasks(nn.Module):
+    """Gives slice i of :func:`make_mask_site` the lesion probabilities i of a table (N, H, W), whose logits can be trained.
+
+    ``calls`` notes (training mode, slice numbers) of every forward call.
+    """
+
+    def __init__(self, probabilities):
+        super().__init__()
+        probabilities = torch.tensor(np.asarray(probabilities), dtype=torch.float32)
+        self.table = nn.Parameter(probabilities.logit(eps=1e-6))
+        self.calls = []
+
+    def forward(self, images):
+        number = (images.mean((1, 2, 3)) * 100).round().long()
+        self.calls.append((self.training, number.tolist()))
+        lesion = self.table[number]
+        logits = torch.stack([torch.zeros_like(lesion), lesion], 1)
         return logits, logits
 
 
@@ -95,6 +118,41 @@ def make_site(folder, labels, *, name="site-1", batch_size=4, seed=0):
         classes=data.classes,
         site=name,
     )
+    return Site(name, CPU, data, ledger, StateStore(folder / "state"), batch_size)
+
+
+def make_mask_split(folder, masks, *, volumes=1, file="datalist.json"):
+    """Slices of constant grey value i / 100, which augmentation leaves alone, with masks (N, H, W) of 0 and 1.
+
+    N / ``volumes`` successive slices make a volume; the label files are written below ``folder``, images are not.
+    """
+    masks = np.asarray(masks, dtype=np.uint8)
+    n, size = len(masks), masks.shape[1]
+    depth, items = n // volumes, []
+    for v, planes in enumerate(masks.reshape(volumes, depth, size, size)):
+        label = folder / "labels" / f"{file}-{v}.nii.gz"
+        write_nifti(label, np.stack([np.rot90(plane, -1) for plane in planes], -1))
+        items.append(VolumeItem(folder / f"case-{v}.nii.gz", label, f"case-{v}.nii.gz"))
+    images = np.broadcast_to((np.arange(n)[:, None, None] / 100).astype(np.float16), masks.shape).copy()
+    case, plane = np.divmod(np.arange(n), depth)
+    return VolumeSplit(file, tuple(items), images, masks, case, plane, CPU)
+
+
+def make_mask_site(folder, masks, *, volumes=1, test=None, name="site-1", batch_size=4):
+    """A segmentation site of :func:`make_mask_split` slices.
+
+    Args:
+        folder: for ledger, state and label files.
+        masks: (N, H, W) of 0 and 1, the training annotation.
+        volumes: number of training volumes.
+        test: (N, H, W) masks of the test split, one volume; its slices too are numbered from 0.
+        name: site name.
+        batch_size: of the local training and of inference.
+    """
+    train = make_mask_split(folder, masks, volumes=volumes)
+    evaluation = {} if test is None else {"test": make_mask_split(folder, test, file="test.json")}
+    data = VolumeData(("lesion",), train, evaluation)
+    ledger = MaskLedger(folder / "ledger.sqlite", split=train, classes=data.classes, site=name)
     return Site(name, CPU, data, ledger, StateStore(folder / "state"), batch_size)
 
 

@@ -4,12 +4,14 @@ A row says how many lesion voxels a slice has in the site's own label file and a
 as :mod:`fedmend.ledger` does, gives the slice its original mask back; label files are never written.
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.data.volumes import VolumeSplit, write_repaired
+from fedmend.errors import FedMendError
 from fedmend.ledger import ANY_RULE, LabelLedger, Repairs
 from fedmend.state import write_atomically
 
@@ -29,8 +31,9 @@ class MaskLedger:
     """
 
     def __init__(self, path: Path, *, split: VolumeSplit, classes: Sequence[str], site: str, foreground: int = 1):
-        self._folder, self._split, self._foreground = Path(path).parent, split, foreground
-        self._rows = LabelLedger(path, fingerprint=split.fingerprint(), images=split.names, classes=classes, site=site)
+        self._folder, self._split, self._foreground, self._site = Path(path).parent, split, foreground, site
+        counted = [f"{name} voxels" for name in classes]  # what people read beside the numbers
+        self._rows = LabelLedger(path, fingerprint=split.fingerprint(), images=split.names, classes=counted, site=site)
 
     def record(self, rule: str, round_num: int, added: np.ndarray, confidence: np.ndarray) -> None:
         """Records what one rule adds to the masks in one round, in one transaction, and writes the repaired volumes.
@@ -42,12 +45,14 @@ class MaskLedger:
             confidence: (N,) float, mean probability of the added pixels of each slice.
         """
         volumes = self._folder / "repaired" / f"{rule}-round-{round_num + 1}"
+        shutil.rmtree(volumes, ignore_errors=True)  # of an earlier attempt at this round
         counts = write_repaired(self._split, added, volumes, self._foreground)
         rows = np.flatnonzero(added.any((1, 2)))
         self._file(rule, round_num).parent.mkdir(exist_ok=True)
         # First the pixels: rows without them would be worth nothing.
+        pixels = np.packbits(added[rows].reshape(len(rows), added[0].size), axis=1)
         with write_atomically(self._file(rule, round_num)) as temporary, open(temporary, "wb") as stream:
-            np.savez_compressed(stream, rows=rows, pixels=np.packbits(added[rows].reshape(len(rows), -1), axis=1))
+            np.savez_compressed(stream, rows=rows, pixels=pixels)
         repairs = Repairs(rows, np.zeros(len(rows)), counts[rows, 1], confidence[rows])
         self._rows.record(rule, round_num, counts[:, :1], repairs)
 
@@ -59,14 +64,24 @@ class MaskLedger:
         return self._rows.undo(rule=rule, from_round=from_round)
 
     def added(self) -> np.ndarray:
-        """(N, size, size) bool: the pixels added by the repairs in force."""
+        """(N, size, size) bool: the pixels added by the repairs in force.
+
+        Raises:
+            FedMendError: the folder ``masks`` beside the ledger lacks a file.
+        """
         size = self._split.masks.shape[1]
         total = np.zeros(self._split.masks.shape, dtype=bool)
         in_force: dict[tuple[str, int], list[int]] = {}
         for sample, _, _, rule, round_num in self._rows.in_force():
             in_force.setdefault((rule, round_num), []).append(sample)
         for (rule, round_num), samples in in_force.items():
-            with np.load(self._file(rule, round_num)) as saved:
+            file = self._file(rule, round_num)
+            if not file.is_file():
+                raise FedMendError(
+                    f"{self._site}: label ledger: expected the folder masks beside it with the pixels of round"
+                    f" {round_num + 1}, not found"
+                )
+            with np.load(file) as saved:
                 pixels = np.unpackbits(saved["pixels"], axis=1, count=size**2).astype(bool).reshape(-1, size, size)
                 chosen = np.isin(saved["rows"], samples)
                 total[saved["rows"][chosen]] |= pixels[chosen]

@@ -126,7 +126,7 @@ def test_estimate_lines_curves_triggers_corrections_and_weights_are_recorded(tmp
     federation = play(tmp_path, answers(ALL_BY_4))
     (estimate,) = federation.decisions("completeness")
     assert estimate == (2, {s: {"annotated": a, "predicted": 20, "estimate": a / 20} for s, (a, _) in LESIONS.items()})
-    assert federation.decisions("iou_line") == [(2, dict.fromkeys(SITES, [0.1, 0.01]))]
+    assert federation.decisions("iou_line") == [(2, {site: [0.1, 0.01] for site in SITES})]
     iou = {"site-1": 0.333333, "site-2": 0.6, "site-3": 0.142857}  # (1 - l) / (1 + l)
     assert federation.decisions("iou") == [(r, iou) for r in range(1, 7)]
     assert federation.decisions("triggered") == [(3, ["site-1"]), (4, ["site-2"])]
@@ -194,6 +194,6 @@ def test_a_site_without_an_estimate_counts_as_the_least_complete(tmp_path):
 def test_settings_out_of_range_are_refused(changes):
     settings = {"run_name": "run-1", "classes": ["lesion"], "network": "tiny", "num_rounds": 6, "warmup_rounds": 2}
     with pytest.raises(
-        ValueError, match="^expected warmup_rounds >= 2, which a line needs, and max_stage2_rounds >= 0"
+        ValueError, match=r"^expected warmup_rounds >= 2, which a line needs, and max_stage2_rounds >= 0"
     ):
         FedIAController(**{**settings, **changes})

@@ -233,7 +233,7 @@ def fit_line(curve: Mapping[int, float]) -> tuple[float, float] | None:
     if len(curve) < 2:
         return (next(iter(curve.values())), 0.0) if curve else None
     rounds = sorted(curve)
-    value, slope = np.polynomial.Polynomial.fit(rounds, [curve[r] for r in rounds], 1).convert(domain=(-1, 1)).coef
+    value, slope = np.polynomial.polynomial.polyfit(rounds, [curve[r] for r in rounds], 1)
     return float(value), float(slope)
 
 
