@@ -39,7 +39,7 @@ from fl_components.payload import (
 from fl_components.site_config import SiteConfig, load_site_config
 
 LOG = logging.getLogger("fedmend.executor")
-LEDGER_NAME = "ledger.sqlite"
+LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
 
 
 class MethodExecutor(Executor):
@@ -133,7 +133,7 @@ class MethodExecutor(Executor):
         site.stop = lambda: abort_signal.triggered
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
         if task_name == CENSUS:
-            result.census = self._census(site, annotation, config)
+            result.census = self._census(site, annotation, config, self._all_labels)
             return result
         model = build_network(run.network, len(run.classes)).to(site.device)
         if site.device.type == "cuda":
@@ -150,6 +150,9 @@ class MethodExecutor(Executor):
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
         elif task_name == COLLECT:
             result.report = self._method.report(model, task, site)
+        elif task_name == EVALUATE and (config.gallery or config.data_root is None):
+            if page := annotation.gallery(site, truth, phantom=config.data_root is None):
+                (config.state_dir / run.run_name / name / GALLERY_NAME).write_text(page, encoding="utf-8")
         result.repairs = dict(annotation.repairs(site, truth))
         repaired = sum(int(result.repairs[kind].sum()) for kind in ("positive", "negative") if result.repairs)
         LOG.info(
@@ -209,7 +212,7 @@ class MethodExecutor(Executor):
         return self._opened[1:]
 
     @staticmethod
-    def _census(site: Site, annotation: Annotation, config: SiteConfig) -> dict:
+    def _census(site: Site, annotation: Annotation, config: SiteConfig, all_labels: bool) -> dict:
         splits = {"train": site.data.train, **site.data.evaluation}
         return {
             "annotated": site.data.annotated,
@@ -217,5 +220,5 @@ class MethodExecutor(Executor):
             "sizes": {k: len(v) for k, v in splits.items()},
             "task": site.data.task,
             "phantom": config.data_root is None,
-            **annotation.lesions(),
+            **({} if all_labels else annotation.lesions()),
         }

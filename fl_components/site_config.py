@@ -24,6 +24,7 @@ class SiteConfig:
         min_count: fewest samples behind any number that describes a group of patients.
         max_unreadable: tolerated unreadable images per split.
         threads: CPU threads of the local training; 0 = all cores. Results depend on this number in the last digits.
+        gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
     """
 
     data_root: Path | None
@@ -32,9 +33,11 @@ class SiteConfig:
     min_count: int = 5
     max_unreadable: int = 0
     threads: int = 0
+    gallery: bool = False
 
 
 _TEXT, _NUMBERS = ("data_root", "cache_dir", "state_dir"), ("min_count", "max_unreadable", "threads")
+_FLAGS = ("gallery",)
 
 
 def load_site_config(fl_ctx: FLContext) -> SiteConfig:
@@ -64,8 +67,8 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     if not isinstance(raw, dict):
         raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
-    if unknown := sorted(set(raw) - {*_TEXT, *_NUMBERS}):
-        raise FedMendError(f"{where}: expected the fields {[*_TEXT, *_NUMBERS]}, got also {unknown}")
+    if unknown := sorted(set(raw) - {*_TEXT, *_NUMBERS, *_FLAGS}):
+        raise FedMendError(f"{where}: expected the fields {[*_TEXT, *_NUMBERS, *_FLAGS]}, got also {unknown}")
     for name in _TEXT:
         if not isinstance(raw.get(name), str) or not raw[name]:
             raise FedMendError(f"{where}, field {name}: expected a folder, got {raw.get(name)!r}")
@@ -73,6 +76,9 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         value = raw.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise FedMendError(f"{where}, field {name}: expected a number >= 0, got {value!r}")
+    for name in _FLAGS:
+        if not isinstance(raw.get(name, False), bool):
+            raise FedMendError(f"{where}, field {name}: expected true or false, got {raw[name]!r}")
 
     def folder(name: str) -> Path:
         return (root / Path(raw[name].replace("{SITE_NAME}", site)).expanduser()).resolve()
@@ -81,5 +87,5 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),
         cache_dir=folder("cache_dir"),
         state_dir=folder("state_dir"),
-        **{name: raw[name] for name in _NUMBERS if name in raw},
+        **{name: raw[name] for name in (*_NUMBERS, *_FLAGS) if name in raw},
     )

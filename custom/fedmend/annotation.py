@@ -11,10 +11,11 @@ from typing import ClassVar
 import numpy as np
 from torch import nn
 
-from fedmend.data.manifest import SEGMENTATION, SiteCard
+from fedmend.data.manifest import NOT_ANNOTATED, SEGMENTATION, SiteCard
 from fedmend.data.site import SiteData, Split, load_site, load_truth
 from fedmend.data.volumes import VolumeData, VolumeSplit, load_complete_masks, load_volumes
 from fedmend.evaluation import evaluation_counts, mask_repair_counts, repair_counts, segmentation_counts
+from fedmend.gallery import gallery_page
 from fedmend.ledger import LabelLedger
 from fedmend.mask_ledger import MaskLedger
 from fedmend.methods.base import Site
@@ -29,6 +30,7 @@ class Annotation(ABC):
     """
 
     unit: ClassVar[str]  # what a repair changes
+    check_size: ClassVar[int]  # edge length in pixels at which a folder is checked
 
     def __init__(self, card: SiteCard):
         self.card = card
@@ -36,6 +38,10 @@ class Annotation(ABC):
     def lesions(self) -> Mapping[str, np.ndarray]:
         """What the card says about the completeness of masks that were made incomplete; empty for everything else."""
         return {}
+
+    def gallery(self, site: Site, truth: np.ndarray | None, *, phantom: bool) -> str:
+        """A page with pictures of repairs, for the site's own eyes; empty where there is nothing to look at."""
+        return ""
 
     @abstractmethod
     def load(self, classes: tuple[str, ...], *, max_unreadable: int, **how) -> SiteData | VolumeData:
@@ -48,6 +54,10 @@ class Annotation(ABC):
     @abstractmethod
     def load_truth(self, data: SiteData | VolumeData) -> np.ndarray | None:
         """Complete training labels or masks for measuring repairs, or None; never given to a method."""
+
+    @abstractmethod
+    def describe(self, data: SiteData | VolumeData) -> list[str]:
+        """Lines about the annotation for the person who prepared the folder."""
 
     @abstractmethod
     def positives(self, data: SiteData | VolumeData) -> np.ndarray:
@@ -66,6 +76,7 @@ class LabelAnnotation(Annotation):
     """One label per image and class."""
 
     unit = "labels"
+    check_size = 32
 
     def load(self, classes: tuple[str, ...], *, max_unreadable: int, **how) -> SiteData:
         """See :class:`Annotation`."""
@@ -81,6 +92,15 @@ class LabelAnnotation(Annotation):
     def load_truth(self, data: SiteData) -> np.ndarray | None:
         """See :class:`Annotation`."""
         return load_truth(self.card.folder, self.card.site, data.classes, data.train.table.images)
+
+    def describe(self, data: SiteData) -> list[str]:
+        """Labels of each class."""
+        lines = []
+        for i, name in enumerate(data.classes):
+            positive, negative, blank = ((data.train.labels[:, i] == v).sum() for v in (1, 0, NOT_ANNOTATED))
+            text = f"{positive} positive, {negative} negative, {blank} blank"
+            lines.append(f"{name}: {text if data.annotated[i] else 'not annotated here'}")
+        return lines
 
     def positives(self, data: SiteData) -> np.ndarray:
         """See :class:`Annotation`."""
@@ -100,10 +120,11 @@ class MaskAnnotation(Annotation):
     """One mask per volume. A volume that cannot be read always stops the site: volumes are few."""
 
     unit = "pixels"
+    check_size = 256  # small lesions would vanish on smaller slices
 
     def lesions(self) -> Mapping[str, np.ndarray]:
         """``lesions`` (2,) int64: lesions in the site's own masks and in the complete ones, where a converter removed some."""
-        made = self.card.provenance.get("site")
+        made = self.card.provenance.get("site") if isinstance(self.card.provenance, Mapping) else None
         known = [made.get(name) if isinstance(made, Mapping) else None for name in ("kept_lesions", "lesions")]
         return {"lesions": np.array(known, dtype=np.int64)} if all(type(v) is int for v in known) else {}
 
@@ -120,6 +141,20 @@ class MaskAnnotation(Annotation):
     def load_truth(self, data: VolumeData) -> np.ndarray | None:
         """See :class:`Annotation`."""
         return load_complete_masks(self.card.folder, self.card.site, data.train)
+
+    def describe(self, data: VolumeData) -> list[str]:
+        """Volumes and slices of each split, and how grey values are scaled."""
+        lines = []
+        for name, split in {"train": data.train, **data.evaluation}.items():
+            marked = split.masks.any((1, 2))
+            cases = len(np.unique(split.case[marked]))
+            lines.append(
+                f"{name}: {len(split.items)} volumes, {cases} with lesion; {len(split)} slices, {marked.sum()} with lesion"
+            )
+        window = "none, grey values are scaled volume by volume"
+        if self.card.window is not None:
+            window = "centre {:g} HU, width {:g} HU".format(*self.card.window)
+        return [*lines, f"window: {window}"]
 
     def positives(self, data: VolumeData) -> np.ndarray:
         """Training slices with an annotated lesion."""
@@ -138,6 +173,11 @@ class MaskAnnotation(Annotation):
         """See :class:`Annotation`."""
         added = site.ledger.added()
         return mask_repair_counts(added, site.data.train.masks, truth) if added.any() else {}
+
+    def gallery(self, site: Site, truth: np.ndarray | None, *, phantom: bool) -> str:
+        """See :func:`fedmend.gallery.gallery_page`."""
+        train = site.data.train
+        return gallery_page(train, site.ledger.apply(train.masks), truth, phantom=phantom)
 
 
 def annotation_of(card: SiteCard) -> Annotation:

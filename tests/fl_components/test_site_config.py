@@ -60,7 +60,7 @@ def test_a_missing_file_is_refused(tmp_path):
         ("[]", ": expected a JSON object, got list"),
         (
             {**SETTINGS, "data_rot": "x"},
-            ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads'],"
+            ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads', 'gallery'],"
             " got also ['data_rot']",
         ),
         ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got None"),
