@@ -3,7 +3,7 @@
 import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -18,6 +18,10 @@ STYLES: Mapping[str, dict] = {
     "positive": {"color": "#b84a00", "lw": 1.8, "zorder": 5},
     "negative": {"color": "#0072b2", "lw": 1.8, "ls": (0, (4, 1.5)), "zorder": 4},
     "noisy": {"color": "#b84a00", "lw": 1.8, "ls": (0, (4, 1.5)), "zorder": 5},
+    "line": {"color": "#1f2933", "lw": 1.0, "ls": (0, (4, 2)), "zorder": 3},
+    # Triangles whose tip is on the curve, from below, and from above: both are seen even in neighbouring rounds.
+    "triggered": {"color": "#b84a00", "ls": "", "marker": 6, "ms": 7, "zorder": 6},
+    "corrected": {"color": "#1f2933", "ls": "", "marker": 7, "ms": 7, "zorder": 6},
     "site positive": {"color": "#b84a00", "lw": 0.7, "alpha": 0.5, "zorder": 3},
     "site negative": {"color": "#0072b2", "lw": 0.7, "alpha": 0.5, "ls": (0, (4, 1.5)), "zorder": 2},
 }
@@ -201,7 +205,7 @@ def _draw_panel(ax, panel: Panel, *, warmup: int, best: int | None, letters: int
 def _draw_line(ax, line: Line, best: int | None) -> None:
     values = [float("nan") if v is None else v for v in line.values]
     marker = {"marker": "o", "ms": 2.4} if sum(v is not None for v in line.values) == 1 else {}
-    ax.plot(line.rounds, values, **STYLES[line.style], **marker)
+    ax.plot(line.rounds, values, **(marker | STYLES[line.style]))
     if line.style == "main" and best in line.rounds:
         point = values[list(line.rounds).index(best)]
         ax.plot([best], [point], **BEST, zorder=6)
@@ -307,6 +311,87 @@ def metric_figure(
         warmup=warmup,
         best=best if best in rounds else None,
         phantom=phantom,
+    )
+
+
+def metrics_figure(
+    evaluations: Sequence[Mapping],
+    metrics: Sequence[Metric],
+    *,
+    last_round: int,
+    warmup: int,
+    best: int | None,
+    phantom: bool,
+) -> str:
+    """One panel per metric, where there is one class only.
+
+    Args:
+        evaluations: as in :func:`metric_figure`.
+        metrics: what to draw, from 0 to 1.
+        last_round, warmup, best, phantom: as in :func:`grid_figure`.
+    """
+    rounds, panels, story = [m["round"] for m in evaluations], [], []
+    for metric in metrics:
+        values = [m["macro"].get(metric.macro) for m in evaluations]
+        known = [v for v in values if v is not None]
+        panels.append(Panel(metric.curve, [Line(rounds, values)]) if known else Panel(metric.curve, note="n/a"))
+        story.append(
+            f"{metric.curve} from {known[0]:.2f} to {known[-1]:.2f}" if known else f"{metric.curve} not measured"
+        )
+    return grid_figure(
+        "metric-curves",
+        panels,
+        alt=f"Metrics over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
+        ylim=(0.0, 1.0),
+        last_round=last_round,
+        legend={"main": "global model"},
+        xlabel="training rounds that the model has seen",
+        warmup=warmup,
+        best=best if best in rounds else None,
+        phantom=phantom,
+    )
+
+
+def share_figure(
+    weights: Mapping[int, Mapping[str, float]],
+    train: Mapping[str, int | None],
+    words: Mapping[str, str],
+    *,
+    legend: Mapping[str, str],
+    noisy: Collection[str] = (),
+    **frame,
+) -> str:
+    """One panel per site with its share in the average of the models over rounds, noisy sites first.
+
+    Args:
+        weights: round → site → weight; the weights of a round sum to 1; in the order of rounds, at least one.
+        train: site → number of training samples, where known.
+        words: site → what is known about it.
+        legend: words of the styles of the lines, "main" and "noisy".
+        noisy: sites that are drawn as such.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    rounds = list(weights)
+    sites = sorted({site for row in weights.values() for site in row}, key=lambda site: (site not in noisy, site))
+    samples = [train.get(site) for site in sites]
+    total = None if None in samples else sum(samples)
+    panels, story, highest = [], [], 0.0
+    for site, size in zip(sites, samples, strict=True):
+        values = [None if row.get(site) is None else 100 * row[site] for row in weights.values()]
+        by_samples = 100 * size / total if total else None
+        line = Line(rounds, values, "noisy" if site in noisy else "main")
+        panels.append(Panel(site, [line], by_samples, subtitle=words.get(site, "")))
+        highest = max(highest, by_samples or 0.0, *(v for v in values if v is not None))
+        end = "not used" if values[-1] is None else f"{values[-1]:.1f}"
+        story.append(f"{site} {end}" + (f" ({words[site]})" if site in words else ""))
+    return grid_figure(
+        "aggregation-curves",
+        panels,
+        alt=f"Aggregation weights in per cent over rounds {rounds[0]} to {rounds[-1]}, at the end: {'; '.join(story)}.",
+        ylim=(0.0, highest * 1.1),
+        legend={**legend, "chance": "by samples alone"},
+        xlabel="round",
+        **frame,
     )
 
 

@@ -55,6 +55,28 @@ NOISY_CLIENT_GLOSSARY = {
     "Distance-aware aggregation": "The average of the sites' models, in which a noisy site counts the less the further its "
     "model is from the nearest clean one. Without it, each site counts by its number of samples.",
 }
+SEGMENTATION_GLOSSARY = {
+    "Dice": "Overlap of the marked and the true lesion pixels of a slice: 0 is none, 1 is perfect. The mean is over the slices "
+    "whose true mask has a lesion; false alarms on the others count in precision and volume Dice.",
+    "Volume Dice": "The same overlap of all voxels of a volume at once, averaged over the volumes with a lesion. Large lesions count more.",
+    "Precision": "Of the voxels that the model marks as lesion, the share that truly are.",
+    "Recall": "Sensitivity: of the true lesion voxels, the share that the model marks.",
+    "Last, Best": "As the FedIA paper reports, Last is the mean of the last ten evaluated rounds. Best is the highest value over all "
+    "rounds; it is picked on the split that it is measured on, so it flatters; Last does not.",
+    "Warm-up": "The first rounds, in which every site learns from its masks as they are.",
+}
+COMPLETENESS_GLOSSARY = {
+    "Annotation completeness": "The share of the lesions in its images that a site has marked. Nobody knows it outside experiments. "
+    "The estimate compares the marked lesions with those that the global model finds after the warm-up, counted slice by slice; "
+    "only the two counts leave a site. Compare sites by it rather than read it as a percentage: it can exceed 1.",
+    "IoU": "Intersection over union of what the model marks and the site's own mask, from the training loss: 0 is none, 1 is the same.",
+    "Expected line": "The straight line through a site's IoU during the warm-up, carried on. A site whose IoU falls behind it has "
+    "probably begun to learn unmarked lesions as healthy tissue, which triggers the correction. A bad round can do so too.",
+    "Correction": "Pixels that a site adds to its masks, once, where the global model is sure of a lesion. Nothing that an expert "
+    "has marked is ever removed, and the expert's own file stays as it is.",
+    "Completeness-aware aggregation": "The average of the sites' models, in which a site counts the more the more complete its "
+    "annotation and the smaller its loss. Without it, each site counts by its number of slices.",
+}
 LABEL_SET_GLOSSARY = {
     "Uncertainty": "How evenly the model's answers are spread: the entropy of its probabilities on the scale from 0 (sure) to 1 (it "
     "cannot tell). With several findings per image it is the mean over the findings that the site does not label.",

@@ -11,14 +11,16 @@ from html import escape
 from pathlib import Path
 from statistics import fmean
 
-from fedmend.figures import Metric, metric_figure
+from fedmend.figures import Metric, metric_figure, metrics_figure
 from fedmend.page import (
+    COMPLETENESS_GLOSSARY,
     CSS,
     GLOSSARY,
     HEAT_CSS,
     LABEL_SET_GLOSSARY,
     NOISY_CLIENT_GLOSSARY,
     PHANTOM_CSS,
+    SEGMENTATION_GLOSSARY,
     SINGLE_LABEL_GLOSSARY,
     Markup,
     compact,
@@ -29,10 +31,11 @@ from fedmend.page import (
     table,
     td,
 )
+from fedmend.reporting_fedia import completeness, completeness_lines, completeness_weights, corrections, iou
 from fedmend.reporting_fedlsm import class_knowledge, uncertainty
 from fedmend.reporting_fedmlp import learning_degree, pseudo_label_lines, pseudo_labels
 from fedmend.reporting_fednoro import noisy_site_lines, noisy_sites, second_stage
-from fedmend.run_folder import INPUTS, Run, has_own_section, load_run
+from fedmend.run_folder import INPUTS, LAST_ROUNDS, Run, has_own_section, load_run
 from fedmend.tables import TABLES, comparison
 
 REPORT_NAME = "report.html"
@@ -48,7 +51,12 @@ SINGLE_LABEL_METRICS = (
     Metric("precision", "precision", "macro precision", "Precision", "Precision"),
     Metric("accuracy", "", "accuracy", "", "Accuracy"),
 )
-LAST_ROUNDS = 10  # evaluations behind the "Last" of the FedNoRo paper
+SEGMENTATION_METRICS = (
+    Metric("dice", "dice", "Dice", "Dice", "Dice (slices)"),
+    Metric("volume_dice", "volume_dice", "volume Dice", "Volume Dice", "Volume Dice"),
+    Metric("precision", "precision", "precision", "Precision", "Precision"),
+    Metric("recall", "recall", "recall", "Recall", "Recall"),
+)
 PHANTOM_SENTENCE = (
     "Every image and label of this run is synthetic. The numbers show that the software works; "
     "they say nothing about patients, hospitals or the quality of the method."
@@ -56,6 +64,8 @@ PHANTOM_SENTENCE = (
 
 
 def _metrics(run: Run) -> tuple[Metric, ...]:
+    if run.segmentation:
+        return SEGMENTATION_METRICS
     return SINGLE_LABEL_METRICS if run.single_label else MULTI_LABEL_METRICS
 
 
@@ -66,7 +76,9 @@ def _left_out(run: Run) -> dict[str, str]:
     last, key = run.evaluations[-1], _metrics(run)[0].per_class
     reasons = {}
     for i, (name, value) in enumerate(zip(run.info["classes"], last["per_class"].get(key, ()), strict=False)):
-        if value is None and run.single_label:
+        if value is None and run.segmentation:
+            reasons[name] = f"no slice with it in the {run.split} split"
+        elif value is None and run.single_label:
             reasons[name] = f"no sample in the {run.split} split"
         elif value is None:
             empty = [kind for kind in ("positive", "negative") if last.get(f"{kind}s", [None] * (i + 1))[i] == 0]
@@ -97,16 +109,18 @@ def _shown_models(run: Run) -> list[tuple[str, Mapping]]:
 
 
 def _last_and_best(run: Run) -> list[tuple[str, float]]:
-    """Mean BACC of the last ten evaluated rounds, and highest BACC over all rounds (Table 1, Wu et al., IJCAI 2023)."""
-    known = [(m["round"], m["macro"].get("bacc")) for m in run.evaluations if m["round"] > 0]
-    known = [(r, bacc) for r, bacc in known if bacc is not None]
-    if not known or not run.single_label:
-        return []
-    last = known[-LAST_ROUNDS:]
-    best_round, best = max(known, key=lambda item: item[1])
-    span = f"rounds {last[0][0]} to {last[-1][0]}" if len(last) > 1 else f"round {last[0][0]}"
-    mean = fmean(bacc for _, bacc in last)
-    return [(f"Last, mean BACC of {span}", mean), (f"Best, highest BACC, round {best_round}", best)]
+    """Mean of the last ten evaluated rounds, and highest value over all rounds: of BACC (Table 1, Wu et al., IJCAI 2023),
+    or of Dice per slice and per volume (Xiang et al., MICCAI 2024, report the former)."""
+    count, found = (2 if run.segmentation else 1 if run.single_label else 0), []
+    for metric in _metrics(run)[:count]:
+        known = run.measured(metric.macro)
+        if known:
+            last = known[-LAST_ROUNDS:]
+            best_round, best = max(known, key=lambda item: item[1])
+            span = f"rounds {last[0][0]} to {last[-1][0]}" if len(last) > 1 else f"round {last[0][0]}"
+            found.append((f"Last, mean {metric.word} of {span}", fmean(value for _, value in last)))
+            found.append((f"Best, highest {metric.word}, round {best_round}", best))
+    return found
 
 
 def _card(values: list[tuple[str, float | None]]) -> str:
@@ -120,7 +134,8 @@ def _facts(run: Run) -> list[str]:
     total = run.info["num_rounds"]
     seen = max((m["round"] for records in run.metrics.values() for m in records), default=0)
     state = f"finished, {total} rounds" if run.results else f"not finished, {seen} of {total} rounds evaluated"
-    facts = [f"{len(run.info['sites'])} sites", f"{len(run.info['classes'])} classes", state]
+    what = "segmentation" if run.segmentation else f"{len(run.info['classes'])} classes"
+    facts = [f"{len(run.info['sites'])} sites", what, state]
     facts += [f"{run.warmup} of them warm-up"] if run.warmup else []
     return facts + ([f"took {duration(run.results['seconds'])}"] if "seconds" in run.results else [])
 
@@ -149,12 +164,14 @@ def key_numbers(run: Run) -> str:
     for metric in _metrics(run):
         values = [(f"{name}, round {r}", macro.get(metric.macro)) for name, r, macro in milestones]
         if any(v is not None for _, v in values):
-            title = metric.word if run.single_label else f"{metric.word} macro"
+            title = metric.word if run.single_label or run.segmentation else f"{metric.word} macro"
             cards += _card([(f"{title} · {values[0][0]}", values[0][1]), *values[1:]])
-    if summary := _last_and_best(run):
-        cards += _card(summary)
+    summary = _last_and_best(run)
+    cards += "".join(_card(summary[i : i + 2]) for i in range(0, len(summary), 2))
     left_out, total = _left_out(run), len(run.info["classes"])
     note = f"Means over {total - len(left_out)} of {total} classes, {run.split} split."
+    if run.segmentation and run.evaluations:
+        note = f"Dice: mean over {run.evaluations[-1]['positives'][0]:,} slices with a lesion, {run.split} split."
     note += "".join(f" {name} is left out: {reason}." for name, reason in left_out.items())
     chosen = [d for d in run.decisions if d["what"] == "best_model" and isinstance(d.get("value"), Mapping)]
     if chosen:
@@ -164,6 +181,8 @@ def key_numbers(run: Run) -> str:
 
 def sites(run: Run) -> str:
     """Sites × classes: who annotates what, with counts."""
+    if run.segmentation:
+        return _lesion_counts(run)
     if run.single_label:
         return _label_counts(run)
     classes, rows = run.info["classes"], []
@@ -213,9 +232,36 @@ def _label_counts(run: Run) -> str:
     return section("sites", "What each site has", body)
 
 
+def _lesion_counts(run: Run) -> str:
+    """Sites × slices and, where they are known, lesions that the masks were left with."""
+    known, rows = run.info["sites"], []
+    splits = [split for split in ("val", "test") if any(site.get(split) for site in known.values())]
+    for name, site in sorted(known.items()):
+        kept, total = site.get("lesions", (None, None))
+        share = [td("n/a", "na n") if not total else heat(f"{kept / total:.0%}", kept / total)]
+        slices = [sum(site["positives"].values()) if "positives" in site else None]
+        rows.append([name, site.get("train"), *slices, *(site.get(s) for s in splits), kept, total, *share])
+    if not rows:
+        return ""
+    totals = [sum(row[i] or 0 for row in rows) for i in range(1, len(splits) + 3)]
+    caption = "Slices at each site, and lesions that its masks mark"
+    head = ["Site", "training slices", "of these with a marked lesion", *(f"{split} slices" for split in splits)]
+    if any("lesions" in site for site in known.values()):
+        caption += "; completeness: marked lesions / all lesions of the training volumes, known in experiments only"
+        head += ["marked lesions", "all lesions", "completeness"]
+        sums = [sum(row[i] or 0 for row in rows if row[-2]) for i in (-3, -2)]
+        totals += [*sums, td(f"{sums[0] / sums[1]:.0%}" if sums[1] else "n/a", "n")]
+    else:
+        rows = [row[:-3] for row in rows]
+    return section("sites", "What each site annotates", table(caption, head, rows, ["All sites", *totals]))
+
+
 def curves(run: Run) -> str:
     """Metrics over rounds, macro and per class."""
     figures = ""
+    if run.segmentation and run.evaluations:
+        svg = metrics_figure(run.evaluations, SEGMENTATION_METRICS, best=run.best_round, **run.frame)
+        return section("curves", f"Progress over rounds ({run.split} split)", f"<figure>{svg}</figure>\n")
     for metric in _metrics(run):
         if any(m["macro"].get(metric.macro) is not None for m in run.evaluations):
             svg = metric_figure(run.evaluations, run.info["classes"], metric, best=run.best_round, **run.frame)
@@ -227,7 +273,7 @@ def curves(run: Run) -> str:
 
 def per_class(run: Run) -> str:
     """Metrics of the last and the best model for each class."""
-    if not run.evaluations:
+    if not run.evaluations or run.segmentation:  # of one class the key numbers say all
         return ""
     last, groups = run.evaluations[-1], _shown_models(run)
     shown = [(m, word, record) for word, record in groups for m in _metrics(run) if m.per_class in record["per_class"]]
@@ -310,12 +356,16 @@ def files(run: Run) -> str:
 def glossary(run: Run) -> str:
     """The words of this page, for a clinician."""
     known = SINGLE_LABEL_GLOSSARY if run.single_label else GLOSSARY
+    if run.segmentation:
+        known = SEGMENTATION_GLOSSARY
     if run.single_label and run.repairs:
         known = known | {word: GLOSSARY[word] for word in ("Pseudo-label", "Precision of pseudo-labels")}
     if run.decided("noisy_client_detection"):
         known = known | NOISY_CLIENT_GLOSSARY
     if run.decided("class_knowledge"):
         known = known | LABEL_SET_GLOSSARY
+    if run.decided("completeness"):
+        known = known | COMPLETENESS_GLOSSARY
     degrees = bool(run.decided("learning_degree"))
     used = {"Warm-up": run.warmup > 0, "Prototype": degrees, "Learning degree": degrees}
     known = {word: meaning for word, meaning in known.items() if used.get(word, True)}
@@ -335,6 +385,10 @@ SECTIONS: tuple[Callable[[Run], str], ...] = (
     class_knowledge,
     noisy_sites,
     second_stage,
+    completeness,
+    iou,
+    completeness_weights,
+    corrections,
     refused,
     decisions,
     files,
@@ -400,7 +454,7 @@ def summary_text(run_dir: Path) -> str:
         lines.append(f"PHANTOM: {PHANTOM_SENTENCE}")
     milestones = _milestones(run)
     columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in _metrics(run)]
-    title = f"{run.split} split" if run.single_label else f"{run.split} split, macro"
+    title = f"{run.split} split" if run.single_label or run.segmentation else f"{run.split} split, macro"
     lines.append(f"{title:<26}" + "".join(f"{word:>{width}}" for _, word, width in columns))
     for name, round_num, macro in milestones:
         values = "".join(f"{number(macro.get(key)):>{width}}" for key, _, width in columns)
@@ -410,7 +464,7 @@ def summary_text(run_dir: Path) -> str:
     lines += [f"{name}: {number(value)}" for name, value in _last_and_best(run)]
     lines += [f"  left out: {name} ({reason})" for name, reason in left_out.items()]
     lines += [f"Annotated by no site: {', '.join(run.nowhere)}"] if run.nowhere else []
-    lines += pseudo_label_lines(run) + noisy_site_lines(run)
+    lines += pseudo_label_lines(run) + noisy_site_lines(run) + completeness_lines(run)
     count = sum(d["what"] == "refused" for d in run.decisions)
     lines += [f"Refused results: {count}"] if count else []
     lines += [f"{name}: {path}" for name, path in run.results.get("files", {}).items()]

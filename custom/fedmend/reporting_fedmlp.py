@@ -20,7 +20,7 @@ def _precision(record: Mapping, kind: str) -> float | None:
 
 def pseudo_labels(run: Run) -> str:
     """Pseudo-labels per site, class and round, and how many of them are right."""
-    if not run.repairs:
+    if not run.repairs or run.segmentation:  # repairs of masks are no labels
         return ""
     classes, kinds, body = run.info["classes"], _kinds(run), ""
     for i, site in enumerate(sorted({r["site"] for r in run.repairs})):
@@ -51,7 +51,7 @@ def pseudo_labels(run: Run) -> str:
 def pseudo_label_lines(run: Run) -> list[str]:
     """The same for the plain text: sums over the sites."""
     lines, latest = [], {(r["site"], r["class"]): r for r in run.repairs}.values()
-    for kind in _kinds(run) if latest else ():
+    for kind in _kinds(run) if latest and not run.segmentation else ():
         known = [r for r in latest if r.get(f"correct_{kind}") is not None]
         pooled = {kind: sum(r[kind] for r in known), f"correct_{kind}": sum(r[f"correct_{kind}"] for r in known)}
         count, value = sum(r[kind] for r in latest), number(_precision(pooled, kind))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
 
-from fedmend.figures import Line, Panel, grid_figure
+from fedmend.figures import Line, Panel, grid_figure, share_figure
 from fedmend.page import heat, number, section, table, td
 from fedmend.run_folder import Run
 
@@ -89,7 +89,15 @@ def second_stage(run: Run) -> str:
         body += f"<figure>{distillation_figure(distillation, **run.frame)}</figure>\n"
     if aggregation := run.decided("aggregation_weights"):
         train = {name: site.get("train") for name, site in run.info["sites"].items()}
-        svg = aggregation_figure(aggregation, _judgements(run), train, **run.frame)
+        judgements = _judgements(run)
+        svg = share_figure(
+            aggregation,
+            train,
+            judgements,
+            legend={"main": "clean site, %", "noisy": "noisy site, %"},
+            noisy=[site for site, judged in judgements.items() if judged in (JUDGED_NOISY, TAKEN_FOR_NOISY)],
+            **run.frame,
+        )
         words = "What each site counts in the average of the models, in per cent of all sites; dotted: by its samples alone."
         body += f"<h3>Distance-aware aggregation</h3>\n<p>{words}</p>\n<figure>{svg}</figure>\n"
     return section("second-stage", "After the detection", body) if body else ""
@@ -109,42 +117,6 @@ def distillation_figure(weights: Mapping[int, float], **frame) -> str:
         alt=f"Knowledge distillation weight from {values[0]:.2f} in round {rounds[0]} to {values[-1]:.2f} in round {rounds[-1]}.",
         ylim=(0.0, 1.0),
         legend={"noisy": "knowledge distillation weight"},
-        xlabel="round",
-        **frame,
-    )
-
-
-def aggregation_figure(
-    weights: Mapping[int, Mapping[str, float]], judgements: Mapping[str, str], train: Mapping[str, int | None], **frame
-) -> str:
-    """One panel per site with its aggregation weight over rounds, noisy sites first.
-
-    Args:
-        weights: round → site → weight; the weights of a round sum to 1; in the order of rounds, at least one.
-        judgements: site → words of :func:`_judgements`, where known.
-        train: site → number of training samples, where known.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
-    """
-    rounds = list(weights)
-    noisy = [site for site, words in judgements.items() if words in (JUDGED_NOISY, TAKEN_FOR_NOISY)]
-    sites = sorted({site for row in weights.values() for site in row}, key=lambda site: (site not in noisy, site))
-    samples = [train.get(site) for site in sites]
-    total = None if None in samples else sum(samples)
-    panels, story, highest = [], [], 0.0
-    for site, size in zip(sites, samples, strict=True):
-        values = [None if row.get(site) is None else 100 * row[site] for row in weights.values()]
-        by_samples = 100 * size / total if total else None
-        line = Line(rounds, values, "noisy" if site in noisy else "main")
-        panels.append(Panel(site, [line], by_samples, subtitle=judgements.get(site, "")))
-        highest = max(highest, by_samples or 0.0, *(v for v in values if v is not None))
-        end = "not used" if values[-1] is None else f"{values[-1]:.1f}"
-        story.append(f"{site} {end} ({judgements.get(site, 'not judged')})")
-    return grid_figure(
-        "aggregation-curves",
-        panels,
-        alt=f"Aggregation weights in per cent over rounds {rounds[0]} to {rounds[-1]}, at the end: {'; '.join(story)}.",
-        ylim=(0.0, highest * 1.1),
-        legend={"main": "clean site, %", "noisy": "noisy site, %", "chance": "by samples alone"},
         xlabel="round",
         **frame,
     )

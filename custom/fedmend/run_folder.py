@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmend.data.manifest import SEGMENTATION
 from fedmend.errors import FedMendError
 
 INPUTS = ("run.json", "metrics.jsonl", "repairs.jsonl", "decisions.jsonl", "results.json")
 REQUIRED = ("run_name", "method", "phantom", "classes", "num_rounds", "sites")
+LAST_ROUNDS = 10  # evaluations behind the "Last" of the FedNoRo and FedIA papers
 OWN_SECTION = {  # decisions that the report shows by themselves → type of their value
     "learning_degree": Mapping,
     "refused": Mapping,
@@ -21,6 +23,13 @@ OWN_SECTION = {  # decisions that the report shows by themselves → type of the
     "aggregation_weights": Mapping,
     "class_knowledge": Mapping,
     "uncertainty": Mapping,
+    "completeness": Mapping,
+    "iou_line": Mapping,
+    "iou": Mapping,
+    "triggered": list,
+    "corrected": list,
+    "spared": list,
+    "completeness_weights": Mapping,
 }
 
 
@@ -32,7 +41,7 @@ class Run:
         folder: the run folder.
         info: ``run.json``.
         metrics: split → evaluations in the order of their rounds.
-        repairs: pseudo-label counts in the order of round, site, class.
+        repairs: counts of pseudo-labels, or of pixels added to masks, in the order of round, site, class.
         decisions: what the server decided, in the order of the file.
         results: ``results.json``, empty while the run goes on.
     """
@@ -74,6 +83,11 @@ class Run:
         return any("confusion" in m for m in self.evaluations)
 
     @property
+    def segmentation(self) -> bool:
+        """Whether lesions are marked pixel by pixel."""
+        return self.info.get("task") == SEGMENTATION
+
+    @property
     def frame(self) -> dict:
         """What all figures of a run share."""
         return {"last_round": self.info["num_rounds"], "warmup": self.warmup, "phantom": self.info["phantom"]}
@@ -82,6 +96,14 @@ class Run:
         """Round → value of the decisions ``what`` of ``OWN_SECTION`` in the order of rounds; the last of a round counts."""
         found = {d["round"]: d["value"] for d in self.decisions if d["what"] == what and has_own_section(d)}
         return dict(sorted(found.items()))
+
+    def measured(self, key: str) -> list[tuple[int, float]]:
+        """(round, macro value of a metric) of all evaluations that have it, without the initial model."""
+        return [
+            (m["round"], m["macro"][key])
+            for m in self.evaluations
+            if m["round"] > 0 and m["macro"].get(key) is not None
+        ]
 
     def evaluation(self, round_num: int | None) -> Mapping | None:
         return next((m for m in self.evaluations if m["round"] == round_num), None)

@@ -8,10 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedmend.errors import FedMendError
-from fedmend.run_folder import Run
+from fedmend.run_folder import LAST_ROUNDS, Run
 
 TABLES = ("per_class.md", "per_class.csv", "macro.md", "macro.csv")
-MACRO = {"auc": "AUC", "map": "mAP", "accuracy": "Accuracy", "f1": "F1", "precision": "Precision", "bacc": "BACC"}
+MACRO = {
+    "dice": "Dice",
+    "volume_dice": "Volume Dice",
+    "auc": "AUC",
+    "map": "mAP",
+    "accuracy": "Accuracy",
+    "f1": "F1",
+    "precision": "Precision",
+    "recall": "Recall",
+    "bacc": "BACC",
+}
+LAST = ("dice", "volume_dice")  # metrics that papers report as the mean of the last rounds
 RECALL = "Recall (BACC)"  # the balanced accuracy of single-label data is the mean recall
 
 
@@ -35,7 +46,8 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     """Tables of the final model on the split that the reports are about, one row per method.
 
     ``per_class`` has the AUC of each class and their average (as Table 1, Deng et al., MICCAI 2023), ``macro`` the metrics over
-    all classes (as Table 2). Points of 100 with one decimal: mean over the seeds, and their standard deviation where there are
+    all classes (as Table 2). Where lesions are marked pixel by pixel, it is the Dice of each class, and ``macro`` has also the
+    mean Dice of the last ten evaluated rounds (as Table 1, Xiang et al., MICCAI 2024). Points of 100 with one decimal: mean over the seeds, and their standard deviation where there are
     several. n/a (blank in CSV): not measured in every seed.
 
     Args:
@@ -58,18 +70,20 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     measured = {k for group in runs.values() for run in group for k, v in _final(run)["macro"].items() if v is not None}
     keys = [k for k in MACRO if k in measured]
     words = MACRO | ({"bacc": RECALL} if first.single_label else {})
+    last, main = [k for k in keys if k in LAST], "dice" if first.segmentation else "auc"
+    average = ["Average"] if len(classes) > 1 else []
 
     def per_class(run: Run) -> list:
         known = _final(run)
-        return [*known["per_class"].get("auc", [None] * len(classes)), known["macro"].get("auc")]
+        return [*known["per_class"].get(main, [None] * len(classes)), *([known["macro"].get(main)] if average else [])]
 
     def macro(run: Run) -> list:
-        return [_final(run)["macro"].get(k) for k in keys]
+        return [_final(run)["macro"].get(k) for k in keys] + [_last_mean(run, k) for k in last]
 
     texts = []
     for title, columns, values in (
-        ("AUC of each class", [*classes, "Average"], per_class),
-        ("Macro metrics", [words[k] for k in keys], macro),
+        (f"{words[main]} of each class", [*classes, *average], per_class),
+        ("Macro metrics", [words[k] for k in keys] + [f"{words[k]}, last {LAST_ROUNDS}" for k in last], macro),
     ):
         rows = [
             Row(name, _mean_and_sd(list(map(values, group))), len(group), any(run.info["phantom"] for run in group))
@@ -81,6 +95,11 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
 
 def _final(run: Run) -> Mapping:
     return run.evaluations[-1]
+
+
+def _last_mean(run: Run, key: str) -> float | None:
+    values = [value for _, value in run.measured(key)[-LAST_ROUNDS:]]
+    return statistics.fmean(values) if values else None
 
 
 def _check(run: Run, first: Run, where: str) -> None:

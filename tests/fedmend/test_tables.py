@@ -106,3 +106,17 @@ def test_a_row_is_one_setting_with_different_seeds():
         comparison({"A": [make_run(0.5, 0.5, info=one), make_run(0.5, 0.5, info=other)]})
     del one["settings"]["mu"], other["settings"]["mu"]
     assert comparison({"A": [make_run(0.5, 0.5, info=one), make_run(0.5, 0.5, info=other)]})
+
+
+def test_a_segmentation_has_dice_of_the_final_model_and_of_the_last_ten_rounds():
+    evaluations = [
+        {"round": r, "per_class": {"dice": [r / 100]}, "macro": {"dice": r / 100, "volume_dice": 0.5, "recall": 0.25}}
+        for r in range(13)
+    ]
+    info = {"classes": ["lesion"], "task": "segmentation"}
+    texts = comparison({"FedIA": [make_run(info=info, metrics={"test": evaluations}, macro={})]})
+    assert texts["per_class.md"].splitlines()[0].startswith("Dice of each class, final model, test split")
+    assert rows_of(texts["per_class.csv"])[1] == ["FedIA", "12.0", "", "1", "no"]  # the only class is its own average
+    head, row = rows_of(texts["macro.csv"])
+    assert head[1:-2:2] == ["Dice", "Volume Dice", "Recall", "Dice, last 10", "Volume Dice, last 10"]
+    assert row[1:-2:2] == ["12.0", "50.0", "25.0", "7.5", "50.0"]  # rounds 3 to 12
