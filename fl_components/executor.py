@@ -151,8 +151,7 @@ class MethodExecutor(Executor):
         elif task_name == COLLECT:
             result.report = self._method.report(model, task, site)
         elif task_name == EVALUATE and (config.gallery or config.data_root is None):
-            if page := annotation.gallery(site, truth, phantom=config.data_root is None):
-                (config.state_dir / run.run_name / name / GALLERY_NAME).write_text(page, encoding="utf-8")
+            self._show(annotation.gallery(site, truth, phantom=config.data_root is None), run, config, name)
         result.repairs = dict(annotation.repairs(site, truth))
         repaired = sum(int(result.repairs[kind].sum()) for kind in ("positive", "negative") if result.repairs)
         LOG.info(
@@ -167,6 +166,12 @@ class MethodExecutor(Executor):
             time.monotonic() - started,
         )
         return result
+
+    @staticmethod
+    def _show(page: str, run: RunCard, config: SiteConfig, name: str) -> None:
+        """Writes the gallery beside the ledger, where only the site sees it."""
+        if page:
+            (config.state_dir / run.run_name / name / GALLERY_NAME).write_text(page, encoding="utf-8")
 
     def _folder(self, name: str, config: SiteConfig) -> Path:
         if config.data_root is not None:
