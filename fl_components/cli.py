@@ -174,7 +174,7 @@ def _ledger_show(args: argparse.Namespace) -> None:
             f"round {r['round'] + 1:4d}  {r['image']}  {r['class']}: {old} -> {r['new']}  confidence {r['confidence']:.4f}  {r['rule']}{state}"
         )
     shown = f"newest {args.last} of " if len(rows) > args.last else ""
-    print(f"{shown}{len(rows)} repaired labels; originals are unchanged")
+    print(f"{shown}{len(rows)} repairs; originals are unchanged")
 
 
 def _ledger_export(args: argparse.Namespace) -> None:
@@ -187,7 +187,7 @@ def _ledger_undo(args: argparse.Namespace) -> None:
     from fedmend.ledger import undo_file
 
     count = undo_file(args.ledger, rule=args.rule, from_round=args.from_round - 1)
-    print(f"{count} repaired labels taken back; they stay in the history")
+    print(f"{count} repairs taken back; they stay in the history")
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -233,27 +233,20 @@ def _sitecheck(args: argparse.Namespace) -> None:
 
     import torch
 
+    from fedmend.annotation import annotation_of
     from fedmend.data.manifest import load_card
-    from fedmend.data.site import load_site, load_truth
 
-    classes = args.classes.split(",") if args.classes else load_card(args.folder, args.folder.name).classes
+    annotation = annotation_of(load_card(args.folder, args.folder.name))
     with tempfile.TemporaryDirectory() as cache:
-        data = load_site(
-            args.folder,
-            args.folder.name,
-            classes,
+        data = annotation.load(
+            tuple(args.classes.split(",")) if args.classes else annotation.card.classes,
             cache_dir=Path(cache),
-            image_size=32,
+            image_size=annotation.check_size,
             device=torch.device("cpu"),
             max_unreadable=args.max_unreadable,
         )
-    load_truth(args.folder, args.folder.name, classes, data.train.table.images)
-    for i, name in enumerate(data.classes):
-        column = data.train.labels[:, i]
-        text = (
-            f"{int((column == 1).sum())} positive, {int((column == 0).sum())} negative, {int((column < 0).sum())} blank"
-        )
-        print(f"{name}: {text if data.annotated[i] else 'not annotated here'}")
+        annotation.load_truth(data)
+        print("\n".join(annotation.describe(data)))
     sizes = ", ".join(f"{k} {len(v)}" for k, v in {"train": data.train, **data.evaluation}.items())
     print(f"{args.folder.name}: ready ({sizes} samples, every image read)")
 

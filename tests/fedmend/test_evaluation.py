@@ -16,10 +16,13 @@ from fedmend.evaluation import (
     BINS,
     confusion_matrix,
     evaluation_counts,
+    mask_repair_counts,
     merged_metrics,
     multilabel_metrics,
     repair_counts,
     score_histograms,
+    segmentation_counts,
+    segmentation_metrics,
     singlelabel_metrics,
     softmax_log_odds,
 )
@@ -261,3 +264,69 @@ def test_repairs_are_counted_per_class_and_compared_with_the_truth():
         "correct_negative": [0, 1],
     }
     assert sorted(repair_counts(repaired, labels, None)) == ["negative", "positive", "untagged"]
+
+
+# Slices of two volumes: hit pixels, predicted ones, those of the mask. Slice 1 has no lesion, but two false alarms.
+HITS, PREDICTED, TRUE, CASE = map(np.array, ([2, 0, 0, 1], [3, 2, 0, 4], [3, 0, 2, 2], [0, 0, 1, 1]))
+
+
+def test_dice_of_slices_and_volumes_by_hand():
+    counts = segmentation_counts(HITS, PREDICTED, TRUE, CASE)
+    assert counts.dtype == np.int64
+    # Slices with lesion 4/6, 0/2, 2/6; volumes 4/(5 + 3), 2/(4 + 4).
+    assert counts.tolist() == [[3, 666667 + 0 + 333333, 2, 500000 + 250000, 3, 6, 4]]
+    metrics = segmentation_metrics(counts)
+    expected = {"dice": 1 / 3, "volume_dice": 3 / 8, "precision": 3 / 9, "recall": 3 / 7}
+    assert metrics == {
+        "per_class": {name: [pytest.approx(value, abs=1e-6)] for name, value in expected.items()},
+        "macro": {name: pytest.approx(value, abs=1e-6) for name, value in expected.items()},
+        "positives": [3],
+    }
+    assert merged_metrics(counts) == metrics
+
+
+def test_a_slice_without_lesion_counts_in_the_dice_of_its_volume_alone():
+    with_it = segmentation_counts(HITS, PREDICTED, TRUE, CASE)[0]
+    kept = [0, 2, 3]
+    without = segmentation_counts(HITS[kept], PREDICTED[kept], TRUE[kept], CASE[kept])[0]
+    assert with_it[:2].tolist() == without[:2].tolist()
+    assert (with_it - without)[2:].tolist() == [0, 500000 - 666667, 0, 2, 0]
+
+
+def test_a_volume_without_lesion_has_no_dice_but_false_alarms():
+    counts = segmentation_counts(*map(np.array, ([0, 5], [7, 5], [0, 5], [0, 1])))
+    assert counts.tolist() == [[1, 1000000, 1, 1000000, 5, 7, 0]]
+
+
+def test_segmentation_counts_of_sites_add_up_to_the_pooled_ones():
+    rng = np.random.default_rng(0)
+    true = rng.integers(0, 4, 60) * 10
+    hits = rng.integers(0, true + 1)
+    predicted = hits + rng.integers(0, 20, 60)
+    case = np.arange(60) // 6
+    pooled = segmentation_counts(hits, predicted, true, case)
+    sites = [np.flatnonzero(np.isin(case, cases)) for cases in ([0, 3, 4], [1, 2, 5, 6, 7], [8, 9])]
+    parts = [segmentation_counts(hits[s], predicted[s], true[s], case[s]) for s in sites]
+    assert np.array_equal(sum(parts), pooled)
+    dice = (2 * hits / np.maximum(predicted + true, 1))[true > 0].mean()
+    assert merged_metrics(pooled)["macro"]["dice"] == pytest.approx(dice, abs=1e-6)
+
+
+def test_segmentation_without_any_lesion_has_no_dice():
+    nothing = np.zeros(3, dtype=np.int64)
+    metrics = merged_metrics(segmentation_counts(nothing, nothing, nothing, np.array([0, 0, 1])))
+    assert metrics["per_class"] == {name: [None] for name in ("dice", "volume_dice", "precision", "recall")}
+    assert metrics["macro"] == dict.fromkeys(("dice", "volume_dice", "precision", "recall"))
+    assert metrics["positives"] == [0]
+
+
+def test_repaired_pixels_are_counted_and_compared_with_complete_masks():
+    masks = np.array([[[1, 0, 0, 0]]], dtype=np.uint8)
+    complete = np.array([[[1, 1, 1, 0]]], dtype=bool)
+    added = np.array([[[0, 1, 0, 1]]], dtype=bool)
+    known = {name: value.tolist() for name, value in mask_repair_counts(added, masks, complete).items()}
+    unknown = {"positive": [2], "negative": [0], "untagged": [0]}
+    assert known == unknown | {"correct_positive": [1], "correct_negative": [0], "missing": [2]}
+    counts = mask_repair_counts(added, masks, None)
+    assert {name: value.tolist() for name, value in counts.items()} == unknown
+    assert all(value.dtype == np.int64 for value in counts.values())

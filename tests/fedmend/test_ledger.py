@@ -264,3 +264,12 @@ def test_a_process_killed_while_it_records_leaves_the_old_state(tmp_path):
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
     assert ledger(tmp_path).history() == before
     assert in_force(book) == [("w", "b", 1, 0)]
+
+
+def test_entries_in_force_are_listed_as_they_were_made(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, LABELS, repairs((3, 0, 1), (1, 1, 0)))
+    book.record(OTHER, 1, LABELS, repairs((3, 0, 0)))
+    assert book.in_force() == [(3, 0, 1, RULE, 0), (1, 1, 0, RULE, 0), (3, 0, 0, OTHER, 1)]
+    book.undo(rule=RULE)
+    assert book.in_force() == [(3, 0, 0, OTHER, 1)]

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from torch_factories import PlainMethod, TinyNetwork, make_site, make_split, make_task
+from torch_factories import PlainMethod, SaysMasks, TinyNetwork, make_mask_site, make_site, make_split, make_task
 
 from fedmend.data.augment import draw_views
-from fedmend.training import LocalTrainer, Stopped, infer
+from fedmend.training import LocalTrainer, Stopped, infer, infer_masks
 
 LABELS = np.random.default_rng(0).integers(0, 2, (18, 2)).astype(np.int8)
 
@@ -333,3 +333,38 @@ def test_after_step_is_called_once_behind_every_step_with_the_moved_model(tmp_pa
     assert [s[:2] for s in seen] == [(2, "site-1")] * 6
     fallen = np.array([before - s[2] for s in seen])
     assert fallen == pytest.approx(24 * 0.01 * np.arange(1, 7), rel=1e-3)  # 24 weights, one learning rate each
+
+
+PROBABILITIES = np.random.default_rng(0).random((5, 8, 8))
+
+
+def test_masks_are_inferred_slice_by_slice_in_eval_mode(tmp_path):
+    site = make_mask_site(tmp_path, np.zeros((5, 8, 8)), batch_size=2)
+    model = SaysMasks(PROBABILITIES).train()
+    batches = list(infer_masks(model, site.data.train, site))
+    assert [index.tolist() for index, _ in batches] == [[0, 1], [2, 3], [4]]
+    found = np.concatenate([probability for _, probability in batches])
+    assert (found.shape, found.dtype) == ((5, 8, 8), np.float32)
+    assert found == pytest.approx(PROBABILITIES, abs=1e-6)
+    assert model.calls == [(False, [0, 1]), (False, [2, 3]), (False, [4])]
+    assert model.training
+
+
+def test_the_mode_of_a_model_is_put_back_when_nobody_asks_for_the_rest_of_the_masks(tmp_path):
+    site = make_mask_site(tmp_path, np.zeros((5, 8, 8)), batch_size=2)
+    model = SaysMasks(PROBABILITIES).train()
+    batches = infer_masks(model, site.data.train, site)
+    next(batches)
+    assert torch.is_grad_enabled()  # between two batches
+    batches.close()
+    assert model.training
+
+
+def test_the_inference_of_masks_stops_between_two_batches(tmp_path):
+    site = make_mask_site(tmp_path, np.zeros((5, 8, 8)), batch_size=2)
+    model = SaysMasks(PROBABILITIES).train()
+    site.stop = lambda: len(model.calls) == 2
+    with pytest.raises(Stopped):
+        list(infer_masks(model, site.data.train, site))
+    assert len(model.calls) == 2
+    assert model.training

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from factories import CLASSES, ROOT, make_site_folder
+from nifti_factories import lesion, make_volume_site
+from torch_factories import make_mask_site
 
 from fedmend.datasets.cxr14 import PROTOCOLS
 from fedmend.datasets.noisy_sites import NoiseProtocol
-from fedmend.datasets.phantom_sites import ChestPhantom, LabelSetPhantom
+from fedmend.datasets.phantom_sites import ChestPhantom, LabelSetPhantom, PartlyAnnotatedPhantom
 from fedmend.errors import FedMendError
 from fedmend.ledger import LabelLedger, Repairs
 from fl_components.cli import build_parser, main
@@ -45,7 +47,7 @@ def test_a_ledger_is_shown_in_words(ledger, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "round    1  img1  nodule: blank -> 1  confidence 0.7500  first",
         "round    2  img2  edema: blank -> 0  confidence 0.5000  second",
-        "2 repaired labels; originals are unchanged",
+        "2 repairs; originals are unchanged",
     ]
 
 
@@ -53,12 +55,12 @@ def test_the_newest_entries_of_a_ledger_are_shown_last(ledger, capsys):
     call("ledger", "show", ledger, "--last", 1)
     first, total = capsys.readouterr().out.splitlines()
     assert "img2" in first
-    assert total.startswith("newest 1 of 2 repaired labels")
+    assert total.startswith("newest 1 of 2 repairs")
 
 
 def test_repairs_are_taken_back_and_stay_in_the_history(ledger, capsys):
     assert call("ledger", "undo", ledger, "--from-round", 2) == 0
-    assert capsys.readouterr().out == "1 repaired labels taken back; they stay in the history\n"
+    assert capsys.readouterr().out == "1 repairs taken back; they stay in the history\n"
     call("ledger", "show", ledger)
     assert "img2" not in capsys.readouterr().out
     call("ledger", "show", ledger, "--all")
@@ -81,6 +83,32 @@ def test_a_ledger_is_exported_whole(ledger, tmp_path, capsys):
     assert [(r["image"], r["class"], r["old"], r["new"], r["in_force"]) for r in rows] == [
         ("img1", "nodule", "", "1", "1"),
         ("img2", "edema", "", "0", "0"),
+    ]
+
+
+def test_a_ledger_of_masks_counts_lesion_voxels_and_gives_the_masks_back(tmp_path, capsys):
+    site = make_mask_site(tmp_path, np.zeros((2, 8, 8)))
+    added = np.zeros((2, 8, 8), dtype=bool)
+    added[1, 0, :5] = True
+    site.ledger.record("fedia.correction", 2, added, np.array([0.0, 0.9]))
+    path = tmp_path / "ledger.sqlite"
+    assert call("ledger", "show", path) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "round    3  case-0.nii.gz#1  lesion voxels: 0 -> 5  confidence 0.9000  fedia.correction",
+        "1 repairs; originals are unchanged",
+    ]
+    assert call("ledger", "undo", path) == 0
+    assert not site.ledger.added().any()
+    assert call("ledger", "export", path, tmp_path / "out.csv") == 0
+    with open(tmp_path / "out.csv", newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert [row[name] for name in ("image", "class", "old", "new", "round", "in_force")] == [
+        "case-0.nii.gz#1",
+        "lesion voxels",
+        "0",
+        "5",
+        "3",
+        "0",
     ]
 
 
@@ -121,6 +149,32 @@ def test_a_bad_truth_table_is_found_by_sitecheck(tmp_path, capsys):
     assert call("sitecheck", folder) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedmend: site-1: truth.csv row 3, column nodule: expected 1, 0 or blank")
+
+
+def test_a_site_folder_of_volumes_is_ready_and_described(tmp_path, capsys):
+    big = lesion(((9, 10), (0, 1), (0, 1)), shape=(300, 300, 2))  # one pixel, which smaller slices would lose
+    folder = make_volume_site(tmp_path / "site-1", [lesion(), big], complete=[lesion(), big], window="lung")
+    assert call("sitecheck", folder) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "train: 2 volumes, 2 with lesion; 6 slices, 3 with lesion",
+        "test: 1 volumes, 1 with lesion; 4 slices, 2 with lesion",
+        "window: centre -600 HU, width 1500 HU",
+        "site-1: ready (train 6, test 4 samples, every image read)",
+    ]
+
+
+def test_bad_volumes_and_bad_complete_masks_are_found_by_sitecheck(tmp_path, capsys):
+    folder = make_volume_site(tmp_path / "site-1", complete=[lesion()] * 2)
+    assert call("sitecheck", folder, "--classes", "edema") == 1
+    assert capsys.readouterr().err.startswith("fedmend: site-1: site.json, field classes: expected the job's ['edema']")
+    (folder / "truth" / "labels" / "case-2.nii.gz").unlink()
+    assert call("sitecheck", folder) == 1
+    sentence = "site-1: truth/datalist.json, training item 2, label: expected a NIfTI file, not found"
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+    (folder / "images" / "case-3.nii.gz").unlink()
+    assert call("sitecheck", folder) == 1
+    sentence = "site-1: datalist.json, test item 1, image: expected a NIfTI file, not found"
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
 
 
 def test_a_run_folder_without_records_is_refused(tmp_path, capsys):
@@ -168,7 +222,7 @@ def test_runs_are_compared_wherever_they_are(tmp_path, capsys):
     assert sorted(texts) == ["macro.csv", "macro.md", "per_class.csv", "per_class.md"]
     assert out == f"{texts['per_class.md']}\n{texts['macro.md']}\nwritten to {tmp_path / 'new' / 'out'}\n"
     assert "PHANTOM" in texts["macro.md"]
-    assert [row[:3] + row[5:6] for row in csv.reader(texts["per_class.csv"].splitlines())] == [
+    assert [row[:4] for row in csv.reader(texts["per_class.csv"].splitlines())] == [
         ["method", "edema", "edema sd", "seeds"],
         ["A", "62.5", "17.7", "2"],
         ["B", "75.0", "", "1"],
@@ -375,6 +429,18 @@ def test_a_phantom_with_different_label_sets_is_made_as_asked(tmp_path, monkeypa
     assert call("phantom", *words, tmp_path, "--images", 60) == 0
     assert seen[0][0] == (tmp_path, expected)
     assert capsys.readouterr().out.startswith("PHANTOM: 60 synthetic images in ")
+
+
+@pytest.mark.parametrize("dataset", ["ms", "lung"])
+def test_a_phantom_with_partly_annotated_lesions_is_made_as_asked(tmp_path, monkeypatch, capsys, dataset):
+    seen = capture(monkeypatch, "fedmend.datasets.phantom_sites.make_phantom")
+    words = ["--images", 12, "--sites", 3, "--pixels", 32, "--depth", 9, "--m", 1, "--test-share", 0.3, "--seed", 4]
+    assert call("phantom", dataset, tmp_path, *words) == 0
+    assert call("phantom", dataset, tmp_path) == 0
+    given = {"images": 12, "sites": 3, "pixels": 32, "depth": 9, "m": 1, "test_share": 0.3, "seed": 4}
+    expected = [PartlyAnnotatedPhantom(dataset=dataset, **given), PartlyAnnotatedPhantom(dataset=dataset)]
+    assert [places for places, _ in seen] == [(tmp_path, spec) for spec in expected]
+    assert capsys.readouterr().out.startswith("PHANTOM: 12 synthetic volumes in ")
 
 
 def test_brain_slices_are_prepared_with_label_sets(tmp_path, monkeypatch):

@@ -303,3 +303,19 @@ def test_a_table_outside_the_site_folder_is_refused_without_naming_it(tmp_path, 
     (folder / "site.json").write_text(json.dumps({**card, "splits": {"train": name}}))
     with refused("site-1: site.json, fields splits and truth: expected file names below the site folder, got another"):
         load_card(folder, "site-1")
+
+
+def test_a_card_of_volumes_says_which_value_is_the_lesion(tmp_path):
+    assert card_with(tmp_path, task="segmentation").foreground == 1
+    options = {"classes": ["lesion"], "splits": {"train": "datalist.json"}, "image_root": "."}
+    write_card(tmp_path, task="segmentation", foreground=3, window="lung", **options)
+    card = load_card(tmp_path, "site-1")
+    assert (card.task, card.foreground, card.window) == ("segmentation", 3, (-600.0, 1500.0))
+    write_card(tmp_path, task="segmentation", **options)
+    assert load_card(tmp_path, "site-1").foreground == 1
+
+
+@pytest.mark.parametrize(("value", "kind"), [(0, "int"), (-1, "int"), (True, "bool"), (1.0, "float"), ("1", "str")])
+def test_a_lesion_value_that_no_label_file_can_have_is_refused(tmp_path, value, kind):
+    with refused(f"site-1: site.json, field foreground: expected a whole number from 1, got another {kind}"):
+        card_with(tmp_path, task="segmentation", foreground=value)
