@@ -28,8 +28,8 @@ def counted():
     """Share → lesions kept and all, components of slices annotated and all, over all masks."""
     counts = {share: np.zeros(4, dtype=np.int64) for share in SHARES}
     for number, file in enumerate(sorted((Path(os.environ["FEDMEND_REAL_DATA"]) / "ms_flair/masks").glob("*.nii.gz"))):
-        mask = np.asarray(nibabel.load(file).dataobj) > 0
-        mask = mask[ndimage.find_objects(mask)[0]].astype(np.uint8)
+        mask = (np.asarray(nibabel.load(file).dataobj) > 0).astype(np.uint8)
+        mask = mask[ndimage.find_objects(mask)[0]]
         for share, total in counts.items():
             kept, lesions = remove_lesions(mask, share, seed=number)
             slices = [count_components(planes(m)) for m in (kept, mask)]
