@@ -25,9 +25,9 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 - D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code.
 - D11 see :func:`fedmend.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in 0..1.
 
-The published trigger has weaknesses, measured in the README: a site with few annotations has a flat curve, which can never fall
-0.03 below its line, and a fully annotated site that has a bad round is corrected too. ``relative``, ``patience`` and ``gate``
-mend that and are off by default.
+The published trigger has weaknesses: a site with few annotations has a flat curve, which can never fall 0.03 below its line, and
+a fully annotated site that has a bad round is corrected too. ``relative``, ``patience`` and ``gate`` mend that and are off by
+default.
 """
 
 import logging
