@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from fl_components.payload import (
     RunCard,
     SiteResult,
     check_result,
+    holds_result,
     pack_task,
     unpack_result,
 )
@@ -65,6 +66,8 @@ class StagedController(ModelController):
         weights: local file with initial weights at the server, or empty.
         min_sites: fewest valid results of a round; 0 = all sites that passed the census.
         round_timeout: seconds that a round waits for sites; 0 = no limit.
+        grace_period: seconds that a round goes on waiting for the others when ``min_sites`` sites have answered; 0 = as long as
+            for the first.
         eval_every: the global model is evaluated in every n-th round and at the end.
         method: name of the method for report and log.
     """
@@ -81,6 +84,7 @@ class StagedController(ModelController):
         weights: str = "",
         min_sites: int = 0,
         round_timeout: int = 0,
+        grace_period: int = 0,
         eval_every: int = 1,
         method: str = "",
     ):
@@ -89,16 +93,17 @@ class StagedController(ModelController):
             raise ValueError(f"expected 1 <= warmup_rounds <= num_rounds, got {warmup_rounds} and {num_rounds}")
         if not classes or len(set(classes)) != len(classes):
             raise ValueError(f"expected different class names, got {classes}")
-        if eval_every < 1 or min_sites < 0 or round_timeout < 0:
-            raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0")
+        if eval_every < 1 or min_sites < 0 or round_timeout < 0 or grace_period < 0:
+            raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0, grace_period >= 0")
         self.card = RunCard(run_name, tuple(classes), network, seed)
         self.num_rounds, self.warmup_rounds = num_rounds, warmup_rounds
         self._weights_file, self._min_sites, self._round_timeout = weights, min_sites, round_timeout
-        self._eval_every, self._method = eval_every, method
+        self._eval_every, self._method, self._grace_period = eval_every, method, grace_period
         self.annotated: dict[str, np.ndarray] = {}  # site → (C,) bool, from the census
         self.positives: dict[str, np.ndarray] = {}  # site → (C,) positive training samples, from the census
         self.samples: dict[str, int] = {}  # site → training samples, from the census
         self.roles: dict[str, str] = {}  # site → role; each site learns only its own
+        self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
         self.task = MULTILABEL  # what the census says
         self._phantom = False
 
@@ -170,6 +175,7 @@ class StagedController(ModelController):
         task = RoundTask(stage, round_num, self.num_rounds, knowledge or {}, seed=self.card.seed)
         evaluate = round_num % self._eval_every == 0
         results, replies = self._ask(TRAIN, model, task, evaluate=evaluate, check_report=check_report)
+        self._check_annotators(results, round_num)
         metrics = self._record_results(results, round_num, stage, model, time.monotonic() - started)
         aggregator = aggregator or SampleWeightedAggregator()
         for site in results:
@@ -278,7 +284,8 @@ class StagedController(ModelController):
         """Sends a task to the sites of the run and returns the valid results in sorted site order."""
         sites = sorted(self.annotated) or sorted(client.name for client in self.engine.get_clients())
         weights = {} if model is None else model.params
-        replies = self._send(task_name, weights, task, sites, evaluate=evaluate)
+        needed = needed or max(min(self._min_sites or len(sites), len(sites)), 1)
+        replies = self._send(task_name, weights, task, sites, evaluate=evaluate, needed=needed)
         results, accepted, refused = {}, {}, {}
         for reply in sorted(replies, key=lambda r: r.meta["client_name"]):
             site = reply.meta["client_name"]
@@ -302,7 +309,6 @@ class StagedController(ModelController):
         for site, reason in refused.items():
             self.record("refused", {"site": site, "reason": reason}, task.round_num)
             LOG.warning("%s%s", self._mark, reason)
-        needed = needed or max(min(self._min_sites or len(sites), len(sites)), 1)
         if len(results) < needed:
             raise FedMendError(
                 f"{task_name} of round {task.round_num}: expected valid results from {needed} sites, got {len(results)}: "
@@ -311,7 +317,7 @@ class StagedController(ModelController):
         return results, accepted
 
     def _send(
-        self, task_name: str, weights: dict, task: RoundTask, sites: list[str], *, evaluate: bool
+        self, task_name: str, weights: dict, task: RoundTask, sites: list[str], *, evaluate: bool, needed: int
     ) -> list[FLModel]:
         """One message per role, all at the same time, as no site may learn the role of another; waits for the replies."""
         replies: list[FLModel] = []
@@ -325,7 +331,13 @@ class StagedController(ModelController):
                 blocking=False,
                 callback=replies.append,
             )
+        enough_since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+            now = time.monotonic()
+            if enough_since is None and sum(map(holds_result, replies)) >= needed:
+                enough_since = now
+            if self._grace_period and enough_since is not None and now - enough_since >= self._grace_period:
+                self.cancel_all_tasks()
             time.sleep(POLL)
         if self.abort_signal.triggered:
             raise FedMendError(f"{task_name}: the job was aborted")
@@ -360,6 +372,20 @@ class StagedController(ModelController):
             raise FedMendError(
                 f"census: expected every class of the job to be annotated at a site, got none for {nowhere}"
             )
+
+    def _check_annotators(self, present: Collection[str], round_num: int) -> None:
+        """Names the classes of which no annotator took part in a round; the model forgets them while that lasts."""
+        known = [self.annotated[site] & (self.positives[site] > 0) for site in present]
+        missing = [c for c, found in zip(self.card.classes, np.any(known, axis=0), strict=True) if not found]
+        if missing != self._without_annotator:
+            self._without_annotator = missing
+            self.record("classes_without_annotator", missing, round_num)
+            words = (
+                f"no site that annotates {', '.join(missing)} took part"
+                if missing
+                else "every class has an annotator again"
+            )
+            LOG.warning("%sround %d: %s", self._mark, round_num + 1, words)
 
     def _describe(self) -> dict:
         settings = {}

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import numpy as np
@@ -176,6 +177,62 @@ def test_a_site_that_fails_the_census_is_not_asked_again(tmp_path, plain_report)
     federation = run(tmp_path, answer, THREE, min_sites=2)
     assert federation.engine.panics() == []
     assert {tuple(asked) for name, _, _, asked in federation.asked if name != CENSUS} == {("site-1", "site-3")}
+
+
+def waiting(folder, answer, sites, polls, **changes):
+    """A run in which FLARE waits for a late answer in every training round; ``polls`` notes how often it was asked."""
+    federation = Federation(folder, controller(**changes), list(sites), answer)
+    broadcast, standing = federation.controller.broadcast_model, {"tasks": 0}
+
+    def send(*, task_name, **options):
+        broadcast(task_name=task_name, **options)
+        standing["tasks"] = int(task_name == TRAIN)
+
+    def ask():
+        polls.append(standing["tasks"])
+        if len(polls) > 200:
+            standing["tasks"] = 0
+        return standing["tasks"]
+
+    federation.controller.broadcast_model = send
+    federation.controller.get_num_standing_tasks = ask
+    federation.controller.cancel_all_tasks = lambda: standing.update(tasks=0)
+    return federation.run()
+
+
+@pytest.fixture
+def fast_clock(monkeypatch):
+    """A clock that moves by half a second whenever it is looked at, and does not sleep."""
+    now = itertools.count(0, 0.5)
+    monkeypatch.setattr("fl_components.controllers.staged.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("fl_components.controllers.staged.time.sleep", lambda seconds: None)
+
+
+def test_a_round_waits_for_the_others_no_longer_than_the_grace_period(tmp_path, plain_report, fast_clock):
+    answer = failing(plain_answers(THREE), site="site-2", when=lambda name, r: name == TRAIN, error="")
+    polls = []
+    federation = waiting(tmp_path, answer, THREE, polls, min_sites=2, grace_period=3, num_rounds=1)
+    assert federation.engine.panics() == []
+    assert polls.count(1) == 7  # 3 seconds after the second answer at half a second each
+    assert federation.decisions("refused")[0] == (
+        0,
+        {"site": "site-2", "reason": "site-2: train: expected a result, got none"},
+    )
+
+
+def test_the_grace_period_begins_with_enough_results_and_not_with_sentences(tmp_path, plain_report, fast_clock):
+    answer = failing(plain_answers(THREE), site="site-2", when=lambda name, r: name == TRAIN)
+    polls = []
+    federation = waiting(tmp_path, answer, THREE, polls, min_sites=3, grace_period=3, num_rounds=1)
+    assert len(polls) > 200  # nobody ends the wait
+    assert federation.engine.panics()[0].startswith("train of round 0: expected valid results from 3 sites, got 2")
+
+
+def test_classes_whose_annotators_are_absent_are_named_when_that_changes(tmp_path, plain_report):
+    sites = {"site-1": [1, 0], "site-2": [0, 1], "site-3": [1, 0]}
+    answer = failing(plain_answers(sites), site="site-2", when=lambda name, r: name == TRAIN and r in (1, 2))
+    federation = run(tmp_path, answer, sites, min_sites=2, num_rounds=4)
+    assert federation.decisions("classes_without_annotator") == [(1, [CLASSES[1]]), (3, [])]
 
 
 def test_no_valid_result_at_all_stops_the_run_whatever_min_sites_says(tmp_path):
@@ -374,6 +431,7 @@ def test_an_abort_ends_the_run(tmp_path):
         ({"eval_every": 0}, "expected eval_every >= 1"),
         ({"min_sites": -1}, "min_sites >= 0"),
         ({"round_timeout": -1}, "round_timeout >= 0"),
+        ({"grace_period": -1}, "grace_period >= 0"),
     ],
 )
 def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
