@@ -2,7 +2,6 @@
 
 import logging
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from nvflare.security.logging import secure_format_exception
 
 from fedmend.annotation import Annotation, annotation_of
 from fedmend.data.manifest import load_card
-from fedmend.datasets.phantom_sites import ensure_phantom, phantom_spec
+from fedmend.datasets.phantom_sites import phantom_spec
 from fedmend.errors import FedMendError
 from fedmend.methods.base import LocalMethod, RoundTask, Site
 from fedmend.networks import build_network, get_weights, set_weights
@@ -36,7 +35,7 @@ from fl_components.payload import (
     pack_result,
     unpack_task,
 )
-from fl_components.site_config import SiteConfig, load_site_config
+from fl_components.site_config import SiteConfig, load_site_config, site_folder
 
 LOG = logging.getLogger("fedmend.executor")
 LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
@@ -173,26 +172,12 @@ class MethodExecutor(Executor):
         if page:
             (config.state_dir / run.run_name / name / GALLERY_NAME).write_text(page, encoding="utf-8")
 
-    def _folder(self, name: str, config: SiteConfig) -> Path:
-        if config.data_root is not None:
-            return config.data_root
-        if self._phantom is None:
-            raise FedMendError(
-                f"{name}: local/fedmend.json, field data_root: expected a folder, as this job has no phantom"
-            )
-        folder = ensure_phantom(config.cache_dir, self._phantom) / name
-        if not folder.is_dir():
-            raise FedMendError(
-                f"{name}: phantom: expected a site name from site-1 to site-{self._phantom.sites}, got {name}"
-            )
-        return folder
-
     def _open(self, name: str, run: RunCard, config: SiteConfig) -> tuple[Site, Annotation, np.ndarray | None]:
         """The site's data, ledger and state; kept while the process lives."""
         if self._opened is None or self._opened[0] != run:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             torch.backends.cudnn.deterministic = True  # same seed, same numbers
-            annotation = annotation_of(load_card(self._folder(name, config), name))
+            annotation = annotation_of(load_card(site_folder(name, config, self._phantom), name))
             if annotation.card.task not in self._method.TASKS:
                 known = " or ".join(map(repr, self._method.TASKS))
                 raise FedMendError(

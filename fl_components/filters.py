@@ -7,12 +7,13 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ProcessType, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError
 from fl_components.payload import KEY, REPORT, SiteResult, pack_result, parse_content
 from fl_components.site_config import load_site_config
+from fl_components.statistics import check_statistics
 
 _META = {KEY, MetaKey.FILTER_HISTORY, MetaKey.PROCESSED_ALGORITHM}  # the latter two are left by FLARE's own filters
 
@@ -22,8 +23,10 @@ class ReportGuard(Filter):
 
     Lets a result pass when its fields are known, its report fields are among those that the policy names and the whole is
     small enough; otherwise nothing but a sentence leaves. Rows of a report field that are made from fewer than ``min_count``
-    samples are set to zero, their count too. FLARE's simulator does not run site policies at the clients; there the server,
-    which has the same policy, runs this filter on what arrives.
+    samples are set to zero, their count too. Of FLARE's statistics workflow, label counts of at least ``min_count`` pass.
+
+    FLARE's simulator does not run site policies at the clients; there the server, which has the same policy, runs this filter
+    on what arrives.
 
     Args:
         fields: report fields that may leave.
@@ -41,14 +44,24 @@ class ReportGuard(Filter):
             return shareable  # FLARE's own error reply, without content
         peer = fl_ctx.get_peer_context() if fl_ctx.get_process_type() == ProcessType.SERVER_JOB else None
         site = (peer or fl_ctx).get_identity_name()
+        dxo = from_shareable(shareable)
+        if dxo.data_kind == DataKind.STATISTICS:
+            return self._process_statistics(shareable, dxo, site, fl_ctx)
         try:
-            dxo = from_shareable(shareable)
             self._check_envelope(dxo, site)
             dxo.meta[KEY] = self.check(dxo.meta[KEY], site, load_site_config(fl_ctx).min_count)
         except FedMendError as e:
             self.log_error(fl_ctx, str(e))
             return FLModelUtils.to_shareable(pack_result(SiteResult(error=str(e))))
         return dxo.update_shareable(shareable)
+
+    def _process_statistics(self, shareable: Shareable, dxo: DXO, site: str, fl_ctx: FLContext) -> Shareable:
+        try:
+            check_statistics(dxo, site, min_count=load_site_config(fl_ctx).min_count, max_bytes=self._max_bytes)
+        except FedMendError as e:  # FLARE's statistics workflow has no room for a sentence
+            self.log_error(fl_ctx, str(e))
+            return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
+        return shareable
 
     @staticmethod
     def _check_envelope(dxo: DXO, site: str) -> None:

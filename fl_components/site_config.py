@@ -7,6 +7,7 @@ from pathlib import Path
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from fedmend.datasets.phantom_sites import PhantomSpec, ensure_phantom
 from fedmend.errors import FedMendError
 
 CONFIG_NAME = "fedmend.json"
@@ -89,3 +90,26 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         state_dir=folder("state_dir"),
         **{name: raw[name] for name in (*_NUMBERS, *_FLAGS) if name in raw},
     )
+
+
+def site_folder(name: str, config: SiteConfig, phantom: PhantomSpec | None) -> Path:
+    """The site folder: ``data_root``, or where that is the word ``phantom``, the site's part of a phantom, made when missing.
+
+    Args:
+        name: the site's name.
+        config: its settings.
+        phantom: the job's phantom.
+
+    Raises:
+        FedMendError: the job has no phantom, or none for this site, or it cannot be made.
+    """
+    if config.data_root is not None:
+        return config.data_root
+    if phantom is None:
+        raise FedMendError(
+            f"{name}: local/{CONFIG_NAME}, field data_root: expected a folder, as this job has no phantom"
+        )
+    folder = ensure_phantom(config.cache_dir, phantom) / name
+    if not folder.is_dir():
+        raise FedMendError(f"{name}: phantom: expected a site name from site-1 to site-{phantom.sites}, got {name}")
+    return folder

@@ -189,7 +189,7 @@ def test_a_phantom_has_no_other_sites_than_its_own(client, monkeypatch):
     write_settings(site.folder, data_root="phantom")
     made = []
     monkeypatch.setattr(
-        "fl_components.executor.ensure_phantom", lambda cache, spec: made.append(spec.images) or cache / "nothing"
+        "fl_components.site_config.ensure_phantom", lambda cache, spec: made.append(spec.images) or cache / "nothing"
     )
     error = site.ask("census", census_task()).error
     assert error == "site-1: phantom: expected a site name from site-1 to site-2, got site-1"
@@ -206,7 +206,7 @@ def test_a_site_that_repairs_no_labels_does_not_speak_of_them(client, caplog):
 def test_a_phantom_run_says_so(client, monkeypatch, caplog):
     site = client(phantom={"dataset": "ich", "images": 60, "sites": 1})
     write_settings(site.folder, data_root="phantom")
-    monkeypatch.setattr("fl_components.executor.ensure_phantom", lambda cache, spec: site.folder)
+    monkeypatch.setattr("fl_components.site_config.ensure_phantom", lambda cache, spec: site.folder)
     (site.folder / "data").rename(site.folder / "site-1")
     assert site.ask("census", census_task()).census["phantom"] is True
     with caplog.at_level("INFO", "fedmend.executor"):

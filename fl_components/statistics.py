@@ -1,0 +1,184 @@
+"""LabelStatistics and what surrounds it in FLARE's statistics workflow: which site annotates what."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from nvflare.apis.dxo import DXO
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey
+from nvflare.app_common.abstract.statistics_spec import DataType, Feature, Statistics
+from nvflare.app_common.app_constant import StatisticsConstants as StC
+from nvflare.app_common.statistics.json_stats_file_persistor import JsonStatsFileWriter
+from nvflare.fuel.utils import fobs
+
+from fedmend.data.manifest import SINGLELABEL, load_card
+from fedmend.datasets.phantom_sites import phantom_spec
+from fedmend.errors import FedMendError
+from fedmend.label_audit import HELD_BACK, KINDS, SiteLabels, audit_page, count_labels, hold_back
+from fl_components.console import quiet_console
+from fl_components.payload import LONGEST_ERROR
+from fl_components.site_config import load_site_config, site_folder
+
+LOG = logging.getLogger("fedmend.audit")
+SAMPLES, PHANTOM_SAMPLES = "training samples", "PHANTOM training samples"
+PAGE_NAME = "report.html"
+LARGEST = 2**31
+TASKS = {StC.STATS_1st_STATISTICS, StC.STATS_2nd_STATISTICS}
+
+
+class LabelStatistics(Statistics):
+    """Counts of the training labels of a site, for FLARE's StatisticsExecutor with the statistic ``count``.
+
+    The datasets are ``annotated``, ``positive`` and ``missing``, their features the classes and the number of training samples,
+    whose name says whether they are synthetic. A class whose number the site holds back is no feature of that dataset. The site
+    decides by the ``min_count`` of its own ``fedmend.json``: FLARE's MinCountCleanser is set by the job, and lets every ``count``
+    pass. A site that cannot be counted has one feature, the sentence that says why.
+
+    Args:
+        classes: C class names.
+        phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``; fields of the classes in
+            :mod:`fedmend.datasets.phantom_sites`.
+    """
+
+    def __init__(self, *, classes: list[str], phantom: dict | None = None):
+        super().__init__()
+        _check_classes(classes)
+        self._classes = tuple(classes)
+        self._phantom = phantom_spec(phantom) if phantom else None
+        self._fl_ctx: FLContext | None = None
+        self._counts: dict[str, dict[str, int]] = {}  # dataset → feature → number
+
+    def initialize(self, fl_ctx: FLContext) -> None:
+        """Notes where the site is; data are opened when the server asks."""
+        quiet_console(fl_ctx)
+        self._fl_ctx = fl_ctx
+
+    def features(self) -> dict[str, list[Feature]]:
+        """Dataset → classes that the site tells a number of."""
+        if not self._counts:
+            name = self._fl_ctx.get_identity_name()
+            try:
+                self._counts = self._count(name)
+            except FedMendError as e:
+                message = str(e) if str(e).startswith(name) else f"{name}: {e}"
+                self.logger.error(message)
+                self._counts = {kind: {message[:LONGEST_ERROR]: 0} for kind in KINDS}
+        return {kind: [Feature(feature, DataType.INT) for feature in known] for kind, known in self._counts.items()}
+
+    def count(self, dataset_name: str, feature_name: str) -> int:
+        """One of the numbers."""
+        return self._counts[dataset_name][feature_name]
+
+    def _count(self, name: str) -> dict[str, dict[str, int]]:
+        config = load_site_config(self._fl_ctx)
+        card = load_card(site_folder(name, config, self._phantom), name)
+        counts = count_labels(card, self._classes)
+        samples = int(counts[KINDS.index("annotated"), 0] + counts[KINDS.index("missing"), 0])
+        if samples < max(config.min_count, 1):
+            raise FedMendError(f"{name}: {card.splits['train']}: expected at least min_count samples, got fewer")
+        told = hold_back(counts, min_count=config.min_count, one_label=card.task == SINGLELABEL)
+        if held := int((told == HELD_BACK).sum()):
+            LOG.info("%s: %d counts held back: fewer than %d samples, or next to such", name, held, config.min_count)
+        mark = PHANTOM_SAMPLES if config.data_root is None else SAMPLES
+        return {
+            kind: {mark: samples, **{c: n for c, n in zip(self._classes, row, strict=True) if n != HELD_BACK}}
+            for kind, row in zip(KINDS, told.tolist(), strict=True)
+        }
+
+
+class LabelAuditWriter(JsonStatsFileWriter):
+    """FLARE's writer of statistics, and ``report.html`` beside its file.
+
+    Args:
+        classes: C class names.
+        output_path: the JSON file, below the run's folder.
+    """
+
+    def __init__(self, *, classes: list[str], output_path: str):
+        super().__init__(output_path)
+        _check_classes(classes)
+        self._classes = tuple(classes)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Keeps FLARE's chatter out of the simulator's console."""
+        if event_type == EventType.START_RUN:
+            quiet_console(fl_ctx)
+
+    def save(self, data: dict, overwrite_existing: bool, fl_ctx: FLContext) -> None:
+        """Writes the page, then the JSON file: who sees the file finds both."""
+        sites = read_statistics(data, self._classes)
+        page = Path(self.get_output_path(fl_ctx)).with_name(PAGE_NAME)
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(audit_page(sites, self._classes), encoding="utf-8")
+        super().save(data, overwrite_existing, fl_ctx)
+        for site in sites.values():
+            if site.problem:
+                LOG.error("not counted: %s", site.problem)
+        mark = "PHANTOM " if any(site.phantom for site in sites.values()) else ""
+        counted = sum(not site.problem for site in sites.values())
+        LOG.info("%slabel audit: %d of %d sites counted", mark, counted, len(sites))
+        LOG.info("%sreport: %s", mark, page)
+
+
+def read_statistics(data: Mapping, classes: Sequence[str]) -> dict[str, SiteLabels]:
+    """What the sites say, out of what FLARE's StatisticsController combines: feature → ``count`` → site → dataset → number.
+
+    Args:
+        data: the combined statistics.
+        classes: C class names.
+
+    Returns:
+        site → its counts, in sorted order.
+    """
+    found: dict[str, dict[str, dict[str, int]]] = {}  # site → feature → dataset → number
+    for feature, statistics in data.items():
+        for site, numbers in statistics[StC.STATS_COUNT].items():
+            if site != StC.GLOBAL:
+                found.setdefault(site, {})[feature] = numbers
+    return {site: _site_labels(found[site], classes) for site in sorted(found)}
+
+
+def _site_labels(told: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> SiteLabels:
+    counts = np.array([[told.get(c, {}).get(kind, HELD_BACK) for c in classes] for kind in KINDS], dtype=np.int64)
+    mark = next((name for name in (SAMPLES, PHANTOM_SAMPLES) if name in told), None)
+    if mark is None:
+        return SiteLabels(0, counts, problem=next(iter(told)))
+    return SiteLabels(told[mark].get(KINDS[0], 0), counts, phantom=mark == PHANTOM_SAMPLES)
+
+
+def check_statistics(dxo: DXO, site: str, *, min_count: int, max_bytes: int) -> None:
+    """Refuses what a site may not send in answer to a task of FLARE's statistics workflow.
+
+    Args:
+        dxo: the answer.
+        site: site name for messages.
+        min_count: fewest samples behind a number.
+        max_bytes: largest size.
+
+    Raises:
+        FedMendError: other statistics than counts, a number from 1 to ``min_count`` - 1, or oversize.
+    """
+    where = f"{site}: ReportGuard, statistics"
+    data = dict(dxo.data)
+    task, headers = data.pop(StC.STATISTICS_TASK_KEY, None), data.pop(ReservedHeaderKey.HEADERS, {})
+    if headers or task not in TASKS or set(data) - {StC.STATS_FEATURES} != {task}:
+        raise FedMendError(f"{where}: expected the answer to one task of the statistics workflow, got another")
+    if not all(isinstance(v, bytes) for v in data.values()) or sum(map(len, data.values())) > max_bytes:
+        raise FedMendError(f"{where}: expected at most {max_bytes} bytes, got more or another type")
+    statistics = fobs.loads(data[task])
+    if unknown := set(statistics) - {StC.STATS_COUNT, StC.STATS_FAILURE_COUNT}:
+        raise FedMendError(f"{where}: expected counts alone, got also {min(unknown):.40}")
+    for datasets in statistics.values():
+        if unknown := set(datasets) - set(KINDS):
+            raise FedMendError(f"{where}: expected the datasets {list(KINDS)}, got also {min(unknown):.40}")
+        numbers = [number for features in datasets.values() for number in features.values()]
+        if not all(type(n) is int and (n == 0 or max(min_count, 1) <= n < LARGEST) for n in numbers):
+            raise FedMendError(f"{where}: expected whole numbers of at least min_count or 0, got others")
+
+
+def _check_classes(classes: Sequence[str]) -> None:
+    if not classes or len(set(classes)) < len(classes) or {SAMPLES, PHANTOM_SAMPLES} & set(classes):
+        raise ValueError(f"expected different class names other than {SAMPLES!r}, got {classes}")
