@@ -137,7 +137,7 @@ def test_a_class_that_the_site_policy_does_not_allow_stops_the_job(checkout, hom
     policy = home / "strict" / "local"
     shutil.copytree(checkout / "simulator_workspace" / "local", policy)
     resources = json.loads((policy / "resources.json").read_text())
-    resources["class_allow_list"].remove("fl_components.")
+    resources["class_allow_list"].remove("fl_components.controllers.fedmlp.FedMLPController")
     (policy / "resources.json").write_text(json.dumps(resources))
     code, out = run(["nvflare.cli", "simulator", checkout / "job", "-w", home / "strict", "-t", 2], home=home)
     assert code != 0

@@ -1,0 +1,1 @@
+"""Startup kits of a federation with FedMend's site policy."""

@@ -1,0 +1,94 @@
+"""The site policy of every startup kit: which classes a job may name, who may do what, and what leaves a site.
+
+Allow list and ReportGuard have their one home in ``simulator_workspace/local``, which the simulator obeys too.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from nvflare.lighter.constants import ProvFileName
+from nvflare.lighter.ctx import ProvisionContext
+from nvflare.lighter.entity import Participant, Project
+from nvflare.lighter.spec import Builder
+
+HERE = Path(__file__).resolve().parent
+POLICY = HERE.parent / "simulator_workspace" / "local"
+CONVERT = "nvflare.app_common.filters.convert_weights.ConvertWeights"
+SITE_SETTINGS = {"data_root": "", "cache_dir": "cache", "state_dir": "state", "min_count": 5}  # "" is refused by name
+SERVER_SETTINGS = {**SITE_SETTINGS, "data_root": "a server has no data"}
+
+
+class SitePolicyBuilder(Builder):
+    """Writes the policy into ``local/`` of the server's and of every hospital's kit; stands after StaticFileBuilder.
+
+    It changes FLARE's ``resources.json.default`` and ``authorization.json.default`` in place, so that no kit holds a more
+    permissive version to fall back on, and adds ``privacy.json`` and ``fedmend.json``.
+
+    Args:
+        server_storage: absolute folder on the server's machine for jobs and snapshots. FLARE's own default is a folder of the
+            system's temp directory.
+        weight_filters: name of a further privacy scope → stock filter (``path``, ``args``) that its results pass at the site.
+            The filter sees the change of the weights in the round, not the weights; ReportGuard is last in every scope.
+
+    Raises:
+        ValueError: a storage folder that is not absolute, or a filter without a path.
+    """
+
+    def __init__(self, *, server_storage: str, weight_filters: Mapping[str, Mapping] | None = None):
+        if not isinstance(server_storage, str) or not os.path.isabs(server_storage):
+            raise ValueError(f"SitePolicyBuilder, server_storage: expected an absolute folder, got {server_storage!r}")
+        for scope, chosen in (weight_filters or {}).items():
+            if not isinstance(chosen, Mapping) or "path" not in chosen:
+                raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected path and args, got {chosen!r}")
+        self._storage, self._weight_filters = Path(server_storage), dict(weight_filters or {})
+
+    def build(self, project: Project, ctx: ProvisionContext) -> None:
+        """Called by FLARE once per provisioning."""
+        os.chmod(ctx.get_state_dir(), 0o700)  # holds all private keys in a file that FLARE leaves readable
+        for site in project.get_clients():
+            self._write(site, ctx, SITE_SETTINGS, self._weight_filters)
+        # the server filters what arrives: its scopes have the same names, but noise is added once, at the site
+        self._write(project.get_server(), ctx, SERVER_SETTINGS, dict.fromkeys(self._weight_filters))
+        resources = Path(ctx.get_local_dir(project.get_server())) / ProvFileName.RESOURCES_JSON_DEFAULT
+        content = _read(resources)
+        content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
+        (jobs,) = (c for c in content["components"] if c["id"] == "job_manager")
+        jobs["args"]["uri_root"] = str(self._storage / "jobs")
+        _dump(content, resources)
+
+    @staticmethod
+    def _write(
+        participant: Participant,
+        ctx: ProvisionContext,
+        settings: Mapping[str, object],
+        weight_filters: Mapping[str, Mapping | None],
+    ) -> None:
+        local = Path(ctx.get_local_dir(participant))
+        resources = local / ProvFileName.RESOURCES_JSON_DEFAULT
+        _dump({**_read(resources), **_read(POLICY / "resources.json")}, resources)
+        _dump(_read(HERE / "authorization.json"), local / ProvFileName.AUTHORIZATION_JSON_DEFAULT)
+        _dump(_with_scopes(_read(POLICY / "privacy.json"), weight_filters), local / "privacy.json")
+        _dump(settings, local / "fedmend.json")
+
+
+def _with_scopes(privacy: dict, weight_filters: Mapping[str, Mapping | None]) -> dict:
+    """The policy with one more scope per filter: the default scope behind that filter, or without it where it is None."""
+    (default,) = (scope for scope in privacy["scopes"] if scope["name"] == privacy["default_scope"])
+    for name, chosen in weight_filters.items():
+        to_change, to_weights = (
+            {"path": CONVERT, "args": {"direction": direction}} for direction in ("weights_to_diff", "diff_to_weights")
+        )
+        chain = [to_change, dict(chosen), to_weights] if chosen else []
+        scope = {**default, "name": name, "task_result_filters": [*chain, *default["task_result_filters"]]}
+        privacy["scopes"].append(scope)
+    return privacy
+
+
+def _read(file: Path) -> dict:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _dump(content: Mapping, file: Path) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

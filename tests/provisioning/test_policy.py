@@ -1,0 +1,281 @@
+"""Startup kits made by the command of the documentation, judged by FLARE's own checkers."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+from factories import ROOT, refused
+from fl_factories import Engine, write_settings
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
+from nvflare.fuel.utils.class_utils import instantiate_class, load_class
+from nvflare.private.fed.app.default_app_validator import DefaultAppValidator
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.security.security import FLAuthorizer
+from test_jobs import VARIANTS, components, load
+from test_layers import imported, modules, within
+
+from fl_components.payload import SiteResult, pack_result, unpack_result
+from fl_components.site_config import read_site_config
+from provisioning.policy import SitePolicyBuilder
+
+PROJECT = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
+PEOPLE = {p["name"]: p["role"] for p in PROJECT["participants"] if p["type"] == "admin"}
+SERVER = PROJECT["variables"]["host"]
+HOSPITALS = [f"site-{i}" for i in range(1, 6)]
+ORGS = {p["name"]: p["org"] for p in PROJECT["participants"]}
+ROLES = ["project_admin", "org_admin", "lead", "member"]
+POLICY = ROOT / "simulator_workspace" / "local"
+every_site = pytest.mark.parametrize("site", [SERVER, *HOSPITALS])
+
+
+def read(file):
+    return json.loads(file.read_text())
+
+
+def provision(out, *, home, project=ROOT / "provisioning" / "project.yml"):
+    """The documented command in the checkout's root, without anything of ours on Python's path."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HOME": str(home)}
+    words = [sys.executable, "-P", "-m", "nvflare.cli", "provision", "-p", str(project), "-w", str(out)]
+    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("provisioned")
+    done = provision(folder / "out", home=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "out" / "fedmend"
+
+
+@pytest.fixture(scope="module")
+def kits(out):
+    return out / "prod_00"
+
+
+def authorizer(kit, site):
+    """FLARE's judge of commands, as the site makes it from its kit."""
+    return FLAuthorizer(ORGS[site], read(kit / "local" / "authorization.json.default"))
+
+
+def check_class(kit, path):
+    """FLARE's judge of classes, which is asked before a job's component is built."""
+    ComponentPathAuthorizer().authorize_component_config({"path": path}, workspace=Workspace(str(kit)))
+
+
+def test_everybody_gets_a_kit(kits):
+    assert {f.name for f in kits.iterdir()} == {SERVER, *HOSPITALS, *PEOPLE}
+    assert sorted(PEOPLE.values()) == sorted(["project_admin", "lead", "member", *["org_admin"] * 5])
+    assert {ORGS[name] for name, role in PEOPLE.items() if role == "org_admin"} == {ORGS[s] for s in HOSPITALS}
+
+
+def test_the_root_signed_every_certificate_which_says_name_and_role(kits):
+    for kit in kits.iterdir():
+        root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
+        (file,) = (kit / "startup").glob("*.crt")
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        certificate.verify_directly_issued_by(root)
+        (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        roles = [a.value for a in certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)]
+        assert name.value == kit.name
+        assert roles == ([PEOPLE[kit.name]] if kit.name in PEOPLE else [])
+
+
+def test_private_keys_are_for_their_owner_alone(out, kits):
+    keys = list(kits.glob("*/startup/*.key"))
+    assert len(keys) == len(ORGS)
+    for key in keys:
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert "PRIVATE KEY" in (out / "state" / "cert.json").read_text()
+    assert stat.S_IMODE((out / "state").stat().st_mode) == 0o700
+
+
+def test_connections_are_mutual_tls_to_one_host_and_jobs_must_be_signed(kits):
+    server = read(kits / SERVER / "startup" / "fed_server.json")
+    assert server["require_signed_jobs"] is True
+    (entry,) = server["servers"]
+    assert entry["connection_security"] == "mtls"
+    assert (entry["service"]["target"], entry["admin_port"]) == (f"{SERVER}:8002", 8003)
+    for site in HOSPITALS:
+        client = read(kits / site / "startup" / "fed_client.json")
+        assert client["require_signed_jobs"] is True
+        assert client["client"]["connection_security"] == "mtls"
+        assert [s["service"]["target"] for s in client["servers"]] == [f"{SERVER}:8002"]
+    for name in PEOPLE:
+        admin = read(kits / name / "startup" / "fed_admin.json")["admin"]
+        assert (admin["host"], admin["port"], admin["connection_security"]) == (SERVER, 8003, "mtls")
+
+
+def test_a_hospital_that_has_not_said_where_its_data_are_is_told_so_in_one_sentence(kits):
+    for site in HOSPITALS:
+        file = kits / site / "local" / "fedmend.json"
+        with refused(f"{site}: local/fedmend.json, field data_root: expected a folder, got ''"):
+            read_site_config(file, kits / site, site)
+
+
+def test_the_settings_are_complete_once_the_folder_is_filled_in(kits, tmp_path):
+    file = tmp_path / "fedmend.json"
+    file.write_text(json.dumps({**read(kits / "site-1" / "local" / "fedmend.json"), "data_root": str(tmp_path)}))
+    config = read_site_config(file, kits / "site-1", "site-1")
+    assert config.data_root == tmp_path
+    assert config.state_dir == (kits / "site-1" / "state").resolve()
+    assert config.min_count == 5
+
+
+def test_the_servers_settings_are_complete(kits):
+    config = read_site_config(kits / SERVER / "local" / "fedmend.json", kits / SERVER, "server")
+    assert config.state_dir == (kits / SERVER / "state").resolve()
+
+
+@every_site
+def test_a_kit_obeys_the_simulators_allow_list(kits, site):
+    resources, policy = read(kits / site / "local" / "resources.json.default"), read(POLICY / "resources.json")
+    assert not (kits / site / "local" / "resources.json").exists()  # would replace the file above
+    assert {name: resources[name] for name in policy} == policy
+    assert policy["class_list_enforcement_mode"] == "enforce"
+    assert policy["allow_log_streaming"] is False
+    assert "process_launcher" in {c["id"] for c in resources["components"]}
+
+
+def test_the_server_keeps_jobs_outside_the_temp_directory(kits):
+    text = (kits / SERVER / "local" / "resources.json.default").read_text()
+    assert '"uri_root": "/var/lib/fedmend/jobs"' in text
+    assert '"root_dir": "/var/lib/fedmend/snapshots"' in text
+    assert "/tmp" not in text
+
+
+def test_the_allow_list_is_flares_own_and_single_classes_of_ours():
+    ours = [p for p in read(POLICY / "resources.json")["class_allow_list"] if p not in DEFAULT_CLASS_ALLOW_LIST]
+    assert set(DEFAULT_CLASS_ALLOW_LIST) <= set(read(POLICY / "resources.json")["class_allow_list"])
+    persistor = "nvflare.app_opt.pt.file_model_persistor.PTFileModelPersistor"
+    assert within(ours, "nvflare") == [persistor]
+    for path in ours:  # no package: its modules also hold functions, and FLARE calls whatever a path names
+        assert isinstance(load_class(path), type), path
+        assert path == persistor or path.split(".")[0] in ("fl_components", "fedmend")
+
+
+@every_site
+def test_every_class_that_a_job_names_is_allowed(kits, site):
+    paths = {c["path"] for job, variant in VARIANTS for f in load(job, variant).values() for c in components(f)}
+    assert "fl_components.executor.MethodExecutor" in paths
+    for path in paths:
+        check_class(kits / site, path)
+
+
+@every_site
+@pytest.mark.parametrize(
+    "path",
+    [
+        "subprocess.Popen",
+        "fl_components.cli.main",  # would run any command of ours with the job's arguments
+        "fl_components.executor.MethodExecutorOfAnother",
+        "fedmend.ledger.LabelLedger",
+        "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor",
+    ],
+)
+def test_a_class_that_is_not_listed_is_refused(kits, site, path):
+    with pytest.raises(UnsafeComponentError, match="is not in allow_list"):
+        check_class(kits / site, path)
+
+
+@every_site
+@pytest.mark.parametrize("role", ROLES)
+def test_a_job_with_code_in_it_is_refused_whoever_submits_it(kits, site, role, tmp_path, monkeypatch):
+    monkeypatch.setattr(AuthorizationService, "the_authorizer", authorizer(kits / site, site))
+    kind = "server" if site == SERVER else "client"
+    monkeypatch.setattr(AppAuthzService, "app_validator", DefaultAppValidator(site_type=kind))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / f"config_fed_{kind}.json").write_text("{}")
+    person = {"submitter_name": "somebody", "submitter_org": ORGS[site], "submitter_role": role}
+    assert AppAuthzService.authorize(str(tmp_path), **person) == (True, "")
+    (tmp_path / "custom").mkdir()
+    assert AppAuthzService.authorize(str(tmp_path), **person) == (False, "BYOC not permitted")
+
+
+RIGHTS = {  # role → what it may do with somebody else's job at another organisation's site, and what else with its own
+    "project_admin": ({"abort_job", "get_job_log", "list_jobs", "shutdown"}, {"cat"}),
+    "org_admin": ({"list_jobs"}, {"shutdown", "cat"}),
+    "lead": ({"submit_job", "list_jobs"}, {"clone_job", "abort_job", "download_job", "get_job_log"}),
+    "member": ({"list_jobs"}, set()),
+    "stranger": (set(), set()),
+}
+ASKED = {"byoc", "server-predeployed-flwr"}.union(*(a | b for a, b in RIGHTS.values()))
+
+
+@every_site
+@pytest.mark.parametrize("role", RIGHTS)
+def test_a_role_may_do_what_it_needs_and_no_more(kits, site, role):
+    judge = authorizer(kits / site, site)
+    always, own = RIGHTS[role]
+    strange, native = Person("somebody", "elsewhere", role), Person("somebody", ORGS[site], role)
+    for person, submitter, expected in ((strange, Person("x", "x", "lead"), always), (native, native, always | own)):
+        allowed = {r for r in ASKED if judge.authorize(AuthzContext(right=r, user=person, submitter=submitter))[0]}
+        assert allowed == expected
+
+
+@every_site
+def test_the_default_privacy_scope_is_the_simulators(kits, site):
+    policy, privacy = read(POLICY / "privacy.json"), read(kits / site / "local" / "privacy.json")
+    assert privacy["default_scope"] == policy["default_scope"]
+    assert privacy["scopes"][: len(policy["scopes"])] == policy["scopes"]
+
+
+@every_site
+def test_the_guard_is_the_last_filter_of_every_scope_and_only_a_hospital_adds_another(kits, site):
+    scopes = {s["name"]: [f["path"].split(".")[-1] for f in s["task_result_filters"]] for s in scopes_of(kits / site)}
+    assert scopes["fedmend"] == ["ReportGuard"]
+    chain = [] if site == SERVER else ["ConvertWeights", "PercentilePrivacy", "ConvertWeights"]
+    assert scopes["percentile"] == [*chain, "ReportGuard"]
+
+
+def scopes_of(kit):
+    return read(kit / "local" / "privacy.json")["scopes"]
+
+
+def test_the_weight_filter_limits_the_change_of_the_weights_and_leaves_a_result_of_ours(kits, tmp_path):
+    (scope,) = (s for s in scopes_of(kits / "site-1") if s["name"] == "percentile")
+    write_settings(tmp_path)
+    fl_ctx = Engine(tmp_path, "site-1").new_context()
+    base = np.full((2, 2), 5, dtype=np.float32)
+    task = DXO(DataKind.WEIGHTS, data={"a": base}).to_shareable()
+    fl_ctx.set_prop(FLContextKey.TASK_DATA, task, private=True, sticky=False)
+    trained = base + np.array([[0.5, -0.5], [0.004, 0]], dtype=np.float32)
+    shareable = FLModelUtils.to_shareable(pack_result(SiteResult(round_num=1, samples=10, weights={"a": trained})))
+    for chosen in scope["task_result_filters"]:
+        shareable = instantiate_class(chosen["path"], chosen["args"]).process(shareable, fl_ctx)
+    assert from_shareable(shareable).data_kind == DataKind.WEIGHTS
+    result = unpack_result(FLModelUtils.from_shareable(shareable), "site-1")
+    assert (result.error, result.samples) == ("", 10)
+    np.testing.assert_allclose(result.weights["a"], [[5.01, 4.99], [5.004, 5]], rtol=0, atol=1e-6)
+    assert result.weights["a"].dtype == np.float32
+
+
+@pytest.mark.parametrize("storage", ["jobs", None])
+def test_a_storage_folder_that_depends_on_the_current_folder_is_refused(storage):
+    with pytest.raises(ValueError, match=r"^SitePolicyBuilder, server_storage: expected an absolute folder, got "):
+        SitePolicyBuilder(server_storage=storage)
+
+
+def test_a_filter_without_a_path_is_refused():
+    with pytest.raises(ValueError, match=r"^SitePolicyBuilder, weight_filters x: expected path and args, got 'y'$"):
+        SitePolicyBuilder(server_storage="/x", weight_filters={"x": "y"})
+
+
+def test_provisioning_knows_flares_provisioning_alone():
+    for file in modules(ROOT / "provisioning"):
+        names = imported(file.read_text(), "provisioning")
+        assert within(names, "nvflare") == within(names, "nvflare.lighter")
+        assert within(names, "fedmend") == within(names, "fl_components") == []
