@@ -94,12 +94,13 @@ class LabelAnnotation(Annotation):
         return load_truth(self.card.folder, self.card.site, data.classes, data.train.table.images)
 
     def describe(self, data: SiteData) -> list[str]:
-        """Labels of each class."""
+        """Labels of each split and class."""
         lines = []
-        for i, name in enumerate(data.classes):
-            positive, negative, blank = ((data.train.labels[:, i] == v).sum() for v in (1, 0, NOT_ANNOTATED))
-            text = f"{positive} positive, {negative} negative, {blank} blank"
-            lines.append(f"{name}: {text if data.annotated[i] else 'not annotated here'}")
+        for split, held in {"train": data.train, **data.evaluation}.items():
+            for i, name in enumerate(data.classes):
+                positive, negative, blank = ((held.labels[:, i] == v).sum() for v in (1, 0, NOT_ANNOTATED))
+                text = f"{positive} positive, {negative} negative, {blank} blank"
+                lines.append(f"{split}, {name}: {text if held.table.annotated[i] else 'not annotated here'}")
         return lines
 
     def positives(self, data: SiteData) -> np.ndarray:

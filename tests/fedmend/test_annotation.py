@@ -60,9 +60,12 @@ def test_positives_are_labels_or_slices_with_a_lesion(labels, masks, tmp_path):
 
 def test_a_folder_is_described_for_the_person_who_prepared_it(labels, masks, tmp_path):
     assert labels.describe(loaded(labels, tmp_path)) == [
-        "edema: 2 positive, 3 negative, 1 blank",
-        "fracture: not annotated here",
-        "nodule: 2 positive, 3 negative, 1 blank",
+        "train, edema: 2 positive, 3 negative, 1 blank",
+        "train, fracture: not annotated here",
+        "train, nodule: 2 positive, 3 negative, 1 blank",
+        "test, edema: 2 positive, 4 negative, 0 blank",
+        "test, fracture: 0 positive, 6 negative, 0 blank",
+        "test, nodule: 2 positive, 4 negative, 0 blank",
     ]
     assert masks.describe(loaded(masks, tmp_path)) == [
         "train: 2 volumes, 2 with lesion; 8 slices, 4 with lesion",
