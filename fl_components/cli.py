@@ -1,8 +1,10 @@
 """The console command ``fedmend``: everything that a person types."""
 
 import argparse
+import contextlib
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,6 +165,53 @@ def _simulate(args: argparse.Namespace) -> None:
         print("\n".join(mean_and_sd(runs)))
 
 
+def _quiet_flare() -> None:
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what goes wrong is said in a sentence of ours
+
+
+def _submit(args: argparse.Namespace) -> None:
+    from fl_components.simulate import parse_assignments
+    from fl_components.submit import configured, fetch, follow, open_session, submit_job, what_came_out
+
+    if bool(args.job) == bool(args.job_id):
+        raise FedMendError(f"submit: expected a job folder or --job-id, got {'both' if args.job else 'none'}")
+    _quiet_flare()
+    with contextlib.ExitStack() as stack:
+        if args.job:  # a mistyped variable is refused before the server is asked
+            given = parse_assignments(args.set)
+            job = stack.enter_context(configured(args.job, given, **_given(args, "variant", "sites")))
+        session = stack.enter_context(open_session(args.kit))
+        job_id = args.job_id or submit_job(session, job)
+        back = f"fedmend submit --kit {args.kit} --job-id {job_id} --out {args.out}"
+        print(f"job {job_id}; Ctrl-C leaves it running, and this comes back to it: {back}", flush=True)
+        follow(session, job_id, show=_show)
+        folder = fetch(session, job_id, args.out)
+    print("\n".join(what_came_out(folder)))
+
+
+def _poc(args: argparse.Namespace) -> None:
+    from fl_components.federation import poc
+    from fl_components.simulate import parse_assignments
+    from fl_components.submit import what_came_out
+
+    _quiet_flare()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # by way of every finally, which stops the federation
+    folder = poc(
+        args.job,
+        args.workspace,
+        variables=parse_assignments(args.set),
+        site_settings=parse_assignments(args.site),
+        show=_show,
+        **_given(args, "variant", "sites"),
+    )
+    print("\n".join(what_came_out(folder)))
+
+
+def _show(line: str) -> None:
+    print(line, flush=True)
+
+
 def _ledger_show(args: argparse.Namespace) -> None:
     from fedmend.ledger import read_history
 
@@ -229,26 +278,11 @@ def _run_folders(folder: Path, name: str) -> list[Path]:
 
 
 def _sitecheck(args: argparse.Namespace) -> None:
-    import tempfile
+    from fl_components.sitecheck import SiteCheck, sitecheck
 
-    import torch
-
-    from fedmend.annotation import annotation_of
-    from fedmend.data.manifest import load_card
-
-    annotation = annotation_of(load_card(args.folder, args.folder.name))
-    with tempfile.TemporaryDirectory() as cache:
-        data = annotation.load(
-            tuple(args.classes.split(",")) if args.classes else annotation.card.classes,
-            cache_dir=Path(cache),
-            image_size=annotation.check_size,
-            device=torch.device("cpu"),
-            max_unreadable=args.max_unreadable,
-        )
-        annotation.load_truth(data)
-        print("\n".join(annotation.describe(data)))
-    sizes = ", ".join(f"{k} {len(v)}" for k, v in {"train": data.train, **data.evaluation}.items())
-    print(f"{args.folder.name}: ready ({sizes} samples, every image read)")
+    classes = args.classes.split(",") if args.classes else ()
+    check = SiteCheck(args.folder, classes=classes, **_given(args, "kit", "job", "max_unreadable"))
+    sitecheck(check, show=lambda line: print(line, flush=True), color=sys.stdout.isatty())
 
 
 def _share(text: str) -> float | None:
@@ -310,8 +344,8 @@ def _protocol_of(args: argparse.Namespace):
     return NoiseProtocol(**{f.name: getattr(args, f.name) for f in fields(NoiseProtocol)})
 
 
-def _job_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", type=Path, help="job folder, e.g. jobs/fedmlp_ich")
+def _job_arguments(parser: argparse.ArgumentParser, **job) -> None:
+    parser.add_argument("job", type=Path, help="job folder, e.g. jobs/fedmlp_ich", **job)
     parser.add_argument(
         "--variant", default="", help="name of a file in the job's variants folder, e.g. paper or fedavg"
     )
@@ -541,13 +575,7 @@ def _add_jobs(commands) -> None:
     )
     simulate.add_argument("--threads", type=int, default=1, help="sites that run at the same time")
     simulate.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
-    simulate.add_argument(
-        "--site",
-        nargs="+",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="override fields of fedmend.json, e.g. data_root=/data/{SITE_NAME}",
-    )
+    _site_settings(simulate)
     simulate.add_argument(
         "--seeds", type=_seeds, default=[], help="several runs, e.g. 0,1,2; prints mean and standard deviation"
     )
@@ -555,6 +583,33 @@ def _add_jobs(commands) -> None:
         "--quiet", action="store_true", help="keep the simulator's output in a file beside the workspace"
     )
     simulate.set_defaults(run=_simulate)
+
+
+def _add_federation(commands) -> None:
+    submit = commands.add_parser("submit", help="run a job on a provisioned federation and fetch its result")
+    _job_arguments(submit, nargs="?")
+    submit.add_argument("--kit", type=Path, required=True, help="startup kit of the lead researcher")
+    submit.add_argument("--sites", type=int, default=0, help="sites named in meta.json (default: as in the job)")
+    submit.add_argument("--job-id", default="", help="instead of a job folder: come back to a job")
+    submit.add_argument("--out", type=Path, default=Path("runs/results"), help="default runs/results")
+    submit.set_defaults(run=_submit)
+
+    poc = commands.add_parser("poc", help="run a job on a real federation of this machine that exists for this job")
+    _job_arguments(poc)
+    poc.add_argument("--workspace", type=Path, required=True, help="new or empty folder for kits, state and result")
+    poc.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
+    _site_settings(poc)
+    poc.set_defaults(run=_poc)
+
+
+def _site_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--site",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override fields of fedmend.json, e.g. data_root=/data/{SITE_NAME}",
+    )
 
 
 def _add_ledger(commands) -> None:
@@ -590,10 +645,17 @@ def _add_checks(commands) -> None:
     table.add_argument("--out", type=Path, required=True, help="folder for per_class and macro, .md and .csv")
     table.set_defaults(run=_table)
 
-    check = commands.add_parser("sitecheck", help="read a site folder as a job would, and say what it annotates")
-    check.add_argument("folder", type=Path)
-    check.add_argument("--classes", default="", help="the job's classes, comma-separated (default: those of site.json)")
-    check.add_argument("--max-unreadable", type=int, default=0)
+    check = commands.add_parser("sitecheck", help="what hospital IT runs before joining: one line per check")
+    check.add_argument("folder", type=Path, nargs="?", help="site folder (default: what the kit's fedmend.json names)")
+    check.add_argument(
+        "--kit", type=Path, help="startup kit of the site: checks its settings, policy and connection too"
+    )
+    wanted = check.add_mutually_exclusive_group()
+    wanted.add_argument("--job", type=Path, help="job folder: checks classes, method and class policy against it")
+    wanted.add_argument(
+        "--classes", default="", help="the job's classes, comma-separated (default: those of site.json)"
+    )
+    check.add_argument("--max-unreadable", type=int, help="default: what the kit's fedmend.json says, or 0")
     check.set_defaults(run=_sitecheck)
 
 
@@ -601,7 +663,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of ``fedmend``."""
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_prepare, _add_phantom, _add_jobs, _add_ledger, _add_checks):
+    for add in (_add_prepare, _add_phantom, _add_jobs, _add_federation, _add_ledger, _add_checks):
         add(commands)
     return parser
 

@@ -18,7 +18,7 @@ import psutil
 
 from fedmend.datasets.phantom_sites import phantom_spec
 from fedmend.errors import FedMendError
-from fl_components.site_config import PHANTOM
+from fl_components.site_config import CONFIG_NAME, PHANTOM
 
 POLICY = Path(__file__).resolve().parents[1] / "simulator_workspace" / "local"
 VARIANTS = "variants"
@@ -132,18 +132,23 @@ def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
     """
     if not POLICY.is_dir():
         raise FedMendError("site policy: expected simulator_workspace/local in the FedMend checkout, not found")
-    file = workspace / "local" / "fedmend.json"
+    file = workspace / "local" / CONFIG_NAME
     startup = workspace / "startup"  # the simulator leaves it empty, a provisioned site keeps its certificates there
     earlier_run = file.is_file() and not (startup.is_dir() and any(startup.iterdir()))
     empty = not workspace.exists() or (workspace.is_dir() and not any(workspace.iterdir()))
     if workspace.resolve() == POLICY.parent or not (earlier_run or empty):
         raise FedMendError("--workspace: expected a new folder or one of an earlier run, got one with other files")
     shutil.copytree(POLICY, workspace / "local", dirs_exist_ok=True)
-    settings = {**json.loads(file.read_text()), **site_settings}
+    file.write_text(local_settings(site_settings))
+
+
+def local_settings(site_settings: Mapping[str, object]) -> str:
+    """Content of ``fedmend.json`` for a trial on this machine: the tracked one with other values, see :func:`lay_policy`."""
+    settings = {**json.loads((POLICY / CONFIG_NAME).read_text()), **site_settings}
     data_root = site_settings.get("data_root")
     if isinstance(data_root, str) and data_root not in ("", PHANTOM):
         settings["data_root"] = str(Path(data_root).expanduser().absolute())
-    file.write_text(json.dumps(settings, indent=2) + "\n")
+    return json.dumps(settings, indent=2) + "\n"
 
 
 def simulate(

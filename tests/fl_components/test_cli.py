@@ -125,19 +125,19 @@ def test_a_missing_ledger_is_one_sentence_and_exit_code_1(tmp_path, capsys, acti
 def test_a_good_site_folder_is_ready_and_described(tmp_path, capsys):
     make_site_folder(tmp_path / "site-1", splits=("test",))
     assert call("sitecheck", tmp_path / "site-1", "--classes", ",".join(CLASSES)) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "edema: 2 positive, 3 negative, 1 blank",
-        "fracture: not annotated here",
-        "nodule: 2 positive, 3 negative, 1 blank",
-        "site-1: ready (train 6, test 6 samples, every image read)",
-    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert "ok    class names: the 3 classes of the job" in lines
+    assert "        train, edema: 2 positive, 3 negative, 1 blank" in lines
+    assert lines[-1].startswith("site-1: ready (")
 
 
-def test_a_bad_site_folder_is_one_sentence_and_exit_code_1(tmp_path, capsys):
+def test_a_bad_site_folder_is_a_line_and_exit_code_1(tmp_path, capsys):
     make_site_folder(tmp_path / "site-1")
     assert call("sitecheck", tmp_path / "site-1", "--classes", "edema,nodule") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedmend: site-1: site.json, field classes: expected the job's ['edema', 'nodule']")
+    captured = capsys.readouterr()
+    (line,) = [line for line in captured.out.splitlines() if line.startswith("fail")]
+    assert line.startswith("fail  class names: site.json, field classes: expected the job's ['edema', 'nodule']")
+    assert captured.err == "fedmend: site-1: expected every check to pass, got 1 that failed\n"
 
 
 def test_a_bad_truth_table_is_found_by_sitecheck(tmp_path, capsys):
@@ -147,34 +147,41 @@ def test_a_bad_truth_table_is_found_by_sitecheck(tmp_path, capsys):
     (folder / "truth.csv").write_text("\n".join([*lines[:2], lines[2].rsplit(",", 1)[0] + ",maybe", *lines[3:]]))
     capsys.readouterr()
     assert call("sitecheck", folder) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedmend: site-1: truth.csv row 3, column nodule: expected 1, 0 or blank")
+    assert "truth.csv row 3, column nodule: expected 1, 0 or blank" in capsys.readouterr().out
 
 
 def test_a_site_folder_of_volumes_is_ready_and_described(tmp_path, capsys):
     big = lesion(((9, 10), (0, 1), (0, 1)), shape=(300, 300, 2))  # one pixel, which smaller slices would lose
     folder = make_volume_site(tmp_path / "site-1", [lesion(), big], complete=[lesion(), big], window="lung")
     assert call("sitecheck", folder) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "train: 2 volumes, 2 with lesion; 6 slices, 3 with lesion",
-        "test: 1 volumes, 1 with lesion; 4 slices, 2 with lesion",
-        "window: centre -600 HU, width 1500 HU",
-        "site-1: ready (train 6, test 4 samples, every image read)",
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("ok    counts: train 6, test 4 samples")
+    assert lines[start + 1 : start + 4] == [
+        "        train: 2 volumes, 2 with lesion; 6 slices, 3 with lesion",
+        "        test: 1 volumes, 1 with lesion; 4 slices, 2 with lesion",
+        "        window: centre -600 HU, width 1500 HU",
     ]
 
 
 def test_bad_volumes_and_bad_complete_masks_are_found_by_sitecheck(tmp_path, capsys):
     folder = make_volume_site(tmp_path / "site-1", complete=[lesion()] * 2)
     assert call("sitecheck", folder, "--classes", "edema") == 1
-    assert capsys.readouterr().err.startswith("fedmend: site-1: site.json, field classes: expected the job's ['edema']")
+    assert "site.json, field classes: expected the job's ['edema']" in capsys.readouterr().out
     (folder / "truth" / "labels" / "case-2.nii.gz").unlink()
     assert call("sitecheck", folder) == 1
-    sentence = "site-1: truth/datalist.json, training item 2, label: expected a NIfTI file, not found"
-    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+    line = "fail  images: truth/datalist.json, training item 2, label: expected a NIfTI file, not found"
+    assert line in capsys.readouterr().out.splitlines()
     (folder / "images" / "case-3.nii.gz").unlink()
     assert call("sitecheck", folder) == 1
-    sentence = "site-1: datalist.json, test item 1, image: expected a NIfTI file, not found"
-    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+    line = "        datalist.json, test item 1, image: expected a NIfTI file, not found"
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_sitecheck_passes_everything_on(tmp_path, monkeypatch):
+    seen = capture(monkeypatch, "fl_components.sitecheck.SiteCheck")
+    monkeypatch.setattr("fl_components.sitecheck.sitecheck", lambda check, **how: None)
+    assert call("sitecheck", "--kit", "k", "--job", "j", "--max-unreadable", 3) == 0
+    assert seen == [((None,), {"kit": Path("k"), "job": Path("j"), "classes": (), "max_unreadable": 3})]
 
 
 def test_a_run_folder_without_records_is_refused(tmp_path, capsys):

@@ -1,0 +1,98 @@
+"""Real federations for tests: provisioned with our policy, run as processes of this machine, stopped whatever happens."""
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from unittest import mock
+
+from factories import ROOT
+from nvflare.fuel.flare_api.flare_api import Session
+
+from fedmend.errors import FedMendError
+from fl_components.federation import LocalFederation
+from fl_components.submit import configured, follow, submit_job
+
+DAEMON, PARENT, JOB = "daemon", "parent", "job"  # what restarts the parent, what stays connected, what runs one job
+_ROLES = {
+    "sub_start.sh": DAEMON,
+    "client_train": PARENT,
+    "server_train": PARENT,
+    "worker_process": JOB,
+    "runner_process": JOB,
+}
+TINY = {"num_rounds": 2, "warmup_rounds": 1, "image_size": 32, "batch_size": 8, "st": False, "phantom.images": 300}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A running federation.
+
+    Attributes:
+        federation: kits (= workspaces) by name, start and stop.
+        session: of the lead researcher.
+    """
+
+    federation: LocalFederation
+    session: Session
+
+    def processes(self, name, role):
+        """Processes of the server or of a site that play this role now."""
+        found = []
+        for process, owner in self.federation.processes().items():
+            with contextlib.suppress(Exception):  # it may have ended since
+                words = " ".join(process.cmdline())
+                if owner == name and any(word in words and r == role for word, r in _ROLES.items()):
+                    found.append(process)
+        return found
+
+    def process(self, name, role, *, timeout=120):
+        """The one process of that role, as soon as there is one: to kill, suspend or resume."""
+        end = time.monotonic() + timeout
+        while len(found := self.processes(name, role)) != 1:
+            assert time.monotonic() < end, f"{name}: expected one {role} process, got {found}"
+            time.sleep(0.1)
+        return found[0]
+
+    @contextlib.contextmanager
+    def settings(self, site, **fields):
+        """Other fields in the site's ``fedmend.json`` for a while; it is read per job."""
+        file = self.federation.kits / site / "local" / "fedmend.json"
+        text = file.read_text()
+        file.write_text(json.dumps({**json.loads(text), **fields}))
+        yield
+        file.write_text(text)
+
+    def run(self, folder, send=submit_job):
+        """Submits a job folder and waits for its end.
+
+        Args:
+            folder: job folder.
+            send: from session and folder to the job's id.
+
+        Returns:
+            What the lead sees, and the sentence at the end of a job that failed, or "".
+        """
+        lines = []
+        try:
+            follow(self.session, send(self.session, folder), show=lines.append, interval=1)
+        except FedMendError as e:
+            return lines, str(e)
+        return lines, ""
+
+
+@contextlib.contextmanager
+def deployed(folder, *, sites=5, **settings):
+    """A running federation in a new folder, its sites with phantom data and these other fields in ``fedmend.json``."""
+    paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
+    with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}):
+        federation = LocalFederation(folder / "federation", [f"site-{i + 1}" for i in range(sites)])
+        federation.configure_sites({"cache_dir": str(folder / "cache"), **settings})
+        with federation.running() as session:
+            yield Deployment(federation, session)
+
+
+def tiny_job(job, **variables):
+    """For as long as it is needed, a copy of the job that only tests plumbing."""
+    return configured(ROOT / "jobs" / job, {**TINY, **variables})

@@ -1,0 +1,166 @@
+"""A provisioned federation on loopback: real startup kits, mutual TLS, one process per server, site and job."""
+
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from deployment import DAEMON, JOB, PARENT, TINY, deployed, tiny_job
+from factories import ROOT, refused
+from simulation import fedmend, run
+
+from fl_components.submit import SILENT_SITE, open_session, submit_job
+
+pytestmark = pytest.mark.slow
+SITES = [f"site-{i}" for i in range(1, 6)]
+SET = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
+
+
+@pytest.fixture(scope="module")
+def began():
+    return time.monotonic()
+
+
+@pytest.fixture(scope="module")
+def deployment(began, tmp_path_factory):
+    with deployed(tmp_path_factory.mktemp("deployed")) as running:
+        yield running
+    assert running.federation.processes() == {}
+
+
+def test_a_job_is_submitted_left_alone_and_fetched_within_six_minutes(deployment, began, tmp_path):
+    federation = deployment.federation
+    given = ["submit", "--kit", federation.lead, "--out", tmp_path / "out"]
+    words = [sys.executable, "-m", "fl_components.cli", *given, ROOT / "jobs" / "fedmlp_ich", "--set", *SET]
+    with subprocess.Popen([str(w) for w in words], stdout=subprocess.PIPE, text=True) as lead:
+        said = list(iter(lead.stdout.readline, "RUNNING\n"))
+        lead.send_signal(signal.SIGINT)
+        assert lead.wait(60) == 130
+    (job_id,) = re.findall(r"^job (\S+); Ctrl-C leaves it running", "".join(said), re.MULTILINE)
+    assert not (tmp_path / "out").exists()
+    code, out = fedmend(*given, "--job-id", job_id, home=tmp_path)
+    assert code == 0, out
+    rounds = re.findall(r"PHANTOM round (\d)/2 (\w+) \| received model: test AUC 0\.\d{3}", out)
+    assert rounds == [("1", "prototype"), ("2", "detect")]
+    assert "Traceback" not in out
+    workspace = tmp_path / "out" / job_id / "workspace"
+    assert f"report: {workspace / 'fedmend' / 'report.html'}\n" in out
+    for name in ("FL_global_model.pt", "best_FL_global_model.pt"):
+        assert os.path.getsize(workspace / "app_server" / name) > 40e6  # ResNet-18
+        assert f"model: {workspace / 'app_server' / name}\n" in out
+    results = json.loads((workspace / "fedmend" / "results.json").read_text())
+    assert results["final"]["test"]["auc"] > 0
+    assert str(federation.kits / federation.server) not in out  # the server's folders are of no use to a lead
+    for site in SITES:
+        assert (federation.kits / site / "state" / "fedmlp_ich" / site / "ledger.sqlite").is_file()
+    assert not list(federation.kits.glob("*/*/app*/custom"))
+    assert time.monotonic() - began < 360
+
+
+def test_server_and_sites_run_under_a_daemon_each(deployment):
+    for name in (deployment.federation.server, *SITES):
+        daemon, parent = (deployment.process(name, role) for role in (DAEMON, PARENT))
+        assert parent.ppid() == daemon.pid
+        assert deployment.processes(name, JOB) == []
+
+
+def first_byte(port, startup, *, certificate):
+    """What the server says first to somebody who speaks HTTP/2 over TLS; nothing where it hangs up."""
+    context = ssl.create_default_context(cafile=startup / "rootCA.pem")
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    if certificate:
+        context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    with socket.create_connection(("localhost", port), 20) as raw, context.wrap_socket(raw) as tls:
+        try:
+            return tls.recv(1)
+        except (ssl.SSLError, ConnectionResetError):
+            return b""
+
+
+@pytest.mark.parametrize("port", ["fed_learn_port", "admin_port"])
+def test_nobody_is_served_without_a_certificate(deployment, port):
+    kits = deployment.federation.kits
+    project = json.loads((kits.parents[1] / "project.json").read_text())
+    (number,) = (p[port] for p in project["participants"] if p["type"] == "server")
+    assert first_byte(number, kits / "site-1" / "startup", certificate=True)
+    assert not first_byte(number, kits / "site-1" / "startup", certificate=False)
+
+
+def by_console(session, folder):
+    """FLARE's admin console: user name, then the command."""
+    words = f"{session.username}\nsubmit_job {folder}\nbye\n"
+    script = ["bash", f"{session.startup_path}/startup/fl_admin.sh"]
+    out = subprocess.run(script, input=words, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+    return re.search(r"Submitted job: (\S+)", out)[1]
+
+
+def by_command(session, folder):
+    """FLARE's own command."""
+    words = ["job", "submit", "-j", folder, "--startup-kit", session.startup_path]
+    code, out = run(["nvflare.cli", "--format", "json", *words], home=folder.parent)
+    assert code == 0, out
+    return re.search(r'"job_id": "([^"]+)"', out)[1]
+
+
+def test_a_job_with_code_in_it_is_refused_in_a_sentence(deployment):
+    with tiny_job("fedmlp_ich", run_name="byoc") as job:
+        (job / "app" / "custom").mkdir()
+        (job / "app" / "custom" / "own.py").write_text("")
+        _, sentence = deployment.run(job)
+    assert sentence.endswith(": expected it to complete, got FINISHED:FAILED_TO_RUN: server: BYOC not permitted")
+
+
+def test_a_class_that_the_server_does_not_list_is_refused_in_a_sentence_to_the_console_too(deployment):
+    with tiny_job("fedmlp_ich", run_name="unlisted", controller="subprocess.Popen") as job:
+        _, sentence = deployment.run(job, by_console)
+    assert sentence.endswith(
+        ": server: Component 'subprocess.Popen' at config path 'workflows.#1' is not in allow_list"
+    )
+
+
+def test_a_class_that_the_sites_do_not_list_is_refused_and_their_logs_say_why(deployment):
+    with tiny_job("fedmlp_ich", run_name="unlisted_at_sites") as job:
+        file = job / "app" / "config" / "config_fed_client.json"
+        file.write_text(file.read_text().replace("fl_components.executor.MethodExecutor", "subprocess.Popen"))
+        _, sentence = deployment.run(job)
+    assert sentence.endswith(f": expected it to complete, got FINISHED:ABNORMAL: {SILENT_SITE}")
+    said = (deployment.federation.kits / "site-1" / "output.txt").read_text()
+    assert "Component 'subprocess.Popen' at config path 'executors.#1.executor' is not in allow_list" in said
+
+
+def test_a_site_without_a_data_folder_ends_the_job_with_its_sentence(deployment):
+    with deployment.settings("site-2", data_root=""), tiny_job("fedmlp_ich", run_name="no_data") as job:
+        lines, sentence = deployment.run(job, by_command)
+    reason = "site-2: local/fedmend.json, field data_root: expected a folder, got ''"
+    assert any(line.endswith(reason) for line in lines)
+    assert sentence.endswith(f": census of round 0: expected valid results from 5 sites, got 4: {reason}")
+
+
+def test_a_member_may_not_submit(deployment):
+    member = deployment.federation.kits / "member@fedmend.example.org"
+    name = member.name
+    with (
+        tiny_job("fedmlp_ich") as job,
+        refused(f"server: expected somebody who may do this, {name} may not"),
+        open_session(member) as session,
+    ):
+        submit_job(session, job)
+
+
+def test_the_poc_command_starts_runs_fetches_and_stops(tmp_path):
+    workspace = tmp_path / "poc"
+    words = ["poc", ROOT / "jobs" / "fedmlp_ich", "--workspace", workspace, "--sites", 2, "--set", *SET]
+    code, out = fedmend(*words, "phantom.sites=2", "phantom.annotated_per_site=4", home=tmp_path)
+    assert code == 0, out
+    (report,) = re.findall(r"^report: (.*)", out, re.MULTILINE)
+    assert report.startswith(str(workspace / "results"))
+    assert os.path.getsize(report) > 1e4
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(workspace) in " ".join(p.info["cmdline"] or [])]
