@@ -2,6 +2,8 @@
 
 import logging
 import time
+import traceback
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +14,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-from nvflare.security.logging import secure_format_exception
 
 from fedmend.annotation import Annotation, annotation_of
 from fedmend.data.manifest import load_card
@@ -39,6 +40,9 @@ from fl_components.site_config import SiteConfig, load_site_config, site_folder
 
 LOG = logging.getLogger("fedmend.executor")
 LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
+# What a job may ask a site to hold; no honest job comes near it, and more would fill memory or disk.
+LARGEST_IMAGE = 2048
+LARGEST_BATCH = 2**28  # pixels
 
 
 class MethodExecutor(Executor):
@@ -75,6 +79,11 @@ class MethodExecutor(Executor):
         super().__init__()
         if batch_size < 2 or image_size < 32:
             raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
+        if image_size > LARGEST_IMAGE or batch_size * image_size**2 > LARGEST_BATCH:
+            raise ValueError(
+                f"expected image_size <= {LARGEST_IMAGE} and batch_size * image_size^2 <= {LARGEST_BATCH}, got"
+                f" image_size {image_size} and batch_size {batch_size}"
+            )
         self._method_id, self._batch_size, self._image_size, self._all_labels = (
             method_id,
             batch_size,
@@ -114,8 +123,10 @@ class MethodExecutor(Executor):
             message = str(e) if str(e).startswith(name) else f"{name}: {e}"
             self.log_error(fl_ctx, message)
             result = SiteResult(error=message[:LONGEST_ERROR])
-        except Exception as e:  # the traceback stays in the site's log, a type name is all that leaves
-            self.log_exception(fl_ctx, f"{task_name} failed: {secure_format_exception(e)}")
+        except Exception as e:  # a type name is all that leaves; the words of the error may name a patient's file
+            steps = [f"{Path(s.filename).name}:{s.lineno} {s.name}" for s in traceback.extract_tb(e.__traceback__)]
+            self.log_error(fl_ctx, f"{task_name} failed with {type(e).__name__} at {' > '.join(steps)}")
+            self.log_debug(fl_ctx, traceback.format_exc())
             result = SiteResult(error=f"{name}: {task_name} failed with {type(e).__name__}; see the log of this site")
         return FLModelUtils.to_shareable(pack_result(result))
 

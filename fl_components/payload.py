@@ -28,6 +28,11 @@ TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "co
 CENSUS_FIELDS = {"annotated", "positives", "sizes", "task", "phantom"}
 LESIONS = "lesions"  # may stand in the census too
 LONGEST_ERROR = 2000  # characters
+# No honest site comes near these. They keep sums over sites from overflowing, so that no single site can stop a run.
+MOST_SAMPLES = 10**8  # of a split
+LARGEST_COUNT = 2**50
+LARGEST_REPORTED = 1e9
+LARGEST_WEIGHT = 1e12
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ def pack_result(result: SiteResult) -> FLModel:
 def holds_result(model: FLModel) -> bool:
     """Whether a reply looks like a result and not like the sentence of a site that could not do its task."""
     content = (model.meta or {}).get(KEY)
-    return isinstance(content, Mapping) and not content.get("error")
+    return isinstance(content, Mapping) and isinstance(content.get("error"), str) and not content["error"]
 
 
 def unpack_result(model: FLModel, site: str) -> SiteResult:
@@ -178,13 +183,16 @@ def parse_content(content, site: str) -> SiteResult:
     for name in ("round", "samples"):
         need(type(content[name]) is int and content[name] >= 0, name, "a whole number >= 0")
     need(type(content["loss"]) is float and math.isfinite(content["loss"]), "loss", "a finite number")
-    need(type(content["error"]) is str and len(content["error"]) <= LONGEST_ERROR, "error", "a sentence")
+    error = content["error"]
+    need(type(error) is str and len(error) <= LONGEST_ERROR and error.isprintable(), "error", "a sentence")
     for part, kinds in ((REPORT, "biuf"), ("counts", "iu"), ("repairs", "iu")):
         need(isinstance(content[part], Mapping), part, "a mapping")
         for name, value in content[part].items():
             numeric = isinstance(name, str) and isinstance(value, np.ndarray) and value.dtype.kind in kinds
-            need(numeric, f"{part} {name!s:.40}", "an array of numbers")
-            need(part == REPORT or not (value < 0).any(), f"{part} {name}", "counts >= 0")
+            need(numeric, f"{part} {_shown(name)}", "an array of numbers")
+            if part != REPORT:
+                need(not (value < 0).any(), f"{part} {_shown(name)}", "counts >= 0")
+                need(not (value > LARGEST_COUNT).any(), f"{part} {_shown(name)}", f"counts up to {LARGEST_COUNT}")
     need(set(content["counts"]) <= set(EVALUATION_SPLITS), "counts", f"splits out of {list(EVALUATION_SPLITS)}")
     for split, value in content["counts"].items():
         known_shape = value.ndim > 1 and value.shape[1:] in {_counts_shape(kind, len(value)) for kind in KINDS}
@@ -204,6 +212,7 @@ def parse_content(content, site: str) -> SiteResult:
             array = census[name]
             one_per_class = isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kind
             need(one_per_class, f"census {name}", "one value per class")
+        need(not (census["positives"] < 0).any(), "census positives", "counts >= 0")
         sizes = census["sizes"]
         whole = isinstance(sizes, Mapping) and all(type(v) is int and v >= 0 for v in sizes.values())
         need(whole and {"train"} <= set(sizes) <= {"train", *EVALUATION_SPLITS}, "census sizes", "samples per split")
@@ -262,6 +271,12 @@ def check_result(
     for value in per_class:
         if len(value) != num_classes:
             raise FedMendError(f"{where}: expected counts of {num_classes} classes, got counts of {len(value)}")
+    if result.census:
+        most = max(result.census["sizes"].values())
+        if most > MOST_SAMPLES:
+            raise FedMendError(f"{where}, census sizes: expected at most {MOST_SAMPLES} samples per split, got {most}")
+        if (result.census["positives"] > result.census["sizes"]["train"]).any():
+            raise FedMendError(f"{where}, census positives: expected at most the training samples, got more")
     for split, value in result.counts.items():  # compared as Python numbers, which do not wrap
         if value.shape[1:] != _counts_shape(task, num_classes):
             raise FedMendError(f"{where}, counts {split}: expected those of {task} data, got others")
@@ -275,8 +290,7 @@ def check_result(
         if any(sum(group.tolist()) > (sizes or {}).get(split, 0) for group in groups):
             raise FedMendError(f"{where}, counts {split}: expected at most the samples of its census, got more")
     for name, value in result.report.items():
-        if not np.isfinite(value).all():
-            raise FedMendError(f"{where}, report field {name}: expected finite numbers, got NaN or infinity")
+        _check_numbers(value, f"{where}, report field {_shown(name)}", largest=LARGEST_REPORTED)
     if weights is None:
         return
     if set(result.weights) != set(weights):
@@ -291,8 +305,19 @@ def check_result(
             raise FedMendError(
                 f"{where}, weights {name}: expected {own.dtype} of shape {own.shape}, got {kind[0]} of {kind[1]}"
             )
-        if not np.isfinite(value).all():
-            raise FedMendError(f"{where}, weights {name}: expected finite numbers, got NaN or infinity")
+        _check_numbers(value, f"{where}, weights {name}", largest=LARGEST_WEIGHT)
+
+
+def _shown(name) -> str:
+    """A name that a site chose, short and without characters that would forge lines of a log."""
+    return ascii(f"{name!s:.40}")[1:-1]
+
+
+def _check_numbers(value: np.ndarray, where: str, *, largest: float) -> None:
+    if not np.isfinite(value).all():
+        raise FedMendError(f"{where}: expected finite numbers, got NaN or infinity")
+    if value.size and max(float(value.max()), -float(value.min())) > largest:
+        raise FedMendError(f"{where}: expected numbers from -{largest:.0e} to {largest:.0e}, got larger ones")
 
 
 def _counts_shape(task: str, num_classes: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """``local/fedmend.json``: the settings that belong to a site (or to the server) and never travel."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def load_site_config(fl_ctx: FLContext) -> SiteConfig:
 
 def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
     """:func:`load_site_config` for a given file, workspace root and site name."""
+    if site in ("", ".", "..") or re.search(r"[/\\\0]", site):  # it becomes a part of paths
+        raise FedMendError(f"site name: expected one without path separators, got {site!r:.40}")
     where = f"{site}: local/{CONFIG_NAME}"
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))

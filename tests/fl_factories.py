@@ -9,10 +9,10 @@ from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 
 from fedmend.evaluation import BINS
 from fl_components.payload import CENSUS, TRAIN, SiteResult, pack_result, unpack_task
+from fl_components.persistor import ModelFilePersistor
 
 JOB = "job-1"
 SETTINGS = {"data_root": "data", "cache_dir": "cache", "state_dir": "state", "min_count": 3, "threads": 1}
@@ -90,7 +90,7 @@ class Federation:
     def __init__(self, folder, controller, sites, answer, *, backwards=False):
         self.controller, self.answer, self.backwards, self.asked, self.sent = controller, answer, backwards, [], []
         write_settings(folder)
-        self.persistor = PTFileModelPersistor()
+        self.persistor = ModelFilePersistor()
         self.engine = Engine(folder, "server", components={"persistor": self.persistor}, clients=sites)
         self.app = folder / JOB / "app_server"
         self.records = folder / JOB / "fedmend"
@@ -133,7 +133,7 @@ def census(annotated, *, samples=10, round_num=0, positives=4, task="multilabel"
     annotated = np.array(annotated, dtype=bool)
     content = {
         "annotated": annotated,
-        "positives": annotated * np.array(positives),
+        "positives": annotated * np.minimum(positives, samples),
         "sizes": {"train": samples, "val": 20, "test": 20},
         "task": task,
         "phantom": False,

@@ -265,6 +265,8 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
         image = record["image"].strip()
         if not image:
             raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
+        if Path(image).is_absolute() or ".." in Path(image).parts:
+            raise FedMendError(f"{where} row {row}, column image: expected a path below image_root, got another")
         label = _label_row(record, columns, card, f"{where} row {row}", len(classes))
         if image in seen:
             if labels[seen[image]] != label:

@@ -59,17 +59,24 @@ def exclusive(lock_file: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk_errors(where: str, need: int) -> Iterator[None]:
-    """Turns the errors of a full or read-only cache folder into one sentence.
+def disk_errors(where: str, need: int, folder: Path) -> Iterator[None]:
+    """Turns the errors of a full or read-only cache folder into one sentence, and keeps a job from filling the disk.
 
     Args:
         where: first words of the sentence.
         need: bytes that the block writes.
+        folder: where it writes them; need not exist.
 
     Raises:
-        FedMendError: instead of such an OSError; every other error passes.
+        FedMendError: the block needs more than half of the free space; or instead of such an OSError. Every other error passes.
     """
     try:
+        there = next(f for f in (folder, *folder.absolute().parents) if f.is_dir())
+        if 2 * need > shutil.disk_usage(there).free:
+            megabytes = max(1, round(2 * need / 1e6))
+            raise FedMendError(
+                f"{where}: cache_dir: expected {megabytes} MB of free space, twice what is needed, got less"
+            )
         yield
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -174,7 +181,7 @@ def open_store(
     folder = Path(cache_dir) / "stores" / key
     unreadable = _finished(folder, num_bytes)
     if unreadable is None:
-        with disk_errors(where(0).split(" row")[0], num_bytes), exclusive(folder.with_suffix(".lock")):
+        with disk_errors(where(0).split(" row")[0], num_bytes, folder), exclusive(folder.with_suffix(".lock")):
             unreadable = _finished(folder, num_bytes)
             if unreadable is None:
                 paths = [image_root / image for image in images]

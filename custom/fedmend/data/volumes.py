@@ -342,7 +342,7 @@ def open_volume_store(
     folder = Path(cache_dir) / "stores" / f"volumes-{hashlib.sha256(about.encode()).hexdigest()[:24]}"
     if not _finished(folder, size):
         need = len(items) * 100 * size**2 * 3  # about a hundred slices a volume
-        with disk_errors(where(0).split(",")[0], need), exclusive(folder.with_suffix(".lock")):
+        with disk_errors(where(0).split(",")[0], need, folder), exclusive(folder.with_suffix(".lock")):
             if not _finished(folder, size):
                 _build(folder, items, where, window=window, size=size, foreground=foreground)
     case, plane = np.array(json.loads((folder / "slices.json").read_text()), dtype=np.int64).T

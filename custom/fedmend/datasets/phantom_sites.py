@@ -16,6 +16,7 @@ from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 
 PHANTOM_FORMAT = 5  # raise it when a generator or a converter changes what it writes
+MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days
 SOURCE = "PHANTOM: synthetic images, no patient was examined"
 LOG = logging.getLogger("fedmend.phantom")
 
@@ -253,7 +254,7 @@ def phantom_spec(given: Mapping[str, object]) -> PhantomSpec:
     """The phantom that a job variable describes; fields that it leaves out keep their default.
 
     Raises:
-        FedMendError: unknown data set or field.
+        FedMendError: unknown data set or field, or larger than any phantom needs to be.
     """
     dataset = given.get("dataset")
     if not isinstance(dataset, str) or dataset not in SPECS:
@@ -261,7 +262,16 @@ def phantom_spec(given: Mapping[str, object]) -> PhantomSpec:
     known = {f.name for f in fields(SPECS[dataset])}
     if unknown := sorted(set(given) - known):
         raise FedMendError(f"job variable phantom: expected the fields {sorted(known)}, got {unknown[0]!r}")
-    return SPECS[dataset](**given)
+    spec = SPECS[dataset](**given)
+    for name in ("images", "sites", "pixels", "depth"):
+        value = getattr(spec, name, 1)
+        if type(value) is not int:
+            raise FedMendError(f"job variable phantom.{name}: expected a whole number, got {value!r:.40}")
+    if max(spec.images, spec.sites) > MOST_IMAGES or spec.bytes_needed > MOST_BYTES:
+        raise FedMendError(
+            f"job variable phantom: expected at most {MOST_IMAGES} images and {MOST_BYTES // 10**9} GB, got more"
+        )
+    return spec
 
 
 def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] | None = None) -> None:
@@ -291,7 +301,7 @@ def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
     key = hashlib.sha256(json.dumps([PHANTOM_FORMAT, asdict(spec)]).encode()).hexdigest()[:16]
     folder = Path(cache_dir) / "phantoms" / f"{spec.dataset}-{key}"
     if not folder.is_dir():
-        with disk_errors("phantom", spec.bytes_needed), exclusive(folder.with_suffix(".lock")):
+        with disk_errors("phantom", spec.bytes_needed, folder), exclusive(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 LOG.info("PHANTOM: making %d synthetic images for %d sites (once)", spec.images, spec.sites)
                 temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))

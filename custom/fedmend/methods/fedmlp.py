@@ -156,6 +156,10 @@ class FedMLP(LocalMethod):
     def _tag(self, features: np.ndarray, task: RoundTask, site: Site) -> None:
         labels, tagged = site.data.train.labels, site.ledger.repairs()
         degree = _knowledge(task, site, "learning_degree") if self.st else np.ones(labels.shape[1])
+        if ((degree < 0) | (degree > 1)).any():  # larger shares would tag what nobody is certain of
+            raise FedMendError(
+                f"{site.name}: round {task.round_num}, learning_degree from the server: expected 0 to 1, got another"
+            )
         confidence = confidences(features, _knowledge(task, site, "prototypes"))
         found: list[tuple[np.ndarray, int, int]] = []
         for c in np.flatnonzero(~site.data.annotated):
@@ -320,7 +324,7 @@ def check_report(report: Report, num_classes: int, num_features: int) -> None:
         num_features: F.
 
     Raises:
-        FedMendError: a field is missing or has another shape.
+        FedMendError: a field is missing or has another shape, or a learning degree is not in 0..1.
     """
     if not report:
         return
@@ -332,6 +336,8 @@ def check_report(report: Report, num_classes: int, num_features: int) -> None:
     }
     if shapes != expected:
         raise FedMendError(f"report: expected the shapes {expected}, got {shapes}")
+    if ((report["learning_degree"] < 0) | (report["learning_degree"] > 1)).any():
+        raise FedMendError("report field learning_degree: expected numbers from 0 to 1, got others")
 
 
 def global_prototypes(
