@@ -1,0 +1,28 @@
+"""The persistor that jobs name: FLARE's for PyTorch files, less what a job could misuse."""
+
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
+
+ENVIRONMENT = "config/environment.json"
+
+
+class ModelFilePersistor(PTFileModelPersistor):
+    """Writes the global and the best model below the run's folder.
+
+    FLARE's own class calls any class that its argument ``model`` names, whatever the site allows, and opens pickles with
+    ``load_weights_only`` false: a job that may name it can run code. This one takes no arguments.
+    """
+
+    def __init__(self):
+        super().__init__()
+
+    def handle_event(self, event: str, fl_ctx: FLContext) -> None:
+        """Refuses a job whose environment file would choose other folders; otherwise as FLARE."""
+        if event == EventType.START_RUN and (Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)) / ENVIRONMENT).exists():
+            self.system_panic(f"job: expected no {ENVIRONMENT}, which would choose other files for the model", fl_ctx)
+            return
+        super().handle_event(event, fl_ctx)
