@@ -30,9 +30,9 @@ LOG_KEYS = {"asctime", "fullName", "levelname", "message"}
 UNLISTED = re.compile(r"Component '[^']+' at config path '[^']+' is not in allow_list")
 STOPPED = "run stopped: "
 ABORTED = "the job was aborted"
-SILENT_SITE = (
-    "a site ended its part without an answer; only its own log says why (a class that its policy does not list, a package "
-    "that it lacks, too little memory)"
+SILENT = (
+    "a process of the job ended without saying why; only the log of its site, or of the server, does (a class that its policy "
+    "does not list, a package that it lacks, too little memory)"
 )
 
 
@@ -181,9 +181,9 @@ def _reason(meta: Mapping, log: list[dict]) -> str:
             return f"server: {found.group()}"
     stopped = [e["message"].partition(STOPPED)[2] for e in log if STOPPED in e["message"]]
     if stopped:
-        return SILENT_SITE if stopped[-1].endswith(ABORTED) else stopped[-1]
+        return SILENT if stopped[-1].endswith(ABORTED) else stopped[-1]
     errors = [e["message"].splitlines()[0] for e in log if e["levelname"] in ("ERROR", "CRITICAL") and e["message"]]
-    return errors[-1] if errors else "the server's log of the job does not say why"
+    return errors[-1] if errors else SILENT
 
 
 def fetch(session: Session, job_id: str, out: Path) -> Path:

@@ -16,7 +16,7 @@ from deployment import DAEMON, JOB, PARENT, TINY, deployed, tiny_job
 from factories import ROOT, refused
 from simulation import fedmend, run
 
-from fl_components.submit import SILENT_SITE, open_session, submit_job
+from fl_components.submit import SILENT, open_session, submit_job
 
 pytestmark = pytest.mark.slow
 SITES = [f"site-{i}" for i in range(1, 6)]
@@ -131,7 +131,7 @@ def test_a_class_that_the_sites_do_not_list_is_refused_and_their_logs_say_why(de
         file = job / "app" / "config" / "config_fed_client.json"
         file.write_text(file.read_text().replace("fl_components.executor.MethodExecutor", "subprocess.Popen"))
         _, sentence = deployment.run(job)
-    assert sentence.endswith(f": expected it to complete, got FINISHED:ABNORMAL: {SILENT_SITE}")
+    assert sentence.endswith(f": expected it to complete, got FINISHED:ABNORMAL: {SILENT}")
     said = (deployment.federation.kits / "site-1" / "output.txt").read_text()
     assert "Component 'subprocess.Popen' at config path 'executors.#1.executor' is not in allow_list" in said
 
