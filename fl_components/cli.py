@@ -140,12 +140,12 @@ def _configure(args: argparse.Namespace) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    from fl_components.simulate import mean_and_sd, parse_assignments, simulate
+    from fl_components.simulate import RUN_FOLDER, mean_and_sd, parse_assignments, simulate
 
-    runs = []
+    runs, base = [], args.workspace or Path("runs") / args.job.resolve().name
     for seed in args.seeds or [None]:
         variables = parse_assignments(args.set) | ({} if seed is None else {"seed": seed})
-        workspace = args.workspace if seed is None else args.workspace / f"seed-{seed}"
+        workspace = base if seed is None else base / f"seed-{seed}"
         result = simulate(
             args.job,
             workspace,
@@ -159,8 +159,10 @@ def _simulate(args: argparse.Namespace) -> None:
         runs.append({"seed": seed, **result})
         if seed is not None:
             print(f"seed {seed}: {json.dumps(result['final'])}", flush=True)
+        elif args.quiet:
+            print(f"finished; records and report.html are in {workspace / RUN_FOLDER}")
     if args.seeds:
-        (args.workspace / "seeds.json").write_text(json.dumps(runs, indent=2) + "\n")
+        (base / "seeds.json").write_text(json.dumps(runs, indent=2) + "\n")
         print(f"final global model, mean ± sd over {len(runs)} seeds:")
         print("\n".join(mean_and_sd(runs)))
 
@@ -494,7 +496,9 @@ def _add_prepare(commands) -> None:
         lesions.add_argument("--sites", type=int, help="number of sites, 1..4 (default 4)")
         lesions.add_argument("--m", type=int, help=f"the paper's level of incompleteness, {levels} (default 0)")
         lesions.add_argument(
-            "--completeness", type=_shares, help="share of lesions that each site keeps, e.g. 0.3,0.7, instead of both"
+            "--completeness",
+            type=_shares,
+            help="share of lesions that each site keeps, e.g. 0.3,0.7, instead of --sites and --m",
         )
         lesions.add_argument("--test-share", type=float, default=0.2)
         lesions.add_argument("--seed", type=int, default=1037)
@@ -570,8 +574,7 @@ def _add_jobs(commands) -> None:
     simulate.add_argument(
         "--workspace",
         type=Path,
-        default=Path("runs/simulate"),
-        help="new folder or one of an earlier run, which is emptied (default runs/simulate)",
+        help="new folder or one of an earlier run, which is emptied (default: runs/ and the job's name)",
     )
     simulate.add_argument("--threads", type=int, default=1, help="sites that run at the same time")
     simulate.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")

@@ -14,10 +14,11 @@ from nvflare.app_common.app_constant import StatisticsConstants as StC
 from nvflare.app_common.statistics.json_stats_file_persistor import JsonStatsFileWriter
 from nvflare.fuel.utils import fobs
 
-from fedmend.data.manifest import SINGLELABEL, load_card
+from fedmend.data.manifest import SEGMENTATION, SINGLELABEL, load_card
 from fedmend.datasets.phantom_sites import phantom_spec
 from fedmend.errors import FedMendError
 from fedmend.label_audit import HELD_BACK, KINDS, SiteLabels, audit_page, count_labels, hold_back
+from fedmend.records import RunRecords
 from fl_components.console import quiet_console
 from fl_components.payload import LONGEST_ERROR
 from fl_components.site_config import load_site_config, site_folder
@@ -78,7 +79,10 @@ class LabelStatistics(Statistics):
         counts = count_labels(card, self._classes)
         samples = int(counts[KINDS.index("annotated"), 0] + counts[KINDS.index("missing"), 0])
         if samples < max(config.min_count, 1):
-            raise FedMendError(f"{name}: {card.splits['train']}: expected at least min_count samples, got fewer")
+            kind = "volumes" if card.task == SEGMENTATION else "samples"
+            raise FedMendError(
+                f"{name}: {card.splits['train']}: expected at least min_count training {kind}, got fewer"
+            )
         told = hold_back(counts, min_count=config.min_count, one_label=card.task == SINGLELABEL)
         if held := int((told == HELD_BACK).sum()):
             LOG.info("%s: %d counts held back: fewer than %d samples, or next to such", name, held, config.min_count)
@@ -108,15 +112,17 @@ class LabelAuditWriter(JsonStatsFileWriter):
             quiet_console(fl_ctx)
 
     def save(self, data: dict, overwrite_existing: bool, fl_ctx: FLContext) -> None:
-        """Writes the page, then the JSON file: who sees the file finds both."""
+        """Writes the page and the refusals as a training job does, then the JSON file: who sees the file finds all."""
         sites = read_statistics(data, self._classes)
         page = Path(self.get_output_path(fl_ctx)).with_name(PAGE_NAME)
         page.parent.mkdir(exist_ok=True)
         page.write_text(audit_page(sites, self._classes), encoding="utf-8")
-        super().save(data, overwrite_existing, fl_ctx)
-        for site in sites.values():
+        records = RunRecords(page.parent)
+        for name, site in sites.items():
             if site.problem:
+                records.decision("refused", {"site": name, "reason": site.problem})
                 LOG.error("not counted: %s", site.problem)
+        super().save(data, overwrite_existing, fl_ctx)
         mark = "PHANTOM " if any(site.phantom for site in sites.values()) else ""
         counted = sum(not site.problem for site in sites.values())
         LOG.info("%slabel audit: %d of %d sites counted", mark, counted, len(sites))

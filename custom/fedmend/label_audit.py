@@ -115,11 +115,11 @@ def audit_page(sites: Mapping[str, SiteLabels], classes: Sequence[str]) -> str:
     body = table(
         "Training labels: positive of annotated samples, and below them samples without a label of the class",
         ["class", *heads, "all sites", "sites with positives"],
-        rows,
+        rows if counted else [],  # nobody knows what nobody has counted
         ["training samples", *(f"{n:,}" for n in [*samples, sum(samples)]), ""],
     )
     problems = "".join(
-        f'<p class="flag"><strong>{escape(name)} was not counted.</strong> {escape(site.problem)}</p>\n'
+        f'<p class="flag"><strong>{escape(name)} was not counted.</strong> {escape(site.problem.removeprefix(f"{name}: "))}</p>\n'
         for name, site in sites.items()
         if site.problem
     )

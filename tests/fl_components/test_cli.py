@@ -514,4 +514,13 @@ def test_defaults_of_a_simulation_are_those_of_the_bare_command():
     args = build_parser().parse_args(["simulate", "jobs/x"])
     assert isinstance(args, Namespace)
     assert (args.threads, args.sites, args.variant, args.set, args.site) == (1, 0, "", [], [])
-    assert args.workspace == Path("runs/simulate")
+
+
+def test_without_a_workspace_a_run_has_its_jobs_name_and_a_quiet_one_says_where_it_is(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(
+        "fl_components.simulate.simulate", lambda job, folder, **k: seen.append(folder) or {"final": {}}
+    )
+    assert call("simulate", "jobs/x", "--quiet") == 0
+    assert seen == [Path("runs/x")]
+    assert capsys.readouterr().out == f"finished; records and report.html are in {Path('runs/x') / RUN_FOLDER}\n"

@@ -112,7 +112,7 @@ def test_data_are_opened_once(client, folder, monkeypatch):
             {"classes": ["edema", "fracture"]},
             "site-1: site.json, field classes: expected the job's ['edema', 'fracture']",
         ),
-        ({"min_count": 61}, "site-1: train.csv: expected at least min_count samples, got fewer"),
+        ({"min_count": 61}, "site-1: train.csv: expected at least min_count training samples, got fewer"),
         (
             {"data": "phantom"},
             "site-1: local/fedmend.json, field data_root: expected a folder, as this job has no phantom",
@@ -193,7 +193,10 @@ def test_a_site_that_tells_no_class_at_all_does_not_stop_the_others(server):
     assert engine.panics() == []
     page = (records / "report.html").read_text()
     assert "1 of 2 sites counted" in page
-    assert "site-3: site.json: expected, not found" in page
+    assert "site-3 was not counted.</strong> site.json: expected, not found" in page
+    (refused,) = (json.loads(line) for line in (records / "decisions.jsonl").read_text().splitlines())
+    assert refused["what"] == "refused"  # fedmend simulate looks for it
+    assert refused["value"] == {"site": "site-3", "reason": "site-3: site.json: expected, not found"}
 
 
 def test_sites_are_read_in_sorted_order_and_what_is_not_told_is_no_zero():

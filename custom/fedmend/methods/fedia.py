@@ -23,6 +23,7 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 - D7 lesion is marked where the probability is above 0.8, and nothing is ever unmarked.
 - D8 stage 3 begins when every site has corrected, or after ``max_stage2_rounds``.
 - D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code.
+- D10 one channel, where the code has two.
 - D11 see :func:`fedmend.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in 0..1.
 
 The published trigger has weaknesses: a site with few annotations has a flat curve, which can never fall 0.03 below its line, and
