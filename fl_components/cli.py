@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -178,7 +179,14 @@ def _submit(args: argparse.Namespace) -> None:
     if bool(args.job) == bool(args.job_id):
         raise FedMendError(f"submit: expected a job folder or --job-id, got {'both' if args.job else 'none'}")
     _quiet_flare()
+    left = threading.Event()
+
+    def leave(*_) -> None:
+        left.set()  # FLARE swallows the exception where it waits for an answer
+        raise KeyboardInterrupt
+
     with contextlib.ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, leave))
         if args.job:  # a mistyped variable is refused before the server is asked
             given = parse_assignments(args.set)
             job = stack.enter_context(configured(args.job, given, **_given(args, "variant", "sites")))
@@ -186,7 +194,7 @@ def _submit(args: argparse.Namespace) -> None:
         job_id = args.job_id or submit_job(session, job)
         back = f"fedmend submit --kit {args.kit} --job-id {job_id} --out {args.out}"
         print(f"job {job_id}; Ctrl-C leaves it running, and this comes back to it: {back}", flush=True)
-        follow(session, job_id, show=_show)
+        follow(session, job_id, show=_show, left=left.is_set)
         folder = fetch(session, job_id, args.out)
     print("\n".join(what_came_out(folder)))
 

@@ -105,7 +105,14 @@ def submit_job(session: Session, job: Path) -> str:
     return session.submit_job(str(job.resolve()))
 
 
-def follow(session: Session, job_id: str, *, show: Callable[[str], None] = print, interval: float = POLL) -> None:
+def follow(
+    session: Session,
+    job_id: str,
+    *,
+    show: Callable[[str], None] = print,
+    interval: float = POLL,
+    left: Callable[[], bool] = lambda: False,
+) -> None:
     """Shows what a job does until it ends well.
 
     Status and schedule come from the job's description, rounds and metrics from the server's log of this job, which our policy
@@ -116,12 +123,16 @@ def follow(session: Session, job_id: str, *, show: Callable[[str], None] = print
         job_id: what :func:`submit_job` returned, in this process or an earlier one.
         show: gets one line at a time.
         interval: seconds between two looks.
+        left: asked before every look; True when the person has gone.
 
     Raises:
         FedMendError: the job ended otherwise; with the sentence of the server or of the site that stopped it.
+        KeyboardInterrupt: the person has gone.
     """
     last_state, last_line = "", ""
     while True:
+        if left():
+            raise KeyboardInterrupt
         meta = session.get_job_meta(job_id)
         state = _state(meta)
         if state != last_state:

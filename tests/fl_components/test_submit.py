@@ -79,6 +79,14 @@ def test_flares_own_lines_half_written_ones_and_folders_of_the_server_are_left_o
     assert seen(Session(("FINISHED:COMPLETED", log))) == ["FINISHED:COMPLETED", "03:00:03 round 1/1"]
 
 
+def test_a_person_leaves_even_where_flare_swallows_ctrl_c():
+    looks = iter([False, True])
+    lines = []
+    with pytest.raises(KeyboardInterrupt):
+        follow(Session(("RUNNING", "")), ID, show=lines.append, interval=0, left=lambda: next(looks))
+    assert lines == ["RUNNING"]
+
+
 def test_a_job_that_waits_says_for_what():
     waiting = {"status": "SUBMITTED", "schedule_history": ["first", "12:00:00: not enough sites"]}
     started = {"status": "FINISHED:COMPLETED", "schedule_history": ["first", "12:00:00: not enough sites", "scheduled"]}
