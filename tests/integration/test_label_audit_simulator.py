@@ -38,7 +38,8 @@ def test_the_page_and_the_file_show_what_the_sites_tell_and_nothing_below_their_
     words = ["--workspace", tmp_path / "work", "--threads", 3, "--sites", 3]
     settings = ["--site", f"data_root={sites}/{{SITE_NAME}}", f"min_count={minimum}"]
     code, out = fedmend("simulate", ROOT / "jobs" / "label_audit", *words, *settings, home=tmp_path)
-    assert code == 0, out
+    assert code == 1  # a site was not counted
+    assert "fedmend: simulator: expected a complete run, got exit code 0: site-3: site.json, field classes" in out
     told = json.loads((records(tmp_path / "work") / "results.json").read_text())
     held = []
     for (site, name), number in true.items():
@@ -51,7 +52,7 @@ def test_the_page_and_the_file_show_what_the_sites_tell_and_nothing_below_their_
     page = (records(tmp_path / "work") / "report.html").read_text()
     assert "2 of 3 sites counted" in page
     assert "? of " in page
-    assert "<strong>site-3 was not counted.</strong> site-3: site.json, field classes: expected the job" in page
+    assert "<strong>site-3 was not counted.</strong> site.json, field classes: expected the job" in page
     assert "not counted: site-3: site.json, field classes" in out
     assert "label audit: 2 of 3 sites counted" in out
     assert "PHANTOM" not in out  # these sites have a data_root
