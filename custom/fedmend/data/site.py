@@ -27,6 +27,12 @@ LOG = logging.getLogger("fedmend.data")
 EVALUATION_SPLITS = ("val", "test")
 
 
+def to_device(pixels: np.ndarray, device: torch.device) -> Tensor:
+    """A batch of pixels on the device; a GPU copies it while the CPU goes on."""
+    tensor = torch.from_numpy(pixels)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Split:
     """One split: images in the store, labels in memory.
@@ -75,10 +81,7 @@ class Split:
         Args:
             index: (B,) int64 sample numbers.
         """
-        images = torch.from_numpy(self.images[index.numpy()])
-        if self.device.type == "cuda":
-            images = images.pin_memory()
-        images = images.to(self.device, non_blocking=True)
+        images = to_device(self.images[index.numpy()], self.device)
         return (images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)).float().div_(255)
 
 

@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmend.data.manifest import SEGMENTATION, SiteCard, check_classes, load_card
-from fedmend.data.site import EVALUATION_SPLITS
+from fedmend.data.site import EVALUATION_SPLITS, to_device
 from fedmend.data.store import disk_errors, exclusive
 from fedmend.errors import FedMendError
 
@@ -87,10 +87,7 @@ class VolumeSplit:
         Args:
             index: (B,) int64 slice numbers.
         """
-        images = torch.from_numpy(self.images[index.numpy()])
-        if self.device.type == "cuda":
-            images = images.pin_memory()
-        return images.to(self.device, non_blocking=True).float().unsqueeze(1)
+        return to_device(self.images[index.numpy()], self.device).float().unsqueeze(1)
 
     @property
     def names(self) -> list[str]:
@@ -304,11 +301,6 @@ def _slices(
     return images.astype(np.float16), masks, numbers
 
 
-def _each(items: Sequence[VolumeItem], where: Callable[[int], str], **how) -> Iterator[tuple]:
-    for number, item in enumerate(items):
-        yield _slices(item, where(number), **how)
-
-
 # ---- the store ------------------------------------------------------------------------------------------------------
 def open_volume_store(
     cache_dir: Path,
@@ -376,7 +368,8 @@ def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str
     numbers: list[tuple[int, int]] = []
     try:
         with open(temporary / "images.f16", "wb") as images, open(temporary / "masks.u8", "wb") as masks:
-            for case, (image, mask, planes) in enumerate(_each(items, where, **how)):
+            for case, item in enumerate(items):
+                image, mask, planes = _slices(item, where(case), **how)
                 images.write(image.tobytes())
                 masks.write(mask.tobytes())
                 numbers += [(case, plane) for plane in planes]
