@@ -1,6 +1,7 @@
 """MethodExecutor: runs any LocalMethod at a site."""
 
 import logging
+import os
 import time
 import traceback
 from pathlib import Path
@@ -127,7 +128,12 @@ class MethodExecutor(Executor):
             steps = [f"{Path(s.filename).name}:{s.lineno} {s.name}" for s in traceback.extract_tb(e.__traceback__)]
             self.log_error(fl_ctx, f"{task_name} failed with {type(e).__name__} at {' > '.join(steps)}")
             self.log_debug(fl_ctx, traceback.format_exc())
-            result = SiteResult(error=f"{name}: {task_name} failed with {type(e).__name__}; see the log of this site")
+            message = f"{name}: {task_name} failed with {type(e).__name__}; see the log of this site"
+            if isinstance(e, OSError) and e.errno:  # the system's own words, e.g. of a full disk, name no file
+                message = (
+                    f"{name}: {task_name}: expected files that can be read and written, got: {os.strerror(e.errno)}"
+                )
+            result = SiteResult(error=message)
         return FLModelUtils.to_shareable(pack_result(result))
 
     def _run(

@@ -1,9 +1,13 @@
 """Small state that must outlive a task, a process or a job: one file per name, written atomically."""
 
+import contextlib
+import fcntl
 import os
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -26,8 +30,34 @@ class StateStore:
 
     def save(self, name: str, value: Any) -> None:
         """Saves tensors, numbers, strings and containers of them; after a crash the old or the new file is there, whole."""
-        with write_atomically(self._folder / f"{name}.pt") as temporary:
-            torch.save(value, temporary)
+        with write_atomically(self._folder / f"{name}.pt") as temporary, open(temporary, "wb") as stream:
+            torch.save(value, stream)  # given a name it turns the OSError of a full disk into a RuntimeError
+
+
+@contextlib.contextmanager
+def sole_user(folder: Path, *, patience: float) -> Iterator[bool]:
+    """Keeps other processes that ask for it too out of a folder; the end of this process, however it comes, lets them in.
+
+    Args:
+        folder: it exists.
+        patience: seconds to wait for another process.
+
+    Yields:
+        Whether this process has the folder.
+    """
+    with open(folder / "in_use", "w") as stream:
+        end = time.monotonic() + patience
+        while not (alone := _locked(stream)) and time.monotonic() < end:
+            time.sleep(0.1)
+        yield alone
+
+
+def _locked(stream: IO) -> bool:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class write_atomically:

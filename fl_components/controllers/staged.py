@@ -27,7 +27,7 @@ from fedmend.methods.base import Report, RoundTask
 from fedmend.networks import get_weights, initial_network
 from fedmend.records import RunRecords
 from fedmend.reporting import summary_text, write_report
-from fedmend.state import StateStore
+from fedmend.state import StateStore, sole_user
 from fl_components.aggregators import SampleWeightedAggregator
 from fl_components.console import quiet_console
 from fl_components.payload import (
@@ -51,6 +51,7 @@ BEST_SPLITS = ("val", "test")  # the first that there is
 BEST_METRIC = {MULTILABEL: "auc", SINGLELABEL: "bacc", SEGMENTATION: "dice"}
 Knowledge = Mapping[str, np.ndarray]
 POLL = 0.1  # seconds
+PREDECESSOR = 30.0  # seconds until the process of a job whose server was killed has ended too
 
 
 class StagedController(ModelController):
@@ -111,7 +112,14 @@ class StagedController(ModelController):
         """Does the rounds; bad input ends the job with its sentence alone."""
         quiet_console(self.fl_ctx)
         try:
-            self.rounds()
+            folder = load_site_config(self.fl_ctx).state_dir / self.card.run_name / "server"
+            self._state = StateStore(folder)
+            with sole_user(folder, patience=PREDECESSOR) as alone:
+                if not alone:
+                    raise FedMendError(
+                        f"run_name {self.card.run_name!r}: expected no other job of this run, one still runs; abort it first"
+                    )
+                self.rounds()
         except FedMendError as e:
             LOG.error("%srun stopped: %s", self._mark, e)
             self.panic(str(e))
@@ -129,7 +137,6 @@ class StagedController(ModelController):
             Global model, knowledge of the last round, first round to do.
         """
         self._started = time.monotonic()
-        self._state = StateStore(load_site_config(self.fl_ctx).state_dir / self.card.run_name / "server")
         self.records = RunRecords(Path(self.get_run_dir()) / RESULTS_FOLDER)
         self._census()
         checkpoint = self._state.load("checkpoint")

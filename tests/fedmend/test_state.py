@@ -1,10 +1,17 @@
 import os
+import resource
 import stat
+import subprocess
+import sys
+import threading
 
 import pytest
 import torch
+from factories import ROOT
 
-from fedmend.state import StateStore, write_atomically
+from fedmend.state import StateStore, sole_user, write_atomically
+
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "custom")}
 
 
 def names(folder):
@@ -38,8 +45,8 @@ def test_a_save_that_fails_half_way_keeps_the_old_state(tmp_path, monkeypatch):
     store = StateStore(tmp_path)
     store.save("a", 1)
 
-    def half(value, path):
-        path.write_bytes(b"half")
+    def half(value, stream):
+        stream.write(b"half")
         raise OSError("no space left on device")
 
     monkeypatch.setattr(torch, "save", half)
@@ -47,6 +54,21 @@ def test_a_save_that_fails_half_way_keeps_the_old_state(tmp_path, monkeypatch):
         store.save("a", 2)
     assert store.load("a") == 1
     assert names(tmp_path) == ["a.pt"]
+
+
+@pytest.fixture
+def full_disk():
+    """Every write to a file fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_an_error_of_the_system_and_keeps_the_old_state(tmp_path, full_disk):
+    with pytest.raises(OSError, match="File too large"):
+        StateStore(tmp_path).save("a", torch.zeros(9))
+    assert names(tmp_path) == []
 
 
 def test_the_content_is_on_disk_before_the_name_changes(tmp_path, monkeypatch):
@@ -76,3 +98,23 @@ def test_a_written_file_is_readable_by_others(tmp_path):
         temporary.write_text("new")
     assert (tmp_path / "f").read_text() == "new"
     assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o644
+
+
+def test_a_folder_has_one_user_at_a_time(tmp_path):
+    with sole_user(tmp_path, patience=0) as first:
+        with sole_user(tmp_path, patience=0) as second:
+            assert (first, second) == (True, False)
+        with sole_user(tmp_path, patience=0) as third:
+            assert not third
+    with sole_user(tmp_path, patience=0) as fourth:
+        assert fourth
+
+
+def test_a_user_that_waits_gets_the_folder_when_the_process_before_it_dies(tmp_path):
+    script = "import pathlib, sys, time; from fedmend.state import sole_user\n"
+    script += "with sole_user(pathlib.Path(sys.argv[1]), patience=0): print('mine', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, env=ENV) as other:
+        other.stdout.readline()
+        threading.Timer(0.3, other.kill).start()
+        with sole_user(tmp_path, patience=20) as alone:
+            assert alone

@@ -1,3 +1,4 @@
+import errno
 import shutil
 
 import numpy as np
@@ -220,6 +221,16 @@ def test_an_unexpected_error_leaves_only_its_type(client):
     assert result.error == "site-1: train failed with RuntimeError; see the log of this site"
     assert "img3" not in str(reply)
     assert "p3" not in str(reply)
+
+
+class Disk(PlainMethod):
+    def loss(self, model, index, task, site):
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/site-1/images/img3.png of patient p3")
+
+
+def test_a_full_disk_is_said_in_the_words_of_the_system_without_the_file(client):
+    expected = "site-1: train: expected files that can be read and written, got: No space left on device"
+    assert client(Disk()).train().error == expected
 
 
 def test_an_aborted_task_ends_at_the_next_batch(client):

@@ -11,6 +11,7 @@ from torch_factories import TinyNetwork
 
 from fedmend import networks
 from fedmend.errors import FedMendError
+from fedmend.state import sole_user
 from fl_components.controllers import staged
 from fl_components.controllers.fedavg import FedAvgController
 from fl_components.payload import CENSUS, COLLECT, EVALUATE, TRAIN, SiteResult
@@ -280,6 +281,18 @@ def test_a_finished_run_name_is_refused(tmp_path, plain_report):
         "run_name 'run-1': expected a new or an unfinished run, got a finished one; choose another run_name"
     ]
     assert [name for name, *_ in again.asked] == [CENSUS]
+
+
+def test_a_second_job_beside_the_first_one_is_refused_before_it_asks_anybody(tmp_path, plain_report, monkeypatch):
+    monkeypatch.setattr(staged, "PREDECESSOR", 0.0)
+    (tmp_path / "state" / "run-1" / "server").mkdir(parents=True)
+    with sole_user(tmp_path / "state" / "run-1" / "server", patience=0):
+        second = run(tmp_path, plain_answers(BOTH))
+    assert second.engine.panics() == [
+        "run_name 'run-1': expected no other job of this run, one still runs; abort it first"
+    ]
+    assert second.asked == []
+    assert run(tmp_path, plain_answers(BOTH)).engine.panics() == []
 
 
 def test_a_failed_final_evaluation_costs_no_model_and_the_run_can_be_finished(tmp_path, plain_report):
