@@ -25,6 +25,14 @@ _ROLES = {
 TINY = {"num_rounds": 2, "warmup_rounds": 1, "image_size": 32, "batch_size": 8, "st": False, "phantom.images": 300}
 
 
+def until(condition, *, timeout=120):
+    """Returns when ``condition()`` is true."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"expected it within {timeout} s"
+        time.sleep(0.1)
+
+
 @dataclass(frozen=True)
 class Deployment:
     """A running federation.
@@ -37,23 +45,20 @@ class Deployment:
     federation: LocalFederation
     session: Session
 
-    def processes(self, name, role):
-        """Processes of the server or of a site that play this role now."""
+    def processes(self, name, role, job_id=""):
+        """Processes of the server or of a site that play this role now, for this job or for any."""
         found = []
         for process, owner in self.federation.processes().items():
             with contextlib.suppress(Exception):  # it may have ended since
                 words = " ".join(process.cmdline())
-                if owner == name and any(word in words and r == role for word, r in _ROLES.items()):
+                if owner == name and job_id in words and any(w in words and r == role for w, r in _ROLES.items()):
                     found.append(process)
         return found
 
-    def process(self, name, role, *, timeout=120):
+    def process(self, name, role, job_id="", *, timeout=120):
         """The one process of that role, as soon as there is one: to kill, suspend or resume."""
-        end = time.monotonic() + timeout
-        while len(found := self.processes(name, role)) != 1:
-            assert time.monotonic() < end, f"{name}: expected one {role} process, got {found}"
-            time.sleep(0.1)
-        return found[0]
+        until(lambda: len(self.processes(name, role, job_id)) == 1, timeout=timeout)
+        return self.processes(name, role, job_id)[0]
 
     @contextlib.contextmanager
     def settings(self, site, **fields):
@@ -74,9 +79,13 @@ class Deployment:
         Returns:
             What the lead sees, and the sentence at the end of a job that failed, or "".
         """
+        return self.end_of(send(self.session, folder))
+
+    def end_of(self, job_id):
+        """Waits for the end of a job; returns what :meth:`run` does."""
         lines = []
         try:
-            follow(self.session, send(self.session, folder), show=lines.append, interval=1)
+            follow(self.session, job_id, show=lines.append, interval=1)
         except FedMendError as e:
             return lines, str(e)
         return lines, ""
