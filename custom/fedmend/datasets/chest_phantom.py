@@ -54,6 +54,7 @@ HEADER = [
     "View Position",
 ]
 HEADER += ["OriginalImage[Width", "Height]", "OriginalImagePixelSpacing[x", "y]"]  # official: commas without quotes
+CLEAR = (0.6, 1.0)  # range of how clear a finding is; fainter ones are lost at the 48 pixels of the presets
 LUNG, SOFT, DENSE = 0.2, 0.62, 0.78  # densities, 0 to 1
 APEX, ANGLE = -0.78, 0.66  # heights of the lungs' tips and of the costophrenic angles
 
@@ -316,7 +317,7 @@ def _draw(patient: _Patient, k: int, seed: int, size: int) -> np.ndarray:
     for c, name in enumerate(FINDINGS):
         if patient.labels[k, c]:
             rng = np.random.default_rng([*key, 2, c])
-            found[name] = (float(rng.uniform(0.1, 1.0)), int(rng.choice([-1, 1])))
+            found[name] = (float(rng.uniform(*CLEAR)), int(rng.choice([-1, 1])))
     pose = np.random.default_rng([*key, 1, k])
     s = _chest(np.random.default_rng([*key, 0]), pose, bool(patient.ap[k]), found, size)
     names = list(FINDINGS)

@@ -15,7 +15,7 @@ from fedmend.data.store import disk_errors, exclusive
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
 
-PHANTOM_FORMAT = 5  # raise it when a generator or a converter changes what it writes
+PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
 MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days
 SOURCE = "PHANTOM: synthetic images, no patient was examined"
 LOG = logging.getLogger("fedmend.phantom")
