@@ -20,6 +20,7 @@ from nvflare.fuel.flare_api.api_spec import (
     SessionClosed,
 )
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.private.defs import ERROR_MSG_PREFIX
 
 from fedmend.errors import FedMendError
 from fl_components.simulate import configure_job
@@ -164,7 +165,8 @@ def _history(meta: Mapping) -> list[str]:
 
 def _not_deployed(meta: Mapping) -> list[str]:
     """Who refused the job before it started, and why; it goes on without a site that it does not need."""
-    return [d for d in meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value) or [] if not d.endswith(": OK")]
+    details = meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value) or []
+    return [d.replace(f"{ERROR_MSG_PREFIX}: ", "") for d in details if not d.endswith(": OK")]
 
 
 def _server_log(session: Session, job_id: str) -> list[dict]:

@@ -16,7 +16,7 @@ from deployment import DAEMON, JOB, PARENT, TINY, deployed, tiny_job
 from factories import ROOT, refused
 from simulation import fedmend, run
 
-from fl_components.submit import SILENT, open_session, submit_job
+from fl_components.submit import open_session, submit_job
 
 pytestmark = pytest.mark.slow
 SITES = [f"site-{i}" for i in range(1, 6)]
@@ -126,14 +126,27 @@ def test_a_class_that_the_server_does_not_list_is_refused_in_a_sentence_to_the_c
     )
 
 
-def test_a_class_that_the_sites_do_not_list_is_refused_and_their_logs_say_why(deployment):
+def test_a_class_that_the_sites_do_not_list_is_refused_in_a_sentence_of_theirs(deployment):
     with tiny_job("fedmlp_ich", run_name="unlisted_at_sites") as job:
         file = job / "app" / "config" / "config_fed_client.json"
         file.write_text(file.read_text().replace("fl_components.executor.MethodExecutor", "subprocess.Popen"))
         _, sentence = deployment.run(job)
-    assert sentence.endswith(f": expected it to complete, got FINISHED:ABNORMAL: {SILENT}")
-    said = (deployment.federation.kits / "site-1" / "output.txt").read_text()
-    assert "Component 'subprocess.Popen' at config path 'executors.#1.executor' is not in allow_list" in said
+    reason = "Component 'subprocess.Popen' at config path 'executors.#1.executor' is not in allow_list"
+    assert sentence.endswith(f": expected it to complete, got FINISHED:FAILED_TO_RUN: server: {reason}")
+
+
+def test_a_site_whose_class_list_differs_says_so_to_the_lead(deployment):
+    file = deployment.federation.kits / "site-2" / "local" / "resources.json.default"
+    text = file.read_text()
+    file.write_text(text.replace('"fl_components.executor.MethodExecutor",', ""))
+    with tiny_job("fedmlp_ich", run_name="other_list") as job:
+        _, sentence = deployment.run(job, by_console)
+    file.write_text(text)
+    reason = (
+        "Component 'fl_components.executor.MethodExecutor' at config path 'executors.#1.executor' is not in allow_list"
+    )
+    too_few = "num_ok_sites 4 < required_min_sites 5"
+    assert sentence.endswith(f": expected it to complete, got FINISHED:FAILED_TO_RUN: site-2: {reason}; {too_few}")
 
 
 def test_a_site_without_a_data_folder_ends_the_job_with_its_sentence(deployment):

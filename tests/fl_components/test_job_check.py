@@ -1,0 +1,71 @@
+import json
+
+import pytest
+from factories import ROOT
+
+from fl_components.job_check import ListedClasses
+
+LISTED, UNLISTED = {"path": "good.Thing"}, {"path": "subprocess.Popen", "args": {"args": "true"}}
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """A kit whose list has one class, and a way to have it validate a configuration."""
+    local, app = tmp_path / "local", tmp_path / "job-1" / "app_site-1"
+    for folder in (local, tmp_path / "startup", app / "config"):
+        folder.mkdir(parents=True)
+    (local / "resources.json.default").write_text(json.dumps({"class_allow_list": ["good.Thing"]}))
+
+    def validate(**config):
+        (app / "config" / "config_fed_client.json").write_text(json.dumps({"format_version": 2, **config}))
+        return ListedClasses().validate(str(app))
+
+    validate.local, validate.app = local, app
+    return validate
+
+
+@pytest.mark.parametrize(
+    ("place", "config"),
+    [
+        ("components.#2", {"components": [LISTED, UNLISTED]}),
+        ("executors.#1.executor", {"executors": [{"tasks": ["*"], "executor": UNLISTED}]}),
+        ("task_data_filters.#1.filters.#1", {"task_data_filters": [{"tasks": ["*"], "filters": [UNLISTED]}]}),
+        (
+            "task_result_filters.#1.filters.#2",
+            {"task_result_filters": [{"tasks": ["*"], "filters": [LISTED, UNLISTED]}]},
+        ),
+    ],
+)
+def test_an_unlisted_class_is_named_with_its_place(kit, place, config):
+    reason = f"Component 'subprocess.Popen' at config path '{place}' is not in allow_list"
+    assert kit(**config) == (reason, {})
+
+
+def test_listed_classes_pass(kit):
+    assert kit(components=[LISTED], executors=[{"executor": LISTED}], task_result_filters=[{"filters": [LISTED]}]) == (
+        "",
+        {},
+    )
+
+
+def test_a_site_that_changed_its_list_decides_by_its_own_one(kit):
+    (kit.local / "resources.json").write_text(json.dumps({"class_allow_list": ["another.Thing"]}))
+    assert "'good.Thing'" in kit(components=[LISTED])[0]
+
+
+def test_a_path_that_is_a_job_variable_is_left_to_flare(kit):
+    assert kit(chosen="good.Thing", components=[{"path": "{chosen}"}]) == ("", {})
+
+
+def test_a_job_with_code_is_left_to_the_right_byoc(kit):
+    (kit.app / "custom").mkdir()
+    assert kit(components=[UNLISTED]) == ("", {})
+
+
+@pytest.mark.parametrize("job", sorted(p.parent.name for p in (ROOT / "jobs").glob("*/meta.json")))
+def test_every_job_passes_the_policy_of_the_kits(kit, job):
+    policy = (ROOT / "simulator_workspace" / "local" / "resources.json").read_text()
+    (kit.local / "resources.json").write_text(policy)
+    config = json.loads((ROOT / "jobs" / job / "app" / "config" / "config_fed_client.json").read_text())
+    assert kit(**config) == ("", {})
+    assert json.loads(policy)["app_validator"] == {"path": "fl_components.job_check.ListedClasses"}
