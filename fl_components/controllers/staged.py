@@ -19,6 +19,7 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.errors import FedMendError
@@ -176,7 +177,7 @@ class StagedController(ModelController):
             check_report: raises FedMendError for a report that the method cannot use; that site's result is refused.
 
         Returns:
-            The aggregated model, and the valid results by site in sorted order.
+            The aggregated model, and the valid results by site in sorted order, without their weights.
         """
         started = time.monotonic()
         task = RoundTask(stage, round_num, self.num_rounds, knowledge or {}, seed=self.card.seed)
@@ -185,9 +186,11 @@ class StagedController(ModelController):
         self._check_annotators(results, round_num)
         metrics = self._record_results(results, round_num, stage, model, time.monotonic() - started)
         aggregator = aggregator or SampleWeightedAggregator()
-        for site in results:
+        for site, result in results.items():
             aggregator.accept_model(replies.pop(site))
+            result.weights = {}  # they are in the average; kept with the results they would stay for the next round too
         merged = aggregator.aggregate_model()
+        cleanup_memory()  # FLARE leaves models in reference cycles, and its threads would keep what was freed
         self._progress(round_num, stage, metrics, len(results), time.monotonic() - started)
         return merged, results
 

@@ -1,5 +1,6 @@
 import itertools
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch_factories import TinyNetwork
 from fedmend import networks
 from fedmend.errors import FedMendError
 from fedmend.state import sole_user
+from fl_components.aggregators import SampleWeightedAggregator
 from fl_components.controllers import staged
 from fl_components.controllers.fedavg import FedAvgController
 from fl_components.payload import CENSUS, COLLECT, EVALUATE, TRAIN, SiteResult
@@ -120,6 +122,30 @@ def test_the_order_in_which_answers_arrive_changes_no_bit(tmp_path, plain_report
     assert all(torch.equal(value, saved(other)[name]) for name, value in saved(one).items())
     sums = [sum(trained(site, 50) for site in order) for order in (sites, reversed(sites))]
     assert not np.array_equal(*sums)  # the order would show if nobody put it right
+
+
+def test_the_server_lets_go_of_a_model_once_it_is_in_the_average(tmp_path, plain_report, monkeypatch):
+    models, held = [], []
+
+    def held_models():
+        return sum(found() is not None for found in models)
+
+    def answer(site, task_name, weights, task, evaluate):
+        result = plain_answers(THREE)(site, task_name, weights, task, evaluate)
+        if task_name == TRAIN:
+            models.append(weakref.ref(result.weights["classifier.bias"]))
+        return result
+
+    class Watched(SampleWeightedAggregator):
+        def accept_model(self, model):
+            held.append(held_models())
+            super().accept_model(model)
+
+    monkeypatch.setattr(staged, "SampleWeightedAggregator", Watched)
+    monkeypatch.setattr(staged, "cleanup_memory", lambda: held.append(f"cleaned with {held_models()}"))
+    run(tmp_path, answer, THREE, num_rounds=2)
+    assert len(models) == 6
+    assert held == [3, 2, 1, "cleaned with 0"] * 2
 
 
 def test_a_seed_gives_the_same_first_model_to_all(tmp_path, plain_report):
