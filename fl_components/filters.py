@@ -16,6 +16,7 @@ from fl_components.site_config import load_site_config
 from fl_components.statistics import check_statistics
 
 _META = {KEY, MetaKey.FILTER_HISTORY, MetaKey.PROCESSED_ALGORITHM}  # the latter two are left by FLARE's own filters
+_ACCOUNTS = {"svt_privacy_budget", "svt_privacy_accountant"}  # SVTPrivacy's, which are in the site's log too
 
 
 class ReportGuard(Filter):
@@ -23,7 +24,8 @@ class ReportGuard(Filter):
 
     Lets a result pass when its fields are known, its report fields are among those that the policy names and the whole is
     small enough; otherwise nothing but a sentence leaves. Rows of a report field that are made from fewer than ``min_count``
-    samples are set to zero, their count too. Of FLARE's statistics workflow, label counts of at least ``min_count`` pass.
+    samples are set to zero, their count too. Of FLARE's statistics workflow, label counts of at least ``min_count`` pass. The
+    accounts that FLARE's ``SVTPrivacy`` adds stay at the site.
 
     FLARE's simulator does not run site policies at the clients; there the server, which has the same policy, runs this filter
     on what arrives.
@@ -48,6 +50,7 @@ class ReportGuard(Filter):
         if dxo.data_kind == DataKind.STATISTICS:
             return self._process_statistics(shareable, dxo, site, fl_ctx)
         try:
+            dxo.meta = {name: value for name, value in dxo.meta.items() if name not in _ACCOUNTS}
             self._check_envelope(dxo, site)
             dxo.meta[KEY] = self.check(dxo.meta[KEY], site, load_site_config(fl_ctx).min_count)
         except FedMendError as e:

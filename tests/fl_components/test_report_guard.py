@@ -5,9 +5,10 @@ import pytest
 import torch
 from factories import ROOT, refused
 from fl_factories import Engine, confusion, write_settings
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ProcessType, ReservedKey, ReturnCode
 from nvflare.apis.shareable import make_reply
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.methods.fednoro import check_report, loss_matrix
@@ -184,6 +185,16 @@ def test_meta_data_beside_the_report_is_refused(site):
     got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
     assert got.error == "site-1: ReportGuard: expected meta data under 'fedmend' alone, got also ['patients']"
     assert "p1" not in str(sent)
+
+
+def test_the_account_of_sparse_vector_privacy_stays_at_the_site(site):
+    filtered = SVTPrivacy(fraction=0.5).process(FLModelUtils.to_shareable(pack_result(result())), site)
+    assert len(svt := {key for key in from_shareable(filtered).meta if key.startswith("svt_")}) == 2
+    sent = ReportGuard(fields=FIELDS, counts={"prototypes": "prototype_counts"}).process(filtered, site)
+    assert not svt & set(from_shareable(sent).meta)
+    got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+    assert (got.error, got.samples) == ("", 50)
+    assert not np.array_equal(got.weights["w"], WEIGHTS["w"])
 
 
 def test_metrics_beside_the_report_are_refused(site):

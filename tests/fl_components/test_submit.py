@@ -111,7 +111,10 @@ def test_without_the_right_to_read_logs_the_states_are_shown():
 
 
 UNLISTED = "not authorized: Component 'a.B' at config path 'workflows.#1' is not in allow_list"
-BYOC = {"status": "FINISHED:FAILED_TO_RUN", "job_deploy_detail": ["server: OK", "site-1: NVFLARE_ERROR: BYOC not permitted", "x < y"]}
+BYOC = {
+    "status": "FINISHED:FAILED_TO_RUN",
+    "job_deploy_detail": ["server: OK", "site-1: NVFLARE_ERROR: BYOC not permitted", "x < y"],
+}
 UNSCHEDULED = {"status": "FINISHED:CAN_NOT_SCHEDULE", "schedule_history": ["missing site-4"]}
 BROKEN = "FINISHED:EXECUTION_EXCEPTION"
 
