@@ -5,20 +5,25 @@ log: the lead learns only that a process ended. What an app validator says befor
 the one that protects the site; it also sees nested components and paths that are job variables.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 from nvflare.apis.app_validation import AppValidator
-from nvflare.apis.fl_constant import JobConstants, WorkspaceConstants
+from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
-from nvflare.fuel.utils.config_factory import ConfigFactory
+
+CONFIG = "config_fed_client.json"
 
 
 class ListedClasses(AppValidator):
-    """Compares executors, components and filters of a site's part of a job with the ``class_allow_list`` of the kit."""
+    """Compares executors, components and filters of a site's part of a job with the ``class_allow_list`` of the kit.
+
+    The configuration must be JSON: FLARE's other formats can include files and environment variables of the site.
+    """
 
     def validate(self, app_folder: str) -> tuple[str, dict]:
         """Called by FLARE when a job arrives.
@@ -32,14 +37,20 @@ class ListedClasses(AppValidator):
         app = Path(app_folder)
         if (app / WorkspaceConstants.CUSTOM_FOLDER_NAME).exists():  # the right byoc decides about a job with code
             return "", {}
-        config = ConfigFactory.load_config(JobConstants.CLIENT_JOB_CONFIG, [str(app / "config")]).to_dict()
+        found = {file.name for file in (app / "config").glob("config_fed_client.*")}
+        if found - {CONFIG}:
+            return f"job: expected a site's configuration in {CONFIG} alone, got another file too or instead", {}
+        if not found:  # the server's part of a job with an app for each site
+            return "", {}
         kit, authorizer = Workspace(str(app.parents[1])), ComponentPathAuthorizer()
         try:
-            for place, component in _components(config):
-                if not str(component["path"]).startswith("{"):
+            for place, component in _components(json.loads((app / "config" / CONFIG).read_text())):
+                if not str(component.get("path")).startswith("{"):
                     authorizer.authorize_component_config(component, place, workspace=kit)
         except UnsafeComponentError as e:
             return str(e), {}
+        except Exception as e:  # whatever a lead has written, the site answers with a sentence
+            return f"job, {CONFIG}: expected a FLARE configuration, got one that does not read ({type(e).__name__})", {}
         return "", {}
 
 
@@ -47,10 +58,10 @@ def _components(config: Mapping) -> Iterator[tuple[SimpleNamespace, Mapping]]:
     """What a site builds and, as FLARE writes it, where it stands in the configuration."""
     found = [(f"components.#{i}", part) for i, part in enumerate(config.get("components", []), 1)]
     for i, part in enumerate(config.get("executors", []), 1):
-        found.append((f"executors.#{i}.executor", part.get("executor", {})))
+        found.append((f"executors.#{i}.executor", part["executor"]))
     for name in ("task_data_filters", "task_result_filters"):
         for i, part in enumerate(config.get(name, []), 1):
             found += [(f"{name}.#{i}.filters.#{k}", f) for k, f in enumerate(part.get("filters", []), 1)]
     for place, component in found:
-        if "path" in component:
+        if component.keys() & {"path", "class_path", "name"}:
             yield SimpleNamespace(path=lambda place=place: place), component

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import os
 import tempfile
 import time
@@ -30,8 +31,10 @@ class StateStore:
 
     def save(self, name: str, value: Any) -> None:
         """Saves tensors, numbers, strings and containers of them; after a crash the old or the new file is there, whole."""
-        with write_atomically(self._folder / f"{name}.pt") as temporary, open(temporary, "wb") as stream:
-            torch.save(value, stream)  # given a name it turns the OSError of a full disk into a RuntimeError
+        content = io.BytesIO()  # writing to a file, torch turns the OSError of a full disk into a RuntimeError
+        torch.save(value, content)
+        with write_atomically(self._folder / f"{name}.pt") as temporary:
+            temporary.write_bytes(content.getbuffer())
 
 
 @contextlib.contextmanager

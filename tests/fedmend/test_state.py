@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,29 +46,31 @@ def test_a_save_that_fails_half_way_keeps_the_old_state(tmp_path, monkeypatch):
     store = StateStore(tmp_path)
     store.save("a", 1)
 
-    def half(value, stream):
-        stream.write(b"half")
+    write_bytes = Path.write_bytes
+
+    def half(file, content):
+        write_bytes(file, b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(torch, "save", half)
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(OSError, match="no space"):
         store.save("a", 2)
     assert store.load("a") == 1
     assert names(tmp_path) == ["a.pt"]
 
 
-@pytest.fixture
-def full_disk():
-    """Every write to a file fails."""
+@pytest.fixture(params=[0, 5_000])
+def full_disk(request):
+    """Every write of a file beyond so many bytes fails."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (request.param, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_is_an_error_of_the_system_and_keeps_the_old_state(tmp_path, full_disk):
     with pytest.raises(OSError, match="File too large"):
-        StateStore(tmp_path).save("a", torch.zeros(9))
+        StateStore(tmp_path).save("a", torch.zeros(9_999))
     assert names(tmp_path) == []
 
 

@@ -69,3 +69,35 @@ def test_every_job_passes_the_policy_of_the_kits(kit, job):
     config = json.loads((ROOT / "jobs" / job / "app" / "config" / "config_fed_client.json").read_text())
     assert kit(**config) == ("", {})
     assert json.loads(policy)["app_validator"] == {"path": "fl_components.job_check.ListedClasses"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", "[" * 100_000, '{"components": null}', '{"components": [1]}', '{"executors": [{"executor": "x"}]}'],
+)
+def test_a_configuration_that_does_not_read_is_refused_in_a_sentence(kit, text):
+    (kit.app / "config" / "config_fed_client.json").write_text(text)
+    reason, _ = ListedClasses().validate(str(kit.app))
+    assert reason.startswith(
+        "job, config_fed_client.json: expected a FLARE configuration, got one that does not read ("
+    )
+
+
+@pytest.mark.parametrize("name", ["config_fed_client.conf", "config_fed_client.yml"])
+def test_a_format_that_can_include_files_and_variables_of_the_site_is_refused_unread(kit, name, monkeypatch):
+    monkeypatch.setenv("SECRET", "token")
+    (kit.app / "config" / name).write_text(
+        'components = [{path = ${SECRET}}]\ninclude file("../../local/fedmend.json")'
+    )
+    reason = "job: expected a site's configuration in config_fed_client.json alone, got another file too or instead"
+    assert ListedClasses().validate(str(kit.app)) == (reason, {})
+    assert kit(components=[LISTED]) == (reason, {})
+
+
+def test_an_app_for_the_server_alone_passes(kit):
+    assert ListedClasses().validate(str(kit.app)) == ("", {})
+
+
+@pytest.mark.parametrize("key", ["class_path", "name"])
+def test_other_ways_to_name_a_class_are_refused_too(kit, key):
+    assert kit(components=[{key: "subprocess.Popen"}])[0] != ""

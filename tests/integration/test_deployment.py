@@ -139,9 +139,11 @@ def test_a_site_whose_class_list_differs_says_so_to_the_lead(deployment):
     file = deployment.federation.kits / "site-2" / "local" / "resources.json.default"
     text = file.read_text()
     file.write_text(text.replace('"fl_components.executor.MethodExecutor",', ""))
-    with tiny_job("fedmlp_ich", run_name="other_list") as job:
-        _, sentence = deployment.run(job, by_console)
-    file.write_text(text)
+    try:
+        with tiny_job("fedmlp_ich", run_name="other_list") as job:
+            _, sentence = deployment.run(job, by_console)
+    finally:
+        file.write_text(text)
     reason = (
         "Component 'fl_components.executor.MethodExecutor' at config path 'executors.#1.executor' is not in allow_list"
     )

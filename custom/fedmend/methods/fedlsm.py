@@ -287,14 +287,14 @@ def positive_weights(positives: Mapping[str, np.ndarray], samples: Mapping[str, 
         cap: largest weight.
 
     Returns:
-        (M,) float32 in [1 / cap, cap].
+        (M,) float32 in [0.01, cap].
     """
     total = np.zeros(len(next(iter(positives.values()))))
     negative = np.zeros_like(total)
     for site, count in positives.items():
         total += count
         negative += np.where(count > 0, samples[site] - count, 0)
-    return np.clip(negative / np.maximum(total, 1), 1 / cap, cap).astype(np.float32)
+    return np.clip(negative / np.maximum(total, 1), 0.01, cap).astype(np.float32)
 
 
 def class_weights(
