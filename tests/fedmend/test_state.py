@@ -1,3 +1,4 @@
+import contextlib
 import os
 import resource
 import stat
@@ -59,17 +60,20 @@ def test_a_save_that_fails_half_way_keeps_the_old_state(tmp_path, monkeypatch):
     assert names(tmp_path) == ["a.pt"]
 
 
-@pytest.fixture(params=[0, 5_000])
-def full_disk(request):
-    """Every write of a file beyond so many bytes fails."""
+@contextlib.contextmanager
+def full_disk(limit):
+    """Every write of a file beyond so many bytes fails, also those of pytest's own output."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (request.param, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_an_error_of_the_system_and_keeps_the_old_state(tmp_path, full_disk):
-    with pytest.raises(OSError, match="File too large"):
+@pytest.mark.parametrize("limit", [0, 5_000])
+def test_a_full_disk_is_an_error_of_the_system_and_keeps_the_old_state(tmp_path, limit):
+    with pytest.raises(OSError, match="File too large"), full_disk(limit):
         StateStore(tmp_path).save("a", torch.zeros(9_999))
     assert names(tmp_path) == []
 
