@@ -145,11 +145,12 @@ class MethodExecutor(Executor):
             torch.set_num_threads(config.threads)
         name = fl_ctx.get_identity_name()
         site, annotation, truth = self._open(name, run, config)
+        phantom = config.data_root is None or annotation.card.phantom
         site.memory.clear()
         site.stop = lambda: abort_signal.triggered
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
         if task_name == CENSUS:
-            result.census = self._census(site, annotation, config, self._all_labels)
+            result.census = self._census(site, annotation, phantom, self._all_labels)
             return result
         model = build_network(run.network, len(run.classes)).to(site.device)
         if site.device.type == "cuda":
@@ -166,13 +167,13 @@ class MethodExecutor(Executor):
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
         elif task_name == COLLECT:
             result.report = self._method.report(model, task, site)
-        elif task_name == EVALUATE and (config.gallery or config.data_root is None):
-            self._show(annotation.gallery(site, truth, phantom=config.data_root is None), run, config, name)
+        elif task_name == EVALUATE and (config.gallery or phantom):
+            self._show(annotation.gallery(site, truth, phantom=phantom), run, config, name)
         result.repairs = dict(annotation.repairs(site, truth))
         repaired = sum(int(result.repairs[kind].sum()) for kind in ("positive", "negative") if result.repairs)
         LOG.info(
             "%s%s: round %d %s, %d samples, %s%s%.1f s",
-            "PHANTOM " if config.data_root is None else "",
+            "PHANTOM " if phantom else "",
             name,
             task.round_num + 1 if task_name == TRAIN else task.round_num,
             task_name if task_name == EVALUATE else task.stage,
@@ -219,13 +220,13 @@ class MethodExecutor(Executor):
         return self._opened[1:]
 
     @staticmethod
-    def _census(site: Site, annotation: Annotation, config: SiteConfig, all_labels: bool) -> dict:
+    def _census(site: Site, annotation: Annotation, phantom: bool, all_labels: bool) -> dict:
         splits = {"train": site.data.train, **site.data.evaluation}
         return {
             "annotated": site.data.annotated,
             "positives": annotation.positives(site.data),
             "sizes": {k: len(v) for k, v in splits.items()},
             "task": site.data.task,
-            "phantom": config.data_root is None,
+            "phantom": phantom,
             **({} if all_labels else annotation.lesions()),
         }

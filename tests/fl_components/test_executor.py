@@ -1,4 +1,5 @@
 import errno
+import json
 import shutil
 
 import numpy as np
@@ -14,6 +15,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from torch_factories import PlainMethod, TinyNetwork
 
 from fedmend import networks
+from fedmend.datasets.phantom_sites import SOURCE
 from fedmend.errors import FedMendError
 from fedmend.evaluation import BINS
 from fedmend.ledger import Repairs
@@ -209,6 +211,16 @@ def test_a_phantom_run_says_so(client, monkeypatch, caplog):
     write_settings(site.folder, data_root="phantom")
     monkeypatch.setattr("fl_components.site_config.ensure_phantom", lambda cache, spec: site.folder)
     (site.folder / "data").rename(site.folder / "site-1")
+    assert site.ask("census", census_task()).census["phantom"] is True
+    with caplog.at_level("INFO", "fedmend.executor"):
+        site.train()
+    assert "PHANTOM site-1: round 1 train, 6 samples, loss" in caplog.text
+
+
+def test_a_phantom_that_was_written_to_a_folder_says_so_too(client, caplog):
+    site = client()
+    card = site.folder / "data" / "site.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "provenance": {"source": SOURCE}}))
     assert site.ask("census", census_task()).census["phantom"] is True
     with caplog.at_level("INFO", "fedmend.executor"):
         site.train()

@@ -58,6 +58,11 @@ class SiteCard:
     foreground: int = 1
     provenance: Mapping = field(default_factory=dict)
 
+    @property
+    def phantom(self) -> bool:
+        """Whether the folder's source says that it is synthetic."""
+        return isinstance(self.provenance, Mapping) and str(self.provenance.get("source")).startswith("PHANTOM")
+
 
 @dataclass(frozen=True)
 class LabelTable:
