@@ -48,8 +48,9 @@ def test_the_weight_is_negatives_by_positives_over_the_sites_that_identify_the_c
     assert weights.dtype == np.float32
 
 
-def test_the_weight_is_capped_on_both_sides():
-    assert positive_weights(POSITIVES, SAMPLES, cap=8.0).tolist() == [8, 8, 0.125]
+def test_the_cap_leaves_small_weights_alone_and_no_weight_is_zero():
+    assert positive_weights(POSITIVES, SAMPLES, cap=8.0).tolist() == pytest.approx([8, 8, 1 / 15])
+    assert positive_weights({"a": np.array([10])}, {"a": 10}, cap=8.0).tolist() == pytest.approx([0.01])
     assert positive_weights(POSITIVES, SAMPLES, cap=1.0).tolist() == [1, 1, 1]
 
 
