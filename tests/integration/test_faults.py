@@ -173,11 +173,11 @@ def test_two_works_at_once_on_the_same_sites_do_not_mix(deployment, undisturbed,
     assert all(in_force(other, site) != in_force(same, site) for site in SITES)
 
 
-def check_resumed(end):
+def check_resumed(end, *, rounds=("45",)):
     """The job did the struck round and what follows, and not what came before."""
     lines, sentence = end
     assert sentence == ""
-    assert [line.split("round ")[1][0] for line in lines if " | received model: " in line] == ["4", "5"]
+    assert "".join(line.split("round ")[1][0] for line in lines if " | received model: " in line) in rounds
 
 
 def kill(work, process):
@@ -291,7 +291,7 @@ def test_the_job_of_a_site_whose_parent_process_died_waits_until_the_lead_aborts
     deployment.session.abort_job(work.jobs[-1])
     assert work.end()[1].endswith("FINISHED:ABORTED: somebody aborted it")
     work.submit()
-    check_resumed(work.end())
+    check_resumed(work.end(), rounds=("45", "5"))  # the orphan may still deliver its result before it ends
     undisturbed.check(work, tmp_path)
 
 
