@@ -145,7 +145,7 @@ class MethodExecutor(Executor):
             torch.set_num_threads(config.threads)
         name = fl_ctx.get_identity_name()
         site, annotation, truth = self._open(name, run, config)
-        phantom = config.data_root is None or annotation.card.phantom
+        phantom = annotation.card.phantom
         site.memory.clear()
         site.stop = lambda: abort_signal.triggered
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))

@@ -86,7 +86,7 @@ class LabelStatistics(Statistics):
         told = hold_back(counts, min_count=config.min_count, one_label=card.task == SINGLELABEL)
         if held := int((told == HELD_BACK).sum()):
             LOG.info("%s: %d counts held back: fewer than %d samples, or next to such", name, held, config.min_count)
-        mark = PHANTOM_SAMPLES if config.data_root is None or card.phantom else SAMPLES
+        mark = PHANTOM_SAMPLES if card.phantom else SAMPLES
         return {
             kind: {mark: samples, **{c: n for c, n in zip(self._classes, row, strict=True) if n != HELD_BACK}}
             for kind, row in zip(KINDS, told.tolist(), strict=True)

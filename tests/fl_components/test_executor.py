@@ -206,18 +206,7 @@ def test_a_site_that_repairs_no_labels_does_not_speak_of_them(client, caplog):
     assert "repaired" not in caplog.text
 
 
-def test_a_phantom_run_says_so(client, monkeypatch, caplog):
-    site = client(phantom={"dataset": "ich", "images": 60, "sites": 1})
-    write_settings(site.folder, data_root="phantom")
-    monkeypatch.setattr("fl_components.site_config.ensure_phantom", lambda cache, spec: site.folder)
-    (site.folder / "data").rename(site.folder / "site-1")
-    assert site.ask("census", census_task()).census["phantom"] is True
-    with caplog.at_level("INFO", "fedmend.executor"):
-        site.train()
-    assert "PHANTOM site-1: round 1 train, 6 samples, loss" in caplog.text
-
-
-def test_a_phantom_that_was_written_to_a_folder_says_so_too(client, caplog):
+def test_a_run_on_a_phantom_says_so(client, caplog):
     site = client()
     card = site.folder / "data" / "site.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "provenance": {"source": SOURCE}}))

@@ -17,6 +17,7 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
+from fedmend.datasets.phantom_sites import SOURCE
 from fl_components.filters import ReportGuard
 from fl_components.statistics import (
     KINDS,
@@ -129,10 +130,11 @@ def test_a_site_that_cannot_be_counted_says_why(client, options, sentence):
         assert number == 0
 
 
-def test_a_phantom_says_that_it_is_one(client, folder, tmp_path, monkeypatch):
+def test_a_phantom_says_that_it_is_one(client, tmp_path, monkeypatch):
     phantoms = tmp_path / "phantoms"
     phantoms.mkdir()
-    (phantoms / "site-1").symlink_to(folder)
+    card = make_site_folder(phantoms / "site-1", LABELS, columns=[0, 1]) / "site.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "provenance": {"source": SOURCE}}))
     monkeypatch.setattr("fl_components.site_config.ensure_phantom", lambda cache_dir, spec: phantoms)
     site = client("phantom")
     site.engine.get_component("labels")._phantom = object()
