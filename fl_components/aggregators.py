@@ -18,8 +18,8 @@ from fl_components.payload import SiteResult, unpack_result
 class SampleWeightedAggregator(ModelAggregator):
     """FedAvg: sum_k N_k w_k / sum_k N_k over all floating tensors, BatchNorm statistics included.
 
-    The sum depends on its order in the last digits, so :class:`StagedController` hands results over in sorted site order
-    after all have arrived; the server holds one model per site meanwhile.
+    The sum depends on its order in the last digits, so :class:`StagedController` hands results over in sorted site order; the
+    server holds the models that came before their turn.
     """
 
     def __init__(self):

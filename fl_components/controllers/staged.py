@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -182,13 +183,12 @@ class StagedController(ModelController):
         started = time.monotonic()
         task = RoundTask(stage, round_num, self.num_rounds, knowledge or {}, seed=self.card.seed)
         evaluate = round_num % self._eval_every == 0
-        results, replies = self._ask(TRAIN, model, task, evaluate=evaluate, check_report=check_report)
+        aggregator = aggregator or SampleWeightedAggregator()
+        results = self._ask(
+            TRAIN, model, task, evaluate=evaluate, check_report=check_report, take=aggregator.accept_model
+        )
         self._check_annotators(results, round_num)
         metrics = self._record_results(results, round_num, stage, model, time.monotonic() - started)
-        aggregator = aggregator or SampleWeightedAggregator()
-        for site, result in results.items():
-            aggregator.accept_model(replies.pop(site))
-            result.weights = {}  # they are in the average; kept with the results they would stay for the next round too
         merged = aggregator.aggregate_model()
         cleanup_memory()  # FLARE leaves models in reference cycles, and its threads would keep what was freed
         self._progress(round_num, stage, metrics, len(results), time.monotonic() - started)
@@ -210,7 +210,7 @@ class StagedController(ModelController):
             The valid results by site in sorted order.
         """
         task = RoundTask(stage, round_num, self.num_rounds, seed=self.card.seed)
-        return self._ask(COLLECT, model, task, check_report=check_report, needed=at_least)[0]
+        return self._ask(COLLECT, model, task, check_report=check_report, needed=at_least)
 
     def save_progress(
         self, model: FLModel, done_rounds: int, knowledge: Knowledge | None = None, *, finished: bool = False
@@ -254,7 +254,7 @@ class StagedController(ModelController):
         self.save_model(model)  # first: an evaluation that fails must not cost the model
         started = time.monotonic()
         task = RoundTask(EVALUATE, self.num_rounds, self.num_rounds, seed=self.card.seed)
-        results, _ = self._ask(EVALUATE, model, task, evaluate=True)
+        results = self._ask(EVALUATE, model, task, evaluate=True)
         self._record_results(results, self.num_rounds, EVALUATE, model, time.monotonic() - started)
         files = {"global model": self._saved_file("global_model_file_name")}
         best = self._state.load("best")
@@ -289,15 +289,20 @@ class StagedController(ModelController):
         *,
         evaluate: bool = False,
         check_report: Callable[[Report], None] = lambda report: None,
+        take: Callable[[FLModel], None] = lambda reply: None,
         needed: int = 0,
-    ) -> tuple[dict[str, SiteResult], dict[str, FLModel]]:
-        """Sends a task to the sites of the run and returns the valid results in sorted site order."""
+    ) -> dict[str, SiteResult]:
+        """Sends a task to the sites of the run and returns the valid results in sorted site order, without their weights.
+
+        ``take`` is given every valid reply, in that order, as soon as those of all sites before it are there: what depends on
+        the order then does not depend on who is faster, and the server keeps only the models that came before their turn.
+        """
         sites = sorted(self.annotated) or sorted(client.name for client in self.engine.get_clients())
         weights = {} if model is None else model.params
         needed = needed or max(min(self._min_sites or len(sites), len(sites)), 1)
-        replies = self._send(task_name, weights, task, sites, evaluate=evaluate, needed=needed)
-        results, accepted, refused = {}, {}, {}
-        for reply in sorted(replies, key=lambda r: r.meta["client_name"]):
+        results, refused = {}, {}
+
+        def check(reply: FLModel) -> None:
             site = reply.meta["client_name"]
             try:
                 result = unpack_result(reply, site)
@@ -312,8 +317,12 @@ class StagedController(ModelController):
                 check_report(result.report)
             except FedMendError as e:
                 refused[site] = str(e) if str(e).startswith(site) else f"{site}: {e}"
-                continue
-            results[site], accepted[site] = result, reply
+                return
+            take(reply)
+            result.weights = {}
+            results[site] = result
+
+        self._send(task_name, weights, task, sites, check, evaluate=evaluate, needed=needed)
         for site in sorted(set(sites) - set(results) - set(refused)):
             refused[site] = f"{site}: {task_name}: expected a result, got none"
         for site, reason in refused.items():
@@ -324,13 +333,27 @@ class StagedController(ModelController):
                 f"{task_name} of round {task.round_num}: expected valid results from {needed} sites, got {len(results)}: "
                 + "; ".join(refused.values())
             )
-        return results, accepted
+        return results
 
     def _send(
-        self, task_name: str, weights: dict, task: RoundTask, sites: list[str], *, evaluate: bool, needed: int
-    ) -> list[FLModel]:
-        """One message per role, all at the same time, as no site may learn the role of another; waits for the replies."""
-        replies: list[FLModel] = []
+        self,
+        task_name: str,
+        weights: dict,
+        task: RoundTask,
+        sites: list[str],
+        check: Callable[[FLModel], None],
+        *,
+        evaluate: bool,
+        needed: int,
+    ) -> None:
+        """One message per role, all at the same time, as no site may learn the role of another; checks the replies in turn."""
+        early: dict[str, FLModel] = {}  # site → reply that waits for those of the sites before it
+        answers: list[bool] = []
+
+        def arrive(reply: FLModel) -> None:
+            answers.append(holds_result(reply))
+            early[reply.meta["client_name"]] = reply
+
         roles = {site: self.roles.get(site, "") for site in sites}
         for role in sorted(set(roles.values())):
             self.broadcast_model(
@@ -339,24 +362,29 @@ class StagedController(ModelController):
                 targets=[site for site in sites if roles[site] == role],
                 timeout=self._round_timeout,
                 blocking=False,
-                callback=replies.append,
+                callback=arrive,
             )
+        behind = deque(sites)
         enough_since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             now = time.monotonic()
-            if enough_since is None and sum(map(holds_result, replies)) >= needed:
+            if enough_since is None and sum(answers) >= needed:
                 enough_since = now
             if self._grace_period and enough_since is not None and now - enough_since >= self._grace_period:
                 self.cancel_all_tasks()
+            while behind and behind[0] in early:
+                check(early.pop(behind.popleft()))
             time.sleep(POLL)
         if self.abort_signal.triggered:
             raise FedMendError(f"{task_name}: the job was aborted")
-        return replies
+        for site in behind:
+            if site in early:
+                check(early.pop(site))
 
     def _census(self) -> None:
         """Asks every site what it annotates; opens, and so checks, all data before anybody trains."""
         LOG.info("census: every site opens and checks its data")
-        results, _ = self._ask(CENSUS, None, RoundTask(CENSUS, 0, self.num_rounds))
+        results = self._ask(CENSUS, None, RoundTask(CENSUS, 0, self.num_rounds))
         self._sites, self._sizes, found, kinds = {}, {}, {}, {}
         for site, result in results.items():
             census = result.census
@@ -439,7 +467,7 @@ class StagedController(ModelController):
                 if self.task == SEGMENTATION:  # what is annotated is repaired
                     known = np.zeros(len(known), dtype=bool)
                 self.records.repairs(done, site, self.card.classes, known, result.repairs)
-            if result.weights:
+            if stage != EVALUATE:
                 self._stream(f"loss/{site}", result.loss, round_num)
         # A split in which no class has both labels cannot choose; that does not change from round to round.
         metric = BEST_METRIC[self.task]

@@ -124,7 +124,35 @@ def test_the_order_in_which_answers_arrive_changes_no_bit(tmp_path, plain_report
     assert not np.array_equal(*sums)  # the order would show if nobody put it right
 
 
-def test_the_server_lets_go_of_a_model_once_it_is_in_the_average(tmp_path, plain_report, monkeypatch):
+def trickling(federation):
+    """Answers arrive one at a time, a poll of the server apart."""
+    broadcast, underway = federation.controller.broadcast_model, []
+
+    def send(*, targets, **options):
+        underway.extend(
+            (broadcast, [site], options) for site in (reversed(targets) if federation.backwards else targets)
+        )
+
+    def ask():
+        if underway:
+            send_one, targets, options = underway.pop(0)
+            send_one(targets=targets, **options)
+            return 1
+        return 0
+
+    federation.controller.broadcast_model = send
+    federation.controller.get_num_standing_tasks = ask
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("trickle", "backwards", "expected"),
+    [(False, False, [3, 2, 1]), (True, False, [1, 1, 1]), (True, True, [3, 2, 1])],
+    ids=["all at once", "in turn", "backwards"],
+)
+def test_the_server_holds_only_models_that_came_before_their_turn(
+    tmp_path, plain_report, monkeypatch, fast_clock, trickle, backwards, expected
+):
     models, held = [], []
 
     def held_models():
@@ -143,9 +171,10 @@ def test_the_server_lets_go_of_a_model_once_it_is_in_the_average(tmp_path, plain
 
     monkeypatch.setattr(staged, "SampleWeightedAggregator", Watched)
     monkeypatch.setattr(staged, "cleanup_memory", lambda: held.append(f"cleaned with {held_models()}"))
-    run(tmp_path, answer, THREE, num_rounds=2)
+    federation = Federation(tmp_path, controller(num_rounds=2), list(THREE), answer, backwards=backwards)
+    (trickling(federation) if trickle else federation).run()
     assert len(models) == 6
-    assert held == [3, 2, 1, "cleaned with 0"] * 2
+    assert held == [*expected, "cleaned with 0"] * 2
 
 
 def test_a_seed_gives_the_same_first_model_to_all(tmp_path, plain_report):
