@@ -394,10 +394,11 @@ class StagedController(ModelController):
             known = [c for c, flag in zip(self.card.classes, self.annotated[site], strict=True) if flag]
             self.positives[site], self.samples[site] = np.asarray(census["positives"]), result.samples
             positives = dict(zip(self.card.classes, self.positives[site].tolist(), strict=True))
-            self._sites[site] = {"annotated": known, **census["sizes"], "positives": {c: positives[c] for c in known}}
+            # A single-label column is annotated everywhere; a class that no sample of a site has is not known there.
+            named = [c for c in known if positives[c]] if census["task"] == SINGLELABEL else known
+            self._sites[site] = {"annotated": named, **census["sizes"], "positives": {c: positives[c] for c in known}}
             if "lesions" in census:
                 self._sites[site]["lesions"] = census["lesions"].tolist()
-            named = [c for c in known if positives[c]] if census["task"] == SINGLELABEL else known
             LOG.info("%s%s annotates %s, %s samples", self._mark, site, ", ".join(named), census["sizes"]["train"])
             kinds.setdefault(census["task"], []).append(site)
             found[site] = self.annotated[site] & (self.positives[site] > 0)

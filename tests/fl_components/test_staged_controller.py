@@ -831,6 +831,25 @@ def test_a_class_with_a_positive_sample_at_one_site_is_enough(tmp_path, plain_re
     assert federation.engine.panics() == []
 
 
+def test_a_diagnosis_that_no_sample_of_a_site_has_is_not_annotated_there(tmp_path, plain_report):
+    answer, positives = (
+        single_label(dict.fromkeys(range(4), (1, 1))),
+        {site: [4, int(site == "site-3")] for site in FOUR},
+    )
+
+    def answers(site, name, *rest):
+        if name == CENSUS:
+            return census([1, 1], positives=positives[site], task="singlelabel")
+        return answer(site, name, *rest)
+
+    told = json.loads((run(tmp_path, answers, FOUR).records / "run.json").read_text())["sites"]
+    assert {site: told[site]["annotated"] for site in told} == {
+        **dict.fromkeys(FOUR, CLASSES[:1]),
+        "site-3": CLASSES,
+    }
+    assert told["site-1"]["positives"] == dict(zip(CLASSES, [4, 0], strict=True))
+
+
 @pytest.mark.parametrize("odd", ["site-1", "site-4"])
 @pytest.mark.parametrize("task", ["multilabel", "singlelabel"])
 def test_a_site_that_counts_another_kind_of_labels_than_the_others_costs_itself_alone(
