@@ -19,7 +19,7 @@ from fedmend.methods.fedia import (
     soft_iou,
 )
 from fl_components.aggregators import CompletenessAggregator, SampleWeightedAggregator
-from fl_components.controllers.staged import Knowledge, StagedController
+from fl_components.controllers.staged import LOG, Knowledge, StagedController
 from fl_components.payload import SiteResult
 
 
@@ -67,13 +67,20 @@ class FedIAController(StagedController):
                 else:  # stage 3, Eq. (1)
                     model = self._round(model, CORRECTED, r)
             self.save_progress(model, r + 1, self._memory())
+        if left := self._uncorrected():
+            self.record("not_corrected", left, self.num_rounds)
+            words = "their IoU never fell behind its line, or the job does not correct"
+            LOG.warning("%snot corrected by the end: %s; %s", self._mark, ", ".join(left), words)
         self.finish(model)
+
+    def _uncorrected(self) -> list[str]:
+        """Sites that have not corrected and may yet: not those that are spared, nor those without a line to fall behind."""
+        return [site for site in sorted(self._completeness) if self._correction.get(site) not in (DONE, EXEMPT)]
 
     def _in_stage_2(self, round_num: int) -> bool:
         if self._max_stage2_rounds and round_num >= self.warmup_rounds + self._max_stage2_rounds:
             return False
-        waiting = [site for site in self.annotated if self._correction.get(site) not in (DONE, EXEMPT)]
-        return bool(waiting)
+        return bool(self._uncorrected())
 
     def _estimate(self, model: FLModel, round_num: int) -> None:
         results = self.collect(
@@ -89,6 +96,15 @@ class FedIAController(StagedController):
             },
             round_num,
         )
+        for site, counts in lesions.items():
+            if not counts[1]:
+                words = "the model finds no lesion there, so it counts as the least complete site"
+            elif counts[0] > counts[1]:
+                words = f"more lesions are marked ({counts[0]}) than the model finds ({counts[1]}), so the estimate is above 1"
+                words += " and was cut" if self._clip else ""
+            else:
+                continue
+            LOG.warning("%s%s: completeness: %s", self._mark, site, words)
         lines = {site: [round(float(v), 6) for v in result.report["iou_line"]] for site, result in results.items()}
         self.record("iou_line", lines, round_num)
 
@@ -96,7 +112,7 @@ class FedIAController(StagedController):
         aggregator = CompletenessAggregator(self._completeness) if by_completeness else SampleWeightedAggregator()
         knowledge = {
             "first_round": np.int64(self.warmup_rounds),
-            "best_completeness": np.float32(max(self._completeness.values(), default=0.0)),
+            "best_completeness": np.float64(max(self._completeness.values(), default=0.0)),
         }
         model, results = self.train_round(model, stage, round_num, knowledge, aggregator, check_report)
         self._record_round(results, round_num + 1)

@@ -118,8 +118,32 @@ def test_a_site_that_never_triggers_keeps_stage_2_to_the_end_or_to_its_limit(tmp
 
 def test_a_spared_site_is_not_waited_for(tmp_path):
     federation = play(tmp_path, answers({0: (WAITS,) * 3, 2: (DONE, DONE, EXEMPT)}))
-    assert (TRAIN, 3, "corrected") in stages(federation)
+    assert stages(federation)[5:-1] == [(TRAIN, r, "corrected") for r in (3, 4, 5)]
     assert federation.decisions("spared") == [(3, ["site-3"])]
+
+
+def test_a_site_that_missed_the_estimate_has_no_line_and_is_not_waited_for(tmp_path):
+    silent = lambda site, name, task, result: None if site == "site-3" and name == COLLECT else result  # noqa: E731
+    progress = {0: (WAITS,) * 3, 2: (DONE, DONE, WAITS)}
+    federation = play(tmp_path, answers(progress, change=silent), min_sites=2)
+    assert stages(federation)[5:-1] == [(TRAIN, r, "corrected") for r in (3, 4, 5)]
+    assert federation.decisions("not_corrected") == []
+
+
+def test_sites_that_are_not_corrected_by_the_end_are_named(tmp_path, caplog):
+    federation = play(tmp_path, answers({0: (WAITS,) * 3, 2: (DONE, WAITS, EXEMPT), 5: (DONE, TRIGGERED, EXEMPT)}))
+    assert federation.decisions("not_corrected") == [(6, ["site-2"])]
+    assert "not corrected by the end: site-2; their IoU never fell behind its line" in caplog.text
+    assert play(tmp_path / "all", answers(ALL_BY_4)).decisions("not_corrected") == []
+
+
+def test_a_site_where_the_model_finds_no_lesion_counts_as_the_least_complete_and_is_named(tmp_path, caplog):
+    lesions = {"site-1": [120, 0], "site-2": [10, 20], "site-3": [30, 20]}
+    federation = play(tmp_path, answers(lesions=lesions), num_rounds=3)
+    assert moved(federation) == pytest.approx(2 * BY_SAMPLES + by_completeness((0, 0.5, 1.5)), rel=1e-5)
+    assert "site-1: completeness: the model finds no lesion there, so it counts as the least complete" in caplog.text
+    assert "site-3: completeness: more lesions are marked (30) than the model finds (20)" in caplog.text
+    assert "site-2: completeness" not in caplog.text
 
 
 def test_estimate_lines_curves_triggers_corrections_and_weights_are_recorded(tmp_path):
@@ -136,9 +160,9 @@ def test_estimate_lines_curves_triggers_corrections_and_weights_are_recorded(tmp
 
 
 def test_sites_learn_the_largest_estimate_and_the_first_round_of_stage_2_only(tmp_path):
-    federation = play(tmp_path)
+    federation = play(tmp_path, answers(lesions={**LESIONS, "site-3": [5, 7]}))
     told = {task.round_num: task.knowledge for task, _, _ in federation.sent if task.stage == "correction"}
-    assert {k: float(v) for k, v in told[2].items()} == {"first_round": 2, "best_completeness": 1.5}
+    assert {k: float(v) for k, v in told[2].items()} == {"first_round": 2, "best_completeness": 5 / 7}
 
 
 def test_the_best_model_is_that_with_the_largest_dice(tmp_path):

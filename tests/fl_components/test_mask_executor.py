@@ -14,6 +14,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from torch import nn
 
 from fedmend import networks
+from fedmend.ledger import read_history, undo_file
 from fedmend.methods.base import RoundTask
 from fedmend.methods.baselines import FedAvg
 from fedmend.methods.fedia import COMPLETENESS, CORRECTION, DONE, TRIGGERED, WAITS, WARMUP, FedIA
@@ -126,6 +127,19 @@ def test_a_repeated_correction_after_a_crash_ends_with_the_same_masks(client):
     again = client().train(CORRECTION, T + 1)
     assert {k: v.tolist() for k, v in again.repairs.items()} == {k: v.tolist() for k, v in first.repairs.items()}
     assert again.report["dice_loss"].tolist() == first.report["dice_loss"].tolist()
+
+
+def test_after_an_undo_training_uses_the_original_masks_and_nothing_is_corrected_again(client, tmp_path):
+    corrected(client())
+    rows = len(read_history(client().state / LEDGER_NAME))
+    assert undo_file(client().state / LEDGER_NAME) == rows > 0
+    undone = client().train(CORRECTION, T + 2)
+    assert undone.report["correction"].tolist() == [DONE]
+    assert undone.repairs == {}
+    write_settings(tmp_path, state_dir="other")  # a site that has never corrected
+    assert undone.report["dice_loss"].tolist() == client().train(WARMUP, T + 2).report["dice_loss"].tolist()
+    write_settings(tmp_path)
+    assert len(read_history(client().state / LEDGER_NAME)) == rows
 
 
 def test_an_earlier_round_that_is_repeated_takes_the_correction_back(client):

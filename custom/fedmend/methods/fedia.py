@@ -1,6 +1,7 @@
 """FedIA: lesions that were only partly annotated, at each site to another degree.
 
-Xiang, Wu, Yu, Yan, "FedIA: Federated Medical Image Segmentation with Heterogeneous Annotation Completeness", MICCAI 2024.
+Xiang, Wu, Yu, Yang, Cheng, Yan, "FedIA: Federated Medical Image Segmentation with Heterogeneous Annotation Completeness", MICCAI
+2024.
 theta_T is the global model after the T rounds of the warm-up; a_k the completeness of site k, lesions annotated / lesions.
 
 1. Warm-up, rounds 1..T: federated averaging (Eq. 1) with Dice loss (Eq. 2).
@@ -12,16 +13,18 @@ theta_T is the global model after the T rounds of the warm-up; a_k the completen
 Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 
 - D1 completeness is the ratio of sums of Eq. (3), with 8-connected components of slices and one pass of theta_T in eval mode over
-  plain images; the code averages ratios of shuffled batches during training, and divides by zero. Without a predicted component
-  the estimate counts one.
+  plain images, predicted is what is above 0.5. The code averages ratios of shuffled batches during training, and divides by
+  zero; no option brings that back. Where theta_T predicts no component there is no estimate: the site counts as 0, the least
+  complete, since a count of one in the denominator would make it the most complete by far and give it the whole average.
 - D2 an estimate above 1 is kept, as an early model misses small lesions at all sites alike; ``clip`` of the controller cuts it.
-- D3 l_k is the mean training loss over the batches of the round (code); Eq. (5) would need a pass of its own.
-- D4 IoU is (1 - l) / (1 + l), the Jaccard index of Dice 1 - l (code).
+- D3 l_k is the mean training loss over the batches of the round (code), at least 0.001; Eq. (5) would need a pass of its own.
+- D4 IoU is (1 - l) / (1 + l), the Jaccard index of Dice 1 - l (code); that of masks would need a pass of its own.
 - D5 T rounds of warm-up, the line through all T points, the estimate with theta_T.
 - D6 the correction is done before the local training of the round after the trigger, by the received global model on plain
-  images (paper); in the code inside the training, with the batch at hand.
+  images (paper); in the code inside the training, with the batch at hand, so that the round still trains on the old masks.
 - D7 lesion is marked where the probability is above 0.8, and nothing is ever unmarked.
-- D8 stage 3 begins when every site has corrected, or after ``max_stage2_rounds``.
+- D8 stage 3 begins when every site has corrected, or after ``max_stage2_rounds``; the code does not wait for the corrections of
+  the sites that were triggered last.
 - D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code.
 - D10 one channel, where the code has two.
 - D11 see :func:`fedmend.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in 0..1.
@@ -200,7 +203,7 @@ class FedIA(LocalMethod):
             return DONE
         if state["triggered"] is not None:
             return TRIGGERED
-        return EXEMPT if task.stage == CORRECTION and self.correct and self._exempt(state, task) else WAITS
+        return EXEMPT if task.stage != WARMUP and self.correct and self._exempt(state, task) else WAITS
 
 
 def _state(site: Site) -> dict:
@@ -257,10 +260,10 @@ def completeness(lesions: np.ndarray, *, clip: bool = False) -> float:
     """a of Eq. (3), Xiang et al., MICCAI 2024: lesions in the annotation / lesions that theta_T predicts.
 
     Args:
-        lesions: (2,) counts; a prediction without any counts as one.
+        lesions: (2,) counts; without a predicted lesion the completeness is 0.
         clip: at most 1.
     """
-    value = float(lesions[0]) / max(float(lesions[1]), 1.0)
+    value = float(lesions[0]) / float(lesions[1]) if lesions[1] else 0.0
     return min(value, 1.0) if clip else value
 
 

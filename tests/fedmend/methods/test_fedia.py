@@ -58,7 +58,7 @@ def test_completeness_is_a_ratio_of_counts_and_never_divides_by_zero():
     assert completeness(np.array([3, 12])) == 0.25
     assert completeness(np.array([3, 2])) == 1.5
     assert completeness(np.array([3, 2]), clip=True) == 1
-    assert completeness(np.array([3, 0])) == 3
+    assert completeness(np.array([3, 0])) == 0
     assert completeness(np.array([0, 5])) == 0
 
 
@@ -93,7 +93,7 @@ class Played:
         self.model = SaysMasks(np.full(masks.shape, 0.1) if probabilities is None else probabilities)
 
     def round(self, round_num, loss, stage=CORRECTION, best=1.0):
-        task = make_task(stage, round_num, 20, first_round=np.int64(T), best_completeness=np.float32(best))
+        task = make_task(stage, round_num, 20, first_round=np.int64(T), best_completeness=np.float64(best))
         self.site.memory.clear()
         self.method.prepare(self.model, task, self.site)
         self.site.memory["losses"] = [torch.tensor(loss)]
@@ -137,6 +137,31 @@ def test_the_reported_loss_is_the_mean_over_the_batches(tmp_path):
     assert losses == pytest.approx([sum(by_hand[:2]) / 2, sum(by_hand[2:]) / 2], abs=1e-5)
     report = method.report(model, task, site)
     assert report["dice_loss"].tolist() == pytest.approx([sum(by_hand) / 4], abs=1e-5)
+
+
+def test_training_slices_are_augmented_and_those_of_estimate_and_correction_are_not(tmp_path, monkeypatch):
+    augmented = []
+
+    def augment(images, generator):
+        augmented.append((len(images), generator.initial_seed()))
+        return images + 0.001
+
+    monkeypatch.setattr("fedmend.methods.fedia.augment_intensity", augment)
+    played = Played(tmp_path, FedIA())
+    seen = []
+    played.model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    task = make_task(WARMUP)
+    played.method.prepare(played.model, task, played.site)
+    plain = played.site.data.train.pixels(torch.tensor([0, 3]))
+    played.method.loss(played.model, torch.tensor([0, 3]), task, played.site)
+    assert augmented == [(2, played.site.generator(task, "augmentation").initial_seed())]
+    assert torch.equal(seen.pop(), plain + 0.001)
+    played.warm_up(FLAT)
+    played.round(4, loss_of(0.1))
+    played.round(5, loss_of(0.1))
+    assert played.site.state.load("fedia")["corrected"] == 5
+    assert len(augmented) == 1
+    assert any(torch.equal(images[0], plain[0]) for images in seen)
 
 
 def test_nr_dice_trains_on_its_own_loss_and_reports_dice(tmp_path):
@@ -217,7 +242,14 @@ def test_a_site_that_is_nearly_complete_is_spared_by_the_gate(tmp_path):
     played = Played(tmp_path, FedIA(gate=0.8), probabilities=probabilities)
     played.warm_up(FLAT)
     assert played.round(4, loss_of(0.1), best=1.25) == EXEMPT  # 1 / 1.25 is 0.8
-    assert played.round(5, loss_of(0.1), best=1.3) == TRIGGERED
+    assert played.round(5, loss_of(0.5), CORRECTED, best=1.25) == EXEMPT  # so that stage 3 goes on
+    assert played.round(6, loss_of(0.1), best=1.3) == TRIGGERED
+
+
+def test_a_site_where_the_model_finds_no_lesion_is_not_spared(tmp_path):
+    played = Played(tmp_path, FedIA(gate=0.1))
+    assert played.warm_up(FLAT)["lesions"].tolist() == [4, 0]
+    assert played.round(4, loss_of(0.1), best=0.5) == TRIGGERED
 
 
 def test_a_correction_marks_what_the_received_model_is_sure_of_and_unmarks_nothing(tmp_path):
