@@ -138,12 +138,6 @@ def pack_result(result: SiteResult) -> FLModel:
     return FLModel(**body, current_round=result.round_num, meta={KEY: content})
 
 
-def holds_result(model: FLModel) -> bool:
-    """Whether a reply looks like a result and not like the sentence of a site that could not do its task."""
-    content = (model.meta or {}).get(KEY)
-    return isinstance(content, Mapping) and isinstance(content.get("error"), str) and not content["error"]
-
-
 def unpack_result(model: FLModel, site: str) -> SiteResult:
     """Server side of :func:`pack_result`.
 

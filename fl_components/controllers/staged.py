@@ -40,7 +40,6 @@ from fl_components.payload import (
     RunCard,
     SiteResult,
     check_result,
-    holds_result,
     pack_task,
     unpack_result,
 )
@@ -294,16 +293,19 @@ class StagedController(ModelController):
     ) -> dict[str, SiteResult]:
         """Sends a task to the sites of the run and returns the valid results in sorted site order, without their weights.
 
-        ``take`` is given every valid reply, in that order, as soon as those of all sites before it are there: what depends on
-        the order then does not depend on who is faster, and the server keeps only the models that came before their turn.
+        ``take`` is given every valid reply, in that order, as soon as all sites before it have answered: what depends on the
+        order then does not depend on who is faster, and the server keeps only the models that came before their turn.
         """
         sites = sorted(self.annotated) or sorted(client.name for client in self.engine.get_clients())
         weights = {} if model is None else model.params
         needed = needed or max(min(self._min_sites or len(sites), len(sites)), 1)
         results, refused = {}, {}
+        turn, early = deque(sites), {}  # early: site → valid reply that waits for its turn
 
-        def check(reply: FLModel) -> None:
+        def receive(reply: FLModel) -> None:
             site = reply.meta["client_name"]
+            if site in results or site in refused:
+                return
             try:
                 result = unpack_result(reply, site)
                 check_result(
@@ -317,23 +319,29 @@ class StagedController(ModelController):
                 check_report(result.report)
             except FedMendError as e:
                 refused[site] = str(e) if str(e).startswith(site) else f"{site}: {e}"
-                return
-            take(reply)
-            result.weights = {}
-            results[site] = result
+            else:
+                result.weights = {}
+                results[site], early[site] = result, reply
+            while turn and (turn[0] in results or turn[0] in refused):
+                if ready := early.pop(turn.popleft(), None):
+                    take(ready)
 
-        self._send(task_name, weights, task, sites, check, evaluate=evaluate, needed=needed)
+        enough = lambda: len(results) >= needed  # noqa: E731
+        self._send(task_name, weights, task, sites, evaluate=evaluate, receive=receive, enough=enough)
+        for site in turn:  # the first of them has not answered
+            if site in early:
+                take(early.pop(site))
         for site in sorted(set(sites) - set(results) - set(refused)):
             refused[site] = f"{site}: {task_name}: expected a result, got none"
-        for site, reason in refused.items():
+        for site, reason in sorted(refused.items()):
             self.record("refused", {"site": site, "reason": reason}, task.round_num)
             LOG.warning("%s%s", self._mark, reason)
         if len(results) < needed:
             raise FedMendError(
                 f"{task_name} of round {task.round_num}: expected valid results from {needed} sites, got {len(results)}: "
-                + "; ".join(refused.values())
+                + "; ".join(refused[site] for site in sorted(refused))
             )
-        return results
+        return {site: results[site] for site in sorted(results)}
 
     def _send(
         self,
@@ -341,19 +349,13 @@ class StagedController(ModelController):
         weights: dict,
         task: RoundTask,
         sites: list[str],
-        check: Callable[[FLModel], None],
         *,
         evaluate: bool,
-        needed: int,
+        receive: Callable[[FLModel], None],
+        enough: Callable[[], bool],
     ) -> None:
-        """One message per role, all at the same time, as no site may learn the role of another; checks the replies in turn."""
-        early: dict[str, FLModel] = {}  # site → reply that waits for those of the sites before it
-        answers: list[bool] = []
-
-        def arrive(reply: FLModel) -> None:
-            answers.append(holds_result(reply))
-            early[reply.meta["client_name"]] = reply
-
+        """One message per role, all at the same time, as no site may learn the role of another; hands over what comes back."""
+        replies: deque[FLModel] = deque()  # filled by FLARE's threads
         roles = {site: self.roles.get(site, "") for site in sites}
         for role in sorted(set(roles.values())):
             self.broadcast_model(
@@ -362,24 +364,25 @@ class StagedController(ModelController):
                 targets=[site for site in sites if roles[site] == role],
                 timeout=self._round_timeout,
                 blocking=False,
-                callback=arrive,
+                callback=replies.append,
             )
-        behind = deque(sites)
+        grace = (
+            0 if task_name == CENSUS else self._grace_period
+        )  # who is cut off from the census is out of the whole job
         enough_since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+            while replies:
+                receive(replies.popleft())
             now = time.monotonic()
-            if enough_since is None and sum(answers) >= needed:
+            if enough_since is None and enough():
                 enough_since = now
-            if self._grace_period and enough_since is not None and now - enough_since >= self._grace_period:
+            if grace and enough_since is not None and now - enough_since >= grace:
                 self.cancel_all_tasks()
-            while behind and behind[0] in early:
-                check(early.pop(behind.popleft()))
             time.sleep(POLL)
         if self.abort_signal.triggered:
             raise FedMendError(f"{task_name}: the job was aborted")
-        for site in behind:
-            if site in early:
-                check(early.pop(site))
+        while replies:
+            receive(replies.popleft())
 
     def _census(self) -> None:
         """Asks every site what it annotates; opens, and so checks, all data before anybody trains."""

@@ -147,7 +147,7 @@ def trickling(federation):
 
 @pytest.mark.parametrize(
     ("trickle", "backwards", "expected"),
-    [(False, False, [3, 2, 1]), (True, False, [1, 1, 1]), (True, True, [3, 2, 1])],
+    [(False, False, [3, 2, 1]), (True, False, [1, 1, 1]), (True, True, [3, 3, 2])],
     ids=["all at once", "in turn", "backwards"],
 )
 def test_the_server_holds_only_models_that_came_before_their_turn(
@@ -175,6 +175,28 @@ def test_the_server_holds_only_models_that_came_before_their_turn(
     (trickling(federation) if trickle else federation).run()
     assert len(models) == 6
     assert held == [*expected, "cleaned with 0"] * 2
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "refused"])
+@pytest.mark.parametrize("odd", list(THREE))
+def test_answers_that_trickle_in_count_once_each_whoever_is_refused_or_silent(
+    tmp_path, plain_report, fast_clock, odd, silent, backwards
+):
+    samples, step = dict(zip(THREE, (10, 20, 30), strict=True)), dict(zip(THREE, (1.0, 2.0, 4.0), strict=True))
+    plain = plain_answers(THREE, samples=samples, step=step)
+    answer = failing(plain, site=odd, when=lambda name, r: name == TRAIN, error="" if silent else f"{odd}: no")
+    federation = Federation(tmp_path, controller(num_rounds=1, min_sites=2), list(THREE), answer, backwards=backwards)
+    direct = federation._broadcast
+    federation.controller.broadcast_model = lambda *, callback, **message: direct(
+        callback=lambda reply: [callback(reply) for _ in range(2)], **message
+    )
+    trickling(federation).run()
+    assert federation.engine.panics() == []
+    assert [value["site"] for _, value in federation.decisions("refused")] == [odd]
+    present = [site for site in THREE if site != odd]
+    mean = sum(samples[s] * step[s] for s in present) / sum(samples[s] for s in present)
+    assert bias_after(federation) == pytest.approx(mean)
 
 
 def test_a_seed_gives_the_same_first_model_to_all(tmp_path, plain_report):
@@ -235,14 +257,14 @@ def test_a_site_that_fails_the_census_is_not_asked_again(tmp_path, plain_report)
     assert {tuple(asked) for name, _, _, asked in federation.asked if name != CENSUS} == {("site-1", "site-3")}
 
 
-def waiting(folder, answer, sites, polls, **changes):
-    """A run in which FLARE waits for a late answer in every training round; ``polls`` notes how often it was asked."""
+def waiting(folder, answer, sites, polls, *, slow=TRAIN, **changes):
+    """A run in which FLARE waits for a late answer to every task ``slow``; ``polls`` notes how often it was asked."""
     federation = Federation(folder, controller(**changes), list(sites), answer)
     broadcast, standing = federation.controller.broadcast_model, {"tasks": 0}
 
     def send(*, task_name, **options):
         broadcast(task_name=task_name, **options)
-        standing["tasks"] = int(task_name == TRAIN)
+        standing["tasks"] = int(task_name == slow)
 
     def ask():
         polls.append(standing["tasks"])
@@ -282,6 +304,27 @@ def test_the_grace_period_begins_with_enough_results_and_not_with_sentences(tmp_
     federation = waiting(tmp_path, answer, THREE, polls, min_sites=3, grace_period=3, num_rounds=1)
     assert len(polls) > 200  # nobody ends the wait
     assert federation.engine.panics()[0].startswith("train of round 0: expected valid results from 3 sites, got 2")
+
+
+def test_a_refused_result_does_not_start_the_grace_period(tmp_path, plain_report, fast_clock):
+    plain = plain_answers(THREE)
+
+    def answer(site, task_name, *rest):
+        result = plain(site, task_name, *rest)
+        if site == "site-2" and task_name == TRAIN:
+            result.weights["classifier.bias"] = result.weights["classifier.bias"] * np.nan
+        return result
+
+    polls = []
+    waiting(tmp_path, answer, THREE, polls, min_sites=3, grace_period=3, num_rounds=1)
+    assert len(polls) > 200  # nobody ends the wait
+
+
+def test_the_census_has_no_grace_period_as_who_misses_it_is_out_of_the_whole_job(tmp_path, plain_report, fast_clock):
+    answer = failing(plain_answers(THREE), site="site-2", when=lambda name, r: name == CENSUS, error="")
+    polls = []
+    waiting(tmp_path, answer, THREE, polls, min_sites=2, grace_period=3, num_rounds=1, slow=CENSUS)
+    assert len(polls) > 200  # nobody ends the wait
 
 
 def test_classes_whose_annotators_are_absent_are_named_when_that_changes(tmp_path, plain_report):
@@ -724,8 +767,8 @@ def test_a_site_may_be_absent_from_a_collection_and_is_recorded(tmp_path, plain_
     assert federation.engine.panics() == []
     assert list(federation.controller.reports) == ["site-1", "site-4"]
     assert federation.decisions("refused") == [
-        (0, {"site": "site-3", "reason": "site-3: report field number: expected a number >= 0, got another"}),
         (0, {"site": "site-2", "reason": "site-2: collect: expected a result, got none"}),
+        (0, {"site": "site-3", "reason": "site-3: report field number: expected a number >= 0, got another"}),
     ]
     assert bias_after(federation) == pytest.approx(2)  # it trains with the others all the same
 
