@@ -1,9 +1,11 @@
 """MethodExecutor: runs any LocalMethod at a site."""
 
+import contextlib
 import logging
 import os
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from fedmend.datasets.phantom_sites import phantom_spec
 from fedmend.errors import FedMendError
 from fedmend.methods.base import LocalMethod, RoundTask, Site
 from fedmend.networks import build_network, get_weights, set_weights
-from fedmend.state import StateStore
+from fedmend.state import StateStore, sole_user
 from fedmend.training import LocalTrainer, Stopped
 from fl_components.console import quiet_console
 from fl_components.payload import (
@@ -42,6 +44,7 @@ from fl_components.site_config import SiteConfig, load_site_config, site_folder
 LOG = logging.getLogger("fedmend.executor")
 LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
 # What a job may ask a site to hold; no honest job comes near it, and more would fill memory or disk.
+PREDECESSOR = 30.0  # seconds until the process of an earlier job has ended
 LARGEST_IMAGE = 2048
 LARGEST_BATCH = 2**28  # pixels
 
@@ -117,7 +120,8 @@ class MethodExecutor(Executor):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
             weights, task, run, evaluate = unpack_task(FLModelUtils.from_shareable(shareable))
-            result = self._run(task_name, weights, task, run, evaluate, fl_ctx, abort_signal)
+            with self._alone(name, run, fl_ctx):
+                result = self._run(task_name, weights, task, run, evaluate, fl_ctx, abort_signal)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except FedMendError as e:
@@ -135,6 +139,19 @@ class MethodExecutor(Executor):
                 )
             result = SiteResult(error=message)
         return FLModelUtils.to_shareable(pack_result(result))
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _alone(name: str, run: RunCard, fl_ctx: FLContext) -> Iterator[None]:
+        """Keeps a process of an earlier job that froze and wakes up from writing beside this one."""
+        folder = load_site_config(fl_ctx).state_dir / run.run_name / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with sole_user(folder, patience=PREDECESSOR) as alone:
+            if not alone:
+                raise FedMendError(
+                    f"{name}: run_name {run.run_name!r}: expected no other task of this run at this site, one is still going on"
+                )
+            yield
 
     def _run(
         self, task_name, weights, task: RoundTask, run: RunCard, evaluate: bool, fl_ctx, abort_signal

@@ -139,8 +139,8 @@ class StagedController(ModelController):
         """
         self._started = time.monotonic()
         self.records = RunRecords(Path(self.get_run_dir()) / RESULTS_FOLDER)
-        self._census()
         checkpoint = self._state.load("checkpoint")
+        self._census(goes_on=checkpoint is not None)
         best = self._state.load("best")
         self._best = None if best is None else (best["value"], best["round"])
         if checkpoint is None:
@@ -384,8 +384,11 @@ class StagedController(ModelController):
         while replies:
             receive(replies.popleft())
 
-    def _census(self) -> None:
-        """Asks every site what it annotates; opens, and so checks, all data before anybody trains."""
+    def _census(self, *, goes_on: bool) -> None:
+        """Asks every site what it annotates; opens, and so checks, all data before anybody trains.
+
+        A run that goes on has learnt every class once; each of its rounds names the classes whose annotators are gone.
+        """
         LOG.info("census: every site opens and checks its data")
         results = self._ask(CENSUS, None, RoundTask(CENSUS, 0, self.num_rounds))
         self._sites, self._sizes, found, kinds = {}, {}, {}, {}
@@ -410,7 +413,7 @@ class StagedController(ModelController):
             raise FedMendError(f"census: expected one kind of labels at all sites, got {got}")
         (self.task,) = kinds
         nowhere = [c for i, c in enumerate(self.card.classes) if not any(f[i] for f in found.values())]
-        if nowhere:
+        if nowhere and not goes_on:
             raise FedMendError(
                 f"census: expected every class of the job to be annotated at a site, got none for {nowhere}"
             )

@@ -23,6 +23,7 @@ from fedmend.methods.base import RoundTask
 from fedmend.methods.baselines import FedAvg, SingleLabelFedAvg
 from fedmend.methods.fedlsm import FedLSM
 from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, FedNoRo
+from fedmend.state import sole_user
 from fl_components.executor import LEDGER_NAME, MethodExecutor
 from fl_components.payload import RunCard, pack_task, unpack_result
 
@@ -232,6 +233,18 @@ class Disk(PlainMethod):
 def test_a_full_disk_is_said_in_the_words_of_the_system_without_the_file(client):
     expected = "site-1: train: expected files that can be read and written, got: No space left on device"
     assert client(Disk()).train().error == expected
+
+
+def test_a_task_beside_one_of_an_earlier_job_waits_and_is_refused_before_it_touches_the_state(client, monkeypatch):
+    monkeypatch.setattr("fl_components.executor.PREDECESSOR", 0.3)
+    site = client(Tagging())
+    state = site.folder / "state" / "run-1" / "site-1"
+    state.mkdir(parents=True)
+    with sole_user(state, patience=0):
+        error = site.train().error
+        assert [file.name for file in state.iterdir()] == ["in_use"]
+    assert error == ("site-1: run_name 'run-1': expected no other task of this run at this site, one is still going on")
+    assert site.train().error == ""
 
 
 def test_an_aborted_task_ends_at_the_next_batch(client):

@@ -372,6 +372,17 @@ def test_a_job_submitted_again_goes_on_to_the_same_bytes(tmp_path, plain_report,
     assert rounds(resumed) == rounds(whole)
 
 
+def test_a_run_goes_on_without_the_only_annotator_of_a_class_and_names_the_class(tmp_path, plain_report, caplog):
+    crash = failing(plain_answers(BOTH), site="site-1", when=lambda name, r: (name, r) == (TRAIN, 1))
+    run(tmp_path, crash)
+    left = {"site-1": BOTH["site-1"]}  # site-2 alone annotates nodule
+    federation = run(tmp_path, plain_answers(left), left)
+    assert federation.engine.panics() == []
+    assert federation.decisions("classes_without_annotator") == [(1, ["nodule"])]
+    assert "round 2: no site that annotates nodule took part" in caplog.text
+    assert [r for name, r, *_ in federation.asked if name == TRAIN] == [1, 2]
+
+
 def test_a_finished_run_name_is_refused(tmp_path, plain_report):
     run(tmp_path, plain_answers(BOTH))
     again = run(tmp_path, plain_answers(BOTH))
