@@ -1,8 +1,14 @@
-"""ListedClasses: a site refuses a job with an unlisted class when the job is deployed, so that the lead reads why.
+"""ListedClasses: what a kit adds to the parent process of its site.
+
+It refuses a job with an unlisted class when the job is deployed, so that the lead reads why.
 
 FLARE compares the classes of a job with ``class_allow_list`` in the job's own process at the site, whose error stays in the site's
 log: the lead learns only that a process ended. What an app validator says before that reaches the console. FLARE's check remains
 the one that protects the site; it also sees nested components and paths that are job variables.
+
+And it takes the shell commands away. FLARE lets the admin console run cat, grep or tail at a site, on any file that the site's account
+can read; the site asks for rights only where the request itself says that it must, and takes the name and the role from the request.
+A rogue server could read images, tables and the site's private key.
 """
 
 import json
@@ -15,6 +21,7 @@ from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
 CONFIG = "config_fed_client.json"
 
@@ -24,6 +31,10 @@ class ListedClasses(AppValidator):
 
     The configuration must be JSON: FLARE's other formats can include files and environment variables of the site.
     """
+
+    def __init__(self):
+        super().__init__()
+        SHELL_CMD_VALIDATORS.clear()  # without its validator FLARE runs no command
 
     def validate(self, app_folder: str) -> tuple[str, dict]:
         """Called by FLARE when a job arrives.

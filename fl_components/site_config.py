@@ -75,14 +75,14 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         raise FedMendError(f"{where}: expected the fields {[*_TEXT, *_NUMBERS, *_FLAGS]}, got also {unknown}")
     for name in _TEXT:
         if not isinstance(raw.get(name), str) or not raw[name]:
-            raise FedMendError(f"{where}, field {name}: expected a folder, got {raw.get(name)!r}")
+            raise FedMendError(f"{where}, field {name}: expected a folder, got {_shown(raw.get(name))}")
     for name in _NUMBERS:
         value = raw.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise FedMendError(f"{where}, field {name}: expected a number >= 0, got {value!r}")
+            raise FedMendError(f"{where}, field {name}: expected a number >= 0, got {_shown(value)}")
     for name in _FLAGS:
         if not isinstance(raw.get(name, False), bool):
-            raise FedMendError(f"{where}, field {name}: expected true or false, got {raw[name]!r}")
+            raise FedMendError(f"{where}, field {name}: expected true or false, got {_shown(raw[name])}")
 
     def folder(name: str) -> Path:
         return (root / Path(raw[name].replace("{SITE_NAME}", site)).expanduser()).resolve()
@@ -93,6 +93,12 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         state_dir=folder("state_dir"),
         **{name: raw[name] for name in (*_NUMBERS, *_FLAGS) if name in raw},
     )
+
+
+def _shown(value: object) -> str:
+    """The value for a sentence that the server sees, unless it could be a path."""
+    kinds = {str: "text", list: "a list", dict: "an object"}
+    return kinds.get(type(value), repr(value)) if value else repr(value)
 
 
 def site_folder(name: str, config: SiteConfig, phantom: PhantomSpec | None) -> Path:

@@ -250,7 +250,7 @@ FAULTS = [
     (
         "a label other than 1, 0 or blank",
         odd_label,
-        "site-1: train.csv row 5, column edema: expected 1, 0 or blank, got 'yes'",
+        "site-1: train.csv row 5, column edema: expected 1, 0 or blank, got text of 3 characters",
     ),
     (
         "two rows for one image with different labels",

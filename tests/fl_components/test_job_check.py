@@ -2,9 +2,14 @@ import json
 
 import pytest
 from factories import ROOT
+from nvflare.private.admin_defs import Message
+from nvflare.private.defs import SysCommandTopic
+from nvflare.private.fed.client import shell_cmd
 
+from fl_components import job_check
 from fl_components.job_check import ListedClasses
 
+SECRET = "site-1 private"
 LISTED, UNLISTED = {"path": "good.Thing"}, {"path": "subprocess.Popen", "args": {"args": "true"}}
 
 
@@ -22,6 +27,23 @@ def kit(tmp_path):
 
     validate.local, validate.app = local, app
     return validate
+
+
+@pytest.mark.parametrize("command", ["cat", "head", "tail", "grep private", "ls -l"])
+def test_nobody_reads_files_of_a_site_by_shell_commands(tmp_path, monkeypatch, command):
+    # a rogue server sends the request without the header that makes FLARE ask for the right
+    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", dict(shell_cmd.SHELL_CMD_VALIDATORS))
+    monkeypatch.setattr(job_check, "SHELL_CMD_VALIDATORS", shell_cmd.SHELL_CMD_VALIDATORS)
+    file = tmp_path / "private.csv"
+    file.write_text(SECRET)
+
+    def answer():
+        request = Message(topic=SysCommandTopic.SHELL, body=f"{command} {file}")
+        return shell_cmd.ShellCommandProcessor().process(request, None).body
+
+    assert "private" in answer()
+    ListedClasses()
+    assert answer() == f"Error: {command} {file} is not a supported shell command"
 
 
 @pytest.mark.parametrize(

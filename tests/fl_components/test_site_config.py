@@ -67,7 +67,9 @@ def test_a_missing_file_is_refused(tmp_path):
         ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),
         ({"data_root": "a", "cache_dir": "b"}, ", field state_dir: expected a folder, got None"),
         ({**SETTINGS, "min_count": -1}, ", field min_count: expected a number >= 0, got -1"),
-        ({**SETTINGS, "max_unreadable": "3"}, ", field max_unreadable: expected a number >= 0, got '3'"),
+        ({**SETTINGS, "max_unreadable": "3"}, ", field max_unreadable: expected a number >= 0, got text"),
+        ({**SETTINGS, "data_root": ["/data/ward-7"]}, ", field data_root: expected a folder, got a list"),
+        ({**SETTINGS, "gallery": "/data/ward-7"}, ", field gallery: expected true or false, got text"),
         ({**SETTINGS, "threads": True}, ", field threads: expected a number >= 0, got True"),
     ],
 )

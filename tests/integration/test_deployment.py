@@ -3,22 +3,29 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from deployment import DAEMON, JOB, PARENT, TINY, deployed, tiny_job
 from factories import ROOT, refused
 from simulation import fedmend, run
 
-from fl_components.submit import open_session, submit_job
+from fl_components.submit import configured, open_session, submit_job
 
 pytestmark = pytest.mark.slow
+DAY = timedelta(days=1)
 SITES = [f"site-{i}" for i in range(1, 6)]
 SET = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
 
@@ -110,6 +117,43 @@ def by_command(session, folder):
     return re.search(r'"job_id": "([^"]+)"', out)[1]
 
 
+@pytest.mark.parametrize(
+    ("job", "variables", "send", "end"),
+    [
+        (
+            "fedmlp_ich",
+            {**TINY, "run_name": "by_command"},
+            by_command,
+            "by_command: fedmlp, 5 sites, 5 classes, finished",
+        ),
+        ("label_audit", {"phantom.images": 300}, by_console, "label audit: 5 of 5 sites counted"),
+    ],
+)
+def test_a_job_that_comes_by_flares_own_command_or_console_completes(deployment, job, variables, send, end):
+    with configured(ROOT / "jobs" / job, variables) as folder:
+        lines, sentence = deployment.run(folder, send)
+    assert sentence == ""
+    assert any(end in line for line in lines)
+
+
+def test_hospital_it_learns_whether_the_server_accepts_its_certificate(deployment, tmp_path):
+    kit = tmp_path / "kit"
+    shutil.copytree(deployment.federation.kits / "site-1", kit, ignore=shutil.ignore_patterns("state", "transfer"))
+    lines = {}
+    for certificate in ("own", "foreign"):
+        _, out = fedmend("sitecheck", "--kit", kit, home=tmp_path)
+        (lines[certificate],) = (line for line in out.splitlines() if " connection: " in line)
+        key = ec.generate_private_key(ec.SECP256R1())
+        name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site-1")]), datetime.now(UTC)
+        foreign = x509.CertificateBuilder(name, name, key.public_key(), 1, now - DAY, now + DAY).sign(key, SHA256())
+        (kit / "startup" / "client.crt").write_bytes(foreign.public_bytes(Encoding.PEM))
+        (kit / "startup" / "client.key").write_bytes(
+            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        )
+    assert lines["own"] == "ok    connection: the server accepts the certificate of this site"
+    assert lines["foreign"].startswith("fail  connection: expected a server that accepts the certificate of this site")
+
+
 def test_a_job_with_code_in_it_is_refused_in_a_sentence(deployment):
     with tiny_job("fedmlp_ich", run_name="byoc") as job:
         (job / "app" / "custom").mkdir()
@@ -168,6 +212,22 @@ def test_a_member_may_not_submit(deployment):
         open_session(member) as session,
     ):
         submit_job(session, job)
+
+
+def test_no_log_of_server_or_hospital_names_a_patient_an_image_or_the_folder_of_the_data(deployment):
+    kits = deployment.federation.kits
+    cache = kits.parents[2] / "cache"
+    tables = list(cache.glob("*/site-*/train.csv"))
+    names = {cell for t in tables for line in t.read_text().splitlines()[1:] for cell in line.split(",")[:2]}
+    assert len(tables) >= len(SITES)
+    assert len(names) > 300
+    files = [f for f in kits.rglob("*") if f.is_file() and re.search(r"log|\.txt$|audit|output|error", f.name)]
+    written = {f.relative_to(kits).parts[0] for f in files}
+    assert {deployment.federation.server, *SITES} <= written
+    for file in files:
+        text = file.read_text(errors="replace")
+        assert not {word for word in re.split(r"[\s,;:'\"()\[\]/]+", text) if word in names}, file
+        assert not [table for table in tables if str(table.parent) in text], file
 
 
 def test_the_poc_command_starts_runs_fetches_and_stops(tmp_path):

@@ -99,8 +99,8 @@ def _kind(value) -> str:
 
 
 def _cell(value: str) -> str:
-    """A refused label: a short one as it is; a longer one may be a name or a path of a shifted column."""
-    return repr(value) if len(value) <= 3 else f"text of {len(value)} characters"
+    """A refused label in words that cannot hold patient data: in a shifted column it is an age, a name or a path."""
+    return f"text of {len(value)} character{'' if len(value) == 1 else 's'}"
 
 
 def _parse_window(value, where: str):

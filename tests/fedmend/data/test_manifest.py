@@ -184,8 +184,8 @@ def test_a_byte_order_mark_before_the_header_does_not_matter(tmp_path):
         ("image,a\nx.png,1\ny.png\n", " row 3: expected 2 fields as in the header, got another number"),
         ("image,a\nx.png,1,0\n", " row 2: expected 2 fields as in the header, got another number"),
         ("image,a\n ,1\n", " row 2, column image: expected a path, got a blank"),
-        ("image,a\nx.png,1.0\n", " row 2, column a: expected 1, 0 or blank, got '1.0'"),
-        ("image,a\nx.png,-1\n", " row 2, column a: expected 1, 0 or blank, got '-1'"),
+        ("image,a\nx.png,1.0\n", " row 2, column a: expected 1, 0 or blank, got text of 3 characters"),
+        ("image,a\nx.png,-1\n", " row 2, column a: expected 1, 0 or blank, got text of 2 characters"),
         ("image,a\nx.png,none\n", " row 2, column a: expected 1, 0 or blank, got text of 4 characters"),
         (
             "image,a\nx.png,1\ny.png,1\nx.png,\n",
@@ -202,7 +202,10 @@ def test_a_faulty_table_is_refused(tmp_path, text, sentence):
     ("text", "sentence"),
     [
         ("image,a\nx.png,1\n", ", header: expected a column 'label', got 2 other columns"),
-        ("image,label\nx.png,c\n", " row 2, column label: expected one of ['a', 'b'] or blank, got 'c'"),
+        (
+            "image,label\nx.png,c\n",
+            " row 2, column label: expected one of ['a', 'b'] or blank, got text of 1 character",
+        ),
         (
             "image,label\nx.png,Mueller^Anna\n",
             " row 2, column label: expected one of ['a', 'b'] or blank, got text of 12 characters",
@@ -222,6 +225,15 @@ def test_a_refused_table_names_neither_image_nor_patient(tmp_path, header, task)
         table_of(tmp_path, text, task=task)
     assert "mueller" not in str(caught.value).lower()
     assert "slice9" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["67y", "Eva", "Ä"])
+@pytest.mark.parametrize("task", ["multilabel", "singlelabel"])
+def test_a_refused_label_is_counted_and_not_quoted_however_short(tmp_path, value, task):
+    column = "a" if task == "multilabel" else "label"
+    with pytest.raises(FedMendError, match=rf"row 2, column {column}: expected .* got text of [13] ") as caught:
+        table_of(tmp_path, f"image,{column}\nx.png,{value}\n", task=task)
+    assert value not in str(caught.value)
 
 
 @pytest.mark.parametrize("field", ["format", "task", "classes", "splits", "truth", "image_root", "window", "color"])
