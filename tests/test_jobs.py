@@ -168,3 +168,29 @@ def test_the_guard_of_the_site_policy_knows_the_fields_that_methods_declare():
                 declared |= set(getattr(load_class(component["path"]), "REPORT_FIELDS", ()))
     assert set(guard["args"]["fields"]) == declared
     assert {*guard["args"]["counts"], *guard["args"]["counts"].values()} <= declared
+
+
+PAPERS = {  # rounds, rounds of the warm-up, batch size, pixels, learning rate
+    "fedia_lung": (300, 40, 4, 256, 1e-4),
+    "fedia_ms": (300, 10, 4, 256, 1e-4),
+    "fedlsm_cxr14": (50, None, 60, 320, 1e-4),
+    "fedlsm_isic2018": (50, None, 60, 224, 1e-4),
+    "fedmlp_cxr14": (500, 50, 32, 224, 3e-5),
+    "fedmlp_ich": (500, 50, 32, 224, 3e-5),
+    "fednoro_ich": (100, 10, 16, 128, 3e-4),
+    "fednoro_isic2019": (300, 20, 16, 224, 3e-4),
+}
+
+
+@pytest.mark.parametrize("job", PAPERS)
+def test_the_paper_preset_has_the_schedule_of_the_paper(job):
+    (server, client) = (
+        next(c for f, c in load(ROOT / "jobs" / job, "paper").items() if end in f.name) for end in ("server", "client")
+    )
+    names = ("batch_size", "image_size", "learning_rate")
+    got = (server["num_rounds"], server.get("warmup_rounds"), *(client[name] for name in names))
+    assert got == PAPERS[job]
+
+
+def test_every_job_that_trains_has_a_paper_preset_that_is_pinned():
+    assert {job.name for job in JOBS} - {"label_audit"} == set(PAPERS)

@@ -191,7 +191,10 @@ def corrections(run: Run) -> str:
     )
     head = ["Site", "triggered in round", "corrected in round", "pixels added", "of these lesion", "unmarked lesion"]
     body = table(caption, [*head, "precision", "recall"], [*rows, *rest], ["Corrected sites", "", "", *total])
-    note = "n/a: the complete masks are not known at this site, or there is nothing to divide by. Nothing was ever unmarked."
+    note = (
+        "n/a: the complete masks are not known at this site, or there is nothing to divide by. Nothing was ever unmarked. Pictures of"
+        " the corrected slices never leave a site; where it wants them, they are in gallery.html beside its ledger."
+    )
     return section("corrections", "Corrections of the masks", f'{body}<p class="fine">{note}</p>')
 
 
