@@ -216,9 +216,9 @@ def test_a_member_may_not_submit(deployment):
 
 def test_no_log_of_server_or_hospital_names_a_patient_an_image_or_the_folder_of_the_data(deployment):
     kits = deployment.federation.kits
-    cache = kits.parents[2] / "cache"
-    tables = list(cache.glob("*/site-*/train.csv"))
-    names = {cell for t in tables for line in t.read_text().splitlines()[1:] for cell in line.split(",")[:2]}
+    tables = list((kits.parents[2] / "cache").glob("phantoms/*/site-*/train.csv"))
+    cells = {cell for t in tables for line in t.read_text().splitlines()[1:] for cell in line.split(",")[:2]}
+    names = cells | {cell.removesuffix(".dcm") for cell in cells}
     assert len(tables) >= len(SITES)
     assert len(names) > 300
     files = [f for f in kits.rglob("*") if f.is_file() and re.search(r"log|\.txt$|audit|output|error", f.name)]
