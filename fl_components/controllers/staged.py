@@ -326,8 +326,8 @@ class StagedController(ModelController):
                 if ready := early.pop(turn.popleft(), None):
                     take(ready)
 
-        enough = lambda: len(results) >= needed  # noqa: E731
-        self._send(task_name, weights, task, sites, evaluate=evaluate, receive=receive, enough=enough)
+        handlers = {"receive": receive, "enough": lambda: len(results) >= needed}
+        self._send(task_name, weights, task, sites, evaluate=evaluate, **handlers)
         for site in turn:  # the first of them has not answered
             if site in early:
                 take(early.pop(site))
@@ -366,9 +366,8 @@ class StagedController(ModelController):
                 blocking=False,
                 callback=replies.append,
             )
-        grace = (
-            0 if task_name == CENSUS else self._grace_period
-        )  # who is cut off from the census is out of the whole job
+        # Who is cut off from the census is out of the whole job.
+        grace = 0 if task_name == CENSUS else self._grace_period
         enough_since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             while replies:
