@@ -1,10 +1,9 @@
 """Measures how the server's memory and the time of a round grow with the number of sites, in FLARE's simulator.
 
 One command: ``python benchmarks/sites.py`` (3 and 9 sites). 100 sites: ``python benchmarks/sites.py --sites 100 --threads 6``
-(26 minutes on two busy cores). With fewer threads than sites the simulator starts
-a new process for every task of every site, and that is nearly all of the time; with as many, each site needs 0.6 GB. All sites
-have the same 120 phantom slices and average a narrow ResNet of 1.2 MB with FedAvg. Writes ``benchmarks/results/sites.json`` and
-prints a table.
+(14 minutes on two cores, two rounds). With fewer threads than sites the simulator starts a new process for every task of every
+site, and that is nearly all of the time; with as many, each site needs 0.6 GB. All sites have the same 120 phantom slices and
+average a narrow ResNet of 1.2 MB with FedAvg. Writes ``benchmarks/results/sites.json`` and prints a table.
 """
 
 import argparse
