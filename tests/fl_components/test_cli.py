@@ -450,6 +450,14 @@ def test_a_phantom_with_partly_annotated_lesions_is_made_as_asked(tmp_path, monk
     assert capsys.readouterr().out.startswith("PHANTOM: 12 synthetic volumes in ")
 
 
+@pytest.mark.parametrize("dataset", ["ms", "lung"])
+def test_a_phantom_with_lesions_is_by_default_the_one_of_its_job(tmp_path, monkeypatch, dataset):
+    seen = capture(monkeypatch, "fedmend.datasets.phantom_sites.make_phantom")
+    assert call("phantom", dataset, tmp_path) == 0
+    job = json.loads((ROOT / "jobs" / f"fedia_{dataset}" / "app" / "config" / "config_fed_client.json").read_text())
+    assert [spec for (_, spec), _ in seen] == [PartlyAnnotatedPhantom(**job["phantom"])]
+
+
 def test_brain_slices_are_prepared_with_label_sets(tmp_path, monkeypatch):
     seen = capture(monkeypatch, "fedmend.datasets.brain_mri.prepare_label_sets")
     assert call("prepare", "brain-mri-sets", "in", tmp_path, "--sites", 5, "--classes-per-site", 3) == 0
