@@ -210,23 +210,24 @@ def print_tables(rows: list[dict], job: str) -> None:
     dice: dict[tuple, list[float]] = defaultdict(list)
     for row in rows:
         for key in ("dice", "volume_dice"):
-            dice[row["method"], row["m"], key].append(100 * float(np.mean(row[key][-LAST:])))
+            level = None if row["method"] == UPPER_BOUND else row["m"]
+            dice[row["method"], level, key].append(100 * float(np.mean(row[key][-LAST:])))
     levels = sorted({row["m"] for row in rows if row["method"] != UPPER_BOUND})
-    print(f"\n{job}, Dice of the last {LAST} rounds, by slice (by volume), mean +- standard deviation over seeds")
+    print(f"\n{job}, Dice of the last {LAST} rounds, by slice (by volume), mean ± standard deviation over seeds")
     print("method".ljust(18), *(f"m = {m}".rjust(26) for m in levels))
     for method in (*METHODS, UPPER_BOUND):
         cells = []
         for m in levels:
-            found = dice[method, 0 if method == UPPER_BOUND else m, "dice"]
-            volume = dice[method, 0 if method == UPPER_BOUND else m, "volume_dice"]
-            cells.append(f"{np.mean(found):.1f} +- {np.std(found):.1f} ({np.mean(volume):.1f})" if found else "-")
+            found, volume = (dice[method, None if method == UPPER_BOUND else m, key] for key in ("dice", "volume_dice"))
+            deviation = np.std(found, ddof=1) if len(found) > 1 else 0.0
+            cells.append(f"{np.mean(found):.1f} ± {deviation:.1f} ({np.mean(volume):.1f})" if found else "-")
         print(method.ljust(18), *(cell.rjust(26) for cell in cells))
     print("\nestimated completeness, correction")
     for row in sorted(rows, key=lambda row: (row["method"], row["m"], row["seed"])):
         if row["method"] not in ("fedia", "mended_trigger"):
             continue
-        names = sorted(row["estimates"])
-        right = sorted(names, key=row["estimates"].get) == names  # sites are numbered from the least complete one
+        names = sorted(row["estimates"])  # sites are numbered from the least complete one
+        right = all(row["estimates"][a] < row["estimates"][b] for a, b in itertools.pairwise(names))
         words = []
         for name in names:
             when = [r + 1 for r, now in enumerate(row["correction"]) if now.get(name) == DONE]
@@ -234,8 +235,9 @@ def print_tables(rows: list[dict], job: str) -> None:
             text = f"{row['estimates'][name]:.2f} "
             if not when:
                 text += "never"
-            elif added:
-                text += f"round {when[0]}: {added} px, {100 * correct / added:.0f} % right"
+            else:
+                text += f"round {when[0]}: {added} px"
+                text += f", {100 * correct / added:.0f} % right" if added else ""
                 text += f", {100 * correct / missing:.0f} % found" if missing else ""
             words.append(text)
         order = "right" if right else "WRONG"
