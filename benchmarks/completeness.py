@@ -1,6 +1,6 @@
 """Compares FedIA with federated averaging, with its two parts alone and with complete masks, at the paper's levels of completeness.
 
-One command: ``python benchmarks/completeness.py`` (an hour on two cores). It trains the phantom, the network and the settings of
+One command: ``python benchmarks/completeness.py`` (40 minutes on two cores). It trains the phantom, the network and the settings of
 ``jobs/fedia_ms`` (or another job and other variables) as the job does, to the same digits on the same processor, but without
 FLARE, and the methods of a level and seed share their warm-up. Each seed draws its own phantom and initial weights, as with
 ``fedmend simulate --seeds``. Prints tables and writes ``benchmarks/results/completeness.json``; federations that are in there
