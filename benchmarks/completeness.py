@@ -1,10 +1,9 @@
 """Compares FedIA with federated averaging, with its two parts alone and with complete masks, at the paper's levels of completeness.
 
-One command: ``python benchmarks/completeness.py`` (40 minutes on two cores). It trains the phantom, the network and the settings of
-``jobs/fedia_ms`` (or another job and other variables) as the job does, to the same digits on the same processor, but without
-FLARE, and the methods of a level and seed share their warm-up. Each seed draws its own phantom and initial weights, as with
-``fedmend simulate --seeds``. Prints tables and writes ``benchmarks/results/completeness.json``; federations that are in there
-already are not trained again.
+One command: ``python benchmarks/completeness.py`` (about 40 minutes on two cores). It trains the phantom, the network and the settings of
+``jobs/fedia_ms`` as the job does, but without FLARE, and the methods of a level and seed share their warm-up; 50 rounds of FedIA
+had the job's Dice to the last digit. Each seed draws its own phantom and initial weights, as with ``fedmend simulate --seeds``.
+Prints tables and writes ``benchmarks/results/completeness.json``.
 """
 
 import argparse
@@ -44,6 +43,7 @@ from fedmend.training import LocalTrainer
 from fl_components.simulate import configure_job, parse_assignments
 
 ROOT = Path(__file__).resolve().parents[1]
+JOB = ROOT / "jobs" / "fedia_ms"
 METHODS = ("fedavg", "aggregation_only", "correction_only", "fedia", "mended_trigger")  # one warm-up serves them all
 UPPER_BOUND = "all_labels"  # does not depend on the level
 LAST = 10  # rounds that the paper averages
@@ -169,14 +169,14 @@ def run_rounds(sites: Sites, state: Federation, *, first: int, last: int) -> Non
         state.rounds.append({**metrics, "correction": state.correction, "repairs": sites.repairs()})
 
 
-def one_level(job: str, given: dict, m: int, seed: int, methods: list[str], cache: Path) -> list[dict]:
+def one_level(given: dict, m: int, seed: int, methods: list[str], cache: Path) -> list[dict]:
     """All methods at one level of completeness and with one seed, as rows of the results."""
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder, warm = Path(temporary), None
         for method in methods:
-            variables = configured(job, {**given, "phantom.m": m, "seed": seed}, method, folder / f"job-{method}")
+            variables = configured({**given, "phantom.m": m, "seed": seed}, method, folder / f"job-{method}")
             place, shared = folder / method, method != UPPER_BOUND
             if shared and warm:
                 shutil.copytree(folder / "warm", place)
@@ -191,21 +191,21 @@ def one_level(job: str, given: dict, m: int, seed: int, methods: list[str], cach
                     warm = Federation(dict(state.weights), list(state.rounds))
             run_rounds(sites, state, first=variables["warmup_rounds"], last=variables["num_rounds"])
             seen = {key: [row[key] for row in state.rounds] for key in state.rounds[0]}
-            what = {"job": job, "variables": given, "m": m, "seed": seed, "method": method}
+            what = {"m": m, "seed": seed, "method": method}
             rows.append({**what, "estimates": state.estimates, **seen})
     return rows
 
 
-def configured(job: str, given: dict, method: str, out: Path) -> dict:
-    """The variables of both configuration files of a job."""
-    configure_job(ROOT / "jobs" / job, out, given, variant="" if method == "fedia" else method)
+def configured(given: dict, method: str, out: Path) -> dict:
+    """The variables of both configuration files of the job."""
+    configure_job(JOB, out, given, variant="" if method == "fedia" else method)
     files = [
         json.loads((out / "app" / "config" / f"config_fed_{side}.json").read_text()) for side in ("server", "client")
     ]
     return {**files[0], **files[1]}
 
 
-def print_tables(rows: list[dict], job: str) -> None:
+def print_tables(rows: list[dict]) -> None:
     """Dice by level and method; order of the estimates; corrections."""
     dice: dict[tuple, list[float]] = defaultdict(list)
     for row in rows:
@@ -213,7 +213,7 @@ def print_tables(rows: list[dict], job: str) -> None:
             level = None if row["method"] == UPPER_BOUND else row["m"]
             dice[row["method"], level, key].append(100 * float(np.mean(row[key][-LAST:])))
     levels = sorted({row["m"] for row in rows if row["method"] != UPPER_BOUND})
-    print(f"\n{job}, Dice of the last {LAST} rounds, by slice (by volume), mean ± standard deviation over seeds")
+    print(f"\nDice of the last {LAST} rounds, by slice (by volume), mean ± standard deviation over seeds")
     print("method".ljust(18), *(f"m = {m}".rjust(26) for m in levels))
     for method in (*METHODS, UPPER_BOUND):
         cells = []
@@ -247,7 +247,6 @@ def print_tables(rows: list[dict], job: str) -> None:
 def main() -> None:
     """Trains what is missing and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", default="fedia_ms", choices=("fedia_ms", "fedia_lung"))
     parser.add_argument("--levels", type=int, nargs="+", default=[0, 1, 2, 3], help="the paper's m")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=[*METHODS, UPPER_BOUND], choices=[*METHODS, UPPER_BOUND])
@@ -258,23 +257,19 @@ def main() -> None:
     out = ROOT / "benchmarks" / "results" / "completeness.json"
     out.parent.mkdir(exist_ok=True)
     given = parse_assignments(args.set)
-    rows = json.loads(out.read_text()) if out.is_file() else []
-    mine = [r for r in rows if (r["job"], r["variables"]) == (args.job, given)]
-    have = {(r["m"], r["seed"], r["method"]) for r in mine}
-    cases = []
+    cases, rows = [], []
     for seed, m in itertools.product(args.seeds, args.levels):
-        wanted = [k for k in args.methods if (k != UPPER_BOUND or m == min(args.levels)) and (m, seed, k) not in have]
+        wanted = [k for k in args.methods if k != UPPER_BOUND or m == min(args.levels)]
         if wanted:
             cases.append((m, seed, wanted))
     # spawn: the parent may hold threads, which a forked process does not survive reliably
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-        done = [pool.submit(one_level, args.job, given, *case, args.cache) for case in cases]
+        done = [pool.submit(one_level, given, *case, args.cache) for case in cases]
         for number, task in enumerate(as_completed(done), start=1):
-            found = task.result()
-            rows, mine = rows + found, mine + found
+            rows += task.result()
             print(f"{number} of {len(cases)} federations", flush=True)
             out.write_text(json.dumps(rows) + "\n")
-    print_tables(mine, args.job)
+    print_tables(rows)
 
 
 if __name__ == "__main__":
