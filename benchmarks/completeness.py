@@ -94,7 +94,10 @@ class Sites:
         given = {k: variables[v[1:-1]] if str(v).startswith("{") else v for k, v in component["args"].items()}
         self.method = instantiate_class(component["path"], given)
         self.trainer = LocalTrainer(
-            **{k: variables[k] for k in ("learning_rate", "weight_decay", "second_momentum", "local_epochs")}
+            **{
+                k: variables[k]
+                for k in ("learning_rate", "learning_rate_decay", "weight_decay", "second_momentum", "local_epochs")
+            }
         )
 
     def evaluate(self, weights: dict) -> dict:

@@ -54,7 +54,8 @@ class MethodExecutor(Executor):
 
     Args:
         method_id: id of the method among the ``components`` of the client configuration.
-        learning_rate: Adam's learning rate.
+        learning_rate: Adam's learning rate in the first round.
+        learning_rate_decay: what each round multiplies it by.
         weight_decay: L2 coefficient.
         local_epochs: epochs per round.
         second_momentum: Adam's beta_2.
@@ -73,6 +74,7 @@ class MethodExecutor(Executor):
         learning_rate: float,
         batch_size: int,
         image_size: int,
+        learning_rate_decay: float = 1.0,
         weight_decay: float = 5e-4,
         local_epochs: int = 1,
         second_momentum: float = 0.999,
@@ -96,6 +98,7 @@ class MethodExecutor(Executor):
         )
         self._trainer = LocalTrainer(
             learning_rate=learning_rate,
+            learning_rate_decay=learning_rate_decay,
             weight_decay=weight_decay,
             local_epochs=local_epochs,
             second_momentum=second_momentum,

@@ -85,10 +85,11 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTrainer:
-    """Adam with coupled L2 and a constant learning rate.
+    """Adam with coupled L2 and a learning rate that is constant within a round.
 
     Attributes:
-        learning_rate: Adam's learning rate, > 0.
+        learning_rate: Adam's learning rate in round 0, > 0.
+        learning_rate_decay: what each round multiplies it by, above 0 to 1; 1: it is constant.
         weight_decay: L2 coefficient, >= 0.
         local_epochs: epochs per round, >= 1.
         second_momentum: Adam's beta_2, in [0, 1).
@@ -96,6 +97,7 @@ class LocalTrainer:
     """
 
     learning_rate: float
+    learning_rate_decay: float = 1.0
     weight_decay: float = 5e-4
     local_epochs: int = 1
     second_momentum: float = 0.999
@@ -106,6 +108,10 @@ class LocalTrainer:
             raise FedMendError(
                 "job variables: expected learning_rate > 0, weight_decay >= 0 and local_epochs >= 1, got"
                 f" {self.learning_rate}, {self.weight_decay}, {self.local_epochs}"
+            )
+        if not 0 < self.learning_rate_decay <= 1:
+            raise FedMendError(
+                f"job variable learning_rate_decay: expected above 0 to 1, got {self.learning_rate_decay}"
             )
         if not 0 <= self.second_momentum < 1:
             raise FedMendError(f"job variable second_momentum: expected 0 to below 1, got {self.second_momentum}")
@@ -129,7 +135,7 @@ class LocalTrainer:
         model.train()
         optimizer = torch.optim.Adam(
             model.parameters(),
-            lr=self.learning_rate,
+            lr=self.learning_rate * self.learning_rate_decay**task.round_num,
             betas=(0.9, self.second_momentum),
             weight_decay=self.weight_decay,
             fused=True,

@@ -266,6 +266,17 @@ def test_a_second_momentum_that_is_none_is_refused(value):
         trainer(second_momentum=value)
 
 
+def test_the_learning_rate_decays_from_round_to_round(tmp_path):
+    moved = rounds_of(tmp_path, [1.0, 3.0, 1.0, 3.0], [0, 2], learning_rate_decay=0.5, local_epochs=2)
+    assert moved == pytest.approx((1 + 0.5**2) * adam([1.0, 3.0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.01, float("nan")])
+def test_a_learning_rate_that_vanishes_or_grows_is_refused(value):
+    with refused(f"job variable learning_rate_decay: expected above 0 to 1, got {value}"):
+        trainer(learning_rate_decay=value)
+
+
 def test_kept_moments_make_rounds_of_one_optimiser(tmp_path):
     pulls = [1.0, -2.0, 3.0]
     assert rounds_of(tmp_path / "kept", pulls, [0, 1, 2], keep_moments=True) == pytest.approx(adam(pulls), rel=1e-4)

@@ -437,11 +437,11 @@ def test_a_blank_label_is_named_by_its_row(single, tmp_path):
 # ---- Adam over rounds -----------------------------------------------------------------------------------------------
 
 
-def test_moments_and_second_momentum_reach_the_trainer(client):
-    trainer = client(keep_moments=True, second_momentum=0.99).executor._trainer
-    assert (trainer.keep_moments, trainer.second_momentum) == (True, 0.99)
+def test_moments_second_momentum_and_decay_reach_the_trainer(client):
+    trainer = client(keep_moments=True, second_momentum=0.99, learning_rate_decay=0.9).executor._trainer
+    assert (trainer.keep_moments, trainer.second_momentum, trainer.learning_rate_decay) == (True, 0.99, 0.9)
     trainer = client().executor._trainer
-    assert (trainer.keep_moments, trainer.second_momentum) == (False, 0.999)
+    assert (trainer.keep_moments, trainer.second_momentum, trainer.learning_rate_decay) == (False, 0.999, 1.0)
 
 
 def test_a_second_momentum_of_1_is_refused_at_once():

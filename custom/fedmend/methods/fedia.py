@@ -25,7 +25,8 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 - D7 lesion is marked where the probability is above 0.8, and nothing is ever unmarked.
 - D8 stage 3 begins when every site has corrected, or after ``max_stage2_rounds``; the code does not wait for the corrections of
   the sites that were triggered last.
-- D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code.
+- D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code. The learning rate is constant in the code; the
+  paper calls its own "initial" and does not say what follows, so the job has ``learning_rate_decay``.
 - D10 one channel, where the code has two.
 - D11 see :func:`fedmend.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in 0..1.
 
