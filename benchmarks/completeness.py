@@ -55,7 +55,9 @@ class Federation:
     """Where a federation stands: the global model, and what the server knows and has seen."""
 
     weights: dict[str, torch.Tensor]
-    rounds: list[dict] = field(default_factory=list)  # Dice, correction and repairs after each round
+    rounds: list[dict] = field(
+        default_factory=list
+    )  # correction and repairs after each round, Dice after the last ones
     estimates: dict[str, float] = field(default_factory=dict)
     correction: dict[str, int] = field(default_factory=dict)
 
@@ -168,7 +170,7 @@ def run_rounds(sites: Sites, state: Federation, *, first: int, last: int) -> Non
         state.weights = average(models, shares)
         if r >= warmup:
             state.correction = {n: int(report["correction"][0]) for n, report in reports.items()}
-        metrics = sites.evaluate(state.weights)
+        metrics = sites.evaluate(state.weights) if r >= total - LAST else {}
         state.rounds.append({**metrics, "correction": state.correction, "repairs": sites.repairs()})
 
 
@@ -193,7 +195,7 @@ def one_level(given: dict, m: int, seed: int, methods: list[str], cache: Path) -
                     shutil.copytree(place, folder / "warm")
                     warm = Federation(dict(state.weights), list(state.rounds))
             run_rounds(sites, state, first=variables["warmup_rounds"], last=variables["num_rounds"])
-            seen = {key: [row[key] for row in state.rounds] for key in state.rounds[0]}
+            seen = {key: [row[key] for row in state.rounds if key in row] for key in state.rounds[-1]}
             what = {"m": m, "seed": seed, "method": method}
             rows.append({**what, "estimates": state.estimates, **seen})
     return rows
@@ -214,7 +216,7 @@ def print_tables(rows: list[dict]) -> None:
     for row in rows:
         for key in ("dice", "volume_dice"):
             level = None if row["method"] == UPPER_BOUND else row["m"]
-            dice[row["method"], level, key].append(100 * float(np.mean(row[key][-LAST:])))
+            dice[row["method"], level, key].append(100 * float(np.mean(row[key])))
     levels = sorted({row["m"] for row in rows if row["method"] != UPPER_BOUND})
     print(f"\nDice of the last {LAST} rounds, by slice (by volume), mean ± standard deviation over seeds")
     print("method".ljust(18), *(f"m = {m}".rjust(26) for m in levels))

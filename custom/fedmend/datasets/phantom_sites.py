@@ -206,9 +206,9 @@ class PartlyAnnotatedPhantom(PhantomSpec):
     """
 
     dataset: str = "ms"
-    images: int = 24
+    images: int = 20
     sites: int = 4
-    test_share: float = 0.33
+    test_share: float = 0.4
     pixels: int = 64
     depth: int = 24
     m: int = 0
