@@ -560,12 +560,12 @@ def _add_phantom(commands) -> None:
     ):
         lesions = phantom.add_parser(name, help=f"{summary}, and sites that annotate a part of them")
         lesions.add_argument("out", type=Path)
-        lesions.add_argument("--images", type=int, default=24, help="number of volumes (default 24)")
+        lesions.add_argument("--images", type=int, default=20, help="number of volumes (default 20)")
         lesions.add_argument("--sites", type=int, default=4, help="number of sites, 1..4 (default 4)")
         lesions.add_argument("--pixels", type=int, default=64, help="rows and columns of a slice (default 64)")
         lesions.add_argument("--depth", type=int, default=24, help="slices of a volume (default 24)")
         lesions.add_argument("--m", type=int, default=0, help=f"level of incompleteness, {levels} (default 0)")
-        lesions.add_argument("--test-share", type=float, default=0.33)
+        lesions.add_argument("--test-share", type=float, default=0.4)
         lesions.add_argument("--seed", type=int, default=1037, help="of volumes, test split and lesion removal")
         lesions.set_defaults(run=_phantom_lesions, dataset=name)
 
