@@ -12,6 +12,7 @@ SITES = ["site-1", "site-2"]
 SMALL = [
     *("num_rounds=5", "warmup_rounds=2", "image_size=32", "local_epochs=1", "learning_rate=0.003", "gap=0"),
     *("threshold=0.5", "phantom.images=6", "phantom.sites=2", "phantom.pixels=32", "phantom.depth=12", "phantom.m=1"),
+    *("phantom.test_share=0.33", "learning_rate_decay=1", "min_component=1"),
 ]
 
 
