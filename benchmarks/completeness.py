@@ -1,7 +1,7 @@
 """Compares FedIA with federated averaging, with its two parts alone and with complete masks, at the paper's levels of completeness.
 
-One command: ``python benchmarks/completeness.py`` (about 40 minutes on two cores). It trains the phantom, the network and the settings of
-``jobs/fedia_ms`` as the job does, but without FLARE, and the methods of a level and seed share their warm-up; 50 rounds of FedIA
+One command: ``python benchmarks/completeness.py`` (about two hours on two cores). It trains the phantom, the network and the settings of
+``jobs/fedia_ms`` as the job does, but without FLARE, and the methods of a level and seed share their warm-up; FedIA at m = 0
 had the job's Dice to the last digit. Each seed draws its own phantom and initial weights, as with ``fedmend simulate --seeds``.
 Prints tables and writes ``benchmarks/results/completeness.json``.
 """
