@@ -55,9 +55,7 @@ class Federation:
     """Where a federation stands: the global model, and what the server knows and has seen."""
 
     weights: dict[str, torch.Tensor]
-    rounds: list[dict] = field(
-        default_factory=list
-    )  # correction and repairs after each round, Dice after the last ones
+    rounds: list[dict] = field(default_factory=list)  # correction and repairs; Dice in the last ones
     estimates: dict[str, float] = field(default_factory=dict)
     correction: dict[str, int] = field(default_factory=dict)
 
