@@ -22,9 +22,10 @@ from fedmend.annotation import Annotation, annotation_of
 from fedmend.data.manifest import load_card
 from fedmend.datasets.phantom_sites import phantom_spec
 from fedmend.errors import FedMendError
+from fedmend.files import locked
 from fedmend.methods.base import LocalMethod, RoundTask, Site
 from fedmend.networks import build_network, get_weights, set_weights
-from fedmend.state import StateStore, sole_user
+from fedmend.state import StateStore
 from fedmend.training import LocalTrainer, Stopped
 from fl_components.console import quiet_console
 from fl_components.payload import (
@@ -149,7 +150,7 @@ class MethodExecutor(Executor):
         """Keeps a process of an earlier job that froze and wakes up from writing beside this one."""
         folder = load_site_config(fl_ctx).state_dir / run.run_name / name
         folder.mkdir(parents=True, exist_ok=True)
-        with sole_user(folder, patience=PREDECESSOR) as alone:
+        with locked(folder / "in_use", patience=PREDECESSOR) as alone:
             if not alone:
                 raise FedMendError(
                     f"{name}: run_name {run.run_name!r}: expected no other task of this run at this site, one is still going on"

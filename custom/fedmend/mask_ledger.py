@@ -12,8 +12,8 @@ import numpy as np
 
 from fedmend.data.volumes import VolumeSplit, write_repaired
 from fedmend.errors import FedMendError
+from fedmend.files import write_atomically
 from fedmend.ledger import ANY_RULE, LabelLedger, Repairs
-from fedmend.state import write_atomically
 
 
 class MaskLedger:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.state import write_atomically
+from fedmend.files import write_text
 
 RUN, RESULTS = "run.json", "results.json"
 METRICS, REPAIRS, DECISIONS = "metrics.jsonl", "repairs.jsonl", "decisions.jsonl"
@@ -95,5 +95,4 @@ class RunRecords:
         self._write_text(name, "".join(json.dumps(line) + "\n" for line in self._lines[name]))
 
     def _write_text(self, name: str, text: str) -> None:
-        with write_atomically(self.folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(self.folder / name, text)

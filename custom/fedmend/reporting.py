@@ -4,7 +4,6 @@ A section is a function ``(run) -> str`` listed in ``SECTIONS``; it returns "" w
 sums over samples are read and shown.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from html import escape
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedmend.figures import Metric, metric_figure, metrics_figure
+from fedmend.files import write_text
 from fedmend.page import (
     COMPLETENESS_GLOSSARY,
     CSS,
@@ -412,7 +412,7 @@ def write_report(run_dir: Path) -> Path:
     """
     run = load_run(run_dir)
     for name, text in comparison({run.info["method"]: [run]}).items() if run.results and run.evaluations else ():
-        _write(run.folder / name, text)
+        write_text(run.folder / name, text)
     body = "".join(show(run) for show in SECTIONS)
     links = re.findall(r'<section id="([^"]+)"><h2>(.*?)</h2>', body)
     nav = " ".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in links)
@@ -428,14 +428,8 @@ def write_report(run_dir: Path) -> Path:
         f"<footer class='fine'>{title} · FedMend report · sums over samples only, no patient data</footer>\n"
         "</body></html>\n"
     )
-    _write(run.folder / REPORT_NAME, page)
+    write_text(run.folder / REPORT_NAME, page)
     return run.folder / REPORT_NAME
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def summary_text(run_dir: Path) -> str:

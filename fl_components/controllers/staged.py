@@ -25,11 +25,12 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.errors import FedMendError
 from fedmend.evaluation import merged_metrics
+from fedmend.files import locked
 from fedmend.methods.base import Report, RoundTask
 from fedmend.networks import get_weights, initial_network
 from fedmend.records import RunRecords
 from fedmend.reporting import summary_text, write_report
-from fedmend.state import StateStore, sole_user
+from fedmend.state import StateStore
 from fl_components.aggregators import SampleWeightedAggregator
 from fl_components.console import quiet_console
 from fl_components.payload import (
@@ -115,7 +116,7 @@ class StagedController(ModelController):
         try:
             folder = load_site_config(self.fl_ctx).state_dir / self.card.run_name / "server"
             self._state = StateStore(folder)
-            with sole_user(folder, patience=PREDECESSOR) as alone:
+            with locked(folder / "in_use", patience=PREDECESSOR) as alone:
                 if not alone:
                     raise FedMendError(
                         f"run_name {self.card.run_name!r}: expected no other job of this run, one still runs; abort it first"

@@ -1,19 +1,12 @@
 import contextlib
 import os
 import resource
-import stat
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
-from factories import ROOT
 
-from fedmend.state import StateStore, sole_user, write_atomically
-
-ENV = {**os.environ, "PYTHONPATH": str(ROOT / "custom")}
+from fedmend.state import StateStore
 
 
 def names(folder):
@@ -85,43 +78,3 @@ def test_the_content_is_on_disk_before_the_name_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *paths: (steps.append("replace"), replace(*paths)))
     StateStore(tmp_path).save("a", 1)
     assert steps == ["fsync", "replace"]
-
-
-def test_a_crash_before_the_name_changes_keeps_the_old_file(tmp_path, monkeypatch):
-    (tmp_path / "f").write_text("old")
-
-    def crash(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(KeyboardInterrupt), write_atomically(tmp_path / "f") as temporary:
-        temporary.write_text("new")
-    assert (tmp_path / "f").read_text() == "old"
-    assert names(tmp_path) == ["f"]
-
-
-def test_a_written_file_is_readable_by_others(tmp_path):
-    with write_atomically(tmp_path / "f") as temporary:
-        temporary.write_text("new")
-    assert (tmp_path / "f").read_text() == "new"
-    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o644
-
-
-def test_a_folder_has_one_user_at_a_time(tmp_path):
-    with sole_user(tmp_path, patience=0) as first:
-        with sole_user(tmp_path, patience=0) as second:
-            assert (first, second) == (True, False)
-        with sole_user(tmp_path, patience=0) as third:
-            assert not third
-    with sole_user(tmp_path, patience=0) as fourth:
-        assert fourth
-
-
-def test_a_user_that_waits_gets_the_folder_when_the_process_before_it_dies(tmp_path):
-    script = "import pathlib, sys, time; from fedmend.state import sole_user\n"
-    script += "with sole_user(pathlib.Path(sys.argv[1]), patience=0): print('mine', flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, env=ENV) as other:
-        other.stdout.readline()
-        threading.Timer(0.3, other.kill).start()
-        with sole_user(tmp_path, patience=20) as alone:
-            assert alone

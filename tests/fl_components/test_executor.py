@@ -18,12 +18,12 @@ from fedmend import networks
 from fedmend.datasets.phantom_sites import SOURCE
 from fedmend.errors import FedMendError
 from fedmend.evaluation import BINS
+from fedmend.files import locked
 from fedmend.ledger import Repairs
 from fedmend.methods.base import RoundTask
 from fedmend.methods.baselines import FedAvg, SingleLabelFedAvg
 from fedmend.methods.fedlsm import FedLSM
 from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, FedNoRo
-from fedmend.state import sole_user
 from fl_components.executor import LEDGER_NAME, MethodExecutor
 from fl_components.payload import RunCard, pack_task, unpack_result
 
@@ -240,7 +240,7 @@ def test_a_task_beside_one_of_an_earlier_job_waits_and_is_refused_before_it_touc
     site = client(Tagging())
     state = site.folder / "state" / "run-1" / "site-1"
     state.mkdir(parents=True)
-    with sole_user(state, patience=0):
+    with locked(state / "in_use", patience=0):
         error = site.train().error
         assert [file.name for file in state.iterdir()] == ["in_use"]
     assert error == ("site-1: run_name 'run-1': expected no other task of this run at this site, one is still going on")

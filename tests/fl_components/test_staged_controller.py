@@ -12,7 +12,7 @@ from torch_factories import TinyNetwork
 
 from fedmend import networks
 from fedmend.errors import FedMendError
-from fedmend.state import sole_user
+from fedmend.files import locked
 from fl_components.aggregators import SampleWeightedAggregator
 from fl_components.controllers import staged
 from fl_components.controllers.fedavg import FedAvgController
@@ -395,7 +395,7 @@ def test_a_finished_run_name_is_refused(tmp_path, plain_report):
 def test_a_second_job_beside_the_first_one_is_refused_before_it_asks_anybody(tmp_path, plain_report, monkeypatch):
     monkeypatch.setattr(staged, "PREDECESSOR", 0.0)
     (tmp_path / "state" / "run-1" / "server").mkdir(parents=True)
-    with sole_user(tmp_path / "state" / "run-1" / "server", patience=0):
+    with locked(tmp_path / "state" / "run-1" / "server" / "in_use", patience=0):
         second = run(tmp_path, plain_answers(BOTH))
     assert second.engine.panics() == [
         "run_name 'run-1': expected no other job of this run, one still runs; abort it first"

@@ -6,9 +6,6 @@ Several processes may ask at once; a file lock lets one build while the others w
 a power loss has damaged is built again.
 """
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -16,7 +13,6 @@ import math
 import multiprocessing
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +24,7 @@ import numpy as np
 
 from fedmend.data.readers import UnreadableImage, Window, nifti_volume, read_image, resize
 from fedmend.errors import FedMendError
+from fedmend.files import disk_errors, locked, whole_folder
 
 STORE_FORMAT = 2
 PARALLEL_FROM = 512  # starting worker processes costs more than reading fewer images than this
@@ -47,46 +44,6 @@ class ImageStore:
 
     images: np.ndarray
     readable: np.ndarray
-
-
-@contextlib.contextmanager
-def exclusive(lock_file: Path) -> Iterator[None]:
-    """Holds an advisory lock on ``lock_file``; another process that asks for it waits."""
-    lock_file.parent.mkdir(parents=True, exist_ok=True)
-    with open(lock_file, "w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
-def disk_errors(where: str, need: int, folder: Path) -> Iterator[None]:
-    """Turns the errors of a full or read-only cache folder into one sentence, and keeps a job from filling the disk.
-
-    Args:
-        where: first words of the sentence.
-        need: bytes that the block writes.
-        folder: where it writes them; need not exist.
-
-    Raises:
-        FedMendError: the block needs more than half of the free space; or instead of such an OSError. Every other error passes.
-    """
-    try:
-        there = next(f for f in (folder, *folder.absolute().parents) if f.is_dir())
-        if 2 * need > shutil.disk_usage(there).free:
-            megabytes = max(1, round(2 * need / 1e6))
-            raise FedMendError(
-                f"{where}: cache_dir: expected {megabytes} MB of free space, twice what is needed, got less"
-            )
-        yield
-    except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            megabytes = max(1, round(need / 1e6))
-            raise FedMendError(f"{where}: cache_dir: expected {megabytes} MB of free space, got a full disk") from None
-        if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise FedMendError(
-                f"{where}: cache_dir: expected a folder that can be written, got one that is read-only"
-            ) from None
-        raise
 
 
 def _decode(paths: Sequence[Path], window: Window, shape: tuple[int, ...]) -> list[np.ndarray | str | None]:
@@ -141,8 +98,6 @@ def _build(
             if done * 10 // total > reported and time.monotonic() - started > 2:
                 reported = done * 10 // total
                 LOG.info("image store: %d of %d images read, %.0f s", done, total, time.monotonic() - started)
-        stream.flush()
-        os.fsync(stream.fileno())
     return unreadable
 
 
@@ -181,7 +136,7 @@ def open_store(
     folder = Path(cache_dir) / "stores" / key
     unreadable = _finished(folder, num_bytes)
     if unreadable is None:
-        with disk_errors(where(0).split(" row")[0], num_bytes, folder), exclusive(folder.with_suffix(".lock")):
+        with disk_errors(where(0).split(" row")[0], num_bytes, folder), locked(folder.with_suffix(".lock")):
             unreadable = _finished(folder, num_bytes)
             if unreadable is None:
                 paths = [image_root / image for image in images]
@@ -223,16 +178,9 @@ def _check_unreadable(unreadable: dict[int, str], where: Callable[[int], str], m
 def _build_beside(folder: Path, paths, window, shape, where, max_unreadable, processes) -> dict[int, str]:
     if folder.is_dir():
         shutil.rmtree(folder)  # damaged
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    try:
+    with whole_folder(folder) as temporary:
         unreadable = _build(temporary, paths, window, shape, where, processes)
         _check_unreadable(unreadable, where, max_unreadable)  # a refused store is not kept: files get mended in place
-        with open(temporary / "meta.json", "w") as stream:
-            json.dump({"count": len(paths), "shape": shape, "unreadable": unreadable}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.chmod(0o755)
-        os.replace(temporary, folder)
-        return unreadable
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        about = {"count": len(paths), "shape": shape, "unreadable": unreadable}
+        (temporary / "meta.json").write_text(json.dumps(about))
+    return unreadable

@@ -12,9 +12,7 @@ import hashlib
 import json
 import logging
 import math
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +24,8 @@ from torch import Tensor
 
 from fedmend.data.manifest import SEGMENTATION, SiteCard, check_classes, load_card
 from fedmend.data.site import EVALUATION_SPLITS, to_device
-from fedmend.data.store import disk_errors, exclusive
 from fedmend.errors import FedMendError
+from fedmend.files import disk_errors, locked, whole_folder
 
 LOG = logging.getLogger("fedmend.volumes")
 STORE_FORMAT = 1
@@ -334,7 +332,7 @@ def open_volume_store(
     folder = Path(cache_dir) / "stores" / f"volumes-{hashlib.sha256(about.encode()).hexdigest()[:24]}"
     if not _finished(folder, size):
         need = len(items) * 100 * size**2 * 3  # about a hundred slices a volume
-        with disk_errors(where(0).split(",")[0], need, folder), exclusive(folder.with_suffix(".lock")):
+        with disk_errors(where(0).split(",")[0], need, folder), locked(folder.with_suffix(".lock")):
             if not _finished(folder, size):
                 _build(folder, items, where, window=window, size=size, foreground=foreground)
     case, plane = np.array(json.loads((folder / "slices.json").read_text()), dtype=np.int64).T
@@ -364,9 +362,8 @@ def _finished(folder: Path, size: int) -> bool:
 def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str], **how) -> None:
     """Writes the store aside and moves it into place: a half-built one is never seen."""
     shutil.rmtree(folder, ignore_errors=True)  # what is there is damaged
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     numbers: list[tuple[int, int]] = []
-    try:
+    with whole_folder(folder) as temporary:
         with open(temporary / "images.f16", "wb") as images, open(temporary / "masks.u8", "wb") as masks:
             for case, item in enumerate(items):
                 image, mask, planes = _slices(item, where(case), **how)
@@ -375,17 +372,7 @@ def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str
                 numbers += [(case, plane) for plane in planes]
                 if (case + 1) % math.ceil(len(items) / 10) == 0:
                     LOG.info("volume store: %d of %d volumes read", case + 1, len(items))
-            for stream in (images, masks):
-                stream.flush()
-                os.fsync(stream.fileno())
-        with open(temporary / "slices.json", "w") as stream:
-            json.dump(numbers, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.chmod(0o755)
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "slices.json").write_text(json.dumps(numbers))
 
 
 # ---- a site ---------------------------------------------------------------------------------------------------------

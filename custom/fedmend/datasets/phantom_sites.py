@@ -3,17 +3,14 @@
 import hashlib
 import json
 import logging
-import os
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from fedmend.data.store import disk_errors, exclusive
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
+from fedmend.files import disk_errors, locked, whole_folder
 
 PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
 MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days
@@ -301,14 +298,9 @@ def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
     key = hashlib.sha256(json.dumps([PHANTOM_FORMAT, asdict(spec)]).encode()).hexdigest()[:16]
     folder = Path(cache_dir) / "phantoms" / f"{spec.dataset}-{key}"
     if not folder.is_dir():
-        with disk_errors("phantom", spec.bytes_needed, folder), exclusive(folder.with_suffix(".lock")):
+        with disk_errors("phantom", spec.bytes_needed, folder), locked(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 LOG.info("PHANTOM: making %d synthetic images for %d sites (once)", spec.images, spec.sites)
-                temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-                try:
+                with whole_folder(folder, synced=False) as temporary:
                     make_phantom(temporary, spec)
-                    temporary.chmod(0o755)
-                    os.replace(temporary, folder)
-                finally:
-                    shutil.rmtree(temporary, ignore_errors=True)
     return folder

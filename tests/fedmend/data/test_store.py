@@ -175,7 +175,7 @@ def read_only(monkeypatch):
         raise OSError(errno.EROFS, "read-only file system")
         yield
 
-    return lambda: monkeypatch.setattr(store, "exclusive", refuse)
+    return lambda: monkeypatch.setattr(store, "locked", refuse)
 
 
 def test_a_finished_store_is_usable_in_a_read_only_cache(root, read_only):
