@@ -2,13 +2,13 @@
 
 It refuses a job with an unlisted class when the job is deployed, so that the lead reads why.
 
-FLARE compares the classes of a job with ``class_allow_list`` in the job's own process at the site, whose error stays in the site's
-log: the lead learns only that a process ended. What an app validator says before that reaches the console. FLARE's check remains
-the one that protects the site; it also sees nested components and paths that are job variables.
+FLARE compares the classes of a job with ``class_allow_list`` in the job's own process at the site, whose error stays in
+the site's log: the lead learns only that a process ended. What an app validator says before that reaches the console.
+FLARE's check remains the one that protects the site; it also sees nested components and paths that are job variables.
 
-And it takes the shell commands away. FLARE lets the admin console run cat, grep or tail at a site, on any file that the site's account
-can read; the site asks for rights only where the request itself says that it must, and takes the name and the role from the request.
-A rogue server could read images, tables and the site's private key.
+And it takes the shell commands away. FLARE lets the admin console run cat, grep or tail at a site, on any file that the
+site's account can read; the site asks for rights only where the request itself says that it must, and takes the name
+and the role from the request. A rogue server could read images, tables and the site's private key.
 """
 
 import json

@@ -13,8 +13,8 @@ ENVIRONMENT = "config/environment.json"
 class ModelFilePersistor(PTFileModelPersistor):
     """Writes the global and the best model below the run's folder.
 
-    FLARE's own class calls any class that its argument ``model`` names, whatever the site allows, and opens pickles with
-    ``load_weights_only`` false: a job that may name it can run code. This one takes no arguments.
+    FLARE's own class calls any class that its argument ``model`` names, whatever the site allows, and opens pickles
+    with ``load_weights_only`` false: a job that may name it can run code. This one takes no arguments.
     """
 
     def __init__(self):

@@ -14,14 +14,17 @@ from nvflare.app_common.app_constant import StatisticsConstants as StC
 from nvflare.app_common.statistics.json_stats_file_persistor import JsonStatsFileWriter
 from nvflare.fuel.utils import fobs
 
-from fedmend.data.manifest import SEGMENTATION, SINGLELABEL, load_card
-from fedmend.datasets.phantom_sites import phantom_spec
+from fedmend.data.manifest import load_card
 from fedmend.errors import FedMendError
-from fedmend.label_audit import HELD_BACK, KINDS, SiteLabels, audit_page, count_labels, hold_back
-from fedmend.records import RunRecords
+from fedmend.kinds import kind_of
+from fedmend.label_audit import COUNTS, HELD_BACK, SiteLabels, hold_back
+from fedmend.phantoms.sites import phantom_spec
+from fedmend.report.audit import audit_page
+from fedmend.report.records import RunRecords
+from fedmend.results import LONGEST_ERROR
+from fedmend.site_config import site_folder
 from fl_components.console import quiet_console
-from fl_components.payload import LONGEST_ERROR
-from fl_components.site_config import load_site_config, site_folder
+from fl_components.workspace import load_site_config
 
 LOG = logging.getLogger("fedmend.audit")
 SAMPLES, PHANTOM_SAMPLES = "training samples", "PHANTOM training samples"
@@ -33,15 +36,15 @@ TASKS = {StC.STATS_1st_STATISTICS, StC.STATS_2nd_STATISTICS}
 class LabelStatistics(Statistics):
     """Counts of the training labels of a site, for FLARE's StatisticsExecutor with the statistic ``count``.
 
-    The datasets are ``annotated``, ``positive`` and ``missing``, their features the classes and the number of training samples,
-    whose name says whether they are synthetic. A class whose number the site holds back is no feature of that dataset. The site
-    decides by the ``min_count`` of its own ``fedmend.json``: FLARE's MinCountCleanser is set by the job, and lets every ``count``
-    pass. A site that cannot be counted has one feature, the sentence that says why.
+    The datasets are ``annotated``, ``positive`` and ``missing``, their features the classes and the number of training
+    samples, whose name says whether they are synthetic. A class whose number the site holds back is no feature of that
+    dataset. The site decides by the ``min_count`` of its own ``fedmend.json``: FLARE's MinCountCleanser is set by the
+    job, and lets every ``count`` pass. A site that cannot be counted has one feature, the sentence that says why.
 
     Args:
         classes: C class names.
         phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``; fields of the classes in
-            :mod:`fedmend.datasets.phantom_sites`.
+            :mod:`fedmend.phantoms.sites`.
     """
 
     def __init__(self, *, classes: list[str], phantom: dict | None = None):
@@ -66,8 +69,8 @@ class LabelStatistics(Statistics):
             except FedMendError as e:
                 message = str(e) if str(e).startswith(name) else f"{name}: {e}"
                 self.logger.error(message)
-                self._counts = {kind: {message[:LONGEST_ERROR]: 0} for kind in KINDS}
-        return {kind: [Feature(feature, DataType.INT) for feature in known] for kind, known in self._counts.items()}
+                self._counts = {dataset: {message[:LONGEST_ERROR]: 0} for dataset in COUNTS}
+        return {name: [Feature(feature, DataType.INT) for feature in known] for name, known in self._counts.items()}
 
     def count(self, dataset_name: str, feature_name: str) -> int:
         """One of the numbers."""
@@ -76,20 +79,20 @@ class LabelStatistics(Statistics):
     def _count(self, name: str) -> dict[str, dict[str, int]]:
         config = load_site_config(self._fl_ctx)
         card = load_card(site_folder(name, config, self._phantom), name)
-        counts = count_labels(card, self._classes)
-        samples = int(counts[KINDS.index("annotated"), 0] + counts[KINDS.index("missing"), 0])
+        kind = kind_of(card.kind)
+        counts = kind.label_counts(card, self._classes)
+        samples = int(counts[COUNTS.index("annotated"), 0] + counts[COUNTS.index("missing"), 0])
         if samples < max(config.min_count, 1):
-            kind = "volumes" if card.task == SEGMENTATION else "samples"
             raise FedMendError(
-                f"{name}: {card.splits['train']}: expected at least min_count training {kind}, got fewer"
+                f"{name}: {card.splits['train']}: expected at least min_count training {kind.sample}, got fewer"
             )
-        told = hold_back(counts, min_count=config.min_count, one_label=card.task == SINGLELABEL)
+        told = hold_back(counts, min_count=config.min_count, one_label=kind.one_label)
         if held := int((told == HELD_BACK).sum()):
             LOG.info("%s: %d counts held back: fewer than %d samples, or next to such", name, held, config.min_count)
         mark = PHANTOM_SAMPLES if card.phantom else SAMPLES
         return {
-            kind: {mark: samples, **{c: n for c, n in zip(self._classes, row, strict=True) if n != HELD_BACK}}
-            for kind, row in zip(KINDS, told.tolist(), strict=True)
+            name: {mark: samples, **{c: n for c, n in zip(self._classes, row, strict=True) if n != HELD_BACK}}
+            for name, row in zip(COUNTS, told.tolist(), strict=True)
         }
 
 
@@ -130,7 +133,8 @@ class LabelAuditWriter(JsonStatsFileWriter):
 
 
 def read_statistics(data: Mapping, classes: Sequence[str]) -> dict[str, SiteLabels]:
-    """What the sites say, out of what FLARE's StatisticsController combines: feature → ``count`` → site → dataset → number.
+    """What the sites say, out of what FLARE's StatisticsController combines: feature → ``count`` → site → dataset →
+    number.
 
     Args:
         data: the combined statistics.
@@ -148,11 +152,11 @@ def read_statistics(data: Mapping, classes: Sequence[str]) -> dict[str, SiteLabe
 
 
 def _site_labels(told: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> SiteLabels:
-    counts = np.array([[told.get(c, {}).get(kind, HELD_BACK) for c in classes] for kind in KINDS], dtype=np.int64)
+    counts = np.array([[told.get(c, {}).get(name, HELD_BACK) for c in classes] for name in COUNTS], dtype=np.int64)
     mark = next((name for name in (SAMPLES, PHANTOM_SAMPLES) if name in told), None)
     if mark is None:
         return SiteLabels(0, counts, problem=next(iter(told)))
-    return SiteLabels(told[mark].get(KINDS[0], 0), counts, phantom=mark == PHANTOM_SAMPLES)
+    return SiteLabels(told[mark].get(COUNTS[0], 0), counts, phantom=mark == PHANTOM_SAMPLES)
 
 
 def check_statistics(dxo: DXO, site: str, *, min_count: int, max_bytes: int) -> None:
@@ -178,8 +182,8 @@ def check_statistics(dxo: DXO, site: str, *, min_count: int, max_bytes: int) -> 
     if unknown := set(statistics) - {StC.STATS_COUNT, StC.STATS_FAILURE_COUNT}:
         raise FedMendError(f"{where}: expected counts alone, got also {min(unknown):.40}")
     for datasets in statistics.values():
-        if unknown := set(datasets) - set(KINDS):
-            raise FedMendError(f"{where}: expected the datasets {list(KINDS)}, got also {min(unknown):.40}")
+        if unknown := set(datasets) - set(COUNTS):
+            raise FedMendError(f"{where}: expected the datasets {list(COUNTS)}, got also {min(unknown):.40}")
         numbers = [number for features in datasets.values() for number in features.values()]
         if not all(type(n) is int and (n == 0 or max(min_count, 1) <= n < LARGEST) for n in numbers):
             raise FedMendError(f"{where}: expected whole numbers of at least min_count or 0, got others")

@@ -23,14 +23,15 @@ SERVER_SETTINGS = {**SITE_SETTINGS, "data_root": "a server has no data"}
 class SitePolicyBuilder(Builder):
     """Writes the policy into ``local/`` of the server's and of every hospital's kit; stands after StaticFileBuilder.
 
-    It changes FLARE's ``resources.json.default`` and ``authorization.json.default`` in place, so that no kit holds a more
-    permissive version to fall back on, and adds ``privacy.json`` and ``fedmend.json``.
+    It changes FLARE's ``resources.json.default`` and ``authorization.json.default`` in place, so that no kit holds a
+    more permissive version to fall back on, and adds ``privacy.json`` and ``fedmend.json``.
 
     Args:
-        server_storage: absolute folder on the server's machine for jobs and snapshots. FLARE's own default is a folder of the
-            system's temp directory.
-        weight_filters: name of a further privacy scope → stock filter (``path``, ``args``) that its results pass at the site.
-            The filter sees the change of the weights in the round, not the weights; ReportGuard is last in every scope.
+        server_storage: absolute folder on the server's machine for jobs and snapshots. FLARE's own default is a folder
+            of the system's temp directory.
+        weight_filters: name of a further privacy scope → stock filter (``path``, ``args``) that its results pass at the
+            site. The filter sees the change of the weights in the round, not the weights; ReportGuard is last in every
+            scope.
 
     Raises:
         ValueError: a storage folder that is not absolute, or a filter without a path.
@@ -74,7 +75,8 @@ class SitePolicyBuilder(Builder):
 
 
 def _with_scopes(privacy: dict, weight_filters: Mapping[str, Mapping | None]) -> dict:
-    """The policy with one more scope per filter: the default scope behind that filter, or without it where it is None."""
+    """The policy with one more scope per filter: the default scope behind that filter, or without it where it is
+    None."""
     (default,) = (scope for scope in privacy["scopes"] if scope["name"] == privacy["default_scope"])
     for name, chosen in weight_filters.items():
         to_change, to_weights = (

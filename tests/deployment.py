@@ -1,4 +1,5 @@
-"""Real federations for tests: provisioned with our policy, run as processes of this machine, stopped whatever happens."""
+"""Real federations for tests: provisioned with our policy, run as processes of this machine, stopped whatever
+happens."""
 
 import contextlib
 import json
@@ -11,8 +12,8 @@ from factories import ROOT
 from nvflare.fuel.flare_api.flare_api import Session
 
 from fedmend.errors import FedMendError
-from fl_components.federation import LocalFederation
-from fl_components.submit import configured, follow, submit_job
+from fl_components.run.poc import ProvisionedFederation
+from fl_components.run.submit import configured, follow, submit_job
 
 DAEMON, PARENT, JOB = "daemon", "parent", "job"  # what restarts the parent, what stays connected, what runs one job
 _ROLES = {
@@ -42,7 +43,7 @@ class Deployment:
         session: of the lead researcher.
     """
 
-    federation: LocalFederation
+    federation: ProvisionedFederation
     session: Session
 
     def processes(self, name, role, job_id=""):
@@ -96,7 +97,7 @@ def deployed(folder, *, sites=5, **settings):
     """A running federation in a new folder, its sites with phantom data and these other fields in ``fedmend.json``."""
     paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
     with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}):
-        federation = LocalFederation(folder / "federation", [f"site-{i + 1}" for i in range(sites)])
+        federation = ProvisionedFederation(folder / "federation", [f"site-{i + 1}" for i in range(sites)])
         federation.configure_sites({"cache_dir": str(folder / "cache"), **settings})
         with federation.running() as session:
             yield Deployment(federation, session)

@@ -39,7 +39,8 @@ def write_png(path, number=0, size=8, *, color=False):
 
 
 def make_dicom(path, stored, **fields):
-    """Writes a CT slice of (H, W) or (frames, H, W) stored int16 values; ``fields`` set or (None) delete header fields."""
+    """Writes a CT slice of (H, W) or (frames, H, W) stored int16 values; ``fields`` set or (None) delete header
+    fields."""
     stored = np.asarray(stored, dtype="<i2")
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, "1.2.3"

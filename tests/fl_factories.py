@@ -3,7 +3,7 @@
 import json
 from unittest.mock import patch
 
-import numpy as np
+from federation_factories import small_world
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContextManager
@@ -11,12 +11,23 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedmend.evaluation import BINS
-from fl_components.payload import CENSUS, TRAIN, SiteResult, pack_result, unpack_task
 from fl_components.persistor import ModelFilePersistor
+from fl_components.wire import pack_result, unpack_task
 
 JOB = "job-1"
 SETTINGS = {"data_root": "data", "cache_dir": "cache", "state_dir": "state", "min_count": 3, "threads": 1}
+JOB_FILES = {  # settings for ``run.json``
+    "client": {
+        "executors": [{"executor": {"path": "fl_components.executor.MethodExecutor", "args": {"batch_size": 4}}}],
+        "components": [{"id": "method", "path": "fedmend.methods.fedmlp.FedMLP", "args": {"mld": True}}],
+    },
+    "server": {
+        "workflows": [
+            {"id": "rounds", "path": "fl_components.controller.WorkflowController", "args": {"run_name": "run-1"}}
+        ],
+        "components": [{"id": "tensorboard", "path": "nvflare.tb.Receiver", "args": {"events": ["x"]}}],
+    },
+}
 
 
 class Client:
@@ -65,39 +76,25 @@ def write_settings(folder, **changes):
     (folder / "local" / "fedmend.json").write_text(json.dumps({**SETTINGS, **changes}))
 
 
-def histograms(*aucs):
-    """(C, 2, BINS) counts whose classes have these AUCs: each of 1, 0.5 or 0."""
-    counts = np.zeros((len(aucs), 2, BINS), dtype=np.int64)
-    for c, auc in enumerate(aucs):
-        counts[c, 0, 400], counts[c, 1, {1: 600, 0.5: 400, 0: 200}[auc]] = 10, 10
-    return counts
-
-
-def confusion(*recalls):
-    """(C, C + 2 * BINS) counts of ten samples in each class, of which this share is right and the rest is taken for the next
-    class; every AUC is 1."""
-    right = np.round(10 * np.array(recalls)).astype(np.int64)
-    matrix = np.diag(right) + np.roll(np.diag(10 - right), 1, axis=1)
-    return np.hstack([matrix, histograms(*[1] * len(right)).reshape(len(right), -1)])
-
-
 class Federation:
     """A server with a controller, and sites that are the function ``answer(site, task_name, weights, task, evaluate)``.
 
-    ``answer`` returns a SiteResult, or None for a site that stays silent; ``asked`` notes (task name, round, stage, sites),
-    ``sent`` (task, sites, all of the message besides the weights). Answers arrive in the order of ``sites``, or backwards.
+    ``answer`` returns a SiteResult, or None for a site that stays silent; ``asked`` notes (task name, round, stage,
+    sites), ``sent`` (task, sites, all of the message besides the weights). Answers arrive in the order of ``sites``, or
+    backwards.
     """
 
-    def __init__(self, folder, controller, sites, answer, *, backwards=False):
+    def __init__(self, folder, controller, workflow, sites, answer, *, backwards=False):
         self.controller, self.answer, self.backwards, self.asked, self.sent = controller, answer, backwards, [], []
         write_settings(folder)
         self.persistor = ModelFilePersistor()
-        self.engine = Engine(folder, "server", components={"persistor": self.persistor}, clients=sites)
+        self.engine = Engine(
+            folder, "server", components={"persistor": self.persistor, "workflow": workflow}, clients=sites
+        )
         self.app = folder / JOB / "app_server"
         self.records = folder / JOB / "fedmend"
-        (self.app / "config" / "config_fed_server.json").write_text(
-            json.dumps({"format_version": 2, "note": "as configured", "workflows": [], "components": []})
-        )
+        for side, content in JOB_FILES.items():
+            (self.app / "config" / f"config_fed_{side}.json").write_text(json.dumps(content))
         self.fl_ctx = self.engine.new_context()
         self.fl_ctx.set_prop(FLContextKey.APP_ROOT, str(self.app), private=True, sticky=True)
         self.engine.fire_event(EventType.START_RUN, self.fl_ctx)
@@ -105,13 +102,13 @@ class Federation:
         controller.get_num_standing_tasks = lambda: 0
         controller.start_controller(self.fl_ctx)
 
-    def run(self):
-        with patch("gc.collect", return_value=0):  # takes a tenth of a second in each round
+    def run(self, *, report=False):
+        with small_world(report=report), patch("gc.collect", return_value=0):  # takes a tenth of a second in each round
             self.controller.control_flow(Signal(), self.fl_ctx)
         return self
 
     def _broadcast(self, *, task_name, data, targets, timeout, blocking, callback):
-        received = unpack_task(FLModelUtils.from_shareable(FLModelUtils.to_shareable(data)))
+        received = unpack_task(FLModelUtils.from_shareable(FLModelUtils.to_shareable(data)), task_name)
         weights, task, _, evaluate = received
         self.asked.append((task_name, task.round_num, task.stage, list(targets)))
         self.sent.append((task, list(targets), data.meta))
@@ -128,43 +125,3 @@ class Federation:
 
     def decisions(self, what):
         return [(line["round"], line["value"]) for line in self.lines("decisions.jsonl") if line["what"] == what]
-
-
-def census(annotated, *, samples=10, round_num=0, positives=4, task="multilabel"):
-    """A census answer of a site that annotates these classes and has this many positives of each."""
-    annotated = np.array(annotated, dtype=bool)
-    content = {
-        "annotated": annotated,
-        "positives": annotated * np.minimum(positives, samples),
-        "sizes": {"train": samples, "val": 20, "test": 20},
-        "task": task,
-        "phantom": False,
-    }
-    return SiteResult(round_num=round_num, samples=samples, census=content)
-
-
-def plain_answers(annotated, *, samples=None, step=None, counts=None, task="multilabel"):
-    """Sites that add their own number to all weights.
-
-    Args:
-        annotated: site → flags of the annotated classes.
-        samples: site → N_k; default 10 each.
-        step: site → number that one round adds to every weight; default 1 each.
-        counts: round → split → counts of an evaluated model; default: histograms of val and test with AUC 1.
-        task: kind of labels; ``singlelabel`` needs ``counts``.
-    """
-    samples, step = samples or dict.fromkeys(annotated, 10), step or dict.fromkeys(annotated, 1.0)
-    classes, kind = len(next(iter(annotated.values()))), task
-    counts = counts or (lambda round_num: {s: histograms(*[1] * classes) for s in ("val", "test")})
-
-    def answer(site, task_name, weights, task, evaluate):
-        if task_name == CENSUS:
-            return census(annotated[site], samples=samples[site], task=kind)
-        result = SiteResult(round_num=task.round_num, samples=samples[site])
-        result.counts = counts(task.round_num) if evaluate else {}
-        if task_name == TRAIN:
-            result.weights = {name: value + np.float32(step[site]) for name, value in weights.items()}
-            result.loss = 0.5
-        return result
-
-    return answer

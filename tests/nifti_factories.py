@@ -4,10 +4,17 @@ import json
 
 import nibabel
 import numpy as np
+import torch
 
 from fedmend.data.manifest import SEGMENTATION, write_card
+from fedmend.data.slices import load_volumes
 
 IDENTITY = np.eye(4)
+GREY = (500.0, 1000.0)  # window in which a voxel v becomes v / 1000
+SHAPE = (6, 8, 4)
+RAS = np.diag([1.0, 1.0, 2.0, 1.0])
+# The same grid stored from superior to anterior to left: axes z, y, x; y and x run backwards.
+ZYX = np.array([[0.0, 0, -1, 5], [0, -1, 0, 7], [2, 0, 0, 0], [0, 0, 0, 1]])
 
 
 def write_nifti(path, array, affine=IDENTITY):
@@ -37,7 +44,8 @@ def make_volume_site(
 
     Args:
         folder: made here.
-        train: training masks (X, Y, Z), 0 and 1, in the order of the axes that ``affine`` says; default: two :func:`lesion`.
+        train: training masks (X, Y, Z), 0 and 1, in the order of the axes that ``affine`` says; default: two
+            :func:`lesion`.
         test: test masks; default: one :func:`lesion`; () for no test split.
         complete: complete training masks, which become the truth.
         slices: axial slices listed for each training volume.
@@ -86,3 +94,43 @@ def write_datalist(folder, sections, file="datalist.json"):
 def read_datalist(folder, file="datalist.json"):
     """Section → items."""
     return json.loads((folder / file).read_text(encoding="utf-8"))
+
+
+def as_zyx(array):
+    """Voxels of the grid ``RAS`` in the axes of ``ZYX``."""
+    return array[::-1, ::-1].transpose(2, 1, 0)
+
+
+def save_scaled(path, mask):
+    """A mask of floating numbers saved as whole ones, which nibabel scales to the whole range of the data type."""
+    header = nibabel.Nifti1Header()
+    header.set_data_dtype(np.int16)
+    nibabel.save(nibabel.Nifti1Image(mask.astype(np.float64), IDENTITY, header), path)
+
+
+def open_volumes(folder, *, size=8, **options):
+    """The data of a segmentation site folder; the store lies beside the folder."""
+    return load_volumes(
+        folder,
+        "site-1",
+        ["lesion"],
+        cache_dir=folder.parent / "cache",
+        image_size=size,
+        device=torch.device("cpu"),
+        **options,
+    )
+
+
+def with_card(folder, **fields):
+    """Changes fields of ``site.json``."""
+    card = json.loads((folder / "site.json").read_text())
+    (folder / "site.json").write_text(json.dumps(card | fields))
+    return folder
+
+
+def with_item(folder, *, number=0, section="training", **fields):
+    """Changes one item of the datalist."""
+    sections = read_datalist(folder)
+    sections[section][number] |= fields
+    write_datalist(folder, sections)
+    return folder

@@ -12,17 +12,49 @@ import psutil
 import torch
 from factories import ROOT
 
+from fedmend.repairs.label_ledger import read_history
+
 MARK = "FEDMEND_TEST_RUN"
+LOCAL = "local"
+SMALL = {  # job → settings of runs that test plumbing, not learning
+    "fedmlp_ich": [
+        "num_rounds=3",
+        "warmup_rounds=1",
+        "image_size=32",
+        "batch_size=8",
+        "st=false",
+    ],  # certain of nothing
+    "fednoro_isic2019": [
+        *("num_rounds=3", "warmup_rounds=1", "image_size=32", "batch_size=8", "local_epochs=1"),
+        *("phantom.images=240", "phantom.sites=4", "phantom.pixels=32", "phantom.noise=uniform"),
+    ],
+    "fedlsm_isic2018": [
+        *("num_rounds=3", "image_size=32", "batch_size=8", "local_iterations=4", "pairs=2", "learning_rate=0.001"),
+        *("phantom.images=700", "phantom.sites=3", "phantom.pixels=32"),
+    ],
+    "fedia_ms": [
+        *("num_rounds=5", "warmup_rounds=2", "image_size=32", "local_epochs=1", "learning_rate=0.003", "gap=0"),
+        *(
+            "threshold=0.5",
+            "phantom.images=6",
+            "phantom.sites=2",
+            "phantom.pixels=32",
+            "phantom.depth=12",
+            "phantom.m=1",
+        ),
+        *("phantom.test_share=0.33", "learning_rate_decay=1", "min_component=1"),
+    ],
+}
 
 
-def run(words, *, home, cwd=None, timeout=600):
-    """Runs a command; whatever process it leaves behind is ended.
+def run(words, *, home, cwd=None, timeout=600, root=ROOT):
+    """Runs a command of the checkout ``root``; whatever process it leaves behind is ended.
 
     Returns:
         Exit code and output, stderr included.
     """
     mark = uuid.uuid4().hex
-    paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
+    paths = os.pathsep.join([str(root / "custom"), str(root)])
     env = {**os.environ, "HOME": str(home), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: mark}
     try:
         done = subprocess.run(
@@ -47,14 +79,19 @@ def fedmend(*words, **options):
     return run(["fl_components.cli", *words], **options)
 
 
-def runs_by_threads(job, home, *, sites, settings):
-    """A function: number of threads → workspace and output of a run of the job; each run is made once."""
+def runs_by_threads(job, home, *, sites, site_settings=()):
+    """A function: number of threads → workspace and output of a run of the job with the settings of ``SMALL``.
+
+    ``LOCAL`` in the place of the number is a run without FLARE. Each run is made once.
+    """
     runs = {}
 
     def simulate(threads):
         if threads not in runs:
             workspace = home / f"threads-{threads}"
-            words = ["--workspace", workspace, "--threads", threads, "--sites", sites, "--set", *settings]
+            how = ["--local"] if threads == LOCAL else ["--threads", threads]
+            words = ["--workspace", workspace, *how, "--sites", sites, "--set", *SMALL[job]]
+            words += ["--site", *site_settings] if site_settings else []
             code, out = fedmend("simulate", ROOT / "jobs" / job, *words, home=home)
             assert code == 0, out
             runs[threads] = workspace, out
@@ -74,6 +111,17 @@ def lines(workspace, name):
 def global_model(workspace):
     file = json.loads((records(workspace) / "results.json").read_text())["files"]["global model"]
     return torch.load(file, weights_only=False)["model"]
+
+
+def ledger(workspace, site):
+    """All rows of the ledger that the site keeps in a run."""
+    (file,) = workspace.glob(f"**/state/*/{site}/ledger.sqlite")
+    return read_history(file)
+
+
+def without_time(workspace, name):
+    """Lines of a file of the records, without the time at which they were written."""
+    return [{k: v for k, v in line.items() if k != "time"} for line in lines(workspace, name)]
 
 
 def metrics_without_seconds(workspace):

@@ -11,23 +11,21 @@ import numpy as np
 import pytest
 import torch
 from factories import make_site_folder, refused
-from fl_factories import Federation, plain_answers
+from federation_factories import Run, plain_answers, small_world
 from torch_factories import CPU, TinyNetwork, make_single_site, make_site, make_task
 
-from fedmend import networks
-from fedmend.data.site import load_site
+from fedmend.data.manifest import load_card
 from fedmend.errors import FedMendError
-from fedmend.ledger import LabelLedger
-from fedmend.methods.fedlsm import FedLSM
-from fedmend.methods.fedmlp import DETECT, FedMLP
-from fedmend.methods.fednoro import NOISY, ROBUST, FedNoRo
+from fedmend.kinds import kind_of
+from fedmend.method import RoundTask
+from fedmend.methods.fedlsm import FedLSM, FedLSMWorkflow
+from fedmend.methods.fedmlp import DETECT, FedMLP, FedMLPWorkflow
+from fedmend.methods.fednoro import NOISY, ROBUST, FedNoRo, FedNoRoWorkflow
 from fedmend.networks import get_weights, initial_network
-from fl_components.controllers.fedlsm import FedLSMController
-from fl_components.controllers.fedmlp import FedMLPController
-from fl_components.controllers.fednoro import FedNoRoController
-from fl_components.executor import MethodExecutor
-from fl_components.payload import COLLECT, TRAIN, RunCard
-from fl_components.site_config import SiteConfig, read_site_config
+from fedmend.repairs.label_ledger import LabelLedger
+from fedmend.results import CENSUS, COLLECT, TRAIN, RunSpec
+from fedmend.site_config import SiteConfig, read_site_config
+from fedmend.site_worker import SiteWorker
 
 JOB_CLASSES = ("edema", "fracture", "nodule")
 PRIOR = "(a class prior between 0 and 1)"
@@ -36,7 +34,8 @@ NO_PIXELS = "expected readable DICOM pixels, got a corrupt or truncated file"
 
 
 def train_on(folder, classes=JOB_CLASSES):
-    load_site(folder, "site-1", classes, cache_dir=folder / "cache", image_size=8, device=CPU)
+    card = load_card(folder, "site-1")
+    kind_of(card.kind).load(card, classes, cache_dir=folder / "cache", image_size=8, device=CPU)
 
 
 def other_classes(folder):
@@ -101,31 +100,40 @@ def weights_with(change):
     return fault
 
 
-def opened_for(method, *, batch_size=4):
+def asked(method, labels=None, *, batch_size=4, question=CENSUS, task=None):
+    """A site that answers a question of the server."""
+
     def fault(folder):
-        site = make_site_folder(folder / "s")
-        executor = MethodExecutor(method_id="method", learning_rate=0.1, batch_size=batch_size, image_size=32)
-        executor._method = method
-        run, config = RunCard("run-1", JOB_CLASSES, "resnet18", 0), SiteConfig(site, folder / "cache", folder / "state")
-        executor._open("site-1", run, config)
+        site = make_site_folder(folder / "s") if labels is None else make_site_folder(folder / "s", labels)
+        worker = SiteWorker(learning_rate=0.1, batch_size=batch_size, image_size=32)
+        worker.method = method
+        given = task or RoundTask(question, 0, 3)
+        with small_world():
+            model = get_weights(initial_network("tiny", JOB_CLASSES, 0))
+            result = worker.answer(
+                "site-1",
+                question,
+                {name: value.numpy() for name, value in model.items()},
+                given,
+                RunSpec("run-1", JOB_CLASSES, "tiny", 0),
+                evaluate=False,
+                config=SiteConfig(site, folder / "cache", folder / "state"),
+            )
+        assert (result.weights, result.report) == ({}, {})
+        raise FedMendError(result.error)
 
     return fault
 
 
-def spoiled_prototypes(folder):
-    site = make_site(folder, np.array([[1, -1], [0, -1], [0, -1]], dtype=np.int8))
-    network = TinyNetwork(2)
-    prototypes = np.full((4, network.num_features), np.nan, dtype=np.float32)
-    task = make_task(DETECT, 4, 9, prototypes=prototypes, learning_degree=np.ones(2))
-    FedMLP().prepare(network, task, site)
+def told(method, stage, labels=None, *, role="", **knowledge):
+    """A site that is asked to train with what the server says beside the weights."""
+    return asked(method, labels, question=TRAIN, task=make_task(stage, 4, 9, role=role, **knowledge))
 
 
 def class_nowhere(folder):
-    controller = FedMLPController(
-        run_name="run-1", classes=list(JOB_CLASSES), network="resnet18", num_rounds=2, warmup_rounds=1
-    )
-    federation = Federation(folder, controller, ["site-1"], plain_answers({"site-1": [True, True, False]})).run()
-    raise FedMendError(federation.engine.panics()[0])
+    answer = plain_answers({"site-1": [True, True, False]})
+    run = Run(folder, FedMLPWorkflow(warmup_rounds=1), ["site-1"], answer, classes=list(JOB_CLASSES))
+    raise FedMendError(run.stopped)
 
 
 def single_label(labels):
@@ -140,11 +148,7 @@ def unknown_label_name(folder):
 
 
 def blank_label(folder):
-    FedNoRo().prepare(TinyNetwork(3), make_task(), make_single_site(folder, [0, 1, -1]))
-
-
-def missing_weight(folder):
-    FedNoRo().prepare(TinyNetwork(3), make_task(ROBUST, 4, 9, role=NOISY), make_single_site(folder, [0, 1, 2]))
+    FedNoRo().start(TinyNetwork(3), make_task(), make_single_site(folder, [0, 1, -1]))
 
 
 def fednoro(*, sites=4, change=lambda result: None):
@@ -163,12 +167,8 @@ def fednoro(*, sites=4, change=lambda result: None):
                 change(result)
             return result
 
-        controller = FedNoRoController(
-            run_name="run-1", classes=list(JOB_CLASSES), network="tiny", num_rounds=2, warmup_rounds=1
-        )
-        with patch.dict(networks.NETWORKS, tiny=TinyNetwork):
-            federation = Federation(folder, controller, list(names), answer).run()
-        raise FedMendError(federation.engine.panics()[0])
+        workflow = FedNoRoWorkflow(warmup_rounds=1)
+        raise FedMendError(Run(folder, workflow, list(names), answer, classes=list(JOB_CLASSES), num_rounds=2).stopped)
 
     return fault
 
@@ -177,18 +177,18 @@ def detection(**fields):
     return lambda result: result.report and result.report.update(fields)
 
 
-def fedlsm_site(labels, *, weight=1.0, **options):
+def fedlsm_site(labels, **options):
     """A site that starts a round of FedLSM; class numbers make it single-label."""
 
     def fault(folder):
         site = (make_single_site if np.ndim(labels) == 1 else make_site)(folder, labels)
-        task = make_task(round_num=4, pos_weight=np.full(2, weight, dtype=np.float32))
-        FedLSM(local_iterations=1, **options).prepare(TinyNetwork(site.data.train.labels.shape[1]), task, site)
+        task = make_task(round_num=4, pos_weight=np.ones(2, dtype=np.float32))
+        FedLSM(local_iterations=1, **options).start(TinyNetwork(site.data.train.labels.shape[1]), task, site)
 
     return fault
 
 
-def fedlsm_run(*, known=((1, 1, 1), (1, 0, 0)), change=lambda result: None, **settings):
+def fedlsm_run(*, known=((1, 1, 1), (1, 0, 0)), change=lambda result: None):
     """A run of FedLSM in which site-2 answers otherwise."""
 
     def fault(folder):
@@ -203,11 +203,8 @@ def fedlsm_run(*, known=((1, 1, 1), (1, 0, 0)), change=lambda result: None, **se
                     change(result)
             return result
 
-        job = {"run_name": "run-1", "network": "tiny", "num_rounds": 2, "warmup_rounds": 1}
-        job |= {"classes": list(JOB_CLASSES), "classifier": ["classifier.weight", "classifier.bias"]}
-        with patch.dict(networks.NETWORKS, tiny=TinyNetwork):
-            federation = Federation(folder, FedLSMController(**{**job, **settings}), list(names), answer).run()
-        raise FedMendError(federation.engine.panics()[0])
+        run = Run(folder, FedLSMWorkflow(), list(names), answer, classes=list(JOB_CLASSES), num_rounds=2)
+        raise FedMendError(run.stopped)
 
     return fault
 
@@ -218,6 +215,8 @@ def reported(**fields):
 
 HALF_KNOWN = [[1, -1], [0, -1], [0, -1]]
 TWO_NEEDED = "train of round 0: expected valid results from 2 sites, got 1: site-2: "
+FINITE = "expected finite numbers, got NaN or infinity"
+THREE_NUMBERS = "expected float32 of shape (3,), got float32 of shape (4,)"
 FOUR_NEEDED = "collect of round 1: expected valid results from 4 sites, got 3: "
 
 FAULTS = [
@@ -228,7 +227,7 @@ FAULTS = [
     ),
     (
         "fewer samples than a batch",
-        opened_for(FedMLP(), batch_size=16),
+        asked(FedMLP(), batch_size=16),
         "site-1: train.csv: expected at least 16 samples (batch_size), got 6",
     ),
     (
@@ -238,14 +237,19 @@ FAULTS = [
     ),
     (
         "prototypes with NaN",
-        spoiled_prototypes,
-        "site-1: round 4, prototypes from the server: expected finite numbers, got NaN or infinity",
+        told(FedMLP(), DETECT, prototypes=np.full((6, 12), np.nan, np.float32), learning_degree=np.ones(3, np.float32)),
+        "site-1: round 4, knowledge of the server, prototypes: expected finite numbers, got NaN or infinity",
+    ),
+    (
+        "a server that says nothing of prototypes",
+        told(FedMLP(), DETECT, learning_degree=np.ones(3, np.float32)),
+        "site-1: round 4, prototypes from the server: expected an array, got nothing",
     ),
     (
         "class names that differ from the job's",
         other_classes,
-        "site-1: site.json, field classes: expected the job's ['edema', 'fracture', 'pneumonia'], got ['edema', 'fracture',"
-        " 'nodule'] (missing here: ['pneumonia'], unknown to the job: ['nodule'])",
+        "site-1: site.json, field classes: expected the job's ['edema', 'fracture', 'pneumonia'], got ['edema',"
+        " 'fracture', 'nodule'] (missing here: ['pneumonia'], unknown to the job: ['nodule'])",
     ),
     (
         "a label other than 1, 0 or blank",
@@ -298,12 +302,12 @@ FAULTS = [
     (
         "losses with NaN",
         fednoro(change=detection(class_loss=np.array([1, np.nan, 1], dtype=np.float32))),
-        f"{FOUR_NEEDED}site-4: result of round 1, report field class_loss: expected finite numbers, got NaN or infinity",
+        f"{FOUR_NEEDED}site-4: result of round 1, report field class_loss: {FINITE}",
     ),
     (
         "losses of another number of classes",
         fednoro(change=detection(class_loss=np.ones(4, dtype=np.float32))),
-        f"{FOUR_NEEDED}site-4: report field class_loss: expected one number for each of 3 classes, got (4,)",
+        f"{FOUR_NEEDED}site-4: result of round 1, report field class_loss: {THREE_NUMBERS}",
     ),
     (
         "no class with enough samples",
@@ -329,13 +333,18 @@ FAULTS = [
     ),
     (
         "multi-label data for a single-label method",
-        opened_for(FedNoRo()),
+        asked(FedNoRo()),
         "site-1: site.json, field task: expected 'singlelabel' for the method of this job, got 'multilabel'",
     ),
     (
         "no distillation weight from the server",
-        missing_weight,
-        "site-1: round 4, distillation_weight from the server: expected 0 to 1, got another",
+        told(FedNoRo(), ROBUST, [0, 1, 2, 0], role=NOISY),
+        "site-1: round 4, distillation_weight from the server: expected an array, got nothing",
+    ),
+    (
+        "a distillation weight beyond 1",
+        told(FedNoRo(), ROBUST, [0, 1, 2, 0], role=NOISY, distillation_weight=np.array(1.5, np.float32)),
+        "site-1: round 4, knowledge of the server, distillation_weight: expected numbers from 0 to 1, got 1.5 to 1.5",
     ),
     (
         "more uncertain and confident samples than there are",
@@ -354,8 +363,8 @@ FAULTS = [
     ),
     (
         "weights of positive terms with NaN",
-        fedlsm_site(HALF_KNOWN, weight=np.nan),
-        "site-1: round 4, pos_weight from the server: expected one number > 0 per class, got another",
+        told(FedLSM(local_iterations=1), TRAIN, pos_weight=np.full(3, np.nan, np.float32)),
+        "site-1: round 4, knowledge of the server, pos_weight: expected finite numbers, got NaN or infinity",
     ),
     (
         "a class of FedLSM that no site identifies",
@@ -363,24 +372,19 @@ FAULTS = [
         "census: expected every class of the job to be annotated at a site, got none for ['nodule']",
     ),
     (
-        "a classifier that the model does not have",
-        fedlsm_run(classifier=["fc.weight"]),
-        "job variable classifier: expected keys of the model with 3 rows, got 'fc.weight'",
-    ),
-    (
         "no knowledge of the classes",
         fedlsm_run(change=lambda result: result.report.clear()),
-        f"{TWO_NEEDED}report field class_knowledge: expected 3 numbers >= 0",
+        f"{TWO_NEEDED}report field class_knowledge: expected one number per class, got nothing",
     ),
     (
         "knowledge of another number of classes",
         fedlsm_run(change=reported(class_knowledge=np.ones(4, dtype=np.float32))),
-        f"{TWO_NEEDED}report field class_knowledge: expected 3 numbers >= 0",
+        f"{TWO_NEEDED}result of round 0, report field class_knowledge: {THREE_NUMBERS}",
     ),
     (
         "knowledge of the classes with NaN",
         fedlsm_run(change=reported(class_knowledge=np.array([1, np.nan, 1], dtype=np.float32))),
-        f"{TWO_NEEDED}result of round 0, report field class_knowledge: expected finite numbers, got NaN or infinity",
+        f"{TWO_NEEDED}result of round 0, report field class_knowledge: {FINITE}",
     ),
     (
         "a weights file with other keys",

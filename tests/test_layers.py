@@ -1,14 +1,18 @@
-"""Who may import whom; read from the source, so that imports inside functions count too."""
+"""Who may import whom, also inside functions, and how long files and functions may be; read from the source."""
 
 import ast
-import itertools
 
 import pytest
 from factories import ROOT
 
 FEDMEND = ROOT / "custom" / "fedmend"
 METHODS = FEDMEND / "methods"
-SHARED = {"__init__", "base", "labelsets"}  # modules of the methods' folder that are no method of a paper
+GLUE = ROOT / "fl_components"
+# Modules of the methods' folder that are no method of a paper; every other one is.
+SHARED = {"__init__", "baselines", "labelsets", "readings", "singlelabel", "slices"}
+SOURCES = [FEDMEND.parent, GLUE, ROOT / "provisioning", ROOT / "benchmarks"]
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
+ONE_SUBJECT = {"phantoms"}  # files and folders of this name may be longer: what they draw belongs together
 
 
 def modules(folder):
@@ -29,8 +33,12 @@ def imported(text, package):
 
 
 def imports_of(file):
-    package = ".".join(["fedmend", *file.relative_to(FEDMEND).parent.parts])
-    return imported(file.read_text(), package)
+    root = FEDMEND.parent if file.is_relative_to(FEDMEND) else ROOT
+    return imported(file.read_text(), ".".join(file.relative_to(root).parent.parts))
+
+
+def name_of(file):
+    return str(file.relative_to(ROOT))
 
 
 def within(names, package):
@@ -42,18 +50,61 @@ def test_the_reader_of_imports_sees_every_way_to_import():
     assert imported(text, "p.q") == {"a.b", "c", "c.d", "p.q", "p.q.e", "p.g", "p.g.h"}
 
 
-@pytest.mark.parametrize("file", modules(FEDMEND), ids=lambda f: str(f.relative_to(FEDMEND)))
+@pytest.mark.parametrize("file", modules(FEDMEND), ids=name_of)
 def test_fedmend_knows_neither_flare_nor_the_glue(file):
     names = imports_of(file)
     assert within(names, "nvflare") == []
     assert within(names, "fl_components") == []
 
 
-def test_a_method_never_imports_another_one():
-    methods = [f for f in modules(METHODS) if f.stem not in SHARED]
-    assert len(methods) >= 2
-    for file, other in itertools.permutations(methods, 2):
-        assert within(imports_of(file), f"fedmend.methods.{other.stem}") == [], file.name
+@pytest.mark.parametrize("file", modules(GLUE), ids=name_of)
+def test_the_glue_knows_no_method(file):
+    methods = [n for n in within(imports_of(file), "fedmend.methods") if n != "fedmend.methods"]  # to look through
+    assert methods == []
+
+
+def test_no_method_imports_that_of_another_paper_and_what_is_shared_imports_none():
+    found = [f.stem for f in modules(METHODS)]
+    papers = set(found) - SHARED
+    assert papers >= {"fedmlp", "fednoro", "fedlsm", "fedia", "moon", "fixmatch"}
+    assert set(found) >= SHARED
+    for file in modules(METHODS):
+        names = imports_of(file)
+        others = {paper for paper in papers if within(names, f"fedmend.methods.{paper}")} - {file.stem}
+        assert others == set(), file.name
+
+
+@pytest.mark.parametrize("file", modules(ROOT / "provisioning"), ids=name_of)
+def test_provisioning_knows_the_tools_of_flare_alone(file):
+    assert [n for n in within(imports_of(file), "nvflare") if not within({n}, "nvflare.lighter")] == []
+
+
+# ---- length ---------------------------------------------------------------------------------------------------------
+
+
+def long_functions(text):
+    """Functions with more lines than there may be, from ``def`` to their last line."""
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {f"{f.name} (line {f.lineno})": f.end_lineno - f.lineno + 1 for f in functions}
+    return {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION}
+
+
+def test_the_reader_of_lengths_counts_from_def_to_the_last_line():
+    body = "    x = 1\n" * LONGEST_FUNCTION
+    assert long_functions("def f():\n" + body[: -len("    x = 1\n")]) == {}
+    assert long_functions("def f():\n" + body) == {"f (line 1)": LONGEST_FUNCTION + 1}
+
+
+@pytest.mark.parametrize("file", [file for folder in SOURCES for file in modules(folder)], ids=name_of)
+def test_no_file_and_no_function_is_too_long_to_be_read_at_once(file):
+    text = file.read_text()
+    if not ONE_SUBJECT & {file.stem, *file.relative_to(ROOT).parts}:
+        lines = len(text.splitlines())
+        assert lines <= LONGEST_FILE
+    assert long_functions(text) == {}
+
+
+# ---- jobs -----------------------------------------------------------------------------------------------------------
 
 
 def test_jobs_hold_configuration_only():

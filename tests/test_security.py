@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from factories import CLASSES, ROOT, make_site_folder, refused
-from fl_factories import Engine, Federation, histograms, plain_answers, write_settings
+from federation_factories import Script, histograms, in_rounds, initial, plain_answers
+from fl_factories import Engine, Federation, write_settings
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
@@ -24,36 +25,28 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.fobs import deserialize
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
-from torch_factories import PlainMethod, TinyNetwork, make_site, make_task
+from torch_factories import PlainMethod, PlainRound, TinyNetwork, make_task
 
 from fedmend import networks
 from fedmend.data.manifest import load_card, load_table
 from fedmend.data.store import open_store
-from fedmend.datasets.phantom_sites import phantom_spec
 from fedmend.errors import FedMendError
-from fedmend.methods.base import RoundTask
-from fedmend.methods.fedmlp import DETECT, FedMLP
-from fedmend.methods.fedmlp import check_report as check_fedmlp_report
+from fedmend.kinds import kind_of
+from fedmend.method import RoundTask
+from fedmend.methods.fedmlp import DETECT, FedMLP, FedMLPWorkflow
+from fedmend.phantoms.sites import phantom_spec
+from fedmend.repairs.label_ledger import read_history
+from fedmend.results import TRAIN, Expected, RunSpec, SiteResult, check_result
+from fedmend.site_config import read_site_config
 from fedmend.state import StateStore
-from fl_components.controllers.fedavg import FedAvgController
+from fl_components.controller import WorkflowController
 from fl_components.executor import MethodExecutor
-from fl_components.filters import ReportGuard
-from fl_components.payload import (
-    KEY,
-    LARGEST_COUNT,
-    TRAIN,
-    RunCard,
-    SiteResult,
-    check_result,
-    pack_result,
-    pack_task,
-    parse_content,
-    unpack_result,
-)
-from fl_components.site_config import read_site_config
+from fl_components.guard import ReportGuard
+from fl_components.wire import KEY, LARGEST_COUNT, pack_result, pack_task, parse_content, unpack_result
 
 SITES = {"site-1": [1, 1], "site-2": [1, 1]}
 ROGUE = "site-2"
+CHOSEN = ["edema", "nodule"]
 
 
 @pytest.fixture(autouse=True)
@@ -61,20 +54,11 @@ def tiny_network(monkeypatch):
     monkeypatch.setitem(networks.NETWORKS, "tiny", lambda classes: TinyNetwork(classes, torch.initial_seed()))
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    monkeypatch.setattr("fl_components.controllers.staged.write_report", lambda folder: None)
-    monkeypatch.setattr("fl_components.controllers.staged.summary_text", lambda folder: "")
-
-
-plain = pytest.mark.usefixtures("no_figures")
-
-
 # ---- a rogue site ---------------------------------------------------------------------------------------------------
 
 
 def federation(folder, spoil, **settings):
-    """Two rounds of FedAvg with an honest site and one whose results ``spoil(result, task_name, round)`` has changed."""
+    """Two rounds of averaging with an honest site and one whose results ``spoil(result, task_name, round)`` changed."""
     honest = plain_answers(SITES, step={"site-1": 1, ROGUE: 100})
 
     def answer(site, task_name, weights, task, evaluate):
@@ -83,15 +67,15 @@ def federation(folder, spoil, **settings):
             spoil(result, task_name, task.round_num)
         return result
 
-    settings = {"classes": ["edema", "nodule"], "network": "tiny", "num_rounds": 2, "min_sites": 1, **settings}
-    return Federation(folder, FedAvgController(run_name="run-1", **settings), list(SITES), answer)
+    given = {"run_name": "run-1", "classes": CHOSEN, "network": "tiny", "num_rounds": 2, "min_sites": 1}
+    workflow = Script(in_rounds(lambda fed, r: fed.train("train")))  # its one field is a number from 0 to 99
+    return Federation(folder, WorkflowController(**{**given, **settings}), workflow, list(SITES), answer)
 
 
 def moved(run):
     """How far the run has moved the global model, which the honest site alone moves by 2."""
     model = torch.load(run.app / "FL_global_model.pt", weights_only=False)["model"]["classifier.bias"]
-    start = networks.initial_network("tiny", ["edema", "nodule"], 0).state_dict()["classifier.bias"]
-    return float((model - start)[0])
+    return float((model.numpy() - initial(CHOSEN, 0)["classifier.bias"])[0])
 
 
 def weights(change):
@@ -147,13 +131,19 @@ HOSTILE = {  # what is wrong → how, and words of the sentence
     "more scores than samples": (counts(histograms(1, 1) * 9), "expected at most the samples of its census, got more"),
     "more positives than samples": (census(positives=np.array([10**9, 1])), "census positives: expected at most"),
     "negative positives": (census(positives=np.array([-(10**9), 1])), "census positives: expected counts >= 0"),
-    "a report number beyond all bounds": (trained(report={"x": np.array([1e300])}), "to 1e+09, got larger ones"),
-    "the smallest whole number in a report": (trained(report={"x": np.array([-(2**63)])}), "to 1e+09, got larger ones"),
+    "a report number beyond all bounds": (trained(report={"number": np.array(10**15)}), "from 0 to 99, got 1e+15"),
+    "the smallest whole number in a report": (trained(report={"number": np.array(-(2**63))}), "from 0 to 99, got -9.2"),
+    "a report number that is none": (trained(report={"number": np.array(np.nan)}), "expected int64 of shape ()"),
+    "a report field that nobody described": (
+        trained(report={"x": np.array([1e300])}),
+        "field x: expected one of ['number']",
+    ),
+    "a report field that is text": (trained(report={"number": "7"}), "report number: expected an array of numbers"),
     "a report name that forges a line of the log": (
         trained(report={"x\nERROR server: all is lost": np.array([np.nan])}),
-        r"report field x\nERROR server: all is lost: expected finite",
+        r"report field x\nERROR server: all is lost: expected one of",
     ),
-    "an endless report name": (trained(report={"x" * 10**6: np.array([np.nan])}), f"field {'x' * 40}: expected finite"),
+    "an endless report name": (trained(report={"x" * 10**6: np.array([np.nan])}), f"field {'x' * 40}: expected one of"),
     "a sentence of two lines": (trained(error="x\nsite-1: ok"), "error: expected a sentence"),
     "a sentence that clears the screen": (trained(error="\x1b[2J"), "error: expected a sentence"),
     "an array in the place of a sentence": (trained(error=np.ones(3)), "error: expected a sentence"),
@@ -161,7 +151,6 @@ HOSTILE = {  # what is wrong → how, and words of the sentence
 }
 
 
-@plain
 @pytest.mark.parametrize(("spoil", "words"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_result_costs_its_site_alone(tmp_path, spoil, words):
     run = federation(tmp_path, spoil).run()
@@ -182,7 +171,6 @@ def test_counts_that_could_overflow_in_a_sum_are_refused():
         parse_content(content, "site-1")
 
 
-@plain
 def test_a_site_that_answers_twice_counts_once(tmp_path):
     run = federation(tmp_path, lambda *_: None, min_sites=0)
     direct = run._broadcast
@@ -209,7 +197,6 @@ def test_a_result_counts_for_the_site_that_flare_authenticated_whatever_name_it_
     assert unpack_result(reply, reply.meta["client_name"]).site == ROGUE
 
 
-@plain
 def test_a_result_of_a_round_that_is_over_reaches_nobody(tmp_path):
     run = federation(tmp_path, lambda *_: None).run()
     before = moved(run)
@@ -233,26 +220,10 @@ def test_a_prototype_of_a_gigabyte_is_replaced_by_a_sentence_before_the_controll
 
 def test_the_report_page_runs_nothing_that_a_site_wrote(tmp_path):
     script = "<script>alert(1)</script>"
-    run = federation(tmp_path, trained(error=f"{ROGUE}: {script}")).run()
+    run = federation(tmp_path, trained(error=f"{ROGUE}: {script}")).run(report=True)
     page = (run.records / "report.html").read_text()
     assert script not in page
     assert "&lt;script&gt;alert(1)" in page
-
-
-@pytest.mark.parametrize("degree", [-0.1, 1.5])
-def test_a_learning_degree_that_would_make_other_sites_tag_everything_is_refused_by_server_and_site(tmp_path, degree):
-    report = {
-        "prototypes": np.ones((4, 12)),
-        "prototype_counts": np.ones(4),
-        "learning_degree": np.array([0.5, degree]),
-    }
-    with refused("report field learning_degree: expected numbers from 0 to 1, got others"):
-        check_fedmlp_report(report, 2, 12)
-    site = make_site(tmp_path, [[1, -1], [0, -1], [1, -1], [0, -1]])
-    task = make_task(DETECT, 1, 3, prototypes=np.eye(4, 12), learning_degree=report["learning_degree"])
-    with refused("site-1: round 1, learning_degree from the server: expected 0 to 1, got another"):
-        FedMLP().prepare(TinyNetwork(2), task, site)
-    assert (site.ledger.repairs() == -1).all()
 
 
 # ---- what is decoded before any code of ours sees it ----------------------------------------------------------------
@@ -275,9 +246,7 @@ def decoded(meta):
 
 
 @pytest.mark.parametrize("decomposer", ["DataClassDecomposer", "EnumTypeDecomposer", None])
-@pytest.mark.parametrize(
-    "name", ["subprocess.Popen", "os.system", "pickle.Unpickler", "fl_components.payload.SiteResult"]
-)
+@pytest.mark.parametrize("name", ["subprocess.Popen", "os.system", "pickle.Unpickler", "fedmend.results.SiteResult"])
 def test_a_message_makes_no_object_of_a_class_that_is_not_registered(name, decomposer):
     forged = {"__fobs_type__": name, "__fobs_data__": {"data": {"x": 1}}}
     if decomposer:
@@ -332,19 +301,27 @@ def test_no_code_of_ours_unpickles_or_evaluates_what_it_reads():
 
 # ---- a rogue server or lead researcher ------------------------------------------------------------------------------
 
-RUN = RunCard("run-1", CLASSES, "tiny", 7)
+RUN = RunSpec("run-1", CLASSES, "tiny", 7)
 
 
-class Talkative(PlainMethod):
-    """Reports two means, one over too few samples."""
-
-    def report(self, model, task, site):
+class TalkativeRound(PlainRound):
+    def report(self):
         return {"class_loss": np.float32([0.5, 0.25, 4.0]), "class_count": np.array([4, 3, 2])}
 
 
-class Failing(PlainMethod):
-    def loss(self, model, index, task, site):
+class Talkative(PlainMethod):
+    """Reports means, one over too few samples."""
+
+    ROUND = TalkativeRound
+
+
+class FailingRound(PlainRound):
+    def loss(self, index):
         raise RuntimeError("cannot open /hospital/MUELLER_ANNA.dcm of PATIENT-4711")
+
+
+class Failing(PlainMethod):
+    ROUND = FailingRound
 
 
 @pytest.fixture
@@ -356,14 +333,14 @@ def site(tmp_path):
     (policy,) = scope["task_result_filters"]
     threads = torch.get_num_threads()
 
-    def ask(*, method=None, task_name=TRAIN, tamper=lambda model: None, knowledge=None):
-        executor = MethodExecutor(method_id="plain", learning_rate=0.1, batch_size=4, image_size=32)
-        engine = Engine(tmp_path, "site-1", components={"plain": method or PlainMethod()})
+    def ask(*, method=None, task_name=TRAIN, tamper=lambda model: None, task=None):
+        executor = MethodExecutor(learning_rate=0.1, batch_size=4, image_size=32)
+        engine = Engine(tmp_path, "site-1", components={"method": method or PlainMethod()})
         executor.handle_event(EventType.START_RUN, engine.new_context())
         network = networks.initial_network("tiny", CLASSES, 7)
         model = pack_task(
             {k: v.numpy() for k, v in networks.get_weights(network).items()},
-            RoundTask("train", 0, 3, knowledge=knowledge or {}),
+            task or RoundTask("train", 0, 3),
             RUN,
             evaluate=False,
         )
@@ -377,28 +354,54 @@ def site(tmp_path):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("where", ["task", "run", "knowledge", "meta"])
+@pytest.mark.parametrize("where", ["task", "run", "meta"])
 def test_a_server_that_asks_for_a_lower_min_count_is_not_heard(site, where):
     def ask_for_less(model):
         for place in (model.meta, *([model.meta[KEY][where]] if where in ("task", "run") else [])):
             place.update(min_count=0, fields=["class_loss", "labels"], max_kilobytes=10**9)
 
-    knowledge = {"min_count": np.int64(0)} if where == "knowledge" else None
-    tamper = (lambda model: None) if where == "knowledge" else ask_for_less
-    result = site(method=Talkative(), tamper=tamper, knowledge=knowledge)
+    result = site(method=Talkative(), tamper=ask_for_less)
     assert result.error == ""
     assert result.report["class_loss"].tolist() == [0.5, 0.25, 0.0]
     assert result.report["class_count"].tolist() == [4, 3, 0]
 
 
+def test_a_server_that_hides_a_lower_min_count_in_its_knowledge_gets_nothing(site):
+    result = site(method=Talkative(), task=make_task(min_count=np.int64(0)))
+    sentence = "site-1: round 0, knowledge of the server, min_count: expected one of [], got another"
+    assert result == SiteResult(site="site-1", error=sentence)
+
+
 def test_a_report_field_that_the_site_does_not_declare_stays_there(site):
+    class LeakingRound(PlainRound):
+        def report(self):
+            return {"labels": self.site.data.train.labels}
+
     class Leaking(PlainMethod):
-        def report(self, model, task, site):
-            return {"labels": site.data.train.labels}
+        ROUND = LeakingRound
 
     result = site(method=Leaking())
     assert result.error.startswith("site-1: ReportGuard: expected report fields out of [")
     assert (result.report, result.weights) == ({}, {})
+
+
+@pytest.mark.parametrize("degree", [-0.1, 1.5])
+def test_a_learning_degree_that_would_make_other_sites_tag_everything_is_refused_by_server_and_site(
+    site, tmp_path, degree
+):
+    told = {"prototypes": np.eye(6, 12, dtype=np.float32), "learning_degree": np.float32([0.5, 0.5, degree])}
+    wrong = f"learning_degree: expected numbers from 0 to 1, got {min(0.5, degree):g} to {max(0.5, degree):g}"
+    report = {**told, "prototype_counts": np.ones(6, dtype=np.int64)}
+    letters = {"C": 3, "R": 3, "F": 12}
+    expected = {"round_num": 0, "num_classes": 3, "sizes": {"train": 10}, "kind": kind_of("multilabel")}
+    with refused(f"site-2: result of round 0, report field {wrong}"):
+        check_result(
+            SiteResult(site=ROGUE, samples=10, report=report),
+            Expected(**expected, fields=FedMLPWorkflow.FIELDS, letters=letters),
+        )
+    result = site(method=FedMLP(), task=make_task(DETECT, 1, 3, **told))
+    assert result == SiteResult(site="site-1", error=f"site-1: round 1, knowledge of the server, {wrong}")
+    assert read_history(tmp_path / "state" / "run-1" / "site-1" / "ledger.sqlite") == []
 
 
 def in_run(**changes):
@@ -421,6 +424,19 @@ TAMPERED = {  # what is wrong → how, and words of the sentence
     "a network that is code": (in_run(network="subprocess.Popen"), "network: expected one of"),
     "a network that is a list": (in_run(network=["tiny"]), "train failed with TypeError"),
     "a seed that is none": (in_run(seed="x"), "expected a FedMend task"),
+    "knowledge that nobody described": (
+        in_task(knowledge={"x": np.ones(2)}),
+        "server, x: expected one of [], got another",
+    ),
+    "knowledge that forges a line of the log": (
+        in_task(knowledge={"x\nERROR": np.ones(2)}),
+        r"server, x\nERROR: expected",
+    ),
+    "knowledge that is a list": (in_task(knowledge=[1]), "train failed with AttributeError"),
+    "a stage that forges a line of the log": (in_task(stage="x\nERROR"), "got one that lacks or breaks stage"),
+    "an endless role": (in_task(role="x" * 10**6), "got one that lacks or breaks role"),
+    "a stage that is no text": (in_task(stage=[1]), "got one that lacks or breaks stage"),
+    "no knowledge": (lambda model: model.meta[KEY]["task"].pop("knowledge"), "expected a FedMend task"),
     "no run": (lambda model: model.meta[KEY].pop("run"), "expected a FedMend task"),
     "no meta data": (lambda model: model.meta.pop(KEY), "expected a FedMend task"),
     "weights of another network": (
@@ -455,7 +471,7 @@ def test_an_honest_task_gets_a_result(site):
 
 
 def test_a_task_of_another_name_runs_nothing(tmp_path):
-    executor = MethodExecutor(method_id="plain", learning_rate=0.1, batch_size=4, image_size=32)
+    executor = MethodExecutor(learning_rate=0.1, batch_size=4, image_size=32)
     fl_ctx = Engine(tmp_path, "site-1").new_context()
     reply = executor.execute("__sync__; rm -rf /", Shareable(), fl_ctx, Signal())
     assert reply.get_return_code() == ReturnCode.TASK_UNKNOWN
@@ -465,7 +481,7 @@ def test_an_unexpected_error_leaves_no_words_that_could_name_a_patient_in_messag
     with caplog.at_level("INFO"):
         result = site(method=Failing())
     assert result.error == "site-1: train failed with RuntimeError; see the log of this site"
-    assert "train failed with RuntimeError at executor.py:" in caplog.text
+    assert "train failed with RuntimeError at site_worker.py:" in caplog.text
     assert "loss" in caplog.text  # the function that failed
     assert not [word for word in ("MUELLER", "4711", "/hospital") if word in caplog.text]
 
@@ -483,7 +499,7 @@ def test_an_unexpected_error_has_its_words_in_the_log_for_who_asks_for_them(site
     "sizes", [{"image_size": 10**6}, {"batch_size": 10**9}, {"image_size": 2048, "batch_size": 65}]
 )
 def test_a_job_cannot_make_a_site_fill_its_memory_with_one_batch(sizes):
-    settings = {"method_id": "plain", "learning_rate": 0.1, "batch_size": 4, "image_size": 32}
+    settings = {"learning_rate": 0.1, "batch_size": 4, "image_size": 32}
     MethodExecutor(**{**settings, "image_size": 512, "batch_size": 512})  # more than any job has
     with pytest.raises(
         ValueError, match=r"^expected image_size <= 2048 and batch_size \* image_size\^2 <= 268435456, got"
@@ -546,7 +562,6 @@ def test_an_ordinary_site_name_is_put_into_the_path(tmp_path, name):
 # ---- what stays possible, so that the document says so --------------------------------------------------------------
 
 
-@plain
 def test_an_honest_looking_site_of_many_samples_outweighs_the_others(tmp_path):
     def boast(result, task_name, round_num):
         result.samples = 10**6
@@ -557,11 +572,11 @@ def test_an_honest_looking_site_of_many_samples_outweighs_the_others(tmp_path):
     assert json.loads((run.records / "run.json").read_text())["sites"][ROGUE]["train"] == 10**6  # there to be seen
 
 
-@plain
 def test_the_largest_weights_that_pass_do_not_overflow_the_average(tmp_path):
     largest = weights(lambda v: np.full_like(v, 0.99e12))
     run = federation(tmp_path, largest).run()
     assert run.engine.panics() == []
     assert np.isfinite(moved(run))
     result = SiteResult(site="site-1", samples=10**8, weights={"w": np.full(3, 0.99e12, np.float32)})
-    check_result(result, round_num=0, num_classes=2, weights={"w": np.zeros(3, np.float32)}, sizes={"train": 10**8})
+    sent = {"w": np.zeros(3, np.float32)}
+    check_result(result, Expected(round_num=0, num_classes=2, weights=sent, sizes={"train": 10**8}))

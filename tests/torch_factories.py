@@ -7,12 +7,13 @@ import torch
 from nifti_factories import write_nifti
 from torch import nn
 
+from fedmend.data.datalist import VolumeItem
 from fedmend.data.manifest import SINGLELABEL, LabelTable
 from fedmend.data.site import SiteData, Split
-from fedmend.data.volumes import VolumeData, VolumeItem, VolumeSplit
-from fedmend.ledger import LabelLedger
-from fedmend.mask_ledger import MaskLedger
-from fedmend.methods.base import LocalMethod, RoundTask, Site
+from fedmend.data.slices import VolumeData, VolumeSplit
+from fedmend.method import LocalMethod, Round, RoundTask, Site
+from fedmend.repairs.label_ledger import LabelLedger
+from fedmend.repairs.mask_ledger import MaskLedger
 from fedmend.state import StateStore
 
 CPU = torch.device("cpu")
@@ -54,7 +55,8 @@ class Says(nn.Module):
 
 
 class SaysMasks(nn.Module):
-    """Gives slice i of :func:`make_mask_site` the lesion probabilities i of a table (N, H, W), whose logits can be trained.
+    """Gives slice i of :func:`make_mask_site` the lesion probabilities i of a table (N, H, W), whose logits can be
+    trained.
 
     ``calls`` notes (training mode, slice numbers) of every forward call.
     """
@@ -73,12 +75,19 @@ class SaysMasks(nn.Module):
         return logits, logits
 
 
-class PlainMethod(LocalMethod):
+class PlainRound(Round):
     """Binary cross-entropy on all labels, blanks as negatives."""
 
-    def loss(self, model, index, task, site):
-        target = torch.from_numpy(np.maximum(site.data.train.labels, 0)).float()[index]
-        return nn.functional.binary_cross_entropy_with_logits(model(site.data.train.view(index))[1], target)
+    def loss(self, index):
+        train = self.site.data.train
+        target = torch.from_numpy(np.maximum(train.labels, 0)).float()[index]
+        return nn.functional.binary_cross_entropy_with_logits(self.model(train.view(index))[1], target)
+
+
+class PlainMethod(LocalMethod):
+    """Trains with :class:`PlainRound`."""
+
+    ROUND = PlainRound
 
 
 def make_split(labels, size=8, seed=0, file="train.csv", color=False):
@@ -104,7 +113,7 @@ def one_hot(classes, num_classes):
 def make_single_site(folder, classes, num_classes=3, **options):
     """A single-label site with these class numbers."""
     site = make_site(folder, one_hot(classes, num_classes), **options)
-    site.data = dataclasses.replace(site.data, task=SINGLELABEL, annotated=np.ones(num_classes, dtype=bool))
+    site.data = dataclasses.replace(site.data, kind=SINGLELABEL, annotated=np.ones(num_classes, dtype=bool))
     return site
 
 

@@ -7,3 +7,19 @@ class FedMendError(Exception):
     The sentence may travel to the server and into its log. It therefore names manifest rows, never image paths,
     sample ids or patients.
     """
+
+
+def check_variables(holds: bool, expected: str, **given: object) -> None:
+    """Refuses job variables that are out of range.
+
+    Args:
+        holds: whether they are in range.
+        expected: what holds then.
+        given: name → value.
+
+    Raises:
+        FedMendError: ``holds`` is false.
+    """
+    if not holds:
+        names, values = ", ".join(given), ", ".join(map(repr, given.values()))
+        raise FedMendError(f"job variable{'s' * (len(given) > 1)} {names}: expected {expected}, got {values}")

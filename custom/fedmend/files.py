@@ -46,7 +46,8 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, *, synced: bool = True) -> Iterator[Path]:
-    """A temporary folder beside ``folder`` that becomes it when the block ends without an error; nobody sees half of it.
+    """A temporary folder beside ``folder`` that becomes it when the block ends without an error; nobody sees half of
+    it.
 
     Args:
         folder: the name must not be taken at the end of the block; its parent exists.
@@ -105,7 +106,8 @@ def disk_errors(where: str, need: int, folder: Path) -> Iterator[None]:
         folder: where it writes them; need not exist.
 
     Raises:
-        FedMendError: the block needs more than half of the free space; or instead of such an OSError. Every other error passes.
+        FedMendError: the block needs more than half of the free space; or instead of such an OSError. Every other error
+        passes.
     """
     try:
         there = next(f for f in (folder, *folder.absolute().parents) if f.is_dir())

@@ -48,7 +48,8 @@ def prior_shift(labels: np.ndarray, smoothing: float = 0.0) -> np.ndarray:
 
 
 def positive_weight(labels: np.ndarray) -> np.ndarray:
-    """Weight N / n_positive of the positive term, as the published FedMLP baselines use; 1 for a class without positives.
+    """Weight N / n_positive of the positive term, as the published FedMLP baselines use; 1 for a class without
+    positives.
 
     Args:
         labels: (N, C) int; 1, 0 or -1 = unknown.
@@ -88,7 +89,8 @@ def distillation(logits: Tensor, soft: Tensor) -> Tensor:
 
 
 def soft_dice_loss(probability: Tensor, target: Tensor) -> Tensor:
-    """Soft Dice loss of the foreground, Eq. (2), Xiang et al., MICCAI 2024: 1 - mean 2 sum(p y) / (sum p + sum y + 1e-4).
+    """Soft Dice loss of the foreground, Eq. (2), Xiang et al., MICCAI 2024: 1 - mean 2 sum(p y) / (sum p + sum y +
+    1e-4).
 
     The small number stands in the denominator only. So a slice whose target is all background has loss 1 and no
     gradient: a lesion that nobody annotated on it is not unlearnt. MONAI's DiceLoss smooths the numerator too, which

@@ -39,7 +39,8 @@ class ResNet18(nn.Module):
 
 
 class NarrowResNet(nn.Module):
-    """MONAI's ResNet with one basic block per stage (ResNet-10) for small images on a CPU: 308,439 parameters for 7 classes.
+    """MONAI's ResNet with one basic block per stage (ResNet-10) for small images on a CPU: 308,439 parameters for 7
+    classes.
 
     16, 32, 64 and 128 channels, and a 3x3 stem of stride 2 without pooling. On the ISIC 2018 phantom at 48 pixels it
     reached what ResNet-18 reached (macro F1 .74 and .71 after six epochs, all labels) in an eighth of the time.
@@ -135,7 +136,8 @@ class UNet(nn.Module):
         self.to(memory_format=torch.channels_last)  # a step on a CPU takes a quarter less time so
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 1, H, W), H and W from 16 on → features (B, F, H, W) and logits (B, 1 + C, H, W), channel 0 = background."""
+        """(B, 1, H, W), H and W from 16 on → features (B, F, H, W) and logits (B, 1 + C, H, W), channel 0 =
+        background."""
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))
         return features, self.classifier(features)
 
@@ -170,7 +172,8 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
         classes: C class names.
         seed: seeds the initialisation without touching global random state.
         weights: empty for random weights; else a local file, either torchvision's ImageNet state dict (the classifier
-            stays random; for ResNet-18 and DenseNet-121) or a global model that FedMend wrote (all weights; same number of classes).
+            stays random; for ResNet-18 and DenseNet-121) or a global model that FedMend wrote (all weights; same number
+            of classes).
 
     Raises:
         FedMendError: the file is missing or does not fit the network.
@@ -219,7 +222,8 @@ def _read_weights(weights: str) -> Mapping[str, Tensor]:
 
 
 def get_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The floating tensors of the state dict (parameters and BatchNorm statistics), detached, on the CPU, contiguous."""
+    """The floating tensors of the state dict (parameters and BatchNorm statistics), detached, on the CPU,
+    contiguous."""
     return {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items() if v.is_floating_point()}
 
 
@@ -232,7 +236,8 @@ def set_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     own = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
     if set(own) != set(weights):
         raise FedMendError(
-            f"global model: expected the {len(own)} tensors of the network, got others: {sorted(set(own) ^ set(weights))[:3]}"
+            f"global model: expected the {len(own)} tensors of the network, got others:"
+            f" {sorted(set(own) ^ set(weights))[:3]}"
         )
     for name, value in weights.items():
         if value.shape != own[name].shape:

@@ -1,16 +1,23 @@
-"""Small state that must outlive a task, a process or a job: one file per name, written atomically."""
+"""State that must outlive a task, a process or a job: one file per name, written atomically."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from fedmend.files import write_atomically
+from fedmend.files import write_atomically, write_text
 
 
 class StateStore:
     """Named objects in a folder.
+
+    Small objects are saved under a name (:meth:`save`). What a round leaves for the next one is saved in turns
+    (:meth:`save_turn`): two files per name, of even and of odd rounds, so that a round that is repeated after a crash
+    finds what the round before it left. Large arrays are saved in turns too, and read without being loaded
+    (:meth:`save_array`).
 
     Args:
         folder: made when missing.
@@ -26,8 +33,76 @@ class StateStore:
         return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else default
 
     def save(self, name: str, value: Any) -> None:
-        """Saves tensors, numbers, strings and containers of them; after a crash the old or the new file is there, whole."""
+        """Saves tensors, numbers, strings and containers of them; after a crash the old or the new file is there."""
         content = io.BytesIO()  # writing to a file, torch turns the OSError of a full disk into a RuntimeError
         torch.save(value, content)
         with write_atomically(self._folder / f"{name}.pt") as temporary:
             temporary.write_bytes(content.getbuffer())
+
+    def save_turn(self, name: str, round_num: int, value: Any) -> None:
+        """Saves what a round leaves, beside what the round before it left.
+
+        Args:
+            name: name of the value.
+            round_num: the round that leaves it.
+            value: as in :meth:`save`.
+        """
+        self.save(_turn(name, round_num), {"round": round_num, "value": value})
+
+    def last_turn(self, name: str, *, before: int) -> tuple[int, Any] | None:
+        """The newest value that a round before ``before`` left, with its round; None where there is none."""
+        saved = [turn for parity in (0, 1) if (turn := self.load(_turn(name, parity))) and turn["round"] < before]
+        newest = max(saved, key=lambda turn: turn["round"], default=None)
+        return None if newest is None else (newest["round"], newest["value"])
+
+    def save_array(self, name: str, round_num: int, array: np.ndarray, *, fingerprint: str) -> None:
+        """Saves a large array, e.g. one row per sample, in turns as :meth:`save_turn`; it is not copied in memory.
+
+        Args:
+            name: name of the array.
+            round_num: the round that leaves it.
+            array: numbers of any shape.
+            fingerprint: what the rows belong to, e.g. :meth:`LabelTable.fingerprint` of their samples.
+        """
+        path, about = self._array_files(name, round_num)
+        about.unlink(
+            missing_ok=True
+        )  # an array without it counts for nothing: the two never belong to different rounds
+        with write_atomically(path) as temporary, open(temporary, "wb") as stream:
+            np.save(stream, array, allow_pickle=False)
+        write_text(about, json.dumps({"round": round_num, "fingerprint": fingerprint}))
+
+    def last_array(self, name: str, *, before: int, fingerprint: str) -> np.ndarray | None:
+        """The newest array that a round before ``before`` left, as a read-only memory map.
+
+        Args:
+            name: name of the array.
+            before: rounds from this one on do not count.
+            fingerprint: what the rows must belong to.
+
+        Returns:
+            the array; None where there is none, where it belongs to something else or where its file is damaged.
+        """
+        saved = []
+        for parity in (0, 1):
+            path, about = self._array_files(name, parity)
+            try:
+                known = json.loads(about.read_text(encoding="utf-8"))
+                saved.append((known["round"], known["fingerprint"], path))
+            except (FileNotFoundError, ValueError, KeyError, TypeError):  # ValueError: what does not parse
+                continue
+        newest = max((s for s in saved if s[0] < before), key=lambda s: s[0], default=None)
+        if newest is None or newest[1] != fingerprint:
+            return None
+        try:
+            return np.load(newest[2], mmap_mode="r", allow_pickle=False)
+        except (FileNotFoundError, EOFError, ValueError):
+            return None
+
+    def _array_files(self, name: str, round_num: int) -> tuple[Path, Path]:
+        stem = _turn(name, round_num)
+        return self._folder / f"{stem}.npy", self._folder / f"{stem}.npy.json"
+
+
+def _turn(name: str, round_num: int) -> str:
+    return f"{name}-{round_num % 2}"

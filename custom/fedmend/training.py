@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.data.site import Split
-from fedmend.data.volumes import VolumeSplit
+from fedmend.data.slices import VolumeSplit
 from fedmend.errors import FedMendError
-from fedmend.methods.base import LocalMethod, RoundTask, Site
+from fedmend.method import Round, RoundTask, Site
+
+MOMENTS = "adam"
 
 
 class Stopped(Exception):
@@ -116,14 +118,11 @@ class LocalTrainer:
         if not 0 <= self.second_momentum < 1:
             raise FedMendError(f"job variable second_momentum: expected 0 to below 1, got {self.second_momentum}")
 
-    def train(self, model: nn.Module, method: LocalMethod, task: RoundTask, site: Site) -> float:
-        """Trains ``model`` in place for one round.
+    def train(self, work: Round) -> float:
+        """Trains ``work.model`` in place for one round.
 
         Args:
-            model: the received global model.
-            method: gives batches and loss.
-            task: the round.
-            site: data and state.
+            work: gives model, batches and loss.
 
         Returns:
             Mean loss per batch of the last epoch.
@@ -132,7 +131,33 @@ class LocalTrainer:
             Stopped: the job was aborted.
             FedMendError: the loss is not finite.
         """
+        model, task, site = work.model, work.task, work.site
         model.train()
+        optimizer = self._optimizer(model, task, site)
+        for epoch in range(self.local_epochs):
+            total, steps = torch.zeros((), device=site.device), 0
+            for index in work.batches(epoch):
+                if site.stop():
+                    raise Stopped
+                optimizer.zero_grad(set_to_none=True)
+                with mixed_precision(site.device):
+                    loss = work.loss(index)
+                loss.backward()
+                optimizer.step()
+                work.after_step()
+                total += loss.detach()
+                steps += 1
+            mean = (total / max(steps, 1)).item()  # read once an epoch: reading every step would stall a GPU
+            if not math.isfinite(mean):
+                raise FedMendError(
+                    f"{site.name}: round {task.round_num}, local training: expected a finite loss, got {mean};"
+                    " lower learning_rate"
+                )
+        if self.keep_moments:
+            site.state.save_turn(MOMENTS, task.round_num, optimizer.state_dict()["state"])
+        return mean
+
+    def _optimizer(self, model: nn.Module, task: RoundTask, site: Site) -> torch.optim.Optimizer:
         optimizer = torch.optim.Adam(
             model.parameters(),
             lr=self.learning_rate * self.learning_rate_decay**task.round_num,
@@ -140,39 +165,7 @@ class LocalTrainer:
             weight_decay=self.weight_decay,
             fused=True,
         )
-        if self.keep_moments:
-            self._load_moments(optimizer, task, site)
-        for epoch in range(self.local_epochs):
-            total, steps = torch.zeros((), device=site.device), 0
-            for index in method.batches(task, site, epoch):
-                if site.stop():
-                    raise Stopped
-                optimizer.zero_grad(set_to_none=True)
-                with mixed_precision(site.device):
-                    loss = method.loss(model, index, task, site)
-                loss.backward()
-                optimizer.step()
-                method.after_step(model, task, site)
-                total += loss.detach()
-                steps += 1
-            mean = (total / max(steps, 1)).item()  # read once an epoch: reading every step would stall a GPU
-            if not math.isfinite(mean):
-                raise FedMendError(
-                    f"{site.name}: round {task.round_num}, local training: expected a finite loss, got {mean}; lower learning_rate"
-                )
-        if self.keep_moments:
-            # Two files by turns: a round that is repeated after a crash finds the moments of the round before it.
-            site.state.save(
-                _moments(task.round_num), {"round": task.round_num, "state": optimizer.state_dict()["state"]}
-            )
-        return mean
-
-    @staticmethod
-    def _load_moments(optimizer: torch.optim.Optimizer, task: RoundTask, site: Site) -> None:
-        saved = site.state.load(_moments(task.round_num - 1))
-        if saved is not None and saved["round"] == task.round_num - 1:
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["state"]})
-
-
-def _moments(round_num: int) -> str:
-    return f"adam-{round_num % 2}"
+        before = site.state.last_turn(MOMENTS, before=task.round_num) if self.keep_moments else None
+        if before is not None and before[0] == task.round_num - 1:
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": before[1]})
+        return optimizer

@@ -3,6 +3,7 @@ import os
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,3 +79,111 @@ def test_the_content_is_on_disk_before_the_name_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *paths: (steps.append("replace"), replace(*paths)))
     StateStore(tmp_path).save("a", 1)
     assert steps == ["fsync", "replace"]
+
+
+# ---- turns ----------------------------------------------------------------------------------------------------------
+def test_a_repeated_round_finds_what_the_round_before_it_left(tmp_path):
+    store = StateStore(tmp_path)
+    for round_num in (0, 1, 2):
+        store.save_turn("moments", round_num, torch.tensor(10.0 * round_num))
+    assert store.last_turn("moments", before=3) == (2, torch.tensor(20.0))
+    assert StateStore(tmp_path).last_turn("moments", before=2) == (1, torch.tensor(10.0))  # round 2 is repeated
+    assert store.last_turn("moments", before=1) is None  # what round 0 left has made room for round 2
+    assert names(tmp_path) == ["moments-0.pt", "moments-1.pt"]
+
+
+def test_the_newest_turn_is_found_over_a_gap_of_rounds(tmp_path):
+    store = StateStore(tmp_path)
+    assert store.last_turn("moments", before=5) is None
+    store.save_turn("moments", 3, "three")
+    store.save_turn("moments", 8, "eight")
+    assert store.last_turn("moments", before=8) == (3, "three")
+    assert store.last_turn("moments", before=20) == (8, "eight")
+    assert store.last_turn("others", before=20) is None
+
+
+def test_a_turn_may_be_nothing_or_zero(tmp_path):
+    store = StateStore(tmp_path)
+    store.save_turn("count", 0, 0)
+    store.save_turn("count", 1, None)
+    assert store.last_turn("count", before=1) == (0, 0)
+    assert store.last_turn("count", before=2) == (1, None)
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def filled(folder, rounds=(0, 1, 2), fingerprint="mine"):
+    """A store in which round r left ``ROWS`` + r."""
+    store = StateStore(folder)
+    for round_num in rounds:
+        store.save_array("scores", round_num, ROWS + round_num, fingerprint=fingerprint)
+    return store
+
+
+def test_an_array_comes_back_as_a_read_only_memory_map(tmp_path):
+    filled(tmp_path)
+    array = StateStore(tmp_path).last_array("scores", before=3, fingerprint="mine")
+    assert isinstance(array, np.memmap)
+    assert (array.dtype, array.tolist()) == (np.float32, (ROWS + 2).tolist())
+    assert not array.flags.writeable
+    assert names(tmp_path) == ["scores-0.npy", "scores-0.npy.json", "scores-1.npy", "scores-1.npy.json"]
+
+
+def test_a_repeated_round_finds_the_array_of_the_round_before_it(tmp_path):
+    store = filled(tmp_path)
+    assert store.last_array("scores", before=2, fingerprint="mine").tolist() == (ROWS + 1).tolist()
+    assert store.last_array("scores", before=1, fingerprint="mine") is None
+    assert store.last_array("others", before=3, fingerprint="mine") is None
+
+
+def test_an_array_of_other_samples_is_none(tmp_path):
+    store = filled(tmp_path)
+    assert store.last_array("scores", before=3, fingerprint="theirs") is None
+    store.save_array("scores", 3, ROWS[:2], fingerprint="theirs")
+    assert store.last_array("scores", before=4, fingerprint="theirs").tolist() == ROWS[:2].tolist()
+    assert store.last_array("scores", before=4, fingerprint="mine") is None  # the newest one counts
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", "cut", None])
+def test_a_damaged_array_is_none(tmp_path, content):
+    store = filled(tmp_path)
+    file = tmp_path / "scores-0.npy"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-4] if content == "cut" else content)
+    assert store.last_array("scores", before=3, fingerprint="mine") is None
+    assert store.last_array("scores", before=2, fingerprint="mine").tolist() == (ROWS + 1).tolist()
+
+
+def test_an_array_that_was_not_finished_leaves_the_one_before_it(tmp_path, monkeypatch):
+    store = filled(tmp_path)
+    for step in ("write_text", "write_atomically"):  # between array and round, and before both
+        with monkeypatch.context() as patched:
+            patched.setattr(f"fedmend.state.{step}", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                store.save_array("scores", 4, ROWS, fingerprint="mine")
+        assert store.last_array("scores", before=5, fingerprint="mine").tolist() == (ROWS + 1).tolist()
+    store.save_array("scores", 4, ROWS, fingerprint="mine")
+    assert store.last_array("scores", before=5, fingerprint="mine").tolist() == ROWS.tolist()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"round": 2}'])
+def test_an_array_whose_round_is_not_known_does_not_count(tmp_path, content):
+    store = filled(tmp_path)
+    (tmp_path / "scores-0.npy.json").write_text(content)
+    assert store.last_array("scores", before=3, fingerprint="mine").tolist() == (ROWS + 1).tolist()
+
+
+def test_an_open_array_is_not_changed_by_a_later_round(tmp_path):
+    store = filled(tmp_path)
+    array = store.last_array("scores", before=3, fingerprint="mine")
+    store.save_array("scores", 4, ROWS * 0, fingerprint="mine")
+    assert array.tolist() == (ROWS + 2).tolist()
+
+
+def test_objects_are_no_array(tmp_path):
+    with pytest.raises(ValueError, match="allow_pickle"):
+        StateStore(tmp_path).save_array("scores", 0, np.array([{}]), fingerprint="mine")

@@ -1,10 +1,22 @@
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 from factories import refused
-from torch_factories import PlainMethod, SaysMasks, TinyNetwork, make_mask_site, make_site, make_split, make_task
+from torch_factories import (
+    PlainMethod,
+    PlainRound,
+    SaysMasks,
+    TinyNetwork,
+    make_mask_site,
+    make_site,
+    make_split,
+    make_task,
+)
 
 from fedmend.data.augment import draw_views
+from fedmend.errors import FedMendError
 from fedmend.training import LocalTrainer, Stopped, infer, infer_masks
 
 LABELS = np.random.default_rng(0).integers(0, 2, (18, 2)).astype(np.int8)
@@ -22,28 +34,31 @@ def equal(first, second):
     return all(torch.equal(first[k], second[k]) for k in second)
 
 
-def trained(folder, *, seed=7, round_num=0, method=None, **options):
-    model = TinyNetwork(2)
-    loss = trainer(**options).train(
-        model, method or PlainMethod(), make_task(seed=seed, round_num=round_num), make_site(folder, LABELS)
-    )
-    return loss, weights(model)
+def start(site, model=None, *, round_type=PlainRound, **task):
+    """A round at a site."""
+    return round_type(PlainMethod(), model or TinyNetwork(2), make_task(**task), site)
 
 
-class ShiftLoss(PlainMethod):
+def trained(folder, *, seed=7, **options):
+    work = start(make_site(folder, LABELS), seed=seed)
+    return trainer(**options).train(work), weights(work.model)
+
+
+class ShiftLoss(PlainRound):
     """Loss = sum of the classifier's weights, so its gradient is 1 and Adam's first step is the learning rate."""
 
-    def loss(self, model, index, task, site):
-        return model.classifier.weight.sum()
+    def loss(self, index):
+        return self.model.classifier.weight.sum()
 
 
-class Recorder(PlainMethod):
-    def __init__(self):
+class Recorder(PlainRound):
+    def __init__(self, *args):
+        super().__init__(*args)
         self.seen = []
 
-    def loss(self, model, index, task, site):
+    def loss(self, index):
         self.seen.append(index.tolist())
-        return super().loss(model, index, task, site)
+        return super().loss(index)
 
 
 @pytest.mark.parametrize(
@@ -62,21 +77,21 @@ def test_numbers_that_cannot_train_are_refused(options, got):
 
 def test_training_lowers_the_loss(tmp_path):
     site = make_site(tmp_path, LABELS)
-    model, method = TinyNetwork(2), PlainMethod()
-    losses = [trainer().train(model, method, make_task(round_num=r), site) for r in range(8)]
+    model = TinyNetwork(2)
+    losses = [trainer().train(start(site, model, round_num=r)) for r in range(8)]
     assert losses[-1] < losses[0] - 0.05
 
 
 def test_the_returned_loss_is_the_mean_over_the_batches_of_the_last_epoch(tmp_path):
-    class Counting(PlainMethod):
+    class Counting(PlainRound):
         calls = 0
 
-        def loss(self, model, index, task, site):
+        def loss(self, index):
             self.calls += 1
-            return model.classifier.bias.sum() * 0 + self.calls
+            return self.model.classifier.bias.sum() * 0 + self.calls
 
     site = make_site(tmp_path, LABELS, batch_size=6)
-    assert trainer(local_epochs=2).train(TinyNetwork(2), Counting(), make_task(), site) == 5.0  # mean of 4, 5, 6
+    assert trainer(local_epochs=2).train(start(site, round_type=Counting)) == 5.0  # mean of 4, 5, 6
 
 
 def test_the_same_seed_trains_the_same_weights_whatever_the_global_random_state(tmp_path):
@@ -89,11 +104,11 @@ def test_the_same_seed_trains_the_same_weights_whatever_the_global_random_state(
 
 
 def test_rounds_and_epochs_see_the_samples_in_other_orders(tmp_path):
-    recorder = Recorder()
-    trained(tmp_path / "a", method=recorder, local_epochs=2)
-    trained(tmp_path / "b", method=recorder, round_num=1)
-    half = len(recorder.seen) // 3
-    orders = [[n for batch in recorder.seen[i * half : (i + 1) * half] for n in batch] for i in range(3)]
+    first, second = (start(make_site(tmp_path, LABELS), round_type=Recorder, round_num=r) for r in (0, 1))
+    trainer(local_epochs=2).train(first)
+    trainer().train(second)
+    seen, half = first.seen + second.seen, len(second.seen)
+    orders = [[n for batch in seen[i * half : (i + 1) * half] for n in batch] for i in range(3)]
     assert all(sorted(order) == list(range(18)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
 
@@ -102,37 +117,37 @@ def test_each_round_starts_with_a_fresh_adam(tmp_path):
     site, model = make_site(tmp_path, LABELS, batch_size=18), TinyNetwork(2)
     for round_num in range(3):
         before = model.classifier.weight.detach().clone()
-        trainer(weight_decay=0).train(model, ShiftLoss(), make_task(round_num=round_num), site)
+        trainer(weight_decay=0).train(start(site, model, round_type=ShiftLoss, round_num=round_num))
         assert torch.allclose(before - model.classifier.weight, torch.full((2, 12), 0.01), atol=1e-6)
 
     # With moments kept from an opposite round, the step would be far smaller.
     class Opposite(ShiftLoss):
-        def loss(self, model, index, task, site):
-            return -super().loss(model, index, task, site)
+        def loss(self, index):
+            return -super().loss(index)
 
     before = model.classifier.weight.detach().clone()
-    trainer(weight_decay=0).train(model, Opposite(), make_task(round_num=3), site)
+    trainer(weight_decay=0).train(start(site, model, round_type=Opposite, round_num=3))
     assert torch.allclose(model.classifier.weight - before, torch.full((2, 12), 0.01), atol=1e-6)
 
 
 def test_weight_decay_enters_the_gradient_before_adam(tmp_path):
-    class NoLoss(PlainMethod):
-        def loss(self, model, index, task, site):
-            return model.classifier.weight.sum() * 0
+    class NoLoss(PlainRound):
+        def loss(self, index):
+            return self.model.classifier.weight.sum() * 0
 
     model, site = TinyNetwork(2), make_site(tmp_path, LABELS, batch_size=18)
     before = model.classifier.weight.detach().clone()
-    trainer(weight_decay=1e-2).train(model, NoLoss(), make_task(), site)
+    trainer(weight_decay=1e-2).train(start(site, model, round_type=NoLoss))
     step = before - model.classifier.weight  # Adam turns any gradient into one learning rate: L2 is coupled
     assert torch.allclose(step, 0.01 * before.sign(), atol=1e-4)
 
 
 def test_training_stops_before_the_next_batch_when_asked(tmp_path):
-    recorder, answers = Recorder(), iter([False, False, True])
-    site = make_site(tmp_path, LABELS)
+    site, answers = make_site(tmp_path, LABELS), iter([False, False, True])
     site.stop = lambda: next(answers)
+    recorder = start(site, round_type=Recorder)
     with pytest.raises(Stopped):
-        trainer().train(TinyNetwork(2), recorder, make_task(), site)
+        trainer().train(recorder)
     assert len(recorder.seen) == 2
 
 
@@ -148,17 +163,17 @@ def test_inference_stops_before_the_next_batch_when_asked(tmp_path):
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_loss_that_is_not_finite_is_refused(tmp_path, value):
-    class Broken(PlainMethod):
-        def loss(self, model, index, task, site):
-            return model.classifier.weight.sum() * 0 + float(value)
+    class Broken(PlainRound):
+        def loss(self, index):
+            return self.model.classifier.weight.sum() * 0 + float(value)
 
     with refused(f"site-1: round 2, local training: expected a finite loss, got {value}; lower learning_rate"):
-        trainer().train(TinyNetwork(2), Broken(), make_task(round_num=2), make_site(tmp_path, LABELS))
+        trainer().train(start(make_site(tmp_path, LABELS), round_type=Broken, round_num=2))
 
 
 def test_batchnorm_learns_while_training_even_after_inference(tmp_path):
     model = TinyNetwork(2).eval()
-    trainer().train(model, PlainMethod(), make_task(), make_site(tmp_path, LABELS))
+    trainer().train(start(make_site(tmp_path, LABELS), model))
     assert model.training
     assert model.norm.num_batches_tracked == 5
 
@@ -202,15 +217,14 @@ def test_no_batch_of_one_is_left_over(tmp_path, samples, sizes):
     batches = site.batches(torch.arange(samples))
     assert [len(b) for b in batches] == sizes
     assert torch.cat(batches).tolist() == list(range(samples))
-    assert [len(b) for b in PlainMethod().batches(make_task(), site, 0)] == sizes
+    assert [len(b) for b in start(site).batches(0)] == sizes
 
 
 def test_views_are_the_same_within_a_round_and_others_in_the_next(tmp_path):
     site = make_site(tmp_path / "a", LABELS)
     views = site.views(make_task(), 2)
     assert views.shape == (2, 18, 2, 3)
-    site.memory.clear()
-    assert torch.equal(site.views(make_task(), 2), views)
+    assert torch.equal(make_site(tmp_path / "a", LABELS).views(make_task(), 2), views)
     assert not torch.equal(site.views(make_task(round_num=1), 2), views)
     assert not torch.equal(make_site(tmp_path / "b", LABELS, name="site-2").views(make_task(), 2), views)
 
@@ -218,23 +232,24 @@ def test_views_are_the_same_within_a_round_and_others_in_the_next(tmp_path):
 # ---- moments that go on, and a hook after every step ----------------------------------------------------------------
 
 
-class Pull(PlainMethod):
-    """Gradient of the classifier's weights: the numbers of ``pulls``, one per step, over all rounds."""
+class Pull(PlainRound):
+    """Gradient of the classifier's weights: the numbers of ``pulls``, one per step."""
 
-    def __init__(self, *pulls):
-        self.pulls = iter(pulls)
+    pulls: Iterator[float]
 
-    def loss(self, model, index, task, site):
-        return model.classifier.weight.sum() * next(self.pulls)
+    def loss(self, index):
+        return self.model.classifier.weight.sum() * next(self.pulls)
 
 
 def rounds_of(folder, pulls, rounds, **options):
     """How far each weight of the classifier moved, one full batch per round."""
     site, model = make_site(folder, LABELS, batch_size=18), TinyNetwork(2)
-    start, method = model.classifier.weight.detach().clone(), Pull(*pulls)
+    before, pulls = model.classifier.weight.detach().clone(), iter(pulls)
     for r in rounds:
-        trainer(weight_decay=0, **options).train(model, method, make_task(round_num=r), site)
-    moved = model.classifier.weight.detach() - start
+        work = start(site, model, round_type=Pull, round_num=r)
+        work.pulls = pulls
+        trainer(weight_decay=0, **options).train(work)
+    moved = model.classifier.weight.detach() - before
     assert torch.allclose(moved, moved[:1, :1].expand_as(moved), atol=1e-6)
     return moved[0, 0].item()
 
@@ -285,28 +300,25 @@ def test_kept_moments_make_rounds_of_one_optimiser(tmp_path):
 
 
 def test_kept_moments_train_as_one_optimiser_of_torch_on_real_gradients(tmp_path):
-    site, model, method = make_site(tmp_path, LABELS), TinyNetwork(2), PlainMethod()
-    twin = TinyNetwork(2).train()
+    site, model, twin = make_site(tmp_path, LABELS), TinyNetwork(2), TinyNetwork(2).train()
     optimizer = torch.optim.Adam(twin.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=5e-4)
     for r in range(3):
-        task = make_task(round_num=r)
-        trainer(keep_moments=True, second_momentum=0.99).train(model, method, task, site)
-        for index in method.batches(task, site, 0):
+        trainer(keep_moments=True, second_momentum=0.99).train(start(site, model, round_num=r))
+        work = start(site, twin, round_num=r)
+        for index in work.batches(0):
             optimizer.zero_grad()
-            method.loss(twin, index, task, site).backward()
+            work.loss(index).backward()
             optimizer.step()
     assert all(torch.allclose(v, twin.state_dict()[k], atol=1e-5) for k, v in model.state_dict().items())
 
 
 def test_a_repeated_round_starts_from_the_moments_of_the_round_before_it(tmp_path):
-    site, method, state = make_site(tmp_path, LABELS), PlainMethod(), []
-    for r in (0, 1):
-        model = TinyNetwork(2)
-        trainer(keep_moments=True).train(model, method, make_task(round_num=r), site)
-        state.append(weights(model))
-    again = TinyNetwork(2)
-    trainer(keep_moments=True).train(again, method, make_task(round_num=1), site)
-    assert equal(weights(again), state[1])
+    site, state = make_site(tmp_path, LABELS), []
+    for r in (0, 1, 1):
+        work = start(site, round_num=r)
+        trainer(keep_moments=True).train(work)
+        state.append(weights(work.model))
+    assert equal(state[2], state[1])
 
 
 def test_a_site_that_missed_a_round_starts_with_a_fresh_adam(tmp_path):
@@ -319,14 +331,16 @@ def test_a_site_that_missed_a_round_starts_with_a_fresh_adam(tmp_path):
 def test_moments_are_kept_on_disk_for_another_process_and_only_when_asked(tmp_path):
     for keep in (False, True):
         site = make_site(tmp_path / str(keep), LABELS)
-        trainer(keep_moments=keep).train(TinyNetwork(2), PlainMethod(), make_task(), site)
+        trainer(keep_moments=keep).train(start(site))
         assert sorted(f.name for f in (tmp_path / str(keep) / "state").iterdir()) == (["adam-0.pt"] if keep else [])
 
 
 def test_a_round_that_failed_leaves_no_moments(tmp_path):
     site = make_site(tmp_path, LABELS, batch_size=18)
-    with pytest.raises(Exception, match="finite loss"):
-        trainer(keep_moments=True).train(TinyNetwork(2), Pull(float("nan")), make_task(), site)
+    work = start(site, round_type=Pull)
+    work.pulls = iter([float("nan")])
+    with pytest.raises(FedMendError, match="finite loss"):
+        trainer(keep_moments=True).train(work)
     assert site.state.load("adam-0") is None
 
 
@@ -334,13 +348,13 @@ def test_after_step_is_called_once_behind_every_step_with_the_moved_model(tmp_pa
     seen = []
 
     class Hooked(ShiftLoss):
-        def after_step(self, model, task, site):
-            assert model.training
-            seen.append((task.round_num, site.name, model.classifier.weight.sum().item()))
+        def after_step(self):
+            assert self.model.training
+            seen.append((self.task.round_num, self.site.name, self.model.classifier.weight.sum().item()))
 
     site, model = make_site(tmp_path, LABELS, batch_size=6), TinyNetwork(2)
     before = model.classifier.weight.sum().item()
-    trainer(local_epochs=2, weight_decay=0).train(model, Hooked(), make_task(round_num=2), site)
+    trainer(local_epochs=2, weight_decay=0).train(start(site, model, round_type=Hooked, round_num=2))
     assert [s[:2] for s in seen] == [(2, "site-1")] * 6
     fallen = np.array([before - s[2] for s in seen])
     assert fallen == pytest.approx(24 * 0.01 * np.arange(1, 7), rel=1e-3)  # 24 weights, one learning rate each

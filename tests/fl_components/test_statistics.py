@@ -17,10 +17,10 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
-from fedmend.datasets.phantom_sites import SOURCE
-from fl_components.filters import ReportGuard
+from fedmend.phantoms.sites import SOURCE
+from fl_components.guard import ReportGuard
 from fl_components.statistics import (
-    KINDS,
+    COUNTS,
     PHANTOM_SAMPLES,
     SAMPLES,
     LabelAuditWriter,
@@ -102,7 +102,7 @@ def test_the_pre_run_handshake_that_a_job_may_ask_for_tells_nothing(client):
 def test_data_are_opened_once(client, folder, monkeypatch):
     site = client()
     first = site.ask()
-    monkeypatch.setattr("fl_components.statistics.count_labels", None)
+    monkeypatch.setattr("fl_components.statistics.kind_of", None)
     assert site.ask(task=SECOND)["count"] == first["count"]
 
 
@@ -123,7 +123,7 @@ def test_data_are_opened_once(client, folder, monkeypatch):
 )
 def test_a_site_that_cannot_be_counted_says_why(client, options, sentence):
     told = client(**options).ask()["count"]
-    assert set(told) == set(KINDS)
+    assert set(told) == set(COUNTS)
     for features in told.values():
         ((feature, number),) = features.items()
         assert feature.startswith(sentence)
@@ -135,7 +135,7 @@ def test_a_phantom_says_that_it_is_one(client, tmp_path, monkeypatch):
     phantoms.mkdir()
     card = make_site_folder(phantoms / "site-1", LABELS, columns=[0, 1]) / "site.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "provenance": {"source": SOURCE}}))
-    monkeypatch.setattr("fl_components.site_config.ensure_phantom", lambda cache_dir, spec: phantoms)
+    monkeypatch.setattr("fedmend.site_config.ensure_phantom", lambda cache_dir, spec: phantoms)
     site = client("phantom")
     site.engine.get_component("labels")._phantom = object()
     assert PHANTOM_SAMPLES in site.ask()["count"]["annotated"]
@@ -148,7 +148,8 @@ def test_impossible_classes_are_refused_at_once(classes):
             build(classes=classes)
 
 
-# ---- the server ---------------------------------------------------------------------------------------------------------
+# ---- the server
+# ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def server(tmp_path):
     """Runs the end of FLARE's controller on what the sites sent; returns the run's folder and the context's engine."""
@@ -189,8 +190,8 @@ def test_the_page_lies_beside_the_json_file(client, server, caplog):
 
 
 def test_a_site_that_tells_no_class_at_all_does_not_stop_the_others(server):
-    few = {kind: {SAMPLES: 9} for kind in KINDS}
-    sentence = {kind: {"site-3: site.json: expected, not found": 0} for kind in KINDS}
+    few = {kind: {SAMPLES: 9} for kind in COUNTS}
+    sentence = {kind: {"site-3: site.json: expected, not found": 0} for kind in COUNTS}
     records, engine = server({"site-1": few, "site-3": sentence})
     assert engine.panics() == []
     page = (records / "report.html").read_text()
@@ -214,7 +215,8 @@ def test_sites_are_read_in_sorted_order_and_what_is_not_told_is_no_zero():
     assert sites["site-2"].counts.ravel().tolist() == [-1, 7, -1]
 
 
-# ---- the guard ----------------------------------------------------------------------------------------------------------
+# ---- the guard
+# ----------------------------------------------------------------------------------------------------------
 def answer(statistics, task=FIRST, **more):
     data = {StC.STATISTICS_TASK_KEY: task, task: fobs.dumps(statistics), StC.STATS_FEATURES: fobs.dumps({}), **more}
     return DXO(DataKind.STATISTICS, data=data)

@@ -22,7 +22,7 @@ from deployment import DAEMON, JOB, PARENT, TINY, deployed, tiny_job
 from factories import ROOT, refused
 from simulation import fedmend, run
 
-from fl_components.submit import configured, open_session, submit_job
+from fl_components.run.submit import configured, open_session, submit_job
 
 pytestmark = pytest.mark.slow
 DAY = timedelta(days=1)
@@ -163,7 +163,9 @@ def test_a_job_with_code_in_it_is_refused_in_a_sentence(deployment):
 
 
 def test_a_class_that_the_server_does_not_list_is_refused_in_a_sentence_to_the_console_too(deployment):
-    with tiny_job("fedmlp_ich", run_name="unlisted", controller="subprocess.Popen") as job:
+    with tiny_job("fedmlp_ich", run_name="unlisted") as job:
+        file = job / "app" / "config" / "config_fed_server.json"
+        file.write_text(file.read_text().replace("fl_components.controller.WorkflowController", "subprocess.Popen"))
         _, sentence = deployment.run(job, by_console)
     assert sentence.endswith(
         ": server: Component 'subprocess.Popen' at config path 'workflows.#1' is not in allow_list"

@@ -1,7 +1,7 @@
 """What faults in the middle of a round do to a piece of work on a provisioned federation, see ``docs/faults.md``.
 
-Every fault strikes a site between its repairs of a round and its result, and at most one job more, under the same run name,
-finishes the work. Rogue sites, which send worse than a damaged result, are in ``tests/test_security.py``.
+Every fault strikes a site between its repairs of a round and its result, and at most one job more, under the same
+run name, finishes the work. Rogue sites, which send worse than a damaged result, are in ``tests/test_security.py``.
 """
 
 import json
@@ -18,10 +18,10 @@ from deployment import JOB, PARENT, deployed, until
 from factories import ROOT
 from nvflare.fuel.flare_api.api_spec import JobNotDone, NoConnection
 
-from fedmend.datasets.phantom_sites import ensure_phantom, phantom_spec
 from fedmend.errors import FedMendError
-from fedmend.ledger import read_history
-from fl_components.submit import SILENT, configured, fetch, submit_job
+from fedmend.phantoms.sites import ensure_phantom, phantom_spec
+from fedmend.repairs.label_ledger import read_history
+from fl_components.run.submit import SILENT, configured, fetch, submit_job
 
 pytestmark = pytest.mark.slow
 SITES = ("site-1", "site-2")

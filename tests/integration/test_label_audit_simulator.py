@@ -1,4 +1,4 @@
-"""The label audit in FLARE's real simulator: its numbers are those of the site folders, less what the sites hold back."""
+"""The label audit in FLARE's real simulator: its numbers are those of the site folders, less what sites hold back."""
 
 import csv
 import json

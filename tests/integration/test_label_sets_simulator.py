@@ -3,23 +3,14 @@
 import pytest
 import torch
 from factories import ROOT
-from simulation import fedmend, global_model, lines, metrics_without_seconds, records, runs_by_threads
+from simulation import fedmend, global_model, lines, metrics_without_seconds, records
 
 pytestmark = pytest.mark.slow
 SITES = ["site-1", "site-2", "site-3"]
-SMALL = [
-    *("num_rounds=3", "image_size=32", "batch_size=8", "local_iterations=4", "pairs=2", "learning_rate=0.001"),
-    *("phantom.images=700", "phantom.sites=3", "phantom.pixels=32"),
-]
 
 
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory):
-    return runs_by_threads("fedlsm_isic2018", tmp_path_factory.mktemp("home"), sites=3, settings=SMALL)
-
-
-def test_sites_measure_uncertainty_and_tell_what_they_know_of_each_class(simulated):
-    workspace, out = simulated(3)
+def test_sites_measure_uncertainty_and_tell_what_they_know_of_each_class(fedlsm):
+    workspace, out = fedlsm(3)
     assert "PHANTOM round 3/3 train" in out
     decided = lines(workspace, "decisions.jsonl")
     for what, size in (("class_knowledge", 7), ("uncertainty", 20)):
@@ -32,8 +23,8 @@ def test_sites_measure_uncertainty_and_tell_what_they_know_of_each_class(simulat
     assert (records(workspace) / "macro.csv").is_file()
 
 
-def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_model(simulated):
-    (two, _), (three, _) = simulated(2), simulated(3)  # with fewer threads than sites, Adam's moments come from disk
+def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_model(fedlsm):
+    (two, _), (three, _) = fedlsm(2), fedlsm(3)  # with fewer threads than sites, Adam's moments come from disk
     assert metrics_without_seconds(two) == metrics_without_seconds(three)
     weights = global_model(two)
     assert all(torch.equal(value, weights[name]) for name, value in global_model(three).items())

@@ -5,20 +5,10 @@ import numpy as np
 import pytest
 import torch
 from factories import ROOT
-from simulation import fedmend, global_model, lines, metrics_without_seconds, records, runs_by_threads
+from simulation import SMALL, fedmend, global_model, lines, metrics_without_seconds, records
 
 pytestmark = pytest.mark.slow
 SITES = ["site-1", "site-2"]
-SMALL = [
-    *("num_rounds=5", "warmup_rounds=2", "image_size=32", "local_epochs=1", "learning_rate=0.003", "gap=0"),
-    *("threshold=0.5", "phantom.images=6", "phantom.sites=2", "phantom.pixels=32", "phantom.depth=12", "phantom.m=1"),
-    *("phantom.test_share=0.33", "learning_rate_decay=1", "min_component=1"),
-]
-
-
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory):
-    return runs_by_threads("fedia_ms", tmp_path_factory.mktemp("home"), sites=2, settings=SMALL)
 
 
 def state_of(workspace, site):
@@ -26,8 +16,8 @@ def state_of(workspace, site):
     return folder
 
 
-def test_sites_estimate_their_completeness_and_correct_their_masks(simulated):
-    workspace, out = simulated(2)
+def test_sites_estimate_their_completeness_and_correct_their_masks(fedia):
+    workspace, out = fedia(2)
     assert "PHANTOM round 5/5" in out
     decided = {d["what"]: d["value"] for d in lines(workspace, "decisions.jsonl")}
     assert sorted(decided["completeness"]) == sorted(decided["iou_line"]) == SITES
@@ -37,8 +27,8 @@ def test_sites_estimate_their_completeness_and_correct_their_masks(simulated):
     assert '<section id="completeness">' in page
 
 
-def test_a_correction_leaves_a_ledger_repaired_volumes_and_a_gallery_at_the_site_and_labels_alone(simulated):
-    workspace, _ = simulated(2)
+def test_a_correction_leaves_a_ledger_repaired_volumes_and_a_gallery_at_the_site_and_labels_alone(fedia):
+    workspace, _ = fedia(2)
     corrected = {s for d in lines(workspace, "decisions.jsonl") if d["what"] == "corrected" for s in d["value"]}
     assert corrected
     repaired = []
@@ -55,8 +45,8 @@ def test_a_correction_leaves_a_ledger_repaired_volumes_and_a_gallery_at_the_site
         assert set(np.unique(np.asarray(nibabel.load(volume).dataobj))) == {0, 1}
 
 
-def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_model_and_masks(simulated):
-    (one, _), (two, _) = simulated(1), simulated(2)  # with one thread, curve, flag and masks come from disk
+def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_model_and_masks(fedia):
+    (one, _), (two, _) = fedia(1), fedia(2)  # with one thread, curve, flag and masks come from disk
     assert metrics_without_seconds(one) == metrics_without_seconds(two)
     weights = global_model(one)
     assert all(torch.equal(value, weights[name]) for name, value in global_model(two).items())
@@ -65,7 +55,7 @@ def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_model_and_m
 
 def test_the_upper_bound_trains_on_complete_masks(tmp_path):
     words = ["--variant", "all_labels", "--workspace", tmp_path / "w", "--threads", 2, "--sites", 2]
-    small = [s for s in SMALL if not s.startswith(("gap", "num_rounds"))] + ["num_rounds=2"]
+    small = [s for s in SMALL["fedia_ms"] if not s.startswith(("gap", "num_rounds"))] + ["num_rounds=2"]
     code, out = fedmend("simulate", ROOT / "jobs" / "fedia_ms", *words, "--set", *small, home=tmp_path)
     assert code == 0, out
     assert not any(d["what"] == "corrected" for d in lines(tmp_path / "w", "decisions.jsonl"))

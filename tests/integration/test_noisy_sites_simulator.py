@@ -4,23 +4,14 @@ import json
 
 import pytest
 import torch
-from simulation import global_model, lines, metrics_without_seconds, records, runs_by_threads
+from simulation import global_model, lines, metrics_without_seconds, records, without_time
 
 pytestmark = pytest.mark.slow
 SITES = [f"site-{i}" for i in range(1, 5)]
-SMALL = [
-    *("num_rounds=3", "warmup_rounds=1", "image_size=32", "batch_size=8", "local_epochs=1"),
-    *("phantom.images=240", "phantom.sites=4", "phantom.pixels=32", "phantom.noise=uniform"),
-]
 
 
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory):
-    return runs_by_threads("fednoro_isic2019", tmp_path_factory.mktemp("home"), sites=4, settings=SMALL)
-
-
-def test_noisy_sites_are_found_and_weighted_down_and_the_report_says_so(simulated):
-    workspace, out = simulated(4)
+def test_noisy_sites_are_found_and_weighted_down_and_the_report_says_so(fednoro):
+    workspace, out = fednoro(4)
     for line in ("PHANTOM round 1/3 warmup", "PHANTOM round 2/3 robust", "PHANTOM round 3/3 robust"):
         assert line in out
     decided = lines(workspace, "decisions.jsonl")
@@ -44,12 +35,9 @@ def test_noisy_sites_are_found_and_weighted_down_and_the_report_says_so(simulate
     assert all(f'<section id="{name}">' in page for name in ("confusion", "noisy-sites"))
 
 
-def test_the_results_do_not_depend_on_how_many_sites_run_at_once(simulated):
-    (two, _), (four, _) = simulated(2), simulated(4)
+def test_the_results_do_not_depend_on_how_many_sites_run_at_once(fednoro):
+    (two, _), (four, _) = fednoro(2), fednoro(4)
     assert metrics_without_seconds(two) == metrics_without_seconds(four)
-    without_time = [
-        [{k: v for k, v in d.items() if k != "time"} for d in lines(w, "decisions.jsonl")] for w in (two, four)
-    ]
-    assert without_time[0] == without_time[1]
+    assert without_time(two, "decisions.jsonl") == without_time(four, "decisions.jsonl")
     weights = global_model(two)
     assert all(torch.equal(value, weights[name]) for name, value in global_model(four).items())

@@ -1,4 +1,4 @@
-"""FedIA on three real patients (Lesjak et al., 2018) in FLARE's simulator: two sites with half of their lesions marked."""
+"""FedIA on three real patients (Lesjak et al., 2018) in FLARE's simulator: two sites, half of their lesions marked."""
 
 import json
 import os

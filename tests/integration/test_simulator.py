@@ -8,70 +8,16 @@ import shutil
 import pytest
 import torch
 from factories import ROOT
-from simulation import fedmend, global_model, lines, metrics_without_seconds, records, run
-
-from fedmend.ledger import read_history
+from simulation import SMALL, fedmend, global_model, ledger, lines, metrics_without_seconds, records, run
 
 pytestmark = pytest.mark.slow
 JOB = ROOT / "jobs" / "fedmlp_ich"
 SITES = [f"site-{i}" for i in range(1, 4)]
-SMALL = [
-    "num_rounds=3",
-    "warmup_rounds=1",
-    "image_size=32",
-    "batch_size=8",
-    "st=false",
-]  # so young a model is certain of nothing
+SETTINGS = SMALL["fedmlp_ich"]
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def sites(home):
-    """Three site folders."""
-    words = ["--slices", 360, "--pixels", 48, "--sites", 3, "--annotated-per-site", 3]
-    code, out = fedmend("phantom", "ich", home / "sites", *words, home=home)
-    assert code == 0, out
-    return home / "sites"
-
-
-@pytest.fixture(scope="module")
-def originals(sites):
-    """Bytes of everything that people wrote about the sites, before the first run."""
-    files = [f for name in SITES for f in sorted((sites / name).glob("*.[cj]s*"))]
-    assert len(files) >= 4 * len(SITES)
-    return {f: f.read_bytes() for f in files}
-
-
-@pytest.fixture(scope="module")
-def simulated(home, sites, originals):
-    """Workspace and output by number of threads; each run is made once."""
-    runs = {}
-
-    def simulate(threads):
-        if threads not in runs:
-            workspace = home / f"threads-{threads}"
-            code, out = fedmend(
-                *("simulate", JOB, "--workspace", workspace, "--threads", threads, "--sites", 3, "--set", *SMALL),
-                *("--site", f"data_root={sites}/{{SITE_NAME}}", f"cache_dir={home}/cache"),
-                home=home,
-            )
-            assert code == 0, out
-            runs[threads] = workspace, out
-        return runs[threads]
-
-    return simulate
-
-
-def ledger(workspace, site):
-    return read_history(workspace / site / "state" / "fedmlp_ich" / site / "ledger.sqlite")
-
-
-def test_a_run_leaves_models_report_and_decisions_and_no_label_is_touched(simulated, originals):
-    workspace, out = simulated(3)
+def test_a_run_leaves_models_report_and_decisions_and_no_label_is_touched(fedmlp, originals):
+    workspace, out = fedmlp(3)
     results = json.loads((records(workspace) / "results.json").read_text())
     for name in ("global model", "best model"):
         assert os.path.getsize(results["files"][name]) > 40e6  # ResNet-18
@@ -86,8 +32,8 @@ def test_a_run_leaves_models_report_and_decisions_and_no_label_is_touched(simula
         assert file.read_bytes() == content, file.name
 
 
-def test_every_site_keeps_its_repairs_in_its_own_ledger(simulated):
-    workspace, _ = simulated(3)
+def test_every_site_keeps_its_repairs_in_its_own_ledger(fedmlp):
+    workspace, _ = fedmlp(3)
     for site in SITES:
         rows = ledger(workspace, site)
         assert rows
@@ -95,14 +41,14 @@ def test_every_site_keeps_its_repairs_in_its_own_ledger(simulated):
         assert {row["old"] for row in rows} == {-1}
 
 
-def test_no_slice_is_named_in_what_the_server_writes(simulated):
-    workspace, _ = simulated(3)
+def test_no_slice_is_named_in_what_the_server_writes(fedmlp):
+    workspace, _ = fedmlp(3)
     assert not re.search(r"ID_[0-9a-f]+|\.dcm", (workspace / "server" / "log.txt").read_text())
     assert all(".dcm" not in (records(workspace) / f).read_text() for f in ("decisions.jsonl", "run.json"))
 
 
-def test_one_thread_and_three_give_the_same_bytes(simulated):
-    (one, _), (three, _) = simulated(1), simulated(3)
+def test_one_thread_and_three_give_the_same_bytes(fedmlp):
+    (one, _), (three, _) = fedmlp(1), fedmlp(3)
     assert metrics_without_seconds(one) == metrics_without_seconds(three)
     assert lines(one, "repairs.jsonl") == lines(three, "repairs.jsonl")
     weights = global_model(one)
@@ -116,7 +62,7 @@ def checkout(home):
     """A job for two sites beside the tracked policy, as in a fresh checkout."""
     folder = home / "checkout"
     shutil.copytree(ROOT / "simulator_workspace" / "local", folder / "simulator_workspace" / "local")
-    words = ["num_rounds=2", *SMALL[1:], "phantom.images=300", "phantom.sites=2", "phantom.annotated_per_site=4"]
+    words = ["num_rounds=2", *SETTINGS[1:], "phantom.images=300", "phantom.sites=2", "phantom.annotated_per_site=4"]
     code, out = fedmend("configure", JOB, folder / "job", "--sites", 2, "--set", *words, home=home)
     assert code == 0, out
     return folder
@@ -137,11 +83,11 @@ def test_a_class_that_the_site_policy_does_not_allow_stops_the_job(checkout, hom
     policy = home / "strict" / "local"
     shutil.copytree(checkout / "simulator_workspace" / "local", policy)
     resources = json.loads((policy / "resources.json").read_text())
-    resources["class_allow_list"].remove("fl_components.controllers.fedmlp.FedMLPController")
+    resources["class_allow_list"].remove("fedmend.methods.fedmlp.FedMLPWorkflow")
     (policy / "resources.json").write_text(json.dumps(resources))
     code, out = run(["nvflare.cli", "simulator", checkout / "job", "-w", home / "strict", "-t", 2], home=home)
     assert code != 0
-    assert "'fl_components.controllers.fedmlp.FedMLPController'" in out
+    assert "'fedmend.methods.fedmlp.FedMLPWorkflow'" in out
     assert "is not in allow_list" in out
     assert not records(home / "strict").exists()
 
@@ -173,7 +119,7 @@ def test_sites_with_bad_data_stop_the_run_with_a_sentence_each(sites, home):
     table[2] = table[2].rsplit(",", 1)[0] + ",yes"
     other_label.write_text("\n".join(table))
     code, out = fedmend(
-        *("simulate", JOB, "--workspace", home / "refused", "--threads", 3, "--sites", 3, "--set", *SMALL),
+        *("simulate", JOB, "--workspace", home / "refused", "--threads", 3, "--sites", 3, "--set", *SETTINGS),
         *("--site", f"data_root={sites}/bad-{{SITE_NAME}}", f"cache_dir={home}/cache"),
         home=home,
     )

@@ -28,11 +28,12 @@ from nvflare.fuel.utils.class_utils import instantiate_class, load_class
 from nvflare.private.fed.app.default_app_validator import DefaultAppValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.security.security import FLAuthorizer
-from test_jobs import VARIANTS, components, load
+from test_jobs import named_classes
 from test_layers import imported, modules, within
 
-from fl_components.payload import SiteResult, pack_result, unpack_result
-from fl_components.site_config import read_site_config
+from fedmend.results import SiteResult
+from fedmend.site_config import read_site_config
+from fl_components.wire import pack_result, unpack_result
 from provisioning.policy import SitePolicyBuilder
 
 PROJECT = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
@@ -215,7 +216,7 @@ def test_the_allow_list_is_flares_own_and_single_classes_of_ours():
 
 @every_site
 def test_every_class_that_a_job_names_is_allowed(kits, site):
-    paths = {c["path"] for job, variant in VARIANTS for f in load(job, variant).values() for c in components(f)}
+    paths = named_classes()
     assert "fl_components.executor.MethodExecutor" in paths
     for path in paths:
         check_class(kits / site, path)
@@ -228,7 +229,7 @@ def test_every_class_that_a_job_names_is_allowed(kits, site):
         "subprocess.Popen",
         "fl_components.cli.main",  # would run any command of ours with the job's arguments
         "fl_components.executor.MethodExecutorOfAnother",
-        "fedmend.ledger.LabelLedger",
+        "fedmend.repairs.label_ledger.LabelLedger",
         "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor",
         "nvflare.app_opt.pt.file_model_persistor.PTFileModelPersistor",  # runs what its arguments name
         "nvflare.app_common.ccwf.SwarmClientController",  # sends results past the ReportGuard

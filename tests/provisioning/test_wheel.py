@@ -63,7 +63,7 @@ def python(words, *, folder, cwd):
 def test_the_wheel_holds_every_file_of_both_packages_and_no_other(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert {"fedmend/methods/fedmlp.py", "fl_components/controllers/fedmlp.py"} <= FILES
+    assert {"fedmend/methods/fedmlp.py", "fl_components/controller.py"} <= FILES
     assert names == FILES
 
 

@@ -1,9 +1,9 @@
 """Batched weak augmentation on the device, drawn per (sample, view) so that a view can be made again.
 
-:func:`draw_views` is the weak augmentation of the code of FedMLP and FedNoRo: rotation up to 10 degrees, translation up to 2 %
-of the edge, horizontal flip with probability 1/2, empty corners filled with 0. Bilinear sampling, where the published code uses
-the nearest neighbour, because small images suffer from the latter. :func:`weak` and :func:`strong` are the pair of FedLSM's code,
-where Gaussian blur stands for its median blur too.
+:func:`draw_views` is the weak augmentation of the code of FedMLP and FedNoRo: rotation up to 10 degrees, translation up
+to 2 % of the edge, horizontal flip with probability 1/2, empty corners filled with 0. Bilinear sampling, where the
+published code uses the nearest neighbour, because small images suffer from the latter. :func:`weak` and :func:`strong`
+are the pair of FedLSM's code, where Gaussian blur stands for its median blur too.
 """
 
 import math
@@ -136,7 +136,7 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
 
 
 def to_network(images: Tensor) -> Tensor:
-    """Grey (B, 1, H, W) or colour (B, 3, H, W) in 0..1 → (B, 3, H, W) with ImageNet mean and standard deviation, as the backbones expect."""
+    """Grey (B, 1, H, W) or colour (B, 3, H, W) in 0..1 → (B, 3, H, W), scaled by ImageNet's mean and deviation."""
     mean = images.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
     std = images.new_tensor(IMAGENET_STD).view(1, 3, 1, 1)
     images = (images - mean) / std

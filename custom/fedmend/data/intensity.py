@@ -13,11 +13,12 @@ from fedmend.data.augment import blur
 def augment_intensity(images: Tensor, generator: torch.Generator) -> Tensor:
     """Gaussian noise (p 0.1), Gaussian blur (p 0.1), simulated low resolution (p 0.125), gamma (p 0.15), in this order.
 
-    Each image draws for itself whether a step happens and how strong it is. The published code chooses an image for blur
-    with probability 0.2 and for low resolution with 0.25, and then each of its channels with 1/2; with the one
+    Each image draws for itself whether a step happens and how strong it is. The published code chooses an image for
+    blur with probability 0.2 and for low resolution with 0.25, and then each of its channels with 1/2; with the one
     channel here that is the product. Ranges: sigma 0.5..1 pixels; zoom 0.5..1; gamma 0.7..1 or 1..1.5, half each, with
-    the image's mean and standard deviation kept. The noise has 0..0.1 of the image's standard deviation: batchgenerators
-    takes what it calls a variance, 0..0.1, as the standard deviation and means it for standardised images.
+    the image's mean and standard deviation kept. The noise has 0..0.1 of the image's standard deviation:
+    batchgenerators takes what it calls a variance, 0..0.1, as the standard deviation and means it for standardised
+    images.
 
     Args:
         images: (B, 1, H, W) float32, in about 0..1.

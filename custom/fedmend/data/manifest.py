@@ -3,7 +3,7 @@
 A table has the column ``image`` (path below the card's ``image_root``), optionally ``patient``, and then either one
 column per annotated class with 1, 0 or blank (``task: multilabel``) or the column ``label`` with a class name or blank
 (``task: singlelabel``). Blank means *not annotated*. With ``task: segmentation`` a split is a datalist of volumes, see
-:mod:`fedmend.data.volumes`. Every method reads this format; dataset converters write it.
+:mod:`fedmend.data.datalist`. Every method reads this format; dataset converters write it.
 """
 
 import csv
@@ -21,7 +21,7 @@ from fedmend.errors import FedMendError
 CARD_NAME = "site.json"
 CARD_FORMAT = 1
 NOT_ANNOTATED = -1
-TASKS = MULTILABEL, SINGLELABEL, SEGMENTATION = "multilabel", "singlelabel", "segmentation"
+KIND_NAMES = MULTILABEL, SINGLELABEL, SEGMENTATION = "multilabel", "singlelabel", "segmentation"
 WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 2800.0), "lung": (-600.0, 1500.0)}
 
 
@@ -32,7 +32,7 @@ class SiteCard:
     Attributes:
         site: name used in messages.
         folder: the folder that holds ``site.json``.
-        task: ``multilabel``, ``singlelabel`` or ``segmentation``.
+        kind: kind of labels, ``multilabel``, ``singlelabel`` or ``segmentation``; the card's field ``task``.
         classes: all classes of the federation, in the site's own order.
         splits: split name → file name of the CSV or, for segmentation, of the datalist; ``train`` is required.
         truth: split name → the same with complete labels, for evaluation only; training code has no access to it.
@@ -47,7 +47,7 @@ class SiteCard:
 
     site: str
     folder: Path
-    task: str
+    kind: str
     classes: tuple[str, ...]
     splits: Mapping[str, str]
     image_root: Path
@@ -93,7 +93,7 @@ class LabelTable:
         return digest.hexdigest()
 
 
-def _kind(value) -> str:
+def _type(value) -> str:
     """A refused value of the card in words that cannot hold patient data."""
     return "nothing" if value is None else f"another {type(value).__name__}"
 
@@ -112,7 +112,7 @@ def _parse_window(value, where: str):
         return (float(value[0]), float(value[1]))
     raise FedMendError(
         f"{where}, field window: expected null, 'file', one of {sorted(WINDOWS)} or [centre, width] in HU,"
-        f" got {_kind(value)}"
+        f" got {_type(value)}"
     )
 
 
@@ -132,45 +132,27 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
     """
     folder = Path(folder)
     where = f"{site}: {CARD_NAME}"
-    try:
-        raw = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FedMendError(f"{where}: expected in the folder that data_root names, not found") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise FedMendError(f"{where}: expected JSON, got a file that does not parse ({type(e).__name__})") from None
-    if not isinstance(raw, dict) or raw.get("format") != CARD_FORMAT:
-        got = _kind(raw.get("format") if isinstance(raw, dict) else raw)
-        raise FedMendError(f"{where}, field format: expected {CARD_FORMAT}, got {got}")
-    if raw.get("task") not in TASKS:
-        raise FedMendError(f"{where}, field task: expected one of {list(TASKS)}, got {_kind(raw.get('task'))}")
+    raw = _read_card(folder, where)
+    if raw.get("task") not in KIND_NAMES:
+        raise FedMendError(f"{where}, field task: expected one of {list(KIND_NAMES)}, got {_type(raw.get('task'))}")
     classes = raw.get("classes")
     if not isinstance(classes, list) or not classes or not all(isinstance(c, str) and c for c in classes):
-        raise FedMendError(f"{where}, field classes: expected a list of one or more class names, got {_kind(classes)}")
+        raise FedMendError(f"{where}, field classes: expected a list of one or more class names, got {_type(classes)}")
     if len(set(classes)) != len(classes):
         raise FedMendError(f"{where}, field classes: expected each name once, got {classes!r}")
     splits, truth = raw.get("splits"), raw.get("truth", {})
-    if not _is_text_mapping(splits) or "train" not in splits:
-        raise FedMendError(
-            f"{where}, field splits: expected a mapping of split to file name with at least 'train', got {_kind(splits)}"
-        )
-    if not _is_text_mapping(truth):
-        raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {_kind(truth)}")
-    for name in (*splits.values(), *truth.values()):  # they stand in messages, which may travel
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise FedMendError(
-                f"{where}, fields splits and truth: expected file names below the site folder, got another"
-            )
+    _check_files(splits, truth, where)
     if not isinstance(raw.get("color", False), bool):
-        raise FedMendError(f"{where}, field color: expected true or false, got {_kind(raw['color'])}")
+        raise FedMendError(f"{where}, field color: expected true or false, got {_type(raw['color'])}")
     foreground = raw.get("foreground", 1)
     if type(foreground) is not int or foreground < 1:
-        raise FedMendError(f"{where}, field foreground: expected a whole number from 1, got {_kind(foreground)}")
+        raise FedMendError(f"{where}, field foreground: expected a whole number from 1, got {_type(foreground)}")
     if not isinstance(raw.get("image_root"), str):
-        raise FedMendError(f"{where}, field image_root: expected a folder, got {_kind(raw.get('image_root'))}")
+        raise FedMendError(f"{where}, field image_root: expected a folder, got {_type(raw.get('image_root'))}")
     return SiteCard(
         site=site,
         folder=folder,
-        task=raw["task"],
+        kind=raw["task"],
         classes=tuple(classes),
         splits=splits,
         truth=truth,
@@ -183,6 +165,34 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
     )
 
 
+def _read_card(folder: Path, where: str) -> dict:
+    try:
+        raw = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedMendError(f"{where}: expected in the folder that data_root names, not found") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise FedMendError(f"{where}: expected JSON, got a file that does not parse ({type(e).__name__})") from None
+    if not isinstance(raw, dict) or raw.get("format") != CARD_FORMAT:
+        got = _type(raw.get("format") if isinstance(raw, dict) else raw)
+        raise FedMendError(f"{where}, field format: expected {CARD_FORMAT}, got {got}")
+    return raw
+
+
+def _check_files(splits: object, truth: object, where: str) -> None:
+    if not _is_text_mapping(splits) or "train" not in splits:
+        raise FedMendError(
+            f"{where}, field splits: expected a mapping of split to file name with at least 'train', got"
+            f" {_type(splits)}"
+        )
+    if not _is_text_mapping(truth):
+        raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {_type(truth)}")
+    for name in (*splits.values(), *truth.values()):  # they stand in messages, which may travel
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise FedMendError(
+                f"{where}, fields splits and truth: expected file names below the site folder, got another"
+            )
+
+
 def check_classes(card: SiteCard, job_classes: Sequence[str]) -> None:
     """Refuses a site whose class names are not the job's (their order may differ).
 
@@ -192,48 +202,69 @@ def check_classes(card: SiteCard, job_classes: Sequence[str]) -> None:
     missing, extra = sorted(set(job_classes) - set(card.classes)), sorted(set(card.classes) - set(job_classes))
     if missing or extra:
         raise FedMendError(
-            f"{card.site}: {CARD_NAME}, field classes: expected the job's {sorted(job_classes)}, got {sorted(card.classes)}"
-            f" (missing here: {missing}, unknown to the job: {extra})"
+            f"{card.site}: {CARD_NAME}, field classes: expected the job's {sorted(job_classes)}, got"
+            f" {sorted(card.classes)} (missing here: {missing}, unknown to the job: {extra})"
         )
 
 
-def _label_row(
-    record: Mapping[str, str], columns: Mapping[str, int], card: SiteCard, where: str, width: int
-) -> tuple[int, ...]:
-    labels = [NOT_ANNOTATED] * width
-    if card.task == SINGLELABEL:
+class _ClassColumns:
+    """One column per annotated class, with 1, 0 or blank."""
+
+    @staticmethod
+    def columns(header: Sequence[str], classes: tuple[str, ...], where: str) -> dict[str, int]:
+        """Class → its place in ``classes``. Unknown columns are counted: without a header they are a patient's row."""
+        _need_column("image", header, where)
+        columns = [c for c in header if c not in ("image", "patient")]
+        known = [c for c in columns if c in classes]
+        if len(known) < len(columns):
+            raise FedMendError(
+                f"{where}, header: expected columns out of {list(classes)}, got {known} and {len(columns) - len(known)}"
+                " unknown"
+            )
+        if len(set(known)) < len(known):
+            raise FedMendError(f"{where}, header: expected each column once, got {known}")
+        return {c: classes.index(c) for c in known}
+
+    @staticmethod
+    def labels(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
+        """1, 0 or -1 of one row."""
+        labels = [NOT_ANNOTATED] * width
+        for name, index in columns.items():
+            value = (record[name] or "").strip()
+            if value in ("0", "1"):
+                labels[index] = int(value)
+            elif value:
+                raise FedMendError(f"{where}, column {name}: expected 1, 0 or blank, got {_cell(value)}")
+        return tuple(labels)
+
+
+class _LabelColumn:
+    """The column ``label`` with the name of a class or blank."""
+
+    @staticmethod
+    def columns(header: Sequence[str], classes: tuple[str, ...], where: str) -> dict[str, int]:
+        """Class → its place among ``classes``."""
+        _need_column("image", header, where)
+        _need_column("label", header, where)
+        return {c: i for i, c in enumerate(classes)}
+
+    @staticmethod
+    def labels(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
+        """One-hot, or all -1."""
         value = (record["label"] or "").strip()
         if value and value not in columns:
             raise FedMendError(f"{where}, column label: expected one of {sorted(columns)} or blank, got {_cell(value)}")
-        if value:
-            labels = [0] * width
-            labels[columns[value]] = 1
-        return tuple(labels)
-    for name, index in columns.items():
-        value = (record[name] or "").strip()
-        if value in ("0", "1"):
-            labels[index] = int(value)
-        elif value:
-            raise FedMendError(f"{where}, column {name}: expected 1, 0 or blank, got {_cell(value)}")
-    return tuple(labels)
+        if not value:
+            return (NOT_ANNOTATED,) * width
+        return tuple(int(index == columns[value]) for index in range(width))
 
 
-def _label_columns(header: Sequence[str], card: SiteCard, classes: tuple[str, ...], where: str) -> dict[str, int]:
-    """Class → its place among ``classes``. Unknown columns are counted: without a header they are a patient's row."""
-    for column in ["image"] + (["label"] if card.task == SINGLELABEL else []):
-        if column not in header:
-            raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
-    if card.task == SINGLELABEL:
-        return {c: i for i, c in enumerate(classes)}
-    columns = [c for c in header if c not in ("image", "patient")]
-    known = [c for c in columns if c in classes]
-    if len(known) < len(columns):
-        raise FedMendError(
-            f"{where}, header: expected columns out of {list(classes)}, got {known} and {len(columns) - len(known)} unknown"
-        )
-    if len(set(known)) < len(known):
-        raise FedMendError(f"{where}, header: expected each column once, got {known}")
-    return {c: classes.index(c) for c in known}
+_FORMATS = {MULTILABEL: _ClassColumns, SINGLELABEL: _LabelColumn}
+
+
+def _need_column(column: str, header: Sequence[str], where: str) -> None:
+    if column not in header:
+        raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
 
 
 def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
@@ -251,18 +282,12 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
             one image different labels.
     """
     where = f"{card.site}: {file}"
-    classes = tuple(classes)
+    classes, written = tuple(classes), _FORMATS[card.kind]
     rows, images, patients, labels = [], [], [], []
     seen: dict[str, int] = {}
-    try:
-        text = (card.folder / file).read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError):
-        raise FedMendError(f"{where}: expected beside {CARD_NAME}, not found") from None
-    except UnicodeDecodeError:
-        raise FedMendError(f"{where}: expected UTF-8 text, got another encoding") from None
-    reader = csv.DictReader(io.StringIO(text))
+    reader = _csv_reader(card.folder / file, where)
     header = reader.fieldnames or []
-    columns = _label_columns(header, card, classes, where)
+    columns = written.columns(header, classes, where)
     for record in reader:
         row = reader.line_num
         if None in record or None in record.values():
@@ -272,11 +297,12 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
             raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
         if Path(image).is_absolute() or ".." in Path(image).parts:
             raise FedMendError(f"{where} row {row}, column image: expected a path below image_root, got another")
-        label = _label_row(record, columns, card, f"{where} row {row}", len(classes))
+        label = written.labels(record, columns, len(classes), f"{where} row {row}")
         if image in seen:
             if labels[seen[image]] != label:
                 raise FedMendError(
-                    f"{where} row {row}: expected the labels of row {rows[seen[image]]}, which names the same image, got others"
+                    f"{where} row {row}: expected the labels of row {rows[seen[image]]}, which names the same image,"
+                    " got others"
                 )
             continue
         seen[image] = len(images)
@@ -289,6 +315,16 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
     matrix = np.array(labels, dtype=np.int8).reshape(len(labels), len(classes))
     matrix.setflags(write=False)
     return LabelTable(file, np.array(rows, dtype=np.int64), tuple(images), tuple(patients), matrix, annotated, classes)
+
+
+def _csv_reader(path: Path, where: str) -> csv.DictReader:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, IsADirectoryError):
+        raise FedMendError(f"{where}: expected beside {CARD_NAME}, not found") from None
+    except UnicodeDecodeError:
+        raise FedMendError(f"{where}: expected UTF-8 text, got another encoding") from None
+    return csv.DictReader(io.StringIO(text))
 
 
 def write_table(

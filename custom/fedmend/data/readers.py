@@ -1,7 +1,7 @@
-"""One image file → one 8-bit image: DICOM, PNG/JPEG and NIfTI slices in grey, pictures in colour where the card says so.
+"""One image file → one 8-bit image: DICOM, PNG/JPEG and NIfTI slices in grey, pictures in colour where a card says so.
 
-DICOM and NIfTI are read with pydicom and nibabel themselves and not through MONAI's readers: windowing, MONOCHROME1 and the
-refusal of multi-frame files and time series need header fields and shapes that MONAI's readers do not hand on.
+DICOM and NIfTI are read with pydicom and nibabel themselves and not through MONAI's readers: windowing, MONOCHROME1 and
+the refusal of multi-frame files and time series need header fields and shapes that MONAI's readers do not hand on.
 """
 
 import functools
@@ -131,8 +131,8 @@ def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray
     """Reads one image.
 
     DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1. NIfTI
-    volumes are brought to RAS; ``name.nii.gz#12`` is their axial slice 12; they take the card's (centre, width) or, without
-    one, the 0.5-99.5 percentiles of the slice. PNG and JPEG are taken as they are.
+    volumes are brought to RAS; ``name.nii.gz#12`` is their axial slice 12; they take the card's (centre, width) or,
+    without one, the 0.5-99.5 percentiles of the slice. PNG and JPEG are taken as they are.
 
     Args:
         path: image file, with ``#slice`` behind a NIfTI volume.

@@ -1,7 +1,7 @@
 """What a method sees of a site's images and labels: splits with decoded images, and views of them on the device."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,7 @@ from fedmend.data.augment import to_network, warp
 from fedmend.data.manifest import (
     MULTILABEL,
     NOT_ANNOTATED,
-    SINGLELABEL,
     LabelTable,
-    SiteCard,
     check_classes,
     load_card,
     load_table,
@@ -94,14 +92,14 @@ class SiteData:
         annotated: (C,) bool, class annotated in the training split (the paper's active classes).
         train: training split.
         evaluation: ``val`` and/or ``test`` split, where the site has them.
-        task: ``multilabel`` or ``singlelabel``.
+        kind: kind of labels, ``multilabel`` or ``singlelabel``.
     """
 
     classes: tuple[str, ...]
     annotated: np.ndarray
     train: Split
     evaluation: Mapping[str, Split]
-    task: str = MULTILABEL
+    kind: str = MULTILABEL
 
 
 def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
@@ -119,26 +117,6 @@ def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
     )
 
 
-def _check_training_labels(card: SiteCard, table: LabelTable) -> None:
-    if len(table.images) < 2:
-        raise FedMendError(f"{card.site}: {table.file}: expected at least 2 samples, got {len(table.images)}")
-    if card.task == SINGLELABEL:
-        if (found := int((table.labels == 1).any(0).sum())) < 2:
-            raise FedMendError(f"{card.site}: {table.file}, column label: expected at least 2 classes, got {found}")
-        return
-    if not table.annotated.any():
-        raise FedMendError(f"{card.site}: {table.file}, header: expected at least one class column, got none")
-    for index in np.flatnonzero(table.annotated):
-        column = table.labels[:, index]
-        known = column[column != NOT_ANNOTATED]
-        if not (0 < known.sum() < len(known)):
-            got = "only blanks" if not len(known) else f"only {known[0]}"
-            raise FedMendError(
-                f"{card.site}: {table.file}, column {table.classes[index]}: expected both 0 and 1 (a class prior between 0"
-                f" and 1), got {got}; leave the column out if the class is not annotated here"
-            )
-
-
 def load_site(
     folder: Path,
     site: str,
@@ -149,6 +127,7 @@ def load_site(
     device: torch.device,
     max_unreadable: int = 0,
     all_labels: bool = False,
+    check_training: Callable[[LabelTable], None] = lambda table: None,
 ) -> SiteData:
     """Opens a site folder: card, tables, image stores.
 
@@ -161,6 +140,7 @@ def load_site(
         device: where views are made.
         max_unreadable: tolerated unreadable images per split.
         all_labels: train on the complete labels that the card keeps for evaluation: the upper bound of a comparison.
+        check_training: refuses a training table that teaches nothing; see the kinds of labels.
 
     Raises:
         FedMendError: anything about the folder that cannot be used.
@@ -173,32 +153,24 @@ def load_site(
     def load_split(file: str, name: str) -> Split:
         table = load_table(card, file, classes)
         if name == "train":
-            _check_training_labels(card, table)
+            check_training(table)
 
         def where(i: int) -> str:
             return f"{site}: {file} row {table.rows[i]}" if len(table.rows) else f"{site}: {file}"
 
-        store = open_store(
-            cache_dir,
-            card.image_root,
-            table.images,
-            window=card.window,
-            size=image_size,
-            where=where,
-            color=card.color,
-            max_unreadable=max_unreadable,
-        )
+        how = {"window": card.window, "size": image_size, "color": card.color, "max_unreadable": max_unreadable}
+        store = open_store(cache_dir, card.image_root, table.images, where=where, **how)
         images = store.images
         if not store.readable.all():
             table, images = _drop_unreadable(table, store.readable), images[np.flatnonzero(store.readable)]
             if name == "train":
-                _check_training_labels(card, table)  # what is left out may have been the only positive
+                check_training(table)  # what is left out may have been the only positive
         return Split(images, table, device)
 
     train = load_split(card.truth["train"] if all_labels else card.splits["train"], "train")
     evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
     evaluation = {k: v for k, v in evaluation.items() if len(v)}
-    return SiteData(tuple(classes), train.table.annotated, train, evaluation, card.task)
+    return SiteData(tuple(classes), train.table.annotated, train, evaluation, card.kind)
 
 
 def load_truth(folder: Path, site: str, classes: Sequence[str], images: Sequence[str]) -> np.ndarray | None:

@@ -1,9 +1,9 @@
 """The image store: every slice of a site decoded once into one memory-mapped uint8 array.
 
-A store is a folder ``<cache_dir>/stores/<key>`` whose key covers the manifest and the preprocessing, so a change of either
-makes a new one. It is built in a temporary folder beside it and renamed when complete: a half-built store is never seen.
-Several processes may ask at once; a file lock lets one build while the others wait. A finished store is only read; one that
-a power loss has damaged is built again.
+A store is a folder ``<cache_dir>/stores/<key>`` whose key covers the manifest and the preprocessing, so a change of
+either makes a new one. It is built in a temporary folder beside it and renamed when complete: a half-built store is
+never seen. Several processes may ask at once; a file lock lets one build while the others wait. A finished store is
+only read; one that a power loss has damaged is built again.
 """
 
 import hashlib

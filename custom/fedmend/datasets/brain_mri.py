@@ -2,23 +2,26 @@
 (FedMLP), sites with all four diagnoses of which some are noisy (FedNoRo), or sites that each identify some of the four
 (FedLSM).
 
-The source folder holds ``labels.csv`` with the columns image, diagnosis (glioma, meningioma, pituitary, no_tumor) and split
-(train, test), and the PNG slices that it names. As multi-label data the three tumours become three binary labels and no_tumor
-is all-negative; as single-label data the four diagnoses are the classes. The set has no patient identifiers, so slices of one
-patient may be at several sites and in both splits.
+The source folder holds ``labels.csv`` with the columns image, diagnosis (glioma, meningioma, pituitary, no_tumor) and
+split (train, test), and the PNG slices that it names. As multi-label data the three tumours become three binary labels
+and no_tumor is all-negative; as single-label data the four diagnoses are the classes. The set has no patient
+identifiers, so slices of one patient may be at several sites and in both splits.
 """
 
 import csv
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL, write_card, write_table
-from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
+from fedmend.datasets import command_line
+from fedmend.datasets.imperfections import identified_classes
+from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, write_noisy_sites
 from fedmend.datasets.site_folders import site_folders
+from fedmend.discovery import Command
 from fedmend.errors import FedMendError
-from fedmend.imperfections import identified_classes
 
 CLASSES = ("glioma", "meningioma", "pituitary")
 HEALTHY = "no_tumor"
@@ -51,8 +54,8 @@ def prepare(
 ) -> None:
     """Writes ``out/site-1`` (annotates glioma), ``site-2`` (meningioma) and ``site-3`` (pituitary).
 
-    Each site gets a third of the training slices at random, ``val_share`` of them as its validation split, and a third of the
-    test slices with all labels; ``truth/train.csv`` keeps the complete labels for evaluation.
+    Each site gets a third of the training slices at random, ``val_share`` of them as its validation split, and a third
+    of the test slices with all labels; ``truth/train.csv`` keeps the complete labels for evaluation.
 
     Args:
         source: folder with ``labels.csv`` and the images.
@@ -124,13 +127,15 @@ def prepare_single_label(
     tumours = np.concatenate([labels["train"], labels["test"]])
     write_noisy_sites(
         out,
-        images=images["train"] + images["test"],
-        labels=_diagnoses(tumours),
-        classes=DIAGNOSES,
-        image_root=Path(source),
-        test=np.arange(len(tumours)) >= len(images["train"]),
+        LabelledImages(
+            images=images["train"] + images["test"],
+            labels=_diagnoses(tumours),
+            classes=DIAGNOSES,
+            image_root=Path(source),
+            test=np.arange(len(tumours)) >= len(images["train"]),
+            modality="MR",
+        ),
         protocol=protocol,
-        modality="MR",
         source_name=SOURCE,
         soft_labels=soft_labels,
         progress=progress,
@@ -148,19 +153,21 @@ def prepare_label_sets(
 ) -> None:
     """All slices as single-label data; a site labels those of its own diagnoses and leaves the others blank (FedLSM).
 
-    Training and test slices of the set are dealt evenly to the sites; ``test.csv`` and ``truth/train.csv`` have all labels.
+    Training and test slices of the set are dealt evenly to the sites; ``test.csv`` and ``truth/train.csv`` have all
+    labels.
 
     Args:
         source: folder with ``labels.csv`` and the images.
         out: folder for the site folders; must not hold any yet.
         sites: number of sites S.
-        classes_per_site: diagnoses that each site identifies, 2..4, see :func:`fedmend.imperfections.identified_classes`.
+        classes_per_site: diagnoses that each site identifies, 2..4, see
+            :func:`fedmend.datasets.imperfections.identified_classes`.
         val_share: share of a site's training slices held out, in [0, 1).
         seed: of partition and diagnoses.
 
     Raises:
-        FedMendError: the source does not look as described, ``out`` is taken, a number is out of its range, or a site would
-            have training labels of fewer than 2 diagnoses.
+        FedMendError: the source does not look as described, ``out`` is taken, a number is out of its range, or a site
+            would have training labels of fewer than 2 diagnoses.
     """
     if any(out.glob("site-*")):
         raise FedMendError("brain-mri, argument out: expected a folder without site folders, found some")
@@ -172,45 +179,116 @@ def prepare_label_sets(
     images, tumours = _read(Path(source))
     labels = {k: _diagnoses(v) for k, v in tumours.items()}
     identified = identified_classes(sites, len(DIAGNOSES), classes_per_site, seed=seed)
+    arguments = {"sites": sites, "classes_per_site": classes_per_site, "val_share": val_share, "seed": seed}
     shuffled = {k: np.random.default_rng([seed, i]).permutation(len(v)) for i, (k, v) in enumerate(images.items())}
     with site_folders(out, sites, Path(source)) as (folders, image_root):
         for s, (folder, own) in enumerate(zip(folders, identified, strict=True)):
-            mine = shuffled["train"][s::sites]
-            held = round(val_share * len(mine))
-            known = np.where(own[labels["train"]], labels["train"], NOT_ANNOTATED)
-            if len(found := set(known[mine[held:]].tolist()) - {NOT_ANNOTATED}) < 2:
-                raise FedMendError(
-                    f"{folder.name}: train.csv, column label: expected at least 2 classes, got {len(found)}"
-                )
-            parts = {
-                "train.csv": ("train", mine[held:], known),
-                "val.csv": ("train", mine[:held], known),
-                "truth/train.csv": ("train", mine[held:], labels["train"]),
-                "test.csv": ("test", shuffled["test"][s::sites], labels["test"]),
+            shares = {k: index[s::sites] for k, index in shuffled.items()}
+            provenance = {
+                "source": SOURCE,
+                "arguments": arguments,
+                "site": {"identified": [DIAGNOSES[c] for c in np.flatnonzero(own)]},
             }
-            for file, (split, index, shown) in parts.items():
-                write_table(folder / file, [images[split][i] for i in index], shown[index], DIAGNOSES)
-            write_card(
-                folder,
-                task=SINGLELABEL,
-                classes=DIAGNOSES,
-                splits={k: f"{k}.csv" for k in ("train", "val", "test")},
-                truth={"train": "truth/train.csv"},
-                image_root=image_root,
-                modality="MR",
-                provenance={
-                    "source": SOURCE,
-                    "arguments": {
-                        "sites": sites,
-                        "classes_per_site": classes_per_site,
-                        "val_share": val_share,
-                        "seed": seed,
-                    },
-                    "site": {"identified": [DIAGNOSES[c] for c in np.flatnonzero(own)]},
-                },
-            )
+            _write_label_sets(folder, images, labels, shares, own, image_root, provenance)
+
+
+def _write_label_sets(
+    folder: Path,
+    images: Mapping[str, list[str]],
+    labels: Mapping[str, np.ndarray],
+    shares: Mapping[str, np.ndarray],
+    own: np.ndarray,
+    image_root: str,
+    provenance: Mapping,
+) -> None:
+    """Writes one site; ``shares`` are its slices of the set's splits, ``own`` (C,) the diagnoses that it identifies."""
+    mine = shares["train"]
+    held = round(provenance["arguments"]["val_share"] * len(mine))
+    known = np.where(own[labels["train"]], labels["train"], NOT_ANNOTATED)
+    if len(found := set(known[mine[held:]].tolist()) - {NOT_ANNOTATED}) < 2:
+        raise FedMendError(f"{folder.name}: train.csv, column label: expected at least 2 classes, got {len(found)}")
+    parts = {
+        "train.csv": ("train", mine[held:], known),
+        "val.csv": ("train", mine[:held], known),
+        "truth/train.csv": ("train", mine[held:], labels["train"]),
+        "test.csv": ("test", shares["test"], labels["test"]),
+    }
+    for file, (split, index, shown) in parts.items():
+        write_table(folder / file, [images[split][i] for i in index], shown[index], DIAGNOSES)
+    write_card(
+        folder,
+        task=SINGLELABEL,
+        classes=DIAGNOSES,
+        splits={k: f"{k}.csv" for k in ("train", "val", "test")},
+        truth={"train": "truth/train.csv"},
+        image_root=image_root,
+        modality="MR",
+        provenance=provenance,
+    )
 
 
 def _diagnoses(tumours: np.ndarray) -> np.ndarray:
     """(N, 3) 0/1 → (N,) numbers of the four diagnoses."""
     return np.where(tumours.any(1), tumours.argmax(1), DIAGNOSES.index(HEALTHY))
+
+
+def _source_and_out(parser: ArgumentParser) -> None:
+    command_line.source_and_out(parser, "folder with labels.csv (image, diagnosis, split) and the images")
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    _source_and_out(parser)
+    parser.add_argument(
+        "--train-per-site", type=int, default=None, help="cap of each site's training slices (default: all)"
+    )
+    parser.add_argument("--seed", type=int, default=1037)
+
+
+def _run(args: Namespace) -> None:
+    prepare(args.source, args.out, train_per_site=args.train_per_site, seed=args.seed)
+    print(f"3 site folders are in {args.out}")
+
+
+def _add_arguments_single(parser: ArgumentParser) -> None:
+    _source_and_out(parser)
+    command_line.noise_arguments(parser)
+    command_line.soft_labels_argument(parser)
+
+
+def _run_single(args: Namespace) -> None:
+    protocol = command_line.protocol_of(args)
+    prepare_single_label(args.source, args.out, protocol=protocol, soft_labels=args.soft_labels, progress=print)
+
+
+def _add_arguments_sets(parser: ArgumentParser) -> None:
+    _source_and_out(parser)
+    parser.add_argument("--sites", type=int, default=4)
+    parser.add_argument("--classes-per-site", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1037)
+
+
+def _run_sets(args: Namespace) -> None:
+    prepare_label_sets(args.source, args.out, **command_line.given(args, "sites", "classes_per_site", "seed"))
+    print(f"{args.sites} site folders are in {args.out}")
+
+
+COMMANDS = (
+    Command(
+        name="brain-mri",
+        help="brain tumour MR slices: three sites, each annotates one tumour",
+        add_arguments=_add_arguments,
+        run=_run,
+    ),
+    Command(
+        name="brain-mri-single",
+        help="the same slices with four diagnoses, some sites noisy",
+        add_arguments=_add_arguments_single,
+        run=_run_single,
+    ),
+    Command(
+        name="brain-mri-sets",
+        help="the same four diagnoses, some of them missing per site",
+        add_arguments=_add_arguments_sets,
+        run=_run_sets,
+    ),
+)

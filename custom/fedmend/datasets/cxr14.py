@@ -1,31 +1,30 @@
-"""ChestX-ray14, frontal chest films with fourteen findings: the official NIH download → site folders with missing classes.
+"""ChestX-ray14, frontal chest films with fourteen findings: the official NIH download → site folders with missing
+classes.
 
-Download: ``Data_Entry_2017.csv`` (of its columns, image, findings, patient and view are read), ``train_val_list.txt``,
-``test_list.txt`` and the films in ``images/`` or, as the archives unpack, in ``images_001/images/`` and so on.
-Reference: Wang et al., CVPR 2017.
+The shuffled patients (or films) are dealt to the sites. Each site gets ``train.csv`` and ``val.csv`` with the columns
+of its own classes, its share of the test split in ``test.csv`` with all classes, and ``truth/train.csv`` with the
+complete labels of ``train.csv``. The result depends on the download and the arguments alone, not on the order of rows
+or files.
 """
 
-import csv
-import os
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.data.manifest import MULTILABEL, write_card, write_table
+from fedmend.datasets import command_line
+from fedmend.datasets.cxr14_download import CLASSES, find_files, find_table, read_films, read_lists
+from fedmend.datasets.imperfections import annotated_classes, identified_classes
 from fedmend.datasets.noisy_sites import hold_out
 from fedmend.datasets.site_folders import site_folders
+from fedmend.discovery import Command
 from fedmend.errors import FedMendError
-from fedmend.imperfections import annotated_classes, identified_classes
 
-CLASSES = ("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax")
-CLASSES += ("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia")
-HEALTHY = "No Finding"
 SOURCE = "NIH ChestX-ray14"
-TABLES = ("Data_Entry_2017.csv", "Data_Entry_2017_v2020.csv")  # NIH has offered the labels under both names
-TRAIN_LIST, TEST_LIST = "train_val_list.txt", "test_list.txt"
-COLUMNS = ("Image Index", "Finding Labels", "Patient ID", "View Position")
+ARGUMENTS = ("sites", "classes_per_site", "assignment", "view", "top", "classes", "split", "test_share", "val_share")
+ARGUMENTS += ("train_per_site", "seed")  # what the cards show of what prepare is given
 # What FedLSM's released code draws for its partition seed 524; it drew Atelectasis twice for site-5.
 RELEASED = (
     ("Pneumothorax", "Emphysema", "Pneumonia"),
@@ -61,20 +60,6 @@ PROTOCOLS: Mapping[str, Mapping] = {
 }
 
 
-@dataclass(frozen=True)
-class _Films:
-    """N films sorted by name: (N,) str names, patients and views, (N,) rows in the table, (N, 14) int8 labels."""
-
-    images: np.ndarray
-    patients: np.ndarray
-    views: np.ndarray
-    rows: np.ndarray
-    labels: np.ndarray
-
-    def take(self, index: np.ndarray) -> "_Films":
-        return _Films(*(getattr(self, f.name)[index] for f in fields(self)))
-
-
 def prepare(
     source: Path,
     out: Path,
@@ -95,9 +80,6 @@ def prepare(
 ) -> None:
     """Turns the official download into ``out/site-1`` .. ``out/site-S``; the films stay where they are.
 
-    The shuffled patients (or films) are dealt to the sites. Each site gets ``train.csv`` and ``val.csv`` with the columns of
-    its own classes, its share of the test split in ``test.csv`` with all classes, and ``truth/train.csv`` with the complete
-    labels of ``train.csv``. The result depends on the download and the arguments alone, not on the order of rows or files.
     The defaults are FedLSM's experiment; ``PROTOCOLS`` has the arguments of FedMLP's too.
 
     Args:
@@ -105,63 +87,74 @@ def prepare(
         out: folder for the site folders; made when missing.
         sites: number of sites S.
         classes_per_site: classes that each site identifies, 1..C.
-        assignment: ``dealt``: FedLSM's draw, see :func:`fedmend.imperfections.identified_classes`; ``released``: what its
-            released code drew for 8 sites and 3 of 14 classes; ``one_each`` or ``random``: FedMLP's rules, see
-            :func:`fedmend.imperfections.annotated_classes`.
+        assignment: ``dealt``: FedLSM's draw, see ``imperfections.identified_classes``; ``released``: what its released
+            code drew for 8 sites and 3 of 14 classes; ``one_each`` or ``random``: see
+            ``imperfections.annotated_classes``.
         view: films in this view only, ``PA`` or ``AP``; ``None``: all. FedMLP has ``PA``.
-        top: only this many classes, those with the most positives in that view, in official order; ``None``: all 14. FedMLP
-            has 8.
+        top: only this many classes, those with the most positives in that view, in official order (FedMLP: 8).
         classes: only these, in this order, instead of ``top``.
-        split: ``official`` takes the official test list and keeps a patient in one of training and validation and in one
-            site; ``patient`` draws the patients of the test split; ``image`` splits and deals film by film, as the papers'
-            released codes do in training and validation, so that patients are on several sides.
+        split: ``official`` takes the official test list and keeps a patient in one of training and validation and in
+            one site; ``patient`` draws the patients of the test split; ``image`` splits and deals film by film, as the
+            papers' released codes do in training and validation, so that patients are on several sides.
         test_share: share of the patients (or films) in the test split, in (0, 1); not used by ``official``.
-        val_share: share of a site's other patients (or films) that goes to ``val.csv``, in [0, 1); 0 writes none. FedLSM's
-            7:1:2 is 1/8; FedMLP has no validation split.
+        val_share: share of a site's other patients (or films) that goes to ``val.csv``, in [0, 1); 0 writes none.
+            FedLSM's 7:1:2 is 1/8; FedMLP has no validation split.
         train_per_site: ``train.csv`` holds at most this many films, ``val.csv`` shrinks in proportion; ``None``: all.
         seed: 0 or more.
         source_name: what the cards name as source; synthetic data says so here.
         progress: called with one line of text at a time.
 
     Raises:
-        FedMendError: a wrong argument, site folders in ``out`` already, a download that is incomplete or contradicts itself,
-            too few patients, or a training part with only 0 or only 1 of a class that its site identifies.
+        FedMendError: a wrong argument, site folders in ``out`` already, a download that is incomplete or contradicts
+            itself, too few patients, or a training part with only 0 or only 1 of a class that its site identifies.
     """
-    arguments = {k: v for k, v in locals().items() if k not in ("source", "out", "source_name", "progress")}
-    source, out, say = Path(source), Path(out), progress or (lambda line: None)
-    _check_arguments(out, arguments)
-    identified = _assign(assignment, sites, len(classes or ()) or top or len(CLASSES), classes_per_site, seed)
-    table = next((name for name in TABLES if (source / name).is_file()), None)
-    if table is None:
-        raise FedMendError(f"cxr14, argument source: expected {TABLES[0]} in it, not found")
-    films = _read_films(source, table)
-    test = _read_lists(source, films, table) if split == "official" else None
+    arguments = {k: v for k, v in locals().items() if k in ARGUMENTS}
+    _check_arguments(Path(out), arguments)
+    _convert(Path(source), Path(out), arguments, source_name, progress or (lambda line: None))
+
+
+def _convert(source: Path, out: Path, arguments: Mapping, source_name: str, say: Callable[[str], object]) -> None:
+    """:func:`prepare` with the arguments that the cards show as one mapping."""
+    sites, seed, split, view = (arguments[k] for k in ("sites", "seed", "split", "view"))
+    classes, val_share = arguments["classes"], arguments["val_share"]
+    count = len(classes or ()) or arguments["top"] or len(CLASSES)
+    identified = _assign(arguments["assignment"], sites, count, arguments["classes_per_site"], seed)
+    table = find_table(source)
+    films = read_films(source, table)
+    test = read_lists(source, films, table) if split == "official" else None
     say(f"{len(films.images)} films of {len(np.unique(films.patients))} patients")
     if view is not None:
         used = np.flatnonzero(films.views == view)
         films, test = films.take(used), None if test is None else test[used]
         say(f"{len(used)} of them are {view}")
-    paths = _find_files(source, films, table)
+    paths = find_files(source, films, table)
     units = np.unique(films.images if split == "image" else films.patients, return_inverse=True)[1]
     if test is None:
-        test = hold_out(units, test_share, seed=seed)
+        test = hold_out(units, arguments["test_share"], seed=seed)
     _check_units(units, test, sites * (1 + (val_share > 0)), sites, "films" if split == "image" else "patients")
     if classes:
         shown = [CLASSES.index(c) for c in classes]
     else:
-        shown = np.sort(np.argsort(-films.labels.sum(axis=0, dtype=np.int64), kind="stable")[:top]).tolist()
+        positives = films.labels.sum(axis=0, dtype=np.int64)
+        shown = np.sort(np.argsort(-positives, kind="stable")[: arguments["top"]]).tolist()
     labels, classes = films.labels[:, shown], [CLASSES[c] for c in shown]
-    parts = _deal(units, test, sites, val_share, train_per_site, seed)
+    parts = _deal(units, test, sites, val_share, arguments["train_per_site"], seed)
+    _check_labels(parts, labels, classes, identified)
+    counts = {"films": len(films.images), "patients": len(np.unique(films.patients)), "test": int(test.sum())}
+    provenance = {"source": source_name, "arguments": dict(arguments), "counts": counts}
+    _write(source, out, paths, films.patients, labels, classes, parts, identified, provenance)
+    say(f"{sites} site folders written")
+
+
+def _check_labels(
+    parts: list[dict[str, np.ndarray]], labels: np.ndarray, classes: list[str], identified: np.ndarray
+) -> None:
     for s, c in np.argwhere(identified):
         values = np.unique(labels[parts[s]["train"], c])
         if len(values) < 2:  # a site refuses to train on such a column
             raise FedMendError(
                 f"site-{s + 1}: train.csv, column {classes[c]}: expected both 0 and 1, got only {values[0]}"
             )
-    counts = {"films": len(films.images), "patients": len(np.unique(films.patients)), "test": int(test.sum())}
-    provenance = {"source": source_name, "arguments": arguments, "counts": counts}
-    _write(source, out, paths, films.patients, labels, classes, parts, identified, provenance)
-    say(f"{sites} site folders written")
 
 
 def _check_arguments(out: Path, arguments: Mapping) -> None:
@@ -201,88 +194,12 @@ def _assign(assignment: str, sites: int, num_classes: int, per_site: int, seed: 
     return np.array([[c in own for c in CLASSES] for own in RELEASED])
 
 
-def _read_films(source: Path, table: str) -> _Films:
-    images, patients, views, rows, labels = [], [], [], [], []
-    first: dict[str, int] = {}
-    with open(source / table, newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream)
-        if missing := [c for c in COLUMNS if c not in (reader.fieldnames or ())]:
-            raise FedMendError(f"{table} row 1: expected a header with {list(COLUMNS)}, got one without {missing}")
-        for record in reader:
-            image, findings, patient, view = ((record[c] or "").strip() for c in COLUMNS)
-            row = reader.line_num
-            if not image or not patient:
-                raise FedMendError(f"{table} row {row}: expected an image and a patient, got a blank")
-            if first.setdefault(image, row) != row:
-                raise FedMendError(f"{table} row {row}: expected each image once, got the one of row {first[image]}")
-            labels.append(_parse_findings(findings, f"{table} row {row}"))
-            images.append(image)
-            patients.append(patient)
-            views.append(view)
-            rows.append(row)
-    order = np.argsort(np.array(images, dtype=str))
-    matrix = np.array(labels, dtype=np.int8).reshape(-1, len(CLASSES))
-    texts = (np.array(column, dtype=str) for column in (images, patients, views))
-    return _Films(*texts, np.array(rows, dtype=np.int64), matrix).take(order)
-
-
-def _parse_findings(text: str, where: str) -> list[int]:
-    names = [] if text == HEALTHY else [name.strip() for name in text.split("|")]
-    for name in names:
-        if name not in CLASSES:
-            # Of a column that slipped, anything could stand here.
-            got = repr(name) if name.replace("_", "").replace(" ", "").isalpha() else f"text of {len(name)} characters"
-            raise FedMendError(
-                f"{where}, column Finding Labels: expected {HEALTHY!r} alone or names out of {list(CLASSES)}, got {got}"
-            )
-    return [int(c in names) for c in CLASSES]
-
-
-def _read_lists(source: Path, films: _Films, table: str) -> np.ndarray:
-    """(N,) bool, True for the films of the official test list."""
-    for name in (TRAIN_LIST, TEST_LIST):
-        if not (source / name).is_file():
-            raise FedMendError(f"cxr14, argument source: expected {name} in it for split 'official', not found")
-    train, test = (
-        np.isin(films.images, np.array((source / name).read_text(encoding="utf-8-sig").split(), dtype=str))
-        for name in (TRAIN_LIST, TEST_LIST)
-    )
-    if len(wrong := np.flatnonzero(train == test)):
-        raise FedMendError(
-            f"{table} row {films.rows[wrong].min()}: expected the image in one of {TRAIN_LIST} and {TEST_LIST}, found it in"
-            f" {'both' if test[wrong[films.rows[wrong].argmin()]] else 'neither'}"
-        )
-    if len(both := np.flatnonzero(test & np.isin(films.patients, films.patients[train]))):
-        raise FedMendError(
-            f"{table} row {films.rows[both].min()}: expected all images of a patient in one of {TRAIN_LIST} and {TEST_LIST},"
-            " found them in both"
-        )
-    return test
-
-
-def _find_files(source: Path, films: _Films, table: str) -> list[str]:
-    """Path of each film below the download."""
-    folders = [folder for folder in (source / "images", *sorted(source.glob("images_*/images"))) if folder.is_dir()]
-    if not folders:
-        raise FedMendError("cxr14, argument source: expected images/ or images_001/images/ and so on in it, not found")
-    paths = {
-        e.name: f"{folder.relative_to(source).as_posix()}/{e.name}" for folder in folders for e in os.scandir(folder)
-    }
-    missing = films.rows[[name not in paths for name in films.images]]
-    if len(missing):
-        raise FedMendError(
-            f"{table}: expected a file for each of {len(films.images)} images, got none for {len(missing)}, the first in"
-            f" row {missing.min()}"
-        )
-    return [paths[name] for name in films.images]
-
-
 def _check_units(units: np.ndarray, test: np.ndarray, least_train: int, least_test: int, kind: str) -> None:
     num_train, num_test = len(np.unique(units[~test])), len(np.unique(units[test]))
     if num_train < least_train or num_test < least_test:
         raise FedMendError(
-            f"cxr14: expected at least {least_train} {kind} for training and {least_test} for the test, got {num_train} and"
-            f" {num_test}"
+            f"cxr14: expected at least {least_train} {kind} for training and {least_test} for the test, got {num_train}"
+            f" and {num_test}"
         )
 
 
@@ -342,3 +259,39 @@ def _write(
                 modality="DX",
                 provenance={**provenance, "site": {"sizes": {name: len(index) for name, index in part.items()}}},
             )
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    command_line.source_and_out(parser, "folder with Data_Entry_2017.csv, the two lists and the films")
+    parser.add_argument(
+        "--protocol",
+        choices=["fedlsm", "fedmlp"],
+        default="fedlsm",
+        help="fedlsm: 14 findings, 3 at each of 8 sites; fedmlp: PA films, 8 findings, 1 at each of 8 sites",
+    )
+    parser.add_argument("--sites", type=int)
+    parser.add_argument("--classes-per-site", type=int)
+    parser.add_argument("--assignment", choices=["dealt", "released", "one_each", "random"])
+    parser.add_argument("--view", choices=["all", "PA", "AP"])
+    parser.add_argument("--top", type=int, help="only the findings with the most positives")
+    parser.add_argument("--classes", default="", help="only these findings, comma-separated, instead of --top")
+    parser.add_argument("--split", choices=["official", "patient", "image"], help="image leaks patients")
+    parser.add_argument("--test-share", type=float)
+    parser.add_argument("--val-share", type=float)
+    parser.add_argument("--train-per-site", type=int)
+    parser.add_argument("--seed", type=int)
+
+
+def _run(args: Namespace) -> None:
+    names = [name for name in ARGUMENTS if name != "classes"]
+    given = {k: v for k, v in command_line.given(args, *names).items() if v is not None}
+    if given.get("view") == "all":
+        given["view"] = None
+    if args.classes:
+        given = {"top": None, **given, "classes": args.classes.split(",")}
+    prepare(args.source, args.out, **{**PROTOCOLS[args.protocol], **given}, progress=print)
+
+
+COMMANDS = (
+    Command(name="cxr14", help="NIH ChestX-ray14, findings missing per site", add_arguments=_add_arguments, run=_run),
+)

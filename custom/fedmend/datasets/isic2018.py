@@ -1,22 +1,26 @@
-"""ISIC 2018 task 3 (HAM10000), dermoscopy with seven diagnoses: the official training download → single-label sites that each
-identify some of the classes only (FedLSM, Deng et al., MICCAI 2023).
+"""ISIC 2018 task 3 (HAM10000), dermoscopy with seven diagnoses: the official training download → single-label sites
+that each identify some of the classes only (FedLSM, Deng et al., MICCAI 2023).
 
 Download: ``ISIC2018_Task3_Training_Input/ISIC_0000000.jpg``,
-``ISIC2018_Task3_Training_GroundTruth/ISIC2018_Task3_Training_GroundTruth.csv`` (image and one column per class, one of them
-1.0) and ``ISIC2018_Task3_Training_LesionGroupings.csv`` (of its columns, image and lesion_id are read), which may also lie in
-the folder of the former. References: Tschandl et al., Scientific Data 5:180161, 2018; Codella et al., arXiv:1902.03368, 2019.
+``ISIC2018_Task3_Training_GroundTruth/ISIC2018_Task3_Training_GroundTruth.csv`` (image and one column per class, one of
+them 1.0) and ``ISIC2018_Task3_Training_LesionGroupings.csv`` (of its columns, image and lesion_id are read), which may
+also lie in the folder of the former. References: Tschandl et al., Scientific Data 5:180161, 2018; Codella et al.,
+arXiv:1902.03368, 2019.
 """
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.data.manifest import NOT_ANNOTATED, SINGLELABEL, write_card, write_table
+from fedmend.datasets import command_line
+from fedmend.datasets.imperfections import identified_classes
 from fedmend.datasets.isic2019 import read_tables
 from fedmend.datasets.site_folders import site_folders
+from fedmend.discovery import Command
 from fedmend.errors import FedMendError
-from fedmend.imperfections import identified_classes
 
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 SOURCE = "ISIC 2018 challenge, task 3, training set (HAM10000)"
@@ -50,20 +54,20 @@ def prepare(
 ) -> None:
     """Turns the official download into ``out/site-1`` .. ``out/site-S``; the pictures stay where they are.
 
-    Lesions (or pictures) are split at random, then each split is dealt evenly to the sites. In ``train.csv`` and ``val.csv`` a
-    picture has its label where the site identifies its class and a blank where it does not; ``test.csv`` has all labels,
-    ``truth/train.csv`` those of ``train.csv``. The result depends on the download and the arguments alone, not on the
-    order of rows. The defaults are the paper's 7:1:2, five sites and three classes each (Sec. 3.1).
+    Lesions (or pictures) are split at random, then each split is dealt evenly to the sites. In ``train.csv`` and
+    ``val.csv`` a picture has its label where the site identifies its class and a blank where it does not; ``test.csv``
+    has all labels, ``truth/train.csv`` those of ``train.csv``. The result depends on the download and the arguments
+    alone, not on the order of rows. The defaults are the paper's 7:1:2, five sites and three classes each (Sec. 3.1).
 
     Args:
         source: folder of the download.
         out: folder for the site folders; made when missing.
         sites: number of sites S.
         classes_per_site: classes that each site identifies, 2..7.
-        assignment: ``random``, see :func:`fedmend.imperfections.identified_classes`, or ``released``, the classes of the
-            paper's code for five sites with three classes each.
-        split: ``lesion`` keeps the pictures of a lesion in one split of one site; ``image`` splits picture by picture, as
-            the paper's code does, so that lesions are on both sides.
+        assignment: ``random``, see :func:`fedmend.datasets.imperfections.identified_classes`, or ``released``, the
+            classes of the paper's code for five sites with three classes each.
+        split: ``lesion`` keeps the pictures of a lesion in one split of one site; ``image`` splits picture by picture,
+            as the paper's code does, so that lesions are on both sides.
         test_share: share of the lesions (or pictures) in the test split, in (0, 1).
         val_share: share of the lesions (or pictures) in the validation split, in [0, 1); 0 writes none.
         train_per_site: ``train.csv`` holds at most this many pictures, ``val.csv`` shrinks in proportion; None: all.
@@ -72,28 +76,19 @@ def prepare(
         progress: called with one line of text at a time.
 
     Raises:
-        FedMendError: a wrong argument, site folders in ``out`` already, a download that is incomplete or contradicts itself,
-            too few lesions, or a site whose training part has labels of fewer than 2 classes.
+        FedMendError: a wrong argument, site folders in ``out`` already, a download that is incomplete or contradicts
+            itself, too few lesions, or a site whose training part has labels of fewer than 2 classes.
     """
     arguments = {k: v for k, v in locals().items() if k not in ("source", "out", "source_name", "progress")}
     source, out, say = Path(source), Path(out), progress or (lambda line: None)
     _check_arguments(out, arguments)
-    if assignment == "released":
-        identified = np.array([[c in own for c in CLASSES] for own in RELEASED])
-    else:
-        identified = identified_classes(sites, len(CLASSES), classes_per_site, seed=seed)
+    identified = _assign(assignment, sites, classes_per_site, seed)
     ids, labels, lesions = read_tables(*_locate(source), CLASSES)
     say(f"{len(ids)} pictures of {len(set(lesions))} lesions")
     units = np.unique(lesions if split == "lesion" else ids, return_inverse=True)[1]
     parts = _parts(units, sites, test_share, val_share, train_per_site, split, seed)
     known = [np.where(own[labels], labels, NOT_ANNOTATED) for own in identified]
-    for s, part in enumerate(parts):
-        names = [CLASSES[c] for c in np.flatnonzero(identified[s])]
-        found = set(known[s][part["train"]].tolist()) - {NOT_ANNOTATED}
-        if len(found) < 2:  # a site refuses to train on such a column
-            raise FedMendError(
-                f"site-{s + 1}: train.csv, column label: expected at least 2 of its classes {names}, got {len(found)}"
-            )
+    _check_labels(known, identified, parts)
     provenance = {"source": source_name, "arguments": arguments}
     _write(source / FOLDER, out, ids, lesions, labels, known, identified, parts, provenance)
     say(f"{sites} site folders written")
@@ -121,6 +116,23 @@ def _check_arguments(out: Path, arguments: Mapping) -> None:
         )
 
 
+def _assign(assignment: str, sites: int, per_site: int, seed: int) -> np.ndarray:
+    """Which site identifies which class, (S, C) bool."""
+    if assignment == "released":
+        return np.array([[c in own for c in CLASSES] for own in RELEASED])
+    return identified_classes(sites, len(CLASSES), per_site, seed=seed)
+
+
+def _check_labels(known: list[np.ndarray], identified: np.ndarray, parts: list[dict[str, np.ndarray]]) -> None:
+    for s, part in enumerate(parts):
+        names = [CLASSES[c] for c in np.flatnonzero(identified[s])]
+        found = set(known[s][part["train"]].tolist()) - {NOT_ANNOTATED}
+        if len(found) < 2:  # a site refuses to train on such a column
+            raise FedMendError(
+                f"site-{s + 1}: train.csv, column label: expected at least 2 of its classes {names}, got {len(found)}"
+            )
+
+
 def _locate(source: Path) -> tuple[Path, Path, Path]:
     """Folder of pictures, table of classes and table of lesions."""
     table = source / TABLE
@@ -140,7 +152,7 @@ def _parts(
     split: str,
     seed: int,
 ) -> list[dict[str, np.ndarray]]:
-    """For each site: split name → sorted indices of pictures, of which ``units`` (N,) says to what lesion they belong."""
+    """For each site: split name → sorted indices of pictures; ``units`` (N,) are their lesions."""
     count = len(np.unique(units))
     test, val = round(test_share * count), round(val_share * count)
     sizes = {"train": count - test - val, "val": val, "test": test}
@@ -200,3 +212,33 @@ def _write(
                 color=True,
                 provenance={**provenance, "site": own},
             )
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    command_line.source_and_out(parser, "folder with ISIC2018_Task3_Training_Input/ and the ground truth")
+    parser.add_argument("--sites", type=int, default=5)
+    parser.add_argument("--classes-per-site", type=int, default=3)
+    parser.add_argument("--assignment", choices=["random", "released"], default="random")
+    parser.add_argument(
+        "--split",
+        choices=["lesion", "image"],
+        default="lesion",
+        help="image is the released split, which leaks lesions",
+    )
+    parser.add_argument("--train-per-site", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=523)
+
+
+def _run(args: Namespace) -> None:
+    given = command_line.given(args, "sites", "classes_per_site", "assignment", "split", "train_per_site", "seed")
+    prepare(args.source, args.out, **given, progress=print)
+
+
+COMMANDS = (
+    Command(
+        name="isic2018",
+        help="ISIC 2018 task 3 (HAM10000), diagnoses missing per site",
+        add_arguments=_add_arguments,
+        run=_run,
+    ),
+)

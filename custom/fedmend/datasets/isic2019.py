@@ -1,20 +1,24 @@
-"""ISIC 2019, dermoscopy with eight diagnoses: the official training download → sites of which some label wrongly (FedNoRo).
+"""ISIC 2019, dermoscopy with eight diagnoses: the official training download → sites of which some label wrongly
+(FedNoRo).
 
-Download: ``ISIC_2019_Training_Input/ISIC_0000000.jpg``, ``ISIC_2019_Training_GroundTruth.csv`` (image and one column per
-class, one of them 1.0) and ``ISIC_2019_Training_Metadata.csv`` (of its columns, image and lesion_id are read).
-References: Tschandl et al., Scientific Data 5:180161, 2018; Codella et al., ISBI 2018; Hernández-Pérez et al., Scientific
-Data 11:641, 2024.
+Download: ``ISIC_2019_Training_Input/ISIC_0000000.jpg``, ``ISIC_2019_Training_GroundTruth.csv`` (image and one column
+per class, one of them 1.0) and ``ISIC_2019_Training_Metadata.csv`` (of its columns, image and lesion_id are read).
+References: Tschandl et al., Scientific Data 5:180161, 2018; Codella et al., ISBI 2018; Hernández-Pérez et al.,
+Scientific Data 11:641, 2024.
 """
 
 import csv
 import os
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedmend.datasets.noisy_sites import NoiseProtocol, hold_out, write_noisy_sites
+from fedmend.datasets import command_line
+from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
+from fedmend.discovery import Command
 from fedmend.errors import FedMendError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -88,8 +92,8 @@ def read_tables(
         columns: C names.
 
     Returns:
-        N image ids, sorted; labels (N,) int64, indices into ``columns``; N lesion ids, where a picture that has none is a
-        lesion of its own and gets its image id.
+        N image ids, sorted; labels (N,) int64, indices into ``columns``; N lesion ids, where a picture that has none is
+        a lesion of its own and gets its image id.
 
     Raises:
         FedMendError: another header, a row that is not one-hot, lacks its picture or its metadata, or contradicts an
@@ -176,16 +180,44 @@ def prepare(
         )
     write_noisy_sites(
         out,
-        images=data.images,
-        labels=data.labels,
-        classes=CLASSES,
-        image_root=source,
-        test=data.test,
+        LabelledImages(
+            images=data.images,
+            labels=data.labels,
+            classes=CLASSES,
+            image_root=source,
+            test=data.test,
+            modality="dermoscopy",
+            color=True,
+            patients=data.lesions,
+        ),
         protocol=protocol,
-        modality="dermoscopy",
-        color=True,
-        patients=data.lesions,
         source_name=source_name,
         soft_labels=soft_labels,
         progress=progress,
     )
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    command_line.source_and_out(
+        parser, "folder with ISIC_2019_Training_Input/, ..._GroundTruth.csv and ..._Metadata.csv"
+    )
+    command_line.noise_arguments(parser, alpha=1.5, presence=0.99)
+    parser.add_argument(
+        "--split",
+        choices=["lesion", "image"],
+        default="lesion",
+        help="image is the paper's split, which leaks lesions",
+    )
+    parser.add_argument("--test-share", type=float, default=0.3)
+    parser.add_argument("--seed", type=int, default=1037, help="of the test split")
+    command_line.soft_labels_argument(parser)
+
+
+def _run(args: Namespace) -> None:
+    given = command_line.given(args, "split", "test_share", "seed", "soft_labels")
+    prepare(args.source, args.out, protocol=command_line.protocol_of(args), **given, progress=print)
+
+
+COMMANDS = (
+    Command(name="isic2019", help="ISIC 2019 dermoscopy, some sites noisy", add_arguments=_add_arguments, run=_run),
+)

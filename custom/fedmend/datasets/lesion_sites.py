@@ -1,7 +1,9 @@
-"""Volumes with complete lesion masks → segmentation sites that annotate a part of the lesions: the data protocol of FedIA
-(Xiang et al., MICCAI 2024).
+"""Volumes with complete lesion masks → segmentation sites that annotate a part of the lesions: the data protocol of
+FedIA (Xiang et al., MICCAI 2024).
 
-Patients are split into training and test and dealt to the sites; then whole lesions are removed from the training masks.
+Patients are split into training and test and dealt to the sites; then whole lesions are removed training masks.
+The result depends on the files and the arguments alone, not on the order of the cases; which lesions a volume keeps
+depends on its mask, its name, the seed and its site's completeness.
 """
 
 import csv
@@ -16,10 +18,10 @@ import numpy as np
 
 from fedmend.data.manifest import SEGMENTATION, write_card
 from fedmend.data.volumes import AFFINE_TOLERANCE
+from fedmend.datasets.imperfections import LesionCounts, remove_lesions
 from fedmend.datasets.noisy_sites import hold_out
 from fedmend.datasets.site_folders import site_folders
 from fedmend.errors import FedMendError
-from fedmend.imperfections import LesionCounts, remove_lesions
 
 CLASSES = ("lesion",)
 DATALIST = "datalist.json"
@@ -65,9 +67,7 @@ def write_lesion_sites(
 
     A site gets ``datalist.json``: its training cases with the axial slices (numbered in RAS) that carry a lesion in the
     complete mask, and its test cases. ``labels`` holds the incomplete training masks and the complete test masks,
-    ``truth`` the complete training masks, their ``datalist.json`` and ``completeness.csv`` with the counts of each volume.
-    The result depends on the files and the arguments alone, not on the order of ``cases``; which lesions a volume keeps
-    depends on its mask, its name, the seed and its site's completeness.
+    ``truth`` the complete training masks, their ``datalist.json`` and ``completeness.csv`` with counts by volume.
 
     Args:
         out: folder for the site folders; made when missing.
@@ -84,39 +84,31 @@ def write_lesion_sites(
         progress: called with one line of text at a time.
 
     Raises:
-        FedMendError: a wrong argument, site folders in ``out`` already, no volumes, a volume without mask, a case that is
-            there twice, too few patients, a file that cannot be read, a mask on another grid than its volume or with values
+        FedMendError: a wrong argument, site folders in ``out`` already, no volumes, a volume without mask, a case
+            twice, too few patients, a file that cannot be read, a mask on another grid than its volume or with values
             other than 0 and 1, or a training mask without a lesion.
     """
     out, image_root, say = Path(out), Path(image_root), progress or (lambda line: None)
     _check_arguments(dataset, out, cases, completeness, seed)
     cases = sorted(cases, key=lambda case: case.name)
     test = hold_out([case.patient for case in cases], test_share, seed=seed)
-    patients = [{c.patient for c, held in zip(cases, test, strict=True) if held == split} for split in (False, True)]
-    sites = len(completeness)
-    if len(patients[0]) < sites:
-        raise FedMendError(
-            f"{dataset}: expected at least {sites} training patients, one for each site, got {len(patients[0])}"
-        )
-    site_of = _deal(patients[0], sites, (seed, 1)) | _deal(patients[1], sites, (seed, 2))
+    site_of = _sites_of(cases, test, len(completeness), dataset, seed)
     arguments = {"completeness": list(completeness), "test_share": test_share, "seed": seed}
-    with site_folders(out, sites, image_root) as (folders, root):
-        writers = [_Site(folder) for folder in folders]
+    with site_folders(out, len(completeness), image_root) as (folders, root):
+        writers = [_Site(folder, image_root, share) for folder, share in zip(folders, completeness, strict=True)]
         for number, (case, held) in enumerate(zip(cases, test, strict=True), start=1):
             where = f"{dataset}, case {number} in the order of names"
-            site = site_of[case.patient]
-            image = case.image.relative_to(image_root).as_posix()
+            writer = writers[site_of[case.patient]]
             if held:
-                writers[site].add_test(image, case, where)
+                writer.add_test(case, where)
             else:
-                lesion_seed = int.from_bytes(hashlib.sha256(f"{seed} {case.name}".encode()).digest()[:8])
-                writers[site].add_training(image, case, where, completeness[site], lesion_seed)
+                writer.add_training(case, where, _lesion_seed(seed, case))
             if number * 10 // len(cases) > (number - 1) * 10 // len(cases):
                 say(f"{number} of {len(cases)} volumes")
-        for site, share in zip(writers, completeness, strict=True):
-            provenance = {"source": source_name, "arguments": arguments}
-            site.finish(provenance, share, image_root=root, modality=modality, window=window)
-    say(f"{sites} site folders written, {len(cases) - test.sum()} training and {test.sum()} test volumes")
+        provenance = {"source": source_name, "arguments": arguments}
+        for writer in writers:
+            writer.finish(provenance, image_root=root, modality=modality, window=window)
+    say(f"{len(completeness)} site folders written, {len(cases) - test.sum()} training and {test.sum()} test volumes")
 
 
 def _check_arguments(
@@ -139,6 +131,20 @@ def _check_arguments(
     check("source", not repeated, "one copy of each case", f"{repeated} more")
 
 
+def _sites_of(cases: Sequence[LesionCase], test: np.ndarray, sites: int, dataset: str, seed: int) -> dict[str, int]:
+    """Patient → index of the site, of training and test patients."""
+    patients = [{c.patient for c, held in zip(cases, test, strict=True) if held == split} for split in (False, True)]
+    if len(patients[0]) < sites:
+        raise FedMendError(
+            f"{dataset}: expected at least {sites} training patients, one for each site, got {len(patients[0])}"
+        )
+    return _deal(patients[0], sites, (seed, 1)) | _deal(patients[1], sites, (seed, 2))
+
+
+def _lesion_seed(seed: int, case: LesionCase) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {case.name}".encode()).digest()[:8])
+
+
 def _deal(patients: set[str], sites: int, seed: tuple[int, int]) -> dict[str, int]:
     """Patient → index of the site."""
     names = sorted(patients)
@@ -148,28 +154,32 @@ def _deal(patients: set[str], sites: int, seed: tuple[int, int]) -> dict[str, in
 class _Site:
     """One site folder while it is written."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, images: Path, completeness: float):
+        self.folder, self.images, self.completeness = folder, images, completeness
         self.sections: dict[str, list[dict]] = {"training": [], "test": []}
         self.truth: list[dict] = []
         self.counts: list[tuple[str, LesionCounts]] = []
         for name in ("labels", "truth/labels"):
             (folder / name).mkdir()
 
-    def add_test(self, image: str, case: LesionCase, where: str) -> None:
+    def add_test(self, case: LesionCase, where: str) -> None:
         mask, volume, _ = _read(case, where)
         label = self._save(f"labels/{case.name}.nii.gz", mask, volume)
-        self.sections["test"].append({"image": image, "label": label})
+        self.sections["test"].append({"image": self._image(case), "label": label})
 
-    def add_training(self, image: str, case: LesionCase, where: str, share: float, seed: int) -> None:
+    def add_training(self, case: LesionCase, where: str, seed: int) -> None:
         mask, volume, slices = _read(case, where)
         if not slices:
             raise FedMendError(f"{where}: expected a lesion in the mask of a training volume, got none")
-        kept, counts = remove_lesions(mask, share, seed=seed)
+        kept, counts = remove_lesions(mask, self.completeness, seed=seed)
+        image = self._image(case)
         for items, name, voxels in ((self.sections["training"], "labels", kept), (self.truth, "truth/labels", mask)):
             label = self._save(f"{name}/{case.name}.nii.gz", voxels, volume)
             items.append({"image": image, "label": label, "slices": slices})
         self.counts.append((image, counts))
+
+    def _image(self, case: LesionCase) -> str:
+        return case.image.relative_to(self.images).as_posix()
 
     def _save(self, name: str, mask: np.ndarray, volume: nibabel.Nifti1Image) -> str:
         header = volume.header.copy()  # both ways of the affine as they are, to the last bit
@@ -178,9 +188,7 @@ class _Site:
         nibabel.save(type(volume)(mask, volume.affine, header), self.folder / name)
         return name
 
-    def finish(
-        self, provenance: Mapping, completeness: float, *, image_root: str, modality: str, window: str | None
-    ) -> None:
+    def finish(self, provenance: Mapping, *, image_root: str, modality: str, window: str | None) -> None:
         """Writes the datalists, the counts and the card."""
         sections = {name: items for name, items in self.sections.items() if items}
         for file, content in ((DATALIST, sections), (f"truth/{DATALIST}", {"training": self.truth})):
@@ -199,12 +207,12 @@ class _Site:
             image_root=image_root,
             modality=modality,
             window=window,
-            provenance={**provenance, "site": {"completeness": completeness, **asdict(total)}},
+            provenance={**provenance, "site": {"completeness": self.completeness, **asdict(total)}},
         )
 
 
 def _read(case: LesionCase, where: str) -> tuple[np.ndarray, nibabel.Nifti1Image, list[int]]:
-    """The complete mask as (X, Y, Z) uint8, the volume (its voxels stay on disk), and the axial slices with a lesion."""
+    """The complete mask as (X, Y, Z) uint8, the volume (its voxels stay on disk), and the slices with a lesion."""
     try:
         volume, mask = nibabel.load(case.image), nibabel.load(case.mask)
         values = np.asanyarray(mask.dataobj)

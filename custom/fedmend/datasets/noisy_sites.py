@@ -1,27 +1,27 @@
 """A single-label data set → site folders of which some are noisy: the data protocol of FedNoRo (Wu et al., IJCAI 2023).
 
-The training samples are dealt out by FedCorr's partition; noisy sites then get flipped labels (Algorithm 1). The test split
-keeps its labels and is dealt out evenly.
+The training samples are dealt out by FedCorr's partition; noisy sites then get flipped labels (Algorithm 1). The test
+split keeps its labels and is dealt out evenly.
 """
 
 import csv
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from fedmend.data.manifest import SINGLELABEL, WINDOWS, write_card, write_table
 from fedmend.data.store import open_store
-from fedmend.datasets.site_folders import site_folders
-from fedmend.errors import FedMendError
-from fedmend.imperfections import (
+from fedmend.datasets.imperfections import (
     bernoulli_dirichlet_partition,
     draw_noisy_sites,
     instance_dependent_noise,
     uniform_noise,
 )
+from fedmend.datasets.site_folders import site_folders
+from fedmend.errors import FedMendError
 
 SMALLEST_IMAGE = 8  # the annotator halves the edge three times
 
@@ -38,8 +38,8 @@ class NoiseProtocol:
         noisy_share: share of noisy sites in 0..1 (the paper's rho).
         noise_low: smallest noise rate of a noisy site.
         noise_high: largest noise rate of a noisy site.
-        noise: ``instance`` (hard samples are flipped to what an annotator network, trained at the site, takes them for) or
-            ``uniform`` (FedCorr's random noise).
+        noise: ``instance`` (hard samples are flipped to what an annotator network, trained at the site, takes them for)
+            or ``uniform`` (FedCorr's random noise).
         noise_seed: seed of the noisy sites, their rates and their flips.
 
     Raises:
@@ -84,19 +84,38 @@ def hold_out(units: Sequence[str], share: float, *, seed: int) -> np.ndarray:
     return np.isin(index, np.random.default_rng(seed).permutation(len(names))[:count])
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelledImages:
+    """A single-label data set.
+
+    Attributes:
+        images: N paths below ``image_root``.
+        labels: (N,) true class numbers in 0..C-1.
+        classes: C class names, at least 2.
+        image_root: folder that the paths start from.
+        test: (N,) bool, the samples of the test split.
+        modality: DICOM modality word, for people.
+        window: ``None``, ``file``, a name of ``manifest.WINDOWS`` or (centre, width) in HU.
+        color: pictures are in colour.
+        patients: N patient keys or nothing.
+    """
+
+    images: Sequence[str]
+    labels: np.ndarray
+    classes: Sequence[str]
+    image_root: Path
+    test: np.ndarray
+    modality: str
+    window: str | tuple[float, float] | None = None
+    color: bool = False
+    patients: Sequence[str] = ()
+
+
 def write_noisy_sites(
     out: Path,
+    data: LabelledImages,
     *,
-    images: Sequence[str],
-    labels: np.ndarray,
-    classes: Sequence[str],
-    image_root: Path,
-    test: np.ndarray,
     protocol: NoiseProtocol,
-    modality: str,
-    window: str | tuple[float, float] | None = None,
-    color: bool = False,
-    patients: Sequence[str] = (),
     source_name: str,
     soft_labels: Path | None = None,
     annotator_pixels: int = 48,
@@ -105,25 +124,17 @@ def write_noisy_sites(
 ) -> None:
     """Writes ``out/site-1`` .. ``out/site-S``; the images stay where they are.
 
-    Each site gets ``train.csv`` with the noisy labels, its share of the test split in ``test.csv`` with the true ones, and
-    ``truth/train.csv`` with the true labels of ``train.csv``. The card's provenance says, for people, whether the site is
-    noisy. The result depends on the arguments, the order of ``images`` included, and the pixels alone.
+    Each site gets ``train.csv`` with the noisy labels, its share of the test split in ``test.csv`` with the true ones,
+    and ``truth/train.csv`` with the true labels of ``train.csv``. The card's provenance says, for people, whether the
+    site is noisy. The result depends on the arguments, the order of images included, and the pixels alone.
 
     Args:
         out: folder for the site folders; made when missing.
-        images: N paths below ``image_root``.
-        labels: (N,) true class numbers in 0..C-1.
-        classes: C class names, at least 2.
-        image_root: folder that the paths start from.
-        test: (N,) bool, the samples of the test split.
+        data: what is dealt out.
         protocol: partition and noise.
-        modality: DICOM modality word, for people.
-        window: ``None``, ``file``, a name of ``manifest.WINDOWS`` or (centre, width) in HU.
-        color: pictures are in colour.
-        patients: N patient keys or nothing.
         source_name: what the cards name as source; synthetic data says so here.
-        soft_labels: CSV with probabilities that take the place of the annotator networks of ``instance`` noise: image name
-            without folder and ending in the first column, then one column per class.
+        soft_labels: CSV with probabilities that take the place of the annotator networks of ``instance`` noise: image
+            name without folder and ending in the first column, then one column per class.
         annotator_pixels: edge length that the annotator networks see, at least 8.
         cache_dir: where the annotators' image stores are kept; None keeps none.
         progress: called with one line of text at a time.
@@ -132,19 +143,60 @@ def write_noisy_sites(
         FedMendError: a wrong argument, site folders in ``out`` already, an image that an annotator cannot read, a site
             without samples, or one whose training labels have fewer than 2 classes.
     """
-    out, root, say = Path(out), Path(image_root).resolve(), progress or (lambda line: None)
-    labels, test = np.asarray(labels), np.asarray(test)
-    _check_arguments(out, images, labels, classes, test, window, patients, annotator_pixels)
-    train = np.flatnonzero(~test)
-    known = None if soft_labels is None else _read_soft_labels(Path(soft_labels), [images[i] for i in train], classes)
-    site_of = bernoulli_dirichlet_partition(
-        labels[train],
+    out, say = Path(out), progress or (lambda line: None)
+    data = replace(data, image_root=Path(data.image_root).resolve(), labels=np.asarray(data.labels))
+    _check_arguments(out, data, annotator_pixels)
+    train = np.flatnonzero(~data.test)
+    known = None
+    if soft_labels is not None:
+        known = _read_soft_labels(Path(soft_labels), [data.images[i] for i in train], data.classes)
+    site_of = _partition(data, train, protocol)
+
+    def judge(s: int, seed: int) -> np.ndarray:
+        """p(.|x) of the training samples of a site, (n, C)."""
+        if known is not None:
+            return known[site_of == s]
+        say(f"site-{s + 1}: annotator network for {(site_of == s).sum()} samples")
+        return _annotator(data, train[site_of == s], s, seed, annotator_pixels, cache_dir)
+
+    parts = [train[site_of == s] for s in range(protocol.sites)]
+    shown, rates = _noisy_labels(data, parts, protocol, judge)
+    provenance = {
+        "source": source_name,
+        "protocol": asdict(protocol),
+        "soft_labels": soft_labels is not None,
+        "annotator_pixels": annotator_pixels,
+    }
+    _write(out, data, parts, shown, rates, provenance)
+    say(f"{protocol.sites} site folders written, {sum(rate is not None for rate in rates)} of them noisy")
+
+
+def _partition(data: LabelledImages, train: np.ndarray, protocol: NoiseProtocol) -> np.ndarray:
+    """Site of each training sample."""
+    return bernoulli_dirichlet_partition(
+        data.labels[train],
         protocol.sites,
         alpha=protocol.alpha,
         presence=protocol.presence,
         seed=protocol.partition_seed,
-        num_classes=len(classes),
+        num_classes=len(data.classes),
     )
+
+
+def _noisy_labels(
+    data: LabelledImages,
+    parts: Sequence[np.ndarray],
+    protocol: NoiseProtocol,
+    judge: Callable[[int, int], np.ndarray],
+) -> tuple[np.ndarray, list[float | None]]:
+    """(N,) labels as the sites show them, and the noise rate of each site, None of a clean one.
+
+    Args:
+        data: the data set.
+        parts: the training samples of each site.
+        protocol: which sites are noisy, and how.
+        judge: site and seed → p(.|x) of its training samples.
+    """
     noisy, rates = draw_noisy_sites(
         protocol.sites,
         noisy_share=protocol.noisy_share,
@@ -152,71 +204,81 @@ def write_noisy_sites(
         high=protocol.noise_high,
         seed=protocol.noise_seed,
     )
-    parts = [train[site_of == s] for s in range(protocol.sites)]
     for s, part in enumerate(parts):
-        _check_classes(f"site-{s + 1}: truth/train.csv", labels[part])
+        _check_classes(f"site-{s + 1}: truth/train.csv", data.labels[part])
     seeds = np.random.SeedSequence(protocol.noise_seed).generate_state(protocol.sites).tolist()
-
-    def judge(s: int, where: str) -> np.ndarray:
-        """p(.|x) of the training samples of a site, (n, C); messages name rows of the table that it will have."""
-        if known is not None:
-            return known[site_of == s]
-        from fedmend.annotators import annotator_probabilities  # torch, which the rest does without
-
-        say(f"site-{s + 1}: annotator network for {len(parts[s])} samples")
-        with tempfile.TemporaryDirectory() as temporary:
-            store = open_store(
-                cache_dir or Path(temporary),
-                root,
-                [images[i] for i in parts[s]],
-                window=WINDOWS.get(window, window) if isinstance(window, str) else window,
-                size=annotator_pixels,
-                where=lambda i: f"{where} row {i + 2}",
-                color=color,
-            )
-            return annotator_probabilities(store.images, labels[parts[s]], len(classes), seed=seeds[s])
-
-    shown = labels.astype(np.int64)
+    shown = data.labels.astype(np.int64)
     for s in np.flatnonzero(noisy):
-        own, where = labels[parts[s]], f"site-{s + 1}: train.csv"
+        own = data.labels[parts[s]]
         if protocol.noise == "instance":
-            shown[parts[s]] = instance_dependent_noise(own, judge(s, where), rates[s], seed=seeds[s])
+            shown[parts[s]] = instance_dependent_noise(own, judge(s, seeds[s]), rates[s], seed=seeds[s])
         else:
-            shown[parts[s]] = uniform_noise(own, rates[s], num_classes=len(classes), seed=seeds[s])
-        _check_classes(where, shown[parts[s]])
-    shuffled = np.random.default_rng((protocol.partition_seed, 1)).permutation(np.flatnonzero(test))
-    with site_folders(out, protocol.sites, root) as (folders, from_site):
+            shown[parts[s]] = uniform_noise(own, rates[s], num_classes=len(data.classes), seed=seeds[s])
+        _check_classes(f"site-{s + 1}: train.csv", shown[parts[s]])
+    return shown, [float(rate) if flag else None for flag, rate in zip(noisy, rates, strict=True)]
+
+
+def _annotator(
+    data: LabelledImages, part: np.ndarray, s: int, seed: int, pixels: int, cache_dir: Path | None
+) -> np.ndarray:
+    """p(.|x) of an annotator network, (n, C); messages name rows of the table that the site will have."""
+    from fedmend.datasets.annotators import annotator_probabilities  # torch, which the rest does without
+
+    with tempfile.TemporaryDirectory() as temporary:
+        store = open_store(
+            cache_dir or Path(temporary),
+            data.image_root,
+            [data.images[i] for i in part],
+            window=WINDOWS.get(data.window, data.window) if isinstance(data.window, str) else data.window,
+            size=pixels,
+            where=lambda i: f"site-{s + 1}: train.csv row {i + 2}",
+            color=data.color,
+        )
+        return annotator_probabilities(store.images, data.labels[part], len(data.classes), seed=seed)
+
+
+def _write(
+    out: Path,
+    data: LabelledImages,
+    parts: Sequence[np.ndarray],
+    shown: np.ndarray,
+    rates: Sequence[float | None],
+    provenance: Mapping,
+) -> None:
+    """Writes tables and cards; the test split is dealt out evenly."""
+    sites = len(parts)
+    seed = provenance["protocol"]["partition_seed"]
+    shuffled = np.random.default_rng((seed, 1)).permutation(np.flatnonzero(data.test))
+    with site_folders(out, sites, data.image_root) as (folders, from_site):
         for s, (folder, part) in enumerate(zip(folders, parts, strict=True)):
-            own_test = np.sort(shuffled[s :: protocol.sites])
-            tables = {"train.csv": (part, shown), "truth/train.csv": (part, labels), "test.csv": (own_test, labels)}
-            for file, (index, source) in tables.items():
-                keys = [patients[i] for i in index] if len(patients) else ()
-                write_table(folder / file, [images[i] for i in index], source[index], classes, patients=keys)
+            test = np.sort(shuffled[s::sites])
+            tables = {
+                "train.csv": (part, shown),
+                "truth/train.csv": (part, data.labels),
+                "test.csv": (test, data.labels),
+            }
+            for file, (index, labels) in tables.items():
+                keys = [data.patients[i] for i in index] if len(data.patients) else ()
+                images = [data.images[i] for i in index]
+                write_table(folder / file, images, labels[index], data.classes, patients=keys)
             own = {
-                "noisy": bool(noisy[s]),
-                "noise_rate": float(rates[s]),
-                "wrong_labels": int((shown[part] != labels[part]).sum()),
-                "sizes": {"train": len(part), "test": len(own_test)},
+                "noisy": rates[s] is not None,
+                "noise_rate": rates[s] or 0.0,
+                "wrong_labels": int((shown[part] != data.labels[part]).sum()),
+                "sizes": {"train": len(part), "test": len(test)},
             }
             write_card(
                 folder,
                 task=SINGLELABEL,
-                classes=classes,
+                classes=data.classes,
                 splits={"train": "train.csv", "test": "test.csv"},
                 truth={"train": "truth/train.csv"},
                 image_root=from_site,
-                modality=modality,
-                window=window,
-                color=color,
-                provenance={
-                    "source": source_name,
-                    "protocol": asdict(protocol),
-                    "soft_labels": soft_labels is not None,
-                    "annotator_pixels": annotator_pixels,
-                    "site": own,
-                },
+                modality=data.modality,
+                window=data.window,
+                color=data.color,
+                provenance={**provenance, "site": own},
             )
-    say(f"{protocol.sites} site folders written, {noisy.sum()} of them noisy")
 
 
 def _read_soft_labels(file: Path, images: Sequence[str], classes: Sequence[str]) -> np.ndarray:
@@ -242,23 +304,23 @@ def _read_soft_labels(file: Path, images: Sequence[str], classes: Sequence[str])
     return np.array([found[name] for name in names])
 
 
-def _check_arguments(out, images, labels, classes, test, window, patients, annotator_pixels) -> None:
+def _check_arguments(out: Path, data: LabelledImages, annotator_pixels: int) -> None:
     def check(name: str, good: bool, expected: str, got: str) -> None:
         if not good:
             raise FedMendError(f"noisy sites, argument {name}: expected {expected}, got {got}")
 
     taken = out.exists() and (not out.is_dir() or any(out.glob("site-*")))
     check("out", not taken, "a folder without site folders", "one that has them or a file")
-    count, num_classes = len(images), len(classes)
+    count, num_classes, labels, test = len(data.images), len(data.classes), data.labels, data.test
     check("classes", num_classes >= 2, "at least 2 classes", str(num_classes))
-    check("images", len(set(images)) == count, "each image once", f"{count - len(set(images))} repeated")
+    check("images", len(set(data.images)) == count, "each image once", f"{count - len(set(data.images))} repeated")
     numbers = labels.shape == (count,) and np.issubdtype(labels.dtype, np.integer)
     inside = numbers and ((labels >= 0) & (labels < num_classes)).all()
     check("labels", inside, f"{count} class numbers in 0..{num_classes - 1}", "others")
     check("test", test.shape == (count,) and test.dtype == bool, f"{count} truth values", f"{test.dtype} {test.shape}")
-    check("patients", len(patients) in (0, count), f"none or {count} keys", str(len(patients)))
-    known = not isinstance(window, str) or window == "file" or window in WINDOWS
-    check("window", known, f"None, 'file', one of {sorted(WINDOWS)} or (centre, width)", repr(window))
+    check("patients", len(data.patients) in (0, count), f"none or {count} keys", str(len(data.patients)))
+    known = not isinstance(data.window, str) or data.window == "file" or data.window in WINDOWS
+    check("window", known, f"None, 'file', one of {sorted(WINDOWS)} or (centre, width)", repr(data.window))
     check("annotator_pixels", annotator_pixels >= SMALLEST_IMAGE, f"at least {SMALLEST_IMAGE}", str(annotator_pixels))
 
 

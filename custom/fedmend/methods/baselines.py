@@ -1,59 +1,95 @@
-"""The rows that a method is compared with, on partly annotated multi-label data and on single-label data.
+"""Federated averaging, and the rows that methods for multi-label and for single-label data are compared with.
 
 Following the published FedMLP code, the binary cross-entropy of the baselines weights positives by N / n_positive (the
 paper's Eq. 1 is unweighted); without it rare classes are not learned at all. One augmented view per sample and round.
 
-Single-label FedAvg is plain cross-entropy; with logit adjustment (``la``) it is FedLA, the warm-up of FedNoRo in all rounds.
+Single-label FedAvg is plain cross-entropy; with logit adjustment (``la``) it is FedLA, the warm-up of FedNoRo in all
+rounds.
 """
+
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError
+from fedmend.errors import check_variables
 from fedmend.losses import masked_bce, positive_weight
-from fedmend.methods.base import LocalMethod, RoundTask, SingleLabelMethod, Site
+from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound
+
+
+class FedAvgWorkflow(Workflow):
+    """Every round trains and averages by samples."""
+
+    def run(self, fed: Federation) -> None:
+        """R rounds of FedAvg."""
+        for _ in fed.rounds():
+            fed.train("train")
+
+
+# ---- multi-label ----------------------------------------------------------------------------------------------------
+class FedAvgRound(Round):
+    """Weighted binary cross-entropy over the entries that count."""
+
+    def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
+        super().__init__(method, model, task, site)
+        labels, self._entries = np.maximum(site.data.train.labels, 0), self.counted()
+        weight = positive_weight(np.where(self._entries, labels, -1))
+        self._target = torch.from_numpy(labels.astype(np.float32)).to(site.device)
+        self._counted = torch.from_numpy(self._entries).to(site.device)
+        self._pos_weight = torch.from_numpy(weight).to(site.device)
+
+    def counted(self) -> np.ndarray:
+        """(N, C) bool: the entries of the loss; here all."""
+        return np.ones(self.site.data.train.labels.shape, dtype=bool)
+
+    def columns(self) -> int:
+        """Classes that the loss is averaged over."""
+        return len(self.site.data.classes)
+
+    def loss(self, index: Tensor) -> Tensor:
+        """Mean weighted binary cross-entropy over the counted columns."""
+        site = self.site
+        _, logits = self.model(site.data.train.view(index, site.views(self.task, 1)[0]))
+        rows = index.to(site.device, non_blocking=True)
+        divisor = len(index) * self.columns()
+        return masked_bce(logits.float(), self._target[rows], self._counted[rows], divisor, self._pos_weight)
 
 
 class FedAvg(LocalMethod):
     """Eq. (1), Sun et al., MICCAI 2024: every label that is not annotated counts as negative."""
 
-    def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
-        """Fixes targets, counted entries and positive weights of the round."""
-        labels = np.maximum(site.data.train.labels, 0)
-        counted = self.counted(site)
-        site.memory["target"] = torch.from_numpy(labels.astype(np.float32)).to(site.device)
-        site.memory["counted"] = torch.from_numpy(counted).to(site.device)
-        site.memory["pos_weight"] = torch.from_numpy(positive_weight(np.where(counted, labels, -1))).to(site.device)
-
-    def counted(self, site: Site) -> np.ndarray:
-        """(N, C) bool: the entries of the loss; here all."""
-        return np.ones(site.data.train.labels.shape, dtype=bool)
-
-    def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
-        """Mean weighted binary cross-entropy over the counted columns."""
-        _, logits = model(site.data.train.view(index, site.views(task, 1)[0]))
-        rows = index.to(site.device, non_blocking=True)
-        counted = site.memory["counted"][rows]
-        columns = len(index) * self.columns(site)
-        return masked_bce(logits.float(), site.memory["target"][rows], counted, columns, site.memory["pos_weight"])
-
-    def columns(self, site: Site) -> int:
-        """Classes that the loss is averaged over."""
-        return len(site.data.classes)
+    ROUND: ClassVar[type[Round]] = FedAvgRound
 
 
-class FedAvgPL(FedAvg):
+class FedAvgPLRound(FedAvgRound):
+    """Only annotated classes count."""
+
+    def counted(self) -> np.ndarray:
+        """(N, C) bool: the annotated entries."""
+        return self.site.data.train.labels >= 0
+
+    def columns(self) -> int:
+        """Annotated classes."""
+        return int(self.site.data.annotated.sum())
+
+
+class FedAvgPL(LocalMethod):
     """FedAvg with a partial loss: only annotated classes count."""
 
-    def counted(self, site: Site) -> np.ndarray:
-        """(N, C) bool: the annotated entries."""
-        return site.data.train.labels >= 0
+    ROUND: ClassVar[type[Round]] = FedAvgPLRound
 
-    def columns(self, site: Site) -> int:
-        """Annotated classes."""
-        return int(site.data.annotated.sum())
+
+# ---- single-label ---------------------------------------------------------------------------------------------------
+class SingleLabelFedAvgRound(SingleLabelRound):
+    """Mean cross-entropy."""
+
+    def loss(self, index: Tensor) -> Tensor:
+        """Mean cross-entropy."""
+        images, target = self.batch(index)
+        return F.cross_entropy(self.adjusted(self.model(images)[1]), target)
 
 
 class SingleLabelFedAvg(SingleLabelMethod):
@@ -63,43 +99,59 @@ class SingleLabelFedAvg(SingleLabelMethod):
         la: logit adjustment.
     """
 
+    ROUND: ClassVar[type[Round]] = SingleLabelFedAvgRound
+
     def __init__(self, *, la: bool = False):
         super().__init__(la=la)
 
-    def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
-        """Mean cross-entropy."""
-        images, target = self.batch(index, site)
-        return F.cross_entropy(self.adjusted(model(images)[1], site), target)
+
+# ---- FedProx --------------------------------------------------------------------------------------------------------
+class ProximalRound(Round):
+    """Adds the proximal term mu/2 * ||w - w_global||^2, Eq. (2), Li et al., MLSys 2020, to the next class's loss."""
+
+    def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
+        super().__init__(method, model, task, site)
+        self._received = [p.detach().clone() for p in model.parameters()]
+
+    def loss(self, index: Tensor) -> Tensor:
+        """Loss of the next class plus the proximal term."""
+        distance = sum((p - q).square().sum() for p, q in zip(self.model.parameters(), self._received, strict=True))
+        return super().loss(index) + self.method.mu / 2 * distance
 
 
-class Proximal(LocalMethod):
-    """Adds the proximal term mu/2 * ||w - w_global||^2 to the loss of the next class, Eq. (2), Li et al., MLSys 2020.
+class FedProxRound(ProximalRound, FedAvgRound):
+    """Proximal term on partly annotated multi-label data."""
+
+
+class FedProx(FedAvg):
+    """FedProx on partly annotated multi-label data.
 
     Args:
         mu: weight of the proximal term, >= 0.
-        others: arguments of the next class.
     """
 
-    def __init__(self, *, mu: float = 0.01, **others):
-        super().__init__(**others)
-        if mu < 0:
-            raise FedMendError(f"job variable mu: expected >= 0, got {mu}")
+    ROUND: ClassVar[type[Round]] = FedProxRound
+
+    def __init__(self, *, mu: float = 0.01):
+        check_variables(mu >= 0, ">= 0", mu=mu)
         self.mu = mu
 
-    def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
-        """Also keeps the received parameters."""
-        super().prepare(model, task, site)
-        site.memory["received"] = [p.detach().clone() for p in model.parameters()]
 
-    def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
-        """Loss of the next class plus the proximal term."""
-        distance = sum((p - q).square().sum() for p, q in zip(model.parameters(), site.memory["received"], strict=True))
-        return super().loss(model, index, task, site) + self.mu / 2 * distance
+class SingleLabelFedProxRound(ProximalRound, SingleLabelFedAvgRound):
+    """Proximal term on single-label data."""
 
 
-class FedProx(Proximal, FedAvg):
-    """FedProx on partly annotated multi-label data."""
+class SingleLabelFedProx(SingleLabelFedAvg):
+    """FedProx on single-label data.
 
+    Args:
+        mu: weight of the proximal term, >= 0.
+        la: logit adjustment.
+    """
 
-class SingleLabelFedProx(Proximal, SingleLabelFedAvg):
-    """FedProx on single-label data; with ``la`` it has logit adjustment."""
+    ROUND: ClassVar[type[Round]] = SingleLabelFedProxRound
+
+    def __init__(self, *, mu: float = 0.01, la: bool = False):
+        super().__init__(la=la)
+        check_variables(mu >= 0, ">= 0", mu=mu)
+        self.mu = mu

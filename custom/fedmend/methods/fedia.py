@@ -1,65 +1,159 @@
 """FedIA: lesions that were only partly annotated, at each site to another degree.
 
-Xiang, Wu, Yu, Yang, Cheng, Yan, "FedIA: Federated Medical Image Segmentation with Heterogeneous Annotation Completeness", MICCAI
-2024.
-theta_T is the global model after the T rounds of the warm-up; a_k the completeness of site k, lesions annotated / lesions.
+Xiang, Wu, Yu, Yang, Cheng, Yan, "FedIA: Federated Medical Image Segmentation with Heterogeneous Annotation
+Completeness", MICCAI 2024. theta_T is the global model after the T rounds of the warm-up; a_k the completeness of site
+k, lesions annotated / lesions.
 
 1. Warm-up, rounds 1..T: federated averaging (Eq. 1) with Dice loss (Eq. 2).
-2. Then each site estimates its completeness once with theta_T (Eq. 3), and fits a line to its learning curve (Eq. 6). Models are
-   averaged by exp(a_k / l_k), l_k the training loss (Eqs. 4-5). A site whose IoU falls behind its line has begun to learn what
-   was left unmarked as background (Eq. 7); in the next round it marks what the global model is sure of.
+2. Then each site estimates its completeness once with theta_T (Eq. 3), and fits a line to its learning curve (Eq. 6).
+   Models are averaged by exp(a_k / l_k), l_k the training loss (Eqs. 4-5). A site whose IoU falls behind its line has
+   begun to learn unmarked lesions as background (Eq. 7); in the next round it marks what the global model is sure of.
 3. When all sites have done so: federated averaging again.
 
 Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 
-- D1 completeness is the ratio of sums of Eq. (3), with 8-connected components of slices and one pass of theta_T in eval mode over
-  plain images, predicted is what is above 0.5. The code averages ratios of shuffled batches during training, and divides by
-  zero; no option brings that back. Where theta_T predicts no component there is no estimate: the site counts as 0, the least
-  complete, since a count of one in the denominator would make it the most complete by far and give it the whole average.
-- D2 an estimate above 1 is kept, as an early model misses small lesions at all sites alike; ``clip`` of the controller cuts it.
-- D3 l_k is the mean training loss over the batches of the round (code), at least 0.001; Eq. (5) would need a pass of its own.
+- D1 completeness is the ratio of sums of Eq. (3), with 8-connected components of slices and one pass of theta_T in eval
+  mode over plain images, predicted is what is above 0.5. The code averages ratios of shuffled batches during training,
+  and divides by zero; no option brings that back. Where theta_T predicts no component there is no estimate: the site
+  counts as 0, the least complete, since a count of one in the denominator would give it the whole average.
+- D2 an estimate above 1 is kept, as an early model misses small lesions at all sites alike.
+- D3 l_k is the mean training loss of the round's batches (code), at least 0.001; Eq. (5) would need a pass of its own.
 - D4 IoU is (1 - l) / (1 + l), the Jaccard index of Dice 1 - l (code); that of masks would need a pass of its own.
 - D5 T rounds of warm-up, the line through all T points, the estimate with theta_T.
-- D6 the correction is done before the local training of the round after the trigger, by the received global model on plain
-  images (paper); in the code inside the training, with the batch at hand, so that the round still trains on the old masks.
+- D6 the correction is done before the local training of the round after the trigger, by the received global model on
+  plain images (paper); the code corrects the batch at hand, so that the round still trains on the old masks.
 - D7 lesion is marked where the probability is above 0.8, and nothing is ever unmarked.
-- D8 stage 3 begins when every site has corrected, or after ``max_stage2_rounds``; the code does not wait for the corrections of
-  the sites that were triggered last.
-- D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code. The learning rate is constant in the code; the
-  paper calls its own "initial" and does not say what follows, so the job has ``learning_rate_decay``.
+- D8 stage 3 begins when every site has corrected; the code does not wait for the corrections of the sites that were
+  triggered last.
+- D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code. The learning rate is constant in the
+  code; the paper calls its own "initial" and does not say what follows, so the job has ``learning_rate_decay``.
 - D10 one channel, where the code has two.
 - D11 see :func:`fedmend.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in 0..1.
 
-The published trigger has weaknesses: a site with few annotations has a flat curve, which can never fall 0.03 below its line, and
-a fully annotated site that has a bad round is corrected too. ``relative``, ``patience`` and ``gate`` mend that and are off by
-default.
+The published trigger has weaknesses: a site with few annotations has a flat curve, which can never fall 0.03 below its
+line, and a fully annotated site that has a bad round is corrected too. ``relative``, ``patience`` and ``gate`` mend
+that and are off by default.
 """
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy import ndimage
 from torch import Tensor, nn
 
-from fedmend.data.intensity import augment_intensity
-from fedmend.data.manifest import SEGMENTATION
-from fedmend.errors import FedMendError
+from fedmend.averaging import by_samples
+from fedmend.errors import FedMendError, check_variables
+from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.lesions import count_components
 from fedmend.losses import noise_robust_dice_loss, soft_dice_loss
-from fedmend.methods.base import LocalMethod, Report, RoundTask, Site
+from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site, Workflow
+from fedmend.methods.slices import SliceMethod, SliceRound
 from fedmend.training import infer_masks
 
 LOG = logging.getLogger("fedmend.fedia")
 WARMUP, COMPLETENESS, CORRECTION, CORRECTED = "warmup", "completeness", "correction", "corrected"  # stages
 WAITS, TRIGGERED, DONE, EXEMPT = range(4)  # what a site says about its correction
+RULE = "fedia.correction"
 STATE = "fedia"
-CONNECTIVITY = {4: 1, 8: 2}  # neighbours of a pixel → scipy's word for them
 LOWEST_LOSS = 1e-3  # of Eq. (4): below it a model is perfect, and exp(a / l) is beyond all numbers
+WHOLE_SITE = "numbers about the whole site"
+FIELDS: Mapping[str, Field] = {
+    "lesions": Field((2,), "int64", 0, UNBOUNDED, "components in annotation and prediction, once (Eq. 3)", WHOLE_SITE),
+    "dice_loss": Field((1,), "float32", 0, 1, "l of Eq. (4), mean over the batches of a round", WHOLE_SITE),
+    "iou_line": Field(
+        (2,), "float32", -UNBOUNDED, UNBOUNDED, "value and slope of the line of Eq. (6), once", WHOLE_SITE
+    ),
+    "correction": Field(
+        (1,), "int64", WAITS, EXEMPT, "each round: 0 waits, 1 triggered, 2 corrected, 3 spared", "one flag for the site"
+    ),
+}
+KNOWLEDGE: Mapping[str, Field] = {
+    "first_round": Field((), "int64", 0, UNBOUNDED, "first round of stage 2", "none"),
+    "best_completeness": Field(
+        (), "float64", 0, UNBOUNDED, "largest estimate of Eq. (3)", "tells sites how complete the best one is"
+    ),
+}
 
 
-class FedIA(LocalMethod):
+# ---- the site -------------------------------------------------------------------------------------------------------
+class FedIARound(SliceRound):
+    """One round at a site: forgets an earlier attempt at it, and corrects the annotation if the last round said so."""
+
+    method: "FedIA"
+
+    def __init__(self, method: "FedIA", model: nn.Module, task: RoundTask, site: Site):
+        self._progress = Progress.load(site).before(task.round_num)
+        if self._progress.triggered is not None and self._progress.corrected is None:
+            method.correct_masks(model, task, site)
+            self._progress.corrected = task.round_num
+        self._progress.save(site)
+        super().__init__(method, model, task, site)
+        self._losses: list[Tensor] = []
+
+    def mask_loss(self, logits: Tensor, marks: Tensor, index: Tensor) -> Tensor:
+        """Dice loss of Eq. (2) on the annotation in force."""
+        probability = logits.softmax(1)[:, 1]
+        dice = soft_dice_loss(probability, marks)
+        self._losses.append(dice.detach())
+        return dice if self.method.loss_name == "dice" else noise_robust_dice_loss(probability, marks)
+
+    def report(self) -> Report:
+        """The loss of the round, and how far the correction is."""
+        task, progress = self.task, self._progress
+        loss = float(torch.stack(self._losses).mean())
+        progress.iou[task.round_num] = soft_iou(loss)
+        if task.stage == CORRECTION and self.method.falls(progress, task):
+            progress.triggered = task.round_num
+            LOG.info("%s: the IoU has fallen behind its line; the annotation is corrected next round", self.site.name)
+        progress.save(self.site)
+        return {
+            "dice_loss": np.array([loss], dtype=np.float32),
+            "correction": np.array([self.method.how_far(progress, task)], dtype=np.int64),
+        }
+
+
+@dataclass
+class Progress:
+    """What a site must remember.
+
+    Attributes:
+        iou: round → IoU of the learning curve.
+        line: value in round 0 and slope of its line, Eq. (6).
+        lesions: the site's own two counts of Eq. (3).
+        triggered: round in which the IoU fell behind the line.
+        corrected: round in which the masks were corrected.
+    """
+
+    iou: dict[int, float] = field(default_factory=dict)
+    line: tuple[float, float] | None = None
+    lesions: list[int] | None = None
+    triggered: int | None = None
+    corrected: int | None = None
+
+    @classmethod
+    def load(cls, site: Site) -> "Progress":
+        """What an earlier task left."""
+        return cls(**site.state.load(STATE, {}))
+
+    def save(self, site: Site) -> None:
+        """Keeps it for the next task."""
+        site.state.save(STATE, vars(self))
+
+    def before(self, round_num: int) -> "Progress":
+        """Without what an earlier attempt at this round, or at a later one, left."""
+
+        def earlier(found: int | None) -> int | None:
+            return found if found is not None and found < round_num else None
+
+        iou = {r: iou for r, iou in self.iou.items() if r < round_num}
+        return Progress(iou, self.line, self.lesions, earlier(self.triggered), earlier(self.corrected))
+
+
+class FedIA(SliceMethod):
     """Client half of FedIA, and of its comparison rows: FedAvg is FedIA without correction, NR-Dice has another loss.
 
     Args:
@@ -67,22 +161,16 @@ class FedIA(LocalMethod):
         gap: lambda, how far the IoU must fall behind the line, >= 0.
         relative: lambda is a share of the line's value.
         patience: rounds in a row that it must do so, >= 1.
-        gate: a site whose estimated completeness is at least this share of the largest is not corrected; 0: none is spared.
+        gate: a site with at least this share of the largest estimated completeness is not corrected; 0: none is spared.
         threshold: probability above which a pixel is marked.
-        connectivity: 8 or 4 neighbours make a component.
         min_component: smallest component in pixels that counts as a lesion, in annotation and prediction, >= 1.
         loss: ``dice``, or ``nr_dice`` for the noise-robust Dice loss.
         augment: change the grey values of training slices at random.
     """
 
-    RULE: ClassVar[str] = "fedia.correction"
-    TASKS: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
-    REPORT_FIELDS: ClassVar[Mapping[str, str]] = {
-        "lesions": "(2,) int64, components in the annotation and in the prediction of theta_T; counts of the whole site",
-        "dice_loss": "(1,) float32, l of Eq. (4), mean over the training batches",
-        "iou_line": "(2,) float32, value in the first round and slope per round of the line of Eq. (6)",
-        "correction": f"(1,) int64, {WAITS} waits, {TRIGGERED} triggered, {DONE} corrected, {EXEMPT} not to be corrected",
-    }
+    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    ROUND: ClassVar[type[Round]] = FedIARound
 
     def __init__(
         self,
@@ -93,136 +181,69 @@ class FedIA(LocalMethod):
         patience: int = 1,
         gate: float = 0.0,
         threshold: float = 0.8,
-        connectivity: int = 8,
         min_component: int = 1,
         loss: str = "dice",
         augment: bool = True,
     ):
-        if not (gap >= 0 and patience >= 1 and 0 <= gate <= 1 and 0.5 <= threshold < 1):
-            raise FedMendError(
-                "job variables gap, patience, gate, threshold: expected >= 0, >= 1, 0 to 1 and 0.5 to below 1, got"
-                f" {gap}, {patience}, {gate}, {threshold}"
-            )
-        if connectivity not in CONNECTIVITY or min_component < 1:
-            raise FedMendError(
-                f"job variables connectivity, min_component: expected 4 or 8 and at least 1, got {connectivity}, {min_component}"
-            )
-        if loss not in ("dice", "nr_dice"):
-            raise FedMendError(f"job variable loss: expected 'dice' or 'nr_dice', got {loss!r}")
+        super().__init__(augment=augment)
+        check_variables(gap >= 0 and 0 <= gate <= 1, "gap >= 0 and gate from 0 to 1", gap=gap, gate=gate)
+        counts = {"patience": patience, "min_component": min_component}
+        check_variables(min(counts.values()) >= 1, "at least 1", **counts)
+        check_variables(0.5 <= threshold < 1, "0.5 to below 1", threshold=threshold)
+        check_variables(loss in ("dice", "nr_dice"), "'dice' or 'nr_dice'", loss=loss)
         self.correct, self.gap, self.relative, self.patience, self.gate = correct, gap, relative, patience, gate
-        self.threshold, self.connectivity, self.min_component = threshold, connectivity, min_component
-        self.loss_name, self.augment = loss, augment
+        self.threshold, self.min_component, self.loss_name = threshold, min_component, loss
 
-    # ---- before the training ----------------------------------------------------------------------------------------
-    def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
-        """Forgets what an earlier attempt at this round left, and corrects the annotation if the round before triggered it."""
-        state = _state(site)
-        state["iou"] = {r: iou for r, iou in state["iou"].items() if r < task.round_num}
-        state["triggered"] = _before(state["triggered"], task.round_num)
-        state["corrected"] = _before(state["corrected"], task.round_num)
-        if state["triggered"] is not None and state["corrected"] is None:
-            self._correct(model, task, site)
-            state["corrected"] = task.round_num
-        site.state.save(STATE, state)
-        site.memory["target"] = torch.from_numpy(site.ledger.apply(site.data.train.masks))
-        site.memory["generator"] = site.generator(task, "augmentation")
-        site.memory["losses"] = []
-
-    def _correct(self, model: nn.Module, task: RoundTask, site: Site) -> None:
+    def correct_masks(self, model: nn.Module, task: RoundTask, site: Site) -> None:
+        """Marks what the received model is sure of, Eq. (7)."""
         masks = site.data.train.masks
         added, confidence = np.zeros(masks.shape, dtype=bool), np.zeros(len(masks))
         for index, probability in infer_masks(model, site.data.train, site):
             new = (probability > self.threshold) & (masks[index] == 0)
             added[index] = new
             confidence[index] = (probability * new).sum((1, 2)) / np.maximum(new.sum((1, 2)), 1)
-        site.ledger.record(self.RULE, task.round_num, added, confidence)
+        site.ledger.record(RULE, task.ledger_round, added, confidence)
         LOG.info("%s: %d pixels of %d slices marked as lesion", site.name, added.sum(), added.any((1, 2)).sum())
 
-    # ---- a step -----------------------------------------------------------------------------------------------------
-    def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
-        """Dice loss of Eq. (2) on the annotation in force."""
-        images = site.data.train.pixels(index)
-        if self.augment:
-            images = augment_intensity(images, site.memory["generator"])
-        target = site.memory["target"][index].to(site.device, non_blocking=True).float()
-        probability = model(images)[1].float().softmax(1)[:, 1]
-        dice = soft_dice_loss(probability, target)
-        site.memory["losses"].append(dice.detach())
-        return dice if self.loss_name == "dice" else noise_robust_dice_loss(probability, target)
-
-    # ---- after the training -----------------------------------------------------------------------------------------
-    def report(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
-        """Completeness and line at the end of the warm-up; otherwise the loss of the round, and how far the correction is."""
-        state = _state(site)
-        if task.stage == COMPLETENESS:
-            report = self._completeness(model, task, site, state)
-        else:
-            loss = float(torch.stack(site.memory["losses"]).mean())
-            state["iou"][task.round_num] = soft_iou(loss)
-            if task.stage == CORRECTION and self._falls(state, task):
-                state["triggered"] = task.round_num
-                LOG.info("%s: the IoU has fallen behind its line; the annotation is corrected next round", site.name)
-            report = {
-                "dice_loss": np.array([loss], dtype=np.float32),
-                "correction": np.array([self._progress(state, task)], dtype=np.int64),
-            }
-        site.state.save(STATE, state)
-        return report
-
-    def _completeness(self, model: nn.Module, task: RoundTask, site: Site, state: dict) -> Report:
-        split, predicted = site.data.train, 0
+    def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
+        """Completeness by theta_T (Eq. 3) and the line of the learning curve (Eq. 6)."""
+        progress, split, predicted = Progress.load(site), site.data.train, 0
         for _, probability in infer_masks(model, split, site):
-            predicted += self._components(probability > 0.5)
-        state["lesions"] = [self._components(split.masks > 0), predicted]
-        state["line"] = fit_line({r: iou for r, iou in state["iou"].items() if r < task.round_num})
-        return {
-            "lesions": np.array(state["lesions"], dtype=np.int64),
-            "iou_line": np.array(state["line"], dtype=np.float32),
-        }
+            predicted += count_components(probability > 0.5, smallest=self.min_component)
+        progress.lesions = [count_components(split.masks > 0, smallest=self.min_component), predicted]
+        progress.line = fit_line({r: iou for r, iou in progress.iou.items() if r < task.round_num})
+        progress.save(site)
+        lesions, line = np.array(progress.lesions, dtype=np.int64), np.array(progress.line, dtype=np.float32)
+        return {"lesions": lesions, "iou_line": line}
 
-    def _components(self, masks: np.ndarray) -> int:
-        return count_components(masks, connectivity=self.connectivity, smallest=self.min_component)
+    def _exempt(self, progress: Progress, task: RoundTask) -> bool:
+        own = completeness(np.array(progress.lesions)) if progress.lesions else 0.0
+        return self.gate > 0 and own >= self.gate * float(task.word("best_completeness"))
 
-    def _exempt(self, state: dict, task: RoundTask) -> bool:
-        own = completeness(np.array(state["lesions"])) if state["lesions"] else 0.0
-        return self.gate > 0 and own >= self.gate * float(task.knowledge["best_completeness"])
-
-    def _falls(self, state: dict, task: RoundTask) -> bool:
-        """Eq. (7) in the last ``patience`` rounds of stage 2."""
-        if not self.correct or state["triggered"] is not None or state["line"] is None or self._exempt(state, task):
+    def falls(self, progress: Progress, task: RoundTask) -> bool:
+        """Whether the IoU fell behind its line in the last ``patience`` rounds of stage 2, trigger of Eq. (7)."""
+        if not self.correct or progress.triggered is not None or progress.line is None:
             return False
         rounds = range(task.round_num - self.patience + 1, task.round_num + 1)
-        if rounds[0] < int(task.knowledge["first_round"]) or not set(rounds) <= set(state["iou"]):
+        known = rounds[0] >= int(task.word("first_round")) and set(rounds) <= set(progress.iou)
+        if not known or self._exempt(progress, task):
             return False
-        value, slope = state["line"]
+        value, slope = progress.line
         expected = {r: value + slope * r for r in rounds}
         gaps = {r: self.gap * line if self.relative else self.gap for r, line in expected.items()}
-        return all(expected[r] - state["iou"][r] > gaps[r] for r in rounds)
+        return all(expected[r] - progress.iou[r] > gaps[r] for r in rounds)
 
-    def _progress(self, state: dict, task: RoundTask) -> int:
-        if state["corrected"] is not None:
+    def how_far(self, progress: Progress, task: RoundTask) -> int:
+        """``WAITS``, ``TRIGGERED``, ``DONE`` or ``EXEMPT``."""
+        if progress.corrected is not None:
             return DONE
-        if state["triggered"] is not None:
+        if progress.triggered is not None:
             return TRIGGERED
-        return EXEMPT if task.stage != WARMUP and self.correct and self._exempt(state, task) else WAITS
-
-
-def _state(site: Site) -> dict:
-    """What outlives a task: learning curve, its line, the site's own counts, rounds of trigger and correction."""
-    empty = {"iou": {}, "line": None, "lesions": None, "triggered": None, "corrected": None}
-    return site.state.load(STATE, empty)
-
-
-def _before(round_num: int | None, limit: int) -> int | None:
-    return round_num if round_num is not None and round_num < limit else None
+        return EXEMPT if task.stage != WARMUP and self.correct and self._exempt(progress, task) else WAITS
 
 
 def soft_iou(dice_loss: float) -> float:
-    """(1 - l) / (1 + l), the Jaccard index of a soft Dice 1 - l.
-
-    Args:
-        dice_loss: in 0..1.
-    """
+    """(1 - l) / (1 + l), the Jaccard index of a soft Dice 1 - l, for a Dice loss l in 0..1."""
     return (1 - dice_loss) / (1 + dice_loss)
 
 
@@ -242,30 +263,117 @@ def fit_line(curve: Mapping[int, float]) -> tuple[float, float] | None:
     return float(value), float(slope)
 
 
-def count_components(masks: np.ndarray, *, connectivity: int = 8, smallest: int = 1) -> int:
-    """Number of lesions on slices: connected components of each slice for itself.
+# ---- the server -----------------------------------------------------------------------------------------------------
+class FedIAWorkflow(Workflow):
+    """Warm-up, one estimate of the completeness, completeness-aware aggregation with correction, federated averaging.
 
     Args:
-        masks: (N, H, W) bool.
-        connectivity: 4 or 8 neighbours.
-        smallest: pixels from which a component counts.
+        warmup_rounds: T >= 2, which a line needs.
+        completeness_aggregation: average by completeness and loss in stage 2 (Eq. 4); False: by samples.
     """
-    structure = np.zeros((3, 3, 3), dtype=bool)
-    structure[1] = ndimage.generate_binary_structure(2, CONNECTIVITY[connectivity])  # nothing connects two slices
-    labels, _ = ndimage.label(masks, structure)
-    return int((np.bincount(labels.ravel())[1:] >= smallest).sum())
+
+    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+
+    @dataclass
+    class Memory:
+        """``completeness``: site → a of Eq. (3); ``correction``: site → how far it is."""
+
+        completeness: dict[str, float] = field(default_factory=dict)
+        correction: dict[str, int] = field(default_factory=dict)
+
+    def __init__(self, *, warmup_rounds: int, completeness_aggregation: bool = True):
+        check_variables(warmup_rounds >= 2, "at least 2, which a line needs", warmup_rounds=warmup_rounds)
+        self.warmup_rounds, self.by_completeness = warmup_rounds, completeness_aggregation
+
+    def run(self, fed: Federation) -> None:
+        """R rounds, T of them warm-up."""
+        for r in fed.rounds():
+            if r == self.warmup_rounds:
+                fed.memory.completeness = self._estimate(fed)  # Eqs. (3) and (6)
+            if r < self.warmup_rounds:  # stage 1, Eq. (1)
+                self._train(fed, WARMUP)
+            elif uncorrected(fed.memory):  # stage 2, Eqs. (4)-(7)
+                self._train(fed, CORRECTION)
+            else:  # stage 3, Eq. (1)
+                self._train(fed, CORRECTED)
+        if left := uncorrected(fed.memory):
+            fed.record("not_corrected", left)
+            words = "their IoU never fell behind its line, or the job does not correct"
+            fed.warn(f"not corrected by the end: {', '.join(left)}; {words}")
+
+    def check(self, stage: str, report: Report) -> None:
+        """Refuses a report that lacks what the stage needs."""
+        needed = ("lesions", "iou_line") if stage == COMPLETENESS else ("dice_loss", "correction")
+        if missing := sorted(set(needed) - set(report)):
+            raise FedMendError(f"report: expected {sorted(needed)}, got none of {missing}")
+
+    @staticmethod
+    def _estimate(fed: Federation) -> dict[str, float]:
+        answers = fed.collect(COMPLETENESS)
+        lesions = {site: answer.report["lesions"] for site, answer in answers.items()}
+        estimates = {site: completeness(counts) for site, counts in lesions.items()}
+        counts = {
+            site: {"annotated": int(marked), "predicted": int(found)} for site, (marked, found) in lesions.items()
+        }
+        fed.record("completeness", {site: {**both, "estimate": estimates[site]} for site, both in counts.items()})
+        for site, (marked, found) in lesions.items():
+            where = f"{site}: completeness:"
+            if not found:
+                fed.warn(f"{where} the model finds no lesion there, so it counts as the least complete site")
+            elif marked > found:
+                told = f"more lesions are marked ({marked}) than the model finds ({found})"
+                fed.warn(f"{where} {told}, so the estimate is above 1")
+        lines = {site: [round(float(v), 6) for v in answer.report["iou_line"]] for site, answer in answers.items()}
+        fed.record("iou_line", lines)
+        return estimates
+
+    def _train(self, fed: Federation, stage: str) -> None:
+        memory, by_completeness = fed.memory, stage == CORRECTION and self.by_completeness
+        knowledge = {
+            "first_round": np.int64(self.warmup_rounds),
+            "best_completeness": np.float64(max(memory.completeness.values(), default=0.0)),
+        }
+        average = partial(completeness_aware, memory.completeness) if by_completeness else by_samples
+        answers = fed.train(stage, knowledge=knowledge, average=average)
+        losses = {site: float(answer.report["dice_loss"][0]) for site, answer in answers.items()}
+        fed.record("iou", {site: round(soft_iou(loss), 6) for site, loss in losses.items()})
+        self._record_corrections(fed, answers)
+        if by_completeness:
+            fed.record("completeness_weights", {site: round(answer.share, 6) for site, answer in answers.items()})
+
+    @staticmethod
+    def _record_corrections(fed: Federation, answers: Mapping[str, Answer]) -> None:
+        said = {site: int(answer.report["correction"][0]) for site, answer in answers.items()}
+        for name, value in (("triggered", TRIGGERED), ("corrected", DONE), ("spared", EXEMPT)):
+            new = [s for s, now in said.items() if now == value and fed.memory.correction.get(s) != value]
+            if new:
+                fed.record(name, sorted(new))
+        fed.memory.correction |= said
 
 
-# ---- the server -----------------------------------------------------------------------------------------------------
-def completeness(lesions: np.ndarray, *, clip: bool = False) -> float:
+def uncorrected(memory: FedIAWorkflow.Memory) -> list[str]:
+    """Sites that have not corrected and may yet: not those that are spared, nor those without a line to fall behind."""
+    return [site for site in sorted(memory.completeness) if memory.correction.get(site) not in (DONE, EXEMPT)]
+
+
+def completeness(lesions: np.ndarray) -> float:
     """a of Eq. (3), Xiang et al., MICCAI 2024: lesions in the annotation / lesions that theta_T predicts.
 
     Args:
-        lesions: (2,) counts; without a predicted lesion the completeness is 0.
-        clip: at most 1.
+        lesions: (2,) counts; without a predicted lesion the completeness is 0 (D1).
     """
-    value = float(lesions[0]) / float(lesions[1]) if lesions[1] else 0.0
-    return min(value, 1.0) if clip else value
+    return float(lesions[0]) / float(lesions[1]) if lesions[1] else 0.0
+
+
+def completeness_aware(estimates: Mapping[str, float], contributions: Contributions) -> dict[str, float]:
+    """Share of each site in the average by completeness and training loss, Eq. (4), Xiang et al., MICCAI 2024.
+
+    Args:
+        estimates: site → a.
+        contributions: site → report with ``dice_loss``.
+    """
+    return completeness_weights(estimates, {site: float(c.report["dice_loss"][0]) for site, c in contributions.items()})
 
 
 def completeness_weights(estimates: Mapping[str, float], losses: Mapping[str, float]) -> dict[str, float]:
@@ -285,29 +393,3 @@ def completeness_weights(estimates: Mapping[str, float], losses: Mapping[str, fl
     exponent = np.array([estimates.get(site, least) / max(losses[site], LOWEST_LOSS) for site in sites])
     weight = np.exp(exponent - exponent.max())
     return dict(zip(sites, (weight / weight.sum()).tolist(), strict=True))
-
-
-def check_report(report: Report) -> None:
-    """Refuses a report of a training round that the aggregation cannot use.
-
-    Raises:
-        FedMendError: a field is missing, of another shape or out of its range.
-    """
-    _need(report, "dice_loss", 1, 0, 1)
-    _need(report, "correction", 1, WAITS, EXEMPT)
-
-
-def check_completeness(report: Report) -> None:
-    """Refuses a report about completeness that is missing a field, of another shape or negative.
-
-    Raises:
-        FedMendError: names the field.
-    """
-    _need(report, "lesions", 2, 0, np.inf)
-    _need(report, "iou_line", 2, -np.inf, np.inf)
-
-
-def _need(report: Report, name: str, size: int, low: float, high: float) -> None:
-    value = np.asarray(report.get(name, ()))
-    if value.shape != (size,) or not ((low <= value) & (value <= high)).all():
-        raise FedMendError(f"report field {name}: expected {size} numbers from {low} to {high}")

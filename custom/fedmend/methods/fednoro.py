@@ -1,48 +1,51 @@
 """FedNoRo: sites whose labels are noisy are found by their class-wise losses and then learned from with care.
 
-Wu, Yu, Jiang, Cheng, Yan, "FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label Noise
-Heterogeneity", IJCAI 2023. K sites, C classes, single-label.
+Wu, Yu, Jiang, Cheng, Yan, "FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label
+Noise Heterogeneity", IJCAI 2023. K sites, C classes, single-label.
 
 Stage 1: FedAvg with logit-adjusted cross-entropy. Then every site sends the mean loss of each of its classes under the
-aggregated model; the server normalises them (Eq. 3) and splits the sites with a two-component Gaussian mixture. Stage 2: noisy
-sites distil the received model (Eqs. 4-5) beside their own labels, and the server weights them by their distance to the
-nearest clean model (Eqs. 6-7). Labels are never changed.
+aggregated model; the server normalises them (Eq. 3) and splits the sites with a two-component Gaussian mixture. Stage
+2: noisy sites distil the received model (Eqs. 4-5) beside their own labels, and the server weights them by their
+distance to the nearest clean model (Eqs. 6-7). Labels are never changed.
 
 Where paper and reference code (commit 6719ad7) differ, or both are silent:
 
-- D1 weights to start from: the job's ``weights`` (a local file), random without it; the paper says ImageNet, the code's default
-  is random.
-- D2 distance: code, the sum over tensors of their L2 norms, BatchNorm statistics included (``distance=sum``,
-  ``distance_buffers``); the paper's Eq. (6) is one norm over all (``distance=l2``).
+- D1 weights to start from: the job's ``weights`` (a local file), random without it; the paper says ImageNet, the code's
+  default is random.
+- D2 distance: code, the sum over tensors of their L2 norms, BatchNorm statistics included; the paper's Eq. (6) is one
+  norm over all.
 - D3 the noisy component is the one with the larger sum of means (code); the paper says norm.
-- D4 the set of noisy sites that most of 9 mixtures agree on wins (code; ``votes``); its share is recorded. Where all sites are alike
-  the mixtures disagree: with less than ``min_vote_share`` of the votes no site is taken for noisy (neither paper nor code).
+- D4 the set of noisy sites that most of 9 mixtures agree on wins (code; ``votes``); its share is recorded. Where all
+  sites are alike the mixtures disagree: with less than ``min_vote_share`` of the votes no site is taken for noisy
+  (neither paper nor code).
 - D5 KL divergence with the teacher first (code; Eq. 5 is written the other way round), no temperature in the student.
 - D6 logit adjustment in both terms of Eq. (5) (code; the paper's "introduced to both").
-- D7 the ramp of lambda runs over absolute rounds; it starts at ``ramp_begin`` (default T1) and ends at ``ramp_end`` (default
-  R/2 - 1), which for the paper's R=100 are the code's 10 and 49.
-- D8 "Best" is the maximum over all rounds (paper). D9, D10: the noise protocols are in :mod:`fedmend.imperfections`.
+- D7 the ramp of lambda runs over absolute rounds; it starts at ``ramp_begin`` (default T1) and ends at ``ramp_end``
+  (default R/2 - 1), which for the paper's R=100 are the code's 10 and 49.
+- D8 "Best" is the maximum over all rounds (paper). D9, D10: the noise protocols are in
+  :mod:`fedmend.datasets.imperfections`.
 - Class-wise losses are taken on plain images, where the code leaves the random augmentation on: less noise in Eq. (3).
-- A class without a sample at a site has prior 0: it is never predicted there, and the teacher's mass on it is dropped from the
-  divergence (code).
-- Mixture: sklearn's defaults with full covariance from 20 sites on (code, whose K is 20). Few noisy sites lie apart from each
-  other as far as from the clean ones, so that k-means, where the code's fit starts, splits off one of them, and a full matrix has
-  more numbers than there are sites. Below 20 sites: one variance per component, of at least 0.02, so that no site is a component
-  because it is alone, and the likeliest of 10 fits that start at random sites (``covariance=spherical``). The floor was
-  chosen on the phantoms.
-- A constant column of Eq. (3), where the code divides by zero, becomes 0. No noisy or no clean site, where the code fails:
-  federated averaging goes on.
+- A class without a sample at a site has prior 0: it is never predicted there, and the teacher's mass on it is dropped
+  from the divergence (code).
+- Mixture: sklearn's defaults with full covariance from 20 sites on (code, whose K is 20). Few noisy sites lie apart
+  from each other as far as from the clean ones, so that k-means, where the code's fit starts, splits off one of them,
+  and a full matrix has more numbers than there are sites. Below 20 sites: one variance per component, of at least 0.02,
+  so that no site is a component because it is alone, and the likeliest of 10 fits that start at random sites. The floor
+  was chosen on the phantoms.
+- A constant column of Eq. (3), where the code divides by zero, becomes 0. No noisy or no clean site, where the code
+  fails: federated averaging goes on.
 - A site that sent no usable losses is treated as noisy: nothing vouches for its labels.
 
-Passes per training sample and round: E forward-backward; at noisy sites in stage 2 also E inferences of the teacher, as it sees
-the student's augmented batch; one inference in all for the detection.
+Passes per training sample and round: E forward-backward; at noisy sites in stage 2 also E inferences of the teacher, as
+it sees the student's augmented batch; one inference in all for the detection.
 """
 
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -50,9 +53,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError
+from fedmend.averaging import by_samples
+from fedmend.distances import model_distances
+from fedmend.errors import FedMendError, check_variables
+from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.losses import distillation
-from fedmend.methods.base import Report, RoundTask, SingleLabelMethod, Site
+from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
+from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 from fedmend.training import infer
 
 WARMUP, DETECT, ROBUST = "warmup", "detect", "robust"
@@ -60,11 +67,50 @@ CLEAN, NOISY = "clean", "noisy"
 MIN_SITES = 4  # a mixture of two components cannot be told from less
 FULL_COVARIANCE_FROM = 20  # sites
 MIXTURES = {"full": {}, "spherical": {"reg_covar": 0.02, "init_params": "random_from_data", "n_init": 10}}
-BUFFERS = ("running_mean", "running_var")
-_BLOCK = 1 << 16  # numbers of one model that are looked at together: a block of all models stays in the cache
+FIELDS: Mapping[str, Field] = {
+    "class_loss": Field(
+        ("R",),
+        "float32",
+        0,
+        UNBOUNDED,
+        "mean cross-entropy of the training samples of each class, once (Eq. 3)",
+        "means over at least min_count samples",
+        counted_by="class_count",
+    ),
+    "class_count": Field(("R",), "int64", 0, UNBOUNDED, "training samples of each class", "counts per class"),
+}
+KNOWLEDGE: Mapping[str, Field] = {
+    "distillation_weight": Field((), "float32", 0, 1, "lambda of Eq. (5)", "none: it depends on the round alone")
+}
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
+class FedNoRoRound(SingleLabelRound):
+    """One round at a site; at a noisy one in stage 2 the received model is the teacher."""
+
+    method: "FedNoRo"
+
+    def __init__(self, method: "FedNoRo", model: nn.Module, task: RoundTask, site: Site):
+        super().__init__(method, model, task, site)
+        self._teacher: nn.Module | None = None
+        self._weight = 0.0
+        if task.stage == ROBUST and task.role == NOISY:
+            self._weight = float(task.word("distillation_weight"))
+            if self._weight > 0:
+                self._teacher = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def loss(self, index: Tensor) -> Tensor:
+        """Logit-adjusted cross-entropy; at a noisy site in stage 2 Eq. (5)."""
+        images, target = self.batch(index)
+        logits = self.adjusted(self.model(images)[1])
+        own = F.cross_entropy(logits, target)
+        if self._teacher is None:
+            return own
+        with torch.no_grad():
+            soft = (self._teacher(images)[1].float() / self.method.temperature).softmax(1)  # Eq. (4)
+        return self._weight * distillation(logits, soft) + (1 - self._weight) * own  # Eq. (5)
+
+
 class FedNoRo(SingleLabelMethod):
     """Client half of FedNoRo.
 
@@ -73,50 +119,19 @@ class FedNoRo(SingleLabelMethod):
         temperature: T of Eq. (4), > 0.
     """
 
-    REPORT_FIELDS: ClassVar[Mapping[str, str]] = {
-        "class_loss": "(C,) float32, mean cross-entropy of the samples with label c, 0 without any; a mean over at least"
-        " min_count samples",
-        "class_count": "(C,) int64, samples behind each mean; a count per class",
-    }
+    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    ROUND: ClassVar[type[Round]] = FedNoRoRound
 
     def __init__(self, *, la: bool = True, temperature: float = 0.8):
         super().__init__(la=la)
-        if not temperature > 0:
-            raise FedMendError(f"job variable temperature: expected > 0, got {temperature}")
+        check_variables(temperature > 0, "> 0", temperature=temperature)
         self.temperature = temperature
 
-    def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
-        """Keeps the received model as teacher at a noisy site in stage 2."""
-        super().prepare(model, task, site)
-        if task.stage == ROBUST and task.role == NOISY:
-            weight = task.knowledge.get("distillation_weight")
-            if weight is None or np.shape(weight) != () or not 0 <= weight <= 1:
-                raise FedMendError(
-                    f"{site.name}: round {task.round_num}, distillation_weight from the server: expected 0 to 1, got another"
-                )
-            if weight > 0:
-                site.memory["distillation_weight"] = float(weight)
-                site.memory["teacher"] = copy.deepcopy(model).eval().requires_grad_(False)
-
-    def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
-        """Logit-adjusted cross-entropy; at a noisy site in stage 2 Eq. (5)."""
-        images, target = self.batch(index, site)
-        logits = self.adjusted(model(images)[1], site)
-        own = F.cross_entropy(logits, target)
-        teacher = site.memory.get("teacher")
-        if teacher is None:
-            return own
-        with torch.no_grad():
-            soft = (teacher(images)[1].float() / self.temperature).softmax(1)  # Eq. (4)
-        weight = site.memory["distillation_weight"]
-        return weight * distillation(logits, soft) + (1 - weight) * own  # Eq. (5)
-
-    def report(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
+    def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Class-wise mean losses of the received model, eval mode, no logit adjustment."""
-        if task.stage != DETECT:
-            return {}
         logits = infer(model, site.data.train, site)[1].double()
-        target = torch.from_numpy(self.target(site))
+        target = torch.from_numpy(class_numbers(site, site.data.train.labels))
         loss = F.cross_entropy(logits, target, reduction="none").numpy()
         count = np.bincount(target.numpy(), minlength=logits.shape[1])
         total = np.bincount(target.numpy(), weights=loss, minlength=logits.shape[1])
@@ -124,26 +139,123 @@ class FedNoRo(SingleLabelMethod):
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-def check_report(report: Report, *, num_classes: int) -> None:
-    """Refuses a detection report that cannot be used.
+class FedNoRoWorkflow(Workflow):
+    """Warm-up, detection of the noisy sites once, then robust training.
 
     Args:
-        report: finite numbers, see :class:`FedNoRo`.
-        num_classes: C.
-
-    Raises:
-        FedMendError: a field is missing, has another shape or a negative number, or no class has a sample.
+        warmup_rounds: T1 >= 1.
+        ramp_begin: round from which lambda rises; -1: the first round of stage 2.
+        ramp_end: round from which lambda has its largest value; -1: round(R / 2) - 1.
+        ramp_maximum: largest lambda, in [0, 1].
+        votes: mixtures that vote on the set of noisy sites.
+        min_vote_share: share of the mixtures that must agree on the noisy sites; with less, none is taken for noisy. 0
+            is the published rule.
+        detection_per_class: losses per class (Eq. 3); False: one loss per site.
+        detection_normalise: min-max normalisation of Eq. (3).
     """
-    for name in FedNoRo.REPORT_FIELDS:
-        shape = np.shape(report[name]) if name in report else "nothing"
-        if shape != (num_classes,):
+
+    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+
+    @dataclass
+    class Memory:
+        """``roles``: site → noisy or clean, once they were told apart."""
+
+        roles: dict[str, str] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        *,
+        warmup_rounds: int,
+        ramp_begin: int = -1,
+        ramp_end: int = -1,
+        ramp_maximum: float = 0.8,
+        votes: int = 9,
+        min_vote_share: float = 0.67,
+        detection_per_class: bool = True,
+        detection_normalise: bool = True,
+    ):
+        check_variables(warmup_rounds >= 1 and votes >= 1, "at least 1", warmup_rounds=warmup_rounds, votes=votes)
+        shares = {"ramp_maximum": ramp_maximum, "min_vote_share": min_vote_share}
+        check_variables(all(0 <= share <= 1 for share in shares.values()), "0 to 1", **shares)
+        self.warmup_rounds, self.votes, self.min_vote_share = warmup_rounds, votes, min_vote_share
+        self.ramp_begin, self.ramp_end, self.ramp_maximum = ramp_begin, ramp_end, ramp_maximum
+        self.per_class, self.normalise = detection_per_class, detection_normalise
+
+    def run(self, fed: Federation) -> None:
+        """R rounds, T1 of them warm-up."""
+        if len(fed.sites) < MIN_SITES:
             raise FedMendError(
-                f"report field {name}: expected one number for each of {num_classes} classes, got {shape}"
+                f"census: expected at least {MIN_SITES} sites to tell noisy from clean ones, got {len(fed.sites)}"
             )
-        if (report[name] < 0).any():
-            raise FedMendError(f"report field {name}: expected numbers >= 0, got negative ones")
-    if not (report["class_count"] > 0).any():
-        raise FedMendError("report field class_count: expected at least one class with enough samples, got none")
+        for r in fed.rounds():
+            if r < self.warmup_rounds:  # stage 1, Eq. (2)
+                fed.train(WARMUP)
+                continue
+            if r == self.warmup_rounds:
+                fed.memory.roles = self._detect(fed)  # Eq. (3)
+            self._robust_round(fed, r)  # stage 2, Eqs. (4)-(7)
+
+    def check(self, stage: str, report: Report) -> None:
+        """Refuses a detection report without a class that has enough samples."""
+        if stage == DETECT:
+            if missing := sorted(set(FIELDS) - set(report)):
+                raise FedMendError(f"report: expected {sorted(FIELDS)}, got none of {missing}")
+            if not (report["class_count"] > 0).any():
+                raise FedMendError(
+                    "report field class_count: expected at least one class with enough samples, got none"
+                )
+
+    def _detect(self, fed: Federation) -> dict[str, str]:
+        reports = {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}
+        losses = loss_matrix(reports, per_class=self.per_class)
+        normalised = normalise_losses(losses, normalise=self.normalise)
+        detection = detect_noisy_clients(normalised, votes=self.votes)
+        agreed = detection.vote_share >= self.min_vote_share
+        noisy = [site for site, flag in zip(reports, detection.noisy, strict=True) if flag and agreed]
+        absent = sorted(set(fed.sites) - set(reports))
+        fed.record(
+            "noisy_client_detection",
+            {
+                "class_loss": dict(zip(reports, _numbers(losses), strict=True)),
+                "normalised": dict(zip(reports, _numbers(normalised), strict=True)),
+                "noisy": noisy,
+                "vote_share": round(detection.vote_share, 4),
+                "covariance": detection.covariance,
+                "absent": absent,
+            },
+        )
+        for column in np.flatnonzero((~np.isnan(losses)).sum(0) == 1) if self.per_class else ():
+            site = next(s for s, row in zip(reports, losses, strict=True) if not np.isnan(row[column]))
+            fed.record("class_at_one_site", f"{fed.rows[column]} is at {site} only and says nothing about noise")
+        distrusted = {*noisy, *absent}
+        if not distrusted or len(distrusted) == len(fed.sites):
+            which = "noisy" if not distrusted else "clean"
+            fed.record("fallback", f"no {which} site found: federated averaging goes on")
+            distrusted = set()
+        return {site: NOISY if site in distrusted else CLEAN for site in fed.sites}
+
+    def _robust_round(self, fed: Federation, round_num: int) -> None:
+        begin = self.warmup_rounds if self.ramp_begin < 0 else self.ramp_begin
+        end = round(fed.num_rounds / 2) - 1 if self.ramp_end < 0 else self.ramp_end
+        weight = distillation_weight(round_num, begin=begin, end=end, maximum=self.ramp_maximum)
+        # A site that was not there when an earlier job of this run told them apart has shown nothing.
+        roles = {site: fed.memory.roles.get(site, NOISY) for site in fed.sites}
+        noisy = [site for site, role in roles.items() if role == NOISY]
+        answers = fed.train(
+            ROBUST,
+            roles=roles,
+            knowledge={"distillation_weight": np.float32(weight)},
+            average=partial(distance_aware, noisy) if noisy else by_samples,
+        )
+        if noisy:
+            fed.record("distillation_weight", round(weight, 4))
+            fed.record("aggregation_weights", {site: round(a.share, 4) for site, a in answers.items()})
+
+
+def _numbers(rows: np.ndarray) -> list[list[float | None]]:
+    """Numbers for JSON; NaN, a class without samples, becomes null."""
+    return [[None if np.isnan(x) else round(float(x), 4) for x in row] for row in rows]
 
 
 def loss_matrix(reports: Mapping[str, Report], *, per_class: bool = True) -> np.ndarray:
@@ -164,7 +276,7 @@ def loss_matrix(reports: Mapping[str, Report], *, per_class: bool = True) -> np.
 
 
 def normalise_losses(losses: np.ndarray, *, normalise: bool = True) -> np.ndarray:
-    """Fills missing classes with the smallest loss of the class and scales every class to 0..1, Eq. (3), Wu et al., IJCAI 2023.
+    """Fills missing classes with their smallest loss and scales every class to 0..1, Eq. (3), Wu et al., IJCAI 2023.
 
     Args:
         losses: (K, C), NaN = missing.
@@ -197,13 +309,12 @@ class Detection:
     covariance: str
 
 
-def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str = "auto") -> Detection:
-    """Two-component Gaussian mixtures on the losses; the component with the larger mean is noisy.
+def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9) -> Detection:
+    """Two-component Gaussian mixtures on the losses; the component with the larger mean is noisy (D3, D4).
 
     Args:
         losses: (K, C) normalised losses.
         votes: mixtures with random states 0, 1, ...; the set that most of them find wins, the first one on a tie.
-        covariance: a key of ``MIXTURES`` or ``auto`` (full from 20 sites on).
 
     Returns:
         The winning set; it may be empty or hold all sites.
@@ -216,8 +327,7 @@ def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str 
 
     if len(losses) < MIN_SITES:
         raise FedMendError(f"noisy-client detection: expected losses of at least {MIN_SITES} sites, got {len(losses)}")
-    if covariance == "auto":
-        covariance = "full" if len(losses) >= FULL_COVARIANCE_FROM else "spherical"
+    covariance = "full" if len(losses) >= FULL_COVARIANCE_FROM else "spherical"
     if (losses == losses[0]).all():
         return Detection(np.zeros(len(losses), dtype=bool), 1.0, covariance)
     found: Counter[tuple[bool, ...]] = Counter()
@@ -244,49 +354,30 @@ def distillation_weight(round_num: int, *, begin: int, end: int, maximum: float)
     return float(maximum * np.exp(-5 * (1 - t) ** 2))
 
 
-def model_distances(
-    models: Sequence[Mapping[str, np.ndarray]], noisy: np.ndarray, *, distance: str = "sum", buffers: bool = True
-) -> np.ndarray:
-    """Distance of every noisy model to the nearest clean one, d of Eq. (6), Wu et al., IJCAI 2023.
+def distance_aware(noisy: Collection[str], contributions: Contributions) -> dict[str, float]:
+    """DaAgg: weight N_k e^-D(k) of each model, Eqs. (6)-(7), Wu et al., IJCAI 2023.
 
-    Squared distances come from inner products of differences to the first clean model, in one pass over all models. One thread,
-    because a server that shares its cores would wait for the others, and because more would change the last digits.
+    D of a noisy site is the distance of its model to the nearest clean one, divided by the largest of them; D of a
+    clean site is 0. Without noisy or without clean models this is federated averaging.
 
     Args:
-        models: K models, name → float array.
-        noisy: (K,) bool; at least one True and one False.
-        distance: ``sum`` of the L2 norms of all tensors, or ``l2`` for one norm over all.
-        buffers: BatchNorm statistics count.
+        noisy: names of the noisy sites.
+        contributions: site → samples and model.
 
     Returns:
-        (K,) float64; 0 for clean models.
+        site → weight.
+
+    Raises:
+        FedMendError: a model is infinitely far away.
     """
-    far, near = np.flatnonzero(noisy), np.flatnonzero(~noisy)
-    ordered = [models[k] for k in (*far, *near)]
-    total = np.zeros((len(far), len(near)))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for name in ordered[0]:
-            if buffers or not name.endswith(BUFFERS):
-                squared = _squared_distances([torch.from_numpy(m[name]).flatten() for m in ordered], len(far))
-                total += np.sqrt(squared) if distance == "sum" else squared
-    finally:
-        torch.set_num_threads(threads)
-    result = np.zeros(len(models))
-    result[far] = (total if distance == "sum" else np.sqrt(total)).min(1)
-    return result
-
-
-def _squared_distances(tensors: Sequence[Tensor], num_far: int) -> np.ndarray:
-    """(F, K - F) float64 between the first F and the other tensors."""
-    squared = np.zeros((num_far, len(tensors) - num_far))
-    for part in zip(*(t.split(_BLOCK) for t in tensors), strict=True):
-        block = torch.stack(part).sub_(part[num_far])
-        square = torch.linalg.vecdot(block, block).double()
-        inner = block[:num_far] @ block[num_far:].T
-        squared += (square[:num_far, None] + square[num_far:] - 2 * inner).numpy()
-    return np.maximum(squared, 0)
+    flags = np.array([site in noisy for site in contributions])
+    distances = np.zeros(len(flags))
+    if flags.any() and not flags.all():
+        distances = model_distances([c.model for c in contributions.values()], flags)  # D2
+    if far := [site for site, d in zip(contributions, distances, strict=True) if not np.isfinite(d)]:
+        raise FedMendError(f"{', '.join(far)}: weights: expected a finite distance to the clean models, got infinity")
+    weights = distance_aware_weights([c.samples for c in contributions.values()], distances)
+    return dict(zip(contributions, weights.tolist(), strict=True))
 
 
 def distance_aware_weights(samples: Sequence[int], distances: np.ndarray) -> np.ndarray:

@@ -1,10 +1,10 @@
 """What FedLSM and the baselines that it is compared with share, and the plainest of these baselines.
 
-The label sets of the sites do not match, in multi-label or single-label data. N samples at a site, M classes; I_k are the classes
-that site k identifies, U_k the others. All methods take the same number of optimiser steps on strong views of the same kind with the same weights
-of positive terms, so that a comparison is about the method alone.
+The label sets of the sites do not match, in multi-label or single-label data. N samples at a site, M classes; I_k are
+the classes that site k identifies, U_k the others. All methods take the same number of optimiser steps on strong views
+of the same kind with the same weights of positive terms, so that a comparison is about the method alone.
 
-Rows of Tables 1 and 2, Deng et al., MICCAI 2023, and ``aggregation`` of the server (:func:`fedmend.methods.fedlsm.class_weights`):
+Rows of Tables 1 and 2, Deng et al., MICCAI 2023, and ``aggregation`` of the server:
 
 ============================ ======================================= =============
 row                          method                                  aggregation
@@ -21,27 +21,78 @@ FedLSM                       fedmend.methods.fedlsm.FedLSM           ``awpa``
 
 FedPU, FPSL and FSSL* are not here. The published code has no baseline that can be run; decisions:
 
-- In multi-label data a hidden label counts as negative, in all baselines but FixMatch; FedAvg* is FedAvg but for the server.
-- In single-label data an image without a label has no supervised loss, which is 0 for a batch without any label; MOON's contrastive
-  and FedProx's proximal term remain.
+- In multi-label data a hidden label counts as negative, in all baselines but FixMatch; FedAvg* is FedAvg but for the
+  server.
+- In single-label data an image without a label has no supervised loss, which is 0 for a batch without any label; MOON's
+  contrastive and FedProx's proximal term remain.
 - FedRS scales the logits of sigmoid outputs as it does those of a softmax.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmend.averaging import CLASSIFIER
 from fedmend.data.augment import strong, to_network
 from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
-from fedmend.errors import FedMendError
-from fedmend.ledger import Repairs
-from fedmend.losses import masked_bce
-from fedmend.methods.base import LocalMethod, Report, RoundTask, Site
-from fedmend.methods.baselines import Proximal
+from fedmend.errors import FedMendError, check_variables
+from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.methods.baselines import ProximalRound
+from fedmend.methods.readings import READINGS
+from fedmend.repairs.label_ledger import Repairs
+
+KNOWLEDGE: Mapping[str, Field] = {
+    "pos_weight": Field(
+        ("C",),
+        "float32",
+        0,
+        UNBOUNDED,
+        "weight of the positive term of each class, negatives / positives over the sites that know it",
+        "tells sites how frequent each class is in the federation",
+    )
+}
+
+
+# ---- the site -------------------------------------------------------------------------------------------------------
+class LabelSetRound(Round):
+    """Known classes, labels and weights of positive terms, on the device, and the generator of the augmentation."""
+
+    method: "LabelSetMethod"
+
+    def __init__(self, method: "LabelSetMethod", model: nn.Module, task: RoundTask, site: Site):
+        super().__init__(method, model, task, site)
+        labels = site.data.train.labels
+        self.reading = READINGS[site.data.kind]
+        known = self.reading.known_classes(labels)
+        if not known.any():
+            raise FedMendError(
+                f"{site.name}: {site.data.train.table.file}: expected labels of at least one class, got none"
+            )
+        self.known = torch.from_numpy(known).to(site.device)
+        self.labels = torch.from_numpy(labels.astype(np.float32)).to(site.device)
+        weight = self.reading.positive_weight(task)
+        self.pos_weight = None if weight is None else weight.to(site.device)
+        self.generator = site.generator(task, "augment")
+
+    def parts(self) -> list[tuple[np.ndarray, int]]:
+        """Pools of sample numbers, and how many of each are in a batch: here B of all samples."""
+        return [(np.arange(len(self.site.data.train)), self.site.batch_size)]
+
+    def batches(self, epoch: int) -> Iterable[Tensor]:
+        """``local_iterations`` batches, the parts of each in their order."""
+        generator = self.site.generator(self.task, f"shuffle {epoch}")
+        streams = [(_Stream(pool, generator), count) for pool, count in self.parts()]
+        for _ in range(self.method.local_iterations):
+            yield torch.cat([stream.take(count) for stream, count in streams])
+
+    def strong_views(self, pixels: Tensor) -> Tensor:
+        """Strong views of (B, 1 or 3, H, W) images, other ones at each call."""
+        return strong(pixels, self.generator, vertical_flip=self.method.vertical_flip)
 
 
 class LabelSetMethod(LocalMethod):
@@ -52,49 +103,12 @@ class LabelSetMethod(LocalMethod):
         vertical_flip: part of the strong augmentation.
     """
 
-    TASKS: ClassVar[tuple[str, ...]] = (MULTILABEL, SINGLELABEL)
+    KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL, SINGLELABEL)
+    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
 
     def __init__(self, *, local_iterations: int, vertical_flip: bool = False):
-        if local_iterations < 1:
-            raise FedMendError(f"job variable local_iterations: expected at least 1, got {local_iterations}")
+        check_variables(local_iterations >= 1, "at least 1", local_iterations=local_iterations)
         self.local_iterations, self.vertical_flip = local_iterations, vertical_flip
-
-    def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
-        """Known classes, labels and weights of positive terms, on the device, and the generator of the augmentation."""
-        labels, memory = site.data.train.labels, site.memory
-        known = known_classes(labels, site.data.task)
-        if not known.any():
-            raise FedMendError(
-                f"{site.name}: {site.data.train.table.file}: expected labels of at least one class, got none"
-            )
-        memory["known"] = torch.from_numpy(known).to(site.device)
-        memory["labels"] = torch.from_numpy(labels.astype(np.float32)).to(site.device)
-        memory["pos_weight"] = self._positive_weight(task, site)
-        memory["generator"] = site.generator(task, "augment")
-
-    @staticmethod
-    def _positive_weight(task: RoundTask, site: Site) -> Tensor | None:
-        if site.data.task == SINGLELABEL:
-            return None
-        weight = task.knowledge.get("pos_weight")
-        shape = (len(site.data.classes),)
-        if weight is None or np.shape(weight) != shape or not (np.isfinite(weight) & (weight > 0)).all():
-            raise FedMendError(
-                f"{site.name}: round {task.round_num}, pos_weight from the server: expected one number > 0 per class, got"
-                " another"
-            )
-        return torch.from_numpy(np.asarray(weight, dtype=np.float32)).to(site.device)
-
-    def parts(self, site: Site) -> list[tuple[np.ndarray, int]]:
-        """Pools of sample numbers, and how many of each are in a batch: here B of all samples."""
-        return [(np.arange(len(site.data.train)), site.batch_size)]
-
-    def batches(self, task: RoundTask, site: Site, epoch: int) -> Iterable[Tensor]:
-        """``local_iterations`` batches, the parts of each in their order."""
-        generator = site.generator(task, f"shuffle {epoch}")
-        streams = [(_Stream(pool, generator), count) for pool, count in self.parts(site)]
-        for _ in range(self.local_iterations):
-            yield torch.cat([stream.take(count) for stream, count in streams])
 
 
 class _Stream:
@@ -111,49 +125,54 @@ class _Stream:
         return taken
 
 
-def known_classes(labels: np.ndarray, task: str) -> np.ndarray:
-    """I_k: the annotated columns of multi-label data, the classes that occur in single-label data.
-
-    Args:
-        labels: (N, M) int; 1, 0 or -1.
-        task: ``multilabel`` or ``singlelabel``.
-
-    Returns:
-        (M,) bool.
-    """
-    return (labels == 1).any(0) if task == SINGLELABEL else (labels != NOT_ANNOTATED).any(0)
-
-
-def label_loss(logits: Tensor, target: Tensor, valid: Tensor, labels: Tensor, site: Site) -> Tensor:
-    """Multi-label: weighted binary cross-entropy over the valid entries by B*M. Single-label: mean cross-entropy of labelled
-    samples, plus that of valid unlabelled ones by the number of all unlabelled ones.
-
-    Args:
-        logits: (B, M) float32.
-        target: (B, M) of 0/1.
-        valid: (B, M) bool, the entries that count; whole rows in single-label data.
-        labels: (B, M); 1, 0 or -1.
-        site: kind of labels and weights of positive terms.
-
-    Returns:
-        Scalar; 0 where nothing counts.
-    """
-    if site.data.task != SINGLELABEL:
-        return masked_bce(logits, target, valid, logits.numel(), site.memory["pos_weight"])
-    labelled = (labels != NOT_ANNOTATED).any(1)
-    entropy = F.cross_entropy(logits, target, reduction="none")
-    sure = valid[:, 0] & ~labelled
-    supervised = torch.where(labelled, entropy, 0).sum() / labelled.sum().clamp(min=1)
-    return supervised + torch.where(sure, entropy, 0).sum() / (~labelled).sum().clamp(min=1)
-
-
 # ---- pseudo-labels on unknown classes -------------------------------------------------------------------------------
+class PseudoLabelRound(LabelSetRound):
+    """Also learns from confident predictions of unknown classes, and writes a round's last ones into the ledger."""
+
+    method: "PseudoLabelMethod"
+
+    def __init__(self, method: "PseudoLabelMethod", model: nn.Module, task: RoundTask, site: Site):
+        super().__init__(method, model, task, site)
+        shape = site.data.train.labels.shape
+        self._pseudo = torch.full(shape, NOT_ANNOTATED, dtype=torch.int8, device=site.device)
+        self._confidence = torch.zeros(shape, device=site.device)
+
+    def main_loss(self, logits: Tensor, predicted: Tensor, rows: Tensor) -> Tensor:
+        """L_I + L_U, Eqs. (4)-(5), Deng et al., MICCAI 2023; keeps the last pseudo-label of each sample.
+
+        Args:
+            logits: (B, M) float32 of the strong views.
+            predicted: (B, M) probabilities of the weak views, without gradient.
+            rows: (B,) sample numbers on the device.
+        """
+        method, labels = self.method, self.labels[rows]
+        taus = method.tau_positive, method.tau_negative
+        target, valid = self.reading.pseudo_labels(predicted, labels, ~self.known, *taus)
+        new = valid & (labels == NOT_ANNOTATED)
+        self._pseudo[rows] = torch.where(new, target, torch.full_like(target, NOT_ANNOTATED)).to(torch.int8)
+        self._confidence[rows] = (predicted - 0.5).abs()
+        return self.reading.loss(logits, target, valid, labels, self.pos_weight)
+
+    def report(self) -> Report:
+        """Writes the round's new pseudo-labels into the ledger; nothing leaves but the weights."""
+        site, pseudo = self.site, self.pseudo_labels()
+        sample, label_class = np.nonzero((pseudo != NOT_ANNOTATED) & (pseudo != site.ledger.repairs()))
+        confidence = self._confidence.cpu().numpy()[sample, label_class]
+        repairs = Repairs(sample, label_class, pseudo[sample, label_class], confidence)
+        site.ledger.record(self.method.RULE, self.task.ledger_round, site.data.train.labels, repairs)
+        return {}
+
+    def pseudo_labels(self) -> np.ndarray:
+        """(N, M) int8: the last pseudo-label of the round, -1 without one."""
+        return self._pseudo.cpu().numpy()
+
+
 class PseudoLabelMethod(LabelSetMethod):
-    """Also learns from confident predictions of unknown classes, and writes the last ones of a round into the ledger as ``RULE``.
+    """A method with pseudo-labels, which stand in the ledger as ``RULE``.
 
     Args:
-        tau_positive: probability from which an unknown class is pseudo-labelled positive; of the largest class in single-label
-            data.
+        tau_positive: probability from which an unknown class is pseudo-labelled positive; of the largest class in
+            single-label data.
         tau_negative: probability up to which it is negative (multi-label).
         others: arguments of :class:`LabelSetMethod`.
     """
@@ -165,40 +184,6 @@ class PseudoLabelMethod(LabelSetMethod):
         super().__init__(**others)
         self.tau_positive, self.tau_negative = tau_positive, tau_negative
 
-    def prepare(self, model: nn.Module, task: RoundTask, site: Site) -> None:
-        """Also makes room for the pseudo-labels of the round."""
-        super().prepare(model, task, site)
-        shape = site.data.train.labels.shape
-        site.memory["pseudo"] = torch.full(shape, NOT_ANNOTATED, dtype=torch.int8, device=site.device)
-        site.memory["confidence"] = torch.zeros(shape, device=site.device)
-
-    def main_loss(self, logits: Tensor, predicted: Tensor, rows: Tensor, site: Site) -> Tensor:
-        """L_I + L_U, Eqs. (4)-(5), Deng et al., MICCAI 2023; keeps the last pseudo-label of each sample.
-
-        Args:
-            logits: (B, M) float32 of the strong views.
-            predicted: (B, M) probabilities of the weak views, without gradient.
-            rows: (B,) sample numbers on the device.
-            site: data.
-        """
-        labels = site.memory["labels"][rows]
-        target, valid = pseudo_labels(predicted, labels, self.tau_positive, self.tau_negative, site)
-        new = valid & (labels == NOT_ANNOTATED)
-        pseudo = torch.where(new, target, torch.full_like(target, NOT_ANNOTATED)).to(torch.int8)
-        site.memory["pseudo"][rows] = pseudo
-        site.memory["confidence"][rows] = (predicted - 0.5).abs()
-        return label_loss(logits, target, valid, labels, site)
-
-    def report(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
-        """Writes the round's new pseudo-labels into the ledger; nothing leaves but the weights."""
-        pseudo = site.memory["pseudo"].cpu().numpy()
-        sample, label_class = np.nonzero((pseudo != NOT_ANNOTATED) & (pseudo != site.ledger.repairs()))
-        new = pseudo[sample, label_class]
-        confidence = site.memory["confidence"].cpu().numpy()[sample, label_class]
-        repairs = Repairs(sample, label_class, new, confidence)
-        site.ledger.record(self.RULE, task.round_num, site.data.train.labels, repairs)
-        return {}
-
 
 def check_thresholds(tau_positive: float, tau_negative: float, prefix: str = "") -> None:
     """Refuses thresholds of pseudo-labels outside [0.5, 1] and [0, 0.5); ``prefix`` is that of the job variables.
@@ -206,87 +191,159 @@ def check_thresholds(tau_positive: float, tau_negative: float, prefix: str = "")
     Raises:
         FedMendError: names the job variable.
     """
-    if not 0.5 <= tau_positive <= 1:
-        raise FedMendError(f"job variable {prefix}tau_positive: expected 0.5 to 1, got {tau_positive}")
-    if not 0 <= tau_negative < 0.5:
-        raise FedMendError(f"job variable {prefix}tau_negative: expected 0 to below 0.5, got {tau_negative}")
-
-
-def probabilities(logits: Tensor, site: Site) -> Tensor:
-    """(B, M) softmax of single-label data, sigmoid of multi-label data."""
-    return logits.softmax(1) if site.data.task == SINGLELABEL else logits.sigmoid()
-
-
-def pseudo_labels(
-    predicted: Tensor, labels: Tensor, tau_positive: float, tau_negative: float, site: Site
-) -> tuple[Tensor, Tensor]:
-    """Labels, and pseudo-labels on unknown classes, Eqs. (4)-(5), Deng et al., MICCAI 2023.
-
-    Args:
-        predicted: (B, M) probabilities.
-        labels: (B, M) float; 1, 0 or -1.
-        tau_positive: probability from which an unknown class is positive; of the largest class in single-label data.
-        tau_negative: probability up to which it is negative (multi-label).
-        site: kind of labels and known classes.
-
-    Returns:
-        Targets (B, M) of 0/1 and the entries (B, M) that count: labelled ones, and confident ones of unknown classes. In
-        single-label data a row counts whole or not at all.
-    """
-    unknown = ~site.memory["known"]
-    given = labels != NOT_ANNOTATED
-    if site.data.task == SINGLELABEL:
-        labelled = given.any(1, keepdim=True)
-        best = F.one_hot(predicted.argmax(1), predicted.shape[1]).bool()
-        sure = (best & unknown & (predicted >= tau_positive)).any(1, keepdim=True)
-        target = torch.where(labelled, labels.clamp(min=0), best.float())
-        return target, (labelled | sure).expand_as(target)
-    positive, negative = predicted >= tau_positive, predicted <= tau_negative
-    valid = given | (unknown & (positive | negative))
-    return torch.where(given, labels.clamp(min=0), positive.float()), valid
+    check_variables(0.5 <= tau_positive <= 1, "0.5 to 1", **{f"{prefix}tau_positive": tau_positive})
+    check_variables(0 <= tau_negative < 0.5, "0 to below 0.5", **{f"{prefix}tau_negative": tau_negative})
 
 
 # ---- baselines ------------------------------------------------------------------------------------------------------
+class LabelSetFedAvgRound(LabelSetRound):
+    """Supervised loss of the strong views."""
+
+    def loss(self, index: Tensor) -> Tensor:
+        """Supervised loss of the strong views."""
+        return self.supervised(self.model(self.inputs(index))[1].float(), index)
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """Network input (B, 3, H, W): strong views, other ones at each call."""
+        return to_network(self.strong_views(self.site.data.train.pixels(index)))
+
+    def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
+        """Multi-label: weighted binary cross-entropy, mean over all entries, hidden ones negative. Single-label: mean
+        cross-entropy of the labelled samples."""
+        labels = self.labels[index.to(self.site.device, non_blocking=True)]
+        return self.reading.loss(logits, labels.clamp(min=0), self.reading.counted(labels), labels, self.pos_weight)
+
+
 class LabelSetFedAvg(LabelSetMethod):
     """FedAvg, and, with masked rows at the server, FedAvg*."""
 
-    def loss(self, model: nn.Module, index: Tensor, task: RoundTask, site: Site) -> Tensor:
-        """Supervised loss of the strong views."""
-        return self.supervised(model(self.strong_views(index, site))[1].float(), index, site)
-
-    def strong_views(self, index: Tensor, site: Site) -> Tensor:
-        """Network input (B, 3, H, W): strong views, other ones at each call."""
-        pixels = site.data.train.pixels(index)
-        return to_network(strong(pixels, site.memory["generator"], vertical_flip=self.vertical_flip))
-
-    def supervised(self, logits: Tensor, index: Tensor, site: Site) -> Tensor:
-        """Multi-label: weighted binary cross-entropy, mean over all entries, hidden ones negative. Single-label: mean
-        cross-entropy of the labelled samples."""
-        labels = site.memory["labels"][index.to(site.device, non_blocking=True)]
-        counted = (labels != NOT_ANNOTATED) | (site.data.task == MULTILABEL)
-        return label_loss(logits, labels.clamp(min=0), counted, labels, site)
+    ROUND: ClassVar[type[Round]] = LabelSetFedAvgRound
 
 
-class LabelSetFedProx(Proximal, LabelSetFedAvg):
-    """FedProx: :class:`LabelSetFedAvg` with the proximal term."""
+class LabelSetFedProxRound(ProximalRound, LabelSetFedAvgRound):
+    """The proximal term on mismatched label sets."""
+
+
+class LabelSetFedProx(LabelSetFedAvg):
+    """FedProx: :class:`LabelSetFedAvg` with the proximal term.
+
+    Args:
+        mu: weight of the proximal term, >= 0.
+        others: arguments of :class:`LabelSetFedAvg`.
+    """
+
+    ROUND: ClassVar[type[Round]] = LabelSetFedProxRound
+
+    def __init__(self, *, mu: float = 0.01, **others):
+        super().__init__(**others)
+        check_variables(mu >= 0, ">= 0", mu=mu)
+        self.mu = mu
+
+
+class FedRSRound(LabelSetFedAvgRound):
+    """FedAvg with restricted logits."""
+
+    def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
+        """The loss of FedAvg with restricted logits."""
+        return super().supervised(torch.where(self.known, logits, self.method.alpha * logits), index)
 
 
 class FedRS(LabelSetFedAvg):
     """Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021.
 
-    In the loss, logits of classes that the site does not know are multiplied by alpha, so that their classifier rows move less.
+    In the loss, logits of classes that the site does not know are multiplied by alpha, so that their classifier rows
+    move less.
 
     Args:
         alpha: 0 to 1; 1 is FedAvg.
         others: arguments of :class:`LabelSetFedAvg`.
     """
 
+    ROUND: ClassVar[type[Round]] = FedRSRound
+
     def __init__(self, *, alpha: float = 0.5, **others):
         super().__init__(**others)
-        if not 0 <= alpha <= 1:
-            raise FedMendError(f"job variable restriction: expected 0 to 1, got {alpha}")
+        check_variables(0 <= alpha <= 1, "0 to 1", alpha=alpha)
         self.alpha = alpha
 
-    def supervised(self, logits: Tensor, index: Tensor, site: Site) -> Tensor:
-        """The loss of FedAvg with restricted logits."""
-        return super().supervised(torch.where(site.memory["known"], logits, self.alpha * logits), index, site)
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+class LabelSetWorkflow(Workflow):
+    """Rounds of one stage; the classifier is averaged class by class.
+
+    Args:
+        aggregation: ``masked``: every row of the classifier by n_k over the sites that know its class (task-dependent
+            aggregation), or by n_k over all where no site knows it; ``samples``: every row by n_k (FedAvg).
+        pos_weight_cap: largest weight of the positive term of a class, >= 1.
+    """
+
+    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    AGGREGATIONS: ClassVar[tuple[str, ...]] = ("masked", "samples")
+
+    def __init__(self, *, aggregation: str, pos_weight_cap: float = 100.0):
+        expected = " or ".join(map(repr, self.AGGREGATIONS))
+        check_variables(aggregation in self.AGGREGATIONS, expected, aggregation=aggregation)
+        check_variables(pos_weight_cap >= 1, ">= 1", pos_weight_cap=pos_weight_cap)
+        self.aggregation, self.cap = aggregation, pos_weight_cap
+
+    def run(self, fed: Federation) -> None:
+        """R rounds."""
+        for key, value in fed.model.items():
+            if key.startswith(CLASSIFIER) and len(value) != len(fed.classes):
+                expected = f"a classifier with {len(fed.classes)} rows"
+                raise FedMendError(f"job variable network: expected {expected}, got {len(value)} in {key!r}")
+        known = {site: facts.positives > 0 for site, facts in fed.sites.items()}
+        if everything := sorted(site for site, flags in known.items() if flags.all()):
+            fed.record("every_class_known", f"no pseudo-labels and no mixed pairs at {', '.join(everything)}")
+        knowledge = {}
+        if READINGS[fed.kind].weighted:
+            positives = {site: facts.positives for site, facts in fed.sites.items()}
+            samples = {site: facts.samples for site, facts in fed.sites.items()}
+            knowledge["pos_weight"] = positive_weights(positives, samples, cap=self.cap)
+        for _ in fed.rounds():
+            answers = fed.train("train", knowledge=knowledge, rows=partial(self.row_weights, known))
+            self.record(fed, answers)
+
+    def row_weights(self, known: Mapping[str, np.ndarray], contributions: Contributions) -> dict[str, np.ndarray]:
+        """Share of each site in every row of the classifier.
+
+        Args:
+            known: site → (M,) bool, I_k.
+            contributions: site → samples and report.
+
+        Returns:
+            site → (M,) float64; they sum to 1 for every class.
+        """
+        n = np.array([c.samples for c in contributions.values()], dtype=np.float64)[:, None]
+        owned = n * np.array([known[site] for site in contributions])
+        weights = np.where((self.aggregation != "samples") & (owned.sum(0) > 0), owned, n)
+        weights = self.weigh(weights, n, contributions)
+        return dict(zip(contributions, weights / weights.sum(0), strict=True))
+
+    def weigh(self, weights: np.ndarray, samples: np.ndarray, contributions: Contributions) -> np.ndarray:
+        """(S, M) weights before they are scaled to shares; a method may put its own in their place."""
+        return weights
+
+    def record(self, fed: Federation, answers: Mapping[str, Answer]) -> None:
+        """Writes down what sites told; the baselines tell nothing."""
+        return
+
+
+def positive_weights(positives: Mapping[str, np.ndarray], samples: Mapping[str, int], *, cap: float) -> np.ndarray:
+    """Weight of the positive term of each class, N_neg / N_pos over the sites that identify it (D3 of FedLSM).
+
+    Args:
+        positives: site → (M,) positive training samples, 0 for a class that the site does not identify.
+        samples: site → training samples; those without a label of an identified class count as negative, as the census
+            does not tell them apart.
+        cap: largest weight.
+
+    Returns:
+        (M,) float32 in [0.01, cap].
+    """
+    total = np.zeros(len(next(iter(positives.values()))))
+    negative = np.zeros_like(total)
+    for site, count in positives.items():
+        total += count
+        negative += np.where(count > 0, samples[site] - count, 0)
+    return np.clip(negative / np.maximum(total, 1), 0.01, cap).astype(np.float32)

@@ -40,7 +40,7 @@ def test_a_written_card_is_read_back(tmp_path):
         provenance={"seed": 3},
     )
     card = load_card(tmp_path, "site-1")
-    assert (card.site, card.task, card.classes, card.modality) == ("site-1", "multilabel", CLASSES, "CT")
+    assert (card.site, card.kind, card.classes, card.modality) == ("site-1", "multilabel", CLASSES, "CT")
     assert (card.splits, card.truth) == ({"train": "train.csv", "test": "t.csv"}, {"train": "truth.csv"})
     assert card.image_root == (tmp_path / "../pictures").resolve()
     assert (card.window, card.provenance) == ((40.0, 80.0), {"seed": 3})
@@ -52,7 +52,7 @@ def test_a_card_says_whether_pictures_are_in_colour(tmp_path):
     options = {"classes": CLASSES, "splits": {"train": "train.csv"}, "image_root": "."}
     write_card(tmp_path, task="singlelabel", color=True, **options)
     card = load_card(tmp_path, "site-1")
-    assert (card.color, card.task) == (True, "singlelabel")
+    assert (card.color, card.kind) == (True, "singlelabel")
     assert json.loads((tmp_path / "site.json").read_text())["color"] is True
 
 
@@ -300,7 +300,7 @@ def test_the_fingerprint_covers_classes_images_and_labels_and_nothing_else(tmp_p
 def test_the_factory_makes_a_single_label_folder_that_can_be_read(tmp_path):
     card = load_card(make_site_folder(tmp_path / "site", [1, 0, -1]), "site-1")
     labels = load_table(card, "train.csv", CLASSES).labels
-    assert (card.task, labels.tolist()) == ("singlelabel", [[0, 1, 0], [1, 0, 0], [-1, -1, -1]])
+    assert (card.kind, labels.tolist()) == ("singlelabel", [[0, 1, 0], [1, 0, 0], [-1, -1, -1]])
 
 
 def test_the_factory_makes_a_folder_that_can_be_read(tmp_path):
@@ -322,7 +322,7 @@ def test_a_card_of_volumes_says_which_value_is_the_lesion(tmp_path):
     options = {"classes": ["lesion"], "splits": {"train": "datalist.json"}, "image_root": "."}
     write_card(tmp_path, task="segmentation", foreground=3, window="lung", **options)
     card = load_card(tmp_path, "site-1")
-    assert (card.task, card.foreground, card.window) == ("segmentation", 3, (-600.0, 1500.0))
+    assert (card.kind, card.foreground, card.window) == ("segmentation", 3, (-600.0, 1500.0))
     write_card(tmp_path, task="segmentation", **options)
     assert load_card(tmp_path, "site-1").foreground == 1
 

@@ -24,39 +24,15 @@ def test_a_site_folder_becomes_images_and_labels(tmp_path):
     assert np.array_equal(data.train.labels, LABELS)
     assert all(np.array_equal(data.train.images[i], pixels(i)) for i in range(6))
     assert data.evaluation == {}
-    assert data.task == "multilabel"
+    assert data.kind == "multilabel"
 
 
 def test_a_single_label_site_annotates_all_classes_of_the_job(tmp_path):
     data = opened(make_site_folder(tmp_path / "s", [0, 2, -1, 0], splits=("test",)))
-    assert data.task == "singlelabel"
+    assert data.kind == "singlelabel"
     assert data.annotated.tolist() == [True, True, True]  # fracture has no sample, but could have had
     assert data.train.labels.tolist() == [[1, 0, 0], [0, 0, 1], [-1, -1, -1], [1, 0, 0]]
     assert data.evaluation["test"].labels.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 0]]
-
-
-@pytest.mark.parametrize(("labels", "found"), [([1, 1, 1], 1), ([1, -1, -1], 1), ([-1, -1], 0)])
-def test_a_single_label_site_with_less_than_two_classes_is_refused(tmp_path, labels, found):
-    with refused(f"site-1: train.csv, column label: expected at least 2 classes, got {found}"):
-        opened(make_site_folder(tmp_path / "s", labels))
-
-
-def test_a_single_label_site_with_one_sample_is_refused(tmp_path):
-    with refused("site-1: train.csv: expected at least 2 samples, got 1"):
-        opened(make_site_folder(tmp_path / "s", [1]))
-
-
-def test_leaving_the_only_sample_of_the_second_class_out_is_refused(tmp_path):
-    folder = make_site_folder(tmp_path / "s", [0, 0, 1])
-    (folder / "images" / "img2.png").write_bytes(b"")
-    with refused("site-1: train.csv, column label: expected at least 2 classes, got 1"):
-        opened(folder, max_unreadable=1)
-
-
-def test_a_split_for_evaluation_may_have_one_class_and_blanks(tmp_path):
-    folder = make_site_folder(tmp_path / "s", [0, 1], splits=("test",))
-    write_table(folder / "test.csv", ["img0.png", "img1.png"], np.array([2, -1]), CLASSES)
-    assert opened(folder).evaluation["test"].labels.tolist() == [[0, 0, 1], [-1, -1, -1]]
 
 
 def test_the_truth_of_a_single_label_site_is_read_beside_its_labels(tmp_path):
@@ -98,30 +74,6 @@ def test_an_evaluation_split_may_have_one_label_value_only(tmp_path):
     assert opened(folder).evaluation["test"].labels.tolist() == [[0, 0, 0]]
 
 
-@pytest.mark.parametrize(
-    ("labels", "columns", "sentence"),
-    [
-        ([[1, 0, 1]], None, ": expected at least 2 samples, got 1"),
-        (LABELS, [], ", header: expected at least one class column, got none"),
-        (
-            LABELS,
-            [0, 1],
-            ", column fracture: expected both 0 and 1 (a class prior between 0 and 1), got only blanks; leave the column"
-            " out if the class is not annotated here",
-        ),
-        (
-            [[1, -1, 1], [0, -1, 1], [1, -1, -1]],
-            None,
-            ", column nodule: expected both 0 and 1 (a class prior between 0 and 1), got only 1; leave the column out if"
-            " the class is not annotated here",
-        ),
-    ],
-)
-def test_training_labels_that_teach_nothing_are_refused(tmp_path, labels, columns, sentence):
-    with refused(f"site-1: train.csv{sentence}"):
-        opened(make_site_folder(tmp_path / "s", labels, columns=columns))
-
-
 def test_unreadable_images_are_left_out_with_their_labels_rows_and_patients(tmp_path):
     folder = make_site_folder(tmp_path / "s")
     (folder / "images" / "img2.png").write_bytes(b"")
@@ -138,16 +90,6 @@ def test_unreadable_images_are_left_out_with_their_labels_rows_and_patients(tmp_
     assert train.table.patients == ("p0", "p1", "p3", "p4", "p5")
     assert train.table.images == tuple(f"img{i}.png" for i in (0, 1, 3, 4, 5))
     assert np.array_equal(train.images[2], pixels(3))
-
-
-def test_leaving_the_only_positive_out_is_refused(tmp_path):
-    folder = make_site_folder(tmp_path / "s", [[1], [0], [0]], classes=("a",))
-    (folder / "images" / "img0.png").write_bytes(b"")
-    with refused(
-        "site-1: train.csv, column a: expected both 0 and 1 (a class prior between 0 and 1), got only 0; leave the column"
-        " out if the class is not annotated here"
-    ):
-        opened(folder, classes=("a",), max_unreadable=1)
 
 
 def test_all_labels_trains_on_the_truth(tmp_path):

@@ -1,4 +1,3 @@
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -6,66 +5,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from factories import refused, write_png
+from cxr14_factories import (
+    BASE,
+    PATIENTS,
+    TEST_PATIENTS,
+    content,
+    film_rows,
+    findings,
+    load,
+    name,
+    patients_of,
+    write_download,
+    write_rows,
+)
+from factories import refused
 
 from fedmend.data.manifest import load_card, load_table
 from fedmend.data.site import load_site
 from fedmend.datasets import cxr14
-from fedmend.datasets.chest_phantom import FINDINGS, write_cxr14
 from fedmend.datasets.cxr14 import CLASSES, PROTOCOLS, RELEASED, prepare
-from fedmend.imperfections import annotated_classes, identified_classes
-
-HEADER = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"
-HEADER += "OriginalImage[Width,Height],OriginalImagePixelSpacing[x,y],"
-PATIENTS, TEST_PATIENTS = 10, (1, 4, 7)
-# Two sites that identify all classes; each finding is on about half of the films.
-BASE = {"sites": 2, "classes_per_site": 14, "val_share": 0.2, "seed": 1}
-
-
-def name(patient, k):
-    return f"{patient:08d}_{k:03d}.png"
-
-
-def findings(patient, k):
-    """(14,) int: all findings or none but Mass, which is on every third film only."""
-    own = np.full(14, (patient + k) % 2)
-    own[CLASSES.index("Mass")] = (2 * patient + k) % 3 == 0
-    return own
-
-
-def film_rows():
-    """Two films of each patient, the first one PA and the second one AP."""
-    rows = []
-    for p in range(PATIENTS):
-        for k in range(2):
-            text = "|".join(c for c, has in zip(CLASSES, findings(p, k), strict=True) if has) or "No Finding"
-            rows.append([name(p, k), text, k, p, 50, "F", ("PA", "AP")[k], 8, 8, 0.1, 0.1, ""])
-    return rows
-
-
-def write_rows(source, rows, header=HEADER, file="Data_Entry_2017.csv"):
-    with open(source / file, "w", newline="") as stream:
-        stream.write(f"{header}\n")
-        csv.writer(stream).writerows(rows)
-
-
-def write_lists(source, test_patients=TEST_PATIENTS):
-    names = {True: [], False: []}
-    for p in range(PATIENTS):
-        names[p in test_patients] += [name(p, k) for k in range(2)]
-    (source / "test_list.txt").write_text("\n".join(names[True]))
-    (source / "train_val_list.txt").write_text("\r\n".join(names[False]) + "\r\n")
+from fedmend.datasets.imperfections import annotated_classes, identified_classes
+from fedmend.phantoms.chest import FINDINGS, write_cxr14
 
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory):
-    source = tmp_path_factory.mktemp("download")
-    for p in range(PATIENTS):
-        for k in range(2):
-            write_png(source / "images" / name(p, k), 2 * p + k)
-    write_rows(source, film_rows())
-    write_lists(source)
-    return source
+    return write_download(tmp_path_factory.mktemp("download"))
 
 
 @pytest.fixture
@@ -73,24 +38,11 @@ def own_copy(official, tmp_path):
     return shutil.copytree(official, tmp_path / "download")
 
 
-def load(out, site, split="train"):
-    card = load_card(out / f"site-{site}", f"site-{site}")
-    return load_table(card, card.truth["train"] if split == "truth" else card.splits[split], card.classes)
-
-
-def patients_of(out, split, sites=(1, 2)):
-    return [{int(p) for p in load(out, s, split).patients} for s in sites]
-
-
-def content(out):
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
-
-
 def test_the_official_layout_becomes_site_folders_whose_films_are_found(official, tmp_path):
     prepare(official, tmp_path / "out", **BASE)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["site-1", "site-2"]
     card = load_card(tmp_path / "out" / "site-2", "site-2")
-    assert (card.task, card.classes, card.modality, card.window) == ("multilabel", CLASSES, "DX", None)
+    assert (card.kind, card.classes, card.modality, card.window) == ("multilabel", CLASSES, "DX", None)
     assert (card.splits, card.color) == ({"train": "train.csv", "val": "val.csv", "test": "test.csv"}, False)
     for split in card.splits:
         table = load(tmp_path / "out", 2, split)
@@ -187,31 +139,10 @@ def test_the_rules_of_fedmlp_and_the_released_draw_of_fedlsm_are_there_by_name()
 @pytest.mark.parametrize(("sites", "per_site", "classes"), [(7, 3, 14), (8, 2, 14), (8, 3, 8)])
 def test_the_released_draw_is_refused_for_other_numbers(sites, per_site, classes):
     with refused(
-        f"cxr14, argument assignment: expected 8 sites with 3 of 14 classes for 'released', got {sites} with {per_site} of"
-        f" {classes}"
+        f"cxr14, argument assignment: expected 8 sites with 3 of 14 classes for 'released', got {sites} with {per_site}"
+        f" of {classes}"
     ):
         cxr14._assign("released", sites, classes, per_site, 0)
-
-
-def test_films_are_found_in_the_folders_of_the_archives(official, own_copy, tmp_path):
-    films = sorted((own_copy / "images").iterdir())
-    for number, own in (("001", films[:9]), ("002", films[9:])):
-        folder = own_copy / f"images_{number}" / "images"
-        folder.mkdir(parents=True)
-        for film in own:
-            film.rename(folder / film.name)
-    (own_copy / "images").rmdir()
-    prepare(own_copy, tmp_path / "out", **BASE)
-    prepare(official, tmp_path / "plain", **BASE)
-    images, plain = load(tmp_path / "out", 1).images, load(tmp_path / "plain", 1).images
-    assert {image.split("/")[0] for image in images} == {"images_001", "images_002"}
-    assert [image.split("/")[-1] for image in images] == [image.split("/")[-1] for image in plain]
-
-
-def test_the_newer_name_of_the_table_is_accepted(official, own_copy, tmp_path):
-    (own_copy / "Data_Entry_2017.csv").rename(own_copy / "Data_Entry_2017_v2020.csv")
-    prepare(own_copy, tmp_path / "out", **BASE)
-    assert len(load(tmp_path / "out", 1).images) == 6
 
 
 def test_the_result_does_not_depend_on_row_order_but_on_the_seed(official, own_copy, tmp_path):
@@ -264,92 +195,6 @@ def test_the_card_records_the_arguments_and_the_counts(official, tmp_path):
         "site": {"sizes": {"train": 3, "val": 1, "test": 2}},
     }
     assert lines == ["20 films of 10 patients", "10 of them are PA", "2 site folders written"]
-
-
-@pytest.mark.parametrize(
-    ("file", "sentence"),
-    [
-        ("Data_Entry_2017.csv", "expected Data_Entry_2017.csv in it, not found"),
-        ("test_list.txt", "expected test_list.txt in it for split 'official', not found"),
-        ("train_val_list.txt", "expected train_val_list.txt in it for split 'official', not found"),
-        ("images", "expected images/ or images_001/images/ and so on in it, not found"),
-    ],
-)
-def test_a_download_without_one_of_its_parts_is_refused(own_copy, tmp_path, file, sentence):
-    (own_copy / file).rename(own_copy / "elsewhere")
-    with refused(f"cxr14, argument source: {sentence}"):
-        prepare(own_copy, tmp_path / "out", **BASE)
-    assert not (tmp_path / "out").exists()
-
-
-def test_another_header_is_refused(own_copy, tmp_path):
-    write_rows(own_copy, film_rows(), header=HEADER.replace("Finding Labels", "Labels"))
-    with refused(
-        "Data_Entry_2017.csv row 1: expected a header with ['Image Index', 'Finding Labels', 'Patient ID', 'View Position'],"
-        " got one without ['Finding Labels']"
-    ):
-        prepare(own_copy, tmp_path / "out", **BASE)
-
-
-@pytest.mark.parametrize(
-    ("text", "got"),
-    [
-        ("Mass|Pneumothorx", "'Pneumothorx'"),
-        ("Mass|No Finding", "'No Finding'"),
-        ("00000001_000.png", "text of 16 characters"),
-        ("", "text of 0 characters"),
-    ],
-)
-def test_an_unknown_finding_is_refused_by_its_row_and_name(own_copy, tmp_path, text, got):
-    rows = film_rows()
-    rows[4][1] = text
-    write_rows(own_copy, rows)
-    with refused(
-        "Data_Entry_2017.csv row 6, column Finding Labels: expected 'No Finding' alone or names out of"
-        f" {list(CLASSES)}, got {got}"
-    ):
-        prepare(own_copy, tmp_path / "out", **BASE)
-
-
-@pytest.mark.parametrize(
-    ("row", "cells", "sentence"),
-    [
-        (3, {0: name(0, 0)}, "expected each image once, got the one of row 2"),
-        (3, {0: ""}, "expected an image and a patient, got a blank"),
-        (3, {3: " "}, "expected an image and a patient, got a blank"),
-        (3, {0: "x.png"}, "expected the image in one of train_val_list.txt and test_list.txt, found it in neither"),
-        # The first patient's second film now belongs to a patient of the test list.
-        (
-            4,
-            {3: "0"},
-            "expected all images of a patient in one of train_val_list.txt and test_list.txt, found them in both",
-        ),
-    ],
-)
-def test_a_row_that_contradicts_the_download_is_refused(own_copy, tmp_path, row, cells, sentence):
-    rows = film_rows()
-    for column, value in cells.items():
-        rows[row - 2][column] = value
-    write_rows(own_copy, rows)
-    with refused(f"Data_Entry_2017.csv row {row}: {sentence}"):
-        prepare(own_copy, tmp_path / "out", **BASE)
-
-
-def test_an_image_in_both_lists_is_refused(own_copy, tmp_path):
-    with open(own_copy / "test_list.txt", "a") as stream:
-        stream.write(f"\n{name(2, 0)}\n")
-    with refused(
-        "Data_Entry_2017.csv row 6: expected the image in one of train_val_list.txt and test_list.txt, found it in both"
-    ):
-        prepare(own_copy, tmp_path / "out", **BASE)
-
-
-def test_listed_images_without_file_are_counted_and_only_those_of_the_view(own_copy, tmp_path):
-    (own_copy / "images" / name(2, 1)).unlink()
-    (own_copy / "images" / name(4, 1)).unlink()
-    with refused("Data_Entry_2017.csv: expected a file for each of 20 images, got none for 2, the first in row 7"):
-        prepare(own_copy, tmp_path / "out", **BASE)
-    prepare(own_copy, tmp_path / "out", **BASE, view="PA")
 
 
 def test_too_few_patients_are_refused(official, tmp_path):

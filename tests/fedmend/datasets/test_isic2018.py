@@ -10,8 +10,8 @@ from factories import refused
 from fedmend.data.manifest import load_card, load_table
 from fedmend.data.site import load_site
 from fedmend.datasets import isic2018
-from fedmend.datasets.dermoscopy_phantom import write_isic2018
 from fedmend.datasets.isic2018 import CLASSES, FOLDER, LESIONS, TABLE, prepare
+from fedmend.phantoms.dermoscopy import write_isic2018
 
 TABLE_NAME = TABLE.rpartition("/")[2]
 # 140 lesions of two pictures each, twenty of each class: image, class, lesion; in the order of the ids
@@ -148,7 +148,7 @@ def test_the_card_says_how_the_folder_was_made(source, out):
     lines = []
     prepare(source, out, assignment="released", source_name="PHANTOM", progress=lines.append)
     card = load_card(out / "site-1", "site-1")
-    assert (card.task, card.classes, card.color, card.modality) == ("singlelabel", CLASSES, True, "dermoscopy")
+    assert (card.kind, card.classes, card.color, card.modality) == ("singlelabel", CLASSES, True, "dermoscopy")
     assert card.splits == {split: f"{split}.csv" for split in ("train", "val", "test")}
     assert card.truth == {"train": "truth/train.csv"}
     labelled = sum(row["label"] != "" for row in rows(out / "site-1" / "train.csv"))
@@ -321,8 +321,8 @@ def test_the_released_assignment_is_for_five_sites_with_three_classes(source, ou
 
 def test_a_class_that_no_site_can_identify_is_refused(source, out):
     with refused(
-        "identified classes: expected num_sites >= 1, per_site in 1..7, num_sites * per_site >= 7, the number of classes,"
-        " and seed >= 0, got 3, 2, 6 and 523"
+        "identified classes: expected num_sites >= 1, per_site in 1..7, num_sites * per_site >= 7, the number of"
+        " classes, and seed >= 0, got 3, 2, 6 and 523"
     ):
         prepare(source, out, sites=3, classes_per_site=2)
 
@@ -343,7 +343,7 @@ def test_the_phantom_becomes_sites_that_a_job_can_load(tmp_path, out):
         data = load_site(
             folder, folder.name, CLASSES, cache_dir=tmp_path / "cache", image_size=16, device=torch.device("cpu")
         )
-        assert data.task == "singlelabel"
+        assert data.kind == "singlelabel"
         assert data.train.images.shape == (len(data.train), 16, 16, 3)
         labelled = data.train.labels[(data.train.labels >= 0).all(axis=1)]
         assert 0 < len(labelled) < len(data.train)

@@ -5,9 +5,9 @@ import pytest
 from factories import refused
 
 from fedmend.data.manifest import load_card, load_table
-from fedmend.datasets.dermoscopy_phantom import write_isic2019
 from fedmend.datasets.isic2019 import CLASSES, FOLDER, METADATA, TABLE, prepare, read
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.phantoms.dermoscopy import write_isic2019
 
 HEADER = ["image", *CLASSES, "UNK"]
 # image, class, lesion; in the order of the ids
@@ -177,7 +177,7 @@ def test_the_phantom_becomes_colour_sites_of_which_some_are_noisy(tmp_path):
     seen, wrong = [], []
     for name in ("site-1", "site-2", "site-3"):
         card = load_card(tmp_path / "sites" / name, name)
-        assert (card.task, card.classes, card.color, card.modality) == ("singlelabel", CLASSES, True, "dermoscopy")
+        assert (card.kind, card.classes, card.color, card.modality) == ("singlelabel", CLASSES, True, "dermoscopy")
         tables = {k: load_table(card, v, CLASSES) for k, v in {**card.splits, "truth": card.truth["train"]}.items()}
         for split, table in tables.items():
             assert all((card.image_root / image).is_file() for image in table.images)

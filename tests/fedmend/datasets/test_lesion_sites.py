@@ -83,7 +83,7 @@ def test_every_case_is_at_one_site_in_one_split(sites):
 def test_the_card_says_what_the_site_is(sites, root):
     for site, share in zip(sites, (0.3, 0.7), strict=True):
         card = load_card(site, site.name)
-        assert (card.task, card.classes, card.window, card.modality) == (SEGMENTATION, ("lesion",), None, "MR")
+        assert (card.kind, card.classes, card.window, card.modality) == (SEGMENTATION, ("lesion",), None, "MR")
         assert card.splits == {"train": "datalist.json", "test": "datalist.json"}
         assert card.truth == {"train": "truth/datalist.json"}
         assert card.image_root == root.resolve()

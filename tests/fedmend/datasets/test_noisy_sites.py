@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 from fedmend.data.manifest import load_card, load_table
 from fedmend.data.site import load_site, load_truth
 from fedmend.datasets import noisy_sites
-from fedmend.datasets.noisy_sites import NoiseProtocol, hold_out, write_noisy_sites
+from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
 from fedmend.errors import FedMendError
 
 CLASSES = ("benign", "malign", "healthy")
@@ -39,7 +40,8 @@ def write(out, root, protocol=PROTOCOL, **change):
         file = out.with_suffix(".csv")
         write_soft_labels(file, arguments["images"], arguments["soft_labels"], arguments["classes"])
         arguments["soft_labels"] = file
-    write_noisy_sites(out, **arguments)
+    data = LabelledImages(**{f.name: arguments.pop(f.name) for f in fields(LabelledImages) if f.name in arguments})
+    write_noisy_sites(out, data, **arguments)
 
 
 def write_soft_labels(file, images, values, classes):
@@ -76,10 +78,10 @@ def test_the_written_folders_are_sites_that_a_job_can_load(root, tmp_path):
     write(tmp_path / "out", root)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["site-1", "site-2", "site-3"]
     for name, (tables, card) in sites(tmp_path / "out").items():
-        assert (card.task, card.classes, card.modality) == ("singlelabel", CLASSES, "CT")
+        assert (card.kind, card.classes, card.modality) == ("singlelabel", CLASSES, "CT")
         folder, cpu = tmp_path / "out" / name, torch.device("cpu")
         data = load_site(folder, name, CLASSES, cache_dir=tmp_path / "cache", image_size=8, device=cpu)
-        assert data.task == "singlelabel"
+        assert data.kind == "singlelabel"
         assert np.array_equal(data.train.labels, tables["train"].labels)
         assert list(data.evaluation) == ["test"]
         truth = load_truth(folder, name, CLASSES, tables["train"].images)
@@ -274,12 +276,12 @@ def test_an_image_that_an_annotator_cannot_find_is_named_by_its_row(root, tmp_pa
 )
 def test_soft_labels_that_cannot_be_used_are_refused(root, tmp_path, text, sentence):
     (tmp_path / "soft.csv").write_text(text)
-    arguments = {"images": IMAGES, "labels": LABELS, "classes": CLASSES, "image_root": root, "test": TEST}
-    arguments |= {"protocol": NoiseProtocol(**PROTOCOL), "modality": "CT", "source_name": "a test"}
+    data = LabelledImages(images=IMAGES, labels=LABELS, classes=CLASSES, image_root=root, test=TEST, modality="CT")
+    arguments = {"protocol": NoiseProtocol(**PROTOCOL), "source_name": "a test"}
     with refused(f"soft labels{sentence}"):
-        write_noisy_sites(tmp_path / "out", **arguments, soft_labels=tmp_path / "soft.csv")
+        write_noisy_sites(tmp_path / "out", data, **arguments, soft_labels=tmp_path / "soft.csv")
     with refused("soft labels: expected a CSV file that can be read, got another"):
-        write_noisy_sites(tmp_path / "out", **arguments, soft_labels=tmp_path / "nowhere.csv")
+        write_noisy_sites(tmp_path / "out", data, **arguments, soft_labels=tmp_path / "nowhere.csv")
     assert not (tmp_path / "out").exists()
 
 
@@ -305,7 +307,8 @@ def test_existing_site_folders_are_not_overwritten(root, tmp_path):
         ({"patients": ["p1"]}, "patients: expected none or 96 keys, got 1"),
         (
             {"window": "liver"},
-            "window: expected None, 'file', one of ['bone', 'brain', 'lung', 'subdural'] or (centre, width), got 'liver'",
+            "window: expected None, 'file', one of ['bone', 'brain', 'lung', 'subdural'] or (centre, width),"
+            " got 'liver'",
         ),
         ({"annotator_pixels": 7}, "annotator_pixels: expected at least 8, got 7"),
     ],

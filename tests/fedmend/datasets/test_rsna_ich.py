@@ -1,84 +1,36 @@
-import csv
 import json
 import shutil
 
 import numpy as np
 import pytest
 from factories import refused
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+from rsna_ich_factories import (
+    BASE,
+    OTHER_SEED,
+    PATIENTS,
+    SEED,
+    SLICES,
+    every_table,
+    label,
+    load,
+    patients_of,
+    slice_id,
+    station,
+    table_rows,
+    write_download,
+    write_rows,
+)
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.manifest import load_card
 from fedmend.datasets import rsna_ich
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.rsna_ich import CLASSES, prepare, prepare_single_label
 from fedmend.errors import FedMendError
 
-PATIENTS, SLICES = 36, 4
-# Three sites of twelve patients; one_each with three classes per site reaches all five. With these seeds each training
-# part has a patient of every class that its site annotates.
-SEED, OTHER_SEED = 560, 1104
-BASE = {"sites": 3, "annotated_per_site": 3, "healthy_share": None, "seed": SEED}
-
-
-def station(patient):
-    """Scanner 0, 1 or 2; each has two patients of every class."""
-    return patient // 6 % 3
-
-
-def slice_id(patient, k):
-    return f"ID_{patient:04x}{k:05x}"
-
-
-def label(patient, k):
-    """Patient p has class p % 6 (5: none) on slices 0 to 2; slice 3 is healthy."""
-    return [int(c == patient % 6 and k < 3) for c in range(5)]
-
-
-def write_dicom(path, patient="", scanner=""):
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, "1.2.3"
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    image = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
-    image.SOPClassUID, image.SOPInstanceUID = CTImageStorage, "1.2.3"
-    if patient:
-        image.PatientID = patient
-    if scanner:
-        image.StationName = scanner
-    image.Rows = image.Columns = 8
-    image.BitsAllocated = image.BitsStored = 16
-    image.HighBit, image.PixelRepresentation, image.SamplesPerPixel = 15, 0, 1
-    image.PhotometricInterpretation = "MONOCHROME2"
-    image.PixelData = bytes(128)
-    image.save_as(path, enforce_file_format=True)
-
-
-def table_rows():
-    rows = []
-    for p in range(PATIENTS):
-        for k in range(SLICES):
-            values = label(p, k)
-            rows += [
-                [f"{slice_id(p, k)}_{c}", str(v)]
-                for c, v in zip((*CLASSES, "any"), (*values, max(values)), strict=True)
-            ]
-    return rows
-
-
-def write_rows(source, rows, header=("ID", "Label")):
-    with open(source / "stage_2_train.csv", "w", newline="") as stream:
-        csv.writer(stream).writerows([header, *rows])
-
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory):
-    source = tmp_path_factory.mktemp("download")
-    (source / "stage_2_train").mkdir()
-    for p in range(PATIENTS):
-        for k in range(SLICES):
-            write_dicom(source / "stage_2_train" / f"{slice_id(p, k)}.dcm", f"P{p:02d}", f"CT{station(p)}")
-    write_rows(source, table_rows())
-    return source
+    return write_download(tmp_path_factory.mktemp("download"))
 
 
 @pytest.fixture
@@ -86,29 +38,11 @@ def own_copy(official, tmp_path):
     return shutil.copytree(official, tmp_path / "download")
 
 
-def load(out, site, split="train"):
-    card = load_card(out / site, site)
-    file = card.truth["train"] if split == "truth" else card.splits[split]
-    return load_table(card, file, CLASSES)
-
-
-def content(out):
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}
-
-
-def patients_of(table):
-    return {int(image[3:7], 16) for image in table.images}
-
-
-def every_table(out, split="train"):
-    return [load(out, f"site-{s}", split) for s in (1, 2, 3)]
-
-
 def test_the_official_layout_becomes_site_folders_whose_images_are_found(official, tmp_path):
     prepare(official, tmp_path / "out", **BASE)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["site-1", "site-2", "site-3"]
     card = load_card(tmp_path / "out" / "site-2", "site-2")
-    assert (card.task, card.classes, card.modality, card.window) == ("multilabel", CLASSES, "CT", (40.0, 80.0))
+    assert (card.kind, card.classes, card.modality, card.window) == ("multilabel", CLASSES, "CT", (40.0, 80.0))
     assert card.splits == {"train": "train.csv", "val": "val.csv", "test": "test.csv"}
     for split in card.splits:
         table = load(tmp_path / "out", "site-2", split)
@@ -228,102 +162,6 @@ def test_the_card_records_every_argument_and_the_counts(official, tmp_path):
     assert any("144 of 144 DICOM headers" in line for line in lines)
 
 
-def test_the_same_arguments_give_the_same_bytes_whatever_the_order_and_the_processes(official, tmp_path, monkeypatch):
-    prepare(official, tmp_path / "one", **BASE)
-    other = tmp_path / "other"
-    (other / "stage_2_train").mkdir(parents=True)
-    for path in sorted((official / "stage_2_train").iterdir(), reverse=True):
-        shutil.copy(path, other / "stage_2_train")
-    write_rows(other, table_rows()[::-1])
-    monkeypatch.setattr(rsna_ich, "_CHUNK", 16)
-    prepare(other, other / "out", **BASE, processes=2)
-    one, two = content(tmp_path / "one"), content(other / "out")
-    assert one.keys() == two.keys()
-    assert all(one[name] == two[name] for name in one if not name.endswith("site.json"))
-    first, second = (json.loads(c["site-1/site.json"]) | {"image_root": ""} for c in (one, two))
-    assert first == second
-    prepare(official, tmp_path / "reseeded", **{**BASE, "seed": OTHER_SEED})
-    assert content(tmp_path / "reseeded")["site-1/train.csv"] != one["site-1/train.csv"]
-
-
-def test_a_corrupt_file_and_rows_or_files_without_partner_are_left_out_and_counted(own_copy, tmp_path):
-    rows = table_rows()
-    for c in CLASSES:
-        rows += [[f"ID_6431af929_{c}", "1"], [f"ID_ffffffff0_{c}", "1"]]
-    write_rows(own_copy, rows)
-    for name in ("ID_6431af929", "ID_ffffffff1"):
-        (own_copy / "stage_2_train" / f"{name}.dcm").write_bytes(b"")
-    prepare(own_copy, tmp_path / "out", **BASE)
-    counts = load_card(tmp_path / "out" / "site-1", "").provenance["counts"]
-    assert counts == {
-        "label_rows": 874,
-        "duplicate_rows": 0,
-        "corrupt_slices": 1,
-        "slices_without_file": 1,
-        "files_without_labels": 1,
-        "lesion_slices": 90,
-        "healthy_slices": 54,
-    }
-
-
-def test_identical_duplicate_rows_are_dropped(official, own_copy, tmp_path):
-    write_rows(own_copy, table_rows() + table_rows()[:6])
-    prepare(official, tmp_path / "plain", **BASE)
-    prepare(own_copy, tmp_path / "out", **BASE)
-    assert content(tmp_path / "out")["site-1/train.csv"] == content(tmp_path / "plain")["site-1/train.csv"]
-    assert load_card(tmp_path / "out" / "site-1", "").provenance["counts"]["duplicate_rows"] == 6
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda rows: [*rows, [rows[0][0], "0"]], "row 866: expected the label that an earlier row gives"),
-        (lambda rows: [*rows[:7], [rows[1][0], "1"]], "row 9: expected the label that an earlier row gives"),
-        (lambda rows: [*rows, ["ID_63eb1e259_subd", "0"]], "row 866: expected ID_"),
-        (lambda rows: [*rows, ["ID_63eb1e259", "0"]], "row 866: expected ID_"),
-        (lambda rows: [*rows, ["ID_63eb1e259_subdural"]], "row 866: expected ID_"),
-        (lambda rows: [*rows, ["ID_63eb1e259_subdural", ""]], "row 866: expected ID_"),
-        (lambda rows: rows[:-3], "row 860: expected rows for all of"),
-        (lambda rows: [[r.replace("ID_0", "ID_9"), v] for r, v in rows], "found none"),
-        (lambda rows: [], "found none"),
-    ],
-)
-def test_a_table_that_is_broken_is_refused_by_its_row(own_copy, tmp_path, change, message):
-    write_rows(own_copy, change(table_rows()))
-    with pytest.raises(FedMendError, match=message) as caught:
-        prepare(own_copy, tmp_path / "out", **BASE)
-    assert "63eb1e259" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_another_header_is_refused(own_copy, tmp_path):
-    write_rows(own_copy, table_rows(), header=("image", "label"))
-    with pytest.raises(FedMendError, match="row 1: expected the header ID,Label"):
-        prepare(own_copy, tmp_path / "out", **BASE)
-
-
-def test_a_source_that_is_not_the_download_is_refused(tmp_path):
-    with pytest.raises(FedMendError, match=r"expected stage_2_train.csv and stage_2_train/"):
-        prepare(tmp_path, tmp_path / "out", **BASE)
-
-
-@pytest.mark.parametrize(
-    ("replace", "partition", "message"),
-    [
-        (lambda path: path.write_bytes(b"no"), "iid", "row 2: expected a readable DICOM"),
-        (lambda path: write_dicom(path, scanner="CT0"), "iid", "row 2: expected the DICOM field PatientID"),
-        (lambda path: write_dicom(path, patient="P0"), "station", "row 2: expected the DICOM field StationName"),
-    ],
-)
-def test_a_slice_without_the_header_that_is_needed_is_refused_by_its_row(
-    own_copy, tmp_path, replace, partition, message
-):
-    replace(own_copy / "stage_2_train" / f"{slice_id(0, 0)}.dcm")
-    with pytest.raises(FedMendError, match=message) as caught:
-        prepare(own_copy, tmp_path / "out", **BASE, partition=partition)
-    assert slice_id(0, 0) not in str(caught.value)
-
-
 def test_fewer_stations_than_sites_are_refused(official, tmp_path):
     with pytest.raises(FedMendError, match="expected at least 4 stations, got 3"):
         prepare(official, tmp_path / "out", **{**BASE, "sites": 4, "partition": "station"})
@@ -433,7 +271,7 @@ def test_the_single_label_subset_holds_the_slices_with_exactly_one_subtype_and_t
         if split != "train":
             assert table.labels.tolist() == [label(int(i[3:7], 16), int(i[7:12], 16)) for i in table.images]
     card = load_card(tmp_path / "out" / "site-1", "site-1")
-    assert (card.task, card.window, card.modality) == ("singlelabel", (40.0, 80.0), "CT")
+    assert (card.kind, card.window, card.modality) == ("singlelabel", (40.0, 80.0), "CT")
     assert all((card.image_root / i).is_file() for i in tables["site-1", "test"].images)
 
 

@@ -10,14 +10,14 @@ from torch_factories import one_hot
 
 from fedmend.data.manifest import SINGLELABEL, LabelTable
 from fedmend.data.site import SiteData, Split
-from fedmend.ledger import LabelLedger
-from fedmend.methods.base import Site
+from fedmend.method import Site
+from fedmend.repairs.label_ledger import LabelLedger
 from fedmend.state import StateStore
 from fedmend.training import LocalTrainer
 
 
 class PixelNet(nn.Module):
-    """Features (v, 1 - v) of the centre pixel v in 0..1, which the weak augmentation of a plain grey image leaves alone.
+    """Features (v, 1 - v) of the centre pixel v in 0..1, which weak augmentation of a plain grey image leaves alone.
 
     ``calls`` notes (training mode, batch size) of every forward call.
     """
@@ -82,7 +82,7 @@ def site_of(make_site):
         labels = one_hot(labels, classes) if single else labels
         site = make_site(labels, 10 * np.arange(len(labels)), **options)
         if single:
-            site.data = dataclasses.replace(site.data, task=SINGLELABEL, annotated=np.ones(classes, dtype=bool))
+            site.data = dataclasses.replace(site.data, kind=SINGLELABEL, annotated=np.ones(classes, dtype=bool))
         return site
 
     return build
@@ -93,10 +93,9 @@ def play():
     """One task as a site runs it; returns the report."""
 
     def run(method, model, task, site, learning_rate=0.01):
-        site.memory.clear()
         site.ledger.undo(from_round=task.round_num)
-        method.prepare(model, task, site)
-        LocalTrainer(learning_rate=learning_rate).train(model, method, task, site)
-        return method.report(model, task, site)
+        work = method.start(model, task, site)
+        LocalTrainer(learning_rate=learning_rate).train(work)
+        return work.report()
 
     return run

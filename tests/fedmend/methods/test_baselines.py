@@ -6,8 +6,7 @@ import torch
 from factories import refused
 from torch_factories import one_hot
 
-from fedmend.errors import FedMendError
-from fedmend.methods.base import RoundTask
+from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
 from fedmend.methods.fednoro import FedNoRo
 
@@ -28,9 +27,9 @@ def flat_net(make_net):
 
 
 def loss_of(method, net, site, index=ALL):
-    method.prepare(net, TASK, site)
-    list(method.batches(TASK, site, 0))
-    return method.loss(net, index, TASK, site)
+    work = method.start(net, TASK, site)
+    list(work.batches(0))
+    return work.loss(index)
 
 
 def test_fedavg_counts_missing_labels_as_negative_and_weights_positives_by_n_over_n_pos(make_site, flat_net):
@@ -65,18 +64,14 @@ def test_the_loss_of_a_short_batch_is_divided_by_its_own_size(make_site, flat_ne
 
 def test_fedprox_adds_half_mu_times_the_squared_distance_to_the_received_model(make_site, make_net):
     site, net = make_site(LABELS), make_net(3)
-    method = FedProx(mu=0.4)
-    method.prepare(net, TASK, site)
-    assert method.loss(net, ALL, TASK, site).item() == pytest.approx(
-        loss_of(FedAvg(), net, site).item(), rel=1e-6
-    )  # no distance yet
-    method.prepare(net, TASK, site)
+    work, fedavg = (method.start(net, TASK, site) for method in (FedProx(mu=0.4), FedAvg()))
+    assert work.loss(ALL).item() == pytest.approx(fedavg.loss(ALL).item(), rel=1e-6)  # no distance yet
     with torch.no_grad():
         net.classifier.bias += torch.tensor([1.0, 2.0, 0.0])
         net.scale += 0.5
-    gradient = torch.autograd.grad(method.loss(net, ALL, TASK, site), net.classifier.bias)[0]
-    plain = FedAvg.loss(method, net, ALL, TASK, site)
-    added = method.loss(net, ALL, TASK, site) - plain
+    gradient = torch.autograd.grad(work.loss(ALL), net.classifier.bias)[0]
+    plain = fedavg.loss(ALL)
+    added = work.loss(ALL) - plain
     assert added.item() == pytest.approx(0.4 / 2 * (1 + 4 + 2 * 0.25), rel=1e-5)
     plain_gradient = torch.autograd.grad(plain, net.classifier.bias)[0]
     assert (gradient - plain_gradient).tolist() == pytest.approx([0.4, 0.8, 0.0], abs=1e-6)
@@ -93,7 +88,7 @@ def test_fedprox_without_mu_is_fedavg(make_site, make_net, play):
 
 @pytest.mark.parametrize("method", [FedProx, SingleLabelFedProx])
 def test_a_negative_mu_is_refused(method):
-    with pytest.raises(FedMendError, match=r"mu: expected >= 0, got -1"):
+    with refused("job variable mu: expected >= 0, got -1"):
         method(mu=-1)
 
 
@@ -115,15 +110,15 @@ def test_with_logit_adjustment_it_is_the_warm_up_of_fednoro(make_site, flat_net)
 
 @pytest.mark.parametrize("la", [True, False])
 def test_single_label_fedprox_adds_the_proximal_term_to_the_same_loss(make_site, make_net, la):
-    site, net, method = make_site(one_hot(CLASSES, 3)), make_net(3), SingleLabelFedProx(mu=0.4, la=la)
-    method.prepare(net, TASK, site)
-    list(method.batches(TASK, site, 0))
-    plain = SingleLabelFedAvg(la=la)
-    assert method.loss(net, ALL, TASK, site).item() == plain.loss(net, ALL, TASK, site).item()  # no distance yet
+    site, net = make_site(one_hot(CLASSES, 3)), make_net(3)
+    work, plain = (m.start(net, TASK, site) for m in (SingleLabelFedProx(mu=0.4, la=la), SingleLabelFedAvg(la=la)))
+    for other in (work, plain):
+        list(other.batches(0))  # draws the views
+    assert work.loss(ALL).item() == plain.loss(ALL).item()  # no distance yet
     with torch.no_grad():
         net.classifier.bias += torch.tensor([1.0, 2.0, 0.0])
         net.scale += 0.5
-    added = method.loss(net, ALL, TASK, site) - plain.loss(net, ALL, TASK, site)
+    added = work.loss(ALL) - plain.loss(ALL)
     assert added.item() == pytest.approx(0.4 / 2 * (1 + 4 + 2 * 0.25), rel=1e-5)
 
 
@@ -135,7 +130,7 @@ def test_without_other_settings_single_label_baselines_have_no_logit_adjustment(
 def test_a_sample_without_a_label_is_refused_by_single_label_baselines(make_site, make_net):
     for method in (SingleLabelFedAvg(), SingleLabelFedProx()):
         with refused("site-1: train.csv row 3, column label: expected a class name, got a blank"):
-            method.prepare(make_net(3), TASK, make_site(one_hot([0, -1, 1, 0], 3)))
+            method.start(make_net(3), TASK, make_site(one_hot([0, -1, 1, 0], 3)))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +141,7 @@ def test_a_sample_without_a_label_is_refused_by_single_label_baselines(make_site
     ],
 )
 def test_every_baseline_says_what_labels_it_learns_from(method, tasks):
-    assert tasks == method.TASKS
+    assert tasks == method.KINDS
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
+from fedmend.method import Contribution
 from fedmend.methods.fedia import (
     COMPLETENESS,
     CORRECTED,
@@ -16,11 +17,13 @@ from fedmend.methods.fedia import (
     WAITS,
     WARMUP,
     FedIA,
+    FedIAWorkflow,
     completeness,
+    completeness_aware,
     completeness_weights,
-    count_components,
     fit_line,
     soft_iou,
+    uncorrected,
 )
 from fedmend.training import LocalTrainer
 
@@ -43,21 +46,9 @@ MASKS = planes([(2, 2), (2, 3), (9, 9)], [(5, 5)], [], [(0, 0), (1, 1)])
 # ---- pure functions -------------------------------------------------------------------------------------------------
 
 
-def test_components_are_counted_slice_by_slice_with_8_or_4_neighbours():
-    masks = planes([(0, 0), (1, 1), (5, 5)], [(0, 0)]) > 0  # diagonal neighbours; the same place on the next slice
-    assert count_components(masks) == 3
-    assert count_components(masks, connectivity=4) == 4
-
-
-def test_components_below_the_smallest_size_do_not_count():
-    masks = planes([(0, 0), (0, 1), (0, 2), (5, 5), (5, 6), (9, 9)]) > 0
-    assert [count_components(masks, smallest=n) for n in (1, 2, 3, 4)] == [3, 2, 1, 0]
-
-
 def test_completeness_is_a_ratio_of_counts_and_never_divides_by_zero():
     assert completeness(np.array([3, 12])) == 0.25
     assert completeness(np.array([3, 2])) == 1.5
-    assert completeness(np.array([3, 2]), clip=True) == 1
     assert completeness(np.array([3, 0])) == 0
     assert completeness(np.array([0, 5])) == 0
 
@@ -94,16 +85,14 @@ class Played:
 
     def round(self, round_num, loss, stage=CORRECTION, best=1.0):
         task = make_task(stage, round_num, 20, first_round=np.int64(T), best_completeness=np.float64(best))
-        self.site.memory.clear()
-        self.method.prepare(self.model, task, self.site)
-        self.site.memory["losses"] = [torch.tensor(loss)]
-        return int(self.method.report(self.model, task, self.site)["correction"][0])
+        self.work = self.method.start(self.model, task, self.site)
+        self.work._losses = [torch.tensor(loss)]
+        return int(self.work.report()["correction"][0])
 
     def warm_up(self, losses):
         for r, loss in enumerate(losses):
             assert self.round(r, loss, WARMUP) == WAITS
-        self.site.memory.clear()
-        return self.method.report(self.model, make_task(COMPLETENESS, len(losses), 20), self.site)
+        return self.method.collect(self.model, make_task(COMPLETENESS, len(losses), 20), self.site)
 
 
 def loss_of(iou):
@@ -116,10 +105,9 @@ FLAT = [loss_of(0.5)] * T
 def test_training_lowers_the_dice_loss_of_annotated_slices_and_leaves_empty_ones_alone(tmp_path):
     site = make_mask_site(tmp_path, MASKS)
     model = SaysMasks(np.full(MASKS.shape, 0.3))
-    before, method = model.table.detach().clone(), FedIA(augment=False)
-    task = make_task(WARMUP)
-    method.prepare(model, task, site)
-    LocalTrainer(learning_rate=0.1, weight_decay=0).train(model, method, task, site)
+    before = model.table.detach().clone()
+    work = FedIA(augment=False).start(model, make_task(WARMUP), site)
+    LocalTrainer(learning_rate=0.1, weight_decay=0).train(work)
     moved = (model.table.detach() - before).numpy()
     assert (moved[MASKS > 0] > 0).all()
     assert (moved[[0, 1, 3]][MASKS[[0, 1, 3]] == 0] < 0).all()
@@ -128,15 +116,13 @@ def test_training_lowers_the_dice_loss_of_annotated_slices_and_leaves_empty_ones
 
 def test_the_reported_loss_is_the_mean_over_the_batches(tmp_path):
     site = make_mask_site(tmp_path, MASKS, batch_size=2)
-    model, method, task = SaysMasks(np.full(MASKS.shape, 0.3)), FedIA(augment=False), make_task(WARMUP)
-    method.prepare(model, task, site)
+    work = FedIA(augment=False).start(SaysMasks(np.full(MASKS.shape, 0.3)), make_task(WARMUP), site)
     batches = [torch.tensor([0, 1]), torch.tensor([2, 3])]
-    losses = [method.loss(model, batch, task, site).item() for batch in batches]
+    losses = [work.loss(batch).item() for batch in batches]
     p, pixels = 0.3, SIZE**2
     by_hand = [1 - 2 * p * n / (p * pixels + n) for n in (3, 1, 0, 2)]
     assert losses == pytest.approx([sum(by_hand[:2]) / 2, sum(by_hand[2:]) / 2], abs=1e-5)
-    report = method.report(model, task, site)
-    assert report["dice_loss"].tolist() == pytest.approx([sum(by_hand) / 4], abs=1e-5)
+    assert work.report()["dice_loss"].tolist() == pytest.approx([sum(by_hand) / 4], abs=1e-5)
 
 
 def test_training_slices_are_augmented_and_those_of_estimate_and_correction_are_not(tmp_path, monkeypatch):
@@ -146,14 +132,14 @@ def test_training_slices_are_augmented_and_those_of_estimate_and_correction_are_
         augmented.append((len(images), generator.initial_seed()))
         return images + 0.001
 
-    monkeypatch.setattr("fedmend.methods.fedia.augment_intensity", augment)
+    monkeypatch.setattr("fedmend.methods.slices.augment_intensity", augment)
     played = Played(tmp_path, FedIA())
     seen = []
     played.model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     task = make_task(WARMUP)
-    played.method.prepare(played.model, task, played.site)
+    work = played.method.start(played.model, task, played.site)
     plain = played.site.data.train.pixels(torch.tensor([0, 3]))
-    played.method.loss(played.model, torch.tensor([0, 3]), task, played.site)
+    work.loss(torch.tensor([0, 3]))
     assert augmented == [(2, played.site.generator(task, "augmentation").initial_seed())]
     assert torch.equal(seen.pop(), plain + 0.001)
     played.warm_up(FLAT)
@@ -166,13 +152,13 @@ def test_training_slices_are_augmented_and_those_of_estimate_and_correction_are_
 
 def test_nr_dice_trains_on_its_own_loss_and_reports_dice(tmp_path):
     site = make_mask_site(tmp_path, MASKS)
-    model, method, task = SaysMasks(np.full(MASKS.shape, 0.3)), FedIA(augment=False, loss="nr_dice"), make_task(WARMUP)
-    method.prepare(model, task, site)
-    loss = method.loss(model, torch.tensor([1]), task, site).item()
+    model = SaysMasks(np.full(MASKS.shape, 0.3))
+    work = FedIA(augment=False, loss="nr_dice").start(model, make_task(WARMUP), site)
+    loss = work.loss(torch.tensor([1])).item()
     by_hand = (0.7**1.5 + (SIZE**2 - 1) * 0.3**1.5) / (SIZE**2 * 0.09 + 1)
     assert loss == pytest.approx(by_hand, rel=1e-4)
     dice = 1 - 2 * 0.3 / (0.3 * SIZE**2 + 1)
-    assert method.report(model, task, site)["dice_loss"].tolist() == pytest.approx([dice], abs=1e-4)
+    assert work.report()["dice_loss"].tolist() == pytest.approx([dice], abs=1e-4)
 
 
 def test_completeness_counts_annotated_and_predicted_components_in_eval_mode(tmp_path):
@@ -181,10 +167,8 @@ def test_completeness_counts_annotated_and_predicted_components_in_eval_mode(tmp
         probabilities[slice_number, row, column] = 0.6
     played = Played(tmp_path, FedIA(), probabilities=probabilities)
     report = played.warm_up(FLAT)
-    assert report["lesions"].tolist() == [
-        4,
-        6,
-    ]  # two on the first slice, one on the second, one diagonal; (3, 3)-(4, 4) is one
+    # Annotated: two on the first slice, one on the second, one diagonal. Predicted: (3, 3)-(4, 4) is one.
+    assert report["lesions"].tolist() == [4, 6]
     assert report["iou_line"].tolist() == pytest.approx([0.5, 0])
     assert all(not training for training, _ in played.model.calls)
 
@@ -260,7 +244,7 @@ def test_a_correction_marks_what_the_received_model_is_sure_of_and_unmarks_nothi
     played.round(4, loss_of(0.1))
     assert not played.site.ledger.added().any()
     played.round(5, loss_of(0.1))
-    target = played.site.memory["target"].numpy()
+    target = played.work._target.numpy()
     assert np.argwhere(target & (MASKS == 0)).tolist() == [[1, 5, 6], [2, 7, 7]]
     assert target[MASKS > 0].all()
     rows = [(row["old"], row["new"], row["rule"], row["round"]) for row in played.site.ledger.history()]
@@ -302,24 +286,75 @@ def test_a_site_that_joined_after_the_warm_up_has_no_line_and_waits(tmp_path):
     assert played.round(4, loss_of(0.1)) == WAITS
 
 
+GATE = "job variables gap, gate: expected gap >= 0 and gate from 0 to 1, got"
+COUNTS = "job variables patience, min_component: expected at least 1, got"
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"gap": -1},
-            "job variables gap, patience, gate, threshold: expected >= 0, >= 1, 0 to 1 and 0.5 to below 1, got -1, 1, 0.0, 0.8",
-        ),
-        (
-            {"threshold": 0.4},
-            "job variables gap, patience, gate, threshold: expected >= 0, >= 1, 0 to 1 and 0.5 to below 1, got 0.03, 1, 0.0, 0.4",
-        ),
-        (
-            {"connectivity": 6},
-            "job variables connectivity, min_component: expected 4 or 8 and at least 1, got 6, 1",
-        ),
+        ({"gap": -1}, f"{GATE} -1, 0.0"),
+        ({"gate": 1.1}, f"{GATE} 0.03, 1.1"),
+        ({"patience": 0}, f"{COUNTS} 0, 1"),
+        ({"min_component": 0}, f"{COUNTS} 1, 0"),
+        ({"threshold": 0.4}, "job variable threshold: expected 0.5 to below 1, got 0.4"),
         ({"loss": "focal"}, "job variable loss: expected 'dice' or 'nr_dice', got 'focal'"),
     ],
 )
 def test_settings_out_of_range_are_refused_in_one_sentence(options, sentence):
     with refused(sentence):
         FedIA(**options)
+
+
+# ---- at the server --------------------------------------------------------------------------------------------------
+
+
+def contribution(loss, samples=10):
+    return Contribution(samples, {"dice_loss": np.array([loss], dtype=np.float32)})
+
+
+def test_models_are_averaged_by_completeness_over_loss():
+    found = completeness_aware(
+        {"site-1": 0.5, "site-2": 1.0}, {"site-1": contribution(0.5), "site-2": contribution(0.25)}
+    )
+    a, b = math.exp(0.5 / 0.5), math.exp(1.0 / 0.25)
+    assert found == pytest.approx({"site-1": a / (a + b), "site-2": b / (a + b)})
+
+
+def test_a_share_that_vanishes_leaves_the_other_models():
+    estimates = {"site-1": 0.1, "site-2": 1.0}
+    told = {"site-1": contribution(1), "site-2": contribution(0)}
+    assert completeness_aware(estimates, told) == {"site-1": 0, "site-2": 1}  # exp(0.1 - 1000)
+
+
+def test_a_site_without_an_estimate_counts_as_the_least_complete_one():
+    told = {site: contribution(0.5) for site in ("a", "b", "c")}
+    found = completeness_aware({"a": 0.9, "b": 0.2}, told)
+    assert found["c"] == found["b"] < found["a"]
+
+
+def test_sites_that_have_corrected_or_are_spared_are_waited_for_no_longer():
+    memory = FedIAWorkflow.Memory(
+        {"d": 0.4, "a": 0.1, "b": 0.2, "c": 0.3, "e": 0.5}, {"a": DONE, "b": EXEMPT, "c": WAITS}
+    )
+    assert uncorrected(memory) == ["c", "d", "e"]
+    memory.correction |= {"c": DONE, "d": TRIGGERED, "e": DONE}
+    assert uncorrected(memory) == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "report", "sentence"),
+    [
+        (COMPLETENESS, {"lesions": 0}, "expected ['iou_line', 'lesions'], got none of ['iou_line']"),
+        (WARMUP, {}, "expected ['correction', 'dice_loss'], got none of ['correction', 'dice_loss']"),
+        (CORRECTION, {"dice_loss": 0}, "expected ['correction', 'dice_loss'], got none of ['correction']"),
+    ],
+)
+def test_a_report_that_lacks_what_the_stage_needs_is_refused(stage, report, sentence):
+    with refused(f"report: {sentence}"):
+        FedIAWorkflow(warmup_rounds=2).check(stage, report)
+
+
+def test_a_warm_up_too_short_for_a_line_is_refused():
+    with refused("job variable warmup_rounds: expected at least 2, which a line needs, got 1"):
+        FedIAWorkflow(warmup_rounds=1)

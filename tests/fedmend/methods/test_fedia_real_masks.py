@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from fedmend.imperfections import remove_lesions
-from fedmend.methods.fedia import completeness, count_components
+from fedmend.datasets.imperfections import remove_lesions
+from fedmend.lesions import count_components
+from fedmend.methods.fedia import completeness
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,7 +65,7 @@ def test_lesions_and_components_are_as_many_as_published(counted):
 
 
 def test_the_estimate_on_slices_is_near_the_completeness_whichever_lesions_are_kept(counted):
-    # A lesion of many slices counts as often, so that the estimate depends on which ones are drawn; rounding depends on none.
+    # A lesion of many slices counts as often, so that the estimate depends on which ones are drawn; rounding on none.
     estimate = {share: completeness(total[2:]) for share, total in counted.items()}
     assert estimate == pytest.approx({share: share for share in SHARES}, abs=0.06)
     assert estimate[1] == 1

@@ -13,7 +13,9 @@ from torch_factories import make_site as make_picture_site
 
 from fedmend.data.manifest import MULTILABEL, SINGLELABEL
 from fedmend.errors import FedMendError
-from fedmend.methods.fedlsm import UNCERTAINTY_BINS, FedLSM, split_pools, uncertainty
+from fedmend.fields import check_fields
+from fedmend.methods.fedlsm import UNCERTAINTY_BINS, FedLSM, FedLSMRound, split_pools
+from fedmend.methods.readings import READINGS
 from fedmend.training import LocalTrainer
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
@@ -36,44 +38,10 @@ def settings(**changes):
 def plain(monkeypatch):
     """No augmentation."""
     monkeypatch.setattr("fedmend.methods.fedlsm.weak", lambda images, generator: images)
-    monkeypatch.setattr("fedmend.methods.fedlsm.strong", lambda images, generator, *, vertical_flip: images)
+    monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
 
 
-# ---- uncertainty, pools ---------------------------------------------------------------------------------------------
-
-
-def test_the_uncertainty_of_single_label_data_is_the_entropy_over_all_classes_by_ln_m():
-    p = np.array([[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3], [0.98, 0.01, 0.01]])
-    seen = uncertainty(np.log(p).astype(np.float32) + 7, np.array([True, True, False]), SINGLELABEL)
-    expected = [1.5 * math.log(2), math.log(3), -0.98 * math.log(0.98) - 0.02 * math.log(0.01)]
-    assert seen == pytest.approx(np.array(expected) / math.log(3), abs=1e-6)
-    assert seen.dtype == np.float64
-
-
-def test_the_uncertainty_of_multi_label_data_is_the_mean_binary_entropy_of_unknown_classes_in_bits():
-    p = np.array([[0.5, 0.5, 0.25], [0.9, 0.25, 0.25], [0.5, 0.999, 0.001]])
-    h = lambda q: -q * math.log2(q) - (1 - q) * math.log2(1 - q)  # noqa: E731
-    seen = uncertainty(logit(p).astype(np.float32), np.array([True, False, False]), MULTILABEL)
-    assert seen == pytest.approx([(1 + h(0.25)) / 2, h(0.25), h(0.001)], abs=1e-5)
-    assert not uncertainty(logit(p), np.ones(3, dtype=bool), MULTILABEL).any()
-
-
-@pytest.mark.parametrize("kind", [MULTILABEL, SINGLELABEL])
-def test_extreme_logits_have_an_uncertainty_of_0(kind):
-    z = np.array([[800, -800, -800], [-800, 800, -800]], dtype=np.float32)
-    with np.errstate(all="raise", under="ignore"):  # a warning in the site's log would frighten people
-        seen = uncertainty(z, np.array([True, False, False]), kind)
-    assert seen.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("kind", [MULTILABEL, SINGLELABEL])
-@pytest.mark.parametrize("classes", [2, 3, 5, 7, 14])
-def test_the_uncertainty_never_exceeds_1(kind, classes):
-    z = np.random.default_rng(0).normal(size=(200, classes)) * 1e-9
-    z[0] = 0
-    seen = uncertainty(z, np.arange(classes) < 1, kind)
-    assert seen.max() <= 1
-    assert seen[0] == pytest.approx(1)
+# ---- pools -----------------------------------------------------------------------------------------------------------
 
 
 def test_pools_are_the_largest_the_smallest_and_the_rest():
@@ -94,9 +62,9 @@ def test_equal_uncertainties_are_sorted_by_sample_number():
 )
 def test_pool_sizes_are_numbers_or_shares(site_of, high, low, sizes):
     site = site_of([[1, -1, -1]] * 10)
-    settings(high=high, low=low).prepare(Says(np.zeros((10, 3))), order(), site)
-    assert tuple(len(p) for p in site.memory["pools"][:2]) == sizes
-    assert sorted(np.concatenate(site.memory["pools"])) == list(range(10))
+    pools = settings(high=high, low=low).start(Says(np.zeros((10, 3))), order(), site)._pools
+    assert tuple(len(p) for p in pools[:2]) == sizes
+    assert sorted(np.concatenate(pools)) == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -104,18 +72,18 @@ def test_pool_sizes_are_numbers_or_shares(site_of, high, low, sizes):
 )
 def test_pools_larger_than_the_site_are_refused(site_of, high, low, got):
     with refused(f"site-1: train.csv: expected at least high + low = {got} samples, got 10"):
-        settings(high=high, low=low).prepare(Says(np.zeros((10, 3))), order(), site_of([[1, -1, -1]] * 10))
+        settings(high=high, low=low).start(Says(np.zeros((10, 3))), order(), site_of([[1, -1, -1]] * 10))
 
 
 def test_the_pools_are_those_of_the_received_model_on_plain_images(tmp_path):
     labels = [[1, -1, -1], [0, -1, -1]] * 6
     site, net = make_picture_site(tmp_path, labels), TinyNetwork(3)
-    settings(high=3, low=4).prepare(net, order(), site)
+    work = settings(high=3, low=4).start(net, order(), site)
     with torch.no_grad():
         logits = net.eval()(site.data.train.view(torch.arange(12)))[1].numpy()
-    expected = uncertainty(logits, np.array([True, False, False]), MULTILABEL)
-    assert site.memory["entropy"] == pytest.approx(expected, abs=1e-6)
-    assert [p.tolist() for p in site.memory["pools"]] == [p.tolist() for p in split_pools(expected, 3, 4)]
+    expected = READINGS[MULTILABEL].uncertainty(logits, np.array([True, False, False]))
+    assert work._entropy == pytest.approx(expected, abs=1e-6)
+    assert [p.tolist() for p in work._pools] == [p.tolist() for p in split_pools(expected, 3, 4)]
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -123,7 +91,7 @@ def test_the_uncertainty_pass_is_in_eval_mode_and_leaves_model_and_batchnorm_alo
     site, net, modes = make_picture_site(tmp_path, [[1, -1], [0, -1]] * 5), TinyNetwork(2).train(mode), []
     before = {k: v.clone() for k, v in net.state_dict().items()}
     net.register_forward_hook(lambda module, *_: modes.append(module.training))
-    settings().prepare(net, order(classes=2), site)
+    settings().start(net, order(classes=2), site)
     assert modes == [False] * 3
     assert net.training is mode
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
@@ -137,8 +105,7 @@ def test_without_ue_the_pools_are_random_without_a_pass_and_others_in_each_round
         [],
     )
     for r in (0, 1, 0):
-        method.prepare(net, order(r), site)
-        seen.append([p.tolist() for p in site.memory["pools"]])
+        seen.append([p.tolist() for p in method.start(net, order(r), site)._pools])
     assert net.calls == []
     assert seen[0] == seen[2] != seen[1]
     assert seen[0] != [p.tolist() for p in split_pools(np.zeros(20), 5, 5)]
@@ -150,36 +117,37 @@ ALL_KNOWN = [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, -1, 1], [1, 0, 0]]
 
 @pytest.mark.parametrize("labels", [ALL_KNOWN, [0, 1, 2, 0, -1]], ids=["multi-label", "single-label"])
 def test_a_site_that_knows_all_classes_has_no_uncertainty_pass_and_no_pairs(site_of, plain, labels):
-    site, net, method = site_of(labels), Says(np.ones((5, 3))), settings(high=500, low=500, local_iterations=3)
-    method.prepare(net, order(), site)
+    site, net = site_of(labels), Says(np.ones((5, 3)))
+    work = settings(high=500, low=500, local_iterations=3).start(net, order(), site)
     assert net.calls == []
-    assert [len(b) for b in method.batches(order(), site, 0)] == [4, 4, 4]
-    assert method.loss(net, torch.tensor([0, 1, 2, 4]), order(), site).isfinite()
-    assert (
-        method.report(net, order(), site)["class_knowledge"].tolist() == (site.data.train.labels == 1).sum(0).tolist()
-    )
+    assert [len(b) for b in work.batches(0)] == [4, 4, 4]
+    assert work.loss(torch.tensor([0, 1, 2, 4])).isfinite()
+    assert work.report()["class_knowledge"].tolist() == (site.data.train.labels == 1).sum(0).tolist()
 
 
 @pytest.mark.parametrize("labels", [[[-1, -1, -1]] * 3, [-1, -1, -1]], ids=["multi-label", "single-label"])
 def test_a_site_that_knows_no_class_is_refused(site_of, labels):
     with refused("site-1: train.csv: expected labels of at least one class, got none"):
-        settings().prepare(Says(np.zeros((3, 3))), order(), site_of(labels))
+        settings().start(Says(np.zeros((3, 3))), order(), site_of(labels))
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------
 
 
-def batches(method, site, round_num=0, samples=20):
-    method.prepare(
-        Says(np.outer(np.arange(samples), np.ones(3))), order(round_num), site
-    )  # the first are the unsure ones
-    return list(method.batches(order(round_num), site, 0))
+def started(method, site, round_num=0, samples=20):
+    said = np.outer(np.arange(samples), np.ones(3))  # the first are the unsure ones
+    return method.start(Says(said), order(round_num), site)
+
+
+def batches(*args, **options):
+    return list(started(*args, **options).batches(0))
 
 
 def test_a_batch_is_a_main_part_without_the_uncertain_then_uncertain_then_confident_samples(site_of):
     method, site = settings(high=5, low=6, pairs=2, local_iterations=7), site_of([[1, -1, -1]] * 20)
-    found = batches(method, site)
-    high, low, middle = (set(p.tolist()) for p in site.memory["pools"])
+    work = started(method, site)
+    found = list(work.batches(0))
+    high, low, middle = (set(p.tolist()) for p in work._pools)
     assert high == {0, 1, 2, 3, 4}
     assert low == set(range(14, 20))
     assert [len(b) for b in found] == [4 + 2 + 2] * 7
@@ -206,7 +174,7 @@ def test_every_round_has_another_order_and_a_repeated_round_the_same(site_of):
     site, method = site_of([[1, -1, -1]] * 20), settings(local_iterations=4)
     first, second, again = (torch.cat(batches(method, site, r)).tolist() for r in (0, 1, 0))
     assert first == again != second
-    epochs = [torch.cat(list(settings(local_iterations=4).batches(order(), site, epoch))).tolist() for epoch in (0, 1)]
+    epochs = [torch.cat(list(started(method, site).batches(epoch))).tolist() for epoch in (0, 1)]
     assert epochs[0] != epochs[1]
 
 
@@ -230,9 +198,10 @@ def test_without_ude_no_pairs_are_drawn_and_uncertain_samples_stay_out(site_of):
 
 def step(method, site, teacher, student, index, task=None):
     """Loss of one step and its gradient (N, M) by the student's logits."""
-    task, teacher, student = task or order(pos_weight=POS_WEIGHT), Says(teacher), Says(student).train()
-    method.prepare(teacher, task, site)
-    loss = method.loss(student, torch.tensor(index), task, site)
+    student = Says(student).train()
+    work = method.start(Says(teacher), task or order(pos_weight=POS_WEIGHT), site)
+    work.model = student
+    loss = work.loss(torch.tensor(index))
     loss.backward()
     return loss.item(), student.table.grad.numpy()
 
@@ -307,16 +276,16 @@ def test_a_batch_without_labels_or_without_unlabelled_samples_has_a_finite_loss(
 def test_the_teacher_sees_the_weak_view_and_the_student_the_strong_one(site_of, monkeypatch):
     monkeypatch.setattr("fedmend.methods.fedlsm.weak", lambda images, generator: images + 1 / 25.5)
     monkeypatch.setattr(
-        "fedmend.methods.fedlsm.strong",
+        "fedmend.methods.labelsets.strong",
         lambda images, generator, *, vertical_flip: images + (2 + vertical_flip) / 25.5,
     )
     for vertical_flip, moved in ((False, 2), (True, 3)):
         site, method = site_of([[1, -1, -1]] * 9, batch_size=2), settings(vertical_flip=vertical_flip)
         net = Says(np.zeros((12, 3)))
-        method.prepare(net, order(), site)
-        site.memory["mixing"] = SimpleNamespace(beta=lambda a, b: 0.25)
-        method.loss(net, torch.tensor([1, 3, 0, 4]), order(), site)
-        assert site.memory["teacher"].calls[-1] == (False, [2, 4, 0, 4])
+        work = method.start(net, order(), site)
+        work._mixing = SimpleNamespace(beta=lambda a, b: 0.25)
+        work.loss(torch.tensor([1, 3, 0, 4]))
+        assert work._teacher.calls[-1] == (False, [2, 4, 0, 4])
         assert net.calls[-1] == (True, [1 + moved, 3 + moved, 1])  # 0.25 * 4 + 0.75 * 0
     assert FedLSM(local_iterations=1).vertical_flip is False
 
@@ -326,15 +295,14 @@ def test_the_teacher_sees_the_weak_view_and_the_student_the_strong_one(site_of, 
 
 def mixed_loss(method, site, teacher, p, index, main, task, weight=0.25):
     """What the pairs add to the loss, and the images that the student saw of them."""
-    net, drawn = Says(teacher), []
-    student = Says(np.tile(np.asarray(p, dtype=float), (len(teacher), 1)))
-    method.prepare(net, task, site)
-    site.memory["mixing"] = SimpleNamespace(beta=lambda *alpha: drawn.append(alpha) or weight)
-    assert site.memory["pairs"] == method.pairs
-    both = method.loss(student, torch.tensor(main + index), task, site).item()
+    work, drawn = method.start(Says(teacher), task, site), []
+    work.model = student = Says(np.tile(np.asarray(p, dtype=float), (len(teacher), 1)))
+    work._mixing = SimpleNamespace(beta=lambda *alpha: drawn.append(alpha) or weight)
+    assert work._pairs == method.pairs
+    both = work.loss(torch.tensor(main + index)).item()
     assert drawn == [(method.mixup_alpha, method.mixup_alpha)]
-    site.memory["pairs"] = 0
-    alone = method.loss(student, torch.tensor(main), task, site).item()
+    work._pairs = 0
+    alone = work.loss(torch.tensor(main)).item()
     return both - alone, student.calls[0][1][len(main) :]
 
 
@@ -389,8 +357,8 @@ def test_the_mixing_weight_is_drawn_per_step_and_the_same_in_a_repeated_round(si
     seen = []
     for r in (0, 1, 0):
         site = site_of([[1, -1, -1]] * 4)
-        settings(mixup_alpha=0.4).prepare(Says(np.zeros((4, 3))), order(r), site)
-        seen.append([site.memory["mixing"].beta(0.4, 0.4) for _ in range(3)])
+        work = settings(mixup_alpha=0.4).start(Says(np.zeros((4, 3))), order(r), site)
+        seen.append([work._mixing.beta(0.4, 0.4) for _ in range(3)])
     assert seen[0] == seen[2] != seen[1]
     assert len(set(seen[0])) == 3
 
@@ -398,16 +366,20 @@ def test_the_mixing_weight_is_drawn_per_step_and_the_same_in_a_repeated_round(si
 # ---- teacher --------------------------------------------------------------------------------------------------------
 
 
-class Tracking(FedLSM):
+class TrackingRound(FedLSMRound):
     """Keeps the student behind every step."""
 
-    def __init__(self, **options):
-        super().__init__(**options)
+    def __init__(self, *args):
+        super().__init__(*args)
         self.students = []
 
-    def after_step(self, model, task, site):
-        super().after_step(model, task, site)
-        self.students.append(copy.deepcopy(model.state_dict()))
+    def after_step(self):
+        super().after_step()
+        self.students.append(copy.deepcopy(self.model.state_dict()))
+
+
+class Tracking(FedLSM):
+    ROUND = TrackingRound
 
 
 PICTURES = [[1, -1, -1], [0, -1, -1]] * 8
@@ -416,34 +388,32 @@ PICTURES = [[1, -1, -1], [0, -1, -1]] * 8
 def test_the_teacher_follows_the_students_parameters_and_copies_its_batchnorm_statistics(tmp_path):
     site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3)
     expected = {k: v.clone() for k, v in net.named_parameters()}
-    method = Tracking(local_iterations=3, ema_decay=0.9)
-    method.prepare(net, order(), site)
-    assert all(torch.equal(v, expected[k]) for k, v in site.memory["teacher"].named_parameters())
-    LocalTrainer(learning_rate=0.05).train(net, method, order(), site)
-    teacher = site.memory["teacher"]
-    for student in method.students:
+    work = Tracking(local_iterations=3, ema_decay=0.9).start(net, order(), site)
+    teacher = work._teacher
+    assert all(torch.equal(v, expected[k]) for k, v in teacher.named_parameters())
+    LocalTrainer(learning_rate=0.05).train(work)
+    for student in work.students:
         expected = {k: 0.9 * v + 0.1 * student[k] for k, v in expected.items()}
-    assert len(method.students) == 3
+    assert len(work.students) == 3
     assert all(torch.allclose(v, expected[k], atol=1e-6) for k, v in teacher.named_parameters())
     assert not torch.equal(teacher.classifier.weight, net.classifier.weight)
     assert teacher.norm.num_batches_tracked == 3
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in teacher.named_buffers())
 
 
-def test_the_teacher_is_made_anew_of_the_received_model_in_every_round(tmp_path, play):
-    site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3)
-    play(FedLSM(local_iterations=3, ema_decay=0.5), net, order(), site)
-    first = site.memory["teacher"]
+def test_the_teacher_is_made_anew_of_the_received_model_in_every_round(tmp_path):
+    site, method = make_picture_site(tmp_path, PICTURES), FedLSM(local_iterations=3, ema_decay=0.5)
+    LocalTrainer(learning_rate=0.01).train(method.start(TinyNetwork(3), order(), site))
     received = TinyNetwork(3, seed=4)
-    FedLSM(local_iterations=1).prepare(received, order(1), site)
-    assert site.memory["teacher"] is not first
-    assert all(torch.equal(v, received.state_dict()[k]) for k, v in site.memory["teacher"].state_dict().items())
+    teacher = method.start(received, order(1), site)._teacher
+    assert all(torch.equal(v, received.state_dict()[k]) for k, v in teacher.state_dict().items())
 
 
-def test_the_teacher_is_in_eval_mode_without_gradients_and_the_student_keeps_its_own(tmp_path, play):
+def test_the_teacher_is_in_eval_mode_without_gradients_and_the_student_keeps_its_own(tmp_path):
     site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3).train()
-    play(FedLSM(local_iterations=2), net, order(), site)
-    teacher = site.memory["teacher"]
+    work = FedLSM(local_iterations=2).start(net, order(), site)
+    LocalTrainer(learning_rate=0.01).train(work)
+    teacher = work._teacher
     assert not teacher.training
     assert not any(p.requires_grad or p.grad is not None for p in teacher.parameters())
     assert net.training
@@ -454,30 +424,32 @@ def test_the_teacher_is_in_eval_mode_without_gradients_and_the_student_keeps_its
 # ---- passes ---------------------------------------------------------------------------------------------------------
 
 
-def passes(site, net, method, play, classes=3):
+def passes(site, net, method, classes=3):
     """Samples of the uncertainty pass, of the teacher's and of the student's calls."""
-    play(method, net, order(classes=classes), site)
+    work = method.start(net, order(classes=classes), site)
+    LocalTrainer(learning_rate=0.01).train(work)
+    work.report()
     measured = [size for training, size in net.calls if not training]
-    teacher = site.memory["teacher"].calls[len(measured) :]
+    teacher = work._teacher.calls[len(measured) :]
     assert all(not training for training, _ in teacher)
     return measured, [size for _, size in teacher], [size for training, size in net.calls if training]
 
 
-def test_a_step_is_one_call_of_the_teacher_and_one_of_the_student(make_site, make_net, play):
+def test_a_step_is_one_call_of_the_teacher_and_one_of_the_student(make_site, make_net):
     site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
-    seen = passes(site, make_net(3), settings(local_iterations=6, high=2, low=2, pairs=2), play)
+    seen = passes(site, make_net(3), settings(local_iterations=6, high=2, low=2, pairs=2))
     assert seen == ([4, 4, 2], [4 + 2 * 2] * 6, [4 + 2] * 6)
 
 
-def test_without_ude_a_step_is_the_main_batch_alone(make_site, make_net, play):
+def test_without_ude_a_step_is_the_main_batch_alone(make_site, make_net):
     site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
-    seen = passes(site, make_net(3), settings(local_iterations=3, ude_weight=0), play)
+    seen = passes(site, make_net(3), settings(local_iterations=3, ude_weight=0))
     assert seen == ([4, 4, 2], [4] * 3, [4] * 3)
 
 
-def test_without_ue_there_is_no_pass_over_the_data(make_site, make_net, play):
+def test_without_ue_there_is_no_pass_over_the_data(make_site, make_net):
     site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
-    assert passes(site, make_net(3), settings(ue=False), play) == ([], [4 + 2], [4 + 1])
+    assert passes(site, make_net(3), settings(ue=False)) == ([], [4 + 2], [4 + 1])
 
 
 @pytest.mark.parametrize(
@@ -486,11 +458,11 @@ def test_without_ue_there_is_no_pass_over_the_data(make_site, make_net, play):
     ids=["CXR, a tenth of site and iterations", "ISIC"],
 )
 def test_a_round_of_the_paper_costs_no_more_forward_passes_per_sample_than_the_published_code(
-    make_site, make_net, play, samples, iterations, high, low, most
+    make_site, make_net, samples, iterations, high, low, most
 ):
     site = make_site([[1, -1, -1], [0, -1, -1]] * (samples // 2), np.arange(samples) % 250, batch_size=60)
     method = FedLSM(local_iterations=iterations, high=high, low=low)
-    measured, teacher, student = passes(site, make_net(3), method, play)
+    measured, teacher, student = passes(site, make_net(3), method)
     assert sum(measured) == samples
     assert (teacher, student) == ([68] * iterations, [64] * iterations)
     assert (sum(measured) + sum(teacher) + 3 * sum(student)) / samples <= most  # a backward pass counts as two
@@ -522,13 +494,13 @@ def test_q_counts_labels_of_known_classes_and_positive_pseudo_labels_of_unknown_
     report = played(play, site, multi_table((0, 0.9), (1, 0.86), (2, 0.8), (3, 0.001)))  # 2 is not sure enough
     assert report["class_knowledge"].tolist() == [3, 2]
     assert report["class_knowledge"].dtype == np.float32
-    assert set(report) == set(FedLSM.REPORT_FIELDS)
+    assert set(report) == set(FedLSM.FIELDS)
 
 
 def test_q_of_uncertain_samples_counts_their_labels_but_no_pseudo_labels(site_of, plain, play):
     site = site_of([[1, -1]] * 6, classes=2)
     report = played(play, site, multi_table(*((i, 0.9) for i in range(5)), (5, 0.86)), pairs=2, ude_weight=0.1)
-    assert site.memory["pools"][0].tolist() == [5]
+    assert site.ledger.repairs()[:, 1].tolist() == [1] * 5 + [-1]  # the last one is D_h
     assert report["class_knowledge"].tolist() == [6, 5]
 
 
@@ -542,14 +514,14 @@ def test_q_of_single_label_data_counts_pseudo_labels_of_unknown_classes_alone(si
 
 
 def test_the_last_pseudo_label_of_a_round_counts(site_of, plain):
-    site, method = site_of(HALF, classes=2, batch_size=2), settings(ude_weight=0)
-    method.prepare(Says(multi_table((0, 0.9), (1, 0.9))), order(classes=2), site)
-    student, teacher = Says(np.zeros((6, 2))), site.memory["teacher"]
+    site = site_of(HALF, classes=2, batch_size=2)
+    work = settings(ude_weight=0).start(Says(multi_table((0, 0.9), (1, 0.9))), order(classes=2), site)
+    work.model = Says(np.zeros((6, 2)))
     for change in ((0, 0.9), (1, 0.9)), ((0, 0.001), (1, 0.5)):
         with torch.no_grad():
-            teacher.table.copy_(torch.tensor(multi_table(*change)))
-        method.loss(student, torch.tensor([0, 1]), order(classes=2), site)
-    assert method.report(student, order(classes=2), site)["class_knowledge"].tolist() == [3, 0]
+            work._teacher.table.copy_(torch.tensor(multi_table(*change)))
+        work.loss(torch.tensor([0, 1]))
+    assert work.report()["class_knowledge"].tolist() == [3, 0]
     assert site.ledger.repairs()[:2].tolist() == [[-1, 0], [-1, -1]]
 
 
@@ -613,10 +585,9 @@ def round_of(folder, labels, net=None, round_num=0, **changes):
     site, net = make(folder, labels), net or TinyNetwork(3)
     task = order(round_num, pos_weight=np.array([0.01, 1, 100], dtype=np.float32))
     options = {"local_iterations": 4, "tau_positive": 0.5, "ude_tau_positive": 0.5, "tau_negative": 0.49}
-    method = FedLSM(**(options | changes))
-    method.prepare(net, task, site)
-    loss = LocalTrainer(learning_rate=0.05).train(net, method, task, site)
-    return loss, net.state_dict(), method.report(net, task, site)
+    work = FedLSM(**(options | changes)).start(net, task, site)
+    loss = LocalTrainer(learning_rate=0.05).train(work)
+    return loss, net.state_dict(), work.report()
 
 
 @pytest.mark.parametrize("labels", [PICTURES, [0, 1, -1, -1, 0, -1, 1, -1]], ids=["multi-label", "single-label"])
@@ -692,31 +663,30 @@ def test_a_network_sure_of_everything_stays_finite(tmp_path):
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
+def test_a_multi_label_site_needs_weights_of_positive_terms(site_of):
+    with refused("round 2, pos_weight from the server: expected an array, got nothing"):
+        settings().start(Says(np.zeros((4, 3))), make_task(round_num=2), site_of([[1, -1, -1]] * 4))
+
+
 @pytest.mark.parametrize(
-    "weight",
+    ("weight", "sentence"),
     [
-        None,
-        np.ones(2, dtype=np.float32),
-        np.array([1, 0, 1], dtype=np.float32),
-        np.array([1, -1, 1], dtype=np.float32),
-        np.array([1, np.nan, 1], dtype=np.float32),
-        np.array([1, np.inf, 1], dtype=np.float32),
-        np.float32(1),
+        (np.ones(2, dtype=np.float32), "expected float32 of shape (3,), got float32 of shape (2,)"),
+        (np.ones(3), "expected float32 of shape (3,), got float64 of shape (3,)"),
+        (np.float32([1, -1, 1]), "expected numbers from 0 to 1e+09, got -1 to 1"),
+        (np.float32([1, np.nan, 1]), "expected finite numbers, got NaN or infinity"),
+        (np.float32([1, np.inf, 1]), "expected finite numbers, got NaN or infinity"),
+        (np.float32(1), "expected float32 of shape (3,), got float32 of shape ()"),
     ],
-    ids=["missing", "two numbers", "zero", "negative", "NaN", "infinity", "one number"],
+    ids=["two numbers", "another dtype", "negative", "NaN", "infinity", "one number"],
 )
-def test_a_multi_label_site_needs_a_positive_weight_for_each_class(site_of, weight):
-    with refused("site-1: round 2, pos_weight from the server: expected one number > 0 per class, got another"):
-        task = make_task(round_num=2, **({} if weight is None else {"pos_weight": weight}))
-        settings().prepare(Says(np.zeros((4, 3))), task, site_of([[1, -1, -1]] * 4))
+def test_there_is_a_weight_of_positive_terms_for_each_class(weight, sentence):
+    with refused(f"knowledge pos_weight: {sentence}"):
+        check_fields({"pos_weight": weight}, FedLSM.KNOWLEDGE, {"C": 3}, "knowledge")
 
 
 def test_a_single_label_site_needs_no_weights(site_of):
-    settings().prepare(Says(np.zeros((3, 3))), make_task(), site_of([0, 1, -1]))
-
-
-COUNTS = "local_iterations, pairs, high, low: expected at least 1, 1 and more than 0, got"
-RANGES = "ude_weight, mixup_alpha, ema_decay: expected >= 0, > 0 and 0 to below 1, got"
+    settings().start(Says(np.zeros((3, 3))), make_task(), site_of([0, 1, -1]))
 
 
 @pytest.mark.parametrize(
@@ -727,13 +697,13 @@ RANGES = "ude_weight, mixup_alpha, ema_decay: expected >= 0, > 0 and 0 to below 
         ({"ude_tau_positive": 1.1}, "job variable ude_tau_positive: expected 0.5 to 1, got 1.1"),
         ({"tau_negative": 0.5}, "job variable tau_negative: expected 0 to below 0.5, got 0.5"),
         ({"ude_tau_negative": -0.1}, "job variable ude_tau_negative: expected 0 to below 0.5, got -0.1"),
-        ({"local_iterations": 0}, f"job variables {COUNTS} 0, 4, 0.05, 0.2"),
-        ({"pairs": 0}, f"job variables {COUNTS} 5, 0, 0.05, 0.2"),
-        ({"high": 0}, f"job variables {COUNTS} 5, 4, 0, 0.2"),
-        ({"low": float("nan")}, f"job variables {COUNTS} 5, 4, 0.05, nan"),
-        ({"ude_weight": -1}, f"job variables {RANGES} -1, 0.2, 0.999"),
-        ({"mixup_alpha": 0}, f"job variables {RANGES} 0.1, 0, 0.999"),
-        ({"ema_decay": 1.0}, f"job variables {RANGES} 0.1, 0.2, 1.0"),
+        ({"local_iterations": 0}, "job variable local_iterations: expected at least 1, got 0"),
+        ({"pairs": 0}, "job variable pairs: expected at least 1, got 0"),
+        ({"high": 0}, "job variables high, low: expected > 0, got 0, 0.2"),
+        ({"low": float("nan")}, "job variables high, low: expected > 0, got 0.05, nan"),
+        ({"ude_weight": -1}, "job variable ude_weight: expected >= 0, got -1"),
+        ({"mixup_alpha": 0}, "job variable mixup_alpha: expected > 0, got 0"),
+        ({"ema_decay": 1.0}, "job variable ema_decay: expected 0 to below 1, got 1.0"),
     ],
 )
 def test_arguments_that_make_no_round_are_refused(changes, sentence):
@@ -742,4 +712,4 @@ def test_arguments_that_make_no_round_are_refused(changes, sentence):
 
 
 def test_the_method_takes_both_kinds_of_labels():
-    assert FedLSM.TASKS == (MULTILABEL, SINGLELABEL)
+    assert FedLSM.KINDS == (MULTILABEL, SINGLELABEL)

@@ -1,67 +1,64 @@
-"""The server half of FedLSM: check of reports, weights of positive terms, shares of the classifier's rows."""
+"""The server half of FedLSM: check of reports, shares of the classifier's rows."""
 
 import numpy as np
 import pytest
 from factories import refused
 
-from fedmend.methods.fedlsm import check_report, class_weights, positive_weights
+from fedmend.fields import check_fields
+from fedmend.method import Contribution
+from fedmend.methods.fedlsm import FIELDS, FedLSMWorkflow
+from fedmend.methods.labelsets import LabelSetWorkflow
+
+RULES = ["awpa", "masked", "samples"]
+
+
+def q_of(*counts):
+    return np.array(counts, dtype=np.float32)
 
 
 def test_a_report_with_a_count_per_class_passes():
-    report = {"class_knowledge": np.zeros(3), "uncertainty": np.zeros(20)}
-    check_report(report, num_classes=3, needs_knowledge=True)
-    check_report({}, num_classes=3, needs_knowledge=False)
+    report = {"class_knowledge": q_of(0, 0, 0), "uncertainty": np.zeros(20, dtype=np.int64)}
+    check_fields(report, FIELDS, {"C": 3}, "report")
+    for rule in RULES:
+        FedLSMWorkflow(aggregation=rule).check("train", report)
+
+
+@pytest.mark.parametrize("report", [{}, {"uncertainty": np.zeros(20, dtype=np.int64)}], ids=["nothing", "no q"])
+def test_without_q_there_is_no_aggregation_by_it(report):
+    for rule in ("masked", "samples"):
+        FedLSMWorkflow(aggregation=rule).check("train", report)
+    with refused("report field class_knowledge: expected one number per class, got nothing"):
+        FedLSMWorkflow().check("train", report)
 
 
 @pytest.mark.parametrize(
-    "report",
+    ("report", "sentence"),
     [
-        {},
-        {"uncertainty": np.zeros(20)},
-        {"class_knowledge": np.zeros(2)},
-        {"class_knowledge": np.zeros((3, 1))},
-        {"class_knowledge": np.float32(1)},
-        {"class_knowledge": np.array([1, -1, 1])},
+        ({"class_knowledge": q_of(0, 0)}, "class_knowledge: expected float32 of shape (3,), got float32 of shape (2,)"),
+        (
+            {"class_knowledge": q_of(0, 0, 0)[:, None]},
+            "class_knowledge: expected float32 of shape (3,), got float32 of shape (3, 1)",
+        ),
+        (
+            {"class_knowledge": np.float32(1)},
+            "class_knowledge: expected float32 of shape (3,), got float32 of shape ()",
+        ),
+        ({"class_knowledge": q_of(1, -1, 1)}, "class_knowledge: expected numbers from 0 to 1e+09, got -1 to 1"),
+        (
+            {"uncertainty": np.zeros(19, dtype=np.int64)},
+            "uncertainty: expected int64 of shape (20,), got int64 of shape (19,)",
+        ),
+        (
+            {"uncertainty": np.zeros((20, 1), dtype=np.int64)},
+            "uncertainty: expected int64 of shape (20,), got int64 of shape (20, 1)",
+        ),
+        ({"uncertainty": np.full(20, -1)}, "uncertainty: expected numbers from 0 to 1e+09, got -1 to -1"),
     ],
-    ids=["nothing", "no q", "two classes", "a matrix", "one number", "a negative count"],
+    ids=["two classes", "a matrix", "one number", "a negative count", "19 bins", "bins in a matrix", "negative bins"],
 )
-def test_a_report_that_cannot_be_aggregated_is_refused(report):
-    with refused("report field class_knowledge: expected 3 numbers >= 0"):
-        check_report(report, num_classes=3, needs_knowledge=True)
-
-
-@pytest.mark.parametrize("uncertainty", [np.zeros(19), np.zeros((20, 1)), np.full(20, -1)])
-def test_a_histogram_of_another_kind_is_refused_from_baselines_too(uncertainty):
-    with refused("report field uncertainty: expected 20 numbers >= 0"):
-        check_report({"uncertainty": uncertainty}, num_classes=3, needs_knowledge=False)
-
-
-# ---- positive terms -------------------------------------------------------------------------------------------------
-
-POSITIVES = {"a": np.array([10, 0, 90]), "b": np.array([5, 2, 0]), "c": np.array([0, 0, 60])}
-SAMPLES = {"a": 100, "b": 50, "c": 60}
-
-
-def test_the_weight_is_negatives_by_positives_over_the_sites_that_identify_the_class():
-    weights = positive_weights(POSITIVES, SAMPLES, cap=100.0)
-    assert weights.tolist() == pytest.approx([(90 + 45) / 15, 48 / 2, (10 + 0) / 150], rel=1e-6)
-    assert weights.dtype == np.float32
-
-
-def test_the_cap_leaves_small_weights_alone_and_no_weight_is_zero():
-    assert positive_weights(POSITIVES, SAMPLES, cap=8.0).tolist() == pytest.approx([8, 8, 1 / 15])
-    assert positive_weights({"a": np.array([10])}, {"a": 10}, cap=8.0).tolist() == pytest.approx([0.01])
-
-
-@pytest.mark.parametrize("positives", [0, 60], ids=["without positives", "without negatives"])
-def test_a_class_without_one_kind_of_label_has_a_finite_positive_weight(positives):
-    weights = positive_weights({"c": np.array([positives, 6])}, {"c": 60}, cap=100.0)
-    assert weights.tolist() == pytest.approx([0.01, 9])
-
-
-def test_the_weights_do_not_depend_on_the_order_of_sites():
-    backwards = {site: POSITIVES[site] for site in "cba"}
-    assert np.array_equal(positive_weights(backwards, SAMPLES, cap=9), positive_weights(POSITIVES, SAMPLES, cap=9))
+def test_a_report_that_cannot_be_aggregated_is_refused(report, sentence):
+    with refused(f"report {sentence}"):
+        check_fields(report, FIELDS, {"C": 3}, "report")
 
 
 # ---- shares of rows -------------------------------------------------------------------------------------------------
@@ -77,8 +74,8 @@ Q = {"a": [4, 6, 0, 0, 0], "b": [12, 0, 0, 0, 5], "c": [0, 2, 0, 0, 0]}
 
 
 def shares(rule, q=None, samples=N, known=KNOWN):
-    q = {site: np.array(v, dtype=np.float32) for site, v in (q or Q).items()}
-    return class_weights(q, samples, known, rule=rule)
+    told = {site: Contribution(samples[site], {"class_knowledge": q_of(*v)}) for site, v in (q or Q).items()}
+    return FedLSMWorkflow(aggregation=rule).row_weights(known, told)
 
 
 def test_a_row_is_weighted_by_q_whoever_knows_the_class():
@@ -113,7 +110,7 @@ def test_masked_rows_are_weighted_by_samples_over_the_sites_that_know_them_whate
     assert found["c"] == pytest.approx([0, 0, 0, 0.6, 6 / 7])
 
 
-@pytest.mark.parametrize("rule", ["awpa", "masked", "samples"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("q", [Q, {"a": [0] * 5, "b": [1e-30] * 5, "c": [3e38] * 5}], ids=["counts", "extremes"])
 def test_shares_sum_to_1_for_every_class_and_are_never_nan(rule, q):
     found = np.array(list(shares(rule, q).values()))
@@ -129,6 +126,24 @@ def test_a_site_that_missed_the_round_has_no_share_and_changes_no_other_ratio():
     assert found["a"][[0, 1, 3]] == pytest.approx([4 / 16, 1, 10 / 40])
 
 
-@pytest.mark.parametrize("rule", ["awpa", "masked", "samples"])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_site_alone_has_all_shares(rule):
     assert shares(rule, {"c": Q["c"]})["c"].tolist() == [1] * 5
+
+
+def test_no_site_knows_more_than_it_has_samples():
+    found = shares("awpa", {"a": [4] * 5, "b": [0] * 5, "c": [1e6] * 5})
+    assert found["a"].tolist() == pytest.approx([4 / 64] * 5)  # c has 60
+
+
+@pytest.mark.parametrize("rule", ["masked", "samples"])
+def test_without_q_rows_are_shared_as_by_the_baselines(rule):
+    told = {site: Contribution(N[site], {}) for site in N}
+    found, expected = (w(aggregation=rule).row_weights(KNOWN, told) for w in (FedLSMWorkflow, LabelSetWorkflow))
+    assert {site: share.tolist() for site, share in found.items()} == {s: v.tolist() for s, v in expected.items()}
+    assert all((share == shares(rule)[site]).all() for site, share in found.items())
+
+
+def test_an_aggregation_that_there_is_not_is_refused():
+    with refused("job variable aggregation: expected 'awpa' or 'masked' or 'samples', got 'mean'"):
+        FedLSMWorkflow(aggregation="mean")

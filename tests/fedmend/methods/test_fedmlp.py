@@ -6,17 +6,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from factories import refused
 
-from fedmend.errors import FedMendError
-from fedmend.ledger import Repairs
 from fedmend.losses import prior_shift
-from fedmend.methods.base import RoundTask
+from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg
 from fedmend.methods.fedmlp import (
     DETECT,
     RULE,
     WARMUP,
     FedMLP,
+    FedMLPWorkflow,
+    classes_without_prototype,
     confidences,
     global_learning_degree,
     global_prototypes,
@@ -24,6 +25,7 @@ from fedmend.methods.fedmlp import (
     local_prototypes,
     select_confident,
 )
+from fedmend.repairs.label_ledger import Repairs
 
 # Class 0 is annotated, class 1 has a blank (sample 4), class 2 is missing.
 LABELS = np.array([[1, 0, -1], [0, 1, -1], [0, 0, -1], [0, 1, -1], [1, -1, -1], [0, 0, -1]], dtype=np.int8)
@@ -53,9 +55,7 @@ def literal_mse(logits, teacher, mask):
 
 
 def loss_of(method, net, task, site, index=INDEX):
-    site.memory.clear()
-    method.prepare(net, task, site)
-    return method.loss(net, index, task, site)
+    return method.start(net, task, site).loss(index)
 
 
 # ---- Eqs. (5)-(10) --------------------------------------------------------------------------------------------------
@@ -70,15 +70,19 @@ def test_local_prototypes_are_mean_features_per_class_and_label_of_original_labe
     assert (prototypes.dtype, counts.dtype) == (np.float32, np.int64)
 
 
-@pytest.mark.parametrize(("weighting", "expected"), [("samples", 2.5), ("uniform", 2.0)])
-def test_global_prototypes_average_the_sites_that_have_one(weighting, expected):
+def test_global_prototypes_average_the_sites_that_have_one_by_their_samples():
     def report(value, count):
         return {"prototypes": np.full((2, 1), value, np.float32), "prototype_counts": np.array([count, 0])}
 
     reports = {"b": report(3.0, 5), "a": report(1.0, 90), "c": report(7.0, 0)}  # c holds its row back
-    result = global_prototypes(reports, {"a": 100, "b": 300, "c": 1000}, weighting=weighting)
-    assert result.tolist() == [[expected], [0.0]]
+    result = global_prototypes(reports, {"a": 100, "b": 300, "c": 1000})
+    assert result.tolist() == [[2.5], [0.0]]
     assert result.dtype == np.float32
+
+
+def test_a_class_lacks_a_prototype_where_either_of_its_rows_is_zero():
+    rows = np.array([[1, 0], [0, 1], [0, 0], [2, 2], [0, -1], [0, 0], [0, 0], [0, 0]], dtype=np.float32)
+    assert classes_without_prototype(rows) == [1, 2, 3]
 
 
 def test_confidence_is_the_difference_of_cosines():
@@ -137,30 +141,26 @@ def test_the_learning_degree_counts_strictly_outside_low_and_high():
     assert degree.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("over", "expected"), [("missing", [0.5, 0.5, 1.0]), ("annotated", [0.25, 1.0, 0.5]), ("all", [0.3125, 0.625, 0.5])]
-)
-def test_the_global_learning_degree_is_weighted_by_samples_over_the_chosen_sites(over, expected):
+def test_the_global_learning_degree_is_weighted_by_samples_over_the_sites_that_miss_the_class():
     reports = {
-        "b": {"learning_degree": np.array([0.5, 1.0, 0.5], np.float32)},
-        "a": {"learning_degree": np.array([0.25, 0.5, 0.5], np.float32)},
+        "b": {"learning_degree": np.array([0.5, 1.0, 0.5, 0.5], np.float32)},
+        "a": {"learning_degree": np.array([0.25, 0.5, 0.5, 0.25], np.float32)},
     }
-    annotated = {"a": np.array([True, False, True]), "b": np.array([False, True, True])}
-    degree = global_learning_degree(reports, {"a": 300, "b": 100}, annotated, over=over)
-    assert degree.tolist() == expected
+    annotated = {"a": np.array([True, False, True, False]), "b": np.array([False, True, True, False])}
+    degree = global_learning_degree(reports, {"a": 300, "b": 100}, annotated)
+    assert degree.tolist() == [0.5, 0.5, 1.0, 0.3125]
     assert degree.dtype == np.float32
 
 
 # ---- Eqs. (3)-(4) and section 2.4 -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("normaliser", "columns"), [("code", 2), ("paper", 3)])
-def test_the_warmup_loss_is_eq_4_on_known_labels_averaged_over_two_views(normaliser, columns, make_site, make_net):
+def test_the_warmup_loss_is_eq_4_on_known_labels_averaged_over_two_views(make_site, make_net):
     site, net = make_site(LABELS), make_net(3)
     rows = INDEX.numpy()
     views = [literal_bce(logits_on(net, site, INDEX, v), LABELS[rows], KNOWN[rows], SHIFT) for v in site.views(WARM, 2)]
-    loss = loss_of(FedMLP(normaliser=normaliser), net, WARM, site)
-    assert loss.item() == pytest.approx(sum(views) / 2 / (3 * columns), rel=1e-5)
+    loss = loss_of(FedMLP(), net, WARM, site)
+    assert loss.item() == pytest.approx(sum(views) / 2 / (3 * 2), rel=1e-5)  # two annotated classes
 
 
 @pytest.mark.parametrize("task", [WARM, STAGE2], ids=lambda t: t.stage)
@@ -178,19 +178,18 @@ def test_without_la_the_logits_are_not_shifted(make_site, make_net):
     assert loss_of(FedMLP(la=False, cr=False, **NO_TAGS), net, STAGE2, site).item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("normaliser", ["code", "paper"])
-def test_stage_2_adds_consistency_with_the_received_model_on_untagged_entries(normaliser, make_site, make_net):
-    site, net, method = make_site(LABELS), make_net(3), FedMLP(normaliser=normaliser, cr_weight=0.7, **NO_TAGS)
+def test_stage_2_adds_consistency_with_the_received_model_on_untagged_entries(make_site, make_net):
+    site, net, method = make_site(LABELS), make_net(3), FedMLP(cr_weight=0.7, **NO_TAGS)
     received, rows, view = copy.deepcopy(net), INDEX.numpy(), site.views(STAGE2, 1)[0]
-    method.prepare(net, STAGE2, site)
+    work = method.start(net, STAGE2, site)
     with torch.no_grad():
         net.classifier.bias += torch.tensor([0.5, -1.0, 2.0])
     student, teacher = (logits_on(n, site, INDEX, view) for n in (net, received))
     consistency = literal_mse(student, teacher, ~KNOWN[rows])  # the blank in class 1, and class 2
     assert consistency > 0.1
     expected = (literal_bce(student, LABELS[rows], KNOWN[rows], SHIFT) + 0.7 * consistency) / 9
-    assert method.loss(net, INDEX, STAGE2, site).item() == pytest.approx(expected, rel=1e-5)
-    without = loss_of(FedMLP(normaliser=normaliser, cr=False, **NO_TAGS), net, STAGE2, site)
+    assert work.loss(INDEX).item() == pytest.approx(expected, rel=1e-5)
+    without = loss_of(FedMLP(cr=False, **NO_TAGS), net, STAGE2, site)
     assert without.item() == pytest.approx(literal_bce(student, LABELS[rows], KNOWN[rows], SHIFT) / 9, rel=1e-5)
 
 
@@ -199,11 +198,11 @@ def test_stage_2_adds_consistency_with_the_received_model_on_untagged_entries(no
 )
 def test_warmup_distillation_is_a_mean_over_samples_and_missing_classes(labels, divisor, make_site, make_net):
     site, net, rows = make_site(labels), make_net(labels.shape[1]), INDEX.numpy()
-    method, received = FedMLP(warmup_distillation=2.0), copy.deepcopy(net)
-    method.prepare(net, WARM, site)
+    received = copy.deepcopy(net)
+    work = FedMLP(warmup_distillation=2.0).start(net, WARM, site)
     with torch.no_grad():
         net.classifier.bias += 1.5
-    added = method.loss(net, INDEX, WARM, site).item() - loss_of(FedMLP(), net, WARM, site).item()
+    added = work.loss(INDEX).item() - loss_of(FedMLP(), net, WARM, site).item()
     terms = [
         literal_mse(logits_on(net, site, INDEX, v), logits_on(received, site, INDEX, v), labels[rows] < 0)
         for v in site.views(WARM, 2)
@@ -211,28 +210,21 @@ def test_warmup_distillation_is_a_mean_over_samples_and_missing_classes(labels, 
     assert added == pytest.approx(2.0 * sum(terms) / 2 / divisor, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("prior", "shift"), [("tagged", math.log(3 / 2)), ("all", math.log(3 / 5))], ids=["tagged", "all"]
-)
-def test_the_prior_of_a_missing_class_is_that_of_its_tags_or_of_all_samples(prior, shift, make_site, make_net):
+def test_the_prior_of_a_missing_class_is_that_of_its_tags(make_site, make_net):
     site, net = make_site(LABELS), make_net(3)  # tags: two positives, one negative; untagged: three
     tags = Repairs(np.array([0, 2, 5]), np.array([2, 2, 2]), np.array([1, 0, 1]), np.ones(3))
     site.ledger.record(RULE, 4, LABELS, tags)
     target = site.ledger.apply(LABELS)
     everything = torch.arange(6)
     logits = logits_on(net, site, everything, site.views(STAGE2, 1)[0])
-    expected = literal_bce(logits, target, target >= 0, np.array([SHIFT[0], SHIFT[1], shift])) / 18
-    loss = loss_of(FedMLP(prior=prior, cr=False, **NO_TAGS), net, STAGE2, site, everything)
+    expected = literal_bce(logits, target, target >= 0, np.array([SHIFT[0], SHIFT[1], math.log(3 / 2)])) / 18
+    loss = loss_of(FedMLP(cr=False, **NO_TAGS), net, STAGE2, site, everything)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_untagged_missing_class_has_no_shift_but_a_strong_one_with_the_prior_of_all_samples(make_site, make_net):
-    site, shifts = make_site(LABELS), {}
-    for prior in ("tagged", "all"):
-        loss_of(FedMLP(prior=prior, **NO_TAGS), make_net(3), STAGE2, site)
-        shifts[prior] = site.memory["shift"].tolist()
-    assert shifts["tagged"] == pytest.approx(SHIFT, abs=1e-6)
-    assert shifts["all"] == pytest.approx([*SHIFT[:2], math.log(1 / 7)], abs=1e-6)
+def test_an_untagged_missing_class_has_no_shift(make_site, make_net):
+    work = FedMLP(**NO_TAGS).start(make_net(3), STAGE2, make_site(LABELS))
+    assert work._shift.tolist() == pytest.approx(SHIFT, abs=1e-6)
     assert prior_shift(LABELS) == pytest.approx(SHIFT, abs=1e-6)
 
 
@@ -253,26 +245,32 @@ def test_with_all_switches_off_the_loss_is_that_of_fedavg_on_the_same_views(task
     views = site.views(task, 2 if task is WARM else 1)
     others = []
     for v in range(len(views)):
-        site.memory.clear()
-        site.memory["views", task.round_num, 1] = views[v : v + 1]
-        fedavg.prepare(net, task, site)
-        others.append(fedavg.loss(net, INDEX, task, site).item())
+        site.views = lambda task, count, v=v: views[v : v + 1]
+        others.append(loss_of(fedavg, net, task, site).item())
     assert loss == pytest.approx(sum(others) / len(others), rel=1e-6)
 
 
+RATIOS = "job variables ratio_negative, ratio_positive: expected 0 to 1, got"
+WEIGHTS = "job variables cr_weight, warmup_distillation: expected >= 0, got"
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "sentence"),
     [
-        ({"prior": "none"}, "prior: expected one of"),
-        ({"quota_rounding": "up"}, "quota_rounding: expected one of"),
-        ({"normaliser": "mean"}, "normaliser: expected one of"),
-        ({"ratio_negative": 1.5}, "expected 0 to 1, got 1.5"),
-        ({"ratio_positive": -0.1}, "expected 0 to 1, got 0.005, -0.1"),
-        ({"low": 0.8}, "expected 0 <= low < high <= 1, got 0.8, 0.7"),
-        ({"cr_weight": -1.0}, "expected >= 0, got -1.0, 0.0"),
-        ({"warmup_distillation": math.nan}, "expected >= 0, got 1.0, nan"),
+        ({"quota_rounding": "up"}, "job variable quota_rounding: expected 'floor' or 'ceil', got 'up'"),
+        ({"ratio_negative": 1.5}, f"{RATIOS} 1.5, 0.01"),
+        ({"ratio_negative": math.nan}, f"{RATIOS} nan, 0.01"),
+        ({"ratio_positive": -0.1}, f"{RATIOS} 0.005, -0.1"),
+        ({"low": 0.8}, "job variables low, high: expected 0 <= low < high <= 1, got 0.8, 0.7"),
+        ({"cr_weight": -1.0}, f"{WEIGHTS} -1.0, 0.0"),
+        ({"warmup_distillation": math.nan}, f"{WEIGHTS} 1.0, nan"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(FedMendError, match=message):
+def test_settings_out_of_range_are_refused(settings, sentence):
+    with refused(sentence):
         FedMLP(**settings)
+
+
+def test_a_workflow_without_a_warm_up_is_refused():
+    with refused("job variable warmup_rounds: expected at least 1, got 0"):
+        FedMLPWorkflow(warmup_rounds=0)

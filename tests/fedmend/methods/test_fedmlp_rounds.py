@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from factories import refused
 
-from fedmend.errors import FedMendError
-from fedmend.methods.base import RoundTask
+from fedmend.fields import check_fields
+from fedmend.method import RoundTask
 from fedmend.methods.fedmlp import DETECT, PROTOTYPE, RULE, WARMUP, FedMLP, global_learning_degree, global_prototypes
 from fedmend.training import infer
 
@@ -30,7 +31,7 @@ def tags(site):
 
 
 def prepared_tags(site, make_net, order=None, **settings):
-    FedMLP(**{**HALF, **settings}).prepare(make_net(2), order or task(DETECT, 4), site)
+    FedMLP(**{**HALF, **settings}).start(make_net(2), order or task(DETECT, 4), site)
     return tags(site)
 
 
@@ -108,15 +109,15 @@ def test_a_class_without_prototype_is_not_tagged_and_the_round_goes_on(make_site
 @pytest.mark.parametrize("name", ["prototypes", "learning_degree"])
 def test_knowledge_that_is_not_finite_or_absent_is_refused_in_one_sentence(name, make_site, make_net):
     site, good = make_site(LABELS, VALUES), task(DETECT, 7)
+    sizes = {"C": 2, "F": 2}
+    check_fields(good.knowledge, FedMLP.KNOWLEDGE, sizes, "knowledge")
     broken = np.array(good.knowledge[name])
     broken.flat[1] = np.nan
-    for knowledge, got in (
-        ({**good.knowledge, name: broken}, "NaN or infinity"),
-        ({k: v for k, v in good.knowledge.items() if k != name}, "nothing"),
-    ):
-        message = rf"^site-1: round 7, {name} from the server: expected finite numbers, got {got}$"
-        with pytest.raises(FedMendError, match=message):
-            prepared_tags(site, make_net, dataclasses.replace(good, knowledge=knowledge))
+    with refused(f"knowledge {name}: expected finite numbers, got NaN or infinity"):
+        check_fields({**good.knowledge, name: broken}, FedMLP.KNOWLEDGE, sizes, "knowledge")
+    absent = {k: v for k, v in good.knowledge.items() if k != name}
+    with refused(f"round 7, {name} from the server: expected an array, got nothing"):
+        prepared_tags(site, make_net, dataclasses.replace(good, knowledge=absent))
     assert tags(site) == ([], [])
 
 
@@ -156,17 +157,16 @@ def test_scoring_training_and_prototypes_of_a_stage_2_round_share_one_view(make_
     view = site.data.train.view(torch.arange(10), site.views(order, 1)[0])
     assert torch.equal(scoring, view)
     assert torch.equal(prototypes, view)
-    shuffled = next(iter(FedMLP().batches(order, site, 0)))
+    shuffled = next(iter(FedMLP(mld=False).start(net, order, site).batches(0)))
     assert torch.equal(training, view[shuffled])
     assert not torch.equal(view, site.data.train.view(torch.arange(10)))  # and it is an augmented one
 
 
 def test_the_warmup_trains_on_two_different_views(make_site, make_net):
     site, net, order = make_site(LABELS, VALUES), make_net(2), task(WARMUP, 0)
-    method, seen, index = FedMLP(), [], torch.arange(10)
-    method.prepare(net, order, site)
+    work, seen, index = FedMLP().start(net, order, site), [], torch.arange(10)
     net.register_forward_pre_hook(lambda _, images: seen.append(images[0]))
-    method.loss(net, index, order, site)
+    work.loss(index)
     assert len(seen) == 2
     for images, view in zip(seen, site.views(order, 2), strict=True):
         assert torch.equal(images, site.data.train.view(index, view))
@@ -185,12 +185,8 @@ def test_the_warmup_trains_on_two_different_views(make_site, make_net):
 )
 def test_reports_hold_the_declared_fields_and_only_while_they_are_needed(order, reports, make_site, make_net, play):
     report = play(FedMLP(**HALF), make_net(2), order, make_site(LABELS, VALUES))
-    assert set(report) == (set(FedMLP.REPORT_FIELDS) if reports else set())
-    sizes = {"C": 2, "2C": 4, "F": 2}
-    for name, value in report.items():
-        shape, dtype = FedMLP.REPORT_FIELDS[name].split(") ")[0].strip("(,"), FedMLP.REPORT_FIELDS[name].split(") ")[1]
-        assert value.shape == tuple(sizes[letter] for letter in shape.split(", "))
-        assert dtype.startswith(value.dtype.name)
+    assert set(report) == (set(FedMLP.FIELDS) if reports else set())
+    check_fields(report, FedMLP.FIELDS, {"C": 2, "F": 2}, "report")
 
 
 def test_the_report_is_made_from_the_trained_model_and_original_labels(make_site, make_net, play):
@@ -246,7 +242,7 @@ def test_a_site_rebuilt_from_disk_goes_on_bitwise(killed, make_site, make_net, p
         play(method, other, order, broken)
     received = {name: value.clone() for name, value in other.state_dict().items()}
     if killed == "after the tags were written":
-        method.prepare(other, orders[2], broken)
+        method.start(other, orders[2], broken)
         assert len(broken.ledger.history()) > 5
     broken, method, other = start("broken")  # all that is left is on the disk and at the server
     other.load_state_dict(received)

@@ -8,7 +8,8 @@ import torch
 from factories import refused
 from torch_factories import TinyNetwork, make_single_site, one_hot
 
-from fedmend.methods.base import RoundTask
+from fedmend.fields import check_fields
+from fedmend.method import RoundTask
 from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, WARMUP, FedNoRo
 from fedmend.training import LocalTrainer
 
@@ -42,9 +43,11 @@ def says(net, logits):
 
 def loss_of(method, net, site, order, student=None):
     """The loss of one batch of all samples; ``student`` moves the model after it was received."""
-    method.prepare(net, order, site)
-    list(method.batches(order, site, 0))
-    return method.loss(net if student is None else says(net, student), ALL, order, site)
+    work = method.start(net, order, site)
+    list(work.batches(0))
+    if student is not None:
+        says(net, student)
+    return work.loss(ALL)
 
 
 # ---- losses ---------------------------------------------------------------------------------------------------------
@@ -68,9 +71,9 @@ def test_without_logit_adjustment_the_loss_is_plain_cross_entropy(site_of, make_
 
 
 def test_the_prior_is_that_of_the_site_not_of_the_batch(site_of, make_net):
-    site, net, method = site_of(Y), says(make_net(3), [0, LN3, LN5]), FedNoRo()
-    loss_of(method, net, site, task())
-    assert method.loss(net, torch.tensor([0, 2]), task(), site).item() == pytest.approx(LN2, rel=1e-6)
+    work = FedNoRo().start(says(make_net(3), [0, LN3, LN5]), task(), site_of(Y))
+    list(work.batches(0))
+    assert work.loss(torch.tensor([0, 2])).item() == pytest.approx(LN2, rel=1e-6)
 
 
 @pytest.mark.parametrize("weight", [0.25, 0.8, 0.0, 1.0])
@@ -114,17 +117,17 @@ def test_the_temperature_softens_the_teacher_alone(site_of, make_net):
 def test_only_a_noisy_site_in_stage_2_has_a_teacher(site_of, make_net, order):
     site, net = site_of(Y), says(make_net(3), 0.8 * np.log(Q))
     assert loss_of(FedNoRo(), net, site, order, student=[0, LN3, LN5]).item() == pytest.approx(LN2, rel=1e-6)
-    assert "teacher" not in site.memory
+    assert FedNoRo().start(net, order, site)._teacher is None
     assert len(net.calls) == 1
 
 
 def test_the_teacher_is_the_received_model_frozen_and_in_eval_mode(tmp_path):
-    site, net, method = make_single_site(tmp_path, TEN), TinyNetwork(3), FedNoRo()
+    site, net = make_single_site(tmp_path, TEN), TinyNetwork(3)
     received = {k: v.clone() for k, v in net.state_dict().items()}
     net.train()
-    method.prepare(net, robust(), site)
-    LocalTrainer(learning_rate=0.05, local_epochs=2).train(net, method, robust(), site)
-    teacher = site.memory["teacher"]
+    work = FedNoRo().start(net, robust(), site)
+    LocalTrainer(learning_rate=0.05, local_epochs=2).train(work)
+    teacher = work._teacher
     assert not teacher.training
     assert not any(p.requires_grad for p in teacher.parameters())
     assert all(torch.equal(v, received[k]) for k, v in teacher.state_dict().items())  # BatchNorm statistics too
@@ -145,66 +148,64 @@ class Watching(TinyNetwork):
         return super().forward(images)
 
 
-def trained(folder, order=None, *, epochs=2, method=None):
-    """Student, site after some epochs."""
-    site, net, method, order = make_single_site(folder, TEN), Watching(3), method or FedNoRo(), order or robust()
-    method.prepare(net, order, site)
-    LocalTrainer(learning_rate=0.01, local_epochs=epochs).train(net, method, order, site)
-    return net, site
+def trained(folder, order=None, *, epochs=2):
+    """Student and round after some epochs."""
+    net = Watching(3)
+    work = FedNoRo().start(net, order or robust(), make_single_site(folder, TEN))
+    LocalTrainer(learning_rate=0.01, local_epochs=epochs).train(work)
+    return net, work
 
 
 def test_student_and_teacher_pass_once_over_the_same_augmented_batch(tmp_path):
-    net, site = trained(tmp_path)
-    teacher = site.memory["teacher"]
+    net, work = trained(tmp_path)
+    teacher = work._teacher
     assert [len(x) for x in net.seen] == [4, 4, 2] * 2
     assert len(teacher.seen) == len(net.seen)
     assert all(torch.equal(one, other) for one, other in zip(net.seen, teacher.seen, strict=True))
 
 
 def test_a_clean_site_passes_once_over_its_data_in_every_epoch(tmp_path):
-    net, site = trained(tmp_path, robust(CLEAN))
+    net, work = trained(tmp_path, robust(CLEAN))
     assert [len(x) for x in net.seen] == [4, 4, 2] * 2
-    assert "teacher" not in site.memory
+    assert work._teacher is None
 
 
 def test_modes_of_the_two_passes(site_of, make_net):
-    site, net, method = site_of(TEN), make_net(3), FedNoRo()
-    method.prepare(net, robust(), site)
-    LocalTrainer(learning_rate=0.01).train(net, method, robust(), site)
+    net = make_net(3)
+    work = FedNoRo().start(net, robust(), site_of(TEN))
+    LocalTrainer(learning_rate=0.01).train(work)
     assert net.calls == [(True, 4), (True, 4), (True, 2)]
-    assert site.memory["teacher"].calls == [(False, 4), (False, 4), (False, 2)]
+    assert work._teacher.calls == [(False, 4), (False, 4), (False, 2)]
 
 
 # ---- augmentation ---------------------------------------------------------------------------------------------------
 
 
-def epoch_views(method, site, order, epochs=2):
-    views = []
+def epoch_views(site, order, epochs=2):
+    work, views = FedNoRo().start(TinyNetwork(3), order, site), []
     for epoch in range(epochs):
-        list(method.batches(order, site, epoch))
-        views.append(site.memory["view"].clone())
+        list(work.batches(epoch))
+        views.append(work.views[0].clone())
     return views
 
 
 def test_every_epoch_has_new_views_and_the_same_ones_whenever_it_is_repeated(tmp_path):
-    method = FedNoRo()
     site = make_single_site(tmp_path / "1", TEN)
-    first, second = epoch_views(method, site, task())
+    first, second = epoch_views(site, task())
     assert first.shape == (10, 2, 3)
     assert not (first == second).all(-1).all(-1).any()
-    again = epoch_views(method, make_single_site(tmp_path / "2", TEN), task())
+    again = epoch_views(make_single_site(tmp_path / "2", TEN), task())
     assert torch.equal(again[0], first)
     assert torch.equal(again[1], second)
-    assert not torch.equal(epoch_views(method, site, task(round_num=4))[0], first)
+    assert not torch.equal(epoch_views(site, task(round_num=4))[0], first)
 
 
 def test_the_images_of_a_batch_are_the_views_of_the_epoch(tmp_path):
-    net, site = trained(tmp_path, task(), epochs=1)
-    method = FedNoRo()
-    batches = list(method.batches(task(), site, 0))
-    for index, seen in zip(batches, net.seen, strict=True):
-        assert torch.equal(site.data.train.view(index, site.memory["view"]), seen)
-        assert not torch.equal(site.data.train.view(index), seen)
+    net, work = trained(tmp_path, task(), epochs=1)
+    train = work.site.data.train
+    for index, seen in zip(work.batches(0), net.seen, strict=True):
+        assert torch.equal(train.view(index, work.views[0]), seen)
+        assert not torch.equal(train.view(index), seen)
 
 
 @pytest.mark.parametrize("role", [CLEAN, NOISY])
@@ -231,11 +232,11 @@ def shown(site_of, make_net):
 @pytest.mark.parametrize("la", [True, False])
 def test_the_report_is_the_mean_loss_of_each_class_without_logit_adjustment(shown, la):
     site, net, expected = shown
-    report = FedNoRo(la=la).report(net, task(DETECT), site)
+    report = FedNoRo(la=la).collect(net, task(DETECT), site)
     assert report["class_loss"].tolist() == pytest.approx(expected, abs=1e-5)
     assert report["class_count"].tolist() == [3, 0, 2]
     assert (report["class_loss"].dtype, report["class_count"].dtype) == (np.float32, np.int64)
-    assert set(report) == set(FedNoRo.REPORT_FIELDS)
+    assert set(report) == set(FedNoRo.FIELDS)
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -243,7 +244,7 @@ def test_the_report_is_one_pass_in_eval_mode_and_leaves_the_model_as_it_was(show
     site, net, _ = shown
     net.train(mode)
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    FedNoRo().report(net, task(DETECT), site)
+    FedNoRo().collect(net, task(DETECT), site)
     assert net.calls == [(False, 2), (False, 2), (False, 1)]
     assert net.training is mode
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
@@ -251,7 +252,7 @@ def test_the_report_is_one_pass_in_eval_mode_and_leaves_the_model_as_it_was(show
 
 def test_the_report_is_made_of_plain_images(tmp_path):
     site, net = make_single_site(tmp_path, TEN), TinyNetwork(3).eval()
-    report = FedNoRo().report(net, task(DETECT), site)
+    report = FedNoRo().collect(net, task(DETECT), site)
     with torch.no_grad():
         logits = net(site.data.train.view(torch.arange(10)))[1]
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(TEN), reduction="none").numpy()
@@ -262,7 +263,7 @@ def test_the_report_is_made_of_plain_images(tmp_path):
 @pytest.mark.parametrize("stage", [WARMUP, ROBUST])
 def test_training_rounds_report_nothing(site_of, make_net, stage):
     net = make_net(3)
-    assert FedNoRo().report(net, task(stage), site_of(Y)) == {}
+    assert FedNoRo().start(net, task(stage), site_of(Y)).report() == {}
     assert net.calls == []
 
 
@@ -273,35 +274,42 @@ def test_a_sample_without_a_label_is_refused_by_training_and_report(site_of, mak
     site, net = site_of([0, 1, -1, 0]), make_net(3)
     sentence = "site-1: train.csv row 4, column label: expected a class name, got a blank"
     with refused(sentence):
-        FedNoRo().prepare(net, task(), site)
+        FedNoRo().start(net, task(), site)
     with refused(sentence):
-        FedNoRo().report(net, task(DETECT), site)
+        FedNoRo().collect(net, task(DETECT), site)
+
+
+def test_a_noisy_site_needs_a_distillation_weight(site_of, make_net):
+    with refused("round 3, distillation_weight from the server: expected an array, got nothing"):
+        FedNoRo().start(make_net(3), task(ROBUST, NOISY), site_of(Y))
 
 
 @pytest.mark.parametrize(
-    "knowledge",
+    ("weight", "sentence"),
     [
-        {},
-        *({"distillation_weight": np.float32(w)} for w in (-0.1, 1.5, np.nan, np.inf)),
-        *({"distillation_weight": np.array(w)} for w in ([0.1, 0.2], [0.1], [])),
+        (np.float32(-0.5), "expected numbers from 0 to 1, got -0.5 to -0.5"),
+        (np.float32(1.5), "expected numbers from 0 to 1, got 1.5 to 1.5"),
+        (np.float32(np.nan), "expected finite numbers, got NaN or infinity"),
+        (np.float32(np.inf), "expected finite numbers, got NaN or infinity"),
+        (np.array([0.1, 0.2], dtype=np.float32), "expected float32 of shape (), got float32 of shape (2,)"),
+        (np.array([0.1], dtype=np.float32), "expected float32 of shape (), got float32 of shape (1,)"),
+        (np.array([], dtype=np.float32), "expected float32 of shape (), got float32 of shape (0,)"),
+        (0.5, "expected float32 of shape (), got float"),
     ],
-    ids=["missing", "negative", "more than 1", "NaN", "infinity", "two numbers", "a list of one", "none"],
+    ids=["negative", "more than 1", "NaN", "infinity", "two numbers", "a list of one", "none", "no array"],
 )
-def test_a_noisy_site_needs_a_distillation_weight_from_0_to_1(site_of, make_net, knowledge):
-    site = site_of(Y)
-    with refused("site-1: round 3, distillation_weight from the server: expected 0 to 1, got another"):
-        FedNoRo().prepare(make_net(3), task(ROBUST, NOISY, **knowledge), site)
-    assert "teacher" not in site.memory
+def test_a_distillation_weight_is_one_number_from_0_to_1(weight, sentence):
+    with refused(f"knowledge distillation_weight: {sentence}"):
+        check_fields({"distillation_weight": weight}, FedNoRo.KNOWLEDGE, {}, "knowledge")
 
 
 def test_a_weight_of_0_costs_no_teacher_pass(site_of, make_net):
     site, weight = site_of(Y), {"distillation_weight": np.float32(0)}
-    FedNoRo().prepare(make_net(3), task(ROBUST, NOISY, **weight), site)
-    assert "teacher" not in site.memory
+    assert FedNoRo().start(make_net(3), task(ROBUST, NOISY, **weight), site)._teacher is None
 
 
 def test_a_clean_site_does_not_care_for_the_distillation_weight(site_of, make_net):
-    FedNoRo().prepare(make_net(3), task(ROBUST, CLEAN), site_of(Y))
+    FedNoRo().start(make_net(3), task(ROBUST, CLEAN), site_of(Y))
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, float("nan")])
@@ -311,7 +319,7 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature):
 
 
 def test_the_method_takes_single_label_data_and_never_changes_a_label(site_of, make_net, play):
-    assert FedNoRo.TASKS == ("singlelabel",)
+    assert FedNoRo.KINDS == ("singlelabel",)
     site = site_of(TEN)
     before = site.data.train.labels.tobytes()
     assert play(FedNoRo(), make_net(3), robust(), site) == {}

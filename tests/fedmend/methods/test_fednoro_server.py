@@ -1,4 +1,4 @@
-"""The server half of FedNoRo: loss matrix, detection, ramp, distances, weights."""
+"""The server half of FedNoRo: reports, loss matrix, detection, ramp, weights."""
 
 import math
 import warnings
@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fedmend.methods import fednoro
+from fedmend.fields import check_fields
+from fedmend.method import Contribution
 from fedmend.methods.fednoro import (
-    check_report,
+    DETECT,
+    FIELDS,
+    ROBUST,
+    WARMUP,
+    FedNoRoWorkflow,
     detect_noisy_clients,
+    distance_aware,
     distance_aware_weights,
     distillation_weight,
     loss_matrix,
-    model_distances,
     normalise_losses,
 )
 
@@ -30,37 +35,52 @@ def report(loss, count=None):
 
 
 def test_a_report_with_one_number_per_class_is_taken():
-    check_report(report([0.5, 0.0], [4, 0]), num_classes=2)
+    taken = report([0.5, 0.0], [4, 0])
+    check_fields(taken, FIELDS, {"R": 2}, "report")
+    FedNoRoWorkflow(warmup_rounds=1).check(DETECT, taken)
 
 
-SHAPE = "expected one number for each of 2 classes"
+EXPECTED = "expected float32 of shape (2,), got"
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"class_loss": np.ones(3)}, f"class_loss: {SHAPE}, got (3,)"),
-        ({"class_loss": np.ones((2, 2))}, f"class_loss: {SHAPE}, got (2, 2)"),
-        ({"class_count": np.array(4)}, f"class_count: {SHAPE}, got ()"),
-        ({"class_loss": None}, f"class_loss: {SHAPE}, got nothing"),
-        ({"class_count": None}, f"class_count: {SHAPE}, got nothing"),
-        (
-            {"class_count": np.zeros(2, dtype=int)},
-            "class_count: expected at least one class with enough samples, got none",
-        ),
+        ({"class_loss": np.ones(3, dtype=np.float32)}, f"class_loss: {EXPECTED} float32 of shape (3,)"),
+        ({"class_loss": np.ones((2, 2), dtype=np.float32)}, f"class_loss: {EXPECTED} float32 of shape (2, 2)"),
+        ({"class_count": np.array(4)}, "class_count: expected int64 of shape (2,), got int64 of shape ()"),
+        ({"class_count": np.array([5, -5])}, "class_count: expected numbers from 0 to 1e+09, got -5 to 5"),
+        ({"class_loss": np.float32([5, -5])}, "class_loss: expected numbers from 0 to 1e+09, got -5 to 5"),
     ],
 )
-def test_a_report_that_cannot_be_used_is_refused(changes, sentence):
-    content = {k: v for k, v in (report([1, 2]) | changes).items() if v is not None}
-    with refused(f"report field {sentence}"):
-        check_report(content, num_classes=2)
+def test_a_report_that_does_not_fit_its_fields_is_refused(changes, sentence):
+    with refused(f"report {sentence}"):
+        check_fields(report([1, 2]) | changes, FIELDS, {"R": 2}, "report")
 
 
-@pytest.mark.parametrize("name", ["class_loss", "class_count"])
-def test_a_report_with_numbers_below_zero_is_refused(name):
-    content = report([1, 2]) | {name: np.array([5, -5])}
-    with refused(f"report field {name}: expected numbers >= 0, got negative ones"):
-        check_report(content, num_classes=2)
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            {"class_count": np.array([3, 4])},
+            "report: expected ['class_count', 'class_loss'], got none of ['class_loss']",
+        ),
+        ({}, "report: expected ['class_count', 'class_loss'], got none of ['class_count', 'class_loss']"),
+        (
+            report([1, 2], [0, 0]),
+            "report field class_count: expected at least one class with enough samples, got none",
+        ),
+    ],
+    ids=["no loss", "nothing", "only held back"],
+)
+def test_a_report_that_cannot_be_used_is_refused(content, sentence):
+    with refused(sentence):
+        FedNoRoWorkflow(warmup_rounds=1).check(DETECT, content)
+
+
+@pytest.mark.parametrize("stage", [WARMUP, ROBUST])
+def test_rounds_of_training_need_no_report(stage):
+    FedNoRoWorkflow(warmup_rounds=1).check(stage, {})
 
 
 # ---- Eq. (3) --------------------------------------------------------------------------------------------------------
@@ -168,20 +188,11 @@ def test_fewer_than_four_sites_are_refused(sites):
         detect_noisy_clients(np.random.default_rng(0).random((sites, 2)))
 
 
-@pytest.mark.parametrize(
-    ("sites", "choice", "used"),
-    [
-        (19, "auto", "spherical"),
-        (20, "auto", "full"),
-        (4, "auto", "spherical"),
-        (4, "full", "full"),
-        (20, "spherical", "spherical"),
-    ],
-)
-def test_the_covariance_is_full_from_20_sites_on_or_as_chosen(sites, choice, used, mixtures):
+@pytest.mark.parametrize(("sites", "used"), [(19, "spherical"), (20, "full"), (4, "spherical")])
+def test_the_covariance_is_full_from_20_sites_on(sites, used, mixtures):
     made = mixtures(lambda seed: [0] * sites)
     losses = np.random.default_rng(1).random((sites, 2))
-    assert detect_noisy_clients(losses, covariance=choice).covariance == used
+    assert detect_noisy_clients(losses).covariance == used
     assert {m["covariance_type"] for m in made} == {used}
 
 
@@ -291,106 +302,6 @@ def test_a_ramp_without_length_holds_the_maximum_at_once(begin, end, round_num):
 
 # ---- Eqs. (6)-(7) ---------------------------------------------------------------------------------------------------
 
-NOISY = np.array([False, True, True, False])
-
-
-def model(a, b, mean=0.0, var=0.0):
-    values = {"a": [[a, 0], [0, 0]], "b": [b], "bn.running_mean": [mean], "bn.running_var": [var]}
-    return {k: np.array(v, dtype=np.float32) for k, v in values.items()}
-
-
-# From model 1 to the clean models 0 and 3: (3, 4, 12, 0) and (0, 7, 0, 5); from model 2: (1, 1, 0, 0) and (4, 12, 12, 5).
-MODELS = [model(0, 0), model(3, 4, 12), model(1, -1), model(3, 11, 12, 5)]
-
-
-@pytest.mark.parametrize(
-    ("distance", "buffers", "expected"),
-    [
-        ("sum", True, [min(19, 12), min(2, 33)]),
-        ("sum", False, [min(7, 7), min(2, 14 + 2)]),
-        ("l2", True, [min(13, 74**0.5), min(2**0.5, 18)]),
-        ("l2", False, [min(5, 7), min(2**0.5, (4 + 144) ** 0.5)]),
-    ],
-)
-def test_a_noisy_model_is_as_far_away_as_its_nearest_clean_one(distance, buffers, expected):
-    found = model_distances(MODELS, NOISY, distance=distance, buffers=buffers)
-    assert found.dtype == np.float64
-    assert found.tolist() == pytest.approx([0, expected[0], expected[1], 0], abs=1e-5)
-
-
-def test_the_nearest_clean_model_is_one_for_all_tensors():
-    clean = [{"a": np.float32([0]), "b": np.float32([9])}, {"a": np.float32([9]), "b": np.float32([0])}]
-    noisy = {"a": np.float32([0]), "b": np.float32([0])}
-    found = model_distances([*clean, noisy], np.array([False, False, True]))
-    assert found.tolist() == pytest.approx([0, 0, 9])  # not 0 by the nearest of each tensor
-
-
-def test_distances_are_those_of_the_code_by_default():
-    assert model_distances(MODELS, NOISY).tolist() == pytest.approx([0, 12, 2, 0], abs=1e-5)
-
-
-def random_models(count, seed=0, spread=1.0):
-    rng = np.random.default_rng(seed)
-    shapes = {"conv": (5, 3, 3, 3), "bias": (7,), "bn.running_mean": (4,), "bn.running_var": (4,), "scalar": ()}
-    base = {k: rng.normal(size=s) for k, s in shapes.items()}
-    return [
-        {
-            k: np.array(v + spread * rng.normal(size=s), dtype=np.float32)
-            for (k, v), s in zip(base.items(), shapes.values(), strict=True)
-        }
-        for _ in range(count)
-    ]
-
-
-def naive(models, noisy, distance, buffers):
-    """Every pair, every tensor, in double precision."""
-    result = np.zeros(len(models))
-    for i in np.flatnonzero(noisy):
-        pairs = []
-        for j in np.flatnonzero(~noisy):
-            squared = [
-                float(((v.astype(np.float64) - models[j][k].astype(np.float64)) ** 2).sum())
-                for k, v in models[i].items()
-                if buffers or not k.startswith("bn.")
-            ]
-            pairs.append(sum(map(math.sqrt, squared)) if distance == "sum" else math.sqrt(sum(squared)))
-        result[i] = min(pairs)
-    return result
-
-
-@pytest.mark.parametrize("block", [1, 7, 64, 1 << 16])
-@pytest.mark.parametrize("buffers", [True, False])
-@pytest.mark.parametrize("distance", ["sum", "l2"])
-def test_distances_equal_the_plain_computation_whatever_the_block(monkeypatch, distance, buffers, block):
-    monkeypatch.setattr(fednoro, "_BLOCK", block)
-    models, noisy = random_models(7), np.array([1, 0, 0, 1, 1, 0, 1], dtype=bool)
-    found = model_distances(models, noisy, distance=distance, buffers=buffers)
-    np.testing.assert_allclose(found, naive(models, noisy, distance, buffers), rtol=1e-5)
-
-
-@pytest.mark.parametrize("spread", [1e-4, 1e4])
-def test_distances_of_models_close_to_each_other_or_far_apart_keep_their_digits(spread):
-    models, noisy = random_models(6, spread=spread), np.array([0, 1, 0, 1, 1, 0], dtype=bool)
-    np.testing.assert_allclose(model_distances(models, noisy), naive(models, noisy, "sum", True), rtol=1e-3)
-
-
-def test_a_noisy_model_beside_the_second_clean_one_is_close_though_the_first_is_far_away():
-    far, near = ({"a": np.full(1000, v, dtype=np.float32)} for v in (0.2, 0.0))
-    noisy = {"a": np.full(1000, 0.01, dtype=np.float32)}
-    found = model_distances([far, near, noisy], np.array([False, False, True]))
-    assert found[2] == pytest.approx(0.01 * 1000**0.5, rel=1e-2)
-
-
-def test_equal_models_have_distance_0():
-    models = random_models(1) * 4
-    assert model_distances(models, NOISY).tolist() == [0.0] * 4
-
-
-def test_models_are_not_changed():
-    models, before = random_models(4), random_models(4)
-    model_distances(models, NOISY)
-    assert all(np.array_equal(m[k], b[k]) for m, b in zip(models, before, strict=True) for k in m)
-
 
 def test_a_noisy_model_weighs_its_samples_times_e_to_its_scaled_distance():
     weights = distance_aware_weights([10, 20, 30, 40], np.array([0, 2.0, 0, 4.0]))
@@ -405,3 +316,82 @@ def test_a_single_noisy_site_always_has_e_to_minus_1_of_its_weight(distance):
 
 def test_without_distances_models_weigh_their_samples():
     np.testing.assert_array_equal(distance_aware_weights([10, 30], np.zeros(2)), [10, 30])
+
+
+def contributions(*models):
+    """site-1, site-2, …: samples and the numbers of a model."""
+    return {
+        f"site-{k}": Contribution(samples, {}, {"w": np.array(values, dtype=np.float32)})
+        for k, (samples, *values) in enumerate(models, 1)
+    }
+
+
+def shares(noisy, *models):
+    weights = distance_aware(noisy, contributions(*models))
+    return {site: weight / sum(weights.values()) for site, weight in weights.items()}
+
+
+THREE = [(10, 1, 4), (30, 5, -4), (25, -3, 0.5)]
+
+
+def test_a_noisy_model_counts_less_the_farther_it_is_from_the_nearest_clean_one():
+    # Distances to the nearest clean model: site-2 1, site-4 2 (of 4 and 3 to the clean ones of 0 and 5).
+    weights = distance_aware(["site-2", "site-4"], contributions((10, 0), (20, 4), (30, 5), (40, 7)))
+    expected = [10, 20 * math.exp(-1 / 2), 30, 40 * math.exp(-1)]
+    assert list(weights) == ["site-1", "site-2", "site-3", "site-4"]
+    assert list(weights.values()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_buffers_count_in_the_distance_and_it_is_the_sum_over_tensors():
+    def far_apart(conv, mean):
+        return Contribution(10, {}, {"conv": np.float32(conv), "bn.running_mean": np.float32([mean])})
+
+    weights = distance_aware(
+        ["b", "c"], {"a": far_apart([0, 0], 0), "b": far_apart([3, 4], 3), "c": far_apart([0, 4], 5)}
+    )
+    assert list(weights.values()) == pytest.approx([10, 10 * math.exp(-8 / 9), 10 * math.exp(-1)], rel=1e-6)
+
+
+@pytest.mark.parametrize("noisy", [[], ["site-9"], ["site-1", "site-2", "site-3"]], ids=["none", "a stranger", "all"])
+def test_without_noisy_or_without_clean_models_it_is_federated_averaging(noisy):
+    assert distance_aware(noisy, contributions(*THREE)) == {"site-1": 10, "site-2": 30, "site-3": 25}
+
+
+def test_a_single_noisy_model_has_e_to_minus_1_of_its_weight():
+    found = shares(["site-2"], *THREE)
+    assert found["site-2"] / found["site-1"] == pytest.approx(3 * math.exp(-1))
+
+
+def test_a_noisy_model_like_a_clean_one_keeps_its_weight():
+    assert shares(["site-2"], (10, 1, 4), (30, 1, 4)) == pytest.approx({"site-1": 0.25, "site-2": 0.75})
+
+
+def test_models_are_not_changed_by_distances():
+    models = contributions(*THREE)
+    distance_aware(["site-2"], models)
+    assert [c.model["w"].tolist() for c in models.values()] == [[1, 4], [5, -4], [-3, 0.5]]
+
+
+def test_a_model_infinitely_far_away_stops_the_round_and_names_its_site():
+    with refused("site-2: weights: expected a finite distance to the clean models, got infinity"):
+        distance_aware(["site-2"], contributions((10, 0), (20, 3e38), (30, 5)))
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+ROUNDS = "job variables warmup_rounds, votes: expected at least 1, got"
+SHARES = "job variables ramp_maximum, min_vote_share: expected 0 to 1, got"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"warmup_rounds": 0}, f"{ROUNDS} 0, 9"),
+        ({"votes": 0}, f"{ROUNDS} 1, 0"),
+        ({"ramp_maximum": 1.1}, f"{SHARES} 1.1, 0.67"),
+        ({"min_vote_share": math.nan}, f"{SHARES} 0.8, nan"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, sentence):
+    with refused(sentence):
+        FedNoRoWorkflow(**{"warmup_rounds": 1, **settings})

@@ -23,7 +23,7 @@ def order(round_num=0):
 def plain(monkeypatch):
     """No augmentation."""
     monkeypatch.setattr("fedmend.methods.fixmatch.weak", lambda images, generator: images)
-    monkeypatch.setattr("fedmend.methods.fixmatch.strong", lambda images, generator, *, vertical_flip: images)
+    monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
 
 
 def said(*p):
@@ -35,8 +35,7 @@ def said(*p):
 def step(method, site, logits, index):
     """Loss of one step and its gradient (N, M) by the logits of the samples."""
     net = Says(logits)
-    method.prepare(net, order(), site)
-    loss = method.loss(net, torch.tensor(index), order(), site)
+    loss = method.start(net, order(), site).loss(torch.tensor(index))
     loss.backward()
     return loss.item(), net.table.grad.numpy()
 
@@ -97,14 +96,13 @@ def test_a_site_that_knows_all_classes_makes_no_pseudo_labels(site_of, plain, pl
 def test_the_weak_view_is_labelled_in_eval_mode_and_the_strong_one_learned(site_of, monkeypatch):
     monkeypatch.setattr("fedmend.methods.fixmatch.weak", lambda images, generator: images + 1 / 25.5)
     monkeypatch.setattr(
-        "fedmend.methods.fixmatch.strong",
+        "fedmend.methods.labelsets.strong",
         lambda images, generator, *, vertical_flip: images + (2 + vertical_flip) / 25.5,
     )
     for vertical_flip, moved in ((False, 2), (True, 3)):
         site, net = site_of(MULTI, classes=2), Says(said(0.5, 0.9, 0.5, 0.1, 0.5, 0.5))
         method = FixMatch(local_iterations=1, vertical_flip=vertical_flip)
-        method.prepare(net, order(), site)
-        method.loss(net, torch.tensor([0, 2]), order(), site).backward()
+        method.start(net, order(), site).loss(torch.tensor([0, 2])).backward()
         assert net.calls == [(False, [1, 3]), (True, [moved, 2 + moved])]
         # The weak view of sample 0 is the sure row 1; what is learned is the row of its strong view.
         assert net.table.grad[:, 1].nonzero().flatten().tolist() == [moved]
@@ -112,23 +110,22 @@ def test_the_weak_view_is_labelled_in_eval_mode_and_the_strong_one_learned(site_
 
 
 def test_the_network_of_the_step_is_the_one_that_labels(site_of, plain):
-    site, net, method = site_of(MULTI, classes=2), Says(said(0.9, 0.5, 0.5, 0.5)), FixMatch(local_iterations=1)
-    method.prepare(net, order(), site)
-    method.loss(net, torch.arange(4), order(), site)
-    assert site.memory["pseudo"][:, 1].tolist() == [1, -1, -1, -1]
+    net = Says(said(0.9, 0.5, 0.5, 0.5))
+    work = FixMatch(local_iterations=1).start(net, order(), site_of(MULTI, classes=2))
+    work.loss(torch.arange(4))
+    assert work.pseudo_labels()[:, 1].tolist() == [1, -1, -1, -1]
     with torch.no_grad():
         net.table.copy_(torch.tensor(said(0.5, 0.9, 0.001, 0.5)))
-    method.loss(net, torch.arange(4), order(), site)
-    assert site.memory["pseudo"][:, 1].tolist() == [-1, 1, 0, -1]
+    work.loss(torch.arange(4))
+    assert work.pseudo_labels()[:, 1].tolist() == [-1, 1, 0, -1]
 
 
 def test_batchnorm_learns_from_the_strong_views_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("fedmend.methods.fixmatch.weak", lambda images, generator: images * 0)
-    monkeypatch.setattr("fedmend.methods.fixmatch.strong", lambda images, generator, *, vertical_flip: images)
+    monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
     site, net, method = make_picture_site(tmp_path, MULTI), TinyNetwork(2).train(), FixMatch(local_iterations=1)
     twin = TinyNetwork(2).train()
-    method.prepare(net, order(), site)
-    method.loss(net, torch.arange(4), order(), site)
+    method.start(net, order(), site).loss(torch.arange(4))
     twin(site.data.train.view(torch.arange(4)))
     assert net.training
     assert all(torch.equal(v, twin.state_dict()[k]) for k, v in net.state_dict().items())
@@ -137,9 +134,9 @@ def test_batchnorm_learns_from_the_strong_views_alone(tmp_path, monkeypatch):
 def test_the_labelling_pass_takes_no_gradient_away_under_mixed_precision(tmp_path):
     # Autocast keeps 16-bit copies of the weights; copies made without gradient must not serve the second pass.
     site, net, method = make_picture_site(tmp_path, MULTI), TinyNetwork(2).train(), FixMatch(local_iterations=1)
-    method.prepare(net, order(), site)
+    work = method.start(net, order(), site)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = method.loss(net, torch.arange(4), order(), site)
+        loss = work.loss(torch.arange(4))
     loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
 

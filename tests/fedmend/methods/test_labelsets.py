@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from torch_factories import Says, TinyNetwork, make_single_site, make_task, one_hot
+from torch_factories import Says, TinyNetwork, make_single_site, make_task
 from torch_factories import make_site as make_picture_site
 
 from fedmend.data.manifest import MULTILABEL, SINGLELABEL
+from fedmend.fields import check_fields
 from fedmend.methods.fixmatch import FixMatch
-from fedmend.methods.labelsets import FedRS, LabelSetFedAvg, LabelSetFedProx, known_classes
+from fedmend.methods.labelsets import FedRS, LabelSetFedAvg, LabelSetFedProx
 from fedmend.methods.moon import Moon
+from fedmend.methods.readings import READINGS
 from fedmend.training import LocalTrainer
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
@@ -28,33 +30,24 @@ def order(round_num=0, weight=POS_WEIGHT):
 def plain(monkeypatch):
     """No augmentation."""
     monkeypatch.setattr("fedmend.methods.fixmatch.weak", lambda images, generator: images)
-    for module in ("labelsets", "fixmatch"):
-        monkeypatch.setattr(f"fedmend.methods.{module}.strong", lambda images, generator, *, vertical_flip: images)
+    monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
 
 
 def step(method, site, logits, index):
     """Loss of one step and its gradient (N, M) by the logits of the samples."""
     net = Says(logits)
-    method.prepare(net, order(), site)
-    loss = method.loss(net, torch.tensor(index), order(), site)
+    loss = method.start(net, order(), site).loss(torch.tensor(index))
     loss.backward()
     return loss.item(), net.table.grad.numpy()
 
 
-# ---- known classes and batches --------------------------------------------------------------------------------------
-
-
-def test_known_classes_are_the_columns_with_a_label_or_in_single_label_data_the_classes_that_occur():
-    labels = np.array([[0, -1, 1], [-1, -1, 0]])
-    assert known_classes(labels, MULTILABEL).tolist() == [True, False, True]
-    assert known_classes(one_hot([0, -1, 2], 4), SINGLELABEL).tolist() == [True, False, True, False]
+# ---- batches --------------------------------------------------------------------------------------------------------
 
 
 def batches(site, round_num=0, epoch=0):
     """(12, B) sample numbers of a round."""
-    method = LabelSetFedAvg(local_iterations=12)
-    method.prepare(Says(np.zeros((20, 3))), order(round_num), site)
-    return torch.stack(list(method.batches(order(round_num), site, epoch)))
+    work = LabelSetFedAvg(local_iterations=12).start(Says(np.zeros((20, 3))), order(round_num), site)
+    return torch.stack(list(work.batches(epoch)))
 
 
 @pytest.mark.parametrize(("batch_size", "full"), [(4, 5), (6, 3)], ids=["in whole batches", "with a rest"])
@@ -143,12 +136,12 @@ def test_the_network_sees_strong_views_once_per_step_in_training_mode(site_of, m
 
 
 def test_fedprox_adds_half_mu_times_the_squared_distance_to_the_received_model(site_of, plain):
-    site, net, method = site_of(MULTI), Says(SAID), LabelSetFedProx(local_iterations=1, mu=0.4)
-    method.prepare(net, order(), site)
+    site, net = site_of(MULTI), Says(SAID)
+    work = LabelSetFedProx(local_iterations=1, mu=0.4).start(net, order(), site)
     with torch.no_grad():
         net.table += torch.tensor([1.0, 2.0, 0.0])
-    loss = method.loss(net, torch.arange(4), order(), site)
-    plain_loss = LabelSetFedAvg.loss(LabelSetFedAvg(local_iterations=1), net, torch.arange(4), order(), site)
+    loss = work.loss(torch.arange(4))
+    plain_loss = LabelSetFedAvg(local_iterations=1).start(net, order(), site).loss(torch.arange(4))
     assert (loss - plain_loss).item() == pytest.approx(0.4 / 2 * 4 * (1 + 4), rel=1e-5)
 
 
@@ -188,10 +181,9 @@ def rounds_of(folder, method, labels, rounds=2, **options):
     site, net = make(folder, labels), TinyNetwork(3)
     method = method(**({"local_iterations": 4} | options))
     for r in range(rounds):
-        site.memory.clear()
-        method.prepare(net, order(r), site)
-        loss = LocalTrainer(learning_rate=0.05).train(net, method, order(r), site)
-        assert method.report(net, order(r), site) == {}
+        work = method.start(net, order(r), site)
+        loss = LocalTrainer(learning_rate=0.05).train(work)
+        assert work.report() == {}
     return loss, net.state_dict(), site
 
 
@@ -222,7 +214,7 @@ def test_no_site_is_so_poor_that_a_nan_enters_the_model(tmp_path, method, labels
     loss, state, site = rounds_of(tmp_path, method, labels, rounds=2)
     assert np.isfinite(loss)
     assert all(v.isfinite().all() for v in state.values())
-    known = known_classes(site.data.train.labels, site.data.task)
+    known = READINGS[site.data.kind].known_classes(site.data.train.labels)
     assert not known.all() or (site.ledger.repairs() == -1).all()
 
 
@@ -236,8 +228,8 @@ def test_without_pseudo_labels_nothing_is_repaired_and_labels_stay_as_they_are(t
 
 @every_baseline
 def test_baselines_take_both_kinds_of_labels_and_declare_no_report(method):
-    assert method.TASKS == (MULTILABEL, SINGLELABEL)
-    assert method.REPORT_FIELDS == {}
+    assert method.KINDS == (MULTILABEL, SINGLELABEL)
+    assert method.FIELDS == {}
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
@@ -247,20 +239,33 @@ def test_baselines_take_both_kinds_of_labels_and_declare_no_report(method):
 @pytest.mark.parametrize("labels", [[[-1, -1, -1]] * 3, [-1, -1, -1]], ids=["multi-label", "single-label"])
 def test_a_site_that_knows_no_class_is_refused(site_of, method, labels):
     with refused("site-1: train.csv: expected labels of at least one class, got none"):
-        method(local_iterations=1).prepare(Says(np.zeros((3, 3))), order(), site_of(labels))
+        method(local_iterations=1).start(Says(np.zeros((3, 3))), order(), site_of(labels))
 
 
 @every_baseline
-@pytest.mark.parametrize("weight", [None, np.ones(2), np.array([1, 0, 1]), np.array([1, np.nan, 1])])
-def test_a_multi_label_site_needs_a_positive_weight_for_each_class(site_of, method, weight):
-    task = make_task(round_num=2, **({} if weight is None else {"pos_weight": weight}))
-    with refused("site-1: round 2, pos_weight from the server: expected one number > 0 per class, got another"):
-        method(local_iterations=1).prepare(Says(SAID), task, site_of(MULTI))
+def test_a_multi_label_site_needs_weights_of_positive_terms(site_of, method):
+    with refused("round 2, pos_weight from the server: expected an array, got nothing"):
+        method(local_iterations=1).start(Says(SAID), make_task(round_num=2), site_of(MULTI))
+
+
+@every_baseline
+@pytest.mark.parametrize(
+    ("weight", "sentence"),
+    [
+        (np.ones(2, dtype=np.float32), "expected float32 of shape (3,), got float32 of shape (2,)"),
+        (np.array([1, 0, 1]), "expected float32 of shape (3,), got int64 of shape (3,)"),
+        (np.float32([1, np.nan, 1]), "expected finite numbers, got NaN or infinity"),
+    ],
+    ids=["two numbers", "whole numbers", "NaN"],
+)
+def test_there_is_a_weight_of_positive_terms_for_each_class(method, weight, sentence):
+    with refused(f"knowledge pos_weight: {sentence}"):
+        check_fields({"pos_weight": weight}, method.KNOWLEDGE, {"C": 3}, "knowledge")
 
 
 @every_baseline
 def test_a_single_label_site_needs_no_weights(site_of, method):
-    method(local_iterations=1).prepare(Says(SAID), make_task(), site_of(SINGLE))
+    method(local_iterations=1).start(Says(SAID), make_task(), site_of(SINGLE))
 
 
 @every_baseline
@@ -271,7 +276,7 @@ def test_a_round_without_a_step_is_refused(method):
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
 def test_an_alpha_that_restricts_nothing_is_refused(alpha):
-    with refused(f"job variable restriction: expected 0 to 1, got {alpha}"):
+    with refused(f"job variable alpha: expected 0 to 1, got {alpha}"):
         FedRS(local_iterations=1, alpha=alpha)
 
 

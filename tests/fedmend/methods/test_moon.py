@@ -29,18 +29,25 @@ def plain(monkeypatch):
 
 def finished(method, net, round_num, site):
     """A round that ends with this local model."""
-    method.report(net, order(round_num), site)
+    assert started(method, net, round_num, site).report() == {}
 
 
 def started(method, net, round_num, site):
-    site.memory.clear()
-    method.prepare(net, order(round_num), site)
+    return method.start(net, order(round_num), site)
 
 
-def added(method, net, site, index=ALL):
-    """What the contrastive term adds to the loss."""
-    plain = LabelSetFedAvg.loss(method, net, index, order(), site)
-    return (method.loss(net, index, order(), site) - plain).item()
+def played(method, net, round_num, site):
+    """A whole round."""
+    work = started(method, net, round_num, site)
+    LocalTrainer(learning_rate=0.05).train(work)
+    assert work.report() == {}
+
+
+def added(work, net):
+    """What the contrastive term adds to the loss of another student."""
+    work.model = net
+    supervised = LabelSetFedAvg(local_iterations=1).start(net, work.task, work.site)
+    return (work.loss(ALL) - supervised.loss(ALL)).item()
 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------
@@ -66,30 +73,30 @@ def test_the_contrastive_loss_of_features_of_0_or_of_a_low_temperature_is_finite
 
 
 def test_a_step_adds_mu_times_the_contrastive_loss_of_the_strong_views(site_of, plain):
-    site, method = site_of(MULTI, classes=2), Moon(local_iterations=1, mu=3.0, tau=0.25)
+    site, method = site_of(MULTI, classes=2), Moon(local_iterations=1, mu=3.0, temperature=0.25)
     finished(method, Says([[0, 1], [1, 0], [0, -1]]), 0, site)
-    started(method, Says([[1, 0], [1, 0], [0, 1]]), 1, site)
+    work = started(method, Says([[1, 0], [1, 0], [0, 1]]), 1, site)
     student = Says([[1, 0], [0, 1], [1, 0]])  # cosines to received and previous: 1 and 0, 0 and 0, 0 and 0
     expected = (math.log(1 + math.exp(-1 / 0.25)) + 2 * math.log(2)) / 3
-    assert added(method, student, site) == pytest.approx(3 * expected, rel=1e-5)
-    assert added(Moon(local_iterations=1, mu=0.0), student, site) == 0
+    assert added(work, student) == pytest.approx(3 * expected, rel=1e-5)
+    without = started(Moon(local_iterations=1, mu=0.0), Says([[1, 0], [1, 0], [0, 1]]), 1, site)
+    assert added(without, student) == 0
 
 
-def test_without_other_settings_mu_is_1_and_tau_a_half():
+def test_without_other_settings_mu_is_1_and_the_temperature_a_half():
     method = Moon(local_iterations=1)
-    assert (method.mu, method.tau, method.vertical_flip) == (1.0, 0.5, False)
+    assert (method.mu, method.temperature, method.vertical_flip) == (1.0, 0.5, False)
 
 
 def test_the_other_models_see_the_students_images_in_eval_mode_and_get_no_gradient(tmp_path):
     site, net, method = make_picture_site(tmp_path, MULTI * 4), TinyNetwork(2), Moon(local_iterations=1)
     finished(method, TinyNetwork(2, seed=1), 0, site)
-    started(method, net, 1, site)
-    seen = []
-    others = site.memory["compared"]
+    work, seen = started(method, net, 1, site), []
+    others = work._compared
     for model in (net.train(), *others):
         model.register_forward_hook(lambda module, inputs, _: seen.append((module.training, inputs[0])))
     before = [{k: v.clone() for k, v in model.state_dict().items()} for model in others]
-    method.loss(net, ALL, order(1), site).backward()
+    work.loss(ALL).backward()
     assert [training for training, _ in seen] == [True, False, False]
     assert all(torch.equal(seen[0][1], images) for _, images in seen)
     for model, own in zip(others, before, strict=True):
@@ -101,9 +108,9 @@ def test_the_other_models_see_the_students_images_in_eval_mode_and_get_no_gradie
 def test_a_batch_without_a_single_label_has_the_contrastive_term_alone(site_of, plain):
     site, method = site_of([0, 1, -1]), Moon(local_iterations=1)
     finished(method, Says(np.eye(3)), 0, site)
-    started(method, Says(np.eye(3)), 1, site)
-    student = Says(np.ones((3, 3)))
-    loss = method.loss(student, torch.tensor([2, 2]), order(1), site)
+    work = started(method, Says(np.eye(3)), 1, site)
+    work.model = student = Says(np.ones((3, 3)))
+    loss = work.loss(torch.tensor([2, 2]))
     loss.backward()
     assert loss.item() == pytest.approx(math.log(2), rel=1e-6)  # both others are the same model
     assert student.table.grad.isfinite().all()
@@ -114,13 +121,16 @@ def test_a_batch_without_a_single_label_has_the_contrastive_term_alone(site_of, 
 RECEIVED, STUDENT = np.eye(3)[:, :2] + 0.1, np.ones((3, 2))
 
 
-def compared_after(site, method, rounds, round_num):
-    """The previous model's table in ``round_num``, None for none, after rounds that left tables of their own number."""
+def started_after(site, rounds, round_num):
+    """``round_num`` after rounds that left tables of their own number."""
     for r in rounds:
-        finished(method, Says(np.full((3, 2), r + 1.0)), r, site)
-    started(method, Says(RECEIVED), round_num, site)
-    compared = site.memory["compared"]
-    return None if compared is None else compared[1].table[0, 0].item()
+        finished(Moon(local_iterations=1), Says(np.full((3, 2), r + 1.0)), r, site)
+    return started(Moon(local_iterations=1), Says(RECEIVED), round_num, site)
+
+
+def previous_table(work):
+    """The first number of the previous model's table, None for none."""
+    return None if work._compared is None else work._compared[1].table[0, 0].item()
 
 
 @pytest.mark.parametrize(
@@ -151,28 +161,25 @@ def compared_after(site, method, rounds, round_num):
     ],
 )
 def test_the_previous_model_is_that_of_the_round_before_or_none(site_of, rounds, round_num, found):
-    assert compared_after(site_of(MULTI, classes=2), Moon(local_iterations=1), rounds, round_num) == found
+    assert previous_table(started_after(site_of(MULTI, classes=2), rounds, round_num)) == found
 
 
 def test_without_a_previous_model_the_loss_is_that_of_fedavg(site_of, plain):
     for rounds, round_num in (([], 0), ([0], 2)):
-        site, method, student = (
-            site_of(MULTI, classes=2, folder=str(round_num)),
-            Moon(local_iterations=1),
-            Says(STUDENT),
-        )
-        assert compared_after(site, method, rounds, round_num) is None
-        assert added(method, student, site) == 0
+        work = started_after(site_of(MULTI, classes=2, folder=str(round_num)), rounds, round_num)
+        student = Says(STUDENT)
+        assert previous_table(work) is None
+        assert added(work, student) == 0
         assert [training for training, _ in student.calls] == [True, True]
 
 
 def test_the_received_model_is_kept_as_it_came(site_of):
     site, method, net = site_of(MULTI, classes=2), Moon(local_iterations=1), Says(RECEIVED)
     finished(method, net, 0, site)
-    started(method, net, 1, site)
+    work = started(method, net, 1, site)
     with torch.no_grad():
         net.table.zero_()
-    received, previous = site.memory["compared"]
+    received, previous = work._compared
     assert received.table.numpy() == pytest.approx(RECEIVED)
     assert previous.table.numpy() == pytest.approx(RECEIVED)
 
@@ -180,12 +187,9 @@ def test_the_received_model_is_kept_as_it_came(site_of):
 def test_another_process_finds_the_whole_local_model_of_the_round_before(tmp_path):
     net, method = TinyNetwork(2), Moon(local_iterations=2)
     first = make_picture_site(tmp_path, MULTI * 4)
-    started(method, net, 0, first)
-    LocalTrainer(learning_rate=0.05).train(net, method, order(0), first)
-    finished(method, net, 0, first)
-    second = make_picture_site(tmp_path, MULTI * 4)
-    started(Moon(local_iterations=2), TinyNetwork(2, seed=3), 1, second)
-    previous = second.memory["compared"][1].state_dict()
+    played(method, net, 0, first)
+    work = started(Moon(local_iterations=2), TinyNetwork(2, seed=3), 1, make_picture_site(tmp_path, MULTI * 4))
+    previous = work._compared[1].state_dict()
     assert all(torch.equal(v, net.state_dict()[k]) for k, v in previous.items() if v.is_floating_point())
     assert not torch.equal(previous["norm.running_mean"], TinyNetwork(2).norm.running_mean)
 
@@ -197,14 +201,10 @@ def trained(folder, rounds, *, crash=False):
     for r in rounds:
         if crash:
             net_before = {k: v.clone() for k, v in net.state_dict().items()}
-            started(method, net, r, site)
-            LocalTrainer(learning_rate=0.05).train(net, method, order(r), site)
-            finished(method, net, r, site)  # the answer is lost, the round comes again in another process
+            played(method, net, r, site)  # the answer is lost, the round comes again in another process
             net.load_state_dict(net_before)
             site = make_picture_site(folder, MULTI * 4)
-        started(method, net, r, site)
-        LocalTrainer(learning_rate=0.05).train(net, method, order(r), site)
-        finished(method, net, r, site)
+        played(method, net, r, site)
     return net.state_dict()
 
 
@@ -224,16 +224,10 @@ def test_two_files_are_kept(site_of, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "got"),
-    [
-        ({"mu": -1.0}, "-1.0, 0.5"),
-        ({"mu": math.inf}, "inf, 0.5"),
-        ({"mu": math.nan}, "nan, 0.5"),
-        ({"tau": 0.0}, "1.0, 0.0"),
-        ({"tau": math.nan}, "1.0, nan"),
-        ({"tau": math.inf}, "1.0, inf"),
-    ],
+    ("name", "value", "expected"),
+    [("mu", value, ">= 0") for value in (-1.0, math.inf, math.nan)]
+    + [("temperature", value, "> 0") for value in (0.0, math.nan, math.inf)],
 )
-def test_arguments_that_make_no_loss_are_refused(changes, got):
-    with refused(f"job variables moon_mu, moon_temperature: expected >= 0 and > 0, got {got}"):
-        Moon(local_iterations=1, **changes)
+def test_arguments_that_make_no_loss_are_refused(name, value, expected):
+    with refused(f"job variable {name}: expected {expected}, got {value}"):
+        Moon(local_iterations=1, **{name: value})

@@ -1,0 +1,74 @@
+"""How the models of a round become one.
+
+An average is a pure function: site → :class:`fedmend.method.Contribution` in, site → weight out. :class:`Fold` does the
+sum, in the order of site names and in float32, so that the last digit does not depend on who answers first. With
+:func:`by_samples` the weight of a model is known when it comes, so that the server keeps one sum; any other average
+needs all models of the round.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedmend.method import Average, Contribution, Contributions, RowAverage
+
+CLASSIFIER = "classifier."  # first letters of the tensors whose first axis is the rows of labels
+
+
+def by_samples(contributions: Contributions) -> dict[str, float]:
+    """FedAvg: N_k."""
+    return {site: float(c.samples) for site, c in contributions.items()}
+
+
+class Fold:
+    """sum_k a_k w_k / sum_k a_k over all floating tensors, BatchNorm statistics included.
+
+    Args:
+        average: weights a_k; None: :func:`by_samples`.
+        rows: shares in each row of the classifier, whose tensors are then averaged by them instead.
+    """
+
+    def __init__(self, average: Average | None = None, rows: RowAverage | None = None):
+        self._average, self._rows = average or by_samples, rows
+        self._contributions: dict[str, Contribution] = {}
+        self._classifiers: dict[str, dict[str, np.ndarray]] = {}
+        self._total: dict[str, np.ndarray] = {}
+        self._weight = 0.0
+
+    def take(self, site: str, samples: int, report: Mapping, model: Mapping[str, np.ndarray]) -> None:
+        """Adds a site's result, in sorted order of sites; keeps its model only where the average needs it."""
+        if self._rows:
+            self._classifiers[site] = {k: v for k, v in model.items() if k.startswith(CLASSIFIER)}
+            model = {k: v for k, v in model.items() if not k.startswith(CLASSIFIER)}
+        if self._average is by_samples:
+            self._add(model, float(samples))
+            model = {}
+        self._contributions[site] = Contribution(samples, report, model)
+
+    def _add(self, model: Mapping[str, np.ndarray], weight: float) -> None:
+        for name, value in model.items():
+            part = value * weight
+            self._total[name] = self._total[name] + part if name in self._total else part
+        self._weight += weight
+
+    def result(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """The average, and the share of each site in it; only once, as the sum is used up."""
+        weights = dict(self._average(self._contributions))
+        if self._average is not by_samples:
+            for site, contribution in self._contributions.items():
+                if weights[site] > 0:  # a share may vanish in floating point
+                    self._add(contribution.model, float(weights[site]))
+        model = {name: value * (1.0 / self._weight) for name, value in self._total.items()}
+        if self._rows:
+            model |= self._row_by_row(self._rows(self._contributions))
+        whole = float(np.sum(list(weights.values())))
+        return model, {site: float(weight) / whole for site, weight in weights.items()}
+
+    def _row_by_row(self, shares: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        first = next(iter(self._classifiers.values()))
+        model = {}
+        for name, value in first.items():
+            flat = (-1, *[1] * (value.ndim - 1))
+            parts = [share.reshape(flat) * self._classifiers[site][name] for site, share in shares.items()]
+            model[name] = np.sum(parts, axis=0).astype(value.dtype)
+        return model

@@ -1,0 +1,90 @@
+"""Datalists: the cases of a site whose annotation is masks.
+
+A split is a section of a Decathlon-style datalist: ``training`` for train, ``validation`` for val, ``test``; each item
+names ``image`` (path below the card's ``image_root``), ``label`` (path below the site folder) and optionally
+``slices``, the axial slices that are used; without it these are all slices that hold tissue.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmend.data.manifest import SiteCard
+from fedmend.errors import FedMendError
+
+SECTIONS = {"train": "training", "val": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class VolumeItem:
+    """One case of a datalist.
+
+    Attributes:
+        image: file of the image.
+        label: file of the mask.
+        name: the image as the datalist names it; stays at the site.
+        slices: axial slices that are used; None: all that hold tissue.
+    """
+
+    image: Path
+    label: Path
+    name: str
+    slices: tuple[int, ...] | None = None
+
+
+def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ...]:
+    """Reads one section of a datalist.
+
+    Args:
+        card: the site's card.
+        file: file name below the site folder.
+        split: ``train``, ``val`` or ``test``.
+
+    Raises:
+        FedMendError: no such file or section, an item that lacks or breaks a field, or two items with the same image.
+    """
+    where = f"{card.site}: {file}"
+    try:
+        raw = json.loads((card.folder / file).read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise FedMendError(f"{where}: expected below the folder of site.json, not found") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
+    section = SECTIONS[split]
+    listed = raw.get(section) if isinstance(raw, dict) else None
+    if not isinstance(listed, list):
+        raise FedMendError(f"{where}: expected a list under {section!r}, got none")
+    items: list[VolumeItem] = []
+    for number, given in enumerate(listed, 1):
+        place = f"{where}, {section} item {number}"
+        if not isinstance(given, dict):
+            raise FedMendError(f"{place}: expected image and label, got another kind of entry")
+        paths = {name: _below(given.get(name), f"{place}, field {name}") for name in ("image", "label")}
+        slices = given.get("slices")
+        whole = isinstance(slices, list) and slices and all(type(s) is int and s >= 0 for s in slices)
+        if slices is not None and not (whole and len(set(slices)) == len(slices)):
+            raise FedMendError(f"{place}, field slices: expected different slice numbers from 0, got something else")
+        items.append(
+            VolumeItem(
+                card.image_root / paths["image"],
+                card.folder / paths["label"],
+                paths["image"],
+                None if slices is None else tuple(sorted(slices)),
+            )
+        )
+    names = [item.name for item in items]
+    for number, name in enumerate(names):
+        if (first := names.index(name)) < number:
+            raise FedMendError(
+                f"{where}, {section} item {number + 1}: expected each image once, got that of item {first + 1}"
+            )
+    return tuple(items)
+
+
+def _below(value: object, where: str) -> str:
+    """A relative path that stays below its root."""
+    if not isinstance(value, str) or not value:
+        raise FedMendError(f"{where}: expected a path, got none")
+    if Path(value).is_absolute() or ".." in Path(value).parts:
+        raise FedMendError(f"{where}: expected a path below its folder, got another")
+    return Path(value).as_posix()  # one spelling of each path

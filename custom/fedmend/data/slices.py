@@ -1,0 +1,331 @@
+"""What a method sees of a site's volumes: axial slices in one memory-mapped store; and masks back to volumes."""
+
+import hashlib
+import json
+import logging
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
+from fedmend.data.manifest import SEGMENTATION, SiteCard, check_classes, load_card
+from fedmend.data.site import EVALUATION_SPLITS, to_device
+from fedmend.data.volumes import axial_plane, has_value, read_pair, resize_image, resize_masks, scale
+from fedmend.errors import FedMendError
+from fedmend.files import disk_errors, locked, whole_folder
+
+LOG = logging.getLogger("fedmend.volumes")
+STORE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class VolumeSplit:
+    """One split: axial slices of volumes with their masks.
+
+    Attributes:
+        file: the datalist's file name.
+        items: V cases.
+        images: (N, size, size) float16 in 0..1, read-only.
+        masks: (N, size, size) uint8, 1 = lesion, read-only.
+        case: (N,) number of the case that a slice is of.
+        plane: (N,) axial slice of that case.
+        device: where training happens.
+    """
+
+    file: str
+    items: tuple[VolumeItem, ...]
+    images: np.ndarray
+    masks: np.ndarray
+    case: np.ndarray
+    plane: np.ndarray
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.case)
+
+    def pixels(self, index: Tensor) -> Tensor:
+        """Some slices as the network takes them: (B, 1, size, size) float32 in 0..1 on the device.
+
+        Args:
+            index: (B,) int64 slice numbers.
+        """
+        return to_device(self.images[index.numpy()], self.device).float().unsqueeze(1)
+
+    @property
+    def names(self) -> list[str]:
+        """N names like ``image.nii.gz#12``, which stay at the site."""
+        return [f"{self.items[c].name}#{p}" for c, p in zip(self.case.tolist(), self.plane.tolist(), strict=True)]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over slices and masks: identifies the data set that a ledger belongs to."""
+        digest = hashlib.sha256(json.dumps(self.names).encode())
+        digest.update(np.ascontiguousarray(self.masks).data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class VolumeData:
+    """Everything that training and evaluation may read at a site with volumes; see :class:`fedmend.data.site.SiteData`.
+
+    Attributes:
+        classes: the one class, the lesion.
+        train: training split with the site's own annotation.
+        evaluation: ``val`` and/or ``test`` split.
+        annotated: (1,) bool, true.
+        kind: ``segmentation``.
+    """
+
+    classes: tuple[str, ...]
+    train: VolumeSplit
+    evaluation: Mapping[str, VolumeSplit]
+    annotated: np.ndarray = field(default_factory=lambda: np.ones(1, dtype=bool))
+    kind: str = SEGMENTATION
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+def _slices(
+    item: VolumeItem, where: str, *, window: tuple[float, float] | None, size: int, foreground: int
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Images (n, size, size) float16, masks (n, size, size) uint8 and slice numbers of one case."""
+    voxels, mask = read_pair(item, where, foreground)
+    depth = voxels.shape[2]
+    if item.slices is not None and item.slices[-1] >= depth:
+        raise FedMendError(f"{where}, field slices: expected numbers below {depth}, got a larger one")
+    grey = scale(voxels, window)
+    holds_tissue = np.ptp(grey, axis=(0, 1)) > 0
+    if not holds_tissue.any():
+        raise FedMendError(f"{where}, image: expected tissue, got voxels of one value")
+    numbers = np.flatnonzero(holds_tissue).tolist() if item.slices is None else list(item.slices)
+    images = resize_image(np.stack([axial_plane(grey, n) for n in numbers]), size)
+    masks = resize_masks(np.stack([axial_plane(mask, n) for n in numbers]), (size, size))
+    return images.astype(np.float16), masks, numbers
+
+
+def open_volume_store(
+    cache_dir: Path,
+    items: Sequence[VolumeItem],
+    *,
+    window: tuple[float, float] | None,
+    size: int,
+    foreground: int,
+    where: Callable[[int], str],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Opens the slice store of some cases, building it first when there is none.
+
+    The key covers preprocessing, file names, sizes and times, so that a changed mask makes a new store.
+
+    Args:
+        cache_dir: folder for stores.
+        items: V cases, at least one.
+        window: see :func:`scale`.
+        size: edge length in pixels that every slice is resized to.
+        foreground: see :func:`read_pair`.
+        where: case number → words that name it.
+
+    Returns:
+        images (N, size, size) float16 and masks (N, size, size) uint8, read-only memory maps; case, plane (N,) int64.
+
+    Raises:
+        FedMendError: a case that cannot be used, or no space on the disk.
+    """
+    files = [_stamp(f) for item in items for f in (item.image, item.label)]
+    about = json.dumps([STORE_FORMAT, files, [item.slices for item in items], window, size, foreground])
+    folder = Path(cache_dir) / "stores" / f"volumes-{hashlib.sha256(about.encode()).hexdigest()[:24]}"
+    if not _finished(folder, size):
+        need = len(items) * 100 * size**2 * 3  # about a hundred slices a volume
+        with disk_errors(where(0).split(",")[0], need, folder), locked(folder.with_suffix(".lock")):
+            if not _finished(folder, size):
+                _build(folder, items, where, window=window, size=size, foreground=foreground)
+    case, plane = np.array(json.loads((folder / "slices.json").read_text()), dtype=np.int64).T
+    shape = (len(case), size, size)
+    images = np.memmap(folder / "images.f16", dtype=np.float16, mode="r", shape=shape)
+    masks = np.memmap(folder / "masks.u8", dtype=np.uint8, mode="r", shape=shape)
+    return images, masks, case, plane
+
+
+def _stamp(path: Path) -> list:
+    try:
+        known = path.stat()
+    except OSError:  # gets its sentence where it is read
+        return [str(path)]
+    return [str(path), known.st_size, known.st_mtime_ns]
+
+
+def _finished(folder: Path, size: int) -> bool:
+    """Whether there is a store, and a whole one."""
+    try:
+        pixels = len(json.loads((folder / "slices.json").read_text())) * size**2
+        return [(folder / name).stat().st_size for name in ("images.f16", "masks.u8")] == [2 * pixels, pixels]
+    except (FileNotFoundError, ValueError):  # ValueError: what does not parse
+        return False
+
+
+def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str], **how) -> None:
+    """Writes the store aside and moves it into place: a half-built one is never seen."""
+    shutil.rmtree(folder, ignore_errors=True)  # what is there is damaged
+    numbers: list[tuple[int, int]] = []
+    with whole_folder(folder) as temporary:
+        with open(temporary / "images.f16", "wb") as images, open(temporary / "masks.u8", "wb") as masks:
+            for case, item in enumerate(items):
+                image, mask, planes = _slices(item, where(case), **how)
+                images.write(image.tobytes())
+                masks.write(mask.tobytes())
+                numbers += [(case, plane) for plane in planes]
+                if (case + 1) % math.ceil(len(items) / 10) == 0:
+                    LOG.info("volume store: %d of %d volumes read", case + 1, len(items))
+        (temporary / "slices.json").write_text(json.dumps(numbers))
+
+
+# ---- a site ---------------------------------------------------------------------------------------------------------
+def _window(card: SiteCard) -> tuple[float, float] | None:
+    if isinstance(card.window, str):
+        raise FedMendError(
+            f"{card.site}: site.json, field window: expected null or [centre, width] for volumes, got text"
+        )
+    return card.window
+
+
+def load_volumes(
+    folder: Path,
+    site: str,
+    classes: Sequence[str],
+    *,
+    cache_dir: Path,
+    image_size: int,
+    device: torch.device,
+    all_labels: bool = False,
+) -> VolumeData:
+    """Opens a segmentation site folder: card, datalists, slice stores.
+
+    Args:
+        folder: the site folder.
+        site: site name for messages.
+        classes: the job's one class.
+        cache_dir: where stores are kept.
+        image_size: edge length in pixels.
+        device: where training happens.
+        all_labels: train on the complete masks that the card keeps for evaluation: the upper bound of a comparison.
+
+    Raises:
+        FedMendError: anything about the folder that cannot be used.
+    """
+    card = load_card(folder, site)
+    check_classes(card, classes)
+    if len(card.classes) != 1:
+        raise FedMendError(f"{site}: site.json, field classes: expected one class of lesions, got {len(card.classes)}")
+    if all_labels and "train" not in card.truth:
+        raise FedMendError(f"{site}: site.json, field truth: expected complete masks for all_labels, got none")
+    window = _window(card)
+
+    def load_split(file: str, split: str) -> VolumeSplit | None:
+        items = load_datalist(card, file, split)
+        if not items:
+            return None
+        arrays = open_volume_store(
+            cache_dir,
+            items,
+            window=window,
+            size=image_size,
+            foreground=card.foreground,
+            where=_places(card, file, split),
+        )
+        return VolumeSplit(file, items, *arrays, device)
+
+    file = card.truth["train"] if all_labels else card.splits["train"]
+    train = load_split(file, "train")
+    if train is None or not train.masks.any():
+        got = "no volumes" if train is None else "no lesion in any volume"
+        raise FedMendError(f"{site}: {file}: expected annotated training volumes, got {got}")
+    marked = np.bincount(train.case, train.masks.any((1, 2)), minlength=len(train.items)) > 0
+    if blank := int((~marked).sum()):
+        LOG.warning("%s: %s: %d of %d training volumes have no annotated lesion", site, file, blank, len(marked))
+    evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
+    return VolumeData(tuple(classes), train, {k: v for k, v in evaluation.items() if v is not None})
+
+
+def _places(card: SiteCard, file: str, split: str) -> Callable[[int], str]:
+    return lambda number: f"{card.site}: {file}, {SECTIONS[split]} item {number + 1}"
+
+
+def load_complete_masks(folder: Path, site: str, train: VolumeSplit) -> np.ndarray | None:
+    """Complete training masks for measuring repairs; never given to a method.
+
+    Args:
+        folder: the site folder.
+        site: site name for messages.
+        train: the training split whose slices the result shall have.
+
+    Returns:
+        (N, size, size) bool, or None where the site keeps no complete masks, or not those of all its cases.
+    """
+    card = load_card(folder, site)
+    if "train" not in card.truth:
+        return None
+    file = card.truth["train"]
+    complete = {item.name: (n, item) for n, item in enumerate(load_datalist(card, file, "train"))}
+    if not {item.name for item in train.items} <= set(complete):
+        return None
+    size, where = train.masks.shape[1], _places(card, file, "train")
+    masks = np.zeros(train.masks.shape, dtype=bool)
+    for number, item in enumerate(train.items):
+        place, other = complete[item.name]
+        # The site's own label has the grid of the image and is read in a tenth of the time.
+        volume = read_pair(replace(other, image=item.label), where(place), card.foreground)[1]
+        mine = np.flatnonzero(train.case == number)
+        planes = np.stack([axial_plane(volume, p) for p in train.plane[mine]])
+        masks[mine] = resize_masks(planes, (size, size)) > 0
+    return masks
+
+
+def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foreground: int = 1) -> np.ndarray:
+    """Writes the repaired masks of all cases in which something changes, in the geometry of their label files.
+
+    Voxels of the original annotation stay as they are, except where the repair removes them; a case becomes
+    ``<number>-<name of its image>``.
+
+    Args:
+        split: V cases, N slices.
+        change: (N, size, size) int8, pixels that a repair makes lesion (1) or background (-1); bool: those made lesion.
+        folder: where the NIfTI files go; made when missing.
+        foreground: value of the lesion.
+
+    Returns:
+        (N, 2) int64: lesion voxels of each slice in the label file, and after the repair.
+    """
+    import nibabel
+
+    counts = np.zeros((len(split), 2), dtype=np.int64)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, item in enumerate(split.items):
+        mine = np.flatnonzero((split.case == number) & change.any((1, 2)))
+        if not len(mine):
+            continue
+        label = nibabel.load(item.label)
+        orientation = nibabel.io_orientation(label.affine)
+        values = np.asarray(label.dataobj, dtype=np.float32)
+        volume = nibabel.apply_orientation(has_value(foreground, values), orientation)
+        for row in mine:
+            plane = volume[:, :, split.plane[row]]
+            counts[row, 0] = plane.sum()
+            _repair(plane, change[row])
+            counts[row, 1] = plane.sum()
+        back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
+        # Whole numbers, which are never scaled, whatever the header's data type.
+        repaired = nibabel.apply_orientation(volume, back) * np.int32(foreground)
+        file = folder / f"{number + 1:03d}-{Path(item.name).name}"
+        nibabel.save(type(label)(repaired, label.affine, label.header), file)
+    return counts
+
+
+def _repair(plane: np.ndarray, change: np.ndarray) -> None:
+    """Changes one plane of a volume in place; the pixels of ``change`` are brought to its own resolution."""
+    shape = np.rot90(plane).shape
+    added, removed = (np.rot90(resize_masks(part[None], shape)[0] > 0, -1) for part in (change > 0, change < 0))
+    plane |= added
+    plane &= ~removed

@@ -1,0 +1,154 @@
+"""Reads the official download of RSNA 2019 intracranial haemorrhage: ``stage_2_train.csv`` (rows
+``ID_63eb1e259_epidural,0``), the slices ``stage_2_train/ID_63eb1e259.dcm`` and what their headers say.
+
+Reference: Flanders et al., Radiology: Artificial Intelligence 2(3):e190211, 2020.
+"""
+
+import csv
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from fedmend.errors import FedMendError
+
+CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
+TABLE, FOLDER = "stage_2_train.csv", "stage_2_train"
+CORRUPT = frozenset({"ID_6431af929"})  # its pixel data is cut short in the official download
+
+_CHUNK = 256  # headers per message to a process; a pool pays off above a few of them
+# Two bits per label, "said to be 0" and "said to be 1": one integer per slice holds all its rows, and a contradiction
+# shows as both bits set. "any" is the union of the five, checked for contradictions and not used further.
+_FLAGS = {f"{kind}{v}": 1 << (2 * c + v) for c, kind in enumerate((*CLASSES, "any")) for v in (0, 1)}
+_LOW_BITS = sum(1 << (2 * c) for c in range(len(CLASSES)))
+
+
+@dataclass(frozen=True)
+class Slices:
+    """N slices: ``ids`` (N,) str, ``rows`` (N,) first row in the table, ``labels`` (N, 5) int8."""
+
+    ids: np.ndarray
+    rows: np.ndarray
+    labels: np.ndarray
+
+    def take(self, index: np.ndarray) -> "Slices":
+        """The slices with these indices, in this order."""
+        return Slices(self.ids[index], self.rows[index], self.labels[index])
+
+
+def read_slices(source: Path) -> tuple[Slices, dict[str, int]]:
+    """The slices that have both labels and a file, sorted by id, and the counts of what was left out.
+
+    Args:
+        source: folder of the download.
+
+    Raises:
+        FedMendError: a table or folder that lacks, or a table that is incomplete or contradicts itself.
+    """
+    if not (source / TABLE).is_file() or not (source / FOLDER).is_dir():
+        raise FedMendError(f"rsna-ich, argument source: expected {TABLE} and {FOLDER}/ in it, not found")
+    files = {entry.name[:-4] for entry in os.scandir(source / FOLDER) if entry.name.endswith(".dcm")}
+    with open(source / TABLE, newline="", encoding="utf-8-sig") as stream:
+        seen, rows, counts = _parse(stream)
+    words = np.fromiter(seen.values(), dtype=np.int64, count=len(seen))
+    incomplete = ((words | words >> 1) & _LOW_BITS) != _LOW_BITS
+    if incomplete.any():
+        row = rows[int(np.argmax(incomplete))]
+        raise FedMendError(
+            f"{TABLE} row {row}: expected rows for all of {list(CLASSES)} of this slice, some are missing"
+        )
+    labels = (words[:, None] >> (2 * np.arange(len(CLASSES)) + 1) & 1).astype(np.int8)
+    ids = np.array(list(seen), dtype=str)
+    slices = Slices(ids, np.array(rows, dtype=np.int64), labels)
+    with_file = np.fromiter((i in files and i not in CORRUPT for i in seen), dtype=bool, count=len(seen))
+    if not with_file.any():
+        raise FedMendError(f"{TABLE}: expected slices that lie as .dcm files in {FOLDER}/, found none")
+    counts |= {
+        "corrupt_slices": len(CORRUPT & seen.keys()),
+        "slices_without_file": len(seen.keys() - files - CORRUPT),
+        "files_without_labels": len(files - seen.keys() - CORRUPT),
+    }
+    index = np.flatnonzero(with_file)
+    return slices.take(index[np.argsort(ids[index])]), counts
+
+
+def _parse(stream: TextIO) -> tuple[dict[str, int], list[int], dict[str, int]]:
+    """Slice id → flags of its rows; first row of each slice, in the same order; counts of rows."""
+    reader = csv.reader(stream)
+    if next(reader, None) != ["ID", "Label"]:
+        raise FedMendError(f"{TABLE} row 1: expected the header ID,Label, got another one")
+    seen: dict[str, int] = {}
+    rows, duplicates = [], 0
+    for fields in reader:
+        slice_id, _, kind = fields[0].rpartition("_") if len(fields) == 2 else ("", "", "")
+        flag = _FLAGS.get(kind + fields[1]) if slice_id else None
+        if flag is None:
+            raise FedMendError(f"{TABLE} row {reader.line_num}: expected ID_<slice>_<class>,<0 or 1>, got another form")
+        word = seen.get(slice_id)
+        if word is None:
+            rows.append(reader.line_num)
+            word = 0
+        elif word & flag:
+            duplicates += 1
+        seen[slice_id] = word = word | flag
+        if word & (flag << 1 if fields[1] == "0" else flag >> 1):
+            raise FedMendError(
+                f"{TABLE} row {reader.line_num}: expected the label that an earlier row gives, got the other"
+            )
+    return seen, rows, {"label_rows": reader.line_num - 1, "duplicate_rows": duplicates}
+
+
+def _header(path: str) -> tuple[str, str] | None:
+    """(PatientID, StationName) of one file, ``None`` when it cannot be read."""
+    import pydicom
+
+    try:
+        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["PatientID", "StationName"])
+    except (pydicom.errors.InvalidDicomError, OSError, EOFError, ValueError):
+        return None
+    return str(header.get("PatientID") or "").strip(), str(header.get("StationName") or "").strip()
+
+
+def _map_headers(paths: list[str], processes: int | None) -> Iterator[tuple[str, str] | None]:
+    workers = min(processes or os.cpu_count() or 1, len(paths) // _CHUNK)
+    if workers <= 1:
+        yield from map(_header, paths)
+        return
+    # spawn: the caller may run threads (torch), which a forked process does not survive reliably.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_header, paths, chunksize=_CHUNK)
+
+
+def read_headers(
+    source: Path, slices: Slices, needed: Mapping[str, bool], *, processes: int | None, say: Callable[[str], object]
+) -> dict[str, np.ndarray]:
+    """DICOM field → (N,) values; a field that is needed is never blank.
+
+    Args:
+        source: folder of the download.
+        slices: N slices.
+        needed: whether ``PatientID`` and ``StationName``, in this order, must not be blank.
+        processes: processes that read; ``None``: one per core.
+        say: takes a line now and then.
+
+    Raises:
+        FedMendError: a file that cannot be read, or a blank in a field that is needed.
+    """
+    paths = [os.path.join(source, FOLDER, f"{i}.dcm") for i in slices.ids]
+    values = []
+    for header in _map_headers(paths, processes):
+        where = f"{TABLE} row {slices.rows[len(values)]}"
+        if header is None:
+            raise FedMendError(f"{where}: expected a readable DICOM file for this slice, got another one")
+        for (field, wanted), value in zip(needed.items(), header, strict=True):
+            if wanted and not value:
+                raise FedMendError(f"{where}: expected the DICOM field {field}, got none; the arguments need it")
+        values.append(header)
+        if len(values) % 10_000 == 0 or len(values) == len(paths):
+            say(f"{len(values)} of {len(paths)} DICOM headers read")
+    return dict(zip(needed, np.array(values, dtype=str).T, strict=True))

@@ -1,0 +1,132 @@
+"""Fields: the one description of every array that leaves a site, or is sent to one, besides the weights.
+
+The site's policy (ReportGuard), the checks of the server and the table for the data-protection officer all come from
+it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmend.errors import FedMendError
+
+Report = Mapping[str, np.ndarray]
+UNBOUNDED = 1e9  # no honest number of a report comes near it
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array that may leave a site or be sent to one; the only description of it anywhere.
+
+    Attributes:
+        shape: whole numbers, and letters of the run with an optional factor in front, e.g. ``("2C", "F")``. C is the
+            number of classes, R that of the rows of labels (the classes; for masks also the background), F the length
+            of a feature.
+        dtype: numpy's word.
+        low: smallest value.
+        high: largest value.
+        meaning: what it is, in one line for the data-protection officer.
+        risk: what it could give away, likewise.
+        counted_by: the field with the number of samples behind each row; rows with fewer than ``min_count`` stay at the
+            site.
+    """
+
+    shape: tuple[str | int, ...]
+    dtype: str
+    low: float
+    high: float
+    meaning: str
+    risk: str
+    counted_by: str = ""
+
+    def numbers(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape in a run whose letters have these ``sizes``."""
+        return tuple(_length(part, sizes) for part in self.shape)
+
+    def check(self, value: object, sizes: Mapping[str, int], where: str) -> None:
+        """Refuses a value that does not fit.
+
+        Args:
+            value: what was sent.
+            sizes: letter → number.
+            where: first words of the sentence.
+
+        Raises:
+            FedMendError: another type, dtype or shape, or a number that is not finite or out of range.
+        """
+        shape, dtype = self.numbers(sizes), np.dtype(self.dtype)
+        array = isinstance(value, np.ndarray | np.generic)
+        if not array or (value.dtype, value.shape) != (dtype, shape):
+            got = f"{value.dtype} of shape {value.shape}" if array else type(value).__name__
+            raise FedMendError(f"{where}: expected {dtype} of shape {shape}, got {got}")
+        if not np.isfinite(value).all():
+            raise FedMendError(f"{where}: expected finite numbers, got NaN or infinity")
+        if value.size and (float(np.min(value)) < self.low or float(np.max(value)) > self.high):
+            got = f"{float(np.min(value)):g} to {float(np.max(value)):g}"
+            raise FedMendError(f"{where}: expected numbers from {self.low:g} to {self.high:g}, got {got}")
+
+
+def _length(part: str | int, sizes: Mapping[str, int]) -> int:
+    if isinstance(part, int):
+        return part
+    factor, letter = re.fullmatch(r"(\d*)([A-Z])", part).groups()
+    return int(factor or 1) * sizes[letter]
+
+
+def check_fields(
+    values: Mapping[str, object], known: Mapping[str, Field], sizes: Mapping[str, int], where: str
+) -> None:
+    """Refuses arrays that are not described or do not fit their description.
+
+    Args:
+        values: name → array.
+        known: the description.
+        sizes: letter → number.
+        where: first words of the sentence.
+
+    Raises:
+        FedMendError: names the first field that is unknown or does not fit.
+    """
+    for name, value in values.items():
+        shown = ascii(f"{name!s:.40}")[1:-1]  # a name that somebody else chose must not forge lines of a log
+        if name not in known:
+            raise FedMendError(f"{where} {shown}: expected one of {sorted(known)}, got another")
+        known[name].check(value, sizes, f"{where} {shown}")
+
+
+def hold_back(
+    report: Report, counts: Mapping[str, str], min_count: int
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Sets rows that describe too few samples to zero, their count too.
+
+    Args:
+        report: name → array.
+        counts: field → the field with the number of samples behind each of its rows.
+        min_count: fewest samples behind a row.
+
+    Returns:
+        What may leave, and the number of rows held back by field.
+
+    Raises:
+        FedMendError: a field without a count for each of its rows.
+    """
+    told, held = dict(report), {}
+    for name, counted_by in counts.items():
+        if name not in told:
+            continue
+        rows, number = np.asarray(told[name]), np.asarray(told.get(counted_by, ()))
+        if number.shape != rows.shape[:1]:
+            raise FedMendError(f"expected {counted_by} with one count per row of {name}")
+        enough = number >= min_count
+        told[name] = np.where(enough.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0).astype(rows.dtype)
+        told[counted_by] = np.where(enough, number, 0)
+        if few := int((~enough & (number > 0)).sum()):
+            held[name] = few
+    return told, held
+
+
+def counted(fields: Mapping[str, Field]) -> dict[str, str]:
+    """Field → the field that counts the samples behind its rows, of those that have one."""
+    return {name: field.counted_by for name, field in sorted(fields.items()) if field.counted_by}

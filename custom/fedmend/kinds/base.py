@@ -1,0 +1,167 @@
+"""What differs between kinds of labels: how data are opened, repaired, evaluated and counted.
+
+Letters of shapes: N samples (images, or slices of volumes), C classes, S edge length in pixels.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmend.data.manifest import SiteCard
+from fedmend.data.site import SiteData, Split
+from fedmend.data.slices import VolumeData, VolumeSplit
+from fedmend.errors import FedMendError
+from fedmend.repairs.label_ledger import LabelLedger
+from fedmend.repairs.mask_ledger import MaskLedger
+
+if TYPE_CHECKING:
+    from fedmend.method import Site
+
+
+class Kind(ABC):
+    """One kind of labels; it has no state, so that one object serves all sites.
+
+    Attributes:
+        name: as in :attr:`fedmend.data.manifest.SiteCard.kind`.
+        unit: what a repair changes.
+        sample: what the label audit counts.
+        one_label: each sample has one class, so that the samples of all classes add up to the annotated ones.
+        check_size: edge length in pixels at which a folder is checked.
+        best_metric: the mean over classes that chooses the best model.
+        counts_words: shape of what :meth:`evaluate` returns, for messages.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    sample: ClassVar[str]
+    one_label: ClassVar[bool] = False
+    check_size: ClassVar[int]
+    best_metric: ClassVar[str]
+    counts_words: ClassVar[str]
+
+    # ---- at the site ------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def load(
+        self,
+        card: SiteCard,
+        classes: Sequence[str],
+        *,
+        cache_dir: Path,
+        image_size: int,
+        device: torch.device,
+        max_unreadable: int = 0,
+        all_labels: bool = False,
+    ) -> SiteData | VolumeData:
+        """Opens the data of a site.
+
+        Args:
+            card: the site's card.
+            classes: the job's C classes.
+            cache_dir: where decoded images are kept.
+            image_size: S.
+            device: where training happens.
+            max_unreadable: unreadable images per split that are left out; one more is an error.
+            all_labels: train on the complete labels that the card keeps for evaluation (upper bound of a comparison).
+
+        Raises:
+            FedMendError: anything about the folder that cannot be used.
+        """
+
+    @abstractmethod
+    def open_ledger(self, path: Path, card: SiteCard, data: SiteData | VolumeData) -> LabelLedger | MaskLedger:
+        """The ledger of the training split; ``path`` is its SQLite file."""
+
+    @abstractmethod
+    def load_truth(self, card: SiteCard, data: SiteData | VolumeData) -> np.ndarray | None:
+        """Complete training labels (N, C) or masks (N, S, S) to measure repairs, or None; never given to a method."""
+
+    @abstractmethod
+    def describe(self, card: SiteCard, data: SiteData | VolumeData) -> list[str]:
+        """Lines about the labels for the person who prepared the folder."""
+
+    @abstractmethod
+    def positives(self, data: SiteData | VolumeData) -> np.ndarray:
+        """(C,) int64: training samples with each class."""
+
+    def census_extras(self, card: SiteCard) -> Mapping[str, np.ndarray]:
+        """What the card tells the server beyond annotated classes and sample counts; nothing."""
+        return {}
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, split: Split | VolumeSplit, site: "Site") -> np.ndarray:
+        """Mergeable int64 counts of a model on a split, (C, *counts_shape)."""
+
+    @abstractmethod
+    def repairs(self, site: "Site", truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
+        """Counts (C,) int64 of what the ledger of a site has repaired; empty when nothing is."""
+
+    def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:
+        """A page with pictures of repairs, for the site's own eyes; empty where there is nothing to look at."""
+        return ""
+
+    @abstractmethod
+    def label_counts(self, card: SiteCard, classes: Sequence[str]) -> np.ndarray:
+        """Counts the labels of the training split; no image is opened.
+
+        Args:
+            card: the site's card.
+            classes: the job's C classes.
+
+        Returns:
+            (3, C) int64: annotated samples, positive ones, samples without a label.
+
+        Raises:
+            FedMendError: other classes than the job's, or a table, datalist or mask that cannot be read.
+        """
+
+    # ---- at the server ----------------------------------------------------------------------------------------------
+    @abstractmethod
+    def counts_shape(self, num_classes: int) -> tuple[int, ...]:
+        """Shape of the counts of each class, that is without the first axis."""
+
+    @abstractmethod
+    def parts(self, counts: np.ndarray) -> list[np.ndarray]:
+        """Counts (C, *counts_shape) in parts that count every sample at most once."""
+
+    def check_counts(self, counts: np.ndarray, num_classes: int, samples: int, where: str) -> None:
+        """Refuses counts that a site cannot have made.
+
+        Args:
+            counts: what a site sent about a split.
+            num_classes: C.
+            samples: samples of the split by the site's census.
+            where: words that name site, round and split.
+
+        Raises:
+            FedMendError: counts of another kind or number of classes, or of more samples than there are.
+        """
+        if counts.shape != (num_classes, *self.counts_shape(num_classes)):
+            raise FedMendError(f"{where}: expected those of {self.name} data, got others")
+        if any(sum(part.ravel().tolist()) > samples for part in self.parts(counts)):  # Python numbers do not wrap
+            raise FedMendError(f"{where}: expected at most the samples of its census, got more")
+
+    @abstractmethod
+    def metrics(self, counts: np.ndarray) -> dict:
+        """Metrics of the sum of what sites sent: ``per_class`` and ``macro``, and counts that the report shows."""
+
+    def known_classes(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
+        """(C,) bool: the classes that a site knows.
+
+        Args:
+            annotated: (C,) bool, the classes that have a column.
+            positives: (C,) training samples with each class.
+        """
+        return annotated
+
+    def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
+        """(C,) bool: the classes whose repairs are recorded; arguments as in :meth:`known_classes`."""
+        return ~annotated
+
+    def row_names(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """Names of the rows of the network's classifier."""
+        return tuple(classes)

@@ -1,0 +1,120 @@
+"""What data with one label and with several labels per image have in common."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedmend.data.manifest import NOT_ANNOTATED, LabelTable, SiteCard, check_classes, load_table
+from fedmend.data.site import SiteData, load_site, load_truth
+from fedmend.errors import FedMendError
+from fedmend.kinds.base import Kind
+from fedmend.repairs.label_ledger import LabelLedger
+
+if TYPE_CHECKING:
+    from fedmend.method import Site
+
+
+class LabelKind(Kind):
+    """Images with labels (N, C) int8: 1, 0 or -1 = not annotated."""
+
+    unit = "labels"
+    sample = "samples"
+    check_size = 32
+
+    def load(
+        self,
+        card: SiteCard,
+        classes: Sequence[str],
+        *,
+        cache_dir: Path,
+        image_size: int,
+        device: torch.device,
+        max_unreadable: int = 0,
+        all_labels: bool = False,
+    ) -> SiteData:
+        """See :class:`Kind`."""
+        return load_site(
+            card.folder,
+            card.site,
+            classes,
+            cache_dir=cache_dir,
+            image_size=image_size,
+            device=device,
+            max_unreadable=max_unreadable,
+            all_labels=all_labels,
+            check_training=partial(self.check_training, card.site),
+        )
+
+    def check_training(self, site: str, table: LabelTable) -> None:
+        """Refuses a training table from which nothing can be learnt."""
+        if len(table.images) < 2:
+            raise FedMendError(f"{site}: {table.file}: expected at least 2 samples, got {len(table.images)}")
+        self.check_values(table, f"{site}: {table.file}")
+
+    @abstractmethod
+    def check_values(self, table: LabelTable, where: str) -> None:
+        """Refuses training labels that do not tell classes apart."""
+
+    def open_ledger(self, path: Path, card: SiteCard, data: SiteData) -> LabelLedger:
+        """See :class:`Kind`."""
+        table = data.train.table
+        return LabelLedger(
+            path, fingerprint=table.fingerprint(), images=table.images, classes=data.classes, site=card.site
+        )
+
+    def load_truth(self, card: SiteCard, data: SiteData) -> np.ndarray | None:
+        """See :class:`Kind`."""
+        return load_truth(card.folder, card.site, data.classes, data.train.table.images)
+
+    def describe(self, card: SiteCard, data: SiteData) -> list[str]:
+        """Labels of each split and class."""
+        lines = []
+        for split, held in {"train": data.train, **data.evaluation}.items():
+            for i, name in enumerate(data.classes):
+                positive, negative, blank = ((held.labels[:, i] == v).sum() for v in (1, 0, NOT_ANNOTATED))
+                text = f"{positive} positive, {negative} negative, {blank} blank"
+                lines.append(f"{split}, {name}: {text if held.table.annotated[i] else 'not annotated here'}")
+        return lines
+
+    def positives(self, data: SiteData) -> np.ndarray:
+        """See :class:`Kind`."""
+        return (data.train.labels == 1).sum(0).astype(np.int64)
+
+    def repairs(self, site: "Site", truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
+        """See :func:`repair_counts`."""
+        repairs = site.ledger.repairs()
+        return repair_counts(repairs, site.data.train.labels, truth) if (repairs >= 0).any() else {}
+
+    def label_counts(self, card: SiteCard, classes: Sequence[str]) -> np.ndarray:
+        """See :class:`Kind`."""
+        check_classes(card, classes)
+        labels = load_table(card, card.splits["train"], classes).labels
+        return np.array([(labels != NOT_ANNOTATED).sum(0), (labels == 1).sum(0), (labels == NOT_ANNOTATED).sum(0)])
+
+
+def repair_counts(repairs: np.ndarray, labels: np.ndarray, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    """How many labels of each missing class are repaired, and how many of them are right.
+
+    Args:
+        repairs: (N, C) int8 from the ledger, -1 = not repaired.
+        labels: (N, C) int8 original labels, -1 = not annotated.
+        truth: (N, C) int8 complete labels, or None where the truth is unknown.
+
+    Returns:
+        positive, negative, untagged: (C,) int64; with a truth also correct_positive, correct_negative.
+    """
+    positive, negative = repairs == 1, repairs == 0
+    counts = {
+        "positive": positive.sum(0),
+        "negative": negative.sum(0),
+        "untagged": ((labels == NOT_ANNOTATED) & (repairs == NOT_ANNOTATED)).sum(0),
+    }
+    if truth is not None:
+        counts["correct_positive"] = (positive & (truth == 1)).sum(0)
+        counts["correct_negative"] = (negative & (truth == 0)).sum(0)
+    return {k: v.astype(np.int64) for k, v in counts.items()}

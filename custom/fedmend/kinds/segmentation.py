@@ -1,0 +1,225 @@
+"""One mask per volume: lesion or background, slice by slice.
+
+Predictions become sums of Dice over slices and volumes, in millionths so that they are whole numbers, and voxel counts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmend.data.datalist import SECTIONS, load_datalist
+from fedmend.data.manifest import SEGMENTATION, SiteCard, check_classes
+from fedmend.data.slices import VolumeData, VolumeSplit, load_complete_masks, load_volumes
+from fedmend.data.volumes import read_pair
+from fedmend.errors import FedMendError
+from fedmend.kinds.base import Kind
+from fedmend.repairs.mask_ledger import MaskLedger
+from fedmend.training import infer_masks
+
+if TYPE_CHECKING:
+    from fedmend.method import Site
+
+DICE_UNIT = 1_000_000  # whole numbers per Dice of 1
+# Columns of the counts: slices with lesion, their Dice, volumes with lesion, their Dice, voxels.
+SEGMENTATION_COUNTS = ("slices", "slice_dice", "volumes", "volume_dice", "hits", "false_alarms", "misses")
+
+
+class Segmentation(Kind):
+    """One mask per volume. A volume that cannot be read always stops the site: volumes are few."""
+
+    name = SEGMENTATION
+    unit = "pixels"
+    sample = "volumes"
+    check_size = 256  # small lesions would vanish on smaller slices
+    best_metric = "dice"
+    counts_words = f"(C, {len(SEGMENTATION_COUNTS)})"
+
+    def load(
+        self,
+        card: SiteCard,
+        classes: Sequence[str],
+        *,
+        cache_dir: Path,
+        image_size: int,
+        device: torch.device,
+        max_unreadable: int = 0,
+        all_labels: bool = False,
+    ) -> VolumeData:
+        """See :class:`Kind`."""
+        how = {"cache_dir": cache_dir, "image_size": image_size, "device": device, "all_labels": all_labels}
+        return load_volumes(card.folder, card.site, classes, **how)
+
+    def open_ledger(self, path: Path, card: SiteCard, data: VolumeData) -> MaskLedger:
+        """See :class:`Kind`."""
+        return MaskLedger(path, split=data.train, classes=data.classes, site=card.site, foreground=card.foreground)
+
+    def load_truth(self, card: SiteCard, data: VolumeData) -> np.ndarray | None:
+        """See :class:`Kind`."""
+        return load_complete_masks(card.folder, card.site, data.train)
+
+    def describe(self, card: SiteCard, data: VolumeData) -> list[str]:
+        """Volumes and slices of each split, and how grey values are scaled."""
+        lines = []
+        for name, split in {"train": data.train, **data.evaluation}.items():
+            marked = split.masks.any((1, 2))
+            volumes = f"{len(split.items)} volumes, {len(np.unique(split.case[marked]))} with lesion"
+            lines.append(f"{name}: {volumes}; {len(split)} slices, {marked.sum()} with lesion")
+        window = "none, grey values are scaled volume by volume"
+        if card.window is not None:
+            window = "centre {:g} HU, width {:g} HU".format(*card.window)
+        return [*lines, f"window: {window}"]
+
+    def positives(self, data: VolumeData) -> np.ndarray:
+        """Training slices with an annotated lesion."""
+        return data.train.masks.any((1, 2)).sum(keepdims=True).astype(np.int64)
+
+    def census_extras(self, card: SiteCard) -> Mapping[str, np.ndarray]:
+        """``lesions`` (2,) int64: those in the site's masks and in complete ones, where a converter removed some."""
+        made = card.provenance.get("site") if isinstance(card.provenance, Mapping) else None
+        known = [made.get(name) if isinstance(made, Mapping) else None for name in ("kept_lesions", "lesions")]
+        return {"lesions": np.array(known, dtype=np.int64)} if all(type(v) is int for v in known) else {}
+
+    def evaluate(self, model: nn.Module, split: VolumeSplit, site: "Site") -> np.ndarray:
+        """Lesion is what has a probability above 0.5."""
+        hits, predicted = np.zeros((2, len(split)), dtype=np.int64)
+        for index, probability in infer_masks(model, split, site):
+            found = probability > 0.5
+            hits[index] = (found & (split.masks[index] > 0)).sum((1, 2))
+            predicted[index] = found.sum((1, 2))
+        return segmentation_counts(hits, predicted, split.masks.sum((1, 2), dtype=np.int64), split.case)
+
+    def repairs(self, site: "Site", truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
+        """See :func:`mask_repair_counts`."""
+        change = site.ledger.change()
+        return mask_repair_counts(change, site.data.train.masks, truth) if change.any() else {}
+
+    def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:
+        """See :func:`fedmend.report.gallery.gallery_page`."""
+        from fedmend.report.gallery import gallery_page
+
+        train = site.data.train
+        return gallery_page(train, site.ledger.apply(train.masks), truth, phantom=phantom)
+
+    def label_counts(self, card: SiteCard, classes: Sequence[str]) -> np.ndarray:
+        """Of volumes: all are annotated, and positive are those with any lesion in the mask.
+
+        What a mask leaves out, no file says.
+        """
+        check_classes(card, classes)
+        file = card.splits["train"]
+        items = load_datalist(card, file, "train")
+        where = f"{card.site}: {file}, {SECTIONS['train']} item"
+        marked = [  # the label stands in for the image, which need not be opened
+            read_pair(replace(item, image=item.label), f"{where} {number}", card.foreground)[1].any()
+            for number, item in enumerate(items, 1)
+        ]
+        return np.array([[len(items)], [sum(marked)], [0]], dtype=np.int64)
+
+    def counts_shape(self, num_classes: int) -> tuple[int, ...]:
+        """See :class:`Kind`."""
+        return (len(SEGMENTATION_COUNTS),)
+
+    def parts(self, counts: np.ndarray) -> list[np.ndarray]:
+        """Slices, and volumes."""
+        return [counts[0, [0]], counts[0, [2]]]
+
+    def check_counts(self, counts: np.ndarray, num_classes: int, samples: int, where: str) -> None:
+        """Besides, no Dice is above 1."""
+        known = counts.shape == (num_classes, *self.counts_shape(num_classes))
+        if known and any(int(counts[0, i + 1]) > DICE_UNIT * int(counts[0, i]) for i in (0, 2)):
+            raise FedMendError(f"{where}: expected Dice sums of at most one per sample, got more")
+        super().check_counts(counts, num_classes, samples, where)
+
+    def metrics(self, counts: np.ndarray) -> dict:
+        """See :func:`segmentation_metrics`."""
+        return segmentation_metrics(counts)
+
+    def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
+        """All: what is annotated is repaired."""
+        return np.ones(len(annotated), dtype=bool)
+
+    def row_names(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """Background comes first."""
+        return ("background", *classes)
+
+
+def segmentation_counts(hits: np.ndarray, predicted: np.ndarray, true: np.ndarray, case: np.ndarray) -> np.ndarray:
+    """What a site sends about a split of volumes.
+
+    Args:
+        hits: (N,) int, pixels of each slice that are lesion in the prediction and in the mask.
+        predicted: (N,) int, pixels that are lesion in the prediction.
+        true: (N,) int, pixels that are lesion in the mask.
+        case: (N,) int, the volume of each slice.
+
+    Returns:
+        (1, 7) int64, columns as in ``SEGMENTATION_COUNTS``. Dice 2|P∩G| / (|P| + |G|) of slices and volumes whose mask
+        has a lesion; false alarms of the others count in the voxels, and in the Dice of their volume.
+    """
+    volumes = [np.bincount(case, weights=value).astype(np.int64) for value in (hits, predicted, true)]
+    row = []
+    for overlap, found, wanted in ((hits, predicted, true), volumes):
+        with_lesion = wanted > 0
+        dice = 2 * overlap[with_lesion] / (found + wanted)[with_lesion]
+        row += [int(with_lesion.sum()), int(np.rint(dice * DICE_UNIT).sum())]
+    row += [int(hits.sum()), int((predicted - hits).sum()), int((true - hits).sum())]
+    return np.array([row], dtype=np.int64)
+
+
+def segmentation_metrics(counts: np.ndarray) -> dict:
+    """Dice, precision and recall of merged counts.
+
+    Args:
+        counts: (C, 7) int64, the sum over sites of :func:`segmentation_counts`.
+
+    Returns:
+        ``per_class``: dice (mean over the slices with lesion), volume_dice (mean over the volumes with lesion),
+        precision and recall of lesion voxels → C floats, None where nothing is measured; ``macro``: their means;
+        ``positives``: C slices with lesion.
+    """
+    column = dict(zip(SEGMENTATION_COUNTS, counts.T.astype(float), strict=True))
+    parts = {
+        "dice": (column["slice_dice"] / DICE_UNIT, column["slices"]),
+        "volume_dice": (column["volume_dice"] / DICE_UNIT, column["volumes"]),
+        "precision": (column["hits"], column["hits"] + column["false_alarms"]),
+        "recall": (column["hits"], column["hits"] + column["misses"]),
+    }
+    per_class = {
+        name: [float(a / b) if b else None for a, b in zip(above, below, strict=True)]
+        for name, (above, below) in parts.items()
+    }
+    known = {name: [v for v in values if v is not None] for name, values in per_class.items()}
+    return {
+        "per_class": per_class,
+        "macro": {name: float(np.mean(values)) if values else None for name, values in known.items()},
+        "positives": counts[:, 0].tolist(),
+    }
+
+
+def mask_repair_counts(change: np.ndarray, masks: np.ndarray, complete: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    """:func:`fedmend.kinds.labels.repair_counts` of masks.
+
+    Args:
+        change: (N, H, W) int8, pixels that repairs made lesion (1) or background (-1), others 0.
+        masks: (N, H, W), the site's own annotation.
+        complete: (N, H, W) bool, complete masks, or None where they are unknown.
+
+    Returns:
+        positive, negative (1,) int64, pixels that became lesion and background against the site's own annotation, and
+        untagged, 0; with complete masks also correct_positive and correct_negative, those of them that are lesion and
+        background there, and missing, the lesion pixels that the site's own annotation lacks.
+    """
+    added, removed = (change > 0) & (masks == 0), (change < 0) & (masks > 0)
+    counts = {"positive": added.sum(), "negative": removed.sum(), "untagged": 0}
+    if complete is not None:
+        counts |= {
+            "correct_positive": (added & complete).sum(),
+            "correct_negative": (removed & ~complete).sum(),
+            "missing": (complete & (masks == 0)).sum(),
+        }
+    return {k: np.array([v], dtype=np.int64) for k, v in counts.items()}

@@ -1,0 +1,164 @@
+"""A federation in one process: no FLARE, no messages, the same numbers to the last digit.
+
+Every site answers through the code that runs in FLARE's site process (:class:`fedmend.site_worker.SiteWorker`), and
+what it answers loses the same rows to ``min_count`` as in the site's ReportGuard. Sites run side by side in threads;
+each has its own model and its own random numbers, and models are averaged in the order of site names, so neither
+threads nor speed show.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedmend.errors import FedMendError
+from fedmend.federation import RunningFederation, RunSettings
+from fedmend.fields import counted, hold_back
+from fedmend.files import write_atomically
+from fedmend.method import LocalMethod, Workflow
+from fedmend.results import SiteResult
+from fedmend.site_config import SiteConfig
+from fedmend.site_worker import SiteWorker
+from fedmend.transport import Question, Transport
+
+RUN_FOLDER = Path("server") / "simulate_job"  # as FLARE's simulator lays it out
+MODEL_FILES = {False: "FL_global_model.pt", True: "best_FL_global_model.pt"}
+
+
+class LocalTransport(Transport):
+    """Sites as function calls.
+
+    Args:
+        method: client half.
+        settings: arguments of :class:`fedmend.site_worker.SiteWorker`.
+        configs: site → its ``fedmend.json``.
+        models: folder of the model files.
+        threads: sites that run at the same time; 0: one per core.
+    """
+
+    def __init__(
+        self,
+        method: LocalMethod,
+        settings: Mapping[str, object],
+        configs: Mapping[str, SiteConfig],
+        *,
+        models: Path,
+        threads: int = 0,
+    ):
+        self._configs, self._models, self._threads = dict(configs), models, threads or os.cpu_count() or 1
+        self._counted = counted(method.FIELDS)
+        self._stopped = threading.Event()
+        self._workers = {name: SiteWorker(**settings) for name in configs}
+        for worker in self._workers.values():
+            worker.method = method
+
+    def sites(self) -> list[str]:
+        """All of them."""
+        return sorted(self._configs)
+
+    def exchange(
+        self, question: Question, receive: Callable[[str, SiteResult | FedMendError], None], enough: Callable[[], bool]
+    ) -> None:
+        """See :class:`fedmend.transport.Transport`; every site answers, so nobody waits for ``enough``."""
+        before = torch.get_num_threads()
+        with ThreadPoolExecutor(self._threads) as pool:
+            tasks = {pool.submit(self._answer, site, question): site for site in question.tasks}
+            try:
+                for task in as_completed(tasks):
+                    receive(tasks[task], task.result())
+            except BaseException:
+                self._stopped.set()  # the other sites end with their batch
+                raise
+            finally:
+                torch.set_num_threads(before)
+
+    def _answer(self, site: str, question: Question) -> SiteResult | FedMendError:
+        config = self._configs[site]
+        result = self._workers[site].answer(
+            site,
+            question.name,
+            question.weights,
+            question.tasks[site],
+            question.run,
+            evaluate=question.evaluate,
+            config=config,
+            stop=self._stopped.is_set,
+        )
+        result.site = site
+        try:
+            result.report, _ = hold_back(result.report, self._counted, config.min_count)
+        except FedMendError as e:
+            return FedMendError(f"{site}: {e}")
+        return result
+
+    def save_model(self, weights: Mapping[str, np.ndarray], *, best: bool = False) -> str:
+        """A file like FLARE's."""
+        self._models.mkdir(parents=True, exist_ok=True)
+        file = self._models / MODEL_FILES[best]
+        with write_atomically(file) as temporary:
+            torch.save({"model": {name: torch.from_numpy(value) for name, value in weights.items()}}, temporary)
+        return str(file)
+
+    def stream(self, tag: str, value: float, step: int) -> None:
+        """Nobody watches: the records have every number."""
+        return
+
+
+def run_locally(
+    *,
+    workflow: Workflow,
+    method: LocalMethod,
+    run: Mapping[str, object],
+    site: Mapping[str, object],
+    sites: Sequence[str],
+    workspace: Path,
+    config_of: Callable[[str], SiteConfig],
+    settings: Mapping[str, object],
+    threads: int = 0,
+) -> Path:
+    """Runs a job in this process.
+
+    Args:
+        workflow: server half.
+        method: client half.
+        run: fields of :class:`fedmend.federation.RunSettings`; a relative ``weights`` starts at the workspace.
+        site: arguments of :class:`fedmend.site_worker.SiteWorker`.
+        sites: names.
+        workspace: records and models go below it, laid out as by FLARE's simulator.
+        config_of: site, or ``server`` → its ``fedmend.json``.
+        settings: all settings of the job, for ``run.json``.
+        threads: sites that run at the same time; 0: one per core.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        FedMendError: bad input, or a site's result was refused and too few are left.
+    """
+    known = {f.name for f in fields(RunSettings)}
+    if unknown := sorted(set(run) - known):
+        raise FedMendError(f"job: expected the settings {sorted(known)} of a run, got also {unknown}")
+    records = workspace / RUN_FOLDER / "fedmend"
+    transport = LocalTransport(
+        method,
+        site,
+        {name: config_of(name) for name in sites},
+        models=workspace / RUN_FOLDER / "app_server",
+        threads=threads,
+    )
+    federation = RunningFederation(
+        RunSettings(**run),
+        workflow,
+        transport,
+        state_dir=config_of("server").state_dir,
+        folder=records,
+        app_dir=workspace,
+        described=settings,
+    )
+    federation.run()
+    return records

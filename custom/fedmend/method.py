@@ -1,0 +1,350 @@
+"""The contract of a method: what may leave a site, what a method does there, and what its server half may ask for.
+
+A paper is one module in :mod:`fedmend.methods`: its equations, a :class:`LocalMethod` whose :class:`Round` trains at a
+site, and a :class:`Workflow` whose ``run`` is the algorithm at the server. A workflow talks to a :class:`Federation`
+and knows neither FLARE nor files, so the same code runs in FLARE and in one process.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmend.data.augment import draw_views
+from fedmend.data.manifest import MULTILABEL
+from fedmend.errors import FedMendError
+from fedmend.fields import Field, Report
+from fedmend.state import StateStore
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """What the server asks of a site in one round.
+
+    Attributes:
+        stage: the paper's word for what is done.
+        round_num: 0 … total_rounds - 1; of a collection, the round that comes next.
+        total_rounds: rounds of the whole run.
+        knowledge: arrays beside the weights, by the ``KNOWLEDGE`` of the method.
+        role: e.g. ``clean`` or ``noisy``; a site learns only its own.
+        seed: the run's seed.
+        training: whether the site trains; False: it only reports.
+    """
+
+    stage: str
+    round_num: int
+    total_rounds: int
+    knowledge: Mapping[str, np.ndarray] = field(default_factory=dict)
+    role: str = ""
+    seed: int = 0
+    training: bool = True
+
+    @property
+    def ledger_round(self) -> int:
+        """The round under which repairs are recorded.
+
+        A round that trains first takes back what was recorded from its own number on. So a collection, which comes
+        before that training, records under the number before.
+        """
+        return self.round_num if self.training else self.round_num - 1
+
+    def word(self, name: str) -> np.ndarray:
+        """One array of the knowledge, which was checked when the task came in.
+
+        Raises:
+            FedMendError: the server did not send it.
+        """
+        if name not in self.knowledge:
+            raise FedMendError(f"round {self.round_num}, {name} from the server: expected an array, got nothing")
+        return self.knowledge[name]
+
+
+@dataclass
+class Site:
+    """What a method may touch at a site; nothing here leaves by itself.
+
+    Attributes:
+        name: site name.
+        device: device of the model.
+        data: :class:`fedmend.data.site.SiteData` or, for masks, ``VolumeData``; original labels are read-only.
+        ledger: repaired labels or masks.
+        state: small objects that outlive the task.
+        batch_size: B of the local training and of inference passes.
+        stop: asked before every batch; True when the job was aborted.
+    """
+
+    name: str
+    device: torch.device
+    data: Any
+    ledger: Any
+    state: StateStore
+    batch_size: int = 32
+    stop: Callable[[], bool] = lambda: False
+    _views: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def generator(self, task: RoundTask, purpose: str) -> torch.Generator:
+        """A CPU generator that depends on run seed, site, round and purpose only."""
+        name = hashlib.sha256(f"{self.name}/{purpose}".encode()).digest()
+        entropy = np.random.SeedSequence([task.seed, task.round_num, int.from_bytes(name[:16], "little")])
+        return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
+
+    def views(self, task: RoundTask, count: int) -> Tensor:
+        """The round's affine views of all training samples, (count, N, 2, 3); the same whenever asked in a round."""
+        key = (task.round_num, count)
+        if key not in self._views:
+            self._views = {k: v for k, v in self._views.items() if k[0] == task.round_num}
+            self._views[key] = draw_views(len(self.data.train), count, self.generator(task, "views"))
+        return self._views[key]
+
+    def batches(self, order: Tensor) -> list[Tensor]:
+        """Cuts sample numbers into batches; a last batch of one joins the one before, which BatchNorm needs."""
+        parts = list(order.split(self.batch_size))
+        if len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [torch.cat(parts[-2:])]
+        return parts
+
+
+class Round(ABC):
+    """One round of a method at one site, made by :meth:`LocalMethod.start`; its attributes end with the round.
+
+    Args:
+        method: hyper-parameters.
+        model: the received global model, which the round trains.
+        task: what the server asks.
+        site: data, ledger and state.
+    """
+
+    def __init__(self, method: "LocalMethod", model: nn.Module, task: RoundTask, site: Site):
+        self.method, self.model, self.task, self.site = method, model, task, site
+
+    def batches(self, epoch: int) -> Iterable[Tensor]:
+        """Sample numbers (B,) of one epoch's batches; default: all samples, shuffled."""
+        generator = self.site.generator(self.task, f"shuffle {epoch}")
+        return self.site.batches(torch.randperm(len(self.site.data.train), generator=generator))
+
+    @abstractmethod
+    def loss(self, index: Tensor) -> Tensor:
+        """Scalar training loss of the samples ``index`` (B,)."""
+
+    def after_step(self) -> None:
+        """After every optimiser step, e.g. to move a teacher. Default: nothing."""
+        return
+
+    def report(self) -> Report:
+        """After the local training; default: nothing leaves but the weights."""
+        return {}
+
+
+class LocalMethod:
+    """Client half of a method; attributes are hyper-parameters only.
+
+    Attributes:
+        FIELDS: every array that may leave besides the weights.
+        KNOWLEDGE: every array that the server may send besides the weights.
+        KINDS: the kinds of labels that the method can learn from.
+        ROUND: what happens in one round.
+    """
+
+    FIELDS: ClassVar[Mapping[str, Field]] = {}
+    KNOWLEDGE: ClassVar[Mapping[str, Field]] = {}
+    KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL,)
+
+    ROUND: ClassVar[type[Round]]
+
+    def start(self, model: nn.Module, task: RoundTask, site: Site) -> Round:
+        """Before the local training, with the received global model: repairs labels, freezes the teacher."""
+        return self.ROUND(self, model, task, site)
+
+    def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
+        """Answers a question without training, with the received global model; may repair labels under
+        ``task.ledger_round``. Default: nothing to tell."""
+        return {}
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What the census says about a site.
+
+    Attributes:
+        samples: N_k training samples.
+        annotated: (C,) bool.
+        positives: (C,) training samples with each class.
+    """
+
+    samples: int
+    annotated: np.ndarray
+    positives: np.ndarray
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What an average may look at of one site's result.
+
+    Attributes:
+        samples: N_k.
+        report: its fields.
+        model: name → array; empty where the average needs none, see :mod:`fedmend.averaging`.
+    """
+
+    samples: int
+    report: Report
+    model: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a workflow sees of a site's result.
+
+    Attributes:
+        report: its fields.
+        share: share of its model in the new global model; 0 for a collection.
+    """
+
+    report: Report
+    share: float = 0.0
+
+
+Contributions = Mapping[str, Contribution]  # site → what it brings, in sorted order
+Average = Callable[[Contributions], Mapping[str, float]]  # → weight of each model, >= 0, not all 0
+RowAverage = Callable[[Contributions], Mapping[str, np.ndarray]]  # → (R,) share of each site in every classifier row
+
+
+class Federation(ABC):
+    """What a workflow talks to.
+
+    Attributes:
+        classes: C class names.
+        rows: R names of the rows of labels: the classes; for masks the background before them.
+        kind: kind of labels of all sites.
+        num_rounds: R communication rounds.
+        seed: the run's seed.
+        sites: site → facts of its census, in sorted order.
+        model: the global model, name → array; a workflow may put another one there.
+        memory: what the workflow must remember; it comes back when a job goes on.
+    """
+
+    classes: tuple[str, ...]
+    rows: tuple[str, ...]
+    kind: str
+    num_rounds: int
+    seed: int
+    sites: Mapping[str, SiteFacts]
+    model: dict[str, np.ndarray]
+    memory: Any
+
+    @abstractmethod
+    def rounds(self, total: int | None = None) -> Iterator[int]:
+        """The rounds that are still to be done; after each, model and memory are saved.
+
+        Args:
+            total: number of all rounds where the census decides it; None: the job's.
+        """
+
+    @abstractmethod
+    def train(
+        self,
+        stage: str,
+        *,
+        sites: Sequence[str] | None = None,
+        roles: Mapping[str, str] | None = None,
+        knowledge: Mapping[str, np.ndarray] | None = None,
+        average: Average | None = None,
+        rows: RowAverage | None = None,
+    ) -> dict[str, Answer]:
+        """Sites train the global model, and the average of their models takes its place.
+
+        Args:
+            stage: the paper's word.
+            sites: who is asked; None: all. A site trains once in a round.
+            roles: site → role; each site learns only its own.
+            knowledge: arrays for the sites.
+            average: weights of the models; None: by samples, and then the server holds one model only.
+            rows: shares in the rows of the classifier, which are then averaged by them, row by row.
+
+        Returns:
+            Site → answer, of the sites whose results are valid, in sorted order.
+
+        Raises:
+            FedMendError: too few valid results.
+        """
+
+    @abstractmethod
+    def collect(
+        self,
+        stage: str,
+        *,
+        sites: Sequence[str] | None = None,
+        roles: Mapping[str, str] | None = None,
+        knowledge: Mapping[str, np.ndarray] | None = None,
+        at_least: int = 0,
+    ) -> dict[str, Answer]:
+        """Reports about the global model, without training; as :meth:`train`.
+
+        Args:
+            at_least: sites that must answer; 0: as in a round.
+        """
+
+    @abstractmethod
+    def record(self, what: str, value: object) -> None:
+        """Writes a decision down, with the number of rounds done."""
+
+    @abstractmethod
+    def warn(self, text: str) -> None:
+        """A sentence for the people who follow the run."""
+
+    @abstractmethod
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Random numbers that depend on seed, round and purpose only."""
+
+
+class Workflow(ABC):
+    """Server half of a method: the paper's algorithm.
+
+    Attributes:
+        FIELDS: what sites may report; the method's.
+        KNOWLEDGE: what the workflow sends; the method's.
+        warmup_rounds: rounds of the first stage, for reports; 0: there is none.
+    """
+
+    FIELDS: ClassVar[Mapping[str, Field]] = {}
+    KNOWLEDGE: ClassVar[Mapping[str, Field]] = {}
+    warmup_rounds: int = 0
+
+    @dataclass
+    class Memory:
+        """What must outlive a round: numbers, text, arrays, and lists and mappings of them."""
+
+    @abstractmethod
+    def run(self, fed: Federation) -> None:
+        """All rounds."""
+
+    def check(self, stage: str, report: Report) -> None:
+        """Refuses a report, whose fields fit their description, that lacks what the stage needs. Default: nothing is
+        needed.
+
+        Raises:
+            FedMendError: names the field.
+        """
+        return
+
+    def check_rounds(self, num_rounds: int) -> None:
+        """Refuses a warm-up that does not fit into the run.
+
+        Raises:
+            FedMendError: not 0 <= warmup_rounds <= num_rounds.
+        """
+        if not 0 <= self.warmup_rounds <= num_rounds:
+            raise FedMendError(
+                f"job variables warmup_rounds, num_rounds: expected the warm-up to fit into the run, got"
+                f" {self.warmup_rounds} of {num_rounds}"
+            )
+
+
+def memory_of(memory: Any) -> dict[str, Any]:
+    """The fields of a workflow's memory."""
+    return {f.name: getattr(memory, f.name) for f in fields(memory)}

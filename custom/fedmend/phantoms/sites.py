@@ -1,0 +1,143 @@
+"""Federations of phantom sites: synthetic images in the official layout, converted like the real download, made once.
+
+Each kind of phantom is a module of :mod:`fedmend.phantoms.specs`, found by itself.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from fedmend.discovery import modules_of
+from fedmend.errors import FedMendError
+from fedmend.files import disk_errors, locked, whole_folder
+
+PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
+MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days
+SOURCE = "PHANTOM: synthetic images, no patient was examined"
+LOG = logging.getLogger("fedmend.phantom")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhantomSpec(ABC):
+    """Which phantom a job runs on.
+
+    Attributes:
+        dataset: a key of :func:`phantoms`.
+        images: images of the whole federation.
+        sites: S sites, ``site-1`` to ``site-S``, and as many scanners or cameras.
+        test_share: share of the images in the test split, whose labels are complete and right.
+        pixels: edge length of the image files.
+        seed: seed of images and split.
+    """
+
+    dataset: str
+    images: int = 2000
+    sites: int = 5
+    test_share: float = 0.3
+    pixels: int = 128
+    seed: int = 1037
+
+    @property
+    def bytes_needed(self) -> int:
+        """About what the image files take on disk: 16 bits per pixel."""
+        return self.images * self.pixels**2 * 2
+
+    @abstractmethod
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """Writes ``out/download`` (official layout) and ``out/site-1`` … (site folders).
+
+        Args:
+            out: folder; made when missing.
+            progress: called with a line of text now and then.
+
+        Raises:
+            FedMendError: these numbers give no phantom, e.g. too few images for so many sites.
+        """
+
+
+@functools.cache
+def phantoms() -> Mapping[str, type[PhantomSpec]]:
+    """Every phantom by the word that a job has for it: what the modules of the specs list as ``PHANTOMS``."""
+    found: dict[str, type[PhantomSpec]] = {}
+    for module in modules_of("fedmend.phantoms.specs"):
+        found |= getattr(module, "PHANTOMS", {})
+    return dict(sorted(found.items()))
+
+
+def phantom_spec(given: Mapping[str, object]) -> PhantomSpec:
+    """The phantom that a job variable describes; fields that it leaves out keep their default.
+
+    Raises:
+        FedMendError: unknown data set or field, or larger than any phantom needs to be.
+    """
+    dataset = given.get("dataset")
+    if not isinstance(dataset, str) or dataset not in phantoms():
+        known = list(phantoms())
+        raise FedMendError(f"job variable phantom, field dataset: expected one of {known}, got {dataset!r}")
+    known = {f.name for f in fields(phantoms()[dataset])}
+    if unknown := sorted(set(given) - known):
+        raise FedMendError(f"job variable phantom: expected the fields {sorted(known)}, got {unknown[0]!r}")
+    spec = phantoms()[dataset](**given)
+    for name in ("images", "sites", "pixels", "depth"):
+        value = getattr(spec, name, 1)
+        if type(value) is not int:
+            raise FedMendError(f"job variable phantom.{name}: expected a whole number, got {value!r:.40}")
+    if max(spec.images, spec.sites) > MOST_IMAGES or spec.bytes_needed > MOST_BYTES:
+        raise FedMendError(
+            f"job variable phantom: expected at most {MOST_IMAGES} images and {MOST_BYTES // 10**9} GB, got more"
+        )
+    return spec
+
+
+def add_arguments(parser: ArgumentParser, *, images: int, pixels: int) -> None:
+    """Adds the arguments of every phantom of pictures; the numbers are defaults."""
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--images", type=int, default=images, help=f"default {images}")
+    parser.add_argument("--pixels", type=int, default=pixels, help=f"default {pixels}")
+    parser.add_argument("--seed", type=int, default=1037, help="of images and test split")
+
+
+def tell(out: Path, count: int, what: str, sites: int) -> None:
+    """Prints what :func:`make_phantom` has written, for the person at the command line."""
+    print(f"PHANTOM: {count} synthetic {what} in {out / 'download'}, {sites} site folders in {out}")
+
+
+def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] | None = None) -> None:
+    """:meth:`PhantomSpec.write`, with errors that say that they are about the phantom.
+
+    Raises:
+        FedMendError: as :meth:`PhantomSpec.write`, or ``out`` has site folders.
+    """
+    try:
+        if any(Path(out).glob("site-*")):  # before their pictures are overwritten
+            raise FedMendError("argument out: expected a folder without site folders, got one that has them")
+        spec.write(out, progress)
+    except FedMendError as e:  # it may name a site of the phantom, which is not the site that asks
+        raise FedMendError(f"phantom: {e}") from None
+
+
+def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
+    """The folder of the phantom's site folders below ``cache_dir``; made by the first process that asks, once.
+
+    Args:
+        cache_dir: where phantoms are kept.
+        spec: what to make.
+
+    Raises:
+        FedMendError: as :func:`make_phantom`, or ``cache_dir`` is full or read-only.
+    """
+    key = hashlib.sha256(json.dumps([PHANTOM_FORMAT, asdict(spec)]).encode()).hexdigest()[:16]
+    folder = Path(cache_dir) / "phantoms" / f"{spec.dataset}-{key}"
+    if not folder.is_dir():
+        with disk_errors("phantom", spec.bytes_needed, folder), locked(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                LOG.info("PHANTOM: making %d synthetic images for %d sites (once)", spec.images, spec.sites)
+                with whole_folder(folder, synced=False) as temporary:
+                    make_phantom(temporary, spec)
+    return folder

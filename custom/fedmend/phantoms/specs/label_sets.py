@@ -1,0 +1,121 @@
+"""Phantoms with different label sets: chest films or dermoscopic pictures of which each site labels some findings."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedmend.datasets import command_line
+from fedmend.discovery import Command
+from fedmend.errors import FedMendError
+from fedmend.phantoms import sites
+from fedmend.phantoms.sites import SOURCE, PhantomSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChestPhantom(PhantomSpec):
+    """Chest films of which each site labels some findings.
+
+    Attributes:
+        protocol: a key of :data:`fedmend.datasets.cxr14.PROTOCOLS`.
+        classes: these findings only; empty: those of the protocol.
+    """
+
+    dataset: str = "cxr14"
+    sites: int = 8
+    pixels: int = 64
+    protocol: str = "fedlsm"
+    classes: list[str] = field(default_factory=list)
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`. ``images`` counts films of both views; ``test_share`` has no meaning for FedLSM."""
+        from fedmend.datasets import cxr14
+        from fedmend.phantoms import chest
+
+        if self.protocol not in cxr14.PROTOCOLS:
+            known = sorted(cxr14.PROTOCOLS)
+            raise FedMendError(f"field protocol: expected one of {known}, got {self.protocol!r}")
+        if unknown := [c for c in self.classes if c not in cxr14.CLASSES]:
+            raise FedMendError(f"field classes: expected names out of {list(cxr14.CLASSES)}, got also {unknown[0]!r}")
+        arguments = {**cxr14.PROTOCOLS[self.protocol], "sites": self.sites, "test_share": self.test_share}
+        if self.classes:
+            arguments |= {"classes": self.classes, "top": None}
+        chest.write_cxr14(out / "download", images=self.images, seed=self.seed, size=self.pixels, devices=self.sites)
+        cxr14.prepare(out / "download", out, **arguments, seed=self.seed, source_name=SOURCE, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSetPhantom(PhantomSpec):
+    """Dermoscopic pictures of which each site labels some diagnoses; each site has its own camera.
+
+    Attributes:
+        classes_per_site: diagnoses that each site identifies.
+    """
+
+    dataset: str = "isic2018"
+    pixels: int = 96
+    classes_per_site: int = 3
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`."""
+        from fedmend.datasets import isic2018
+        from fedmend.phantoms import dermoscopy
+
+        dermoscopy.write_isic2018(out / "download", images=self.images, seed=self.seed, size=self.pixels)
+        isic2018.prepare(
+            out / "download",
+            out,
+            sites=self.sites,
+            classes_per_site=self.classes_per_site,
+            test_share=self.test_share,
+            seed=self.seed,
+            source_name=SOURCE,
+            progress=progress,
+        )
+        dermoscopy.lay_casts(out, sites=self.sites, seed=self.seed, progress=progress)
+
+
+PHANTOMS = {"cxr14": ChestPhantom, "isic2018": LabelSetPhantom}
+
+
+def _add_chest_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--sites", type=int, default=8, help="number of sites (default 8)")
+    parser.add_argument("--protocol", choices=["fedlsm", "fedmlp"], default="fedlsm", help="see prepare cxr14")
+    sites.add_arguments(parser, images=4800, pixels=64)
+
+
+def _run_chest(args: Namespace) -> None:
+    given = command_line.given(args, "images", "sites", "pixels", "seed", "protocol")
+    _make(args, sites.phantom_spec({"dataset": "cxr14", **given}))
+
+
+def _add_isic_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--sites", type=int, default=5, help="number of sites (default 5)")
+    parser.add_argument("--classes-per-site", type=int, default=3)
+    sites.add_arguments(parser, images=2500, pixels=96)
+
+
+def _run_isic(args: Namespace) -> None:
+    given = command_line.given(args, "images", "sites", "pixels", "seed", "classes_per_site")
+    _make(args, sites.phantom_spec({"dataset": "isic2018", **given}))
+
+
+def _make(args: Namespace, spec: PhantomSpec) -> None:
+    sites.make_phantom(args.out, spec, progress=print)
+    sites.tell(args.out, args.images, "images", args.sites)
+
+
+COMMANDS = (
+    Command(
+        name="cxr14",
+        help="chest films in the ChestX-ray14 layout, and sites that label some findings",
+        add_arguments=_add_chest_arguments,
+        run=_run_chest,
+    ),
+    Command(
+        name="isic2018",
+        help="dermoscopic pictures in the ISIC 2018 layout, and sites likewise",
+        add_arguments=_add_isic_arguments,
+        run=_run_isic,
+    ),
+)

@@ -1,0 +1,74 @@
+"""The phantom with missing classes: CT head slices of which each site annotates some kinds of hemorrhage."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmend.datasets import command_line
+from fedmend.discovery import Command
+from fedmend.phantoms import sites
+from fedmend.phantoms.sites import SOURCE, PhantomSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingClassPhantom(PhantomSpec):
+    """CT head slices with missing classes; each site has its own scanner.
+
+    Attributes:
+        annotated_per_site: classes that each site annotates.
+        rule: how they are chosen, see :func:`fedmend.datasets.imperfections.annotated_classes`.
+        val_share: share of a site's training slices held out for choosing the best model.
+    """
+
+    dataset: str = "ich"
+    annotated_per_site: int = 1
+    rule: str = "one_each"
+    val_share: float = 0.1
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`."""
+        from fedmend.datasets import rsna_ich  # pydicom and scipy, which a site with a made phantom need not load
+        from fedmend.phantoms import ct_head
+
+        ct_head.write_ich(out / "download", slices=self.images, seed=self.seed, size=self.pixels, scanners=self.sites)
+        rsna_ich.prepare(
+            out / "download",
+            out,
+            sites=self.sites,
+            annotated_per_site=self.annotated_per_site,
+            rule=self.rule,
+            partition="station",
+            test_share=self.test_share,
+            val_share=self.val_share,
+            healthy_share=None,
+            seed=self.seed,
+            source_name=SOURCE,
+            progress=progress,
+        )
+
+
+PHANTOMS = {"ich": MissingClassPhantom}
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--slices", type=int, default=2000)
+    parser.add_argument("--pixels", type=int, default=128)
+    command_line.missing_class_arguments(parser)
+
+
+def _run(args: Namespace) -> None:
+    given = command_line.given(args, "sites", "annotated_per_site", "rule", "pixels", "seed")
+    sites.make_phantom(args.out, MissingClassPhantom(images=args.slices, **given), progress=print)
+    sites.tell(args.out, args.slices, "slices", args.sites)
+
+
+COMMANDS = (
+    Command(
+        name="ich",
+        help="CT head slices with hemorrhage, as DICOM in the RSNA layout, and site folders",
+        add_arguments=_add_arguments,
+        run=_run,
+    ),
+)

@@ -1,0 +1,84 @@
+"""Phantoms with noisy labels: CT head slices or dermoscopic pictures that some sites label wrongly."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+
+from fedmend.datasets import command_line
+from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.discovery import Command
+from fedmend.phantoms import sites
+from fedmend.phantoms.sites import SOURCE, PhantomSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyLabelPhantom(NoiseProtocol, PhantomSpec):
+    """Single-label CT slices or dermoscopic pictures, dealt to sites of which some are noisy.
+
+    With dermoscopic pictures, each site has its own camera.
+    """
+
+    dataset: str = "ich_single"
+    sites: int = 8
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`. ``images`` counts CT slices before those with exactly one subtype are chosen."""
+        protocol = NoiseProtocol(**{f.name: getattr(self, f.name) for f in fields(NoiseProtocol)})
+        common = {
+            "protocol": protocol,
+            "test_share": self.test_share,
+            "seed": self.seed,
+            "source_name": SOURCE,
+            "progress": progress,
+        }
+        _WRITERS[self.dataset](self, out, common)
+
+
+def _write_ich(spec: NoisyLabelPhantom, out: Path, common: Mapping) -> None:
+    from fedmend.datasets import rsna_ich  # pydicom and scipy, which a site with a made phantom need not load
+    from fedmend.phantoms import ct_head
+
+    ct_head.write_ich(out / "download", slices=spec.images, seed=spec.seed, size=spec.pixels, scanners=spec.sites)
+    rsna_ich.prepare_single_label(out / "download", out, **common)
+
+
+def _write_isic(spec: NoisyLabelPhantom, out: Path, common: Mapping) -> None:
+    from fedmend.datasets import isic2019
+    from fedmend.phantoms import dermoscopy
+
+    dermoscopy.write_isic2019(out / "download", images=spec.images, seed=spec.seed, size=spec.pixels)
+    isic2019.prepare(out / "download", out, **common)
+    dermoscopy.lay_casts(out, sites=spec.sites, seed=spec.seed, progress=common["progress"])
+
+
+_WRITERS = {"ich_single": _write_ich, "isic2019": _write_isic}
+PHANTOMS = dict.fromkeys(_WRITERS, NoisyLabelPhantom)
+
+
+def _add_arguments(parser: ArgumentParser, *, images: int, pixels: int, **noise) -> None:
+    command_line.noise_arguments(parser, **noise)
+    sites.add_arguments(parser, images=images, pixels=pixels)
+
+
+def _run(args: Namespace, *, dataset: str) -> None:
+    given = command_line.given(args, "images", "pixels", "seed") | asdict(command_line.protocol_of(args))
+    sites.make_phantom(args.out, NoisyLabelPhantom(dataset=dataset, **given), progress=print)
+    sites.tell(args.out, args.images, "images", args.sites)
+
+
+COMMANDS = (
+    Command(
+        name="ich-single",
+        help="the same slices; sites get those with one subtype, some are noisy",
+        add_arguments=partial(_add_arguments, images=9600, pixels=64, sites=8),
+        run=partial(_run, dataset="ich_single"),
+    ),
+    Command(
+        name="isic2019",
+        help="dermoscopic pictures in the ISIC 2019 layout, and sites, some noisy",
+        add_arguments=partial(_add_arguments, images=3000, pixels=96, sites=8, alpha=1.5, presence=0.99),
+        run=partial(_run, dataset="isic2019"),
+    ),
+)

@@ -1,0 +1,90 @@
+"""Phantoms with partial masks: volumes with lesions, of which each site annotates a part."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fedmend.datasets import command_line
+from fedmend.discovery import Command
+from fedmend.phantoms import sites
+from fedmend.phantoms.sites import SOURCE, PhantomSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartlyAnnotatedPhantom(PhantomSpec):
+    """Volumes with lesions, of which each site annotates a part.
+
+    Attributes:
+        depth: slices of a volume; ``images`` counts volumes.
+        m: level of incompleteness, see :func:`fedmend.datasets.imperfections.completeness_settings`.
+    """
+
+    dataset: str = "ms"
+    images: int = 20
+    sites: int = 4
+    test_share: float = 0.4
+    pixels: int = 64
+    depth: int = 24
+    m: int = 0
+
+    @property
+    def bytes_needed(self) -> int:
+        """About what images and masks take on disk: at most 32 bits per voxel, compressed."""
+        return self.images * self.pixels**2 * self.depth * 4
+
+    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+        """See :class:`PhantomSpec`."""
+        from fedmend.datasets import lung, ms
+        from fedmend.phantoms import volumes
+
+        draw, prepare = {"ms": (volumes.write_ms, ms.prepare), "lung": (volumes.write_lung, lung.prepare)}[self.dataset]
+        draw(out / "download", cases=self.images, seed=self.seed, size=self.pixels, depth=self.depth)
+        prepare(
+            out / "download",
+            out,
+            sites=self.sites,
+            m=self.m,
+            test_share=self.test_share,
+            seed=self.seed,
+            source_name=SOURCE,
+            progress=progress,
+        )
+
+
+PHANTOMS = dict.fromkeys(("lung", "ms"), PartlyAnnotatedPhantom)
+
+
+def _add_arguments(parser: ArgumentParser, *, levels: str) -> None:
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--images", type=int, default=20, help="number of volumes (default 20)")
+    parser.add_argument("--sites", type=int, default=4, help="number of sites, 1..4 (default 4)")
+    parser.add_argument("--pixels", type=int, default=64, help="rows and columns of a slice (default 64)")
+    parser.add_argument("--depth", type=int, default=24, help="slices of a volume (default 24)")
+    parser.add_argument("--m", type=int, default=0, help=f"level of incompleteness, {levels} (default 0)")
+    parser.add_argument("--test-share", type=float, default=0.4)
+    parser.add_argument("--seed", type=int, default=1037, help="of volumes, test split and lesion removal")
+
+
+def _run(args: Namespace, *, dataset: str) -> None:
+    given = command_line.given(args, "images", "sites", "pixels", "depth", "m", "test_share", "seed")
+    sites.make_phantom(args.out, PartlyAnnotatedPhantom(dataset=dataset, **given), progress=print)
+    sites.tell(args.out, args.images, "volumes", args.sites)
+
+
+COMMANDS = (
+    Command(
+        name="ms",
+        help="FLAIR head volumes with MS lesions in the MSSEG-1 layout, and sites that annotate a part of them",
+        add_arguments=partial(_add_arguments, levels="0..3"),
+        run=partial(_run, dataset="ms"),
+    ),
+    Command(
+        name="lung",
+        help="CT thorax volumes with ground-glass patches in the COVID-19-20 layout, and sites that annotate a part of"
+        " them",
+        add_arguments=partial(_add_arguments, levels="0..2"),
+        run=partial(_run, dataset="lung"),
+    ),
+)

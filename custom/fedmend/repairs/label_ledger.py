@@ -1,0 +1,227 @@
+"""The label ledger: every repaired label of a site, who repaired it and when; originals are never written.
+
+SQLite, one file per run and site, append-only: an entry is never changed or deleted, it is taken out of force by a
+later row in ``retractions``. A round is one transaction, and recording a (rule, round) again takes its earlier entries
+and those of later rounds out of force first, so that a repeated or resumed round leaves the ledger as if it had run
+once.
+"""
+
+import contextlib
+import csv
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.manifest import NOT_ANNOTATED
+from fedmend.errors import FedMendError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS samples (sample INTEGER PRIMARY KEY, image TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS classes (class INTEGER PRIMARY KEY, name TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS entries (
+    entry INTEGER PRIMARY KEY AUTOINCREMENT, sample INTEGER NOT NULL, class INTEGER NOT NULL, old INTEGER NOT NULL,
+    new INTEGER NOT NULL, rule TEXT NOT NULL, round INTEGER NOT NULL, confidence REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS retractions (
+    rule TEXT NOT NULL, from_round INTEGER NOT NULL, last_entry INTEGER NOT NULL,
+    made TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')));
+"""
+_IN_FORCE = """NOT EXISTS (SELECT 1 FROM retractions r WHERE (r.rule = e.rule OR r.rule = '*')
+                           AND r.from_round <= e.round AND e.entry <= r.last_entry)"""
+ANY_RULE = "*"
+
+
+@dataclass(frozen=True)
+class Repairs:
+    """Labels that one rule sets in one round.
+
+    Attributes:
+        sample: (M,) sample numbers.
+        label_class: (M,) class numbers.
+        new: (M,) labels 0 or 1.
+        confidence: (M,) float, the rule's own measure (larger = surer).
+    """
+
+    sample: np.ndarray
+    label_class: np.ndarray
+    new: np.ndarray
+    confidence: np.ndarray
+
+
+@contextlib.contextmanager
+def _transaction(path: Path, where: str) -> Iterator[sqlite3.Connection]:
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            yield db
+    except sqlite3.DatabaseError as e:
+        code = getattr(e, "sqlite_errorcode", None)
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):  # the last: other tables
+            raise FedMendError(f"{where}: expected an SQLite ledger, got another file") from None
+        if code and isinstance(e, sqlite3.OperationalError):  # locked, read-only, full disk; the words hold no path
+            raise FedMendError(f"{where}: expected a file that can be opened and written, got: {e}") from None
+        raise
+
+
+class LabelLedger:
+    """The ledger of one site and run.
+
+    Args:
+        path: SQLite file; made when missing.
+        fingerprint: hash of the training table (:meth:`LabelTable.fingerprint`).
+        images: N image paths, for people who read the ledger.
+        classes: C class names.
+        site: site name for messages.
+
+    Raises:
+        FedMendError: the file is a ledger of another data set, or no ledger, or it cannot be opened and written; the
+            last is said by ``record``, ``undo`` and ``repairs`` too.
+    """
+
+    def __init__(self, path: Path, *, fingerprint: str, images: Sequence[str], classes: Sequence[str], site: str):
+        self._path, self._shape = Path(path), (len(images), len(classes))
+        self._where = f"{site}: label ledger"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise FedMendError(
+                f"{self._where}: expected a file that can be opened and written, got: {e.strerror}"
+            ) from None
+        with self._transaction() as db:
+            db.executescript(_SCHEMA)
+            known = dict(db.execute("SELECT key, value FROM about"))
+            if known.get("fingerprint", fingerprint) != fingerprint:
+                raise FedMendError(
+                    f"{self._where}: expected the ledger of this data set (hash {fingerprint[:12]}), got that of"
+                    f" another (hash {known['fingerprint'][:12]}); choose another run_name or put the earlier labels"
+                    " back"
+                )
+            if not known:
+                db.execute("INSERT INTO about VALUES ('fingerprint', ?)", (fingerprint,))
+                db.executemany("INSERT INTO samples VALUES (?, ?)", enumerate(images))
+                db.executemany("INSERT INTO classes VALUES (?, ?)", enumerate(classes))
+
+    def _transaction(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        return _transaction(self._path, self._where)
+
+    def record(self, rule: str, round_num: int, old_labels: np.ndarray, repairs: Repairs) -> None:
+        """Appends the repairs of one round in one transaction.
+
+        Args:
+            rule: the method's rule, e.g. ``fedmlp.missing_label_detection``.
+            round_num: communication round.
+            old_labels: (N, C) int8 labels before the repair.
+            repairs: what the rule sets.
+        """
+        sample, label_class = repairs.sample.astype(int), repairs.label_class.astype(int)
+        old = old_labels[sample, label_class]
+        rows = zip(
+            sample.tolist(),
+            label_class.tolist(),
+            old.tolist(),
+            repairs.new.astype(int).tolist(),
+            repairs.confidence.tolist(),
+            strict=True,
+        )
+        with self._transaction() as db:
+            self._retract(db, rule, round_num)
+            db.executemany(
+                "INSERT INTO entries (sample, class, old, new, rule, round, confidence) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(s, c, o, n, rule, round_num, confidence) for s, c, o, n, confidence in rows],
+            )
+
+    @staticmethod
+    def _retract(db: sqlite3.Connection, rule: str, from_round: int) -> int:
+        chosen = f"FROM entries e WHERE (e.rule = :rule OR :rule = '{ANY_RULE}') AND e.round >= :round AND {_IN_FORCE}"
+        where = {"rule": rule, "round": from_round}
+        (count,) = db.execute(f"SELECT COUNT(*) {chosen}", where).fetchone()
+        if count:
+            db.execute(
+                "INSERT INTO retractions (rule, from_round, last_entry) SELECT :rule, :round, MAX(entry) FROM entries",
+                where,
+            )
+        return count
+
+    def undo(self, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
+        """Takes repairs out of force; they stay in the history.
+
+        Args:
+            rule: one rule or ``*`` for all.
+            from_round: first round to take back.
+
+        Returns:
+            Number of entries taken out of force.
+        """
+        with self._transaction() as db:
+            return self._retract(db, rule, from_round)
+
+    def in_force(self) -> list[tuple[int, int, int, str, int]]:
+        """(sample, class, new, rule, round) of the entries in force, in the order in which they were made."""
+        with self._transaction() as db:
+            return db.execute(
+                f"SELECT e.sample, e.class, e.new, e.rule, e.round FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry"
+            ).fetchall()
+
+    def repairs(self) -> np.ndarray:
+        """(N, C) int8: the repaired label in force of each sample and class, -1 where there is none."""
+        matrix = np.full(self._shape, NOT_ANNOTATED, dtype=np.int8)
+        if rows := self.in_force():
+            sample, label_class, new, _, _ = zip(*rows, strict=True)
+            matrix[list(sample), list(label_class)] = new
+        return matrix
+
+    def apply(self, labels: np.ndarray) -> np.ndarray:
+        """The training target: ``labels`` (N, C) int8 with the repairs in force put in; a new array."""
+        repaired = self.repairs()
+        return np.where(repaired != NOT_ANNOTATED, repaired, labels)
+
+    def history(self) -> list[dict]:
+        """All entries in the order in which they were made, with ``in_force`` 1 or 0; what ``to_csv`` writes."""
+        return read_history(self._path)
+
+
+def read_history(path: Path) -> list[dict]:
+    """Reads a ledger file without its data set, for people.
+
+    Args:
+        path: the SQLite file.
+
+    Raises:
+        FedMendError: no such ledger, or it cannot be opened.
+    """
+    if not Path(path).is_file():
+        raise FedMendError(f"label ledger {path}: expected a ledger file, not found")
+    with _transaction(path, f"label ledger {path}") as db:
+        db.row_factory = sqlite3.Row
+        rows = db.execute(
+            f"""SELECT s.image, c.name AS class, e.old, e.new, e.rule, e.round, e.confidence, {_IN_FORCE} AS in_force
+                FROM entries e JOIN samples s USING (sample) JOIN classes c USING (class) ORDER BY e.entry"""
+        ).fetchall()
+    return [dict(row) for row in rows]
+
+
+def undo_file(path: Path, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
+    """:meth:`LabelLedger.undo` on a ledger file, without its data set."""
+    read_history(path)
+    with _transaction(path, f"label ledger {path}") as db:
+        return LabelLedger._retract(db, rule, from_round)
+
+
+def to_csv(path: Path, out: Path) -> int:
+    """Writes the history of a ledger file as CSV (image, class, old, new, rule, round, confidence, in_force).
+
+    Rounds count from 1, as in all that people read; ``old`` is blank where nobody had annotated.
+
+    Returns:
+        Number of entries written.
+    """
+    rows = read_history(path)
+    with open(out, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, ["image", "class", "old", "new", "rule", "round", "confidence", "in_force"])
+        writer.writeheader()
+        for row in rows:
+            old = "" if row["old"] == NOT_ANNOTATED else row["old"]
+            writer.writerow({**row, "old": old, "round": row["round"] + 1})
+    return len(rows)

@@ -1,0 +1,121 @@
+"""The ledger of repaired masks: a row per slice in SQLite, changed pixels beside it, and repaired volumes for people.
+
+A row says how many lesion voxels a slice has in the site's own label file and after the repair. Taking a row out of
+force, as :mod:`fedmend.repairs.label_ledger` does, gives the slice its original mask back; label files are never
+written.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.slices import VolumeSplit, write_repaired
+from fedmend.errors import FedMendError
+from fedmend.files import write_atomically
+from fedmend.repairs.label_ledger import ANY_RULE, LabelLedger, Repairs
+
+
+class MaskLedger:
+    """The mask ledger of one site and run.
+
+    Args:
+        path: SQLite file; made when missing. ``masks`` and ``repaired`` are folders beside it.
+        split: the training slices.
+        classes: the one class.
+        site: site name for messages.
+        foreground: value of the lesion in label files.
+
+    Raises:
+        FedMendError: as :class:`fedmend.repairs.label_ledger.LabelLedger`.
+    """
+
+    def __init__(self, path: Path, *, split: VolumeSplit, classes: Sequence[str], site: str, foreground: int = 1):
+        self._folder, self._split, self._foreground, self._site = Path(path).parent, split, foreground, site
+        counted = [f"{name} voxels" for name in classes]  # what people read beside the numbers
+        self._rows = LabelLedger(path, fingerprint=split.fingerprint(), images=split.names, classes=counted, site=site)
+
+    def record(self, rule: str, round_num: int, change: np.ndarray, confidence: np.ndarray) -> None:
+        """Records what one rule changes in the masks in one round, in one transaction, and writes the repaired volumes.
+
+        Args:
+            rule: the method's rule, e.g. ``fedia.correction``.
+            round_num: communication round.
+            change: (N, size, size) int8, pixels that become lesion (1) or background (-1), others 0; bool: those that
+                become lesion.
+            confidence: (N,) float, the rule's own measure per slice, e.g. the mean probability of the added pixels.
+        """
+        volumes = self._folder / "repaired" / f"{rule}-round-{round_num + 1}"
+        shutil.rmtree(volumes, ignore_errors=True)  # of an earlier attempt at this round
+        change = change.astype(np.int8, copy=False)
+        counts = write_repaired(self._split, change, volumes, self._foreground)
+        rows = np.flatnonzero(change.any((1, 2)))
+        self._file(rule, round_num).parent.mkdir(exist_ok=True)
+        # First the pixels: rows without them would be worth nothing.
+        pixels = {"pixels": _packed(change[rows] > 0)}
+        if (removed := change[rows] < 0).any():
+            pixels["removed"] = _packed(removed)
+        with write_atomically(self._file(rule, round_num)) as temporary, open(temporary, "wb") as stream:
+            np.savez_compressed(stream, rows=rows, **pixels)
+        repairs = Repairs(rows, np.zeros(len(rows)), counts[rows, 1], confidence[rows])
+        self._rows.record(rule, round_num, counts[:, :1], repairs)
+
+    def _file(self, rule: str, round_num: int) -> Path:
+        return self._folder / "masks" / f"{rule}-{round_num}.npz"
+
+    def undo(self, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
+        """See :meth:`fedmend.repairs.label_ledger.LabelLedger.undo`."""
+        return self._rows.undo(rule=rule, from_round=from_round)
+
+    def change(self) -> np.ndarray:
+        """(N, size, size) int8: pixels made lesion (1) or background (-1) by the repairs in force, others 0.
+
+        Where several repairs change a pixel, the one recorded last counts.
+
+        Raises:
+            FedMendError: the folder ``masks`` beside the ledger lacks a file.
+        """
+        size = self._split.masks.shape[1]
+        total = np.zeros(self._split.masks.shape, dtype=np.int8)
+        in_force: dict[tuple[str, int], list[int]] = {}  # in the order in which they were recorded
+        for sample, _, _, rule, round_num in self._rows.in_force():
+            in_force.setdefault((rule, round_num), []).append(sample)
+        for (rule, round_num), samples in in_force.items():
+            file = self._file(rule, round_num)
+            if not file.is_file():
+                raise FedMendError(
+                    f"{self._site}: label ledger: expected the folder masks beside it with the pixels of round"
+                    f" {round_num + 1}, not found"
+                )
+            with np.load(file) as saved:
+                chosen = np.isin(saved["rows"], samples)
+                rows = saved["rows"][chosen]
+                changed = _unpacked(saved["pixels"][chosen], size).astype(np.int8)
+                if "removed" in saved:
+                    changed -= _unpacked(saved["removed"][chosen], size)
+                total[rows] = np.where(changed, changed, total[rows])
+        return total
+
+    def added(self) -> np.ndarray:
+        """(N, size, size) bool: the pixels made lesion by the repairs in force; otherwise as :meth:`change`."""
+        return self.change() > 0
+
+    def apply(self, masks: np.ndarray) -> np.ndarray:
+        """The training target: ``masks`` (N, size, size) with the changes in force; a new bool array."""
+        change = self.change()
+        return (masks > 0) & (change >= 0) | (change > 0)
+
+    def history(self) -> list[dict]:
+        """See :meth:`LabelLedger.history`; ``old`` and ``new`` are lesion voxels of the slice."""
+        return self._rows.history()
+
+
+def _packed(pixels: np.ndarray) -> np.ndarray:
+    """(M, size, size) bool → (M, ceil(size² / 8)) uint8."""
+    return np.packbits(pixels.reshape(len(pixels), pixels.shape[1] * pixels.shape[2]), axis=1)
+
+
+def _unpacked(packed: np.ndarray, size: int) -> np.ndarray:
+    """(M, size, size) uint8 of 0 and 1; the inverse of :func:`_packed`."""
+    return np.unpackbits(packed, axis=1, count=size**2).reshape(-1, size, size)

@@ -1,0 +1,120 @@
+"""What the report shows of a run, as far as it depends on the kind of its labels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from fedmend.report.metric_figures import Metric, metric_figure
+
+if TYPE_CHECKING:
+    from fedmend.report.run_folder import Run
+
+SPLITS = ("train", "val", "test")
+MACRO_WORD = {
+    "Macro": "Plain mean over the classes that could be measured, each counting the same however rare it is.",
+}
+PSEUDO_LABEL_WORDS = {
+    "Pseudo-label": "A label that the method sets at a site for a finding the site has not annotated. It is used "
+    "for training only, stays at the site and never replaces an expert's label.",
+    "Precision of pseudo-labels": "Share of pseudo-labels that agree with the truth. It needs the true labels, so "
+    "it is known in experiments only.",
+}
+
+
+class PseudoLabels(NamedTuple):
+    """Words of one sort of pseudo-labels.
+
+    Attributes:
+        column: in the table.
+        line: in the plain text.
+    """
+
+    column: str
+    line: str
+
+
+class KindReport(ABC):
+    """The presentation of one kind; it has no state, so that one object serves all runs.
+
+    Attributes:
+        name: as in ``run.json``.
+        metrics: what is shown, in this order.
+        macro_words: added to the words of metrics whose means over classes are shown and do not say so themselves.
+        last_and_best: metrics whose mean over the last rounds and highest value are shown too, as papers report them.
+        counted: key of counts per class in ``metrics.jsonl`` → its column in the table of classes; empty where there is
+            no such table, as with a single class.
+        missing: why a class has no curve.
+        main_metric: key of the metric that comparison tables show for each class.
+        table_words: key of a metric → its word in comparison tables, where it is another one than usual.
+        one_label: each sample has one class, so that one without a label of a class has no label at all.
+        pseudo_labels: key of counts in ``repairs.jsonl`` → words of the pseudo-labels that are shown; empty where
+            repairs are no labels.
+        repair_words: key of counts in ``repairs.jsonl`` → word of the area in the figure of pseudo-labels.
+        words: word → meaning, for a clinician.
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[Sequence[Metric]]
+    macro_words: ClassVar[str] = ""
+    last_and_best: ClassVar[Sequence[Metric]] = ()
+    counted: ClassVar[Mapping[str, str]]
+    missing: ClassVar[str]
+    main_metric: ClassVar[str] = "auc"
+    table_words: ClassVar[Mapping[str, str]] = {}
+    one_label: ClassVar[bool] = False
+    pseudo_labels: ClassVar[Mapping[str, PseudoLabels]] = {}
+    repair_words: ClassVar[Mapping[str, str]] = {}
+    words: ClassVar[Mapping[str, str]]
+
+    def size(self, run: "Run") -> str:
+        """What is learnt, in two words."""
+        return f"{len(run.info['classes'])} classes"
+
+    def left_out(self, run: "Run") -> dict[str, str]:
+        """Class → why the last evaluation has no number for it."""
+        if not run.evaluations:
+            return {}
+        last = run.evaluations[-1]
+        values = last["per_class"].get(self.metrics[0].per_class, ())
+        return {
+            name: f"{self.reason(last, i)} in the {run.split} split"
+            for i, (name, value) in enumerate(zip(run.info["classes"], values, strict=False))
+            if value is None
+        }
+
+    @abstractmethod
+    def reason(self, evaluation: Mapping, index: int) -> str:
+        """Why an evaluation has no number for the class ``index``: what the split lacks."""
+
+    def means_over(self, run: "Run") -> str:
+        """What the means in the key numbers are taken over."""
+        total = len(run.info["classes"])
+        return f"Means over {total - len(self.left_out(run))} of {total} classes, {run.split} split."
+
+    @abstractmethod
+    def sites(self, run: "Run") -> tuple[str, str]:
+        """Title and HTML of the section that shows what each site has; the HTML is empty without a site."""
+
+    def curves(self, run: "Run") -> str:
+        """Figures of the metrics over rounds; there is at least one evaluation."""
+        figures = ""
+        for metric in self.metrics:
+            if any(m["macro"].get(metric.macro) is not None for m in run.evaluations):
+                svg = metric_figure(
+                    run.evaluations,
+                    run.info["classes"],
+                    metric,
+                    missing=self.missing,
+                    best=run.best_round,
+                    **run.frame,
+                )
+                figures += f"<h3>{metric.curve}</h3>\n<figure>{svg}</figure>\n"
+        return figures
+
+    def confusion(self, evaluation: Mapping, classes: Sequence[str], title: str, caption: str) -> str:
+        """The confusion matrix of an evaluation; "" where none is counted."""
+        return ""
+
+    def glossary(self, run: "Run") -> dict[str, str]:
+        """The words that a run of this kind needs."""
+        return {word: meaning for word, meaning in self.words.items() if word != "Warm-up" or run.warmup}

@@ -1,0 +1,77 @@
+"""Several labels per image: how results are shown."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import ClassVar
+
+from fedmend.data.manifest import MULTILABEL
+from fedmend.report.kinds.base import MACRO_WORD, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
+from fedmend.report.metric_figures import Metric
+from fedmend.report.page import table, td
+from fedmend.report.run_folder import Run
+
+
+class MultiLabelReport(KindReport):
+    """Each class is there, is not there, or is not annotated."""
+
+    name = MULTILABEL
+    metrics = (
+        Metric("auc", "auc", "AUC", "AUC", "AUC"),
+        Metric("map", "ap", "mAP", "AP", "mAP"),
+        Metric("bacc", "bacc", "BACC", "BACC", "BACC"),
+    )
+    macro_words = "macro"
+    counted: ClassVar = {"positives": "positive", "negatives": "negative"}
+    missing = "one label value only"
+    pseudo_labels: ClassVar = {
+        "positive": PseudoLabels("positive", "Pseudo-labels, positive"),
+        "negative": PseudoLabels("negative", "Pseudo-labels, negative"),
+    }
+    repair_words: ClassVar = {
+        "positive": "pseudo-label positive",
+        "negative": "pseudo-label negative",
+        "untagged": "no label yet",
+    }
+    words: ClassVar = {
+        "Annotated class": "A finding that a site has labelled in its images, present or absent. The other findings "
+        "are unknown there, not absent.",
+        "AUC": "Area under the ROC curve: how often a random image with the finding gets a higher score than a "
+        "random one without it. 0.5 is guessing, 1 is perfect.",
+        "AP, mAP": "Average precision: the share of flagged images that truly have the finding, averaged over all "
+        "sensitivities. Guessing gives the share of positive images. mAP is its mean over classes.",
+        "BACC": "Balanced accuracy: mean of sensitivity and specificity when a score above 0.5 counts as a finding. "
+        "0.5 is guessing.",
+        **MACRO_WORD,
+        **PSEUDO_LABEL_WORDS,
+        "Warm-up": "The first rounds, in which each site learns from its own annotated classes only.",
+    }
+
+    def reason(self, evaluation: Mapping, index: int) -> str:
+        """AUC needs samples with the class and without it."""
+        empty = [word for key, word in self.counted.items() if key in evaluation and evaluation[key][index] == 0]
+        return f"no {empty[0]} sample" if empty else "only one label value"
+
+    def sites(self, run: Run) -> tuple[str, str]:
+        """Sites × classes: who annotates what, with counts."""
+        classes, rows = run.info["classes"], []
+        for name, site in sorted(run.info["sites"].items()):
+            cells = []
+            for c in classes:
+                positives = site.get("positives", {}).get(c)
+                if c not in site.get("annotated", ()):
+                    cells.append(td("–", "no"))
+                else:
+                    cells.append(td("✓" if positives is None else f"✓ {positives:,} pos.", "yes"))
+            rows.append([name, *cells, *(site.get(split) for split in SPLITS)])
+        if not rows:
+            return "", ""
+        count = [sum(c in site.get("annotated", ()) for site in run.info["sites"].values()) for c in classes]
+        totals = [td(f"{n} of {len(rows)}" if n else "⚠ none", "yes" if n else "bad") for n in count]
+        sums = [sum(site.get(split) or 0 for site in run.info["sites"].values()) for split in SPLITS]
+        flag = ""
+        if run.nowhere:
+            flag = f"No site annotates: {', '.join(run.nowhere)}. The model cannot learn what nobody has labelled."
+            flag = f'<p class="flag"><strong>⚠ Check this.</strong> {escape(flag)}</p>'
+        caption = "✓ annotated (positive training samples, where known); – not annotated (unknown, not absent)"
+        body = table(caption, ["Site", *classes, *SPLITS], rows, ["Sites that annotate", *totals, *sums])
+        return "What each site annotates", flag + body

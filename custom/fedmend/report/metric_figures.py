@@ -1,0 +1,125 @@
+"""Figures of metrics over rounds."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedmend.report.figures import Line, Panel, grid_figure
+
+AROUND_HALF = ("auc", "bacc")  # values per class of which a guess gives one half
+ROUNDS = "training rounds that the model has seen"  # what the x axis counts
+
+
+class Metric(NamedTuple):
+    """A metric of ``metrics.jsonl`` and its words.
+
+    Attributes:
+        macro: key of its mean over classes (or of the one value for all samples).
+        per_class: key of its values per class, "" where there are none.
+        word: of the mean.
+        column: word of the values per class.
+        curve: word of both together.
+    """
+
+    macro: str
+    per_class: str
+    word: str
+    column: str
+    curve: str
+
+
+def metric_figure(
+    evaluations: Sequence[Mapping],
+    classes: Sequence[str],
+    metric: Metric,
+    *,
+    missing: str,
+    best: int | None,
+    **frame,
+) -> str:
+    """One panel for the macro value of a metric over rounds and one for each class, as far as the metric has them.
+
+    Args:
+        evaluations: records of ``metrics.jsonl`` for one split, in the order of rounds; at least one.
+        classes: C class names.
+        metric: what to draw.
+        missing: why a panel has no value.
+        best: as in :func:`grid_figure`.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    rounds = [m["round"] for m in evaluations]
+    mean = [m["macro"].get(metric.macro) for m in evaluations]
+    panels, story, drawn = [], [], []
+    for i, title in enumerate(["macro", *classes] if metric.per_class else ["all samples"]):
+        values = (
+            [m["per_class"].get(metric.per_class, [None] * len(classes))[i - 1] for m in evaluations] if i else mean
+        )
+        known = [v for v in values if v is not None]
+        lines = [Line(rounds, values)] + ([Line(rounds, mean, "reference")] if i else [])
+        chance = _guessing(metric, evaluations[-1], len(classes))[i]
+        panels.append(Panel(title, lines, chance) if known else Panel(title, note=f"n/a:\n{missing}"))
+        story.append(_from_to(title, known))
+        drawn += known
+    legend = {"main": metric.curve}
+    if metric.per_class:
+        legend["reference"] = "macro"
+    if any(panel.chance is not None for panel in panels):
+        legend["chance"] = "guessing"
+    from_zero = metric.per_class not in AROUND_HALF
+    return grid_figure(
+        f"{metric.macro}-curves",
+        panels,
+        alt=f"{metric.curve} over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
+        ylim=(0.0 if from_zero else min(0.4, int(min(drawn, default=0.0) * 10) / 10), 1.0),
+        legend=legend,
+        xlabel=ROUNDS,
+        best=best if best in rounds else None,
+        **frame,
+    )
+
+
+def metrics_figure(evaluations: Sequence[Mapping], metrics: Sequence[Metric], *, best: int | None, **frame) -> str:
+    """One panel per metric, where there is one class only.
+
+    Args:
+        evaluations: as in :func:`metric_figure`.
+        metrics: what to draw, from 0 to 1.
+        best: as in :func:`grid_figure`.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    rounds, panels, story = [m["round"] for m in evaluations], [], []
+    for metric in metrics:
+        values = [m["macro"].get(metric.macro) for m in evaluations]
+        known = [v for v in values if v is not None]
+        panels.append(Panel(metric.curve, [Line(rounds, values)]) if known else Panel(metric.curve, note="n/a"))
+        story.append(_from_to(metric.curve, known))
+    return grid_figure(
+        "metric-curves",
+        panels,
+        alt=f"Metrics over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
+        ylim=(0.0, 1.0),
+        legend={"main": "global model"},
+        xlabel=ROUNDS,
+        best=best if best in rounds else None,
+        **frame,
+    )
+
+
+def _from_to(name: str, known: Sequence[float]) -> str:
+    return f"{name} from {known[0]:.2f} to {known[-1]:.2f}" if known else f"{name} not measured"
+
+
+def _guessing(metric: Metric, evaluation: Mapping, width: int) -> list[float | None]:
+    """What a model that guesses reaches: macro, then each class; ``None`` where that depends on how it guesses."""
+    if metric.per_class == "ap":
+        return _prevalences(evaluation, width)
+    if metric.per_class == "recall":
+        return [1 / width] * (width + 1)
+    return [0.5 if metric.per_class in AROUND_HALF else None] * (width + 1)
+
+
+def _prevalences(evaluation: Mapping, width: int) -> list[float | None]:
+    """Average precision of guessing: macro, then each class."""
+    counts = zip(evaluation.get("positives", [0] * width), evaluation.get("negatives", [0] * width), strict=True)
+    shares = [p / (p + n) if p and n else None for p, n in counts]
+    known = [s for s in shares if s is not None]
+    return [sum(known) / len(known) if known else None, *shares]

@@ -1,0 +1,169 @@
+"""The run folder: the JSON files that the server writes while a job runs, read back.
+
+``metrics.jsonl`` counts in rounds that the evaluated model has seen (0 = initial model); the other files in the round
+that they belong to. :mod:`fedmend.report.records` writes them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING
+
+from fedmend.data.manifest import MULTILABEL, SINGLELABEL
+from fedmend.errors import FedMendError
+
+if TYPE_CHECKING:
+    from fedmend.report.kinds import KindReport
+
+RUN, RESULTS = "run.json", "results.json"
+METRICS, REPAIRS, DECISIONS = "metrics.jsonl", "repairs.jsonl", "decisions.jsonl"
+INPUTS = (RUN, METRICS, REPAIRS, DECISIONS, RESULTS)
+REQUIRED = ("run_name", "method", "phantom", "classes", "num_rounds", "sites")
+LAST_ROUNDS = 10  # evaluations behind the "Last" of the FedNoRo and FedIA papers
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the files of a run folder say.
+
+    Attributes:
+        folder: the run folder.
+        info: ``run.json``.
+        metrics: split → evaluations in the order of their rounds.
+        repairs: counts of pseudo-labels, or of pixels added to masks, in the order of round, site, class.
+        decisions: what the server decided, in the order of the file.
+        results: ``results.json``, empty while the run goes on.
+    """
+
+    folder: Path
+    info: Mapping
+    metrics: Mapping[str, Sequence[Mapping]]
+    repairs: Sequence[Mapping]
+    decisions: Sequence[Mapping]
+    results: Mapping
+
+    @property
+    def split(self) -> str:
+        """The split that the report is about: test, or val where nothing was tested."""
+        return "val" if "val" in self.metrics and "test" not in self.metrics else "test"
+
+    @property
+    def evaluations(self) -> Sequence[Mapping]:
+        return self.metrics.get(self.split, ())
+
+    @property
+    def warmup(self) -> int:
+        return self.info.get("warmup_rounds", 0)
+
+    @property
+    def best_round(self) -> int | None:
+        chosen = [d["round"] for d in self.decisions if d["what"] == "best_model" and "round" in d]
+        return self.results.get("best", {}).get("round", chosen[-1] if chosen else None)
+
+    @property
+    def nowhere(self) -> list[str]:
+        """Classes that no site annotates."""
+        known = {c for site in self.info["sites"].values() for c in site.get("annotated", ())}
+        return [c for c in self.info["classes"] if c not in known]
+
+    @property
+    def kind(self) -> "KindReport":
+        """How results are shown, by the kind of labels.
+
+        ``run.json`` names the kind. It did not in the first runs, but of these only the ones with one label per sample
+        counted a confusion matrix.
+        """
+        from fedmend.report.kinds import KIND_REPORTS
+
+        counted = any("confusion" in m for m in self.evaluations)
+        return KIND_REPORTS[self.info.get("task") or (SINGLELABEL if counted else MULTILABEL)]
+
+    @property
+    def frame(self) -> dict:
+        """What all figures of a run share."""
+        return {"last_round": self.info["num_rounds"], "warmup": self.warmup, "phantom": self.info["phantom"]}
+
+    def decided(self, what: str, own: Mapping[str, type | UnionType]) -> dict:
+        """What the server decided, round by round.
+
+        Args:
+            what: the decision.
+            own: decision → type of its value, as the asking module declares it; values of other types are passed over.
+
+        Returns:
+            round → value in the order of rounds; the last value of a round counts.
+        """
+        found = {d["round"]: d["value"] for d in self.decisions if d["what"] == what and is_own(d, own)}
+        return dict(sorted(found.items()))
+
+    def measured(self, key: str) -> list[tuple[int, float]]:
+        """(round, macro value of a metric) of all evaluations that have it, without the initial model."""
+        return [
+            (m["round"], m["macro"][key])
+            for m in self.evaluations
+            if m["round"] > 0 and m["macro"].get(key) is not None
+        ]
+
+    def evaluation(self, round_num: int | None) -> Mapping | None:
+        return next((m for m in self.evaluations if m["round"] == round_num), None)
+
+
+def is_own(decision: Mapping, own: Mapping[str, type | UnionType]) -> bool:
+    """Whether a decision is one of ``own`` (decision → type of its value)."""
+    return isinstance(decision.get("value"), own.get(decision["what"], ()))
+
+
+def _parse(text: str, where: str) -> Mapping:
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)  # NaN and infinities are no numbers: as null
+    except json.JSONDecodeError:
+        raise FedMendError(f"{where}: expected JSON, got text that does not parse") from None
+    if not isinstance(value, dict):
+        raise FedMendError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _read_lines(path: Path) -> list[Mapping]:
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]  # the last line is still being written, or was when the server stopped
+    return [_parse(line, f"{path.name} line {i}") for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
+
+
+def load_run(run_dir: Path | str) -> Run:
+    """Reads a run folder. Where a resumed run repeated a round, its last record counts.
+
+    Args:
+        run_dir: folder with ``run.json`` and, as far as the run got, ``metrics.jsonl``, ``repairs.jsonl``,
+            ``decisions.jsonl`` and ``results.json``.
+
+    Raises:
+        FedMendError: no ``run.json``, a field of it is missing or names an unknown kind of labels, or a file does not
+            parse.
+    """
+    from fedmend.report.kinds import KIND_REPORTS
+
+    folder = Path(run_dir)
+    if not (folder / RUN).exists():
+        raise FedMendError(f"{RUN}: expected in the run folder, not found")
+    info = _parse((folder / RUN).read_text(encoding="utf-8"), RUN)
+    for field in REQUIRED:
+        if field not in info:
+            raise FedMendError(f"{RUN}, field {field}: expected, not found")
+    if info.get("task", MULTILABEL) not in KIND_REPORTS:
+        raise FedMendError(f"{RUN}, field task: expected one of {', '.join(KIND_REPORTS)}, got {info['task']!r}")
+    metrics = {(m["split"], m["round"]): m for m in _read_lines(folder / METRICS)}
+    repairs = {(r["round"], r["site"], r["class"]): r for r in _read_lines(folder / REPAIRS)}
+    results = folder / RESULTS
+    return Run(
+        folder=folder,
+        info=info,
+        metrics={s: [metrics[k] for k in sorted(metrics) if k[0] == s] for s in sorted({k[0] for k in metrics})},
+        repairs=[repairs[k] for k in sorted(repairs)],
+        decisions=_read_lines(folder / DECISIONS),
+        results=_parse(results.read_text(encoding="utf-8"), RESULTS) if results.exists() else {},
+    )

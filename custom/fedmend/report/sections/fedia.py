@@ -1,0 +1,257 @@
+"""What the report of a run shows of FedIA: how complete each site's annotation is, and what was added to it."""
+
+from collections.abc import Mapping
+from html import escape
+
+from fedmend.report.figures import Line, Panel, grid_figure, share_figure
+from fedmend.report.page import number, section, table, td
+from fedmend.report.parts import Part
+from fedmend.report.run_folder import Run
+
+OWN = {
+    "completeness": Mapping,
+    "iou_line": Mapping,
+    "iou": Mapping,
+    "triggered": list,
+    "corrected": list,
+    "spared": list,
+    "completeness_weights": Mapping,
+}
+WORDS = {
+    "Annotation completeness": "The share of the lesions in its images that a site has marked. Nobody knows it "
+    "outside experiments. The estimate compares the marked lesions with those that the global model finds after the "
+    "warm-up, counted slice by slice; only the two counts leave a site. Compare sites by it rather than read it as "
+    "a percentage: it can exceed 1.",
+    "IoU": "Intersection over union of what the model marks and the site's own mask, from the training loss: 0 is "
+    "none, 1 is the same.",
+    "Expected line": "The straight line through a site's IoU during the warm-up, carried on. A site whose IoU falls "
+    "behind it has probably begun to learn unmarked lesions as healthy tissue, which triggers the correction. A bad "
+    "round can do so too.",
+    "Correction": "Pixels that a site adds to its masks, once, where the global model is sure of a lesion. Nothing "
+    "that an expert has marked is ever removed, and the expert's own file stays as it is.",
+    "Completeness-aware aggregation": "The average of the sites' models, in which a site counts the more the more "
+    "complete its annotation and the smaller its loss. Without it, each site counts by its number of slices.",
+}
+
+
+def _estimates(run: Run) -> tuple[int, Mapping[str, Mapping]] | None:
+    """Round and value of the estimation that counts: the last one, should a resumed run have repeated it."""
+    return next(reversed(run.decided("completeness", OWN).items()), None)
+
+
+def _true(run: Run) -> dict[str, float]:
+    """Site → marked lesions / all lesions, where a converter knows them."""
+    lesions = {site: known["lesions"] for site, known in run.info["sites"].items() if "lesions" in known}
+    return {site: marked / total for site, (marked, total) in lesions.items() if total}
+
+
+def _ranks(values: Mapping[str, float]) -> dict[str, int]:
+    """Site → place from the most complete one, 1; equal values share the better place."""
+    return {site: 1 + sum(other > value for other in values.values()) for site, value in values.items()}
+
+
+def completeness(run: Run) -> str:
+    """Estimated completeness of each site with the counts behind it, beside the true one where it is known."""
+    found = _estimates(run)
+    if found is None:
+        return ""
+    round_num, sites = found
+    estimate = {site: value["estimate"] for site, value in sites.items()}
+    true = {site: value for site, value in _true(run).items() if site in estimate}
+    ranks, true_ranks = _ranks({site: estimate[site] for site in true} if true else estimate), _ranks(true)
+    rows = []
+    for site in sorted(estimate, key=lambda site: (estimate[site], site)):
+        row = [site, sites[site]["annotated"], sites[site]["predicted"], estimate[site], ranks.get(site)]
+        rows.append(row + ([true.get(site), _beside(ranks.get(site), true_ranks.get(site))] if true else []))
+    least = rows[0][0]
+    words = (
+        f"After round {round_num}, every site counted the lesions that it has marked and those that the global model"
+        f" finds in the same slices. By the estimate, {least} has left the largest share of its lesions unmarked."
+    )
+    if true:
+        same = sum(ranks[site] == true_ranks[site] for site in true)
+        words += f" {same} of {len(true)} sites are at their true place."
+    caption = (
+        "Lesions: connected regions of single slices, so that a lesion counts on each slice that it crosses; estimate:"
+        " marked / found; place: 1 is the most complete site"
+    )
+    if true:
+        caption += "; truth: lesions of whole volumes, as under “What each site annotates”"
+    head = ["Site", "marked lesions", "lesions found", "estimate", "place"]
+    head += ["true completeness", "true place"] if true else []
+    body = f"<p>{escape(words)}</p>\n{table(caption, head, rows)}"
+    return section("completeness", "How complete each site's annotation is", body)
+
+
+def _beside(rank: int | None, true: int | None):
+    """The true place; one that the estimate missed stands out."""
+    return td("n/a", "na n") if true is None else td(true) if rank == true else td(f"{true} ≠", "bad n")
+
+
+def iou(run: Run) -> str:
+    """Learning curve of each site against the line of its warm-up, with the rounds of trigger and correction."""
+    curves = run.decided("iou", OWN)
+    if not curves:
+        return ""
+    lines = next(reversed(run.decided("iou_line", OWN).values()), {})
+    svg = iou_figure(curves, lines, _events(run), **run.frame)
+    words = (
+        "How well the model of a site reproduces the site's own masks while it learns. Dashed: the line that its"
+        " warm-up lets expect. A curve that falls behind its line is taken for the sign that the model has begun to"
+        " learn unmarked lesions as healthy tissue; the site then corrects its masks in the next round."
+    )
+    if not any(_events(run)[what] for what in ("triggered", "corrected")):
+        words += " No site has done so."
+    return section("iou", "Learning curves of the sites", f"<p>{escape(words)}</p>\n<figure>{svg}</figure>\n")
+
+
+def _events(run: Run) -> dict[str, dict[str, int]]:
+    """triggered, corrected, spared → site → round; the last one, should a resumed run have repeated it."""
+    return {
+        what: {site: round_num for round_num, sites in run.decided(what, OWN).items() for site in sites}
+        for what in ("triggered", "corrected", "spared")
+    }
+
+
+def iou_figure(
+    curves: Mapping[int, Mapping[str, float]],
+    lines: Mapping[str, tuple[float, float]],
+    events: Mapping[str, Mapping[str, int]],
+    **frame,
+) -> str:
+    """One panel per site with its IoU over rounds.
+
+    Args:
+        curves: round, from 1 → site → IoU, in the order of rounds; at least one.
+        lines: site → value in round 1 and slope per round of the expected line, where there is one.
+        events: triggered, corrected, spared → site → round.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    rounds, all_rounds = list(curves), range(1, frame["last_round"] + 1)
+    highest = max(value for row in curves.values() for value in row.values())
+    panels, story, drawn = [], [], ["main"]
+    for site in sorted({site for row in curves.values() for site in row}):
+        values = [row.get(site) for row in curves.values()]
+        shown = [Line(rounds, values)]
+        if site in lines:
+            start, slope = lines[site]
+            expected = [min(max(start + slope * (r - 1), 0.0), 1.0) for r in all_rounds]
+            shown.append(Line(all_rounds, expected, "line"))
+            drawn.append("line")
+        subtitle = []
+        for what in ("triggered", "corrected", "spared"):
+            round_num = events[what].get(site)
+            if round_num is None:
+                continue
+            subtitle.append(f"{what} {round_num}")
+            if what != "spared" and site in curves.get(round_num, ()):
+                shown.append(Line([round_num], [curves[round_num][site]], what))
+                drawn.append(what)
+        panels.append(Panel(site, shown, subtitle=", ".join(subtitle) or "not triggered"))
+        known = [value for value in values if value is not None]
+        story.append(f"{site} from {known[0]:.2f} to {known[-1]:.2f} ({panels[-1].subtitle})")
+    words = {"main": "IoU", "line": "expected line", "triggered": "triggered", "corrected": "corrected"}
+    return grid_figure(
+        "iou-curves",
+        panels,
+        alt=f"IoU of the sites over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
+        ylim=(0.0, min(1.0, 1.5 * highest)),  # a steep line leaves the panel rather than flattens the curves
+        legend={style: word for style, word in words.items() if style in drawn},
+        xlabel="round",
+        **frame,
+    )
+
+
+def completeness_weights(run: Run) -> str:
+    """Share of each site in the average of the models while it depends on completeness."""
+    weights = run.decided("completeness_weights", OWN)
+    if not weights:
+        return ""
+    found = _estimates(run)
+    known = {site: f"completeness {value['estimate']:.2f}" for site, value in found[1].items()} if found else {}
+    train = {name: site.get("train") for name, site in run.info["sites"].items()}
+    svg = share_figure(weights, train, known, legend={"main": "share, %"}, **run.frame)
+    first, last = min(weights), max(weights)
+    words = (
+        f"What each site counts in the average of the models, in per cent of all sites, in rounds {first} to {last};"
+        " dotted: by its slices alone, as in all other rounds."
+    )
+    return section(
+        "completeness-weights", "Completeness-aware aggregation", f"<p>{escape(words)}</p>\n<figure>{svg}</figure>\n"
+    )
+
+
+def _added(run: Run) -> dict[str, Mapping]:
+    """Site → its latest counts of added pixels; empty where repairs are pseudo-labels."""
+    return {} if run.kind.pseudo_labels else {r["site"]: r for r in run.repairs}
+
+
+def _share(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def corrections(run: Run) -> str:
+    """What was added to the masks of each site, and how much of it is right."""
+    events, added = _events(run), _added(run)
+    if not (added or any(events.values())):
+        return ""
+    rows, rest, known = [], [], []
+    for site in sorted(run.info["sites"]):
+        trigger, corrected, spared = (events[what].get(site) for what in ("triggered", "corrected", "spared"))
+        if trigger is None and corrected is None and site not in added:
+            state = "never" if spared is None else f"spared in {spared}"
+            rest.append([site, td(state, "no n"), *(td("–", "no n") for _ in range(6))])
+            continue
+        counts = added.get(site, {"positive": 0})
+        if counts.get("correct_positive") is not None:
+            known.append(counts)
+        total, right, missing = (counts.get(name) for name in ("positive", "correct_positive", "missing"))
+        shares = _share(right, total), _share(right, missing)
+        done = td("waits", "no n") if corrected is None else corrected
+        rows.append([site, trigger, done, total, right, missing, *shares])
+    sums = [sum(c[name] for c in known) if known else None for name in ("positive", "correct_positive", "missing")]
+    total = [sum(c["positive"] for c in added.values()), *sums[1:], _share(sums[1], sums[0]), _share(sums[1], sums[2])]
+    caption = (
+        "Pixels of training slices that became lesion; unmarked lesion: what the site's own masks lack; precision:"
+        " share of the added pixels that are lesion; recall: share of the unmarked lesion that was found"
+    )
+    head = ["Site", "triggered in round", "corrected in round", "pixels added", "of these lesion", "unmarked lesion"]
+    body = table(caption, [*head, "precision", "recall"], [*rows, *rest], ["Corrected sites", "", "", *total])
+    note = (
+        "n/a: the complete masks are not known at this site, or there is nothing to divide by. Nothing was ever"
+        " unmarked. Pictures of the corrected slices never leave a site; where it wants them, they are in gallery.html"
+        " beside its ledger."
+    )
+    return section("corrections", "Corrections of the masks", f'{body}<p class="fine">{note}</p>')
+
+
+def completeness_lines(run: Run) -> list[str]:
+    """The same for the plain text."""
+    lines, found, true = [], _estimates(run), _true(run)
+    if found is not None:
+        each = [
+            f"{site} {value['estimate']:.2f}" + (f" ({true[site]:.2f})" if site in true else "")
+            for site, value in sorted(found[1].items())
+        ]
+        lines.append(f"Completeness, estimated{' (true)' if true else ''}: {', '.join(each)}")
+    corrected = _events(run)["corrected"]
+    if corrected:
+        each = [f"{site} in round {round_num}" for site, round_num in sorted(corrected.items())]
+        lines.append(f"Corrected: {', '.join(each)}")
+    if added := _added(run):
+        known = [r for r in added.values() if r.get("correct_positive") is not None]
+        right = sum(r["correct_positive"] for r in known)
+        precision = _share(right, sum(r["positive"] for r in known))
+        recall = _share(right, sum(r["missing"] for r in known))
+        count = sum(r["positive"] for r in added.values())
+        lines.append(f"Pixels added: {count:,}, precision {number(precision)}, recall {number(recall)}")
+    return lines
+
+
+PART = Part(
+    place=50,
+    sections=(completeness, iou, completeness_weights, corrections),
+    lines=completeness_lines,
+    own=OWN,
+    words={"completeness": WORDS},
+)

@@ -1,0 +1,56 @@
+"""What the report of a run shows of FedMLP: its learning degrees."""
+
+from collections.abc import Mapping, Sequence
+
+from fedmend.report.figures import Line, Panel, grid_figure
+from fedmend.report.page import section
+from fedmend.report.parts import Part
+from fedmend.report.run_folder import Run
+
+OWN = {"learning_degree": Mapping}
+WORDS = {
+    "Prototype": "The mean internal description (feature vector) that the model gives to images with a finding, or "
+    "to images without it. The clearest images get the pseudo-label of the prototype that they resemble more.",
+    "Learning degree": "How well the model has learnt a class so far, from 0 to 1: the share of images on which it "
+    "is sure. The higher it is, the more pseudo-labels are set in the next round.",
+}
+
+
+def learning_degree(run: Run) -> str:
+    """Learning degree of each class over rounds."""
+    found = run.decided("learning_degree", OWN)
+    if not found:
+        return ""
+    svg = degree_figure(list(found.items()), run.info["classes"], **run.frame)
+    return section("learning-degree", "Learning degree", f"<figure>{svg}</figure>\n")
+
+
+def degree_figure(degrees: Sequence[tuple[int, Mapping[str, float]]], classes: Sequence[str], **frame) -> str:
+    """One panel per class with its learning degree over rounds.
+
+    Args:
+        degrees: (round, class → degree in [0, 1]) in the order of rounds; at least one.
+        classes: the classes to show.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    rounds = [r for r, _ in degrees]
+    lines = {name: Line(rounds, [value.get(name) for _, value in degrees]) for name in classes}
+    story = [f"{name} {line.values[-1]:.2f}" for name, line in lines.items() if line.values[-1] is not None]
+    return grid_figure(
+        "learning-degree-curves",
+        [Panel(name, [line]) for name, line in lines.items()],
+        alt=f"Learning degree over rounds, at the end: {'; '.join(story)}.",
+        ylim=(0.0, 1.05),
+        legend={"main": "learning degree"},
+        xlabel="round",
+        **frame,
+    )
+
+
+PART = Part(
+    place=20,
+    sections=(learning_degree,),
+    own=OWN,
+    words={"learning_degree": WORDS},
+    words_before="Warm-up",
+)

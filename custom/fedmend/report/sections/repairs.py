@@ -1,0 +1,154 @@
+"""What the report of a run shows of pseudo-labels, whatever method set them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from html import escape
+
+from fedmend.report.figures import STACK, Line, Panel, grid_figure
+from fedmend.report.page import number, section, table
+from fedmend.report.parts import Part
+from fedmend.report.run_folder import Run
+
+
+def _precision(record: Mapping, kind: str) -> float | None:
+    correct = record.get(f"correct_{kind}")
+    return correct / record[kind] if correct is not None and record[kind] else None
+
+
+def pseudo_labels(run: Run) -> str:
+    """Pseudo-labels per site, class and round, and how many of them are right."""
+    kinds = run.kind.pseudo_labels
+    if not (run.repairs and kinds):
+        return ""
+    classes, body = run.info["classes"], ""
+    for i, site in enumerate(sorted({r["site"] for r in run.repairs})):
+        records = [r for r in run.repairs if r["site"] == site]
+        annotated = run.info["sites"].get(site, {}).get("annotated", ())
+        words = run.kind.repair_words
+        svg = count_figure(f"counts-{i}", site, records, classes, annotated, kinds=kinds, words=words, **run.frame)
+        body += f"<h3>{escape(site)}</h3>\n<figure>{svg}</figure>\n"
+    known = [r for r in run.repairs if r.get("correct_positive") is not None and r.get("correct_negative") is not None]
+    if known:
+        shown = [c for c in classes if any(r["class"] == c for r in known)]
+        body += f"<h3>Precision</h3>\n<figure>{precision_figure(known, shown, kinds=kinds, **run.frame)}</figure>\n"
+    body += _latest_table(run)
+    return section("pseudo-labels", "Pseudo-labels", body)
+
+
+def _latest_table(run: Run) -> str:
+    """Counts after the last round of each site."""
+    classes, kinds = run.info["classes"], run.kind.pseudo_labels
+    latest = {(r["site"], classes.index(r["class"])): r for r in run.repairs}
+    rows, sums = [], dict.fromkeys(("positive", "negative", "untagged"), 0)
+    for _, r in sorted(latest.items(), key=lambda item: item[0]):
+        cells = [x for kind in kinds for x in (r[kind], r.get(f"correct_{kind}"), _precision(r, kind))]
+        rows.append([f"{r['site']}, {r['class']}", *cells, r["untagged"]])
+        sums = {kind: sums[kind] + r[kind] for kind in sums}
+    head = ["Site, class", *(x for words in kinds.values() for x in (words.column, "of these right", "precision"))]
+    untagged = "" if run.kind.one_label else sums["untagged"]  # every class would count the same images
+    head, total = [*head, "no label yet"], ["Sum", *(x for kind in kinds for x in (sums[kind], "", "")), untagged]
+    note = "n/a: the truth is not known at this site, or there is no pseudo-label of this kind."
+    counts = table("Pseudo-labels after the last round of each site", head, rows, total)
+    return f'{counts}<p class="fine">{note}</p>'
+
+
+def pseudo_label_lines(run: Run) -> list[str]:
+    """The same for the plain text: sums over the sites."""
+    lines, latest = [], {(r["site"], r["class"]): r for r in run.repairs}.values()
+    for kind, words in run.kind.pseudo_labels.items() if latest else ():
+        known = [r for r in latest if r.get(f"correct_{kind}") is not None]
+        pooled = {kind: sum(r[kind] for r in known), f"correct_{kind}": sum(r[f"correct_{kind}"] for r in known)}
+        count, value = sum(r[kind] for r in latest), number(_precision(pooled, kind))
+        lines.append(f"{words.line}: {count}, precision {value}")
+    return lines
+
+
+def count_figure(
+    key: str,
+    site: str,
+    repairs: Sequence[Mapping],
+    classes: Sequence[str],
+    annotated: Sequence[str],
+    *,
+    kinds: Collection[str],
+    words: Mapping[str, str],
+    **frame,
+) -> str:
+    """One panel per class with the pseudo-labels of one site over rounds, stacked.
+
+    Args:
+        key: unique in the page.
+        site: the site's name.
+        repairs: records of ``repairs.jsonl`` of this site, in the order of rounds; at least one.
+        classes: all class names.
+        annotated: the classes that the site annotates.
+        kinds: the counts that are written below the name of a class.
+        words: of the stacked areas.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    names = [name for name, _ in STACK]
+    panels, story = [], []
+    for name in classes:
+        records = [r for r in repairs if r["class"] == name]
+        if not records:
+            panels.append(Panel(name, note="annotated here" if name in annotated else "none"))
+            continue
+        last = records[-1]
+        rounds = [r["round"] for r in records]
+        # A count holds from its round until the next one that is known.
+        stack = ([*rounds, rounds[-1] + 1], [[r[kind] for r in records] for kind in names])
+        panels.append(Panel(name, stack=stack, subtitle=", ".join(f"{last[kind]:,} {kind[:3]}" for kind in kinds)))
+        story.append(f"{name} {last['positive']} positive, {last['negative']} negative, {last['untagged']} untagged")
+    return grid_figure(
+        key,
+        panels,
+        alt=f"Pseudo-labels of {site} over rounds, at the end: {'; '.join(story)}.",
+        ylim=(0, max(1, *(sum(r[kind] for kind in names) for r in repairs))),
+        legend=words,
+        xlabel="round",
+        **frame,
+    )
+
+
+def precision_figure(repairs: Sequence[Mapping], classes: Sequence[str], *, kinds: Collection[str], **frame) -> str:
+    """One panel per class with the precision of its pseudo-labels over rounds, pooled and per site.
+
+    Args:
+        repairs: records of ``repairs.jsonl`` with known truth, in the order of rounds; at least one.
+        classes: the classes to show.
+        kinds: the counts whose precision is drawn.
+        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+    """
+    panels, story = [], []
+    for name in classes:
+        records = [r for r in repairs if r["class"] == name]
+        sites = sorted({r["site"] for r in records})
+        lines = []
+        for kind in kinds:
+            alone = [_pooled_precision([r for r in records if r["site"] == site], kind, "site ") for site in sites]
+            pooled = _pooled_precision(records, kind)
+            lines += [pooled, *(alone if len(sites) > 1 else [])]
+            if pooled.values[-1] is not None:
+                story.append(f"{name} {kind} {pooled.values[-1]:.2f}")
+        panels.append(Panel(name, lines))
+    return grid_figure(
+        "precision-curves",
+        panels,
+        alt=f"Precision of pseudo-labels over rounds, at the end: {'; '.join(story)}.",
+        ylim=(0.0, 1.05),
+        legend={kind: f"{kind} pseudo-labels, all sites" for kind in kinds} | {"site positive": "one site"},
+        xlabel="round",
+        **frame,
+    )
+
+
+def _pooled_precision(records: Sequence[Mapping], kind: str, prefix: str = "") -> Line:
+    """Correct over all pseudo-labels of a kind; a site that is silent in a round counts as it last was."""
+    rounds, values, latest = sorted({r["round"] for r in records}), [], {}
+    for round_num in rounds:
+        latest.update({r["site"]: r for r in records if r["round"] == round_num})
+        total = sum(r[kind] for r in latest.values())
+        values.append(sum(r[f"correct_{kind}"] for r in latest.values()) / total if total else None)
+    return Line(rounds, values, f"{prefix}{kind}")
+
+
+PART = Part(place=10, sections=(pseudo_labels,), lines=pseudo_label_lines)

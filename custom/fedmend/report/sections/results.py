@@ -1,0 +1,133 @@
+"""What every run shows first: key numbers, sites, curves, classes."""
+
+from collections.abc import Mapping
+from html import escape
+from statistics import fmean
+
+from fedmend.report.page import compact, number, section, table, td
+from fedmend.report.parts import Part
+from fedmend.report.run_folder import LAST_ROUNDS, Run
+
+
+def _milestones(run: Run) -> list[tuple[str, int | None, Mapping]]:
+    """(name, round, macro metrics) of the final, best, warmed-up and initial model, as far as there are numbers."""
+    last = run.evaluations[-1] if run.evaluations else {"round": run.info["num_rounds"], "macro": {}}
+    final = run.results.get("final", {}).get(run.split)
+    reached = run.info["num_rounds"] if final else last["round"]
+    name = "Final model" if reached >= run.info["num_rounds"] else "Latest model"
+    best = run.results.get("best", {}).get(run.split) or (run.evaluation(run.best_round) or {}).get("macro")
+    found = [(name, reached, final or last["macro"]), ("Best model", run.best_round, best)]
+    for name, round_num in (("End of warm-up", run.warmup), ("Before training", 0)):
+        if (round_num or name == "Before training") and run.evaluation(round_num):
+            found.append((name, round_num, run.evaluation(round_num)["macro"]))
+    return [item for item in found if item[2]]
+
+
+def _shown_models(run: Run) -> list[tuple[str, Mapping]]:
+    """(word, evaluation) of the last model and, if it is another one, of the best."""
+    last, best = run.evaluations[-1], run.evaluation(run.best_round)
+    shown = [("final" if last["round"] >= run.info["num_rounds"] else "latest", last)]
+    return shown + ([("best", best)] if best and best is not last else [])
+
+
+def _last_and_best(run: Run) -> list[tuple[str, float]]:
+    """Mean over the last ten evaluated rounds and highest value of all rounds, of metrics that papers report so."""
+    found = []
+    for metric in run.kind.last_and_best:
+        known = run.measured(metric.macro)
+        if known:
+            last = known[-LAST_ROUNDS:]
+            best_round, best = max(known, key=lambda item: item[1])
+            span = f"rounds {last[0][0]} to {last[-1][0]}" if len(last) > 1 else f"round {last[0][0]}"
+            found.append((f"Last, mean {metric.word} of {span}", fmean(value for _, value in last)))
+            found.append((f"Best, highest {metric.word}, round {best_round}", best))
+    return found
+
+
+def _card(values: list[tuple[str, float | None]]) -> str:
+    """The first value large, the others below it."""
+    rest = "".join(f"<tr><td>{escape(name)}</td>{td(v)}</tr>" for name, v in values[1:])
+    name, value = escape(values[0][0]), number(values[0][1])
+    return f'<div class="card"><span>{name}</span><b>{value}</b><table>{rest}</table></div>'
+
+
+def key_numbers(run: Run) -> str:
+    """Macro metrics of the final and the best model."""
+    milestones = _milestones(run)
+    if not milestones:
+        return section("numbers", "Key numbers", "<p>No model has been evaluated yet.</p>")
+    cards = ""
+    for metric in run.kind.metrics:
+        values = [(f"{name}, round {r}", macro.get(metric.macro)) for name, r, macro in milestones]
+        if any(v is not None for _, v in values):
+            title = f"{metric.word} {run.kind.macro_words}".strip()
+            cards += _card([(f"{title} · {values[0][0]}", values[0][1]), *values[1:]])
+    summary = _last_and_best(run)
+    cards += "".join(_card(summary[i : i + 2]) for i in range(0, len(summary), 2))
+    note = run.kind.means_over(run)
+    note += "".join(f" {name} is left out: {reason}." for name, reason in run.kind.left_out(run).items())
+    chosen = [d for d in run.decisions if d["what"] == "best_model" and isinstance(d.get("value"), Mapping)]
+    if chosen:
+        note += f" Best model chosen after round {run.best_round} ({compact(chosen[-1]['value'])})."
+    return section("numbers", "Key numbers", f'<div class="cards">{cards}</div><p class="fine">{escape(note)}</p>')
+
+
+def sites(run: Run) -> str:
+    """What each site has."""
+    title, body = run.kind.sites(run)
+    return section("sites", title, body) if body else ""
+
+
+def curves(run: Run) -> str:
+    """Metrics over rounds, macro and per class."""
+    figures = run.kind.curves(run) if run.evaluations else ""
+    return section("curves", f"Progress over rounds ({run.split} split)", figures) if figures else ""
+
+
+def per_class(run: Run) -> str:
+    """Metrics of the last and the best model for each class."""
+    kind = run.kind
+    if not (run.evaluations and kind.counted):
+        return ""
+    last, groups = run.evaluations[-1], _shown_models(run)
+    shown = [(m, word, record) for word, record in groups for m in kind.metrics if m.per_class in record["per_class"]]
+    counted = {key: word for key, word in kind.counted.items() if key in last}
+    head = ["Class", *counted.values()] + [f"{m.column} {word}" for m, word, _ in shown]
+    rows = []
+    for i, name in enumerate(run.info["classes"]):
+        values = [record["per_class"][m.per_class][i] for m, _, record in shown]
+        rows.append([name, *(last[key][i] for key in counted), *values])
+    macro = ["macro", *("" for _ in counted), *(record["macro"].get(m.macro) for m, _, record in shown)]
+    rounds = " and ".join(f"round {record['round']} ({word})" for word, record in groups)
+    caption = f"Samples of the {run.split} split, and metrics after {rounds}"
+    notes = "; ".join(f"{name}: {reason}" for name, reason in kind.left_out(run).items())
+    note = f'<p class="fine">n/a, left out of the means. {escape(notes)}.</p>' if notes else ""
+    return section("classes", "Results per class", table(caption, head, rows, macro) + note)
+
+
+def confusion(run: Run) -> str:
+    """Confusion matrices of the last and the best model."""
+    body = ""
+    for word, record in _shown_models(run) if run.evaluations else ():
+        title = f"{word.capitalize()} model, round {record['round']}"
+        caption = f"{word.capitalize()} model on the {run.split} split"
+        body += run.kind.confusion(record, run.info["classes"], title, caption)
+    return section("confusion", "Confusion matrix", body) if body else ""
+
+
+def result_lines(run: Run) -> list[str]:
+    """The same for the plain text."""
+    lines, milestones = ["No model has been evaluated yet."], _milestones(run)
+    columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in run.kind.metrics]
+    if milestones:
+        title = f"{run.split} split, {run.kind.macro_words}".removesuffix(", ")
+        lines = [f"{title:<26}" + "".join(f"{word:>{width}}" for _, word, width in columns)]
+    for name, round_num, macro in milestones:
+        values = "".join(f"{number(macro.get(key)):>{width}}" for key, _, width in columns)
+        lines.append(f"  {f'{name}, round {round_num}':<24}{values}")
+    lines += [f"{name}: {number(value)}" for name, value in _last_and_best(run)]
+    lines += [f"  left out: {name} ({reason})" for name, reason in run.kind.left_out(run).items()]
+    return lines + ([f"Annotated by no site: {', '.join(run.nowhere)}"] if run.nowhere else [])
+
+
+PART = Part(place=0, sections=(key_numbers, sites, curves, per_class, confusion), lines=result_lines)

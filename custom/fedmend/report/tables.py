@@ -1,0 +1,174 @@
+"""Comparison tables: the final models of several methods over several seeds, as Markdown and CSV."""
+
+import csv
+import io
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedmend.errors import FedMendError
+from fedmend.report.run_folder import LAST_ROUNDS, Run
+
+TABLES = ("per_class.md", "per_class.csv", "macro.md", "macro.csv")
+MACRO = {
+    "dice": "Dice",
+    "volume_dice": "Volume Dice",
+    "auc": "AUC",
+    "map": "mAP",
+    "accuracy": "Accuracy",
+    "f1": "F1",
+    "precision": "Precision",
+    "recall": "Recall",
+    "bacc": "BACC",
+}
+LAST = ("dice", "volume_dice")  # metrics that papers report as the mean of the last rounds
+
+
+class Row(NamedTuple):
+    """A method in a table.
+
+    Attributes:
+        name: of the method.
+        cells: for each column what :func:`mean_and_sd` gives over the seeds.
+        seeds: number of runs.
+        phantom: whether one of them used synthetic images.
+    """
+
+    name: str
+    cells: Sequence[tuple[str, str]]
+    seeds: int
+    phantom: bool
+
+
+def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
+    """Tables of the final model on the split that the reports are about, one row per method.
+
+    ``per_class`` has the AUC of each class and their average (as Table 1, Deng et al., MICCAI 2023), ``macro`` the
+    metrics over all classes (as Table 2). Where lesions are marked pixel by pixel, ``per_class`` has the Dice of each
+    class, and ``macro`` also the mean Dice of the last ten evaluated rounds (as Table 1, Xiang et al., MICCAI 2024).
+    Points of 100 with one decimal: mean over the seeds, and their standard deviation where there are several. n/a
+    (blank in CSV): not measured in every seed.
+
+    Args:
+        runs: method → finished runs, one per seed; at least one of each.
+
+    Returns:
+        file name out of ``TABLES`` → text.
+
+    Raises:
+        FedMendError: an unfinished run, one without an evaluation, one with other classes or another split than the
+            first, or a row of runs that differ in more than the seed, or have the same seed.
+    """
+    (first, *_), *_ = runs.values()
+    for name, group in runs.items():
+        _check_row(group, name)
+    for name, group in runs.items():
+        for run in group:
+            _check(run, first, f"table, {name}" + (f", seed {run.info['seed']}" if "seed" in run.info else ""))
+    classes, split = first.info["classes"], first.split
+    measured = {k for group in runs.values() for run in group for k, v in _final(run)["macro"].items() if v is not None}
+    keys = [k for k in MACRO if k in measured]
+    words, main = MACRO | first.kind.table_words, first.kind.main_metric
+    last = [k for k in keys if k in LAST]
+    average = ["Average"] if len(classes) > 1 else []
+
+    def per_class(run: Run) -> list:
+        known = _final(run)
+        return [*known["per_class"].get(main, [None] * len(classes)), *([known["macro"].get(main)] if average else [])]
+
+    def macro(run: Run) -> list:
+        return [_final(run)["macro"].get(k) for k in keys] + [_last_mean(run, k) for k in last]
+
+    texts = []
+    for title, columns, values in (
+        (f"{words[main]} of each class", [*classes, *average], per_class),
+        ("Macro metrics", [words[k] for k in keys] + [f"{words[k]}, last {LAST_ROUNDS}" for k in last], macro),
+    ):
+        rows = [
+            Row(
+                name,
+                cells=[mean_and_sd(column) for column in zip(*map(values, group), strict=True)],
+                seeds=len(group),
+                phantom=any(run.info["phantom"] for run in group),
+            )
+            for name, group in runs.items()
+        ]
+        texts += [_markdown(f"{title}, final model, {split} split", columns, rows), _csv(columns, rows)]
+    return dict(zip(TABLES, texts, strict=True))
+
+
+def _final(run: Run) -> Mapping:
+    return run.evaluations[-1]
+
+
+def _last_mean(run: Run, key: str) -> float | None:
+    values = [value for _, value in run.measured(key)[-LAST_ROUNDS:]]
+    return statistics.fmean(values) if values else None
+
+
+def _check(run: Run, first: Run, where: str) -> None:
+    if not run.results:
+        raise FedMendError(f"{where}: expected finished runs, got one that goes on or was stopped")
+    if not run.evaluations:
+        raise FedMendError(f"{where}: expected runs with a test or val split, got one without")
+    if run.info["classes"] != first.info["classes"]:
+        raise FedMendError(f"{where}: expected the classes of the first run, in their order, got others")
+    if run.split != first.split:
+        raise FedMendError(f"{where}: expected results on the {first.split} split as in the first run, got {run.split}")
+
+
+def _check_row(group: Sequence[Run], name: str) -> None:
+    """A row is one method with one setting, run with different seeds."""
+    seeds = [run.info.get("seed") for run in group]
+    if len(set(seeds)) < len(seeds):
+        raise FedMendError(f"table, {name}: expected runs with different seeds, got the seeds {seeds}")
+    settings = [
+        {k: v for k, v in run.info.get("settings", {}).items() if k not in ("seed", "run_name")} for run in group
+    ]
+    if different := sorted(
+        {k for other in settings for k in {*settings[0], *other} if settings[0].get(k) != other.get(k)}
+    ):
+        raise FedMendError(f"table, {name}: expected runs that differ in the seed alone, got different {different}")
+
+
+def mean_and_sd(values: Sequence[float | None], *, digits: int = 1) -> tuple[str, str]:
+    """Mean and standard deviation over seeds, in points of 100.
+
+    Args:
+        values: fractions of 1, one per seed.
+        digits: decimals.
+
+    Returns:
+        both in words: "" for both where a seed has no value, "" for the deviation of a single seed.
+    """
+    if None in values:
+        return "", ""
+    points = [100 * value for value in values]
+    sd = f"{statistics.stdev(points):.{digits}f}" if len(points) > 1 else ""
+    return f"{statistics.mean(points):.{digits}f}", sd
+
+
+def _markdown(title: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
+    text = f"{title}: points of 100, mean ± sd over seeds\n\n"
+    if phantoms := ", ".join(row.name for row in rows if row.phantom):
+        text += f"**PHANTOM**, synthetic images that say nothing about patients: {_cell(phantoms)}\n\n"
+    lines = [["method", *columns, "seeds"], ["---", *["---:"] * (len(columns) + 1)]]
+    for row in rows:
+        cells = [f"{mean} ± {sd}" if sd else mean or "n/a" for mean, sd in row.cells]
+        lines.append([row.name, *cells, str(row.seeds)])
+    return text + "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"([\\|<*])", r"\\\1", " ".join(text.split()))
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["method", *(word for name in columns for word in (name, f"{name} sd")), "seeds", "phantom"])
+    for row in rows:
+        cells = [text for cell in row.cells for text in cell]
+        writer.writerow([row.name, *cells, row.seeds, "yes" if row.phantom else "no"])
+    return stream.getvalue()

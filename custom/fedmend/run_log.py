@@ -1,0 +1,168 @@
+"""What a run writes down while it goes on: metrics, repairs, decisions, the best model, a line per round."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.census import Census
+from fedmend.checkpoint import Checkpoint
+from fedmend.report.records import RunRecords
+from fedmend.report.report import summary_text, write_report
+from fedmend.results import EVALUATE, SiteResult
+
+LOG = logging.getLogger("fedmend.run")
+BEST_SPLITS = ("val", "test")  # the first that there is
+
+
+class RunLog:
+    """Records of one job.
+
+    Args:
+        folder: run folder.
+        classes: C class names.
+        checkpoint: keeps the best model.
+        stream: takes one number for those who watch: tag, value, round.
+
+    Attributes:
+        census: set when it is known.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        classes: Sequence[str],
+        checkpoint: Checkpoint,
+        stream: Callable[[str, float, int], None],
+    ):
+        self._records, self._classes, self._checkpoint, self._stream = RunRecords(folder), classes, checkpoint, stream
+        self.census: Census | None = None
+        self._started, self._first = time.monotonic(), 0
+        self._best = checkpoint.best()
+        self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
+
+    @property
+    def _mark(self) -> str:
+        return "PHANTOM " if self.census and self.census.phantom else ""
+
+    def resume(self, records: str, first: int) -> None:
+        """Takes over the records of an earlier job; ``first`` is the round to do next."""
+        self._first = first
+        self._records.restore(records)
+        self._records.decision("resumed", {"at_round": first})
+
+    def start(self, described: Mapping) -> None:
+        """Writes ``run.json``."""
+        self._records.start(described)
+
+    def dump(self) -> str:
+        """Everything so far, for the checkpoint."""
+        return self._records.dump()
+
+    def decision(self, what: str, value: object, round_num: int | None) -> None:
+        """Adds a line to ``decisions.jsonl``."""
+        self._records.decision(what, value, round_num)
+
+    def warn(self, text: str) -> None:
+        """A sentence in the log."""
+        LOG.warning("%s%s", self._mark, text)
+
+    def annotators(self, present: Collection[str], round_num: int) -> None:
+        """Names the classes of which no annotator took part in a round; the model forgets them while that lasts."""
+        known = [self.census.known(site) for site in present]
+        missing = [c for c, found in zip(self._classes, np.any(known, axis=0), strict=True) if not found]
+        if missing != self._without_annotator:
+            self._without_annotator = missing
+            self.decision("classes_without_annotator", missing, round_num)
+            words = "every class has an annotator again"
+            if missing:
+                words = f"no site that annotates {', '.join(missing)} took part"
+            LOG.warning("%sround %d: %s", self._mark, round_num + 1, words)
+
+    def results(
+        self, results: Mapping[str, SiteResult], round_num: int, stage: str, model: Mapping, seconds: float
+    ) -> dict:
+        """Merges counts into metrics, keeps the best model and writes everything down.
+
+        Args:
+            results: site → valid result.
+            round_num: rounds that the evaluated model has seen.
+            stage: the paper's word.
+            model: the model that was evaluated.
+            seconds: since the question.
+
+        Returns:
+            split → metrics.
+        """
+        metrics = {}
+        for split in sorted({s for r in results.values() for s in r.counts}):
+            merged = self.census.kind.metrics(sum(r.counts[split] for r in results.values() if split in r.counts))
+            metrics[split] = merged
+            self._records.metrics(round_num, stage, split, merged, seconds)
+            for name, value in merged["macro"].items():
+                if value is not None:
+                    self._stream(f"{split}/{name}", value, round_num)
+        for site, result in results.items():
+            if result.repairs:
+                done = round_num if stage == EVALUATE else round_num + 1  # a round repairs before it trains
+                facts = self.census.facts[site]
+                repairable = self.census.kind.repairable(facts.annotated, facts.positives)
+                self._records.repairs(done, site, self._classes, ~repairable, result.repairs)
+            if stage != EVALUATE:
+                self._stream(f"loss/{site}", result.loss, round_num)
+        self._keep_best(metrics, round_num, model)
+        self._records.write()
+        return metrics
+
+    def _keep_best(self, metrics: Mapping[str, Mapping], round_num: int, model: Mapping) -> None:
+        # A split in which no class has both labels cannot choose; that does not change from round to round.
+        metric = self.census.kind.best_metric
+        measured = ((k, metrics[k]["macro"][metric]) for k in BEST_SPLITS if k in metrics)
+        split, value = next((found for found in measured if found[1] is not None), (None, None))
+        # A repeated round replaces its own.
+        if split is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1]):
+            self._best = (value, round_num)
+            self._checkpoint.save_best(value, round_num, model)
+            self.decision("best_model", {metric: value, "split": split}, round_num)
+
+    def progress(
+        self, round_num: int, num_rounds: int, stage: str, metrics: Mapping, sites: int, seconds: float
+    ) -> None:
+        """One line about a round."""
+        elapsed = time.monotonic() - self._started
+        remaining = elapsed / (round_num + 1 - self._first) * (num_rounds - round_num - 1)
+        split = "test" if "test" in metrics else next(iter(metrics), None)
+        values = metrics[split]["macro"] if split else {}
+        shown = " ".join(f"{k.upper() if k != 'map' else 'mAP'} {v:.3f}" for k, v in values.items() if v is not None)
+        LOG.info(
+            "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s",
+            self._mark,
+            round_num + 1,
+            num_rounds,
+            stage,
+            f"{split} {shown}" if shown else "not evaluated",
+            sites,
+            seconds,
+            _clock(elapsed),
+            _clock(remaining),
+        )
+
+    def finish(self, files: dict[str, str]) -> None:
+        """Writes results and report and says where everything is.
+
+        Args:
+            files: what → file.
+        """
+        folder = self._records.folder
+        files = {**files, "records": str(folder)}
+        self._records.finish(files, time.monotonic() - self._started)
+        write_report(folder)
+        for line in summary_text(folder).splitlines():
+            LOG.info("%s%s", "" if line.startswith("PHANTOM") else self._mark, line)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -1,0 +1,117 @@
+"""``local/fedmend.json``: the settings that belong to a site (or to the server) and never travel."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fedmend.phantoms.sites import PhantomSpec, ensure_phantom
+
+CONFIG_NAME = "fedmend.json"
+PHANTOM = "phantom"
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """Contents of ``fedmend.json`` with all paths made absolute.
+
+    Attributes:
+        data_root: the site folder, or None where the setting is the word ``phantom``.
+        cache_dir: image stores and phantoms.
+        state_dir: ledger, state and checkpoints, one folder per run name.
+        min_count: fewest samples behind any number that describes a group of patients.
+        max_unreadable: tolerated unreadable images per split.
+        threads: CPU threads of the local training; 0 = all cores. Results depend on this number in the last digits.
+        gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
+    """
+
+    data_root: Path | None
+    cache_dir: Path
+    state_dir: Path
+    min_count: int = 5
+    max_unreadable: int = 0
+    threads: int = 0
+    gallery: bool = False
+
+
+_TEXT, _NUMBERS = ("data_root", "cache_dir", "state_dir"), ("min_count", "max_unreadable", "threads")
+_FLAGS = ("gallery",)
+
+
+def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
+    """Reads the ``fedmend.json`` of a site or of the server.
+
+    ``{SITE_NAME}`` in a path becomes the site's name, ``~`` the home directory; relative paths start at the workspace.
+
+    Args:
+        file: the file.
+        root: the workspace.
+        site: name of the site or server.
+
+    Raises:
+        FedMendError: missing file, no JSON, unknown or wrong field, or a site name that is no part of a path.
+    """
+    if site in ("", ".", "..") or re.search(r"[/\\\0]", site):  # it becomes a part of paths
+        raise FedMendError(f"site name: expected one without path separators, got {site!r:.40}")
+    where = f"{site}: local/{CONFIG_NAME}"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedMendError(f"{where}: expected in the workspace (data_root, cache_dir, state_dir), not found") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
+    if not isinstance(raw, dict):
+        raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
+    if unknown := sorted(set(raw) - {*_TEXT, *_NUMBERS, *_FLAGS}):
+        raise FedMendError(f"{where}: expected the fields {[*_TEXT, *_NUMBERS, *_FLAGS]}, got also {unknown}")
+    for name in _TEXT:
+        if not isinstance(raw.get(name), str) or not raw[name]:
+            raise FedMendError(f"{where}, field {name}: expected a folder, got {_shown(raw.get(name))}")
+    for name in _NUMBERS:
+        value = raw.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise FedMendError(f"{where}, field {name}: expected a number >= 0, got {_shown(value)}")
+    for name in _FLAGS:
+        if not isinstance(raw.get(name, False), bool):
+            raise FedMendError(f"{where}, field {name}: expected true or false, got {_shown(raw[name])}")
+
+    def folder(name: str) -> Path:
+        return (root / Path(raw[name].replace("{SITE_NAME}", site)).expanduser()).resolve()
+
+    return SiteConfig(
+        data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),
+        cache_dir=folder("cache_dir"),
+        state_dir=folder("state_dir"),
+        **{name: raw[name] for name in (*_NUMBERS, *_FLAGS) if name in raw},
+    )
+
+
+def _shown(value: object) -> str:
+    """The value for a sentence that the server sees, unless it could be a path."""
+    kinds = {str: "text", list: "a list", dict: "an object"}
+    return kinds.get(type(value), repr(value)) if value else repr(value)
+
+
+def site_folder(name: str, config: SiteConfig, phantom: PhantomSpec | None) -> Path:
+    """The site folder: ``data_root``, or where that is the word ``phantom``, the site's part of a phantom, made when
+    missing.
+
+    Args:
+        name: the site's name.
+        config: its settings.
+        phantom: the job's phantom.
+
+    Raises:
+        FedMendError: the job has no phantom, or none for this site, or it cannot be made.
+    """
+    if config.data_root is not None:
+        return config.data_root
+    if phantom is None:
+        raise FedMendError(
+            f"{name}: local/{CONFIG_NAME}, field data_root: expected a folder, as this job has no phantom"
+        )
+    folder = ensure_phantom(config.cache_dir, phantom) / name
+    if not folder.is_dir():
+        raise FedMendError(f"{name}: phantom: expected a site name from site-1 to site-{phantom.sites}, got {name}")
+    return folder

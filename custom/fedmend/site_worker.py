@@ -1,0 +1,250 @@
+"""What a site does with a question of the server: the same code in FLARE's process and without FLARE."""
+
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedmend.data.manifest import SiteCard, load_card
+from fedmend.errors import FedMendError
+from fedmend.fields import check_fields
+from fedmend.files import locked
+from fedmend.kinds import Kind, kind_of
+from fedmend.method import LocalMethod, RoundTask, Site
+from fedmend.networks import build_network, get_weights, set_weights
+from fedmend.phantoms.sites import phantom_spec
+from fedmend.results import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, RunSpec, SiteResult
+from fedmend.site_config import SiteConfig, site_folder
+from fedmend.state import StateStore
+from fedmend.training import LocalTrainer, Stopped
+
+LOG = logging.getLogger("fedmend.executor")
+LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
+PREDECESSOR = 30.0  # seconds until the process of an earlier job has ended
+# What a job may ask a site to hold; no honest job comes near it, and more would fill memory or disk.
+LARGEST_IMAGE = 2048
+LARGEST_BATCH = 2**28  # pixels
+
+
+class SiteWorker:
+    """Answers the questions of the server with one method; opened data are kept while the worker lives.
+
+    Args:
+        image_size: edge length in pixels that every image is resized to.
+        batch_size: samples per step.
+        learning_rate: Adam's learning rate in the first round.
+        learning_rate_decay: what each round multiplies it by.
+        weight_decay: L2 coefficient.
+        local_epochs: epochs per round.
+        second_momentum: Adam's beta_2.
+        keep_moments: Adam's moments go on over rounds.
+        all_labels: train on the complete labels kept for evaluation (upper bound of a comparison).
+        phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``; fields of the classes in
+            :mod:`fedmend.phantoms.sites`.
+
+    Attributes:
+        method: set before the first question.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        batch_size: int,
+        learning_rate: float,
+        learning_rate_decay: float = 1.0,
+        weight_decay: float = 5e-4,
+        local_epochs: int = 1,
+        second_momentum: float = 0.999,
+        keep_moments: bool = False,
+        all_labels: bool = False,
+        phantom: Mapping | None = None,
+    ):
+        if batch_size < 2 or image_size < 32:
+            raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
+        if image_size > LARGEST_IMAGE or batch_size * image_size**2 > LARGEST_BATCH:
+            raise ValueError(
+                f"expected image_size <= {LARGEST_IMAGE} and batch_size * image_size^2 <= {LARGEST_BATCH}, got"
+                f" image_size {image_size} and batch_size {batch_size}"
+            )
+        self._image_size, self._batch_size, self._all_labels = image_size, batch_size, all_labels
+        self._trainer = LocalTrainer(
+            learning_rate=learning_rate,
+            learning_rate_decay=learning_rate_decay,
+            weight_decay=weight_decay,
+            local_epochs=local_epochs,
+            second_momentum=second_momentum,
+            keep_moments=keep_moments,
+        )
+        self._phantom = phantom_spec(phantom) if phantom else None
+        self.method: LocalMethod | None = None
+        self._opened: tuple[RunSpec, OpenSite] | None = None
+
+    def answer(
+        self,
+        name: str,
+        question: str,
+        weights: Mapping[str, np.ndarray],
+        task: RoundTask,
+        run: RunSpec,
+        *,
+        evaluate: bool,
+        config: SiteConfig,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> SiteResult:
+        """Does one task. Bad input becomes a result that carries one sentence, which names no patient and no path.
+
+        Args:
+            name: the site's name.
+            question: one of :data:`fedmend.results.QUESTIONS`.
+            weights: the global model; empty for a census.
+            task: what is asked.
+            run: the run.
+            evaluate: count how the received model does on the site's val and test splits.
+            config: the site's settings.
+            stop: asked before every batch.
+
+        Raises:
+            Stopped: ``stop`` said so.
+        """
+        try:
+            with locked(config.state_dir / run.run_name / name / "in_use", patience=PREDECESSOR) as alone:
+                if not alone:  # a process of an earlier job that froze and wakes up must not write beside this one
+                    raise FedMendError(
+                        f"run_name {run.run_name!r}: expected no other task of this run at this site, one is still"
+                        " going on"
+                    )
+                return self._answer(name, question, weights, task, run, evaluate, config, stop)
+        except FedMendError as e:
+            message = str(e) if str(e).startswith(name) else f"{name}: {e}"
+            LOG.error("%s", message)
+            return SiteResult(error=message[:LONGEST_ERROR])
+        except Stopped:
+            raise
+        except Exception as e:  # a type name is all that leaves; the words of the error may name a patient's file
+            steps = [f"{Path(s.filename).name}:{s.lineno} {s.name}" for s in traceback.extract_tb(e.__traceback__)]
+            LOG.error("%s: %s failed with %s at %s", name, question, type(e).__name__, " > ".join(steps))
+            LOG.debug("%s", traceback.format_exc())
+            if isinstance(e, OSError) and e.errno:  # the system's own words, e.g. of a full disk, name no file
+                reason = os.strerror(e.errno)
+                return SiteResult(
+                    error=f"{name}: {question}: expected files that can be read and written, got: {reason}"
+                )
+            return SiteResult(error=f"{name}: {question} failed with {type(e).__name__}; see the log of this site")
+
+    def _answer(self, name, question, weights, task: RoundTask, run: RunSpec, evaluate, config, stop) -> SiteResult:
+        started = time.monotonic()
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        opened = self._open(name, run, config)
+        site, kind = opened.site, opened.kind
+        site.stop = stop
+        result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
+        if question == CENSUS:
+            result.census = self._census(opened)
+            return result
+        model = build_network(run.network, len(run.classes)).to(site.device)
+        letters = {"C": len(run.classes), "R": len(kind.row_names(run.classes)), "F": model.num_features}
+        where = f"{name}: round {task.round_num}, knowledge of the server,"
+        check_fields(task.knowledge, self.method.KNOWLEDGE, letters, where)
+        if site.device.type == "cuda":
+            model = model.to(memory_format=torch.channels_last)
+        set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in weights.items()})
+        if evaluate:
+            for split, data in site.data.evaluation.items():
+                result.counts[split] = kind.evaluate(model, data, site)
+        if question == TRAIN:
+            site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
+            work = self.method.start(model, task, site)
+            result.loss = self._trainer.train(work)
+            result.report = dict(work.report())
+            result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
+        elif question == COLLECT:
+            result.report = dict(self.method.collect(model, task, site))
+        elif question == EVALUATE and (config.gallery or opened.card.phantom):
+            page = kind.gallery(site, opened.truth, phantom=opened.card.phantom)
+            if page:  # beside the ledger, where only the site sees it
+                (config.state_dir / run.run_name / name / GALLERY_NAME).write_text(page, encoding="utf-8")
+        result.repairs = dict(kind.repairs(site, opened.truth))
+        self._log(opened, question, task, result, time.monotonic() - started)
+        return result
+
+    @staticmethod
+    def _log(opened: "OpenSite", question: str, task: RoundTask, result: SiteResult, seconds: float) -> None:
+        repaired = sum(int(result.repairs[sign].sum()) for sign in ("positive", "negative") if result.repairs)
+        LOG.info(
+            "%s%s: round %d %s, %d samples, %s%s%.1f s",
+            "PHANTOM " if opened.card.phantom else "",
+            opened.site.name,
+            task.round_num + 1 if question == TRAIN else task.round_num,
+            question if question == EVALUATE else task.stage,
+            result.samples,
+            f"loss {result.loss:.4f}, " if question == TRAIN else "",
+            f"{repaired} {opened.kind.unit} repaired so far, " if repaired else "",
+            seconds,
+        )
+
+    def _open(self, name: str, run: RunSpec, config: SiteConfig) -> "OpenSite":
+        if self._opened is None or self._opened[0] != run or self._opened[1].site.name != name:
+            self._opened = (run, self._open_site(name, run, config))
+        return self._opened[1]
+
+    def _open_site(self, name: str, run: RunSpec, config: SiteConfig) -> "OpenSite":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.backends.cudnn.deterministic = True  # same seed, same numbers
+        card = load_card(site_folder(name, config, self._phantom), name)
+        if card.kind not in self.method.KINDS:
+            known = " or ".join(map(repr, self.method.KINDS))
+            raise FedMendError(
+                f"{name}: site.json, field task: expected {known} for the method of this job, got {card.kind!r}"
+            )
+        kind = kind_of(card.kind)
+        data = kind.load(
+            card,
+            run.classes,
+            cache_dir=config.cache_dir,
+            image_size=self._image_size,
+            device=device,
+            max_unreadable=config.max_unreadable,
+            all_labels=self._all_labels,
+        )
+        if len(data.train) < self._batch_size:
+            raise FedMendError(
+                f"{name}: {data.train.file}: expected at least {self._batch_size} samples (batch_size), got"
+                f" {len(data.train)}"
+            )
+        state_dir = config.state_dir / run.run_name / name
+        ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
+        site = Site(name, device, data, ledger, StateStore(state_dir), self._batch_size)
+        return OpenSite(site, kind, card, kind.load_truth(card, data))
+
+    def _census(self, opened: "OpenSite") -> dict:
+        data, kind = opened.site.data, opened.kind
+        splits = {"train": data.train, **data.evaluation}
+        return {
+            "annotated": data.annotated,
+            "positives": kind.positives(data),
+            "sizes": {k: len(v) for k, v in splits.items()},
+            "kind": kind.name,
+            "phantom": opened.card.phantom,
+            **({} if self._all_labels else kind.census_extras(opened.card)),
+        }
+
+
+class OpenSite:
+    """A site's opened data.
+
+    Args:
+        site: what the method may touch.
+        kind: its kind of labels.
+        card: its card.
+        truth: complete training labels or masks, or None; never given to a method.
+    """
+
+    def __init__(self, site: Site, kind: Kind, card: SiteCard, truth: np.ndarray | None):
+        self.site, self.kind, self.card, self.truth = site, kind, card, truth

@@ -1,0 +1,72 @@
+"""``report``, ``table`` and ``sitecheck``: what a run left behind, and what a site needs before it joins."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fl_components.cli.common import given
+from fl_components.cli.jobs import run_folders
+
+
+def add(commands) -> None:
+    """Adds the three commands."""
+    report = commands.add_parser("report", help="write report.html of a run folder again")
+    report.add_argument("folder", type=Path, help="run folder, with run.json")
+    report.set_defaults(run=_report)
+
+    table = commands.add_parser("table", help="compare the final models of several runs, as Markdown and CSV")
+    table.add_argument(
+        "runs",
+        nargs="+",
+        metavar="NAME=FOLDER",
+        help="a row and its run folder, simulator workspace or workspace of several seeds; NAME again adds runs to its"
+        " row",
+    )
+    table.add_argument("--out", type=Path, required=True, help="folder for per_class and macro, .md and .csv")
+    table.set_defaults(run=_table)
+
+    check = commands.add_parser("sitecheck", help="what hospital IT runs before joining: one line per check")
+    check.add_argument("folder", type=Path, nargs="?", help="site folder (default: what the kit's fedmend.json names)")
+    check.add_argument(
+        "--kit", type=Path, help="startup kit of the site: checks its settings, policy and connection too"
+    )
+    wanted = check.add_mutually_exclusive_group()
+    wanted.add_argument("--job", type=Path, help="job folder: checks classes, method and class policy against it")
+    wanted.add_argument(
+        "--classes", default="", help="the job's classes, comma-separated (default: those of site.json)"
+    )
+    check.add_argument("--max-unreadable", type=int, help="default: what the kit's fedmend.json says, or 0")
+    check.set_defaults(run=_sitecheck)
+
+
+def _report(args: argparse.Namespace) -> None:
+    from fedmend.report.report import summary_text, write_report
+
+    write_report(args.folder)
+    print(summary_text(args.folder))
+
+
+def _table(args: argparse.Namespace) -> None:
+    from fedmend.report.run_folder import load_run
+    from fedmend.report.tables import comparison
+
+    runs = {}
+    for word in args.runs:
+        name, equals, folder = word.partition("=")
+        if not (name and equals and folder):
+            raise FedMendError(f"table: expected NAME=FOLDER, got {word!r}")
+        runs.setdefault(name, []).extend(map(load_run, run_folders(Path(folder), name)))
+    texts = comparison(runs)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        (args.out / file).write_text(text, encoding="utf-8")
+    print("\n".join(text for file, text in texts.items() if file.endswith(".md")) + f"\nwritten to {args.out}")
+
+
+def _sitecheck(args: argparse.Namespace) -> None:
+    from fl_components.sitecheck import SiteCheck, sitecheck
+
+    classes = args.classes.split(",") if args.classes else ()
+    check = SiteCheck(args.folder, classes=classes, **given(args, "kit", "job", "max_unreadable"))
+    sitecheck(check, show=lambda line: print(line, flush=True), color=sys.stdout.isatty())

@@ -1,0 +1,39 @@
+"""Arguments that several commands share."""
+
+import argparse
+from pathlib import Path
+
+
+def given(args: argparse.Namespace, *names: str) -> dict:
+    """Name → value of these arguments."""
+    return {name: getattr(args, name) for name in names}
+
+
+def subcommands(commands, name: str, summary: str, what: str):
+    """Adds a command that has commands of its own; ``what`` is the word for them in its usage."""
+    return commands.add_parser(name, help=summary).add_subparsers(required=True, metavar=what)
+
+
+def job_arguments(parser: argparse.ArgumentParser, **job) -> None:
+    """Adds a job folder, to whose argument ``job`` is passed on, and how the job is changed."""
+    parser.add_argument("job", type=Path, help="job folder, e.g. jobs/fedmlp_ich", **job)
+    parser.add_argument(
+        "--variant",
+        dest="variants",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="NAME[,NAME]",
+        help="variants of the job, e.g. paper or paper,fedavg; fedmend jobs lists them",
+    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="override settings of the job")
+
+
+def site_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds the fields of fedmend.json that a run on this machine overrides."""
+    parser.add_argument(
+        "--site",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override fields of fedmend.json, e.g. data_root=/data/{SITE_NAME}",
+    )

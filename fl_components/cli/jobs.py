@@ -1,0 +1,123 @@
+"""``jobs``, ``configure`` and ``simulate``: jobs on this machine."""
+
+import argparse
+import json
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fl_components.cli.common import given, job_arguments, site_settings
+
+
+def add(commands) -> None:
+    """Adds the commands."""
+    jobs = commands.add_parser("jobs", help="list jobs and their variants")
+    jobs.add_argument("folder", type=Path, nargs="?", default=Path("jobs"), help="default jobs")
+    jobs.set_defaults(run=_jobs)
+
+    configure = commands.add_parser("configure", help="copy a job with other variables, ready to submit")
+    job_arguments(configure)
+    configure.add_argument("out", type=Path)
+    configure.add_argument("--sites", type=int, default=0, help="sites named in meta.json (default: as in the job)")
+    configure.set_defaults(run=_configure)
+
+    simulate = commands.add_parser("simulate", help="run a job on this machine, in FLARE's simulator or without FLARE")
+    job_arguments(simulate)
+    simulate.add_argument(
+        "--workspace",
+        type=Path,
+        help="new folder or one of an earlier run, which is emptied (default: runs/ and the job's name)",
+    )
+    simulate.add_argument(
+        "--local", action="store_true", help="in this process, without FLARE: the same numbers, faster"
+    )
+    simulate.add_argument(
+        "--threads", type=int, help="sites that run at the same time (default: 1, with --local as many as cores)"
+    )
+    simulate.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
+    site_settings(simulate)
+    simulate.add_argument(
+        "--seeds", type=_seeds, default=[], help="several runs, e.g. 0,1,2; prints mean and standard deviation"
+    )
+    simulate.add_argument(
+        "--quiet", action="store_true", help="keep the simulator's output in a file beside the workspace"
+    )
+    simulate.set_defaults(run=_simulate)
+
+
+def _jobs(args: argparse.Namespace) -> None:
+    from fl_components.run.jobs import all_jobs, job_variants
+
+    found = all_jobs(args.folder)
+    if not found:
+        raise FedMendError(f"jobs: expected a folder with job folders, found none in {args.folder}")
+    for job in found:
+        print(job)
+        for name, variant in job_variants(job).items():
+            print(f"  {name:20} {variant.about}".rstrip())
+
+
+def _configure(args: argparse.Namespace) -> None:
+    from fl_components.run.arguments import parse_assignments
+    from fl_components.run.jobs import configure_job
+
+    if args.out.exists():
+        raise FedMendError(f"configure: expected a new folder, {args.out} exists")
+    configure_job(args.job, args.out, parse_assignments(args.set), variants=args.variants, sites=args.sites)
+    print(f"job written to {args.out}")
+
+
+def _simulate(args: argparse.Namespace) -> None:
+    from fl_components.run.arguments import parse_assignments
+    from fl_components.run.simulate import RUN_FOLDER, seed_lines
+
+    if args.local:
+        from fl_components.run.local import run_local as run
+    else:
+        from fl_components.run.simulate import simulate as run
+    threads = {"threads": args.threads} if args.threads else {}
+    runs, base = [], args.workspace or Path("runs") / args.job.resolve().name
+    for seed in args.seeds or [None]:
+        variables = parse_assignments(args.set) | ({} if seed is None else {"seed": seed})
+        workspace = base if seed is None else base / f"seed-{seed}"
+        result = run(
+            args.job,
+            workspace,
+            variables=variables,
+            site_settings=parse_assignments(args.site),
+            **given(args, "variants", "sites", "quiet"),
+            **threads,
+        )
+        runs.append({"seed": seed, **result})
+        if seed is not None:
+            print(f"seed {seed}: {json.dumps(result['final'])}", flush=True)
+        elif args.quiet:
+            print(f"finished; records and report.html are in {workspace / RUN_FOLDER}")
+    if args.seeds:
+        (base / "seeds.json").write_text(json.dumps(runs, indent=2) + "\n")
+        print(f"final global model, mean ± sd over {len(runs)} seeds:")
+        print("\n".join(seed_lines(runs)))
+
+
+def run_folders(folder: Path, name: str) -> list[Path]:
+    """The run folders behind what a person names: one itself, that of a simulator workspace, or those of its seeds.
+
+    Raises:
+        FedMendError: a folder without a run.
+    """
+    from fl_components.run.simulate import RUN_FOLDER
+
+    workspaces = sorted(f for f in folder.glob("seed-*") if f.is_dir()) or [folder]  # beside them lie logs
+    found = [next((f for f in (w, w / RUN_FOLDER) if (f / "run.json").is_file()), None) for w in workspaces]
+    if None in found:
+        where = workspaces[found.index(None)]
+        raise FedMendError(
+            f"table, {name}: expected a run folder or a simulator workspace, found no run.json in {where}"
+        )
+    return found
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers like 0,1,2, got {text!r}") from None

@@ -1,0 +1,51 @@
+"""``ledger``: what was changed in the labels of a site."""
+
+import argparse
+from pathlib import Path
+
+from fl_components.cli.common import subcommands
+
+
+def add(commands) -> None:
+    """Adds the command."""
+    ledger = subcommands(commands, "ledger", "what was changed in the labels of a site", "ACTION")
+    show = ledger.add_parser("show", help="print repaired labels")
+    show.add_argument("ledger", type=Path, help="ledger.sqlite in the site's state_dir")
+    show.add_argument("--last", type=int, default=50, help="newest entries to print (default 50)")
+    show.add_argument("--all", action="store_true", help="also those that were taken back")
+    show.set_defaults(run=_show)
+    export = ledger.add_parser("export", help="write the whole history as CSV")
+    export.add_argument("ledger", type=Path)
+    export.add_argument("out", type=Path)
+    export.set_defaults(run=_export)
+    undo = ledger.add_parser("undo", help="take repaired labels back")
+    undo.add_argument("ledger", type=Path)
+    undo.add_argument("--rule", default="*", help="one rule (default: all)")
+    undo.add_argument("--from-round", type=int, default=1, help="first round to take back (default 1 = everything)")
+    undo.set_defaults(run=_undo)
+
+
+def _show(args: argparse.Namespace) -> None:
+    from fedmend.repairs.label_ledger import read_history
+
+    rows = [r for r in read_history(args.ledger) if args.all or r["in_force"]]
+    for r in rows[-args.last :]:
+        state = "" if r["in_force"] else "  (taken back)"
+        old = "blank" if r["old"] < 0 else r["old"]
+        change = f"round {r['round'] + 1:4d}  {r['image']}  {r['class']}: {old} -> {r['new']}"
+        print(f"{change}  confidence {r['confidence']:.4f}  {r['rule']}{state}")
+    shown = f"newest {args.last} of " if len(rows) > args.last else ""
+    print(f"{shown}{len(rows)} repairs; originals are unchanged")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from fedmend.repairs.label_ledger import to_csv
+
+    print(f"{to_csv(args.ledger, args.out)} entries written to {args.out}")
+
+
+def _undo(args: argparse.Namespace) -> None:
+    from fedmend.repairs.label_ledger import undo_file
+
+    count = undo_file(args.ledger, rule=args.rule, from_round=args.from_round - 1)
+    print(f"{count} repairs taken back; they stay in the history")

@@ -1,0 +1,184 @@
+"""WorkflowController: any workflow over FLARE."""
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.utils.memory_utils import cleanup_memory
+
+from fedmend.errors import FedMendError
+from fedmend.federation import RunningFederation, RunSettings
+from fedmend.method import Workflow
+from fedmend.results import CENSUS, SiteResult
+from fedmend.transport import Question, Transport
+from fl_components.console import quiet_console
+from fl_components.run.jobs import job_settings
+from fl_components.wire import pack_task, unpack_result
+from fl_components.workspace import load_site_config
+
+LOG = logging.getLogger("fedmend.run")
+WORKFLOW = "workflow"  # id of the component
+RESULTS_FOLDER = "fedmend"
+POLL = 0.1  # seconds
+
+
+class WorkflowController(ModelController):
+    """Runs the workflow that stands under the id ``workflow`` in the server's configuration.
+
+    Args:
+        settings: fields of :class:`fedmend.federation.RunSettings`.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_name: str,
+        classes: list[str],
+        network: str,
+        num_rounds: int,
+        seed: int = 0,
+        weights: str = "",
+        min_sites: int = 0,
+        round_timeout: int = 0,
+        grace_period: int = 0,
+        eval_every: int = 1,
+        method: str = "",
+    ):
+        super().__init__(ignore_result_error=True, task_check_period=0.1)
+        self.settings = RunSettings(
+            run_name=run_name,
+            classes=classes,
+            network=network,
+            num_rounds=num_rounds,
+            seed=seed,
+            weights=weights,
+            min_sites=min_sites,
+            round_timeout=round_timeout,
+            grace_period=grace_period,
+            eval_every=eval_every,
+            method=method,
+        )
+
+    def run(self) -> None:
+        """Does the rounds; bad input ends the job with its sentence alone."""
+        quiet_console(self.fl_ctx)
+        mark = ""
+        try:
+            workflow = self.engine.get_component(WORKFLOW)
+            if not isinstance(workflow, Workflow):
+                raise FedMendError(f"server configuration: expected a workflow with id {WORKFLOW!r}")
+            federation = RunningFederation(
+                self.settings,
+                workflow,
+                FlareTransport(self),
+                state_dir=load_site_config(self.fl_ctx).state_dir,
+                folder=Path(self.get_run_dir()) / RESULTS_FOLDER,
+                app_dir=Path(self.get_app_dir()),
+                described=self._described(),
+            )
+            try:
+                federation.run()
+            finally:
+                mark = federation.mark
+        except FedMendError as e:
+            LOG.error("%srun stopped: %s", mark, e)
+            self.panic(str(e))
+
+    def _described(self) -> dict[str, object]:
+        """All settings of the job that the server can see."""
+        folder = Path(self.get_app_dir()) / "config"
+        found = [
+            json.loads(file.read_text()) if (file := folder / f"config_fed_{side}.json").is_file() else {}
+            for side in ("client", "server")
+        ]
+        return job_settings(*found)
+
+
+class FlareTransport(Transport):
+    """Questions as FLARE tasks.
+
+    Args:
+        controller: sends them.
+    """
+
+    def __init__(self, controller: WorkflowController):
+        self._controller = controller
+
+    def sites(self) -> list[str]:
+        """The sites that are connected."""
+        return sorted(client.name for client in self._controller.engine.get_clients())
+
+    def exchange(
+        self, question: Question, receive: Callable[[str, SiteResult | FedMendError], None], enough: Callable[[], bool]
+    ) -> None:
+        """One message per role, all at the same time, as no site may learn the role of another."""
+        cleanup_memory()  # FLARE leaves models in reference cycles, and its threads would keep what was freed
+        controller, settings = self._controller, self._controller.settings
+        replies: deque[FLModel] = deque()  # filled by FLARE's threads
+        by_role: dict[str, list[str]] = {}
+        for site, task in question.tasks.items():
+            by_role.setdefault(task.role, []).append(site)
+        for _, sites in sorted(by_role.items()):
+            task = question.tasks[sites[0]]
+            controller.broadcast_model(
+                task_name=question.name,
+                data=pack_task(question.weights, task, question.run, evaluate=question.evaluate),
+                targets=sites,
+                timeout=settings.round_timeout,
+                blocking=False,
+                callback=replies.append,
+            )
+
+        def hand_over() -> None:
+            while replies:
+                reply = replies.popleft()
+                site = reply.meta["client_name"]
+                try:
+                    receive(site, unpack_result(reply, site))
+                except FedMendError as e:
+                    receive(site, e)
+
+        # Who is cut off from the census is out of the whole job.
+        grace = 0 if question.name == CENSUS else settings.grace_period
+        enough_since = None
+        while controller.get_num_standing_tasks() and not controller.abort_signal.triggered:
+            hand_over()
+            now = time.monotonic()
+            if enough_since is None and enough():
+                enough_since = now
+            if grace and enough_since is not None and now - enough_since >= grace:
+                controller.cancel_all_tasks()
+            time.sleep(POLL)
+        if controller.abort_signal.triggered:
+            raise FedMendError(f"{question.name}: the job was aborted")
+        hand_over()
+
+    def save_model(self, weights: Mapping[str, np.ndarray], *, best: bool = False) -> str:
+        """By FLARE's persistor."""
+        controller, persistor = self._controller, self._controller.persistor
+        if best:
+            learnable = make_model_learnable(dict(weights), {})
+            controller.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, learnable, private=True, sticky=True)
+            controller.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)
+            name = persistor.best_global_model_file_name
+        else:
+            controller.save_model(FLModel(params=dict(weights), params_type=ParamsType.FULL))
+            name = persistor.global_model_file_name
+        return str(Path(persistor.log_dir or controller.get_app_dir()) / name)
+
+    def stream(self, tag: str, value: float, step: int) -> None:
+        """One number for TensorBoard, by FLARE's own analytics event."""
+        dxo = create_analytic_dxo(tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step)
+        with self._controller.engine.new_context() as fl_ctx:
+            send_analytic_dxo(self._controller, dxo, fl_ctx)

@@ -1,0 +1,135 @@
+"""The site policy that follows from the code: which classes a job may name, which fields may leave, and the table about
+them.
+
+Everything comes from the classes in :mod:`fedmend.methods` and their typed fields. ``fedmend policy`` writes it into
+tracked files, which people review: a list, never a prefix, because FLARE would take a prefix for leave to call whatever
+is imported below it.
+"""
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import fedmend.methods
+from fedmend.errors import FedMendError
+from fedmend.fields import UNBOUNDED, Field, counted
+from fedmend.files import write_text
+from fedmend.method import LocalMethod, Workflow
+
+GLUE = (  # what jobs name besides methods
+    "fl_components.controller.WorkflowController",
+    "fl_components.executor.MethodExecutor",
+    "fl_components.persistor.ModelFilePersistor",
+    "fl_components.statistics.LabelAuditWriter",
+    "fl_components.statistics.LabelStatistics",
+)
+OURS = ("fedmend.", "fl_components.")
+GUARD = "fl_components.guard.ReportGuard"
+RESOURCES = Path("simulator_workspace") / "local" / "resources.json"
+PRIVACY = Path("simulator_workspace") / "local" / "privacy.json"
+DATA_PROTECTION = Path("provisioning") / "data_protection.md"
+BEGIN, END = "<!-- made by `fedmend policy`: begin -->", "<!-- made by `fedmend policy`: end -->"
+
+
+def method_classes() -> list[type]:
+    """All methods and workflows that a job may name, by their full names."""
+    found = []
+    for module in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods."):
+        for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            method = issubclass(cls, LocalMethod) and hasattr(cls, "ROUND")
+            if cls.__module__ == module.name and (
+                method or (issubclass(cls, Workflow) and not inspect.isabstract(cls))
+            ):
+                found.append(cls)
+    return sorted(found, key=_path)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def report_fields() -> dict[str, Field]:
+    """Every field that a method may report.
+
+    Raises:
+        FedMendError: two methods give one name to different fields.
+    """
+    return _merged("FIELDS")
+
+
+def _merged(attribute: str) -> dict[str, Field]:
+    found: dict[str, Field] = {}
+    for cls in method_classes():
+        for name, field in getattr(cls, attribute).items():
+            if found.setdefault(name, field) != field:
+                raise FedMendError(f"{_path(cls)}, field {name}: expected one meaning of a name, got two")
+    return found
+
+
+def policy_files(root: Path) -> dict[Path, str]:
+    """File below ``root`` → what must stand in it."""
+    resources = json.loads((root / RESOURCES).read_text(encoding="utf-8"))
+    foreign = [name for name in resources["class_allow_list"] if not name.startswith(OURS)]
+    resources["class_allow_list"] = [*map(_path, method_classes()), *GLUE, *foreign]
+    privacy = json.loads((root / PRIVACY).read_text(encoding="utf-8"))
+    fields = report_fields()
+    for scope in privacy["scopes"]:
+        for chosen in scope["task_result_filters"]:
+            if chosen["path"] == GUARD:
+                chosen["args"] |= {"fields": sorted(fields), "counts": counted(fields)}
+    return {
+        RESOURCES: json.dumps(resources, indent=2) + "\n",
+        PRIVACY: json.dumps(privacy, indent=2) + "\n",
+        DATA_PROTECTION: _with_tables((root / DATA_PROTECTION).read_text(encoding="utf-8")),
+    }
+
+
+def stale(root: Path) -> list[Path]:
+    """Files that do not say what the code says."""
+    wanted = policy_files(root)
+    return [file for file, text in wanted.items() if (root / file).read_text(encoding="utf-8") != text]
+
+
+def write_policy(root: Path) -> list[Path]:
+    """Brings the files up to date; returns those that changed."""
+    changed, wanted = stale(root), policy_files(root)
+    for file in changed:
+        write_text(root / file, wanted[file])
+    return changed
+
+
+def _with_tables(page: str) -> str:
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise FedMendError(f"{DATA_PROTECTION}: expected the lines {BEGIN} and {END}, not found")
+    return f"{before}{BEGIN}\n\n{data_protection_tables()}\n{END}{after}"
+
+
+def data_protection_tables() -> str:
+    """Markdown: what a method's reports hold, and what the server sends to sites besides the weights."""
+    parts = []
+    for title, attribute in (("A site reports", "FIELDS"), ("The server sends", "KNOWLEDGE")):
+        head = ["| method | field | shape | range | what it is | risk |", "|---|---|---|---|---|---|"]
+        parts.append("\n".join([f"**{title}**, besides the weights:", "", *head, *_rows(attribute)]) + "\n")
+    return "\n".join(parts)
+
+
+def _rows(attribute: str) -> Iterator[str]:
+    told: dict[str, list[str]] = {}
+    for cls in method_classes():
+        if issubclass(cls, LocalMethod) and getattr(cls, attribute):
+            told.setdefault(json.dumps(sorted(getattr(cls, attribute))), []).append(cls.__name__)
+    by_name: Mapping[str, type] = {cls.__name__: cls for cls in method_classes()}
+    for names in told.values():
+        method, fields = ", ".join(names), getattr(by_name[names[0]], attribute)
+        guarded = {*counted(fields), *counted(fields).values()} if attribute == "FIELDS" else set()
+        for name, field in fields.items():
+            shape = " × ".join(map(str, field.shape)) or "1"
+            span = " to ".join("any" if abs(bound) >= UNBOUNDED else f"{bound:g}" for bound in (field.low, field.high))
+            risk = f"**guarded**; {field.risk}" if name in guarded else field.risk
+            yield f"| {method} | `{name}` | {shape} | {span} | {field.meaning} | {risk} |"
+            method = ""

@@ -1,0 +1,153 @@
+"""Job folders: copies with other settings, and what a job says, for a run without FLARE."""
+
+import importlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fl_components.run.arguments import Part, assign, job_settings, parts
+from fl_components.run.variants import Variant, apply, choose, variants_of
+
+__all__ = ["JobSettings", "all_jobs", "configure_job", "job_settings", "job_variants", "read_job"]
+
+METHOD, WORKFLOW, CONTROLLER, EXECUTOR = "method", "workflow", "rounds", "executor"
+METHODS = "fedmend.methods."  # importing runs code: nothing else that a job names is imported without FLARE's check
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """What a job folder says.
+
+    Attributes:
+        name: the job's name.
+        problem: the folder of variants that it shares with other jobs.
+        app: its app folder.
+        sites: names of the sites that it is deployed to.
+        run: arguments of the controller.
+        site: arguments of the executor.
+        workflow: server half of the method.
+        method: client half.
+        settings: all arguments by name, see :func:`job_settings`.
+    """
+
+    name: str
+    problem: str
+    app: Path
+    sites: tuple[str, ...]
+    run: Mapping[str, object]
+    site: Mapping[str, object]
+    workflow: Part
+    method: Part
+    settings: Mapping[str, object]
+
+    def build(self, component: Part) -> object:
+        """An object of the class that a component names.
+
+        Raises:
+            FedMendError: no class of FedMend's methods, or one that does not take these arguments.
+        """
+        module, _, name = component.path.rpartition(".")
+        if not component.path.startswith(METHODS):
+            raise FedMendError(f"job {self.name}: expected a class of {METHODS[:-1]}, got {component.path}")
+        try:
+            return getattr(importlib.import_module(module), name)(**component.args)
+        except (ImportError, AttributeError):
+            raise FedMendError(f"job {self.name}: expected {component.path} in this FedMend, not found") from None
+        except (TypeError, ValueError) as e:
+            raise FedMendError(f"job {self.name}: expected arguments of {component.path}, got others: {e}") from None
+
+
+def configure_job(
+    job: Path, out: Path, variables: Mapping[str, object], *, variants: Sequence[str] = (), sites: int = 0
+) -> None:
+    """Copies a job folder with other settings.
+
+    Args:
+        job: job folder.
+        out: folder to write; must not exist.
+        variables: setting → value, see :func:`fl_components.run.arguments.assign`; set after the variants.
+        variants: names of variants, see :mod:`fl_components.run.variants`. ``run_name`` gets their names as an ending,
+            always in the same order, unless a variant or ``variables`` sets it.
+        sites: number of sites ``site-1`` … in meta.json; 0 keeps what stands there.
+
+    Raises:
+        FedMendError: no job, unknown variant or setting, or a value of another kind than the job's.
+    """
+    meta, configs = _load(job)
+    client, server = configs.values()
+    chosen = choose(variants_of(job, server.get("problem", "")), variants)
+    among = parts(client, server)
+    homes = [part.args for part in among if "run_name" in part.args]
+    names = [args["run_name"] for args in homes]
+    apply(chosen, client, server)
+    for args, name in zip(homes, names, strict=True):
+        if args["run_name"] == name:
+            args["run_name"] = "_".join([name, *(variant.name for variant in chosen)])
+    among = parts(client, server)
+    for name, value in variables.items():
+        assign(name, value, among)
+    shutil.copytree(job, out)
+    for file, config in configs.items():
+        (out / file.relative_to(job)).write_text(json.dumps(config, indent=2) + "\n")
+    if sites:
+        names = ["server", *(f"site-{i + 1}" for i in range(sites))]
+        meta["deploy_map"], meta["min_clients"] = dict.fromkeys(meta["deploy_map"], names), sites
+        (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def read_job(job: Path) -> JobSettings:
+    """What a job folder says.
+
+    Raises:
+        FedMendError: no job, or one without a method, such as the label audit.
+    """
+    meta, configs = _load(job)
+    client, server = configs.values()
+    found = {part.id: part for part in parts(client, server)}
+    name = meta["name"]
+    if missing := [part for part in (METHOD, WORKFLOW, CONTROLLER, EXECUTOR) if part not in found]:
+        raise FedMendError(f"job {name}: expected a job that trains, found no {missing[0]}; it runs with FLARE alone")
+    return JobSettings(
+        name=name,
+        problem=server.get("problem", ""),
+        app=next(iter(configs)).parents[1],
+        sites=tuple(sorted({site for place in meta["deploy_map"].values() for site in place} - {"server"})),
+        run=found[CONTROLLER].args,
+        site=found[EXECUTOR].args,
+        workflow=found[WORKFLOW],
+        method=found[METHOD],
+        settings=job_settings(client, server),
+    )
+
+
+def all_jobs(folder: Path) -> list[Path]:
+    """The job folders in a folder, by name."""
+    return sorted(file.parent for file in folder.glob("*/meta.json"))
+
+
+def job_variants(job: Path) -> dict[str, Variant]:
+    """Name → variant of all that a job has.
+
+    Raises:
+        FedMendError: no job, or a variant that does not parse.
+    """
+    _, configs = _load(job)
+    _, server = configs.values()
+    return variants_of(job, server.get("problem", ""))
+
+
+def _load(job: Path) -> tuple[dict, dict[Path, dict]]:
+    """Content of ``meta.json``, and file → content of the two configurations, first the clients'."""
+    if not (job / "meta.json").is_file():
+        raise FedMendError(f"job: expected a folder with meta.json, not found in {job}")
+    files = [f for side in ("client", "server") for f in sorted(job.glob(f"*/config/config_fed_{side}.json"))]
+    if [file.stem[-6:] for file in files] != ["client", "server"]:
+        raise FedMendError(f"job: expected one configuration of the server and one of the clients, not found in {job}")
+    try:
+        meta = json.loads((job / "meta.json").read_text(encoding="utf-8"))
+        return meta, {file: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    except ValueError:
+        raise FedMendError(f"job: expected JSON files, got one that does not parse in {job}") from None

@@ -1,0 +1,109 @@
+"""Runs of jobs in this process, without FLARE: the same numbers, and the same files at the same places."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fedmend.local_federation import run_locally
+from fedmend.site_config import CONFIG_NAME, SiteConfig, read_site_config
+from fl_components.run.jobs import configure_job, read_job
+from fl_components.run.simulate import lay_policy, refused_results
+
+KEPT = ("local", "startup")  # what FLARE's simulator leaves when it empties a workspace
+
+
+def run_local(
+    job: Path,
+    workspace: Path,
+    *,
+    threads: int = 0,
+    variables: Mapping[str, object] | None = None,
+    variants: Sequence[str] = (),
+    sites: int = 0,
+    site_settings: Mapping[str, object] | None = None,
+    quiet: bool = False,
+) -> dict:
+    """Runs one job without FLARE and returns its ``results.json``.
+
+    Args:
+        job: job folder.
+        workspace: emptied, except for ``local``; a new folder or that of an earlier run.
+        threads: sites that run at the same time; 0 = as many as there are cores.
+        variables: settings of the job to override.
+        variants: see :func:`fl_components.run.jobs.configure_job`.
+        sites: see :func:`fl_components.run.jobs.configure_job`.
+        site_settings: fields of ``fedmend.json`` to override.
+        quiet: keep what the run says in ``<workspace>.log`` instead of showing it.
+
+    Raises:
+        FedMendError: the workspace holds other files, the job does not train, or it or a site's result is refused.
+    """
+    workspace = workspace.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        configured = Path(folder) / job.resolve().name
+        configure_job(job, configured, variables or {}, variants=variants, sites=sites)
+        settings = read_job(configured)
+    workflow, method = settings.build(settings.workflow), settings.build(settings.method)
+    run = dict(settings.run)
+    if run.get("weights"):  # starts at the app folder, as with FLARE
+        run["weights"] = str(job.resolve() / settings.app.name / str(run["weights"]))
+    lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
+    _empty(workspace)
+    with _output_to(workspace.with_name(workspace.name + ".log") if quiet else None):
+        records = run_locally(
+            workflow=workflow,
+            method=method,
+            run=run,
+            site=settings.site,
+            sites=settings.sites,
+            workspace=workspace,
+            config_of=partial(site_config, workspace),
+            settings=settings.settings,
+            threads=threads or os.cpu_count() or 1,
+        )
+    if refused := refused_results(records):
+        raise FedMendError(f"run: expected a complete run, got a refused result: {refused[0]}")
+    return json.loads((records / "results.json").read_text(encoding="utf-8"))
+
+
+def site_config(workspace: Path, site: str) -> SiteConfig:
+    """Settings of a site, or of the server, as FLARE's simulator lays them out: one file, a folder for each.
+
+    Args:
+        workspace: absolute.
+        site: its name.
+
+    Raises:
+        FedMendError: see :func:`fedmend.site_config.read_site_config`.
+    """
+    return read_site_config(workspace / "local" / CONFIG_NAME, workspace / site, site)
+
+
+def _empty(workspace: Path) -> None:
+    for entry in workspace.iterdir():
+        if entry.name not in KEPT:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+@contextlib.contextmanager
+def _output_to(log: Path | None) -> Iterator[None]:
+    """Log lines go to this file alone, or where they went."""
+    if log is None:
+        yield
+        return
+    root = logging.getLogger()
+    before, handler = root.handlers[:], logging.FileHandler(log, "w", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root.handlers[:] = [handler]
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        handler.close()

@@ -1,0 +1,158 @@
+"""Runs of jobs in FLARE's simulator."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from fedmend.errors import FedMendError
+from fedmend.report.tables import mean_and_sd
+from fedmend.site_config import CONFIG_NAME, PHANTOM
+from fl_components.run.jobs import configure_job
+
+POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
+RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
+GRACE = 60.0  # seconds between the results and the end of the simulator
+
+
+def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
+    """Puts the tracked site policy into ``workspace/local``, with other values in its ``fedmend.json``.
+
+    Args:
+        workspace: a new folder or that of an earlier run, because the simulator empties it.
+        site_settings: fields of ``fedmend.json``; a relative ``data_root`` starts at the current folder.
+
+    Raises:
+        FedMendError: the policy is not there (FedMend was not installed from its checkout), or the workspace holds
+            other files.
+    """
+    if not POLICY.is_dir():
+        raise FedMendError("site policy: expected simulator_workspace/local in the FedMend checkout, not found")
+    file = workspace / "local" / CONFIG_NAME
+    startup = workspace / "startup"  # the simulator leaves it empty, a provisioned site keeps its certificates there
+    earlier_run = file.is_file() and not (startup.is_dir() and any(startup.iterdir()))
+    empty = not workspace.exists() or (workspace.is_dir() and not any(workspace.iterdir()))
+    if workspace.resolve() == POLICY.parent or not (earlier_run or empty):
+        raise FedMendError("--workspace: expected a new folder or one of an earlier run, got one with other files")
+    shutil.copytree(POLICY, workspace / "local", dirs_exist_ok=True)
+    file.write_text(local_settings(site_settings))
+
+
+def local_settings(site_settings: Mapping[str, object]) -> str:
+    """Content of ``fedmend.json`` for a trial on this machine: the tracked one with other values."""
+    settings = {**json.loads((POLICY / CONFIG_NAME).read_text()), **site_settings}
+    data_root = site_settings.get("data_root")
+    if isinstance(data_root, str) and data_root not in ("", PHANTOM):
+        settings["data_root"] = str(Path(data_root).expanduser().absolute())
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def simulate(
+    job: Path,
+    workspace: Path,
+    *,
+    threads: int = 1,
+    variables: Mapping[str, object] | None = None,
+    variants: Sequence[str] = (),
+    sites: int = 0,
+    site_settings: Mapping[str, object] | None = None,
+    quiet: bool = False,
+) -> dict:
+    """Runs one job in FLARE's simulator and returns its ``results.json``.
+
+    Args:
+        job: job folder.
+        workspace: emptied by the simulator, except for ``local``; a new folder or that of an earlier run.
+        threads: sites that run at the same time.
+        variables: settings of the job to override.
+        variants: see :func:`configure_job`.
+        sites: see :func:`configure_job`.
+        site_settings: fields of ``fedmend.json`` to override.
+        quiet: keep the simulator's output in ``<workspace>.log`` instead of showing it.
+
+    Raises:
+        FedMendError: the workspace holds other files, the simulator failed, or a site's result was refused.
+    """
+    workspace = workspace.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        configured = Path(folder) / job.resolve().name
+        configure_job(job, configured, variables or {}, variants=variants, sites=sites)
+        lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
+        command = [
+            sys.executable,
+            "-m",
+            "nvflare.cli",
+            "simulator",
+            str(configured),
+            "-w",
+            str(workspace),
+            "-t",
+            str(threads),
+        ]
+        log = workspace.with_name(workspace.name + ".log")
+        with open(log if quiet else os.devnull, "w") as output:
+            streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
+            code = _run_simulator(command, workspace / RUN_FOLDER / "results.json", **streams)
+    records = workspace / RUN_FOLDER
+    server_log = workspace / "server" / "log.txt"
+    refused = refused_results(records)
+    if code or refused or not (records / "results.json").is_file():
+        reasons = refused[:1] or _stopped(server_log)[-1:] or [f"see {log if quiet else server_log}"]
+        raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reasons[0]}")
+    return json.loads((records / "results.json").read_text())
+
+
+def _run_simulator(command: Sequence[str], results: Path, **streams) -> int:
+    """Exit code of the simulator. Where a site's process starts while the server stops, FLARE 2.9 waits for it
+    forever: a simulator that has written its results is stopped after ``GRACE``."""
+    results.unlink(missing_ok=True)
+    process = subprocess.Popen(command, **streams)
+    end = float("inf")
+    try:
+        while time.monotonic() < end:
+            try:
+                return process.wait(1)
+            except subprocess.TimeoutExpired:
+                if end == float("inf") and results.is_file():
+                    end = time.monotonic() + GRACE
+        return 0
+    finally:
+        if process.poll() is None:
+            simulator = psutil.Process(process.pid)
+            for running in [*simulator.children(recursive=True), simulator]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    running.kill()
+            process.wait()
+
+
+def refused_results(records: Path) -> list[str]:
+    """Why results of sites were refused in a run, in order."""
+    file = records / "decisions.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    return [line["value"]["reason"] for line in lines if line["what"] == "refused"]
+
+
+def _stopped(log: Path) -> list[str]:
+    """What the server said when it stopped the run."""
+    return re.findall(r"run stopped: (.+)", log.read_text()) if log.is_file() else []
+
+
+def seed_lines(runs: Sequence[Mapping]) -> list[str]:
+    """Lines ``split metric mean ± sd`` in points (0-100) over the final macro metrics of several runs."""
+    lines = []
+    for split in runs[0]["final"]:
+        for metric in runs[0]["final"][split]:
+            values = [run["final"][split][metric] for run in runs if run["final"][split][metric] is not None]
+            if values:
+                mean, sd = mean_and_sd(values, digits=2)
+                lines.append(f"{split} {metric.upper() if metric != 'map' else 'mAP'}: {mean} ± {sd or '0.00'}")
+    return lines

@@ -1,0 +1,222 @@
+"""A lead researcher's job on a real federation: submitted, followed and fetched over FLARE's API."""
+
+import contextlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from nvflare.apis.job_def import JobMetaKey, RunStatus
+from nvflare.fuel.flare_api.api_spec import (
+    AuthenticationError,
+    AuthorizationError,
+    InternalError,
+    InvalidJobDefinition,
+    JobNotDone,
+    JobNotFound,
+    NoConnection,
+    SessionClosed,
+)
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.private.defs import ERROR_MSG_PREFIX
+
+from fedmend.errors import FedMendError
+from fl_components.run.jobs import configure_job
+
+CONNECT = 10.0  # seconds
+POLL = 3.0  # seconds between two looks at a job
+LOG_KEYS = {"asctime", "fullName", "levelname", "message"}
+UNLISTED = re.compile(r"Component '[^']+' at config path '[^']+' is not in allow_list")
+STOPPED = "run stopped: "
+ABORTED = "the job was aborted"
+SILENT = (
+    "a process of the job ended without saying why; only the log of its site, or of the server, does (a class that its"
+    " policy does not list, a package that it lacks, too little memory)"
+)
+
+
+@contextlib.contextmanager
+def configured(
+    job: Path, variables: Mapping[str, object], *, variants: Sequence[str] = (), sites: int = 0
+) -> Iterator[Path]:
+    """A copy of the job with other settings, for as long as it is needed; see :func:`configure_job`."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / job.resolve().name
+        configure_job(job, out, variables, variants=variants, sites=sites)
+        yield out
+
+
+@contextlib.contextmanager
+def open_session(kit: Path, *, patience: float = 0.0) -> Iterator[Session]:
+    """FLARE's session of the person to whom the startup kit belongs.
+
+    Args:
+        kit: startup kit of a person.
+        patience: seconds to go on trying while the server does not answer.
+
+    Raises:
+        FedMendError: no kit of a person, no server, or it does not accept the kit; inside: whatever FLARE refuses.
+    """
+    file = kit / "startup" / "fed_admin.json"
+    try:
+        person = json.loads(file.read_text(encoding="utf-8"))["admin"]
+        name, server = person["username"], f"{person['host']}:{person['port']}"
+    except (OSError, ValueError, KeyError):
+        raise FedMendError("--kit: expected the startup kit of a person, with startup/fed_admin.json") from None
+    end = time.monotonic() + patience
+    with _in_one_sentence(name, server):
+        while True:
+            try:
+                session = new_secure_session(name, str(kit.resolve()), timeout=CONNECT)
+                break
+            except NoConnection:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1)
+        try:
+            yield session
+        finally:
+            session.close()  # an open one keeps this process alive
+
+
+@contextlib.contextmanager
+def _in_one_sentence(person: str, server: str) -> Iterator[None]:
+    try:
+        yield
+    except (NoConnection, SessionClosed):
+        raise FedMendError(f"server: expected an answer from {server}, got none") from None
+    except AuthenticationError as e:
+        raise FedMendError(f"server: expected a kit that {server} accepts, it refused {person}: {e}") from None
+    except AuthorizationError:
+        raise FedMendError(f"server: expected somebody who may do this, {person} may not") from None
+    except JobNotFound:
+        raise FedMendError("--job-id: expected a job that the server knows, it does not know this one") from None
+    except JobNotDone:
+        raise FedMendError("result: expected a job that has ended, this one still runs") from None
+    except (InvalidJobDefinition, InternalError) as e:
+        raise FedMendError(f"server: expected a job or command that it accepts, it said: {e}") from None
+
+
+def submit_job(session: Session, job: Path) -> str:
+    """Sends a job folder, which the person's key signs.
+
+    Returns:
+        The job's id.
+    """
+    return session.submit_job(str(job.resolve()))
+
+
+def follow(
+    session: Session,
+    job_id: str,
+    *,
+    show: Callable[[str], None] = print,
+    interval: float = POLL,
+    left: Callable[[], bool] = lambda: False,
+) -> None:
+    """Shows what a job does until it ends well.
+
+    Status and schedule come from the job's description, rounds and metrics from the server's log of this job, which our
+    policy lets its submitter read. Logs of sites do not leave them.
+
+    Args:
+        session: of the person who submitted it.
+        job_id: what :func:`submit_job` returned, in this process or an earlier one.
+        show: gets one line at a time.
+        interval: seconds between two looks.
+        left: asked before every look; True when the person has gone.
+
+    Raises:
+        FedMendError: the job ended otherwise; with the sentence of the server or of the site that stopped it.
+        KeyboardInterrupt: the person has gone.
+    """
+    last_state, last_line = "", ""
+    while True:
+        if left():
+            raise KeyboardInterrupt
+        meta = session.get_job_meta(job_id)
+        state = _state(meta)
+        if state != last_state:
+            show(state)
+            last_state = state
+        log = _server_log(session, job_id)
+        ours = [entry for entry in log if entry["fullName"].startswith("fedmend.") and job_id not in entry["message"]]
+        lines = [f"{entry['asctime'][11:19]} {entry['message']}" for entry in ours]
+        stamps = [entry["asctime"] + entry["message"] for entry in ours]
+        new = stamps.index(last_line) + 1 if last_line in stamps else 0
+        for line in lines[new:]:
+            show(line)
+        last_line = stamps[-1] if stamps else last_line
+        if meta["status"].startswith("FINISHED"):
+            break
+        time.sleep(interval)
+    if meta["status"] != RunStatus.FINISHED_COMPLETED.value:
+        raise FedMendError(f"job {job_id}: expected it to complete, got {meta['status']}: {_reason(meta, log)}")
+
+
+def _state(meta: Mapping) -> str:
+    waits = meta["status"] == RunStatus.SUBMITTED.value
+    return ", ".join([meta["status"], *_not_deployed(meta), *(_history(meta)[-1:] if waits else [])])
+
+
+def _history(meta: Mapping) -> list[str]:
+    return meta.get(JobMetaKey.SCHEDULE_HISTORY.value) or []
+
+
+def _not_deployed(meta: Mapping) -> list[str]:
+    """Who refused the job before it started, and why; it goes on without a site that it does not need."""
+    details = meta.get(JobMetaKey.JOB_DEPLOY_DETAIL.value) or []
+    return [d.replace(f"{ERROR_MSG_PREFIX}: ", "") for d in details if not d.endswith(": OK")]
+
+
+def _server_log(session: Session, job_id: str) -> list[dict]:
+    """Entries of the server's log of the job, whose last 5 MB FLARE sends; none where FLARE's policy denies it."""
+    try:
+        text = session.get_job_logs(job_id, log_file_name="log.json")["logs"].get("server", "")
+    except AuthorizationError:
+        return []
+    entries = []
+    for line in text.splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # the first one may be cut, the last one half written
+            entries.append(json.loads(line))
+    return [e for e in entries if isinstance(e, dict) and e.keys() >= LOG_KEYS]
+
+
+def _reason(meta: Mapping, log: list[dict]) -> str:
+    if meta["status"] == RunStatus.FINISHED_ABORTED.value:
+        return "somebody aborted it"
+    if meta["status"] == RunStatus.FINISHED_CANT_SCHEDULE.value:
+        return "; ".join(_history(meta)[-1:])
+    if meta["status"] == RunStatus.FAILED_TO_RUN.value and _not_deployed(meta):
+        return "; ".join(_not_deployed(meta))
+    for entry in log:
+        if found := UNLISTED.search(entry["message"]):
+            return f"server: {found.group()}"
+    stopped = [e["message"].partition(STOPPED)[2] for e in log if STOPPED in e["message"]]
+    if stopped:
+        return SILENT if stopped[-1].endswith(ABORTED) else stopped[-1]
+    errors = [e["message"].splitlines()[0] for e in log if e["levelname"] in ("ERROR", "CRITICAL") and e["message"]]
+    return errors[-1] if errors else SILENT
+
+
+def fetch(session: Session, job_id: str, out: Path) -> Path:
+    """Downloads a job's result.
+
+    Returns:
+        Folder ``out/<job id>``, with ``workspace``, ``job`` and ``meta.json``.
+
+    Raises:
+        FedMendError: it is there already.
+    """
+    if (out / job_id).exists():
+        raise FedMendError(f"--out: expected no folder {job_id} in it, there is one")
+    return Path(session.download_job_result(job_id, str(out)))
+
+
+def what_came_out(folder: Path) -> list[str]:
+    """Lines that say where pages and models of a fetched result are."""
+    kinds = (("report", "*.html"), ("model", "*.pt"))
+    found = [f"{kind}: {file}" for kind, pattern in kinds for file in sorted(folder.rglob(pattern))]
+    return [*found, f"result: {folder}"]

@@ -1,0 +1,58 @@
+"""Checks of the way to the server."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+from fedmend.errors import FedMendError
+from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
+from fl_components.sitecheck.site import CheckedSite
+
+RENEWAL = timedelta(days=30)  # before the end of a certificate
+
+
+def clock(site: CheckedSite) -> Result:
+    """The site's clock.
+
+    No server tells its time; but a clock outside the validity of the site's certificate gets no connection.
+    """
+    from cryptography import x509
+
+    if site.kit is None:
+        return Result(SKIP, "needs --kit, whose certificate says what time it can be")
+    try:
+        certificate = x509.load_pem_x509_certificate((site.kit / "startup" / "client.crt").read_bytes())
+    except ValueError:
+        raise FedMendError("startup/client.crt: expected a certificate, got another file") from None
+    start, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, _now()
+    text = f"expected {start:%Y-%m-%d} to {end:%Y-%m-%d}, when the certificate is valid, got {now:%Y-%m-%d %H:%M} UTC"
+    if not start <= now <= end:
+        return Result(FAIL, text)
+    if end - now < RENEWAL:
+        return Result(WARN, f"{text}: ask for a new certificate")
+    return Result(OK, f"{text}, local time zone {time.strftime('%z')}")
+
+
+def connection(site: CheckedSite) -> Result:
+    """The rule of FLARE's preflight check that opens a connection with the site's certificate.
+
+    Its other half starts a client, which the server then takes for a present site for ten minutes.
+    """
+    from nvflare.tool.package_checker.check_rule import CHECK_PASSED, CheckServerAvailable
+    from nvflare.tool.package_checker.utils import NVFlareRole
+
+    if site.kit is None:
+        return Result(SKIP, "needs --kit")
+    try:
+        found = CheckServerAvailable("connection", NVFlareRole.CLIENT)(str(site.kit), None)
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise FedMendError("startup/fed_client.json: expected the address of a server, got none") from None
+    if found.problem == CHECK_PASSED:
+        return Result(OK, "the server accepts the certificate of this site")
+    return Result(FAIL, f"expected a server that accepts the certificate of this site, got: {found.problem}")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+CHECKS = {"clock": clock, "connection": connection}

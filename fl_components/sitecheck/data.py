@@ -1,0 +1,176 @@
+"""Checks of a site's data."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fl_components.sitecheck.result import FAIL, GB, OK, SKIP, WARN, Result
+from fl_components.sitecheck.rows import rows_of
+from fl_components.sitecheck.site import CheckedSite, existing
+
+STATE = 0.5 * GB  # optimizer moments or a few models, ledger
+USUAL_SIZE = 224  # edge length in pixels of the papers, where no job says another
+MOST_ROWS = 10  # rows that are listed
+
+
+def card(site: CheckedSite) -> Result:
+    """The site card, whose kind of labels the method of the job must learn from."""
+    from fedmend.data.manifest import load_card
+
+    folder = site.folder or _data_root(site)
+    if folder is None:
+        return Result(SKIP, "needs data_root")
+    card = load_card(folder, site.name)
+    site.card, site.classes = card, card.classes
+    kinds = site.job.method().KINDS if site.job and site.job.method() else (card.kind,)
+    if card.kind not in kinds:
+        known = " or ".join(map(repr, kinds))
+        return Result(FAIL, f"site.json, field task: expected {known} for the method of the job, got {card.kind!r}")
+    return Result(OK, f"{card.kind}, {len(card.classes)} classes, splits {', '.join(card.splits)}")
+
+
+def _data_root(site: CheckedSite) -> Path | None:
+    from fedmend.phantoms.sites import phantom_spec
+    from fedmend.site_config import site_folder
+
+    if site.config is None:
+        return None
+    given = site.job.phantom if site.job else None
+    return site_folder(site.name, site.config, phantom_spec(given) if given else None)
+
+
+def class_names(site: CheckedSite) -> Result:
+    """Whether the site has the classes of the job."""
+    from fedmend.data.manifest import check_classes
+
+    wanted = site.job.classes if site.job else site.given_classes
+    if site.card is None or not wanted:
+        return Result(SKIP, "needs the site card, and --job or --classes")
+    check_classes(site.card, wanted)
+    site.classes = wanted
+    return Result(OK, f"the {len(wanted)} classes of the job")
+
+
+def tables(site: CheckedSite) -> Result:
+    """The files that list the samples of each split."""
+    if site.card is None:
+        return Result(SKIP, "needs the site card")
+    samples = {name: rows.samples() for name, rows in site.rows().items()}
+    sizes = [(name, len(images)) for name, (images, _) in samples.items()]
+    for file in site.card.truth.values():
+        images, _ = rows_of(site.card, file, "train", site.classes).samples()
+        sizes.append(("truth", len(images)))
+    site.samples = samples
+    return Result(OK, ", ".join(f"{name} {size}" for name, size in sizes) + " images")
+
+
+def images(site: CheckedSite) -> Result:
+    """Every image, opened as a job does."""
+    import torch
+
+    if not site.samples:
+        return Result(SKIP, "needs the tables")
+    tolerated = site.max_unreadable
+    if tolerated is None:
+        tolerated = site.config.max_unreadable if site.config else 0
+    try:
+        data = site.kind.load(
+            site.card,
+            site.classes,
+            cache_dir=site.cache,
+            image_size=site.kind.check_size,
+            device=torch.device("cpu"),
+            max_unreadable=tolerated,
+        )
+        site.kind.load_truth(site.card, data)
+    except FedMendError:
+        if rows := list(_unreadable(site)):
+            text = f"expected no missing image and at most {tolerated} unreadable ones per split, got"
+            return Result(FAIL, f"{text} {len(rows)} in all", _first(rows))
+        raise
+    site.data = data
+    opened = site.loaded()
+    if any(rows.leaves_out and len(opened[name]) < len(site.samples[name][0]) for name, rows in site.rows().items()):
+        rows = list(_unreadable(site))
+        text = f"expected every image readable, got {len(rows)} that are left out, as max_unreadable allows"
+        return Result(WARN, text, _first(rows))
+    return Result(OK, f"all {site.listed()} read")
+
+
+def _unreadable(site: CheckedSite) -> Iterator[str]:
+    """Every row whose image, or mask, cannot be read, and why."""
+    return chain.from_iterable(rows.unreadable() for rows in site.rows().values())
+
+
+def counts(site: CheckedSite) -> Result:
+    """Samples of each class: enough for a batch, and for numbers that leave the site."""
+    if site.data is None:
+        return Result(SKIP, "needs the images")
+    details = site.kind.describe(site.card, site.data)
+    sizes = ", ".join(f"{name} {len(split)}" for name, split in site.loaded().items())
+    least = site.job.batch_size if site.job else 0
+    if len(site.data.train) < least:
+        text = f"expected at least {least} training samples (batch_size of the job), got {len(site.data.train)}"
+        return Result(FAIL, text, details)
+    positives = site.kind.positives(site.data)[site.data.annotated]
+    min_count = site.config.min_count if site.config else 0
+    if few := int((positives < min_count).sum()):
+        text = f"expected at least min_count {min_count} positive training samples of each annotated class"
+        return Result(WARN, f"{text}, got fewer of {few}; {sizes} samples", details)
+    return Result(OK, f"{sizes} samples", details)
+
+
+def overlap(site: CheckedSite) -> Result:
+    """Images and patients in two splits."""
+    if not site.samples:
+        return Result(SKIP, "needs the tables")
+    images, patients = (_repeated([keys[i] for keys in site.samples.values()]) for i in (0, 1))
+    named = any(any(keys) for _, keys in site.samples.values())
+    found = f"{images} images and {patients} patients" if named else f"{images} images; no patients are named"
+    return Result(WARN if images or patients else OK, f"expected nothing in two splits, got {found}")
+
+
+def _repeated(splits: Sequence[Sequence[str]]) -> int:
+    """Number of keys, blank ones aside, that are in two splits or more."""
+    splits_of = Counter(chain.from_iterable(set(keys) - {""} for keys in splits))
+    return sum(count > 1 for count in splits_of.values())
+
+
+def disk(site: CheckedSite) -> Result:
+    """Room for image stores and state."""
+    if site.config is None or site.data is None:
+        return Result(SKIP, "needs fedmend.json and the images")
+    size = (site.job and site.job.image_size) or USUAL_SIZE
+    rows, opened = site.rows(), site.loaded()
+    samples = sum(map(len, opened.values()))
+    store = sum(len(opened[name]) * size**2 * rows[name].bytes_per_pixel() for name in opened)
+    needs = {"cache_dir": store, "state_dir": STATE}
+    wanted, free = Counter(), {}
+    for field, need in needs.items():
+        place = existing(getattr(site.config, field))
+        device = place.stat().st_dev
+        wanted[device] += need
+        free[device] = shutil.disk_usage(place).free
+    least = min(free, key=lambda device: free[device] - wanted[device])
+    told = " and ".join(f"{need / GB:.1f} GB in {field}" for field, need in needs.items())
+    text = f"expected {told} ({samples} images of {size} pixels), got {free[least] / GB:.1f} GB"
+    return Result(OK if free[least] >= wanted[least] else FAIL, text)
+
+
+def _first(rows: Sequence[str]) -> list[str]:
+    more = len(rows) - MOST_ROWS
+    return [*rows[:MOST_ROWS], *([f"and {more} more"] if more > 0 else [])]
+
+
+CHECKS = {
+    "site card": card,
+    "class names": class_names,
+    "tables": tables,
+    "images": images,
+    "counts": counts,
+    "overlap": overlap,
+    "disk": disk,
+}

@@ -1,0 +1,114 @@
+"""How the two kinds of files that list samples are read row by row: tables (CSV) and datalists of volumes (JSON)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from fedmend.errors import FedMendError
+
+if TYPE_CHECKING:
+    from fedmend.data.manifest import SiteCard
+
+
+class Rows(ABC):
+    """A file of a site folder that lists the samples of a split.
+
+    Args:
+        card: the site's card.
+        file: its name in the site folder.
+        split: ``train``, ``val`` or ``test``.
+        classes: the classes that are checked.
+    """
+
+    leaves_out: ClassVar[bool]  # a few unreadable images may be left out
+
+    def __init__(self, card: SiteCard, file: str, split: str, classes: Sequence[str]):
+        self.card, self.file, self.split, self.classes = card, file, split, classes
+
+    @abstractmethod
+    def samples(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Images and patients; no patients where none are named.
+
+        Raises:
+            FedMendError: a file that cannot be used.
+        """
+
+    @abstractmethod
+    def unreadable(self) -> Iterator[str]:
+        """Every row whose image, or mask, cannot be read, and why.
+
+        Raises:
+            FedMendError: a file that cannot be used.
+        """
+
+    @abstractmethod
+    def bytes_per_pixel(self) -> int:
+        """What an image takes in the store."""
+
+
+class TableRows(Rows):
+    """A row is an image with its labels."""
+
+    leaves_out = True
+
+    def samples(self) -> tuple[Sequence[str], Sequence[str]]:
+        """See :class:`Rows`."""
+        from fedmend.data.manifest import load_table
+
+        table = load_table(self.card, self.file, self.classes)
+        return table.images, table.patients
+
+    def unreadable(self) -> Iterator[str]:
+        """See :class:`Rows`."""
+        from fedmend.data.manifest import load_table
+        from fedmend.data.readers import UnreadableImage, read_image
+
+        table = load_table(self.card, self.file, self.classes)
+        for row, image in zip(table.rows, table.images, strict=True):
+            where = f"{self.file} row {row}"
+            try:
+                read_image(self.card.image_root / image, self.card.window, color=self.card.color)
+            except FileNotFoundError:
+                yield f"{where}: expected a file below image_root, not found"
+            except UnreadableImage as e:
+                yield f"{where}: {e}"
+            except OSError as e:
+                yield f"{where}: expected a file that can be opened, got an error ({type(e).__name__})"
+
+    def bytes_per_pixel(self) -> int:
+        """See :class:`Rows`."""
+        return 3 if self.card.color else 1
+
+
+class DatalistRows(Rows):
+    """An item is a volume with its mask; volumes are few, so that none is left out."""
+
+    leaves_out = False
+
+    def samples(self) -> tuple[Sequence[str], Sequence[str]]:
+        """See :class:`Rows`."""
+        from fedmend.data.datalist import load_datalist
+
+        return [item.name for item in load_datalist(self.card, self.file, self.split)], ()
+
+    def unreadable(self) -> Iterator[str]:
+        """See :class:`Rows`."""
+        from fedmend.data.datalist import SECTIONS, load_datalist
+        from fedmend.data.volumes import read_pair
+
+        for number, item in enumerate(load_datalist(self.card, self.file, self.split), 1):
+            try:
+                read_pair(item, f"{self.file}, {SECTIONS[self.split]} item {number}", self.card.foreground)
+            except FedMendError as e:
+                yield str(e)
+
+    def bytes_per_pixel(self) -> int:
+        """See :class:`Rows`."""
+        return 3  # a half-precision grey value and a mask
+
+
+def rows_of(card: SiteCard, file: str, split: str, classes: Sequence[str]) -> Rows:
+    """The reader of a file, by its ending."""
+    return (DatalistRows if file.endswith(".json") else TableRows)(card, file, split, classes)

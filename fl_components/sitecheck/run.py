@@ -1,0 +1,104 @@
+"""Runs the checks of a site in order and prints a line for each."""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fl_components.sitecheck import connection, data, machine, settings
+from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
+from fl_components.sitecheck.site import CheckedSite
+
+COLORS = {OK: 32, WARN: 33, FAIL: 31, SKIP: 2}  # ANSI: green, yellow, red, faint
+CHECKS = {**machine.CHECKS, **settings.CHECKS, **data.CHECKS, **connection.CHECKS}
+
+
+class SiteCheck:
+    """All checks of one site, in order.
+
+    Args:
+        folder: the site folder; None: what ``data_root`` of the kit's ``fedmend.json`` names.
+        kit: the site's startup kit, or None.
+        job: a job folder, or None.
+        classes: the job's classes where there is no job folder; empty: those of the card.
+        max_unreadable: tolerated unreadable images per split; None: what ``fedmend.json`` says, or none.
+
+    Raises:
+        FedMendError: neither folder nor kit, or no startup kit of a site.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        kit: Path | None = None,
+        job: Path | None = None,
+        classes: Sequence[str] = (),
+        max_unreadable: int | None = None,
+    ):
+        if folder is None and kit is None:
+            raise FedMendError("sitecheck: expected a site folder or --kit, got neither")
+        self.name = folder.resolve().name if kit is None else _name_of_kit(kit)
+        self._site = CheckedSite(self.name, folder, kit, job, tuple(classes), max_unreadable)
+
+    def run(self) -> Iterator[tuple[str, Result]]:
+        """Check → what it found."""
+        yield "python", self._try(machine.python)
+        packages = self._try(machine.packages)
+        yield "packages", packages
+        if packages.status == FAIL:
+            yield "all other checks", Result(SKIP, "need the packages")
+            return
+        with tempfile.TemporaryDirectory() as cache:
+            self._site.cache = Path(cache)
+            for title, check in CHECKS.items():
+                yield title, self._try(check)
+
+    def _try(self, check: Callable[[CheckedSite], Result]) -> Result:
+        try:
+            return check(self._site)
+        except FedMendError as e:
+            return Result(FAIL, str(e).removeprefix(f"{self.name}: "))
+        except OSError as e:  # its message holds a path
+            return Result(FAIL, f"expected files and folders that can be read, got an error ({type(e).__name__})")
+
+
+def sitecheck(check: SiteCheck, *, show: Callable[[str], object] = print, color: bool = False) -> None:
+    """Runs all checks and shows one line each as they end.
+
+    Args:
+        check: the site's checks.
+        show: takes a line.
+        color: with the colours of a terminal.
+
+    Raises:
+        FedMendError: a check failed.
+    """
+    statuses = Counter()
+    for title, result in check.run():
+        word = f"{result.status:<4}"
+        show(
+            f"\033[{COLORS[result.status]}m{word}\033[0m  {title}: {result.text}"
+            if color
+            else f"{word}  {title}: {result.text}"
+        )
+        for line in result.details:
+            show(f"        {line}")
+        statuses[result.status] += 1
+    if statuses[FAIL]:
+        raise FedMendError(f"{check.name}: expected every check to pass, got {statuses[FAIL]} that failed")
+    show(f"{check.name}: ready ({statuses[OK]} ok, {statuses[WARN]} warnings, {statuses[SKIP]} skipped)")
+
+
+def _name_of_kit(kit: Path) -> str:
+    try:
+        about = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+        if (kit / "local").is_dir():
+            return about["client"]["fqsn"].split(".")[-1]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise FedMendError(
+        "--kit: expected the startup kit of a site, with startup/fed_client.json and local, got another folder"
+    )

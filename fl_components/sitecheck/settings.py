@@ -1,0 +1,87 @@
+"""Checks of a site's settings, of the job and of the policy that lets it run."""
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+
+from fedmend.errors import FedMendError
+from fl_components.sitecheck.job import read_job
+from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
+from fl_components.sitecheck.site import CheckedSite, existing
+
+
+def settings(site: CheckedSite) -> Result:
+    """``fedmend.json`` of the kit, and the folders that it names."""
+    from fedmend.site_config import CONFIG_NAME, read_site_config
+
+    if site.kit is None:
+        return Result(SKIP, "needs --kit")
+    config = read_site_config(site.kit / "local" / CONFIG_NAME, site.kit.resolve(), site.name)
+    site.config = config
+    wrong = [f"{field}: expected a folder that can be written, got another" for field in _not_writable(site)]
+    if config.data_root and not config.data_root.is_dir():
+        wrong.append("data_root: expected a folder, not found")
+    if wrong:
+        return Result(FAIL, "; ".join(wrong))
+    if config.data_root is None:
+        return Result(WARN, "data_root: expected a folder, got phantom: PHANTOM data")
+    if site.folder and site.folder.resolve() != config.data_root:
+        return Result(WARN, "data_root: expected the folder that is checked, got another: jobs will open that one")
+    return Result(OK, f"complete, min_count {config.min_count}, max_unreadable {config.max_unreadable}")
+
+
+def _not_writable(site: CheckedSite) -> Iterator[str]:
+    for field in ("cache_dir", "state_dir"):
+        try:
+            with tempfile.TemporaryFile(dir=existing(getattr(site.config, field))):
+                pass
+        except OSError:
+            yield field
+
+
+def job(site: CheckedSite) -> Result:
+    """The job folder, and whether this FedMend has its method."""
+    if site.job_folder is None:
+        return Result(SKIP, "needs --job")
+    found = read_job(site.job_folder)
+    method = found.method()
+    site.job = found
+    size = f", {found.image_size} pixels, batches of {found.batch_size}" if method else ""
+    return Result(OK, f"{found.name}: {len(found.classes)} classes{size}")
+
+
+def policy(site: CheckedSite) -> Result:
+    """Whether the site's policy allows every class of the job.
+
+    FLARE itself decides: its authorizer reads the kit's ``local/resources.json``, or ``.default``, as it does in a job.
+    """
+    from nvflare.apis.fl_exception import UnsafeComponentError
+    from nvflare.apis.workspace import Workspace
+    from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+
+    if site.kit is None or site.job is None:
+        return Result(SKIP, "needs --kit and --job")
+    if site.job.own_code:
+        return Result(FAIL, "expected a job without code of its own, got one with a custom folder")
+    authorizer, workspace = ComponentPathAuthorizer(), Workspace(str(site.kit), site.name)
+    authorizer.logger = logging.Logger("quiet", logging.CRITICAL)  # its warnings name paths
+
+    def refused(component: Mapping) -> bool:
+        try:
+            authorizer.authorize_component_config(component, workspace=workspace)
+        except UnsafeComponentError:
+            return True
+        except ValueError:
+            raise FedMendError("local/resources.json: expected JSON, got a file that does not parse") from None
+        return False
+
+    components = site.job.components
+    unlisted = sorted({str(c.get("path", c.get("class_path"))) for c in components if refused(c)})
+    if unlisted:
+        return Result(FAIL, f"local/resources.json: expected on class_allow_list, not found: {', '.join(unlisted)}")
+    if not refused({"path": "fedmend.sitecheck.NoSuchClass"}):
+        return Result(WARN, "local/resources.json: expected a class_allow_list that is enforced, got one that is not")
+    return Result(OK, f"all {len(components)} classes of the job are on class_allow_list")
+
+
+CHECKS = {"fedmend.json": settings, "job": job, "class policy": policy}

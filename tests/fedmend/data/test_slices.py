@@ -1,0 +1,331 @@
+import errno
+import logging
+import os
+import shutil
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from nifti_factories import (
+    GREY,
+    RAS,
+    ZYX,
+    as_zyx,
+    lesion,
+    make_volume_site,
+    open_volumes,
+    read_datalist,
+    save_scaled,
+    voxels,
+    with_card,
+    with_item,
+    write_datalist,
+    write_nifti,
+)
+from torch_factories import CPU
+
+from fedmend.data import slices
+from fedmend.data.slices import load_complete_masks, load_volumes, write_repaired
+
+
+def stores(folder):
+    return [p.name for p in (folder.parent / "cache" / "stores").iterdir() if p.suffix != ".lock"]
+
+
+# ---- what a split holds ---------------------------------------------------------------------------------------------
+def test_a_site_is_opened_as_axial_slices_with_masks(tmp_path):
+    data = open_volumes(make_volume_site(tmp_path / "site"))
+    assert (data.classes, data.kind, data.annotated.tolist()) == (("lesion",), "segmentation", [True])
+    train = data.train
+    assert (len(train), len(train.items), train.file) == (8, 2, "datalist.json")
+    assert (train.images.shape, train.images.dtype) == ((8, 8, 8), np.float16)
+    assert (train.masks.shape, train.masks.dtype) == ((8, 8, 8), np.uint8)
+    assert train.case.tolist() == [0] * 4 + [1] * 4
+    assert train.plane.tolist() == [0, 1, 2, 3] * 2
+    assert train.masks.sum((1, 2)).tolist() == [0, 6, 6, 0, 0, 0, 4, 4]
+    assert train.names[5] == "case-2.nii.gz#1"
+    assert {name: len(split) for name, split in data.evaluation.items()} == {"test": 4}
+
+
+def test_pixels_are_what_a_network_takes(tmp_path):
+    train = open_volumes(make_volume_site(tmp_path / "site", window=GREY)).train
+    pixels = train.pixels(torch.tensor([5, 0]))
+    assert (pixels.shape, pixels.dtype) == ((2, 1, 8, 8), torch.float32)
+    assert np.array_equal(pixels[0, 0].numpy(), train.images[5].astype(np.float32))
+    assert 0 <= pixels.min() < pixels.max() <= 1
+
+
+def test_slices_and_masks_cannot_be_written(tmp_path):
+    train = open_volumes(make_volume_site(tmp_path / "site")).train
+    for array in (train.images, train.masks):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0, 0] = 1
+
+
+def test_slices_without_tissue_are_left_out(tmp_path):
+    folder = make_volume_site(tmp_path / "site")
+    image = voxels(0)
+    image[:, :, 0], image[:, :, 3] = 0, 7
+    write_nifti(folder / "images" / "case-1.nii.gz", image)
+    assert open_volumes(folder).train.plane.tolist() == [1, 2, 0, 1, 2, 3]
+
+
+def test_listed_slices_are_used_with_or_without_tissue(tmp_path):
+    folder = make_volume_site(tmp_path / "site", slices=[[2, 0], [3]])
+    image = voxels(0)
+    image[:, :, 0] = 0
+    write_nifti(folder / "images" / "case-1.nii.gz", image)
+    train = open_volumes(folder).train
+    assert list(zip(train.case.tolist(), train.plane.tolist(), strict=True)) == [(0, 0), (0, 2), (1, 3)]
+    assert train.masks.sum((1, 2)).tolist() == [0, 6, 4]
+
+
+def test_slices_are_resized_and_other_sizes_have_other_stores(tmp_path):
+    folder = make_volume_site(tmp_path / "site", [lesion(((2, 4), (4, 6), (1, 2)))])
+    assert open_volumes(folder).train.masks.sum() == 4
+    half = open_volumes(folder, size=4).train
+    assert (half.images.shape, half.masks.shape) == ((4, 4, 4), (4, 4, 4))
+    assert np.argwhere(half.masks).tolist() == [[1, 1, 1]]
+    assert len(stores(folder)) == 4  # train and test of both sizes
+
+
+def test_the_validation_section_is_the_val_split(tmp_path):
+    folder = make_volume_site(tmp_path / "site")
+    sections = read_datalist(folder)
+    write_datalist(folder, sections | {"validation": sections["test"], "test": []})
+    with_card(folder, splits=dict.fromkeys(("train", "val", "test"), "datalist.json"))
+    assert {name: len(split) for name, split in open_volumes(folder).evaluation.items()} == {"val": 4}
+
+
+# ---- the store ------------------------------------------------------------------------------------------------------
+def test_a_store_is_built_once(tmp_path, monkeypatch):
+    folder = make_volume_site(tmp_path / "site")
+    first = open_volumes(folder).train
+    monkeypatch.setattr(slices, "read_pair", None)
+    again = open_volumes(folder).train
+    assert np.array_equal(again.images, first.images)
+    assert np.array_equal(again.masks, first.masks)
+    assert again.names == first.names
+
+
+def test_a_changed_mask_makes_another_store_and_fingerprint(tmp_path):
+    folder = make_volume_site(tmp_path / "site")
+    before = open_volumes(folder).train
+    write_nifti(folder / "labels" / "case-1.nii.gz", lesion(((0, 8), (0, 8), (0, 1))))
+    after = open_volumes(folder).train
+    assert after.masks.sum((1, 2)).tolist() == [64, 0, 0, 0, 0, 0, 4, 4]
+    assert before.masks.sum((1, 2)).tolist() == [0, 6, 6, 0, 0, 0, 4, 4]
+    assert before.fingerprint() != after.fingerprint()
+    assert open_volumes(folder).train.fingerprint() == after.fingerprint()
+
+
+@pytest.mark.parametrize("change", [{"window": [0, 100]}, {"image_root": "copy"}])
+def test_another_window_or_image_root_makes_another_store(tmp_path, change):
+    folder = make_volume_site(tmp_path / "site", test=())
+    shutil.copytree(folder / "images", folder / "copy")
+    open_volumes(folder)
+    open_volumes(with_card(folder, **change))
+    assert len(stores(folder)) == 2
+
+
+def test_other_listed_slices_make_another_store(tmp_path):
+    folder = make_volume_site(tmp_path / "site", slices=[[1], [2]], test=())
+    open_volumes(folder)
+    assert open_volumes(with_item(folder, slices=[2, 3])).train.plane.tolist() == [2, 3, 2]
+
+
+def test_a_store_that_was_not_finished_is_never_seen(tmp_path, monkeypatch):
+    folder = make_volume_site(tmp_path / "site")
+    label = folder / "labels" / "case-2.nii.gz"
+    whole = label.read_bytes()
+    label.write_bytes(b"")
+    with refused(
+        "site-1: datalist.json, training item 2, label: expected a NIfTI file, got a corrupt or truncated one"
+        " (ImageFileError)"
+    ):
+        open_volumes(folder)
+    assert stores(folder) == []
+    label.write_bytes(whole)
+    assert len(open_volumes(folder).train) == 8
+
+
+@pytest.mark.parametrize("file", ["images.f16", "masks.u8", "slices.json"])
+def test_a_damaged_store_is_built_again(tmp_path, file):
+    folder = make_volume_site(tmp_path / "site", test=())
+    expected = np.array(open_volumes(folder).train.images)
+    damaged = folder.parent / "cache" / "stores" / stores(folder)[0] / file
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert np.array_equal(open_volumes(folder).train.images, expected)
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (errno.ENOSPC, "expected 1 MB of free space, got a full disk"),
+        (errno.EROFS, "expected a folder that can be written, got one that is read-only"),
+    ],
+)
+def test_a_disk_that_cannot_take_the_store_is_one_sentence(tmp_path, monkeypatch, code, sentence):
+    def fail(*_):
+        raise OSError(code, "x")
+
+    folder = make_volume_site(tmp_path / "site")
+    monkeypatch.setattr(os, "fsync", fail)
+    with refused(f"site-1: datalist.json: cache_dir: {sentence}"):
+        open_volumes(folder)
+    assert stores(folder) == []
+
+
+def test_a_volume_without_a_lesion_is_warned_of_and_a_site_without_any_is_refused(tmp_path, caplog):
+    nothing = np.zeros((8, 8, 4), dtype=bool)
+    with caplog.at_level(logging.WARNING, logger="fedmend.volumes"):
+        open_volumes(make_volume_site(tmp_path / "whole"))
+        assert caplog.messages == []
+        open_volumes(make_volume_site(tmp_path / "part", [lesion(), nothing, nothing]))
+    assert caplog.messages == ["site-1: datalist.json: 2 of 3 training volumes have no annotated lesion"]
+    with refused("site-1: datalist.json: expected annotated training volumes, got no lesion in any volume"):
+        open_volumes(make_volume_site(tmp_path / "none", [nothing]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"window": "file"},
+            "site-1: site.json, field window: expected null or [centre, width] for volumes, got text",
+        ),
+        (
+            {"classes": ["edema"]},
+            "site-1: site.json, field classes: expected the job's ['lesion'], got ['edema'] (missing here: ['lesion'],"
+            " unknown to the job: ['edema'])",
+        ),
+    ],
+)
+def test_a_card_that_does_not_fit_volumes_is_one_sentence(tmp_path, fields, sentence):
+    folder = with_card(make_volume_site(tmp_path / "site"), **fields)
+    with refused(sentence):
+        open_volumes(folder)
+
+
+def test_only_one_class_of_lesions_can_be_annotated(tmp_path):
+    folder = with_card(make_volume_site(tmp_path / "site"), classes=["a", "b"])
+    with refused("site-1: site.json, field classes: expected one class of lesions, got 2"):
+        load_volumes(folder, "site-1", ["a", "b"], cache_dir=tmp_path, image_size=8, device=CPU)
+
+
+# ---- complete masks -------------------------------------------------------------------------------------------------
+BOTH = lesion(((2, 4), (3, 6), (1, 3)), ((0, 1), (0, 1), (0, 4)))
+
+
+def test_complete_masks_are_those_of_the_training_slices(tmp_path):
+    folder = make_volume_site(tmp_path / "site", slices=[[0, 1], [3]], complete=[BOTH, lesion()])
+    truth = read_datalist(folder, "truth/datalist.json")
+    write_datalist(folder, {"training": truth["training"][::-1]}, "truth/datalist.json")  # the order is free
+    train = open_volumes(folder).train
+    complete = load_complete_masks(folder, "site-1", train)
+    assert (complete.shape, complete.dtype) == (train.masks.shape, bool)
+    assert complete.sum((1, 2)).tolist() == [1, 7, 0]
+    assert train.masks.sum((1, 2)).tolist() == [0, 6, 4]
+
+
+def test_complete_masks_may_be_unknown(tmp_path):
+    folder = make_volume_site(tmp_path / "without")
+    assert load_complete_masks(folder, "site-1", open_volumes(folder).train) is None
+    folder = make_volume_site(tmp_path / "part", complete=[BOTH])
+    assert load_complete_masks(folder, "site-1", open_volumes(folder).train) is None
+
+
+def test_a_bad_complete_mask_is_one_sentence(tmp_path):
+    folder = make_volume_site(tmp_path / "site", complete=[BOTH, BOTH])
+    train = open_volumes(folder).train
+    write_nifti(folder / "truth" / "labels" / "case-2.nii.gz", BOTH * np.uint8(3))
+    with refused("site-1: truth/datalist.json, training item 2, label: expected the values 0 and 1, got others"):
+        load_complete_masks(folder, "site-1", train)
+
+
+def test_a_site_can_train_on_complete_masks(tmp_path):
+    folder = make_volume_site(tmp_path / "site", complete=[BOTH, BOTH])
+    assert open_volumes(folder, all_labels=True).train.masks.sum((1, 2)).tolist() == [1, 7, 7, 1] * 2
+    assert open_volumes(folder).train.masks.sum((1, 2)).tolist() == [0, 6, 6, 0, 0, 0, 4, 4]
+
+
+def test_training_on_complete_masks_needs_them(tmp_path):
+    with refused("site-1: site.json, field truth: expected complete masks for all_labels, got none"):
+        open_volumes(make_volume_site(tmp_path / "site"), all_labels=True)
+
+
+# ---- repaired volumes -----------------------------------------------------------------------------------------------
+def header_of(label):
+    return {name: label.header[name].tolist() for name in label.header if not name.startswith("scl_")}
+
+
+@pytest.mark.parametrize(("turn", "affine"), [(lambda a: a, RAS), (as_zyx, ZYX)], ids=["RAS", "other axes"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
+@pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
+def test_a_repaired_volume_has_the_geometry_of_its_label_file(tmp_path, turn, affine, dtype, kind):
+    shape = (8, 8, 4)
+    mask = lesion(shape=shape)
+    folder = make_volume_site(tmp_path / "site", [mask], test=(), foreground=5)
+    affine = affine.copy()
+    affine[0, 3] = 7 if affine[0, 3] else 0  # x = 7 - k
+    write_nifti(folder / "images" / "case-1.nii.gz", turn(voxels(0)), affine)
+    label_file = folder / "labels" / "case-1.nii.gz"
+    label = kind(turn(mask * 5).astype(dtype), affine)
+    label.header["descrip"] = b"drawn by hand"
+    label.set_qform(affine, 1)
+    nibabel.save(label, label_file)
+    before = label_file.read_bytes()
+
+    train = open_volumes(folder).train
+    added = np.zeros(train.masks.shape, dtype=bool)
+    added[0, 0, 1] = added[3, 6, 2] = True  # row r, column c, slice k is the voxel (c, 7 - r, k)
+    added[1] = train.masks[1] > 0  # is lesion already
+    counts = write_repaired(train, added, tmp_path / "repaired", foreground=5)
+
+    expected = mask.copy()
+    expected[1, 7, 0] = expected[2, 1, 3] = True
+    original, (file,) = nibabel.load(label_file), (tmp_path / "repaired").iterdir()
+    repaired = nibabel.load(file)
+    assert file.name == "001-case-1.nii.gz"
+    assert np.array_equal(np.asarray(repaired.dataobj), turn(expected) * 5)
+    assert np.array_equal(repaired.affine, original.affine)
+    assert header_of(repaired) == header_of(original)
+    assert repaired.get_data_dtype() == dtype
+    assert counts.tolist() == [[0, 1], [6, 6], [0, 0], [0, 1]]
+    assert label_file.read_bytes() == before
+
+
+def test_voxels_of_a_repaired_volume_are_counted_at_its_own_resolution(tmp_path):
+    folder = make_volume_site(tmp_path / "site", [lesion(((0, 2), (6, 8), (1, 2))), lesion()], test=())
+    train = open_volumes(folder, size=4).train
+    added = np.zeros(train.masks.shape, dtype=bool)
+    added[1, 0, 0] = True  # x 0..1, y 6..7: all lesion already
+    added[1, 3, 2] = True  # x 4..5, y 0..1
+    assert write_repaired(train, added, tmp_path / "out")[:4].tolist() == [[0, 0], [4, 8], [0, 0], [0, 0]]
+    (file,) = (tmp_path / "out").iterdir()  # the second volume is as it was
+    expected = lesion(((0, 2), (6, 8), (1, 2)), ((4, 6), (0, 2), (1, 2)))
+    assert np.array_equal(np.asarray(nibabel.load(file).dataobj), expected)
+
+
+def test_a_repaired_volume_of_a_scaled_mask_holds_whole_numbers(tmp_path):
+    folder = make_volume_site(tmp_path / "site", [lesion()], test=())
+    save_scaled(folder / "labels" / "case-1.nii.gz", lesion())
+    train = open_volumes(folder).train
+    write_repaired(train, np.arange(4)[:, None, None] * np.ones((8, 8)) == 3, tmp_path / "out")
+    repaired = np.asarray(nibabel.load(tmp_path / "out" / "001-case-1.nii.gz").dataobj)
+    assert np.array_equal(repaired, lesion() | lesion(((0, 8), (0, 8), (3, 4))))
+
+
+def test_a_repair_may_remove_voxels_at_the_volumes_own_resolution(tmp_path):
+    folder = make_volume_site(tmp_path / "site", [lesion(((0, 4), (4, 8), (1, 2)))], test=(), foreground=3)
+    train = open_volumes(folder, size=4).train
+    change = np.zeros(train.masks.shape, dtype=np.int8)
+    change[1, 0, 0] = -1  # x 0..1, y 6..7: lesion
+    change[1, 3, 3] = -1  # x 6..7, y 0..1: background already
+    change[1, 3, 2] = 1  # x 4..5, y 0..1
+    assert write_repaired(train, change, tmp_path / "out", foreground=3).tolist() == [[0, 0], [16, 16], [0, 0], [0, 0]]
+    (file,) = (tmp_path / "out").iterdir()
+    expected = lesion(((0, 4), (4, 6), (1, 2)), ((2, 4), (6, 8), (1, 2)), ((4, 6), (0, 2), (1, 2)))
+    assert np.array_equal(np.asarray(nibabel.load(file).dataobj), 3 * expected)

@@ -1,0 +1,125 @@
+import json
+import shutil
+
+import pytest
+from rsna_ich_factories import (
+    BASE,
+    OTHER_SEED,
+    content,
+    slice_id,
+    table_rows,
+    write_dicom,
+    write_download,
+    write_rows,
+)
+
+from fedmend.data.manifest import load_card
+from fedmend.datasets import rsna_ich_download
+from fedmend.datasets.rsna_ich import CLASSES, prepare
+from fedmend.errors import FedMendError
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory):
+    return write_download(tmp_path_factory.mktemp("download"))
+
+
+@pytest.fixture
+def own_copy(official, tmp_path):
+    return shutil.copytree(official, tmp_path / "download")
+
+
+def test_the_same_arguments_give_the_same_bytes_whatever_the_order_and_the_processes(official, tmp_path, monkeypatch):
+    prepare(official, tmp_path / "one", **BASE)
+    other = tmp_path / "other"
+    (other / "stage_2_train").mkdir(parents=True)
+    for path in sorted((official / "stage_2_train").iterdir(), reverse=True):
+        shutil.copy(path, other / "stage_2_train")
+    write_rows(other, table_rows()[::-1])
+    monkeypatch.setattr(rsna_ich_download, "_CHUNK", 16)
+    prepare(other, other / "out", **BASE, processes=2)
+    one, two = content(tmp_path / "one"), content(other / "out")
+    assert one.keys() == two.keys()
+    assert all(one[name] == two[name] for name in one if not name.endswith("site.json"))
+    first, second = (json.loads(c["site-1/site.json"]) | {"image_root": ""} for c in (one, two))
+    assert first == second
+    prepare(official, tmp_path / "reseeded", **{**BASE, "seed": OTHER_SEED})
+    assert content(tmp_path / "reseeded")["site-1/train.csv"] != one["site-1/train.csv"]
+
+
+def test_a_corrupt_file_and_rows_or_files_without_partner_are_left_out_and_counted(own_copy, tmp_path):
+    rows = table_rows()
+    for c in CLASSES:
+        rows += [[f"ID_6431af929_{c}", "1"], [f"ID_ffffffff0_{c}", "1"]]
+    write_rows(own_copy, rows)
+    for name in ("ID_6431af929", "ID_ffffffff1"):
+        (own_copy / "stage_2_train" / f"{name}.dcm").write_bytes(b"")
+    prepare(own_copy, tmp_path / "out", **BASE)
+    counts = load_card(tmp_path / "out" / "site-1", "").provenance["counts"]
+    assert counts == {
+        "label_rows": 874,
+        "duplicate_rows": 0,
+        "corrupt_slices": 1,
+        "slices_without_file": 1,
+        "files_without_labels": 1,
+        "lesion_slices": 90,
+        "healthy_slices": 54,
+    }
+
+
+def test_identical_duplicate_rows_are_dropped(official, own_copy, tmp_path):
+    write_rows(own_copy, table_rows() + table_rows()[:6])
+    prepare(official, tmp_path / "plain", **BASE)
+    prepare(own_copy, tmp_path / "out", **BASE)
+    assert content(tmp_path / "out")["site-1/train.csv"] == content(tmp_path / "plain")["site-1/train.csv"]
+    assert load_card(tmp_path / "out" / "site-1", "").provenance["counts"]["duplicate_rows"] == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: [*rows, [rows[0][0], "0"]], "row 866: expected the label that an earlier row gives"),
+        (lambda rows: [*rows[:7], [rows[1][0], "1"]], "row 9: expected the label that an earlier row gives"),
+        (lambda rows: [*rows, ["ID_63eb1e259_subd", "0"]], "row 866: expected ID_"),
+        (lambda rows: [*rows, ["ID_63eb1e259", "0"]], "row 866: expected ID_"),
+        (lambda rows: [*rows, ["ID_63eb1e259_subdural"]], "row 866: expected ID_"),
+        (lambda rows: [*rows, ["ID_63eb1e259_subdural", ""]], "row 866: expected ID_"),
+        (lambda rows: rows[:-3], "row 860: expected rows for all of"),
+        (lambda rows: [[r.replace("ID_0", "ID_9"), v] for r, v in rows], "found none"),
+        (lambda rows: [], "found none"),
+    ],
+)
+def test_a_table_that_is_broken_is_refused_by_its_row(own_copy, tmp_path, change, message):
+    write_rows(own_copy, change(table_rows()))
+    with pytest.raises(FedMendError, match=message) as caught:
+        prepare(own_copy, tmp_path / "out", **BASE)
+    assert "63eb1e259" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_header_is_refused(own_copy, tmp_path):
+    write_rows(own_copy, table_rows(), header=("image", "label"))
+    with pytest.raises(FedMendError, match="row 1: expected the header ID,Label"):
+        prepare(own_copy, tmp_path / "out", **BASE)
+
+
+def test_a_source_that_is_not_the_download_is_refused(tmp_path):
+    with pytest.raises(FedMendError, match=r"expected stage_2_train.csv and stage_2_train/"):
+        prepare(tmp_path, tmp_path / "out", **BASE)
+
+
+@pytest.mark.parametrize(
+    ("replace", "partition", "message"),
+    [
+        (lambda path: path.write_bytes(b"no"), "iid", "row 2: expected a readable DICOM"),
+        (lambda path: write_dicom(path, scanner="CT0"), "iid", "row 2: expected the DICOM field PatientID"),
+        (lambda path: write_dicom(path, patient="P0"), "station", "row 2: expected the DICOM field StationName"),
+    ],
+)
+def test_a_slice_without_the_header_that_is_needed_is_refused_by_its_row(
+    own_copy, tmp_path, replace, partition, message
+):
+    replace(own_copy / "stage_2_train" / f"{slice_id(0, 0)}.dcm")
+    with pytest.raises(FedMendError, match=message) as caught:
+        prepare(own_copy, tmp_path / "out", **BASE, partition=partition)
+    assert slice_id(0, 0) not in str(caught.value)

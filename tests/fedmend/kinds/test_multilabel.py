@@ -1,0 +1,222 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from factories import CLASSES, LABELS, make_site_folder, refused
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
+from torch_factories import CPU, Says, make_site
+
+from fedmend.data.manifest import load_card
+from fedmend.kinds.multilabel import BINS, MultiLabel, multilabel_metrics, score_histograms
+from fedmend.repairs.label_ledger import LabelLedger, Repairs
+
+KIND = MultiLabel()
+TRUTH = np.maximum(LABELS, 0)
+PRIOR, LEAVE_OUT = "(a class prior between 0 and 1)", "leave the column out if the class is not annotated here"
+
+
+@pytest.fixture
+def card(tmp_path):
+    return load_card(make_site_folder(tmp_path / "labels", splits=["test"], truth=TRUTH), "site-1")
+
+
+def opened(card, tmp_path, **options):
+    return KIND.load(card, card.classes, cache_dir=tmp_path / "cache", image_size=8, device=CPU, **options)
+
+
+def test_data_is_opened_with_its_ledger_and_truth(card, tmp_path):
+    data = opened(card, tmp_path)
+    assert (data.kind, data.classes) == ("multilabel", CLASSES)
+    assert isinstance(KIND.open_ledger(tmp_path / "l.sqlite", card, data), LabelLedger)
+    assert np.array_equal(KIND.load_truth(card, data), TRUTH)
+
+
+def test_complete_labels_are_checked_as_others_are(card, tmp_path):
+    with refused(f"site-1: truth.csv, column fracture: expected both 0 and 1 {PRIOR}, got only 0; {LEAVE_OUT}"):
+        opened(card, tmp_path, all_labels=True)
+
+
+def test_positives_are_labels(card, tmp_path):
+    assert KIND.positives(opened(card, tmp_path)).tolist() == [2, 0, 2]
+
+
+def test_a_folder_is_described_for_the_person_who_prepared_it(card, tmp_path):
+    assert KIND.describe(card, opened(card, tmp_path)) == [
+        "train, edema: 2 positive, 3 negative, 1 blank",
+        "train, fracture: not annotated here",
+        "train, nodule: 2 positive, 3 negative, 1 blank",
+        "test, edema: 2 positive, 4 negative, 0 blank",
+        "test, fracture: 0 positive, 6 negative, 0 blank",
+        "test, nodule: 2 positive, 4 negative, 0 blank",
+    ]
+
+
+def test_a_card_tells_the_census_nothing_more(card):
+    assert KIND.census_extras(card) == {}
+
+
+def test_there_is_nothing_to_look_at(tmp_path):
+    assert KIND.gallery(make_site(tmp_path, LABELS), None, phantom=False) == ""
+
+
+def test_a_split_is_evaluated_by_histograms(tmp_path):
+    site = make_site(tmp_path, LABELS)
+    logits = np.arange(18.0).reshape(6, 3) - 9
+    model = Says(logits)
+    split = dataclasses.replace(
+        site.data.train, images=np.broadcast_to(10 * np.arange(6, dtype=np.uint8)[:, None, None], (6, 8, 8))
+    )
+    assert np.array_equal(KIND.evaluate(model, split, site), score_histograms(logits, LABELS))
+
+
+def test_repaired_labels_are_counted(tmp_path):
+    site = make_site(tmp_path, LABELS)
+    assert KIND.repairs(site, None) == {}
+    site.ledger.record("rule", 0, LABELS, Repairs(*np.array([[2, 0, 1, 1], [5, 2, 0, 1]]).T))
+    counts = KIND.repairs(site, TRUTH)
+    assert (counts["positive"].tolist(), counts["negative"].tolist()) == ([1, 0, 0], [0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns", "sentence"),
+    [
+        ([[1, 0, 1]], None, ": expected at least 2 samples, got 1"),
+        (LABELS, [], ", header: expected at least one class column, got none"),
+        (
+            LABELS,
+            [0, 1],
+            f", column fracture: expected both 0 and 1 {PRIOR}, got only blanks; {LEAVE_OUT}",
+        ),
+        (
+            [[1, -1, 1], [0, -1, 1], [1, -1, -1]],
+            None,
+            f", column nodule: expected both 0 and 1 {PRIOR}, got only 1; {LEAVE_OUT}",
+        ),
+    ],
+)
+def test_training_labels_that_teach_nothing_are_refused(tmp_path, labels, columns, sentence):
+    with refused(f"site-1: train.csv{sentence}"):
+        opened(load_card(make_site_folder(tmp_path / "s", labels, columns=columns), "site-1"), tmp_path)
+
+
+def test_leaving_the_only_positive_out_is_refused(tmp_path):
+    folder = make_site_folder(tmp_path / "s", [[1], [0], [0]], classes=("a",))
+    (folder / "images" / "img0.png").write_bytes(b"")
+    with refused(f"site-1: train.csv, column a: expected both 0 and 1 {PRIOR}, got only 0; {LEAVE_OUT}"):
+        opened(load_card(folder, "site-1"), tmp_path, max_unreadable=1)
+
+
+def test_labels_of_the_training_split_are_counted(tmp_path):
+    folder = make_site_folder(tmp_path / "site", splits=("val", "test"))
+    counts = KIND.label_counts(load_card(folder, "site-1"), CLASSES)
+    assert counts.tolist() == [[5, 0, 5], [2, 0, 2], [1, 6, 1]]
+
+
+def test_classes_are_counted_in_the_order_of_the_job(tmp_path):
+    folder = make_site_folder(tmp_path / "site")
+    counts = KIND.label_counts(load_card(folder, "site-1"), CLASSES[1:] + CLASSES[:1])
+    assert counts[2].tolist() == [6, 1, 1]
+
+
+def test_other_classes_than_the_job_s_are_refused(tmp_path):
+    card = load_card(make_site_folder(tmp_path / "site"), "site-1")
+    with refused(
+        "site-1: site.json, field classes: expected the job's ['edema'], got ['edema', 'fracture', 'nodule']"
+        " (missing here: [], unknown to the job: ['fracture', 'nodule'])"
+    ):
+        KIND.label_counts(card, ["edema"])
+
+
+METRICS = {
+    "auc": roc_auc_score,
+    "ap": average_precision_score,
+    "bacc": lambda labels, logits: balanced_accuracy_score(labels, logits > 0),
+}
+
+
+def scores(seed, samples=2000, classes=3, spread=2.0):
+    """Logits that lean towards random labels, a fifth of them blank."""
+    rng = np.random.default_rng(seed)
+    truth = (rng.random((samples, classes)) < [0.5, 0.2, 0.05][:classes]).astype(np.int8)
+    logits = rng.normal(size=truth.shape) * spread + truth * 1.5 - 0.5
+    return logits, np.where(rng.random(truth.shape) < 0.2, -1, truth).astype(np.int8)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("seed", range(3))
+def test_metrics_equal_sklearn_within_a_bin(seed, name):
+    logits, labels = scores(seed)
+    measured = multilabel_metrics(score_histograms(logits, labels))["per_class"][name]
+    for c in range(3):
+        known = labels[:, c] >= 0
+        expected = METRICS[name](labels[known, c], logits[known, c])
+        assert measured[c] == pytest.approx(expected, abs=1e-9 if name == "bacc" else 2e-3)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_equal_sklearn_exactly_when_no_two_logits_share_a_bin(name):
+    rng = np.random.default_rng(1)
+    logits = rng.permutation(np.linspace(-9.99, 9.99, 999))[:200, None]  # steps of one bin width
+    labels = (rng.random((200, 1)) < 0.3 + 0.4 * (logits > 2)).astype(np.int8)
+    measured = multilabel_metrics(score_histograms(logits, labels))["per_class"][name][0]
+    assert measured == pytest.approx(METRICS[name](labels[:, 0], logits[:, 0]), abs=1e-12)
+
+
+def test_metrics_of_tied_scores_equal_sklearn():
+    logits, labels = np.array([[1.0], [1.0], [1.0], [-1.0], [-1.0]]), np.array([[1], [0], [1], [1], [0]])
+    per_class = multilabel_metrics(score_histograms(logits, labels))["per_class"]
+    for name, metric in METRICS.items():
+        assert per_class[name] == [pytest.approx(metric(labels[:, 0], logits[:, 0]))]
+
+
+def test_a_model_that_calls_everything_improbable_keeps_its_ranking():
+    logits, labels = np.array([[-6.0], [-5.0], [-7.0], [-8.0]]), np.array([[1], [1], [0], [0]])
+    metrics = multilabel_metrics(score_histograms(logits, labels))["per_class"]
+    assert (metrics["auc"], metrics["ap"], metrics["bacc"]) == ([1.0], [1.0], [0.5])
+
+
+def test_counts_of_two_sites_add_up_to_those_of_the_pooled_data():
+    (first, first_labels), (second, second_labels) = scores(1, 300), scores(2, 500)
+    merged = score_histograms(first, first_labels) + score_histograms(second, second_labels)
+    pooled = score_histograms(np.concatenate([first, second]), np.concatenate([first_labels, second_labels]))
+    assert np.array_equal(merged, pooled)
+    assert pooled.shape == (3, 2, BINS)
+    assert pooled.dtype == np.int64
+
+
+def test_blanks_are_not_counted():
+    counts = score_histograms(np.zeros((3, 2)), np.array([[1, -1], [0, -1], [-1, 1]]))
+    assert counts.sum(-1).tolist() == [[1, 1], [0, 1]]
+
+
+def test_the_threshold_lies_at_probability_one_half_exactly():
+    tiny = 1e-20  # lost when added to the range
+    counts = score_histograms(np.array([[0.0], [tiny], [-tiny]]), np.array([[0], [1], [0]]))
+    upper = counts[0, :, BINS // 2 :].sum(-1)
+    assert upper.tolist() == [0, 1]
+    assert multilabel_metrics(counts)["per_class"]["bacc"] == [1.0]
+
+
+def test_logits_beyond_the_range_share_the_outer_bins():
+    counts = score_histograms(np.array([[-1e30], [-10.0], [10.0], [1e30]]), np.array([[0], [0], [1], [1]]))
+    assert counts[0, 0, 0] == 2
+    assert counts[0, 1, -1] == 2
+
+
+def test_a_class_with_one_label_value_has_no_metric_and_does_not_enter_the_mean():
+    logits = np.array([[2.0, 1, 1], [-2.0, 1, 1]])
+    metrics = multilabel_metrics(score_histograms(logits, np.array([[1, 1, -1], [0, 1, 0]])))
+    assert metrics["per_class"] == {name: [1.0, None, None] for name in ("auc", "ap", "bacc")}
+    assert metrics["macro"] == {"auc": 1.0, "map": 1.0, "bacc": 1.0}
+    assert (metrics["positives"], metrics["negatives"]) == ([1, 2, 0], [1, 0, 1])
+
+
+def test_the_mean_is_taken_over_classes():
+    logits = np.array([[1.0, 1.0], [-1.0, -1.0]])
+    metrics = multilabel_metrics(score_histograms(logits, np.array([[1, 0], [0, 1]])))
+    assert metrics["macro"] == {"auc": 0.5, "map": 0.75, "bacc": 0.5}
+
+
+def test_without_any_class_that_can_be_measured_there_is_no_mean():
+    metrics = multilabel_metrics(score_histograms(np.zeros((2, 1)), np.ones((2, 1), dtype=int)))
+    assert metrics["macro"] == {"auc": None, "map": None, "bacc": None}

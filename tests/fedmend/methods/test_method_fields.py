@@ -1,0 +1,179 @@
+"""Every method of this folder sends what its fields describe and nothing else, and asks for what its workflow sends."""
+
+import importlib
+import inspect
+import pkgutil
+
+import numpy as np
+import pytest
+from torch_factories import SaysMasks, TinyNetwork, make_mask_site, make_single_site, make_site, make_task
+
+import fedmend.methods
+from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
+from fedmend.fields import Field, check_fields
+from fedmend.kinds import KINDS
+from fedmend.method import LocalMethod, Workflow
+from fedmend.methods import baselines, fedia, fedlsm, fedmlp, fednoro, fixmatch, labelsets, moon
+from fedmend.training import LocalTrainer
+
+MODULES = [importlib.import_module(m.name) for m in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods.")]
+MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
+MASKS[:, 2, 3] = 1
+SIZES = {  # of the tiny networks and sites below
+    MULTILABEL: {"C": 3, "R": 3, "F": TinyNetwork.num_features},
+    SINGLELABEL: {"C": 3, "R": 3, "F": TinyNetwork.num_features},
+    SEGMENTATION: {"C": 1, "R": 2, "F": 8},
+}
+PROTOTYPES = np.ones((6, TinyNetwork.num_features), dtype=np.float32)
+KNOWLEDGE = {  # what a server sends
+    "prototypes": PROTOTYPES,
+    "learning_degree": np.float32([1, 0.5, 0]),
+    "distillation_weight": np.float32(0.5),
+    "pos_weight": np.float32([1, 2, 3]),
+    "first_round": np.int64(2),
+    "best_completeness": np.float64(1.25),
+}
+# Stages of a method, in their order: (question, stage, role, fields of the report). Default: one without a report.
+TRAIN, COLLECT = "train", "collect"
+NOTHING, EVERYTHING = (), tuple(fedmlp.FIELDS)
+STAGES = {
+    "FedMLP": [
+        (TRAIN, fedmlp.WARMUP, "", NOTHING),
+        (TRAIN, fedmlp.PROTOTYPE, "", EVERYTHING),
+        (TRAIN, fedmlp.DETECT, "", EVERYTHING),
+        (TRAIN, fedmlp.DETECT, "", NOTHING),  # the last round
+    ],
+    "FedNoRo": [
+        (TRAIN, fednoro.WARMUP, "", NOTHING),
+        (COLLECT, fednoro.DETECT, "", ("class_loss", "class_count")),
+        (TRAIN, fednoro.ROBUST, fednoro.NOISY, NOTHING),
+        (TRAIN, fednoro.ROBUST, fednoro.CLEAN, NOTHING),
+    ],
+    "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
+    "FedIA": [
+        (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
+        (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
+        (COLLECT, fedia.COMPLETENESS, "", ("lesions", "iou_line")),
+        (TRAIN, fedia.CORRECTION, "", ("dice_loss", "correction")),
+        (TRAIN, fedia.CORRECTED, "", ("dice_loss", "correction")),
+    ],
+}
+PLAIN = [(TRAIN, "train", "", NOTHING)]
+
+
+def classes_of(module, base):
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
+    ]
+
+
+def concrete(module):
+    """Methods that can train."""
+    return [m for m in classes_of(module, LocalMethod) if hasattr(m, "ROUND") or m.start is not LocalMethod.start]
+
+
+METHODS = [method for module in MODULES for method in concrete(module)]
+WORKFLOWS = [workflow for module in MODULES for workflow in classes_of(module, Workflow)]
+every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.__name__)
+every_owner = pytest.mark.parametrize("owner", [*METHODS, *WORKFLOWS], ids=lambda o: o.__name__)
+
+
+def make(method):
+    """The method with its own settings."""
+    return method(**({"local_iterations": 2} if issubclass(method, labelsets.LabelSetMethod) else {}))
+
+
+def site_and_model(kind, folder):
+    if kind == SEGMENTATION:
+        return make_mask_site(folder, MASKS), SaysMasks(np.full(MASKS.shape, 0.3))
+    if kind == SINGLELABEL:
+        return make_single_site(folder, [0, 1, 0, 1, 0, 1, 0, 1]), TinyNetwork(3)
+    return make_site(folder, [[1, 0, -1], [0, 1, -1]] * 4), TinyNetwork(3)
+
+
+def reports(method, kind, folder):
+    """The report of each of its stages."""
+    (site, model), method, round_num = site_and_model(kind, folder), make(method), 0
+    stages = STAGES.get(type(method).__name__, PLAIN)
+    rounds = sum(question == TRAIN for question, *_ in stages)
+    for question, stage, role, expected in stages:
+        known = {name: KNOWLEDGE[name] for name in method.KNOWLEDGE}
+        check_fields(known, method.KNOWLEDGE, SIZES[kind], "knowledge")
+        task = make_task(stage, round_num, max(rounds, 2), role=role, **known)
+        if question == COLLECT:
+            yield expected, method.collect(model, task, site)
+            continue
+        work = method.start(model, task, site)
+        LocalTrainer(learning_rate=1e-3).train(work)
+        round_num += 1
+        yield expected, work.report()
+
+
+def test_the_methods_and_workflows_of_this_folder_are_found():
+    assert {fedmlp.FedMLP, fednoro.FedNoRo, fedlsm.FedLSM, fedia.FedIA, baselines.FedProx, moon.Moon} < set(METHODS)
+    assert {fixmatch.FixMatch, labelsets.FedRS, baselines.SingleLabelFedAvg} < set(METHODS)
+    assert {fedmlp.FedMLPWorkflow, labelsets.LabelSetWorkflow, baselines.FedAvgWorkflow} < set(WORKFLOWS)
+    assert {m.__name__ for m in METHODS} > set(STAGES)
+
+
+@every_method
+def test_a_method_says_what_kinds_of_labels_it_learns_from(method):
+    assert method.KINDS
+    assert set(method.KINDS) <= set(KINDS)
+    assert len(set(method.KINDS)) == len(method.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [(m, k) for m in METHODS for k in m.KINDS], ids=lambda v: getattr(v, "__name__", v)
+)
+def test_reports_of_every_stage_fit_the_fields_and_all_fields_are_sent(method, kind, tmp_path):
+    sent = set()
+    for expected, report in reports(method, kind, tmp_path):
+        assert set(report) == set(expected)
+        check_fields(report, method.FIELDS, SIZES[kind], "report")
+        sent |= set(report)
+    assert sent == set(method.FIELDS)
+
+
+@every_method
+def test_a_method_and_the_workflow_of_its_module_describe_the_same_fields(method):
+    workflows = [w for w in WORKFLOWS if w.__module__ == method.__module__]
+    assert len(workflows) <= 1
+    if workflows:
+        workflow = workflows[0]
+        assert dict(method.FIELDS) == dict(workflow.FIELDS)
+        assert dict(method.KNOWLEDGE) == dict(workflow.KNOWLEDGE)
+
+
+@pytest.mark.parametrize("method", [moon.Moon, fixmatch.FixMatch])
+def test_baselines_of_mismatched_label_sets_take_what_their_workflow_sends(method):
+    assert dict(method.KNOWLEDGE) == dict(labelsets.LabelSetWorkflow.KNOWLEDGE)
+    assert dict(method.FIELDS) == dict(labelsets.LabelSetWorkflow.FIELDS) == {}
+
+
+@every_owner
+def test_every_field_is_described_in_one_line_for_people_and_has_a_range(owner):
+    for name, field in {**owner.FIELDS, **owner.KNOWLEDGE}.items():
+        assert isinstance(field, Field), name
+        assert field.low < field.high
+        assert field.meaning
+        assert field.risk
+        assert "\n" not in field.meaning + field.risk
+        assert field.numbers({"C": 3, "R": 3, "F": 5}) is not None
+        assert np.dtype(field.dtype).kind in "fi"
+
+
+@every_owner
+def test_what_counts_the_samples_behind_a_field_is_a_field_with_a_number_for_each_row(owner):
+    for field in owner.FIELDS.values():
+        if field.counted_by:
+            assert owner.FIELDS[field.counted_by].shape == field.shape[:1]
+            assert owner.FIELDS[field.counted_by].dtype == "int64"
+
+
+def test_what_is_a_mean_over_samples_of_a_class_is_counted():
+    counts = {name: field.counted_by for name, field in {**fedmlp.FIELDS, **fednoro.FIELDS}.items()}
+    assert counts["prototypes"] == "prototype_counts"
+    assert counts["class_loss"] == "class_count"

@@ -1,0 +1,77 @@
+"""What methods for masks share."""
+
+import numpy as np
+import pytest
+import torch
+from torch_factories import SaysMasks, make_mask_site, make_task
+
+from fedmend.data.manifest import SEGMENTATION
+from fedmend.methods.slices import SliceMethod, SliceRound
+
+MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
+MASKS[0, 2, 3] = MASKS[3, 5, 5] = 1
+
+
+class SeeingRound(SliceRound):
+    """Keeps what its loss is given."""
+
+    def mask_loss(self, logits, marks, index):
+        self.given = logits, marks, index
+        return logits.sum()
+
+
+class Seeing(SliceMethod):
+    ROUND = SeeingRound
+
+
+def start(folder, *, augment=False, before=lambda site: None, round_num=1):
+    site = make_mask_site(folder, MASKS)
+    before(site)
+    model = SaysMasks(np.full(MASKS.shape, 0.3))
+    return Seeing(augment=augment).start(model, make_task(round_num=round_num), site)
+
+
+def test_the_loss_is_given_logits_marks_and_slice_numbers(tmp_path):
+    work = start(tmp_path)
+    loss = work.loss(torch.tensor([3, 1]))
+    logits, marks, index = work.given
+    assert loss.item() == pytest.approx(logits.sum().item())
+    assert (logits.shape, logits.dtype) == ((2, 2, 8, 8), torch.float32)
+    assert (marks.shape, marks.dtype) == ((2, 8, 8), torch.float32)
+    assert np.argwhere(marks.numpy()).tolist() == [[0, 5, 5]]
+    assert index.tolist() == [3, 1]
+
+
+def test_the_marks_are_those_in_force_when_the_round_starts(tmp_path):
+    def repair(site, row=7, round_num=0):
+        added = np.zeros(MASKS.shape, dtype=bool)
+        added[1, row, row] = True
+        site.ledger.record("test.rule", round_num, added, np.ones(4))
+
+    work = start(tmp_path, before=repair)
+    repair(work.site, row=6, round_num=1)  # while the round goes on
+    work.loss(torch.tensor([0, 1]))
+    assert np.argwhere(work.given[1].numpy()).tolist() == [[0, 2, 3], [1, 7, 7]]
+
+
+def test_grey_values_change_at_random_only_when_asked(tmp_path, monkeypatch):
+    seen = []
+
+    def augment(images, generator):
+        seen.append(generator.initial_seed())
+        return images + 0.001
+
+    monkeypatch.setattr("fedmend.methods.slices.augment_intensity", augment)
+    start(tmp_path / "a").loss(torch.tensor([0]))
+    assert seen == []
+    work, index = start(tmp_path / "b", augment=True), torch.tensor([0, 2])
+    work.model.register_forward_pre_hook(lambda _, images: seen.append(images[0]))
+    work.loss(index)
+    seed, images = seen
+    assert seed == work.site.generator(work.task, "augmentation").initial_seed()
+    assert torch.equal(images, work.site.data.train.pixels(index) + 0.001)
+
+
+def test_methods_for_masks_take_masks_and_augment_unless_told_otherwise():
+    assert SliceMethod.KINDS == (SEGMENTATION,)
+    assert SliceMethod().augment

@@ -1,0 +1,184 @@
+import csv
+from collections import Counter
+
+import numpy as np
+import pydicom
+import pytest
+from scipy.ndimage import binary_erosion, binary_fill_holes
+
+from fedmend.errors import FedMendError
+from fedmend.phantoms import ct_head
+from fedmend.phantoms.ct_head import ICH_CLASSES, ICH_LABELS, ICH_RATES, write_ich
+
+SLICES, SCANNERS = 240, 3
+
+
+@pytest.fixture(scope="module")
+def download(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ich")
+    write_ich(out, slices=SLICES, seed=7, size=64, scanners=SCANNERS, processes=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def labels(download):
+    """Slice id → {label: 0 or 1} as the CSV says."""
+    with open(download / "stage_2_train.csv", newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    found = {}
+    for row in rows:
+        name, label = row["ID"].rsplit("_", 1)
+        found.setdefault(name, {})[label] = int(row["Label"])
+    assert len(rows) == sum(map(len, found.values()))  # no row twice
+    return found
+
+
+@pytest.fixture(scope="module")
+def datasets(download):
+    return {path.stem: pydicom.dcmread(path) for path in (download / "stage_2_train").iterdir()}
+
+
+def patient_with(only: str | None, slices: int = 8, index: int = 0) -> ct_head._Patient:
+    labels = np.zeros((slices, len(ICH_CLASSES)), dtype=bool)
+    if only:
+        labels[2:5, ICH_CLASSES.index(only)] = True
+    return ct_head._Patient(index=index, scanner=0, first=0, labels=labels)
+
+
+def contents(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
+    for processes in (1, 2):
+        write_ich(tmp_path / str(processes), slices=48, seed=3, size=32, processes=processes)
+    one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
+    assert len(one) == 49
+    assert one == two
+
+
+def test_another_seed_gives_other_ids_patients_and_images(tmp_path, datasets):
+    write_ich(tmp_path, slices=8, seed=8, size=64, processes=1)
+    others = {path.stem: pydicom.dcmread(path) for path in (tmp_path / "stage_2_train").iterdir()}
+    assert not others.keys() & datasets.keys()
+    for attribute in ("PatientID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "PixelData"):
+        assert not {ds[attribute].value for ds in others.values()} & {ds[attribute].value for ds in datasets.values()}
+
+
+def test_the_csv_has_the_six_official_rows_for_each_file(labels, datasets):
+    assert len(labels) == SLICES
+    assert labels.keys() == datasets.keys()
+    for name, row in labels.items():
+        assert len(name) == 12
+        assert int(name.removeprefix("ID_"), 16) < 16**9
+        assert tuple(row) == ICH_LABELS
+
+
+def test_any_is_the_or_of_the_five_classes(labels):
+    assert all(row["any"] == max(row[c] for c in ICH_CLASSES) for row in labels.values())
+
+
+def test_each_class_has_its_rsna_share_but_at_least_the_floor(labels):
+    for c, rate in zip(ICH_CLASSES, ICH_RATES, strict=True):
+        positive = sum(row[c] for row in labels.values())
+        assert positive == max(round(rate * SLICES), 12)  # 5 % of 240
+
+
+def test_labels_occur_together_as_often_as_in_the_rsna_subset():
+    matrix = np.concatenate([p.labels for p in ct_head._plan(8000, seed=0, scanners=5)])
+    share = np.bincount(matrix.sum(axis=1), minlength=6) / len(matrix)
+    official = np.array([87_948, 67_969, 22_587, 5_642, 885, 20]) / 185_051
+    np.testing.assert_allclose(share, official, atol=0.03)
+
+
+def test_lesions_run_over_neighbouring_slices_of_a_patient():
+    for patient in ct_head._plan(800, seed=1, scanners=4):
+        assert 7 <= len(patient.labels) <= 9
+        steps = np.abs(np.diff(patient.labels.astype(int), axis=0, prepend=0, append=0)).sum(axis=0)
+        assert set(steps) <= {0, 2}  # at most one run per class
+        assert not patient.labels[-1, ICH_CLASSES.index("intraventricular")]  # no ventricles at the vertex
+
+
+def test_patients_and_each_class_are_spread_evenly_over_the_scanners(labels, datasets):
+    patients = Counter({ds.PatientID: ds.StationName for ds in datasets.values()}.values())
+    assert patients == {f"scanner-{i + 1}": SLICES // 8 // SCANNERS for i in range(SCANNERS)}
+    for c in ICH_CLASSES:
+        stations = {datasets[name].StationName for name, row in labels.items() if row[c]}
+        assert len(stations) == SCANNERS
+
+
+def test_a_slice_is_a_ct_image_that_pydicom_reads(datasets):
+    for ds in datasets.values():
+        assert (ds.Modality, ds.PhotometricInterpretation) == ("CT", "MONOCHROME2")
+        assert (ds.BitsAllocated, ds.PixelRepresentation, ds.RescaleSlope, ds.RescaleIntercept) == (16, 1, 1, -1024)
+        assert (ds.WindowCenter, ds.WindowWidth) in ct_head.STORED_WINDOWS
+        assert ds.pixel_array.dtype == np.int16
+        assert ds.pixel_array.shape == (64, 64)
+        assert ds.PatientID.startswith("ID_")
+        assert all(uid.is_valid for uid in (ds.StudyInstanceUID, ds.SeriesInstanceUID, ds.SOPInstanceUID))
+        assert 200 < 64 * ds.PixelSpacing[0] < 270  # field of view in mm
+
+
+def test_a_patient_is_one_series_of_distinct_levels(datasets):
+    by_patient = {}
+    for ds in datasets.values():
+        by_patient.setdefault(ds.PatientID, []).append(ds)
+    for series in by_patient.values():
+        assert len({ds.SeriesInstanceUID for ds in series}) == 1
+        assert len({ds.ImagePositionPatient[2] for ds in series}) == len(series)
+    assert len({ds.SeriesInstanceUID for ds in datasets.values()}) == len(by_patient)
+
+
+def test_air_brain_and_skull_have_plausible_hounsfield_units(datasets):
+    for ds in datasets.values():
+        hu = ds.pixel_array.astype(int) + int(ds.RescaleIntercept)
+        assert -1060 < np.median(hu[:2]) < -940
+        assert 25 < np.median(hu[(hu > 0) & (hu < 90)]) < 50
+        assert 700 < np.percentile(hu, 99) < 1600
+
+
+@pytest.mark.parametrize("name", ICH_CLASSES)
+def test_a_label_adds_blood_to_its_slices_and_to_no_other(name):
+    for index in range(4):
+        with_it, without = (ct_head._render(patient_with(c, index=index), 0, 64) for c in (name, None))
+        changed = np.abs(with_it - without) > 1
+        blood = (with_it > 42) & (with_it < 90) & changed
+        assert not changed[[0, 1, 5, 6, 7]].any()
+        assert (blood[2:5].sum(axis=(1, 2)) >= 4).all()  # pixels
+
+
+@pytest.mark.parametrize(
+    ("name", "at_the_skull"), [("epidural", True), ("subdural", True), ("intraventricular", False)]
+)
+def test_the_collections_lie_at_the_skull_and_ventricular_blood_does_not(name, at_the_skull):
+    for index in range(4):
+        with_it, without = (ct_head._render(patient_with(c, index=index), 0, 64)[3] for c in (name, None))
+        bone = np.argwhere(without > 500)
+        blood = np.argwhere(with_it - without > 8)
+        nearest = np.linalg.norm(blood[:, None] - bone[None], axis=2).min(axis=1)
+        assert (nearest.min() <= 2) == at_the_skull
+
+
+def test_slices_without_blood_also_show_small_bright_things_inside_the_brain():
+    patients = 0
+    for index in range(12):
+        hu = ct_head._render(patient_with(None, index=index), 0, 64)
+        deep = [binary_erosion(binary_fill_holes(image > 300) & (image < 300), iterations=3) for image in hu]
+        bright = (np.array(deep) & (hu > 75)).sum(axis=(1, 2))
+        assert bright.max() < 60  # pixels; the brain has about 1,000
+        patients += bright.max() >= 3
+    assert 3 <= patients <= 11
+
+
+def test_scanners_differ_in_noise():
+    by_scanner = []
+    for scanner in range(4):
+        patient = ct_head._Patient(index=0, scanner=scanner, first=0, labels=np.zeros((1, 5), dtype=bool))
+        by_scanner.append(ct_head._render(patient, 0, 64)[0, :4].std())
+    assert max(by_scanner) > 1.2 * min(by_scanner)
+
+
+@pytest.mark.parametrize("argument", ["slices", "scanners", "processes"])
+def test_an_argument_below_its_least_value_is_refused(tmp_path, argument):
+    with pytest.raises(FedMendError, match=f"argument {argument}: expected at least 1, got 0"):
+        write_ich(tmp_path, **{"slices": 8, argument: 0})

@@ -1,0 +1,302 @@
+import csv
+from collections import Counter
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from factories import refused
+from PIL import Image
+
+from fedmend.data.manifest import SINGLELABEL, write_card, write_table
+from fedmend.phantoms import dermoscopy as phantom
+from fedmend.phantoms.dermoscopy import (
+    ISIC2018_COUNTS,
+    ISIC2019_COUNTS,
+    lay_casts,
+    write_isic2018,
+    write_isic2019,
+)
+
+IMAGES = 200
+FOLDER, TRUTH, METADATA = (f"ISIC_2019_Training_{name}" for name in ("Input", "GroundTruth.csv", "Metadata.csv"))
+# 4 % of 200 for the four that are rarer; the rest of MEL, BCC and BKL by official share; NV what remains.
+COUNTS = {"MEL": 33, "NV": 92, "BCC": 24, "AK": 8, "BKL": 19, "DF": 8, "VASC": 8, "SCC": 8}
+
+
+@pytest.fixture(scope="module")
+def download(tmp_path_factory):
+    out = tmp_path_factory.mktemp("isic")
+    write_isic2019(out, images=IMAGES, seed=3, size=32, processes=1)
+    return out
+
+
+def rows(file):
+    with open(file, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def class_of(row):
+    return next(c for c in ISIC2019_COUNTS if row[c] == "1.0")
+
+
+def contents(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def drawn(name, typical=1.0, seed=0, size=64):
+    """A lesion on its skin without hair: rgb (96, 96, 3), and q = distance from the centre, as a canvas has them."""
+    rng = np.random.default_rng(seed)
+    s = phantom._skin(rng, size)
+    phantom._DRAW[name](s, rng, typical)
+    return s.rgb, np.hypot(s.u, s.v)
+
+
+def several(measure, name, **kwargs):
+    return float(np.mean([measure(*drawn(name, seed=seed, **kwargs)) for seed in range(12)]))
+
+
+def centre_over_rim(rgb, q):
+    return rgb[q < 0.1].mean() / rgb[(q > 0.3) & (q < 0.45)].mean()
+
+
+def asymmetry(rgb, q):
+    """How much a lesion changes when it is turned half round."""
+    return np.abs(rgb - rgb[::-1, ::-1])[q < 0.8].mean()
+
+
+def ratio(first, second):
+    """Measures how much more of one colour than of another comes back from the middle."""
+    return lambda rgb, q: (rgb[q < 0.3][:, first] / rgb[q < 0.3][:, second]).mean()
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
+    for processes in (1, 2):
+        write_isic2019(tmp_path / str(processes), images=25, seed=1, size=32, processes=processes)
+    one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
+    assert len(one) == 27
+    assert one == two
+
+
+def test_another_seed_gives_other_ids_and_pictures(tmp_path, download):
+    write_isic2019(tmp_path, images=25, seed=4, size=32, processes=1)
+    ours, others = ({p.name: p.read_bytes() for p in (d / FOLDER).iterdir()} for d in (download, tmp_path))
+    assert not ours.keys() & others.keys()
+    assert not set(ours.values()) & set(others.values())
+
+
+def test_the_tables_have_the_official_form_and_one_row_for_each_picture(download):
+    truth, metadata = rows(download / TRUTH), rows(download / METADATA)
+    assert list(truth[0]) == ["image", "MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK"]
+    assert list(metadata[0]) == ["image", "age_approx", "anatom_site_general", "lesion_id", "sex"]
+    files = sorted(p.stem for p in (download / FOLDER).iterdir())
+    assert [r["image"] for r in truth] == [r["image"] for r in metadata] == files
+    assert all(len(f) == 12 and f.startswith("ISIC_") and f[5:].isdecimal() for f in files)
+    for row in truth:
+        assert sorted(list(row.values())[1:]) == ["0.0"] * 8 + ["1.0"]
+        assert row["UNK"] == "0.0"
+
+
+def test_a_picture_is_a_small_rgb_jpeg_that_says_what_it_is(download):
+    for path in (download / FOLDER).iterdir():
+        with Image.open(path) as picture:
+            assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", (32, 32))
+            assert picture.info["comment"] == b"synthetic phantom"
+
+
+def test_each_class_has_its_official_share_but_at_least_the_floor(download):
+    assert Counter(map(class_of, rows(download / TRUTH))) == COUNTS
+
+
+def test_the_pictures_of_a_lesion_have_one_class_and_some_lesions_no_id(download):
+    classes = {r["image"]: class_of(r) for r in rows(download / TRUTH)}
+    lesions = {}
+    for row in rows(download / METADATA):
+        lesions.setdefault(row["lesion_id"], []).append(classes[row["image"]])
+    assert 3 <= len(lesions.pop("")) <= 30
+    assert {len(v) for v in lesions.values()} == {1, 2, 3}
+    assert all(len(set(v)) == 1 for v in lesions.values())
+
+
+def test_the_pictures_of_a_lesion_differ_in_pose_but_have_no_colour_cast():
+    def shots(rgb):
+        return [phantom._photograph(rgb, np.random.default_rng(pose), 64).astype(float) for pose in (0, 1)]
+
+    one, two = shots(drawn("NV")[0])
+    assert np.abs(one - two).mean() > 3
+    for picture in shots(np.full((96, 96, 3), (0.8, 0.6, 0.4))):
+        np.testing.assert_allclose(picture.mean(axis=(0, 1)) / picture.mean(), (4 / 3, 1, 2 / 3), rtol=0.01)
+
+
+def test_a_melanoma_is_less_symmetric_than_a_nevus():
+    assert several(asymmetry, "MEL") > 1.4 * several(asymmetry, "NV")
+
+
+@pytest.mark.parametrize("name", ["DF", "SCC"])
+def test_the_centre_is_paler_than_the_rim_where_there_is_a_scar_or_keratin(name):
+    assert several(centre_over_rim, name) > 1.15
+    assert several(centre_over_rim, name, typical=0.0) < 1.1
+
+
+@pytest.mark.parametrize("name", ["MEL", "NV", "BKL"])
+def test_pigmented_lesions_are_darkest_inside(name):
+    assert several(centre_over_rim, name) < 1.1
+
+
+def test_a_vascular_lesion_is_the_reddest():
+    red = {name: several(ratio(0, 1), name) for name in ISIC2019_COUNTS}
+    assert max(red, key=red.__getitem__) == "VASC"
+
+
+def test_pink_lesions_swallow_green_as_blood_does_and_brown_ones_blue_as_melanin_does():
+    green = {name: several(ratio(1, 2), name, typical=0.0) for name in ISIC2019_COUNTS}
+    assert max(green[name] for name in ("BCC", "AK", "VASC", "SCC")) < min(green[name] for name in ("MEL", "NV", "BKL"))
+
+
+def test_a_basal_cell_carcinoma_has_blue_grey_nests_and_no_nevus_has():
+    def blue(rgb, q):
+        inside = rgb[q < 0.7]
+        return (inside[:, 2] > inside[:, 0]).mean()
+
+    assert several(blue, "BCC") > 0.003
+    assert several(blue, "NV") == 0
+
+
+def test_a_keratosis_has_a_sharp_border_and_an_actinic_keratosis_below_its_scale_has_none():
+    def steepest(rgb, q):
+        return np.percentile(np.hypot(*np.gradient(rgb.mean(axis=2))), 99)
+
+    assert several(steepest, "BKL") > 2 * several(steepest, "AK", typical=0.0)
+
+
+def test_a_share_of_lesions_is_drawn_as_what_it_is_taken_for(monkeypatch):
+    def draw(name):
+        return phantom._draw(phantom._Lesion(5, name, ("a",)), phantom.LOOK_ALIKES, 0, 32)
+
+    monkeypatch.setattr(phantom, "LOOK_ALIKE_SHARE", 0)
+    assert (draw("BKL") != draw("DF")).any()
+    monkeypatch.setattr(phantom, "LOOK_ALIKE_SHARE", 1)
+    assert (draw("BKL") == draw("DF")).all()  # both as a nevus
+
+
+@pytest.mark.parametrize(("argument", "least"), [("images", 25), ("seed", 0), ("size", 32)])
+def test_an_argument_below_its_least_value_is_refused(tmp_path, argument, least):
+    with refused(f"phantom, argument {argument}: expected at least {least}, got {least - 1}"):
+        write_isic2019(tmp_path, **{"images": 25, argument: least - 1})
+
+
+# ---- cameras ---------------------------------------------------------------------------------------------------------
+def test_a_camera_has_gain_exposure_contrast_and_a_vignette():
+    camera = Mock(uniform=Mock(return_value=(0.8, 2.0, 0.5, 1.0)))  # exposure, gamma, shade, field
+    cast = phantom._cast(np.full((2, 2, 3), 204), 0.0, camera)
+    # Each of the four pixels is sqrt(0.5) from the centre: 0.8 * gain * 0.8 * (1 - 0.5 * 0.5 / 2), squared;
+    # the gains are 1.04 and twice 1 - 0.04 / 2.
+    np.testing.assert_array_equal(cast, np.tile(np.uint8([86, 77, 77]), (2, 2, 1)))
+    camera = Mock(uniform=Mock(return_value=(1.0, 1.0, 0.0, 0.5)))
+    assert not phantom._cast(np.full((2, 2, 3), 255), 0.0, camera).any()  # outside the field
+
+
+@pytest.mark.parametrize(("hue", "strongest"), [(0.0, 0), (1 / 3, 1), (2 / 3, 2)])
+def test_a_cast_has_the_hue_that_it_is_given(hue, strongest):
+    cast = phantom._cast(np.full((32, 32, 3), 128), hue, np.random.default_rng(0))[16, 16].astype(int)
+    assert cast.argmax() == strongest
+    assert np.ptp(np.delete(cast, strongest)) == 0
+    assert np.ptp(cast) > 5
+
+
+@pytest.fixture
+def grey_sites(tmp_path):
+    """site-1 and site-2, each with one grey picture in train, val and test."""
+    for site in ("site-1", "site-2"):
+        (tmp_path / site).mkdir()
+        names = [f"{site}-{split}" for split in ("train", "val", "test")]
+        for name in names:
+            phantom._save(np.full((32, 32, 3), 128, dtype=np.uint8), tmp_path / f"{name}.jpg")
+            write_table(tmp_path / site / f"{name}.csv", [f"{name}.jpg"], np.array([0]), ["NV"])
+        splits = {name.split("-")[2]: f"{name}.csv" for name in names}
+        write_card(tmp_path / site, task=SINGLELABEL, classes=["NV"], splits=splits, image_root="..")
+    return tmp_path
+
+
+def colours(folder):
+    """Bytes of the pictures of site-1 and of site-2."""
+    return [[p.read_bytes() for p in sorted(folder.glob(f"{site}-*.jpg"))] for site in ("site-1", "site-2")]
+
+
+def test_all_pictures_of_a_site_get_the_cast_of_its_camera(grey_sites):
+    neutral, lines = colours(grey_sites)[0][0], []
+    lay_casts(grey_sites, sites=2, seed=5, progress=lines.append)
+    first, second = map(set, colours(grey_sites))
+    assert len(first) == len(second) == 1
+    assert len(first | second | {neutral}) == 3
+    with Image.open(grey_sites / "site-1-test.jpg") as picture:
+        assert (picture.format, picture.size, picture.info["comment"]) == ("JPEG", (32, 32), b"synthetic phantom")
+        assert np.ptp(np.asarray(picture)[16, 16].astype(int)) > 3
+    assert lines == [f"{site}: its camera's colour cast for 3 pictures" for site in ("site-1", "site-2")]
+
+
+def test_the_casts_depend_on_the_seed_alone(grey_sites):
+    found = []
+    for seed in (5, 5, 6):
+        for file in grey_sites.glob("*.jpg"):
+            phantom._save(np.full((32, 32, 3), 128, dtype=np.uint8), file)
+        lay_casts(grey_sites, sites=2, seed=seed)
+        found.append(colours(grey_sites))
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0]
+
+
+# ---- ISIC 2018 -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def download_2018(tmp_path_factory):
+    out = tmp_path_factory.mktemp("isic2018")
+    write_isic2018(out, images=IMAGES, seed=3, size=32, processes=1)
+    return out
+
+
+def tables_2018(out):
+    name = "ISIC2018_Task3_Training"
+    table = out / f"{name}_GroundTruth" / f"{name}_GroundTruth.csv"
+    return rows(table), rows(out / f"{name}_LesionGroupings.csv"), out / f"{name}_Input"
+
+
+def test_the_2018_tables_have_the_official_form_and_one_row_for_each_picture(download_2018):
+    truth, lesions, folder = tables_2018(download_2018)
+    assert list(truth[0]) == ["image", "MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC"]
+    assert list(lesions[0]) == ["image", "lesion_id", "diagnosis_confirm_type"]
+    files = sorted(p.stem for p in folder.iterdir())
+    assert [r["image"] for r in truth] == [r["image"] for r in lesions] == files
+    assert all(sorted(list(row.values())[1:]) == ["0.0"] * 6 + ["1.0"] for row in truth)
+    with Image.open(folder / f"{files[0]}.jpg") as picture:
+        assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", (32, 32))
+
+
+def test_each_2018_class_has_its_official_share_but_at_least_the_floor(download_2018):
+    counts = Counter(next(c for c in ISIC2018_COUNTS if row[c] == "1.0") for row in tables_2018(download_2018)[0])
+    # 4 % of 200 for the three that are rarer; the rest of MEL, BCC and BKL by official share; NV what remains.
+    assert counts == {"MEL": 21, "NV": 124, "BCC": 10, "AKIEC": 8, "BKL": 21, "DF": 8, "VASC": 8}
+
+
+def test_the_pictures_of_a_2018_lesion_have_one_class_and_malignant_ones_histopathology(download_2018):
+    truth, groups, _ = tables_2018(download_2018)
+    lesions, confirmed = {}, {}
+    for row, group in zip(truth, groups, strict=True):
+        name = next(c for c in ISIC2018_COUNTS if row[c] == "1.0")
+        lesions.setdefault(group["lesion_id"], []).append((name, group["diagnosis_confirm_type"]))
+        confirmed.setdefault(name, set()).add(group["diagnosis_confirm_type"])
+    assert "" not in lesions
+    assert {len(v) for v in lesions.values()} == {1, 2, 3}
+    assert all(len(set(v)) == 1 for v in lesions.values())
+    assert all(confirmed[name] == {"histopathology"} for name in ("MEL", "BCC", "AKIEC"))
+    assert len(confirmed["NV"]) == 4
+
+
+def test_a_2018_lesion_is_drawn_as_a_class_of_2018_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(phantom, "LOOK_ALIKE_SHARE", 1)
+    drawn_as = {name: phantom._DRAW[name] for name in ISIC2018_COUNTS}
+    monkeypatch.setattr(phantom, "_DRAW", drawn_as)
+    write_isic2018(tmp_path, images=25, size=32, processes=1)  # a KeyError would be another class
+
+
+def test_a_2018_argument_below_its_least_value_is_refused(tmp_path):
+    with refused("phantom, argument images: expected at least 25, got 24"):
+        write_isic2018(tmp_path, images=24)

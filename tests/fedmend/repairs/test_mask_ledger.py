@@ -1,0 +1,261 @@
+import csv
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from nifti_factories import lesion, make_volume_site
+from torch_factories import make_mask_split
+
+from fedmend.data.slices import load_volumes
+from fedmend.repairs.label_ledger import read_history, to_csv, undo_file
+from fedmend.repairs.mask_ledger import MaskLedger
+
+RULE, OTHER = "fedia.correction", "fedia.other"
+MASKS = np.zeros((4, 8, 8), dtype=np.uint8)  # two volumes of two slices
+MASKS[1, 2:4, 3:6] = 1
+SURE = np.linspace(0.8, 0.95, 4)
+
+
+def ledger(folder, masks=MASKS):
+    split = make_mask_split(folder, masks, volumes=2)
+    return MaskLedger(folder / "state" / "ledger.sqlite", split=split, classes=["lesion"], site="site-1")
+
+
+def pixels(*places):
+    """(4, 8, 8) bool with (slice, row, column) set."""
+    added = np.zeros(MASKS.shape, dtype=bool)
+    for place in places:
+        added[place] = True
+    return added
+
+
+def files(folder):
+    """Repaired volumes: folder / file."""
+    return sorted(f"{p.parent.name}/{p.name}" for p in (folder / "state" / "repaired").rglob("*.nii.gz"))
+
+
+A, B, C = (0, 1, 1), (1, 7, 0), (3, 4, 4)
+
+
+def test_a_new_ledger_changes_nothing(tmp_path):
+    book = ledger(tmp_path)
+    target = book.apply(MASKS)
+    assert target.dtype == bool
+    assert np.array_equal(target, MASKS > 0)
+    assert not book.added().any()
+    assert book.history() == []
+
+
+def test_added_pixels_are_in_the_target_and_undo_gives_the_original_back(tmp_path):
+    book, original = ledger(tmp_path), MASKS.copy()
+    original.setflags(write=False)
+    labels = {p: p.read_bytes() for p in (tmp_path / "labels").iterdir()}
+    book.record(RULE, 2, pixels(A, C), SURE)
+    assert np.array_equal(book.added(), pixels(A, C))
+    assert np.array_equal(book.apply(original), (MASKS > 0) | pixels(A, C))
+    assert book.undo() == 2
+    assert np.array_equal(book.apply(original), MASKS > 0)
+    assert np.array_equal(original, MASKS)
+    assert {p: p.read_bytes() for p in (tmp_path / "labels").iterdir()} == labels
+
+
+def test_a_ledger_file_is_undone_without_its_data(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 1, pixels(A), SURE)
+    book.record(RULE, 2, pixels(B), SURE)
+    assert undo_file(tmp_path / "state" / "ledger.sqlite", from_round=2) == 1
+    assert np.array_equal(book.added(), pixels(A))
+    assert undo_file(tmp_path / "state" / "ledger.sqlite") == 1
+    assert np.array_equal(book.apply(MASKS), MASKS > 0)
+
+
+def test_the_history_counts_lesion_voxels_of_each_slice(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 2, pixels(A, B, (1, 7, 1)), SURE)
+    common = {"class": "lesion voxels", "rule": RULE, "round": 2, "in_force": 1}
+    expected = [
+        {"image": "case-0.nii.gz#0", "old": 0, "new": 1, "confidence": SURE[0]},
+        {"image": "case-0.nii.gz#1", "old": 6, "new": 8, "confidence": SURE[1]},
+    ]
+    assert book.history() == [row | common for row in expected]
+    assert read_history(tmp_path / "state" / "ledger.sqlite") == book.history()
+    assert to_csv(tmp_path / "state" / "ledger.sqlite", tmp_path / "out.csv") == 2
+    with open(tmp_path / "out.csv", newline="") as stream:
+        assert [(r["class"], r["old"], r["new"], r["round"]) for r in csv.DictReader(stream)] == [
+            ("lesion voxels", "0", "1", "3"),
+            ("lesion voxels", "6", "8", "3"),
+        ]
+
+
+def test_voxels_are_counted_in_the_label_file_whatever_the_size_of_the_slices(tmp_path):
+    folder = make_volume_site(tmp_path / "site", [lesion(((0, 2), (6, 8), (1, 2)))], test=(), foreground=2)
+    data = load_volumes(folder, "site-1", ["lesion"], cache_dir=tmp_path, image_size=4, device=torch.device("cpu"))
+    book = MaskLedger(tmp_path / "l.sqlite", split=data.train, classes=["lesion"], site="site-1", foreground=2)
+    added = np.zeros((4, 4, 4), dtype=bool)
+    added[1, 3, 3] = added[2, 0, 0] = True
+    book.record(RULE, 0, added, SURE)
+    assert [(r["old"], r["new"]) for r in book.history()] == [(4, 8), (0, 4)]
+    assert np.array_equal(book.apply(data.train.masks), (data.train.masks > 0) | added)
+
+
+def test_repaired_volumes_lie_beside_the_ledger(tmp_path):
+    ledger(tmp_path).record(RULE, 2, pixels(C), SURE)
+    assert files(tmp_path) == [f"{RULE}-round-3/002-case-1.nii.gz"]
+    repaired = nibabel.load(tmp_path / "state" / "repaired" / f"{RULE}-round-3" / "002-case-1.nii.gz")
+    assert np.argwhere(np.asarray(repaired.dataobj)).tolist() == [[4, 3, 1]]  # row 4 is y = 7 - 4
+
+
+def test_a_repeated_round_replaces_its_own_entries_and_volumes(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 2, pixels(A, C), SURE)
+    book.record(RULE, 2, pixels(B), SURE)
+    assert np.array_equal(book.added(), pixels(B))
+    assert files(tmp_path) == [f"{RULE}-round-3/001-case-0.nii.gz"]
+    assert [row["in_force"] for row in book.history()] == [0, 0, 1]
+
+
+def test_a_repeated_round_takes_later_rounds_back(tmp_path):
+    book = ledger(tmp_path)
+    for round_num, place in ((1, A), (2, B), (3, C)):
+        book.record(RULE, round_num, pixels(place), SURE)
+    book.record(RULE, 2, pixels((1, 0, 0)), SURE)
+    assert np.array_equal(book.added(), pixels(A, (1, 0, 0)))
+
+
+def test_rounds_and_rules_add_up(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, pixels(A), SURE)
+    book.record(RULE, 1, pixels(C, (0, 1, 2)), SURE)
+    book.record(OTHER, 1, pixels(A, B), SURE)
+    assert np.array_equal(book.added(), pixels(A, B, C, (0, 1, 2)))
+    assert book.undo(rule=OTHER) == 2
+    assert np.array_equal(book.added(), pixels(A, C, (0, 1, 2)))
+    assert book.undo(from_round=1) == 2
+    assert np.array_equal(book.added(), pixels(A))
+
+
+def test_a_round_may_add_nothing(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, pixels(A), SURE)
+    book.record(RULE, 0, pixels(), SURE)
+    assert not book.added().any()
+    assert files(tmp_path) == []
+
+
+def test_repairs_outlive_the_process(tmp_path):
+    ledger(tmp_path).record(RULE, 0, pixels(A, B), SURE)
+    again = ledger(tmp_path)
+    assert np.array_equal(again.added(), pixels(A, B))
+    again.undo()
+    assert not ledger(tmp_path).added().any()
+
+
+def test_a_round_that_was_undone_can_be_recorded_again(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, pixels(A), SURE)
+    book.undo()
+    book.record(RULE, 0, pixels(B), SURE)
+    assert np.array_equal(book.added(), pixels(B))
+
+
+def test_a_ledger_of_other_masks_is_refused(tmp_path):
+    mine = ledger(tmp_path)._split.fingerprint()
+    other = make_mask_split(tmp_path / "other", np.roll(MASKS, 1), volumes=2).fingerprint()
+    with refused(
+        f"site-1: label ledger: expected the ledger of this data set (hash {other[:12]}), got that of another"
+        f" (hash {mine[:12]}); choose another run_name or put the earlier labels back"
+    ):
+        ledger(tmp_path, np.roll(MASKS, 1))
+
+
+def test_a_ledger_without_its_pixels_is_one_sentence(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 2, pixels(A), SURE)
+    (tmp_path / "state" / "masks").rename(tmp_path / "elsewhere")
+    with refused("site-1: label ledger: expected the folder masks beside it with the pixels of round 3, not found"):
+        book.apply(MASKS)
+
+
+def test_pixels_without_their_rows_are_not_in_force(tmp_path, monkeypatch):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, pixels(A), SURE)
+    monkeypatch.setattr(book._rows, "record", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # the process ends between pixels and rows
+        book.record(RULE, 0, pixels(B), SURE)
+    assert not book.added()[1].any()
+
+
+def test_pixels_are_written_before_the_rows_that_need_them(tmp_path, monkeypatch):
+    book = ledger(tmp_path)
+    monkeypatch.setattr("numpy.savez_compressed", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        book.record(RULE, 0, pixels(A), SURE)
+    assert book.history() == []
+    assert not book.added().any()
+
+
+# ---- pixels that become background ----------------------------------------------------------------------------------
+E, F = (1, 2, 3), (1, 3, 5)  # two of the six lesion pixels of slice 1
+
+
+def changes(*, lesion=(), background=()):
+    """(4, 8, 8) int8 with 1 and -1 at (slice, row, column)."""
+    return pixels(*lesion).astype(np.int8) - pixels(*background)
+
+
+def test_removed_pixels_are_no_target_and_undo_gives_them_back(tmp_path):
+    book = ledger(tmp_path)
+    change = changes(lesion=[A], background=[E, F])
+    book.record(RULE, 2, change, SURE)
+    assert (book.change().dtype, book.change().tolist()) == (np.int8, change.tolist())
+    assert np.array_equal(book.added(), pixels(A))
+    assert np.array_equal(book.apply(MASKS), (MASKS > 0) & ~pixels(E, F) | pixels(A))
+    assert [(row["old"], row["new"]) for row in book.history()] == [(0, 1), (6, 4)]
+    assert np.array_equal(ledger(tmp_path).change(), change)  # read by another process
+    assert book.undo() == 2
+    assert np.array_equal(book.apply(MASKS), MASKS > 0)
+
+
+def test_a_repaired_volume_lacks_the_removed_voxels(tmp_path):
+    ledger(tmp_path).record(RULE, 0, changes(lesion=[(1, 2, 2)], background=[E]), SURE)
+    assert files(tmp_path) == [f"{RULE}-round-1/001-case-0.nii.gz"]
+    repaired = nibabel.load(tmp_path / "state" / "repaired" / f"{RULE}-round-1" / "001-case-0.nii.gz")
+    seen = np.rot90(np.asarray(repaired.dataobj)[:, :, 1])
+    assert np.argwhere(seen).tolist() == [[2, 2], [2, 4], [2, 5], [3, 3], [3, 4], [3, 5]]
+
+
+def test_the_later_of_two_repairs_of_a_pixel_counts(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, changes(lesion=[A, B], background=[E]), SURE)
+    book.record(RULE, 1, changes(background=[A, F]), SURE)
+    book.record(OTHER, 1, changes(lesion=[E, (1, 0, 0)]), SURE)
+    assert np.array_equal(book.change(), changes(lesion=[B, E, (1, 0, 0)], background=[A, F]))
+    assert book.undo(rule=OTHER) == 1
+    assert np.array_equal(book.change(), changes(lesion=[B], background=[A, E, F]))
+    assert book.undo(from_round=1) == 2
+    assert np.array_equal(book.change(), changes(lesion=[A, B], background=[E]))
+
+
+def test_a_rule_that_is_recorded_again_counts_as_the_later_one(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, changes(lesion=[A]), SURE)
+    book.record(OTHER, 0, changes(background=[A]), SURE)
+    assert np.array_equal(book.change(), changes(background=[A]))
+    book.record(RULE, 0, changes(lesion=[A]), SURE)
+    assert np.array_equal(book.change(), changes(lesion=[A]))
+
+
+def test_the_file_of_pure_additions_is_as_it_always_was(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, changes(lesion=[A, C]), SURE)
+    file = tmp_path / "state" / "masks" / f"{RULE}-0.npz"
+    with np.load(file) as saved:
+        assert sorted(saved) == ["pixels", "rows"]
+        assert saved["rows"].tolist() == [0, 3]
+        assert saved["pixels"].tolist() == np.packbits(pixels(A, C)[[0, 3]].reshape(2, 64), axis=1).tolist()
+    book.record(RULE, 0, changes(lesion=[A], background=[E]), SURE)
+    with np.load(file) as saved:
+        assert sorted(saved) == ["pixels", "removed", "rows"]
+        assert np.unpackbits(saved["removed"], axis=1).sum(1).tolist() == [0, 1]

@@ -1,0 +1,86 @@
+import re
+
+from run_factories import (
+    LESION_SITES,
+    lesion_evaluation,
+    make_lesion_run,
+    rows_in,
+)
+
+from fedmend.report.sections.repairs import pseudo_label_lines, pseudo_labels
+from fedmend.report.sections.results import curves, key_numbers, per_class, sites
+
+
+def alt_of(section):
+    return re.findall(r'aria-label="(.*?)"', section.split("<svg")[1])[0]
+
+
+def test_key_numbers_are_dice_precision_and_recall_with_last_and_best_of_both_dice():
+    section = key_numbers(make_lesion_run())
+    assert re.findall(r'<div class="card"><span>(.*?)</span><b>(.*?)</b>', section) == [
+        ("Dice · Final model, round 4", "0.500"),
+        ("volume Dice · Final model, round 4", "0.700"),
+        ("precision · Final model, round 4", "0.750"),
+        ("recall · Final model, round 4", "0.500"),
+        ("Last, mean Dice of rounds 1 to 4", "0.425"),  # (0.2 + 0.4 + 0.6 + 0.5) / 4
+        ("Last, mean volume Dice of rounds 1 to 4", "0.325"),
+    ]
+    assert "<td>Best, highest Dice, round 3</td>" in section
+    assert "<td>Best, highest volume Dice, round 4</td>" in section
+    assert "Dice: mean over 1,200 slices with a lesion, test split." in section
+    assert "macro" not in section
+
+
+def test_last_is_the_mean_of_ten_rounds():
+    found = [lesion_evaluation(r, r / 100, 0.5) for r in range(13)]
+    section = key_numbers(make_lesion_run(evaluations=found, num_rounds=12))
+    assert "Last, mean Dice of rounds 3 to 12</span><b>0.075</b>" in section
+
+
+def test_a_split_without_a_lesion_says_why_there_is_no_dice():
+    nothing = lesion_evaluation(4, None, None) | {"positives": [0]}
+    section = key_numbers(make_lesion_run(evaluations=[nothing]))
+    assert (
+        "Dice: mean over 0 slices with a lesion, test split. lesion is left out: no slice with it in the test split."
+        in section
+    )
+
+
+def test_marked_slices_and_lesions_are_counted_per_site():
+    rows = rows_in(sites(make_lesion_run()))
+    slices = ["training slices", "of these with a marked lesion", "test slices"]
+    assert rows == [
+        ["Site", *slices, "marked lesions", "all lesions", "completeness"],
+        ["&lt;b&gt;", "20", "20", "8", "20", "20", "100%"],
+        ["site-1", "30", "12", "8", "10", "40", "25%"],
+        ["site-2", "50", "48", "8", "30", "40", "75%"],
+        ["All sites", "100", "80", "24", "60", "100", "60%"],
+    ]
+
+
+def test_lesions_of_a_site_that_does_not_know_them_are_not_available():
+    partly = LESION_SITES | {"site-2": {k: v for k, v in LESION_SITES["site-2"].items() if k != "lesions"}}
+    rows = rows_in(sites(make_lesion_run(known=partly)))
+    assert rows[3] == ["site-2", "50", "48", "8", "n/a", "n/a", "n/a"]
+    assert rows[4][-3:] == ["30", "60", "50%"]
+    nobody = {site: {k: v for k, v in known.items() if k != "lesions"} for site, known in LESION_SITES.items()}
+    assert rows_in(sites(make_lesion_run(known=nobody)))[0][-1] == "test slices"
+    assert "completeness" not in sites(make_lesion_run(known=nobody))
+
+
+def test_all_metrics_share_one_figure():
+    section = curves(make_lesion_run())
+    assert section.count("<svg") == 1
+    assert alt_of(section) == (
+        "Metrics over rounds 0 to 4: Dice (slices) from 0.00 to 0.50; Volume Dice from 0.00 to 0.70; Precision from"
+        " 0.75 to 0.75; Recall from 0.50 to 0.50."
+    )
+    unknown = curves(make_lesion_run(evaluations=[lesion_evaluation(4, None, 0.5)]))
+    assert "Dice (slices) not measured" in unknown
+    assert ">n/a</text>" in unknown
+
+
+def test_repairs_of_masks_are_no_pseudo_labels_and_one_class_needs_no_table_of_classes():
+    run = make_lesion_run()
+    assert pseudo_labels(run) == per_class(run) == ""
+    assert pseudo_label_lines(run) == []

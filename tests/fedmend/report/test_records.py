@@ -1,0 +1,133 @@
+import json
+
+import numpy as np
+import pytest
+
+from fedmend.report.records import RunRecords
+
+CLASSES = ("a", "b", "c")
+ANNOTATED = np.array([True, False, False])
+
+
+def lines(folder, name):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def counts(positive, negative, **correct):
+    values = {"positive": [0, *positive], "negative": [0, *negative], "untagged": [0, 5, 5], **correct}
+    return {name: np.array(v) for name, v in values.items()}
+
+
+def merged(auc):
+    return {"per_class": {"auc": [auc]}, "macro": {"auc": auc}, "positives": [1], "negatives": [2]}
+
+
+def test_the_description_is_written_when_the_run_starts(tmp_path):
+    RunRecords(tmp_path / "new" / "run").start({"method": "fedmlp", "classes": list(CLASSES)})
+    folder = tmp_path / "new" / "run"
+    assert json.loads((folder / "run.json").read_text()) == {"method": "fedmlp", "classes": list(CLASSES)}
+    assert lines(folder, "metrics.jsonl") == lines(folder, "repairs.jsonl") == lines(folder, "decisions.jsonl") == []
+
+
+def test_a_decision_is_on_disk_at_once(tmp_path):
+    records = RunRecords(tmp_path)
+    records.decision("noisy_clients", ["site-2"], 3)
+    (line,) = lines(tmp_path, "decisions.jsonl")
+    assert line.pop("time")
+    assert line == {"round": 3, "what": "noisy_clients", "value": ["site-2"]}
+    assert records.decisions[0]["what"] == "noisy_clients"
+
+
+def test_metrics_are_one_line_per_round_and_split(tmp_path):
+    records = RunRecords(tmp_path)
+    records.metrics(1, "warmup", "val", merged(0.5), 1.234)
+    records.metrics(1, "warmup", "test", merged(0.6), 1.234)
+    records.write()
+    first, second = lines(tmp_path, "metrics.jsonl")
+    assert first == {"round": 1, "stage": "warmup", "split": "val", **merged(0.5), "seconds": 1.23}
+    assert (second["split"], second["macro"]) == ("test", {"auc": 0.6})
+
+
+def test_repairs_are_one_line_per_class_that_the_site_does_not_annotate(tmp_path):
+    records = RunRecords(tmp_path)
+    records.repairs(1, "site-1", CLASSES, ANNOTATED, counts([2, 1], [4, 0], correct_positive=[0, 1, 1]))
+    records.write()
+    b, c = lines(tmp_path, "repairs.jsonl")
+    assert b == {
+        "round": 1,
+        "site": "site-1",
+        "class": "b",
+        "positive": 2,
+        "negative": 4,
+        "untagged": 5,
+        "correct_positive": 1,
+        "correct_negative": None,  # unknown
+        "new_positive": 2,
+        "new_negative": 4,
+    }
+    assert (c["class"], c["new_positive"], c["new_negative"]) == ("c", 1, 0)
+
+
+def test_new_repairs_are_the_growth_since_the_sites_round_before(tmp_path):
+    records = RunRecords(tmp_path)
+    records.repairs(1, "site-1", CLASSES, ANNOTATED, counts([2, 1], [4, 0]))
+    records.repairs(1, "site-2", CLASSES, ANNOTATED, counts([9, 9], [9, 9]))
+    records.repairs(2, "site-1", CLASSES, ANNOTATED, counts([5, 1], [4, 3]))
+    records.write()
+    assert len(lines(tmp_path, "repairs.jsonl")) == 6
+    b, c = lines(tmp_path, "repairs.jsonl")[-2:]
+    assert (b["positive"], b["new_positive"], b["new_negative"]) == (5, 3, 0)
+    assert (c["positive"], c["new_positive"], c["new_negative"]) == (1, 0, 3)
+
+
+def test_a_round_is_counted_once(tmp_path):
+    records = RunRecords(tmp_path)
+    for _ in range(2):
+        records.repairs(1, "site-1", CLASSES, ANNOTATED, counts([2, 1], [4, 0]))
+    records.write()
+    assert len(lines(tmp_path, "repairs.jsonl")) == 2
+
+
+def test_results_hold_the_last_and_the_best_rounds_metrics(tmp_path):
+    records = RunRecords(tmp_path)
+    for round_num, auc in ((1, 0.5), (2, 0.9), (3, 0.7)):
+        records.metrics(round_num, "train", "val", merged(auc), 0)
+        records.metrics(round_num, "train", "test", merged(auc - 0.1), 0)
+    records.decision("best_model", 0.5, 1)
+    records.decision("best_model", 0.9, 2)
+    records.decision("other", 1, 3)
+    records.finish({"model": "model.pt"}, 12.34)
+    assert json.loads((tmp_path / "results.json").read_text()) == {
+        "final": {"val": {"auc": 0.7}, "test": {"auc": pytest.approx(0.6)}},
+        "best": {"round": 2, "val": {"auc": 0.9}, "test": {"auc": pytest.approx(0.8)}},
+        "files": {"model": "model.pt"},
+        "seconds": 12.3,
+    }
+    assert len(lines(tmp_path, "metrics.jsonl")) == 6
+
+
+def test_a_run_without_metrics_has_empty_results(tmp_path):
+    RunRecords(tmp_path).finish({}, 1)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["final"], results["best"]) == ({}, {"round": None})
+
+
+def test_records_of_a_checkpoint_come_before_those_made_since(tmp_path):
+    first = RunRecords(tmp_path / "first")
+    first.decision("a", 1, 0)
+    first.metrics(1, "train", "val", merged(0.5), 0)
+    second = RunRecords(tmp_path / "second")
+    second.decision("b", 2, 1)
+    second.restore(first.dump())
+    second.write()
+    assert [d["what"] for d in lines(tmp_path / "second", "decisions.jsonl")] == ["a", "b"]
+    assert len(lines(tmp_path / "second", "metrics.jsonl")) == 1
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
+    records = RunRecords(tmp_path)
+    records.decision("a", 1)
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        records.decision("b", 2)
+    assert [d["what"] for d in lines(tmp_path, "decisions.jsonl")] == ["a"]

@@ -1,0 +1,175 @@
+"""A federation in one process: real sites, no messages."""
+
+import json
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from factories import CLASSES, make_site_folder, refused
+from federation_factories import same_models, small_world
+from torch_factories import PlainMethod, PlainRound
+
+from fedmend.federation import RunSettings
+from fedmend.fields import Field
+from fedmend.local_federation import run_locally
+from fedmend.method import Workflow
+from fedmend.methods.baselines import FedAvgWorkflow
+from fedmend.site_config import SiteConfig
+
+RUN = {"run_name": "run-1", "classes": CLASSES, "network": "tiny", "num_rounds": 2, "seed": 3}
+SITE = {"image_size": 32, "batch_size": 4, "learning_rate": 0.1}
+ROWS = Field(("C",), "float32", 0, 9, "a mean of each class", "means", counted_by="counts")
+COUNTS = Field(("C",), "int64", 0, 99, "samples of each class", "counts")
+
+
+class Counting(PlainMethod):
+    """Reports the number of samples of each class and a mean that tells it."""
+
+    FIELDS = {"rows": ROWS, "counts": COUNTS}  # noqa: RUF012
+
+    def collect(self, model, task, site):
+        counts = (site.data.train.labels == 1).sum(0)
+        return {"rows": counts.astype(np.float32), "counts": counts}
+
+
+class Collecting(Workflow):
+    FIELDS = Counting.FIELDS
+
+    def run(self, fed):
+        for _ in fed.rounds():
+            reports = {site: a.report for site, a in fed.collect("look").items()}
+            fed.record("told", {site: [v.tolist() for v in report.values()] for site, report in reports.items()})
+
+
+class Without(Counting):
+    """Leaves the counts out."""
+
+    def collect(self, model, task, site):
+        return {"rows": np.ones(3, np.float32)}
+
+
+class Interrupted(PlainRound):
+    """Ctrl-C arrives at the first batch of site-1."""
+
+    def loss(self, index):
+        if self.site.name == "site-1":
+            raise KeyboardInterrupt
+        return super().loss(index)
+
+
+class InterruptedMethod(PlainMethod):
+    ROUND = Interrupted
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Runs a job; each site has other labels."""
+    rng = np.random.default_rng(0)
+    for number in (1, 2, 3):
+        labels = np.array([[1, 0, 1], [0, 1, 0], *rng.integers(0, 2, (4 + number, 3))], dtype=np.int8)
+        make_site_folder(tmp_path / "data" / f"site-{number}", labels, splits=("val", "test"))
+    before = torch.get_num_threads()
+
+    def run(name, method=None, workflow=None, *, threads=0, min_count=1, site=None, **changes):
+        def config(site):
+            data = tmp_path / "data" / site
+            return SiteConfig(data, tmp_path / "cache" / site, tmp_path / name / "state", min_count, threads=1)
+
+        with small_world():
+            return run_locally(
+                workflow=workflow or FedAvgWorkflow(),
+                method=method or PlainMethod(),
+                run={**RUN, **changes},
+                site={**SITE, **(site or {})},
+                sites=["site-2", "site-1", "site-3"],
+                workspace=tmp_path / name,
+                config_of=config,
+                settings={"note": "as configured"},
+                threads=threads,
+            )
+
+    yield run
+    torch.set_num_threads(before)
+
+
+def model(records, file="FL_global_model.pt"):
+    found = torch.load(records.parent / "app_server" / file, weights_only=True)["model"]
+    return {name: value.numpy() for name, value in found.items()}
+
+
+def lines(records, name):
+    return [json.loads(line) for line in (records / name).read_text().splitlines()]
+
+
+def metrics(records):
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines(records, "metrics.jsonl")]
+
+
+def test_a_run_leaves_the_files_that_flare_s_simulator_leaves(play, tmp_path):
+    records = play("run")
+    assert records == tmp_path / "run" / "server" / "simulate_job" / "fedmend"
+    files = json.loads((records / "results.json").read_text())["files"]
+    app = records.parent / "app_server"
+    assert files == {
+        "global model": str(app / "FL_global_model.pt"),
+        "best model": str(app / "best_FL_global_model.pt"),
+        "records": str(records),
+    }
+    assert set(model(records)) == set(model(records, "best_FL_global_model.pt"))
+    info = json.loads((records / "run.json").read_text())
+    assert (info["settings"], sorted(info["sites"])) == ({"note": "as configured"}, ["site-1", "site-2", "site-3"])
+    assert (tmp_path / "run" / "state" / "run-1" / "server" / "checkpoint.pt").is_file()
+
+
+def test_threads_change_no_digit(play):
+    one, three = (play(name, threads=n) for name, n in (("one", 1), ("three", 3)))
+    assert same_models(model(one), model(three))
+    assert metrics(one) == metrics(three)
+
+
+def test_the_number_of_threads_of_the_process_is_as_before(play):
+    torch.set_num_threads(2)
+    play("run", num_rounds=1)
+    assert torch.get_num_threads() == 2
+
+
+def test_rows_of_too_few_samples_stay_at_the_site(play):
+    everything, guarded = (
+        lines(play(str(n), Counting(), Collecting(), min_count=n, num_rounds=1), "decisions.jsonl") for n in (1, 4)
+    )
+    (told,) = [d["value"] for d in everything if d["what"] == "told"]
+    (kept,) = [d["value"] for d in guarded if d["what"] == "told"]
+    assert any(0 < count < 4 for _, counts in told.values() for count in counts)
+    assert any(count >= 4 for _, counts in told.values() for count in counts)
+    assert kept == {site: [[v if v >= 4 else 0 for v in row] for row in rows] for site, rows in told.items()}
+
+
+def test_a_report_without_its_counts_does_not_leave(play):
+    sentence = "expected counts with one count per row of rows"
+    with refused(
+        "collect of round 0: expected valid results from 3 sites, got 0: "
+        + "; ".join(f"site-{i}: {sentence}" for i in (1, 2, 3))
+    ):
+        play("run", Without(), Collecting())
+
+
+def test_the_sentence_of_a_site_stops_the_run(play, tmp_path):
+    (tmp_path / "data" / "site-2" / "train.csv").unlink()
+    with refused(
+        "census of round 0: expected valid results from 3 sites, got 2: site-2: train.csv: expected beside"
+        " site.json, not found"
+    ):
+        play("run")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_ctrl_c_at_one_site_stops_all_of_them_at_their_next_batch(play, threads):
+    with pytest.raises(KeyboardInterrupt):
+        play("run", InterruptedMethod(), threads=threads, site={"local_epochs": 10**9})
+
+
+def test_an_unknown_setting_of_a_run_is_refused_with_those_that_there_are(play):
+    known = sorted(field.name for field in fields(RunSettings))
+    with refused(f"job: expected the settings {known} of a run, got also ['rounds']"):
+        play("run", rounds=3)

@@ -1,0 +1,130 @@
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from cli_calls import call, capture
+from factories import ROOT
+
+from fedmend.errors import FedMendError
+from fl_components.cli import build_parser
+from fl_components.run.simulate import RUN_FOLDER
+
+
+def test_a_job_is_configured_into_a_new_folder(tmp_path, monkeypatch, capsys):
+    seen = capture(monkeypatch, "fl_components.run.jobs.configure_job")
+    out = tmp_path / "new"
+    words = ["configure", "jobs/x", out, "--variant", "paper,fedavg", "--sites", 3, "--set", "a=1", "b.c=x"]
+    assert call(*words) == 0
+    assert seen == [((Path("jobs/x"), out, {"a": 1, "b.c": "x"}), {"variants": ["paper", "fedavg"], "sites": 3})]
+    assert capsys.readouterr().out == f"job written to {out}\n"
+
+
+def test_a_job_is_not_configured_over_another_one(tmp_path, capsys):
+    assert call("configure", "jobs/x", tmp_path) == 1
+    assert capsys.readouterr().err == f"fedmend: configure: expected a new folder, {tmp_path} exists\n"
+
+
+def test_simulate_passes_everything_on(monkeypatch):
+    seen = []
+    monkeypatch.setattr("fl_components.run.simulate.simulate", lambda *a, **k: seen.append((a, k)) or {"final": {}})
+    words = "simulate jobs/x --workspace w --threads 5 --sites 2 --variant paper --quiet --set a=1 --site min_count=4"
+    assert call(*words.split()) == 0
+    assert seen == [
+        (
+            (Path("jobs/x"), Path("w")),
+            {
+                "threads": 5,
+                "variables": {"a": 1},
+                "variants": ["paper"],
+                "sites": 2,
+                "site_settings": {"min_count": 4},
+                "quiet": True,
+            },
+        )
+    ]
+
+
+def test_several_seeds_are_several_runs_with_mean_and_deviation(tmp_path, monkeypatch, capsys):
+    def run(job, workspace, *, variables, **options):
+        seen.append((workspace.name, variables))
+        return {"final": {"test": {"auc": 0.5 + 0.1 * variables["seed"]}}}
+
+    seen = []
+    monkeypatch.setattr("fl_components.run.simulate.simulate", run)
+    assert call("simulate", "jobs/x", "--workspace", tmp_path, "--seeds", "0,2", "--set", "a=1") == 0
+    assert seen == [("seed-0", {"a": 1, "seed": 0}), ("seed-2", {"a": 1, "seed": 2})]
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "final global model, mean ± sd over 2 seeds:",
+        "test AUC: 60.00 ± 14.14",
+    ]
+    assert [r["seed"] for r in json.loads((tmp_path / "seeds.json").read_text())] == [0, 2]
+
+
+def test_a_run_that_fails_is_one_sentence_and_exit_code_1(monkeypatch, capsys):
+    def run(*args, **options):
+        raise FedMendError("simulator: expected a complete run, got exit code 2: site-2: ...")
+
+    monkeypatch.setattr("fl_components.run.simulate.simulate", run)
+    assert call("simulate", "jobs/x") == 1
+    assert capsys.readouterr().err == "fedmend: simulator: expected a complete run, got exit code 2: site-2: ...\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("num_rounds=abc", "job variable num_rounds: expected a whole number, got 'abc'"),
+        ("phantom.slcies=3", "job variable phantom: expected the fields "),
+    ],
+)
+def test_a_variable_that_the_job_cannot_use_is_one_sentence_and_exit_code_1(tmp_path, capsys, word, sentence):
+    out = tmp_path / "out"
+    assert call("configure", ROOT / "jobs" / "fedmlp_ich", out, "--set", word) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fedmend: {sentence}")
+    assert not out.exists()
+
+
+def test_defaults_of_a_simulation_are_those_of_the_bare_command():
+    args = build_parser().parse_args(["simulate", "jobs/x"])
+    assert isinstance(args, Namespace)
+    assert (args.local, args.threads, args.sites, args.variants, args.set, args.site) == (False, None, 0, [], [], [])
+
+
+def test_without_a_workspace_a_run_has_its_jobs_name_and_a_quiet_one_says_where_it_is(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(
+        "fl_components.run.simulate.simulate", lambda job, folder, **k: seen.append(folder) or {"final": {}}
+    )
+    assert call("simulate", "jobs/x", "--quiet") == 0
+    assert seen == [Path("runs/x")]
+    assert capsys.readouterr().out == f"finished; records and report.html are in {Path('runs/x') / RUN_FOLDER}\n"
+
+
+def test_jobs_are_listed_with_their_variants_and_what_these_are(capsys):
+    assert call("jobs", ROOT / "jobs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    jobs = [line for line in lines if not line.startswith(" ")]
+    assert jobs == [str(file.parent) for file in sorted((ROOT / "jobs").glob("*/meta.json"))]
+    start = lines.index(str(ROOT / "jobs" / "fedia_ms"))
+    shared = {file.stem for file in (ROOT / "jobs" / "variants" / "partial_masks").glob("*.json")}
+    listed = lines[start + 1 : start + 2 + len(shared)]
+    assert [line.split()[0] for line in listed] == sorted({"paper", *shared})
+    about = json.loads((ROOT / "jobs" / "fedia_ms" / "variants" / "paper.json").read_text())["about"]
+    assert f"  {'paper':20} {about}" in listed
+
+
+def test_a_folder_without_jobs_is_refused(tmp_path, capsys):
+    assert call("jobs", tmp_path) == 1
+    sentence = f"jobs: expected a folder with job folders, found none in {tmp_path}"
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+
+
+def test_a_run_without_flare_gets_the_same_and_as_many_threads_as_it_wants(monkeypatch):
+    seen = []
+    monkeypatch.setattr("fl_components.run.local.run_local", lambda *a, **k: seen.append((a, k)) or {"final": {}})
+    words = "simulate jobs/x --workspace w --local --variant paper,fedavg --set a=1"
+    assert call(*words.split()) == call(*words.split(), "--threads", 3) == 0
+    options = {"variables": {"a": 1}, "variants": ["paper", "fedavg"], "sites": 0, "site_settings": {}, "quiet": False}
+    places = (Path("jobs/x"), Path("w"))
+    assert seen == [(places, options), (places, {**options, "threads": 3})]

@@ -1,0 +1,159 @@
+"""The site policy that follows from the methods."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from factories import ROOT, refused
+from nvflare.fuel.utils.class_utils import load_class
+
+from fedmend.fields import Field
+from fedmend.method import LocalMethod, Workflow
+from fl_components import policy
+from fl_components.policy import (
+    BEGIN,
+    DATA_PROTECTION,
+    END,
+    GLUE,
+    GUARD,
+    PRIVACY,
+    RESOURCES,
+    data_protection_tables,
+    method_classes,
+    policy_files,
+    report_fields,
+    stale,
+    write_policy,
+)
+
+METHODS = {
+    "fedmlp": {"FedMLP", "FedMLPWorkflow"},
+    "fednoro": {"FedNoRo", "FedNoRoWorkflow"},
+    "fedlsm": {"FedLSM", "FedLSMWorkflow"},
+    "fedia": {"FedIA", "FedIAWorkflow"},
+    "baselines": {"FedAvg", "FedAvgPL", "FedProx", "SingleLabelFedAvg", "SingleLabelFedProx", "FedAvgWorkflow"},
+    "labelsets": {"LabelSetFedAvg", "LabelSetFedProx", "FedRS", "LabelSetWorkflow"},
+    "moon": {"Moon"},
+    "fixmatch": {"FixMatch"},
+}
+NUMBER = Field((), "int64", 0, 9, "a number", "none")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The tracked policy files, up to date."""
+    for file in (RESOURCES, PRIVACY, DATA_PROTECTION):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    write_policy(tmp_path)
+    return tmp_path
+
+
+def test_every_method_and_workflow_is_listed_by_its_full_name():
+    listed = {f"{cls.__module__}.{cls.__qualname__}" for cls in method_classes()}
+    assert {f"fedmend.methods.{module}.{name}" for module, names in METHODS.items() for name in names} <= listed
+    assert all(issubclass(cls, LocalMethod | Workflow) for cls in method_classes())
+
+
+def test_what_only_serves_as_a_base_is_not_listed():
+    names = {cls.__name__ for cls in method_classes()}
+    bases = {"LocalMethod", "Workflow", "SingleLabelMethod", "SliceMethod", "LabelSetMethod", "PseudoLabelMethod"}
+    assert not names & bases
+
+
+def test_the_rest_of_what_jobs_name_exists():
+    assert all(isinstance(load_class(path), type) for path in (*GLUE, GUARD))
+
+
+def test_the_allow_list_holds_methods_glue_and_what_people_added_of_others(copy):
+    allowed = json.loads((copy / RESOURCES).read_text())["class_allow_list"]
+    ours = [path for path in allowed if path.startswith(("fedmend.", "fl_components."))]
+    assert ours == [*sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in method_classes()), *GLUE]
+    tracked = json.loads((ROOT / RESOURCES).read_text())["class_allow_list"]
+    foreign = [path for path in tracked if not path.startswith(("fedmend.", "fl_components."))]
+    assert foreign
+    assert [path for path in allowed if path not in ours] == foreign
+    assert not any(path.endswith((".", "*")) for path in allowed)  # names, never a prefix
+
+
+def test_the_guard_names_every_field_and_what_counts_it(copy):
+    (scope,) = json.loads((copy / PRIVACY).read_text())["scopes"]
+    (guard,) = [chosen for chosen in scope["task_result_filters"] if chosen["path"] == GUARD]
+    assert guard["args"]["fields"] == sorted(report_fields())
+    assert guard["args"]["counts"] == {"class_loss": "class_count", "prototypes": "prototype_counts"}
+
+
+def test_fields_of_all_methods_are_reported_once_each():
+    fields = report_fields()
+    assert {"prototypes", "class_loss", "class_knowledge", "lesions"} <= set(fields)
+    for cls in method_classes():
+        assert all(fields[name] == described for name, described in cls.FIELDS.items())
+
+
+def test_a_name_with_two_meanings_is_refused(monkeypatch):
+    class One(LocalMethod):
+        FIELDS = {"number": NUMBER}  # noqa: RUF012
+
+    class Other(LocalMethod):
+        FIELDS = {"number": replace(NUMBER, high=99)}  # noqa: RUF012
+
+    monkeypatch.setattr(policy, "method_classes", lambda: [One, One])
+    assert report_fields() == {"number": NUMBER}
+    monkeypatch.setattr(policy, "method_classes", lambda: [One, Other])
+    with refused(f"{__name__}.{Other.__qualname__}, field number: expected one meaning of a name, got two"):
+        report_fields()
+
+
+def test_the_tables_name_every_field_with_its_risk():
+    tables = data_protection_tables()
+    reported, sent = tables.split("**The server sends**")
+    for cls in method_classes():
+        for attribute, table in (("FIELDS", reported), ("KNOWLEDGE", sent)):
+            for name, described in getattr(cls, attribute).items():
+                (row,) = {line for line in table.splitlines() if f"| `{name}` |" in line}
+                assert f"| {described.meaning} |" in row
+                assert described.risk in row
+                assert ("**guarded**" in row) == (
+                    attribute == "FIELDS"
+                    and (bool(described.counted_by) or name in {f.counted_by for f in cls.FIELDS.values()})
+                )
+    assert "FedMLP" in reported
+    assert "2C × F" in reported
+
+
+def test_the_tracked_files_say_what_the_code_says():
+    assert stale(ROOT) == []
+
+
+def test_files_that_say_something_else_are_named_and_brought_up_to_date(copy):
+    assert stale(copy) == []
+    assert write_policy(copy) == []
+    wanted = policy_files(copy)
+    resources = json.loads((copy / RESOURCES).read_text())
+    resources["class_allow_list"].remove("fedmend.methods.fedmlp.FedMLP")
+    (copy / RESOURCES).write_text(json.dumps(resources))
+    page = (copy / DATA_PROTECTION).read_text()
+    (copy / DATA_PROTECTION).write_text(page.replace("`class_loss`", "`class_losses`"))
+    assert stale(copy) == [RESOURCES, DATA_PROTECTION]
+    assert write_policy(copy) == [RESOURCES, DATA_PROTECTION]
+    assert stale(copy) == []
+    assert {file: (copy / file).read_text() for file in wanted} == wanted
+
+
+def test_what_people_wrote_around_the_tables_stays(copy):
+    before, rest = (copy / DATA_PROTECTION).read_text().split(BEGIN)
+    _, after = rest.split(END)
+    (copy / DATA_PROTECTION).write_text(f"{before}New words.\n{BEGIN}\nold table\n{END}{after}The end.\n")
+    assert write_policy(copy) == [DATA_PROTECTION]
+    page = (copy / DATA_PROTECTION).read_text()
+    assert page.startswith(f"{before}New words.\n{BEGIN}\n")
+    assert page.endswith(f"{END}{after}The end.\n")
+    assert "old table" not in page
+    assert data_protection_tables() in page
+
+
+def test_a_page_without_a_place_for_the_tables_is_refused(copy):
+    (copy / DATA_PROTECTION).write_text("nothing here")
+    with refused(f"{DATA_PROTECTION}: expected the lines {BEGIN} and {END}, not found"):
+        stale(copy)

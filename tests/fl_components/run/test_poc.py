@@ -1,0 +1,147 @@
+"""A federation of this machine before anything starts; tests/integration starts one."""
+
+import json
+import subprocess
+
+import pytest
+import yaml
+from factories import ROOT, refused
+
+from fl_components.cli import main
+from fl_components.run import poc
+from fl_components.run.poc import ProvisionedFederation, local_project
+
+PROJECT = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
+NAMES = [f"site-{i}" for i in range(1, 9)]
+
+
+def of_type(project, kind):
+    return [p for p in project["participants"] if p["type"] == kind]
+
+
+@pytest.fixture
+def project(tmp_path):
+    return local_project(PROJECT, tmp_path, NAMES)
+
+
+def test_a_local_project_has_the_wanted_sites_each_of_its_own_organisation(project):
+    assert [p["name"] for p in of_type(project, "client")] == NAMES
+    orgs = {p["org"] for p in project["participants"]}
+    assert len({p["org"] for p in of_type(project, "client")}) == len(NAMES)
+    assert orgs >= {"coordination", "site_1"}
+
+
+def test_a_local_project_keeps_the_people_and_every_builder(project):
+    assert of_type(project, "admin") == of_type(PROJECT, "admin")
+    assert [b["path"] for b in project["builders"]] == [b["path"] for b in PROJECT["builders"]]
+    ours, published = (p["builders"][-1]["args"] for p in (project, PROJECT))
+    assert ours["weight_filters"] == published["weight_filters"]
+
+
+def test_a_local_project_is_on_loopback_with_free_ports_and_storage_of_its_own(project, tmp_path):
+    (server,) = of_type(project, "server")
+    assert server["default_host"] == "localhost"
+    assert len({server["fed_learn_port"], server["admin_port"], 8002, 8003}) == 4
+    assert project["builders"][-1]["args"]["server_storage"] == str(tmp_path / "storage")
+
+
+def test_the_published_project_is_not_changed(project):
+    assert yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text()) == PROJECT
+
+
+def test_a_folder_with_files_is_refused(tmp_path):
+    (tmp_path / "x").touch()
+    with refused("--workspace: expected a new or empty folder, got one with files"):
+        ProvisionedFederation(tmp_path, NAMES)
+
+
+def test_a_place_without_the_checkout_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(poc, "PROJECT", tmp_path / "project.yml")
+    with refused("provisioning: expected provisioning/project.yml in the FedMend checkout, not found"):
+        ProvisionedFederation(tmp_path / "new", NAMES)
+
+
+def test_what_flares_provisioning_refuses_is_said(tmp_path, monkeypatch):
+    def run(words, **options):
+        return subprocess.CompletedProcess(words, 1, "bad ", "name\n")
+
+    monkeypatch.setattr(poc.subprocess, "run", run)
+    with refused("provisioning: expected startup kits, got: bad name"):
+        ProvisionedFederation(tmp_path / "new", NAMES)
+
+
+@pytest.fixture
+def provisioned(tmp_path, monkeypatch):
+    """Kits of two sites and the lead, without FLARE."""
+
+    def run(words, **options):
+        for name in ("lead@fedmend.example.org", "site-1", "site-2"):
+            (tmp_path / "w" / "fedmend" / "prod_00" / name / "local").mkdir(parents=True)
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(poc.subprocess, "run", run)
+    return ProvisionedFederation(tmp_path / "w", ["site-1", "site-2"])
+
+
+def test_every_site_gets_the_phantom_or_the_data_that_are_named(provisioned):
+    for given, expected in ({}, "phantom"), ({"data_root": "/data/{SITE_NAME}"}, "/data/{SITE_NAME}"):
+        provisioned.configure_sites(given)
+        for site in ("site-1", "site-2"):
+            settings = json.loads((provisioned.kits / site / "local" / "fedmend.json").read_text())
+            assert settings["data_root"] == expected
+            assert settings["state_dir"] == "state"
+
+
+def test_whatever_goes_wrong_everything_is_stopped(provisioned, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(provisioned, "start", lambda: None)
+    monkeypatch.setattr(provisioned, "stop", lambda: stopped.append(True))
+    with refused("--kit: expected the startup kit of a person, with startup/fed_admin.json"), provisioned.running():
+        pass
+    assert stopped == [True]
+
+
+def test_a_site_that_does_not_connect_is_named(provisioned, monkeypatch):
+    class Client:
+        name = "site-2"
+
+    class Session:
+        def get_system_info(self):
+            return type("Info", (), {"client_info": [Client]})
+
+    monkeypatch.setattr(poc, "PATIENCE", -1)
+    with refused("federation: expected all sites to connect, ['site-1'] did not, see their output.txt"):
+        provisioned.wait_until_ready(Session())
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """What the console command hands on, and the signals it listens to."""
+    made = []
+    monkeypatch.setattr("fl_components.cli.federation._quiet_flare", lambda: None)
+    monkeypatch.setattr(
+        "fl_components.cli.federation.signal.signal", lambda number, handler: made.append((number.name, handler))
+    )
+    monkeypatch.setattr(poc, "poc", lambda *a, **k: made.append((a, k)) or tmp_path)
+    return made
+
+
+def test_the_console_command_passes_everything_on(calls, tmp_path, capsys):
+    words = "poc j --workspace w --sites 2 --variant paper --set a=1 --site min_count=4"
+    assert main(words.split()) == 0
+    (job, workspace), options = calls[-1]
+    assert (str(job), str(workspace)) == ("j", "w")
+    assert {k: v for k, v in options.items() if k != "show"} == {
+        "variables": {"a": 1},
+        "site_settings": {"min_count": 4},
+        "variants": ["paper"],
+        "sites": 2,
+    }
+    assert capsys.readouterr().out == f"result: {tmp_path}\n"
+
+
+def test_a_console_that_is_closed_stops_the_federation_too(calls):
+    main(["poc", "j", "--workspace", "w"])
+    assert [name for name, _ in calls[:-1]] == ["SIGTERM", "SIGHUP"]
+    with pytest.raises(SystemExit):
+        calls[0][1](15, None)

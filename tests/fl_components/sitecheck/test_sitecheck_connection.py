@@ -1,0 +1,54 @@
+import json
+import socket
+from datetime import UTC, datetime
+
+import pytest
+from sitecheck_factories import found, make_kit
+
+from fl_components.sitecheck import connection
+
+VALID = "expected 2030-01-01 to 2031-01-01, when the certificate is valid, got"
+
+
+def test_a_clock_within_the_validity_of_the_certificate_passes(kit, site):
+    (line,) = found("clock", kit=kit)
+    assert line.startswith(f"ok    clock: {VALID} 2030-05-01 12:30 UTC, local time zone ")
+    assert found("clock", site) == ["skip  clock: needs --kit, whose certificate says what time it can be"]
+
+
+@pytest.mark.parametrize(
+    ("now", "line"),
+    [
+        (datetime(2029, 12, 31, 23, 59, tzinfo=UTC), f"fail  clock: {VALID} 2029-12-31 23:59 UTC"),
+        (datetime(2030, 12, 20, tzinfo=UTC), f"warn  clock: {VALID} 2030-12-20 00:00 UTC: ask for a new certificate"),
+        (datetime(2031, 1, 1, 1, tzinfo=UTC), f"fail  clock: {VALID} 2031-01-01 01:00 UTC"),
+    ],
+)
+def test_a_clock_before_or_behind_the_validity_of_the_certificate_is_refused(kit, monkeypatch, now, line):
+    monkeypatch.setattr(connection, "_now", lambda: now)
+    assert found("clock", kit=kit) == [line]
+
+
+def test_a_file_that_is_no_certificate_is_named(kit):
+    (kit / "startup" / "client.crt").write_text("no certificate")
+    assert found("clock", kit=kit) == ["fail  clock: startup/client.crt: expected a certificate, got another file"]
+
+
+def test_a_server_that_listens_is_reached_and_another_one_is_not(tmp_path, site):
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        kit = make_kit(tmp_path / "kit", port=port, data_root=str(site))
+        assert found("connection", kit=kit) == ["ok    connection: the server accepts the certificate of this site"]
+    assert found("connection", kit=kit) == [
+        "fail  connection: expected a server that accepts the certificate of this site, got:"
+        f" Can't connect to tcp server (localhost:{port})"
+    ]
+
+
+def test_a_kit_without_the_address_of_a_server_is_named(kit):
+    file = kit / "startup" / "fed_client.json"
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps({**about, "servers": [{"service": {"target": "localhost"}}]}))
+    assert found("connection", kit=kit) == [
+        "fail  connection: startup/fed_client.json: expected the address of a server, got none"
+    ]

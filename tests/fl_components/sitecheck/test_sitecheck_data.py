@@ -1,0 +1,179 @@
+import json
+import shutil
+from collections import namedtuple
+
+import numpy as np
+from factories import CLASSES, LABELS, make_dicom, make_site_folder, pixels, write_png
+from nifti_factories import make_volume_site, write_nifti
+from sitecheck_factories import change_settings, found, make_job, shown
+
+from fedmend.data.manifest import write_table
+
+UNREADABLE = "expected a PNG or JPEG picture, got a corrupt or truncated file (UnidentifiedImageError)"
+
+
+def test_a_card_of_another_task_than_the_method_learns_from_is_refused(site, job, tmp_path):
+    assert found("site card", site, job=job) == ["ok    site card: multilabel, 3 classes, splits train"]
+    other = make_job(tmp_path / "ms", method="fedmend.methods.fedia.FedIA")
+    assert found("site card", site, job=other) == [
+        "fail  site card: site.json, field task: expected 'segmentation' for the method of the job, got 'multilabel'"
+    ]
+    (site / "site.json").unlink()
+    assert found("site card", site) == [
+        "fail  site card: site.json: expected in the folder that data_root names, not found"
+    ]
+
+
+def test_class_names_are_compared_with_the_job_and_the_rest_is_checked_all_the_same(site, job):
+    passed = ["ok    class names: the 3 classes of the job"]
+    assert found("class names", site, job=job) == passed
+    assert found("class names", site, classes=CLASSES[::-1]) == passed
+    assert found("class names", site) == ["skip  class names: needs the site card, and --job or --classes"]
+    assert found("class names", site, classes=("edema", "nodule")) == [
+        "fail  class names: site.json, field classes: expected the job's ['edema', 'nodule'], got"
+        " ['edema', 'fracture', 'nodule'] (missing here: [], unknown to the job: ['fracture'])"
+    ]
+    assert found("images", site, classes=("edema", "nodule")) == ["ok    images: all 6 read"]
+
+
+def test_tables_are_read_the_complete_one_too(tmp_path):
+    site = make_site_folder(tmp_path / "site-1", splits=("val",), truth=np.zeros((6, 3), dtype=np.int8))
+    assert found("tables", site) == ["ok    tables: train 6, val 6, truth 6 images"]
+    (site / "truth.csv").write_text((site / "truth.csv").read_text().replace("img1.png,0,0,0", "img1.png,0,0,maybe"))
+    assert found("tables", site) == [
+        "fail  tables: truth.csv row 3, column nodule: expected 1, 0 or blank, got text of 5 characters"
+    ]
+
+
+def test_every_unreadable_row_is_listed(tmp_path):
+    site = make_site_folder(tmp_path / "site-1", splits=("test",))
+    assert found("images", site) == ["ok    images: all 12 read"]
+    (site / "images" / "img1.png").unlink()
+    for number in (3, 4):
+        (site / "images" / f"img{number}.png").write_text("no picture")
+    rows = [(3, "expected a file below image_root, not found"), (5, UNREADABLE), (6, UNREADABLE)]
+    assert found("images", site) == [
+        "fail  images: expected no missing image and at most 0 unreadable ones per split, got 6 in all",
+        *(f"        {file} row {row}: {reason}" for file in ("train.csv", "test.csv") for row, reason in rows),
+    ]
+
+
+def test_at_most_ten_unreadable_rows_are_listed(tmp_path):
+    site = make_site_folder(tmp_path / "site-1", np.tile(LABELS, (2, 1)))
+    shutil.rmtree(site / "images")
+    line, *rows = found("images", site)
+    assert line == "fail  images: expected no missing image and at most 0 unreadable ones per split, got 12 in all"
+    assert rows[0] == "        train.csv row 2: expected a file below image_root, not found"
+    assert rows[9:] == [
+        "        train.csv row 11: expected a file below image_root, not found",
+        "        and 2 more",
+    ]
+
+
+def test_tolerated_unreadable_images_are_a_warning(site, kit):
+    (site / "images" / "img2.png").write_text("no picture")
+    expected = [
+        "warn  images: expected every image readable, got 1 that are left out, as max_unreadable allows",
+        f"        train.csv row 4: {UNREADABLE}",
+    ]
+    assert found("images", site, max_unreadable=1) == expected
+    assert found("images", kit=kit)[0].startswith("fail  images: ")
+    change_settings(kit, max_unreadable=1)
+    assert found("images", kit=kit) == expected
+    assert found("images", kit=kit, max_unreadable=0)[0].startswith("fail  images: ")
+
+
+def test_labels_that_no_training_can_use_are_refused(tmp_path):
+    site = make_site_folder(tmp_path / "site-1", [[1, 0, 0], [1, 1, 1]])
+    assert found("images", site) == [
+        "fail  images: train.csv, column edema: expected both 0 and 1 (a class prior between 0 and 1), got only 1;"
+        " leave the column out if the class is not annotated here"
+    ]
+
+
+def test_a_dicom_file_that_cannot_be_used_is_listed_with_its_reason(tmp_path):
+    site = make_site_folder(tmp_path / "site-1", suffix=".dcm", window=(40, 80))
+    make_dicom(site / "images" / "img0.dcm", pixels(0).astype(np.int16), NumberOfFrames=2)
+    assert found("images", site)[1:] == [
+        "        train.csv row 2: expected one frame, got a multi-frame DICOM file with 2 frames"
+    ]
+
+
+def test_every_volume_that_cannot_be_read_is_listed(tmp_path):
+    site = make_volume_site(tmp_path / "site-1")
+    assert found("images", site) == ["ok    images: all 3 read"]
+    (site / "images" / "case-1.nii.gz").unlink()
+    write_nifti(site / "labels" / "case-3.nii.gz", np.full((8, 8, 4), 7, dtype=np.uint8))
+    assert found("images", site) == [
+        "fail  images: expected no missing image and at most 0 unreadable ones per split, got 2 in all",
+        "        datalist.json, training item 1, image: expected a NIfTI file, not found",
+        "        datalist.json, test item 1, label: expected the values 0 and 1, got others",
+    ]
+
+
+def test_labels_are_counted_by_split_and_class(tmp_path):
+    site = make_site_folder(tmp_path / "site-1", splits=("test",))
+    assert found("counts", site) == [
+        "ok    counts: train 6, test 6 samples",
+        "        train, edema: 2 positive, 3 negative, 1 blank",
+        "        train, fracture: not annotated here",
+        "        train, nodule: 2 positive, 3 negative, 1 blank",
+        "        test, edema: 2 positive, 4 negative, 0 blank",
+        "        test, fracture: 0 positive, 6 negative, 0 blank",
+        "        test, nodule: 2 positive, 4 negative, 0 blank",
+    ]
+
+
+def test_too_few_samples_for_a_batch_are_refused_and_few_positives_a_warning(kit, tmp_path):
+    assert found("counts", kit=kit)[0] == "ok    counts: train 6 samples"
+    change_settings(kit, min_count=3)
+    assert found("counts", kit=kit)[0] == (
+        "warn  counts: expected at least min_count 3 positive training samples of each annotated class, got fewer of 2;"
+        " train 6 samples"
+    )
+    big = make_job(tmp_path / "big", batch_size=7)
+    line, *details = found("counts", kit=kit, job=big)
+    assert line == "fail  counts: expected at least 7 training samples (batch_size of the job), got 6"
+    assert len(details) == 3
+
+
+def test_images_and_patients_in_two_splits_are_a_warning(tmp_path, site):
+    assert found("overlap", site) == ["ok    overlap: expected nothing in two splits, got 0 images and 0 patients"]
+    write_png(site / "images" / "new.png", 9)
+    card = json.loads((site / "site.json").read_text())
+    (site / "site.json").write_text(json.dumps({**card, "splits": {"train": "train.csv", "test": "test.csv"}}))
+    images, patients = ["img0.png", "img1.png", "new.png"], ["p0", "", "p5"]
+    write_table(site / "test.csv", images, LABELS[[0, 1, 5]], CLASSES, patients=patients)
+    lines = [line for line in shown(site) if "overlap" in line]
+    assert lines == ["warn  overlap: expected nothing in two splits, got 2 images and 2 patients"]
+
+
+def test_tables_without_patients_say_so(tmp_path):
+    volumes = make_volume_site(tmp_path / "site-1")
+    assert found("overlap", volumes) == [
+        "ok    overlap: expected nothing in two splits, got 0 images; no patients are named"
+    ]
+
+
+Usage = namedtuple("Usage", "free")
+
+
+def test_disk_space_is_compared_with_what_the_stores_of_a_site_take(kit, job, tmp_path, monkeypatch, site):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(0.6e9))
+    expected = "expected 0.0 GB in cache_dir and 0.5 GB in state_dir (6 images of {} pixels), got 0.6 GB"
+    assert found("disk", kit=kit, job=job) == [f"ok    disk: {expected.format(48)}"]
+    assert found("disk", kit=kit) == [f"ok    disk: {expected.format(224)}"]
+    assert found("disk", site) == ["skip  disk: needs fedmend.json and the images"]
+    big = make_job(tmp_path / "big", image_size=6000)
+    assert found("disk", kit=kit, job=big) == [
+        "fail  disk: expected 0.2 GB in cache_dir and 0.5 GB in state_dir (6 images of 6000 pixels), got 0.6 GB"
+    ]
+
+
+def test_volumes_take_three_bytes_a_pixel(kit, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(1e9))
+    volumes = make_volume_site(tmp_path / "volumes")
+    job = make_job(tmp_path / "big", classes=["lesion"], method="fedmend.methods.fedia.FedIA", image_size=5000)
+    assert found("disk", volumes, kit=kit, job=job) == [
+        "fail  disk: expected 0.9 GB in cache_dir and 0.5 GB in state_dir (12 images of 5000 pixels), got 1.0 GB"
+    ]

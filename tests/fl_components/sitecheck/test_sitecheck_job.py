@@ -1,0 +1,72 @@
+import json
+from importlib import metadata
+
+import pytest
+from factories import ROOT
+from sitecheck_factories import found, make_job
+
+from fl_components.sitecheck.job import read_job
+
+NO_JOB = (
+    "fail  job: expected a job folder with meta.json and one configuration of the server, with classes, and one of the"
+    " clients, got another"
+)
+
+
+def test_a_job_says_what_it_needs(site, job, tmp_path):
+    assert found("job", site, job=job) == ["ok    job: job: 3 classes, 48 pixels, batches of 4"]
+    assert found("job", site) == ["skip  job: needs --job"]
+    audit = make_job(tmp_path / "audit")
+    config = audit / "app" / "config" / "config_fed_client.json"
+    config.write_text(json.dumps({"components": []}))
+    assert found("job", site, job=audit) == ["ok    job: job: 3 classes"]
+
+
+@pytest.mark.parametrize("job", sorted(f.parent for f in ROOT.glob("jobs/*/meta.json")), ids=lambda j: j.name)
+def test_every_job_of_the_checkout_can_be_read_and_is_allowed_by_its_policy(job, kit):
+    needs = read_job(job)
+    assert needs.components
+    assert needs.method() or needs.name == "label_audit"
+    count = len(needs.components)
+    assert found("class policy", kit=kit, job=job) == [
+        f"ok    class policy: all {count} classes of the job are on class_allow_list"
+    ]
+
+
+@pytest.mark.parametrize(
+    "file", ["meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json"]
+)
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_folder_that_is_no_job_is_named(site, job, file, content):
+    (job / file).unlink()
+    if content:
+        (job / file).write_text(content)
+    assert found("job", site, job=job) == [NO_JOB]
+
+
+@pytest.mark.parametrize("path", ["fedmend.methods.fedmlp.New", "fedmend.methods.new.New", "os.system"])
+def test_a_method_that_is_not_installed_is_named(site, tmp_path, path):
+    job = make_job(tmp_path / "new", method=path)
+    version, name = metadata.version("fedmend"), path.split(".")[-1]
+    assert found("job", site, job=job) == [f"fail  job: method {name}: expected in FedMend {version}, not found"]
+
+
+def test_the_needs_of_a_job_are_the_arguments_of_its_executor_and_its_components(tmp_path):
+    job = make_job(tmp_path / "job", classes=["lesion"], phantom={"dataset": "ms"})
+    needs = read_job(job)
+    assert (needs.name, needs.classes, needs.method_path) == ("job", ("lesion",), "fedmend.methods.fedmlp.FedMLP")
+    assert (needs.image_size, needs.batch_size, needs.phantom) == (48, 4, {"dataset": "ms"})
+    assert [c["path"] for c in needs.components] == [
+        "fedmend.methods.fedmlp.FedMLP",
+        "fl_components.executor.MethodExecutor",
+    ]
+    assert not needs.own_code
+
+
+def test_a_job_of_the_first_format_whose_values_stand_at_the_top_is_refused(site, tmp_path):
+    job = make_job(tmp_path / "job")
+    config = job / "app" / "config"
+    (config / "config_fed_server.json").write_text(json.dumps({"classes": ["edema"]}))
+    client = {"method": "m", "image_size": 48, "batch_size": 4, "components": [{"id": "m", "path": "{method_class}"}]}
+    (config / "config_fed_client.json").write_text(json.dumps(client))
+    assert found("job", site, job=job) == [NO_JOB]

@@ -1,0 +1,88 @@
+import pytest
+from factories import make_site_folder
+from sitecheck_factories import allow, change_settings, found, make_job
+
+
+def test_complete_settings_pass(kit, site):
+    assert found("fedmend.json", kit=kit) == ["ok    fedmend.json: complete, min_count 2, max_unreadable 0"]
+    assert found("fedmend.json", site) == ["skip  fedmend.json: needs --kit"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"data_root": ""}, "fail  fedmend.json: local/fedmend.json, field data_root: expected a folder, got ''"),
+        ({"data_root": "no"}, "fail  fedmend.json: data_root: expected a folder, not found"),
+        ({"data_root": "phantom"}, "warn  fedmend.json: data_root: expected a folder, got phantom: PHANTOM data"),
+        (
+            {"cache_dir": "startup/client.crt/a", "state_dir": "startup/client.crt"},
+            "fail  fedmend.json: cache_dir: expected a folder that can be written, got another;"
+            " state_dir: expected a folder that can be written, got another",
+        ),
+    ],
+)
+def test_settings_that_a_job_cannot_use_are_named(kit, settings, line):
+    change_settings(kit, **settings)
+    assert found("fedmend.json", kit=kit) == [line]
+
+
+def test_a_folder_that_is_not_the_one_of_the_settings_is_a_warning(tmp_path, kit):
+    other = make_site_folder(tmp_path / "other")
+    assert found("fedmend.json", other, kit=kit) == [
+        "warn  fedmend.json: data_root: expected the folder that is checked, got another: jobs will open that one"
+    ]
+
+
+def test_the_folder_of_the_settings_is_checked_when_none_is_given(kit):
+    assert found("site card", kit=kit) == ["ok    site card: multilabel, 3 classes, splits train"]
+    change_settings(kit, data_root="")
+    assert found("site card", kit=kit) == ["skip  site card: needs data_root"]
+
+
+def test_phantom_data_are_those_of_the_job(kit, job, tmp_path):
+    change_settings(kit, data_root="phantom")
+    line = "fail  site card: local/fedmend.json, field data_root: expected a folder, as this job has no phantom"
+    assert found("site card", kit=kit, job=job) == [line]
+    phantom = {"dataset": "ms", "images": 8, "sites": 1, "pixels": 32, "depth": 12}
+    other = make_job(tmp_path / "ms", classes=["lesion"], method="fedmend.methods.fedia.FedIA", phantom=phantom)
+    assert found("site card", kit=kit, job=other) == ["ok    site card: segmentation, 1 classes, splits train, test"]
+
+
+@pytest.mark.parametrize("listed", [["fedmend.methods.", "fl_components.executor"], None])
+def test_classes_on_the_list_pass_as_flare_matches_them(kit, job, listed):
+    if listed:
+        allow(kit, listed)
+    line = "ok    class policy: all 2 classes of the job are on class_allow_list"
+    assert found("class policy", kit=kit, job=job) == [line]
+    (kit / "local" / "resources.json").rename(kit / "local" / "resources.json.default")
+    assert found("class policy", kit=kit, job=job) == [line]
+
+
+@pytest.mark.parametrize("listed", [["fedmend.methods."], ["fedmend.methods.", "fl_components.exec"]])
+def test_classes_that_are_not_on_the_list_are_named(kit, job, listed):
+    allow(kit, listed)
+    assert found("class policy", kit=kit, job=job) == [
+        "fail  class policy: local/resources.json: expected on class_allow_list, not found:"
+        " fl_components.executor.MethodExecutor"
+    ]
+
+
+@pytest.mark.parametrize(("listed", "more"), [(["*"], {}), (["a.b"], {"class_list_enforcement_mode": "warn"})])
+def test_a_list_that_is_not_enforced_is_a_warning(kit, job, listed, more, caplog):
+    allow(kit, listed, **more)
+    assert found("class policy", kit=kit, job=job) == [
+        "warn  class policy: local/resources.json: expected a class_allow_list that is enforced, got one that is not"
+    ]
+    assert caplog.text == ""
+
+
+def test_a_policy_that_cannot_be_read_and_code_in_a_job_are_refused(kit, job, site):
+    assert found("class policy", site, job=job) == ["skip  class policy: needs --kit and --job"]
+    (kit / "local" / "resources.json").write_text("{")
+    assert found("class policy", kit=kit, job=job) == [
+        "fail  class policy: local/resources.json: expected JSON, got a file that does not parse"
+    ]
+    (job / "app" / "custom").mkdir()
+    assert found("class policy", kit=kit, job=job) == [
+        "fail  class policy: expected a job without code of its own, got one with a custom folder"
+    ]

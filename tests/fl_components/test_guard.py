@@ -1,0 +1,266 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from factories import ROOT, refused
+from federation_factories import confusion
+from fl_factories import Engine, write_settings
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ProcessType, ReservedKey, ReturnCode
+from nvflare.apis.shareable import make_reply
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedmend.methods.fednoro import DETECT, FedNoRoWorkflow, loss_matrix
+from fedmend.results import SiteResult
+from fl_components.guard import ReportGuard
+from fl_components.wire import KEY, pack_result, unpack_result
+
+FIELDS = ["prototypes", "prototype_counts", "learning_degree"]
+WEIGHTS = {"w": np.arange(4, dtype=np.float32)}
+PROTOTYPES = np.arange(8, dtype=np.float32).reshape(4, 2) + 1
+
+
+@pytest.fixture
+def site(tmp_path):
+    write_settings(tmp_path, min_count=3)
+    return Engine(tmp_path, "site-1").new_context()
+
+
+def result(**changes):
+    report = {
+        "prototypes": PROTOTYPES,
+        "prototype_counts": np.array([3, 40, 5, 9]),
+        "learning_degree": np.array([0.5, 0.25], dtype=np.float32),
+    }
+    fields = {"round_num": 2, "samples": 50, "weights": WEIGHTS, "report": report, "loss": 0.5}
+    return SiteResult(**{**fields, **changes})
+
+
+def send(guarded, site, *, tamper=lambda content: None, max_kilobytes=1024):
+    """The message that leaves and what the server reads in it."""
+    guard = ReportGuard(fields=FIELDS, counts={"prototypes": "prototype_counts"}, max_kilobytes=max_kilobytes)
+    model = pack_result(guarded)
+    tamper(model.meta[KEY])
+    sent = FLModelUtils.from_shareable(guard.process(FLModelUtils.to_shareable(model), site))
+    return sent, unpack_result(sent, "site-1")
+
+
+def refused_with(sentence, sent, got):
+    """Nothing left but the sentence."""
+    assert got.error == sentence
+    assert got == SiteResult(site="site-1", error=sentence)
+    assert sent.params is None
+    assert sent.metrics == {"samples": 1.0}
+    assert set(sent.meta) == {KEY}
+
+
+def test_an_ordinary_result_passes_unchanged(site):
+    _, got = send(result(), site)
+    np.testing.assert_array_equal(got.weights["w"], WEIGHTS["w"])
+    for name, value in result().report.items():
+        assert got.report[name].dtype == value.dtype
+        np.testing.assert_array_equal(got.report[name], value)
+    assert (got.samples, got.round_num, got.loss, got.error) == (50, 2, 0.5, "")
+
+
+def test_rows_of_too_few_samples_leave_as_zeros_with_their_counts(site, caplog):
+    report = {"prototypes": PROTOTYPES, "prototype_counts": np.array([2, 3, 0, 1])}
+    _, got = send(result(report=report), site)
+    np.testing.assert_array_equal(got.report["prototypes"], [[0, 0], PROTOTYPES[1], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(got.report["prototype_counts"], [0, 3, 0, 0])
+    assert "site-1: 2 rows of prototypes held back: fewer than 3 samples" in caplog.text
+
+
+def test_an_unknown_field_is_refused(site):
+    known = "['census', 'counts', 'error', 'loss', 'repairs', 'report', 'round', 'samples']"
+    refused_with(
+        f"site-1: ReportGuard: result, fields: expected {known}, got something else",
+        *send(result(), site, tamper=lambda content: content.update(names=["p1"])),
+    )
+
+
+def test_a_report_field_that_the_policy_does_not_name_is_refused(site):
+    refused_with(
+        f"site-1: ReportGuard: expected report fields out of {sorted(FIELDS)}, got also ['features']",
+        *send(result(report={"features": np.ones((50, 2))}), site),
+    )
+
+
+def test_more_than_the_allowed_size_is_refused(site):
+    big = {"learning_degree": np.zeros(1024, dtype=np.float64)}
+    sent, got = send(result(report=big), site, max_kilobytes=8)
+    assert got.error.startswith("site-1: ReportGuard: expected at most 8192 bytes besides the weights, got 8")
+    refused_with(got.error, sent, got)
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+CENSUS = {
+    "annotated": np.array([True, False]),
+    "positives": np.array([4, 0]),
+    "sizes": {"train": 50},
+    "kind": "multilabel",
+    "phantom": False,
+}
+
+
+def test_a_census_passes(site):
+    _, got = send(result(weights={}, report={}, census=CENSUS), site)
+    assert got.error == ""
+    assert got.census["sizes"] == {"train": 50}
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "named"),
+    [
+        ("census", {**CENSUS, "positives": IMAGE}, "census positives: expected one value per class"),
+        (
+            "census",
+            {**CENSUS, "image": IMAGE},
+            "census: expected ['annotated', 'kind', 'phantom', 'positives', 'sizes']",
+        ),
+        ("census", {**CENSUS, "sizes": {"train": IMAGE}}, "census sizes: expected samples per split"),
+        ("census", {**CENSUS, "sizes": {"train": 50, "p1": 1}}, "census sizes: expected samples per split"),
+        (
+            "report",
+            {"learning_degree": np.array([{"p1": 1}, None])},
+            "report learning_degree: expected an array of numbers",
+        ),
+        ("report", {"learning_degree": torch.ones(2)}, "report learning_degree: expected an array of numbers"),
+        ("report", {"learning_degree": [0.5, 0.5]}, "report learning_degree: expected an array of numbers"),
+        ("counts", {"val": IMAGE}, "counts val: expected (C, 2, 1000), (C, C + 2000) or (C, 7) counts"),
+        ("repairs", {"p1": np.array([1])}, "repairs: expected"),
+        ("error", "x" * 3000, "error: expected a sentence"),
+    ],
+)
+def test_what_no_result_needs_is_refused_whatever_field_hides_it(site, part, content, named):
+    sent, got = send(result(**{part: content}), site)
+    assert got.error.startswith(f"site-1: ReportGuard: result, {named}")
+    refused_with(got.error, sent, got)
+
+
+def test_a_long_field_name_does_not_leave_in_the_refusal(site):
+    _, got = send(result(report={"p1 " * 2000: np.ones(2)}), site)
+    assert got.error.startswith("site-1: ReportGuard: expected report fields out of")
+    assert len(got.error) < 200
+
+
+@pytest.mark.parametrize("counts", [None, np.array([3, 4])], ids=["absent", "too short"])
+def test_prototypes_without_a_count_per_row_are_refused(site, counts):
+    report = {"prototypes": PROTOTYPES} | ({} if counts is None else {"prototype_counts": counts})
+    refused_with(
+        "site-1: ReportGuard: expected prototype_counts with one count per row of prototypes",
+        *send(result(report=report), site),
+    )
+
+
+def test_a_result_of_another_kind_is_refused(site):
+    guard = ReportGuard(fields=FIELDS, counts={})
+    for dxo in (DXO(DataKind.WEIGHTS, data=WEIGHTS), DXO(DataKind.WEIGHT_DIFF, data=WEIGHTS, meta={KEY: {}})):
+        sent = FLModelUtils.from_shareable(guard.process(dxo.to_shareable(), site))
+        refused_with(
+            f"site-1: ReportGuard: expected a FedMend result, got {dxo.data_kind} of another kind",
+            sent,
+            unpack_result(sent, "site-1"),
+        )
+
+
+def test_an_error_reply_of_flare_passes(site):
+    reply = make_reply(ReturnCode.TASK_ABORTED)
+    assert ReportGuard(fields=FIELDS, counts={}).process(reply, site) is reply
+
+
+def test_at_the_server_the_sentence_names_the_site_that_sent(tmp_path):
+    write_settings(tmp_path)
+    server = Engine(tmp_path, "server").new_context()
+    server.put(ReservedKey.PROCESS_TYPE, ProcessType.SERVER_JOB, private=True, sticky=False)
+    server.set_peer_context(Engine(tmp_path / "site", "site-4").new_context())
+    _, got = send(result(report={"features": np.ones(2)}), server)
+    assert got.error.startswith("site-4: ReportGuard: expected report fields")
+
+
+def test_meta_data_beside_the_report_is_refused(site):
+    model = pack_result(result())
+    model.meta["patients"] = ["p1"]
+    sent = ReportGuard(fields=FIELDS, counts={}).process(FLModelUtils.to_shareable(model), site)
+    got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+    assert got.error == "site-1: ReportGuard: expected meta data under 'fedmend' alone, got also ['patients']"
+    assert "p1" not in str(sent)
+
+
+def test_the_account_of_sparse_vector_privacy_stays_at_the_site(site):
+    filtered = SVTPrivacy(fraction=0.5).process(FLModelUtils.to_shareable(pack_result(result())), site)
+    assert len(svt := {key for key in from_shareable(filtered).meta if key.startswith("svt_")}) == 2
+    sent = ReportGuard(fields=FIELDS, counts={"prototypes": "prototype_counts"}).process(filtered, site)
+    assert not svt & set(from_shareable(sent).meta)
+    got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+    assert (got.error, got.samples) == ("", 50)
+    assert not np.array_equal(got.weights["w"], WEIGHTS["w"])
+
+
+def test_metrics_beside_the_report_are_refused(site):
+    model = pack_result(result(weights={}))
+    model.metrics["features"] = np.ones(3)
+    sent = ReportGuard(fields=FIELDS, counts={}).process(FLModelUtils.to_shareable(model), site)
+    got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+    assert got.error == "site-1: ReportGuard: expected no metrics besides the report, got ['features', 'samples']"
+
+
+def test_a_result_without_weights_passes(site):
+    _, got = send(result(weights={}, report={}), site)
+    assert (got.error, got.samples) == ("", 50)
+
+
+@pytest.fixture
+def policy():
+    """The guard of the tracked site policy."""
+    (scope,) = json.loads((ROOT / "simulator_workspace" / "local" / "privacy.json").read_text())["scopes"]
+    (guard,) = scope["task_result_filters"]
+    return ReportGuard(**guard["args"])
+
+
+def detection(counts, losses=(0.5, 1.5, 2.5, 3.5)):
+    report = {"class_loss": np.array(losses, dtype=np.float32), "class_count": np.array(counts, dtype=np.int64)}
+    return result(weights={}, report=report)
+
+
+def sent_by(policy, site, content):
+    sent = FLModelUtils.from_shareable(policy.process(FLModelUtils.to_shareable(pack_result(content)), site))
+    return sent, unpack_result(sent, "site-1")
+
+
+def test_the_site_policy_lets_class_wise_losses_pass(site, policy):
+    _, got = sent_by(policy, site, detection([3, 40, 5, 9]))
+    assert got.error == ""
+    assert got.report["class_loss"].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert got.report["class_count"].tolist() == [3, 40, 5, 9]
+    FedNoRoWorkflow(warmup_rounds=1).check(DETECT, got.report)
+
+
+def test_the_site_policy_holds_the_losses_of_rare_classes_back(site, policy, caplog):
+    _, got = sent_by(policy, site, detection([2, 3, 0, 1]))
+    assert got.report["class_loss"].tolist() == [0, 1.5, 0, 0]
+    assert got.report["class_count"].tolist() == [0, 3, 0, 0]
+    assert got.report["class_loss"].dtype == np.float32
+    assert "site-1: 2 rows of class_loss held back: fewer than 3 samples" in caplog.text
+    np.testing.assert_array_equal(loss_matrix({"site-1": got.report}), [[np.nan, 1.5, np.nan, np.nan]])
+
+
+def test_a_site_of_rare_classes_only_has_nothing_to_report(site, policy):
+    _, got = sent_by(policy, site, detection([2, 1, 0, 2]))
+    with refused("report field class_count: expected at least one class with enough samples, got none"):
+        FedNoRoWorkflow(warmup_rounds=1).check(DETECT, got.report)
+
+
+def test_losses_without_their_counts_do_not_leave(site, policy):
+    content = detection([3, 40, 5, 9])
+    del content.report["class_count"]
+    sentence = "site-1: ReportGuard: expected class_count with one count per row of class_loss"
+    refused_with(sentence, *sent_by(policy, site, content))
+
+
+def test_single_label_counts_pass(site):
+    counts = confusion(0.5, 1)
+    _, got = send(result(counts={"test": counts}), site)
+    np.testing.assert_array_equal(got.counts["test"], counts)
