@@ -1,47 +1,51 @@
 """Measures how often FedNoRo finds exactly the noisy sites, with the ablations of the paper's Table 3.
 
-One command: ``python benchmarks/detection.py`` (40 to 60 minutes on two cores). It deals the phantom slices of
-``jobs/fednoro_ich`` to eight sites, flips labels at 30 or 40 % of them with a rate of 0.3-0.5 or 0.5-0.7, trains a warm-up of
-three rounds of one local epoch with the job's other settings, without FLARE, and detects. Every seed draws its own partition,
-noisy sites, flips and initial weights. Partitions that leave a site fewer samples than a batch are passed over. Writes ``benchmarks/results/detection.json`` and prints a table.
+One command: ``python benchmarks/detection.py``. It deals the phantom slices of ``jobs/fednoro_ich`` to eight sites,
+flips labels at 30 or 40 % of them with a rate of 0.3-0.5 or 0.5-0.7, trains a warm-up of three rounds of one local
+epoch with the job's other settings, without FLARE, and detects. Every seed draws its own partition, noisy sites,
+flips and initial weights. Partitions that leave a site fewer samples than a batch are passed over. Writes
+``benchmarks/results/detection.json`` and prints a table.
 """
 
 import argparse
 import itertools
 import json
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-import torch
-from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
 from fedmend.data.manifest import load_card
-from fedmend.data.site import load_site
-from fedmend.datasets import phantoms, rsna_ich
+from fedmend.datasets import rsna_ich
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.errors import FedMendError
-from fedmend.ledger import LabelLedger
-from fedmend.methods.base import RoundTask, Site
+from fedmend.local_federation import run_locally
+from fedmend.method import Federation, Workflow
 from fedmend.methods.fednoro import (
     DETECT,
+    FIELDS,
     WARMUP,
     FedNoRo,
     detect_noisy_clients,
     loss_matrix,
     normalise_losses,
 )
-from fedmend.networks import get_weights, initial_network, set_weights
-from fedmend.state import StateStore
-from fedmend.training import LocalTrainer
+from fedmend.phantoms import ct_head
+from fedmend.phantoms.sites import SOURCE
+from fedmend.site_config import SiteConfig
+from fl_components.run.arguments import parse_assignments
+from fl_components.run.jobs import JobSettings, configure_job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]
-JOB = ROOT / "jobs" / "fednoro_ich" / "app" / "config"
-CPU = torch.device("cpu")
+JOB = ROOT / "jobs" / "fednoro_ich"
 SHARES, RATES = (0.3, 0.4), ((0.3, 0.5), (0.5, 0.7))
 ROUNDS, LOCAL_EPOCHS = 3, 1  # of the warm-up
+ATTEMPTS = 100  # partitions
+REPORTS = "reports"
 RULES = {  # of the detection, on the same losses
     "per class, normalised": (True, True),
     "one loss per site": (False, True),
@@ -49,104 +53,82 @@ RULES = {  # of the detection, on the same losses
 }
 
 
-def settings() -> dict:
-    """The variables of the job's default preset."""
-    files = (json.loads((JOB / f"config_fed_{side}.json").read_text()) for side in ("server", "client"))
-    return {k: v for content in files for k, v in content.items()}
+class WarmUp(Workflow):
+    """Stage 1 of FedNoRo alone; writes down what the sites report for the detection."""
+
+    FIELDS = FIELDS
+
+    def run(self, fed: Federation) -> None:
+        """Eq. (2), then the losses of Eq. (3)."""
+        for _ in fed.rounds():
+            fed.train(WARMUP)
+        answers = fed.collect(DETECT)
+        fed.record(REPORTS, {s: {k: v.tolist() for k, v in a.report.items()} for s, a in answers.items()})
 
 
-def open_sites(folder: Path, cache: Path, preset: dict, seed: int, share: float, rates: tuple) -> list[Site]:
-    """Sites of the first partition from ``seed`` on in which every site has a batch."""
-    spec = preset["phantom"]
-    for attempt in range(100):
-        protocol = NoiseProtocol(
-            sites=spec["sites"],
-            alpha=spec["alpha"],
-            presence=spec["presence"],
-            partition_seed=100 * (seed + 1) + attempt,
-            noisy_share=share,
-            noise_low=rates[0],
-            noise_high=rates[1],
-            noise_seed=seed,
-        )
-        out = folder / f"attempt-{attempt}"
+def settings(given: Mapping[str, object]) -> JobSettings:
+    """The job, with other settings where some are given."""
+    with tempfile.TemporaryDirectory() as folder:
+        configured = Path(folder) / JOB.name
+        configure_job(JOB, configured, given)
+        return read_job(configured)
+
+
+def make_sites(out: Path, download: Path, job: JobSettings, seed: int, share: float, rates: tuple) -> Path:
+    """Site folders of the first partition from ``seed`` on in which every site has a batch."""
+    usual = {f.name: job.site["phantom"][f.name] for f in fields(NoiseProtocol) if f.name in job.site["phantom"]}
+    for attempt in range(ATTEMPTS):
+        drawn = {"partition_seed": 100 * (seed + 1) + attempt, "noise_seed": seed}
+        noise = {"noisy_share": share, "noise_low": rates[0], "noise_high": rates[1]}
+        folder = out / f"attempt-{attempt}"
         try:
-            rsna_ich.prepare_single_label(cache / "download", out, protocol=protocol, processes=1)
+            protocol = NoiseProtocol(**{**usual, **drawn, **noise})
+            rsna_ich.prepare_single_label(download, folder, protocol=protocol, source_name=SOURCE, processes=1)
         except FedMendError:
             continue  # a site without samples or with one class
-        sites = []
-        for path in sorted(out.iterdir()):
-            data = load_site(
-                path,
-                path.name,
-                rsna_ich.CLASSES,
-                cache_dir=folder,
-                image_size=preset["image_size"],
-                device=CPU,
-            )
-            table = data.train.table
-            ledger = LabelLedger(
-                folder / f"{path.name}-{attempt}.sqlite",
-                fingerprint=table.fingerprint(),
-                images=table.images,
-                classes=rsna_ich.CLASSES,
-                site=path.name,
-            )
-            site = Site(path.name, CPU, data, ledger, StateStore(folder / path.name), preset["batch_size"])
-            site.memory["noisy"] = load_card(path, path.name).provenance["site"]["noisy"]
-            sites.append(site)
-        if min(len(s.data.train) for s in sites) >= preset["batch_size"]:
-            return sites
-    raise SystemExit(f"seed {seed}: expected a partition with a batch at every site, got none in 100")
+        if min(facts["sizes"]["train"] for facts in made(folder).values()) >= job.site["batch_size"]:
+            return folder
+    raise SystemExit(f"seed {seed}: expected a partition with a batch at every site, got none in {ATTEMPTS}")
 
 
-def warm_up(sites: list[Site], preset: dict, seed: int, la: bool) -> dict:
+def made(folder: Path) -> dict[str, dict]:
+    """Site → what its card says about how it was made."""
+    return {path.name: load_card(path, path.name).provenance["site"] for path in sorted(folder.glob("site-*"))}
+
+
+def warm_up(sites: Path, workspace: Path, job: JobSettings, seed: int, la: bool) -> dict:
     """Class-wise losses of every site after the warm-up, as its reports."""
-    method = FedNoRo(la=la)
-    trainer = LocalTrainer(
-        learning_rate=preset["learning_rate"],
-        weight_decay=preset["weight_decay"],
-        local_epochs=LOCAL_EPOCHS,
+
+    def config_of(name: str) -> SiteConfig:
+        # No class is too small to report: what a site holds back would hide how well the rules themselves do.
+        return SiteConfig(sites / name, workspace / "cache", workspace / "state", min_count=0, threads=1)
+
+    records = run_locally(
+        workflow=WarmUp(),
+        method=FedNoRo(**{**job.method.args, "la": la}),
+        run={**job.run, "num_rounds": ROUNDS, "seed": seed, "eval_every": ROUNDS},
+        site={**job.site, "local_epochs": LOCAL_EPOCHS, "phantom": None},
+        sites=list(made(sites)),
+        workspace=workspace,
+        config_of=config_of,
+        settings=job.settings,
+        threads=1,
     )
-    model = initial_network("resnet18", rsna_ich.CLASSES, seed)
-    weights = get_weights(model)
-    for r in range(ROUNDS):
-        helper = WeightedAggregationHelper()
-        for site in sites:
-            site.memory.clear()
-            set_weights(model, weights)
-            task = RoundTask(WARMUP, r, ROUNDS, seed=seed)
-            method.prepare(model, task, site)
-            trainer.train(model, method, task, site)
-            local = {k: v.numpy().copy() for k, v in get_weights(model).items()}
-            helper.add(local, float(len(site.data.train)), site.name, r)
-        weights = {k: torch.from_numpy(v) for k, v in helper.get_result().items()}
-    set_weights(model, weights)
-    return {site.name: method.report(model, RoundTask(DETECT, ROUNDS, ROUNDS, seed=seed), site) for site in sites}
+    lines = map(json.loads, (records / "decisions.jsonl").read_text().splitlines())
+    return next(line["value"] for line in lines if line["what"] == REPORTS)
 
 
-def one_federation(cache: Path, seed: int, share: float, rates: tuple) -> list[dict]:
+def one_federation(job: JobSettings, download: Path, seed: int, share: float, rates: tuple) -> list[dict]:
     """What the sites of one federation report after the warm-up, with and without logit adjustment."""
-    torch.set_num_threads(1)
-    preset, rows = settings(), []
-    with tempfile.TemporaryDirectory() as folder:
-        sites = open_sites(Path(folder), cache, preset, seed, share, rates)
-        truth = {site.name for site in sites if site.memory["noisy"]}
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        sites = make_sites(folder / "sites", download, job, seed, share, rates)
+        noisy = [name for name, facts in made(sites).items() if facts["noisy"]]
         for la in (True, False):
-            reports = {
-                name: {field: values.tolist() for field, values in report.items()}
-                for name, report in warm_up(sites, preset, seed, la).items()
-            }
-            rows.append(
-                {
-                    "seed": seed,
-                    "noisy_share": share,
-                    "rates": rates,
-                    "la": la,
-                    "noisy": sorted(truth),
-                    "reports": reports,
-                }
-            )
+            reports = warm_up(sites, folder / f"la-{la}", job, seed, la)
+            what = {"seed": seed, "noisy_share": share, "rates": rates, "la": la}
+            rows.append({**what, "noisy": noisy, "reports": reports})
     return rows
 
 
@@ -164,32 +146,40 @@ def score(row: dict, per_class: bool, normalise: bool) -> dict:
     }
 
 
-def main() -> None:
-    """Runs all federations and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--processes", type=int, default=2)
-    args = parser.parse_args()
-    out = ROOT / "benchmarks" / "results"
-    out.mkdir(exist_ok=True)
-    spec, rows = settings()["phantom"], []
-    cases = list(itertools.product(range(args.seeds), SHARES, RATES))
-    with tempfile.TemporaryDirectory() as cache:
-        phantoms.write_ich(
-            Path(cache) / "download", slices=spec["images"], seed=1037, size=spec["pixels"], scanners=spec["sites"]
-        )
-        # spawn: the parent may hold threads, which a forked process does not survive reliably
-        with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-            done = pool.map(one_federation, itertools.repeat(Path(cache)), *zip(*cases, strict=True))
-            for number, found in enumerate(done, start=1):
-                rows += found
-                print(f"{number} of {len(cases)} federations", flush=True)
-                (out / "detection.json").write_text(json.dumps(rows) + "\n")
+def print_table(rows: list[dict]) -> None:
+    """A line per setting and rule: means over seeds."""
     for share, rates, la, rule in itertools.product(SHARES, RATES, (True, False), RULES):
         chosen = [r for r in rows if (r["noisy_share"], tuple(r["rates"]), r["la"]) == (share, rates, la)]
         scores = [score(row, *RULES[rule]) for row in chosen]
         words = "  ".join(f"{k} {np.mean([s[k] for s in scores]):.3f}" for k in scores[0])
         print(f"rho {share} eta {rates[0]}-{rates[1]}  {'LA' if la else 'no LA':6s} {rule:22s} {words}")
+
+
+def main() -> None:
+    """Runs all federations and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the job")
+    args = parser.parse_args()
+    out = ROOT / "benchmarks" / "results"
+    out.mkdir(exist_ok=True)
+    job, rows = settings(parse_assignments(args.set)), []
+    spec = job.site["phantom"]
+    cases = list(itertools.product(range(args.seeds), SHARES, RATES))
+    with tempfile.TemporaryDirectory() as cache:
+        download = Path(cache) / "download"
+        ct_head.write_ich(download, slices=spec["images"], seed=1037, size=spec["pixels"], scanners=spec["sites"])
+        # spawn: the parent may hold threads, which a forked process does not survive reliably
+        with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
+            done = pool.map(
+                one_federation, itertools.repeat(job), itertools.repeat(download), *zip(*cases, strict=True)
+            )
+            for number, found in enumerate(done, start=1):
+                rows += found
+                print(f"{number} of {len(cases)} federations", flush=True)
+                (out / "detection.json").write_text(json.dumps(rows) + "\n")
+    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Measures what FedMend costs. One command: ``python benchmarks/run.py`` (about five minutes on two cores).
+"""Measures what FedMend costs. One command: ``python benchmarks/run.py``.
 
-(a) seconds per round and peak memory of the FLARE simulator against a bare PyTorch loop that does the same passes,
+(a) seconds per round, seconds in all and peak memory of a job without FLARE and in FLARE's simulator, against a bare
+    PyTorch loop that does the same passes,
 (b) images per second of the data path, cold and warm, against decoding in every epoch,
 (c) seconds of detection, prototypes and ledger as samples grow from 1,000 to 100,000,
 (d) seconds and server memory of FedAvg and of distance-aware aggregation with the ResNet-18 models of 20 and 50 sites.
@@ -17,29 +18,35 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
 import torch
 
+from fedmend.averaging import Fold
+from fedmend.data.manifest import load_card
 from fedmend.data.readers import read_image, resize
 from fedmend.data.site import load_site
 from fedmend.data.store import open_store
-from fedmend.datasets.phantom_sites import MissingClassPhantom, ensure_phantom
 from fedmend.datasets.rsna_ich import CLASSES
-from fedmend.evaluation import score_histograms
-from fedmend.ledger import LabelLedger, Repairs
-from fedmend.methods.base import RoundTask, Site
+from fedmend.kinds import kind_of
+from fedmend.method import RoundTask, Site
+from fedmend.methods.fedlsm import FedLSMWorkflow
 from fedmend.methods.fedmlp import WARMUP, FedMLP, confidences, local_prototypes, select_confident
+from fedmend.methods.fednoro import distance_aware
 from fedmend.networks import build_network, get_weights, initial_network, set_weights
+from fedmend.phantoms.sites import ensure_phantom
+from fedmend.phantoms.specs.missing_classes import MissingClassPhantom
+from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.state import StateStore
-from fedmend.training import LocalTrainer, infer
-from fl_components.aggregators import ClasswiseAggregator, DistanceAwareAggregator, SampleWeightedAggregator
-from fl_components.payload import SiteResult, pack_result
+from fedmend.training import LocalTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 SITES, ROUNDS, IMAGE_SIZE, BATCH = 2, 3, 64, 16
+BARE, LOCAL, FLARE = "bare loop", "--local", "simulator"
 SPEC = MissingClassPhantom(images=1600, sites=SITES, annotated_per_site=4, seed=7)
 
 
@@ -83,30 +90,26 @@ class PeakOfThisProcess(PeakMemory):
 def _bare_site(connection, name: str, folder: Path, cache: Path) -> None:
     """One site of the bare loop: the passes of a warm-up round of FedMLP, evaluation included."""
     torch.set_num_threads(1)
-    data = load_site(folder / name, name, CLASSES, cache_dir=cache, image_size=IMAGE_SIZE, device=torch.device("cpu"))
-    table = data.train.table
+    card = load_card(folder / name, name)
+    kind = kind_of(card.kind)
+    data = kind.load(card, CLASSES, cache_dir=cache, image_size=IMAGE_SIZE, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as state:
-        ledger = LabelLedger(
-            Path(state) / "l.sqlite", fingerprint=table.fingerprint(), images=table.images, classes=CLASSES, site=name
-        )
+        ledger = kind.open_ledger(Path(state) / "l.sqlite", card, data)
         site = Site(name, torch.device("cpu"), data, ledger, StateStore(Path(state)), BATCH)
         model, method, trainer = build_network("resnet18", len(CLASSES)), FedMLP(), LocalTrainer(learning_rate=3e-4)
         for r in range(ROUNDS):
             set_weights(model, {k: torch.from_numpy(v) for k, v in connection.recv().items()})
-            site.memory.clear()
             for split in data.evaluation.values():
-                score_histograms(infer(model, split, site)[1].numpy(), split.labels)
-            task = RoundTask(WARMUP, r, ROUNDS)
-            method.prepare(model, task, site)
-            trainer.train(model, method, task, site)
+                kind.evaluate(model, split, site)
+            trainer.train(method.start(model, RoundTask(WARMUP, r, ROUNDS), site))
             connection.send((len(data.train), {k: v.numpy() for k, v in get_weights(model).items()}))
 
 
 def bare_loop(cache: Path) -> dict:
-    """Seconds per round and peak memory of the federated loop without FLARE, one process per site."""
+    """What the rounds cost without FedMend's federations, one process per site."""
     folder = ensure_phantom(cache, SPEC)
     context = multiprocessing.get_context("spawn")
-    ends, workers = [], []
+    ends, workers, begun = [], [], time.monotonic()
     with PeakMemory() as memory:
         for i in range(SITES):
             mine, theirs = context.Pipe()
@@ -126,13 +129,27 @@ def bare_loop(cache: Path) -> dict:
             seconds.append(time.monotonic() - started)
         for worker in workers:
             worker.join()
-    return {"seconds_per_round": float(np.median(seconds[1:])), "peak_memory_mb": memory.peak / 1e6}
+    return _costs(seconds, time.monotonic() - begun, memory)
 
 
-def flare_run(cache: Path) -> dict:
-    """The same rounds in FLARE's simulator, all sites at once; rounds are timed by the controller."""
+def _costs(rounds: Sequence[float], total: float, memory: PeakMemory) -> dict:
+    """The first round also opens data; it counts in the total alone."""
+    return {
+        "seconds_per_round": float(np.median(rounds[1:])),
+        "total_seconds": total,
+        "peak_memory_mb": memory.peak / 1e6,
+    }
+
+
+def job_run(cache: Path, *options: str) -> dict:
+    """The same rounds by ``fedmend simulate``, all sites at once; rounds are timed by the server half.
+
+    Args:
+        cache: where the phantom is kept.
+        options: of the command, e.g. ``--local``.
+    """
     with tempfile.TemporaryDirectory() as workspace:
-        variables = [
+        given = [
             f"num_rounds={ROUNDS}",
             f"warmup_rounds={ROUNDS}",
             f"image_size={IMAGE_SIZE}",
@@ -141,28 +158,22 @@ def flare_run(cache: Path) -> dict:
             "mld=false",
             *(f"phantom.{k}={getattr(SPEC, k)}" for k in ("images", "sites", "annotated_per_site", "seed")),
         ]
-        command = [sys.executable, "-m", "fl_components.cli", "simulate", str(ROOT / "jobs" / "fedmlp_ich")]
+        command = [sys.executable, "-m", "fl_components.cli", "simulate", str(ROOT / "jobs" / "fedmlp_ich"), *options]
         command += ["--workspace", f"{workspace}/ws", "--threads", str(SITES), "--sites", str(SITES), "--quiet"]
-        command += ["--site", f"cache_dir={cache}", "threads=1", "--set", *variables]
+        command += ["--site", f"cache_dir={cache}", "threads=1", "--set", *given]
+        started = time.monotonic()
         with PeakMemory() as memory:
             subprocess.run(command, check=True)
+        total = time.monotonic() - started
         lines = (Path(workspace) / "ws/server/simulate_job/fedmend/metrics.jsonl").read_text().splitlines()
     rounds = {m["round"]: m["seconds"] for m in map(json.loads, lines) if m["stage"] != "evaluate"}
-    return {
-        "seconds_per_round": float(np.median([s for r, s in rounds.items() if r > 0])),
-        "peak_memory_mb": memory.peak / 1e6,
-    }
+    return _costs([rounds[r] for r in sorted(rounds)], total, memory)
 
 
-def flare_overhead(cache: Path) -> dict:
+def federations(cache: Path) -> dict:
     """(a)"""
     ensure_phantom(cache, SPEC)
-    bare, flare = bare_loop(cache), flare_run(cache)
-    return {
-        "bare loop": bare,
-        "FLARE": flare,
-        "overhead": flare["seconds_per_round"] / bare["seconds_per_round"] - 1,
-    }
+    return {BARE: bare_loop(cache), LOCAL: job_run(cache, "--local"), FLARE: job_run(cache)}
 
 
 def data_path(cache: Path) -> dict:
@@ -247,55 +258,46 @@ def aggregation() -> dict:
     rng = np.random.default_rng(0)
     for network, sites in (("resnet18", 20), ("resnet18", 50), ("densenet121", 8)):
         start = {k: v.numpy() for k, v in get_weights(initial_network(network, CLASSES, 0)).items()}
-        names = [f"site-{i + 1}" for i in range(sites)]
+        names = sorted(f"site-{i + 1}" for i in range(sites))
         known = {name: np.arange(len(CLASSES)) == i % len(CLASSES) for i, name in enumerate(names)}
         other = {
-            "resnet18": ("DaAgg", lambda names=names: DistanceAwareAggregator(names[: int(0.4 * len(names))])),
-            "densenet121": (
-                "AWPA",
-                lambda known=known: ClasswiseAggregator(["classifier.weight", "classifier.bias"], known),
-            ),
+            "resnet18": ("DaAgg", {"average": partial(distance_aware, names[: int(0.4 * len(names))])}),
+            "densenet121": ("AWPA", {"rows": partial(FedLSMWorkflow().row_weights, known)}),
         }
         before = psutil.Process().memory_info().rss
-        replies = []
+        results = {}
         for i, name in enumerate(names):
             weights = {k: v + 0.01 * rng.standard_normal(v.shape, dtype=np.float32) for k, v in start.items()}
-            report = {"class_knowledge": rng.integers(1, 100, len(CLASSES))}
-            replies.append(pack_result(SiteResult(samples=100 + i, weights=weights, report=report)))
-            replies[-1].meta["client_name"] = name
+            results[name] = (100 + i, {"class_knowledge": rng.integers(1, 100, len(CLASSES))}, weights)
         row = {"models_mb": (psutil.Process().memory_info().rss - before) / 1e6}
-        for name, make in (("FedAvg", SampleWeightedAggregator), other[network]):
+        for name, averages in (("FedAvg", {}), other[network]):
             seconds, peak = [], PeakOfThisProcess()
             with peak:
                 for _ in range(3):
-                    started, aggregator = time.monotonic(), make()
-                    for reply in replies:
-                        aggregator.accept_model(reply)
-                    aggregator.aggregate_model()
-                    seconds.append(time.monotonic() - started)
+                    seconds.append(_fold(results, averages))
             row[name] = {"seconds": sorted(seconds)[1], "peak_memory_mb": (peak.peak - before) / 1e6}
         rows[f"{sites} {network}"] = row
     return rows
 
 
-def main() -> None:
-    """Runs the chosen parts and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="abcd", help="which of a, b, c, d to run (default abcd)")
-    parser.add_argument("--cache", type=Path, default=Path("~/.cache/fedmend").expanduser())
-    args = parser.parse_args()
-    parts = {"a": lambda: flare_overhead(args.cache), "b": lambda: data_path(args.cache), "c": growth, "d": aggregation}
-    machine = f"{platform.machine()}, {psutil.cpu_count()} cores, torch {torch.__version__}"
-    results = {"machine": machine, **{p: parts[p]() for p in args.parts}}
-    out = ROOT / "benchmarks" / "results"
-    out.mkdir(exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    print(machine)
-    if "a" in results:
-        for name in ("bare loop", "FLARE"):
-            r = results["a"][name]
-            print(f"{name:12s} {r['seconds_per_round']:8.2f} s per round {r['peak_memory_mb']:8.0f} MB at most")
-        print(f"overhead     {100 * results['a']['overhead']:8.1f} %")
+def _fold(results: Mapping[str, tuple], averages: Mapping[str, Callable]) -> float:
+    """Seconds of one average over the results of all sites."""
+    started, fold = time.monotonic(), Fold(**averages)
+    for name, result in results.items():
+        fold.take(name, *result)
+    fold.result()
+    return time.monotonic() - started
+
+
+def print_results(results: Mapping[str, Mapping]) -> None:
+    """One line per row of each part."""
+    costs = results.get("a", {})
+    for name, r in costs.items():
+        print(
+            f"{name:12s} {r['seconds_per_round']:8.2f} s per round {r['total_seconds']:8.1f} s in all"
+            f" {r['peak_memory_mb']:8.0f} MB at most"
+            f" {100 * (r['seconds_per_round'] / costs[BARE]['seconds_per_round'] - 1):+8.1f} % per round"
+        )
     for name, rate in results.get("b", {}).items():
         print(f"{name:66s} {rate:10.0f}")
     for n, steps in results.get("c", {}).items():
@@ -304,6 +306,22 @@ def main() -> None:
         for name in sorted(row.keys() - {"models_mb"}):
             r = row[name]
             print(f"{models:14s} {name:8s} {r['seconds']:6.2f} s  {r['peak_memory_mb']:8.0f} MB at most")
+
+
+def main() -> None:
+    """Runs the chosen parts and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="abcd", help="which of a, b, c, d to run (default abcd)")
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/fedmend").expanduser())
+    args = parser.parse_args()
+    parts = {"a": lambda: federations(args.cache), "b": lambda: data_path(args.cache), "c": growth, "d": aggregation}
+    machine = f"{platform.machine()}, {psutil.cpu_count()} cores, torch {torch.__version__}"
+    results = {"machine": machine, **{p: parts[p]() for p in args.parts}}
+    out = ROOT / "benchmarks" / "results"
+    out.mkdir(exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    print(machine)
+    print_results(results)
 
 
 if __name__ == "__main__":

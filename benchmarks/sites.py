@@ -1,9 +1,10 @@
 """Measures how the server's memory and the time of a round grow with the number of sites, in FLARE's simulator.
 
-One command: ``python benchmarks/sites.py`` (3 and 9 sites). 100 sites: ``python benchmarks/sites.py --sites 100 --threads 6``
-(14 minutes on two cores, two rounds). With fewer threads than sites the simulator starts a new process for every task of every
-site, and that is nearly all of the time; with as many, each site needs 0.6 GB. All sites have the same 120 phantom slices and
-average a narrow ResNet of 1.2 MB with FedAvg. Writes ``benchmarks/results/sites.json`` and prints a table.
+One command: ``python benchmarks/sites.py`` (3 and 9 sites). 100 sites: ``python benchmarks/sites.py --sites 100
+--threads 6`` (14 minutes on two cores, two rounds). With fewer threads than sites the simulator starts a new process
+for every task of every site, and that is nearly all of the time; with as many, each site needs 0.6 GB. All sites have
+the same 120 phantom slices and average a narrow ResNet of 1.2 MB with FedAvg. Writes
+``benchmarks/results/sites.json`` and prints a table.
 """
 
 import argparse
@@ -18,8 +19,9 @@ from pathlib import Path
 
 import psutil
 
-from fedmend.datasets.phantom_sites import MissingClassPhantom, ensure_phantom
 from fedmend.datasets.rsna_ich import CLASSES
+from fedmend.phantoms.sites import ensure_phantom
+from fedmend.phantoms.specs.missing_classes import MissingClassPhantom
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = MissingClassPhantom(images=120, sites=1, annotated_per_site=len(CLASSES), pixels=32, seed=7)
@@ -59,7 +61,7 @@ def measure(cache: Path, *, sites: int, rounds: int, threads: int) -> dict:
         command += ["--workspace", f"{workspace}/ws", "--threads", str(min(threads, sites)), "--sites", str(sites)]
         command += ["--quiet", "--variant", "fedavg"]
         command += ["--site", f"data_root={folder}", f"cache_dir={cache}", "threads=1"]
-        command += ["--set", "network=resnet_narrow", "image_size=32", f"num_rounds={rounds}", "warmup_rounds=1"]
+        command += ["--set", "network=resnet_narrow", "image_size=32", f"num_rounds={rounds}"]
         command += [f"eval_every={rounds}"]
         samples = [(time.time(), 0)]
         with psutil.Popen(command) as simulator:
