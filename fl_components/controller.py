@@ -23,7 +23,7 @@ from fedmend.method import Workflow
 from fedmend.results import CENSUS, SiteResult
 from fedmend.transport import Question, Transport
 from fl_components.console import quiet_console
-from fl_components.run.jobs import job_settings
+from fl_components.run.arguments import job_settings
 from fl_components.wire import pack_task, unpack_result
 from fl_components.workspace import load_site_config
 
@@ -37,7 +37,7 @@ class WorkflowController(ModelController):
     """Runs the workflow that stands under the id ``workflow`` in the server's configuration.
 
     Args:
-        settings: fields of :class:`fedmend.federation.RunSettings`.
+        (all): fields of :class:`fedmend.federation.RunSettings`.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class MethodExecutor(Executor):
     that stands under the id ``method`` in the client configuration.
 
     Args:
-        settings: arguments of :class:`fedmend.site_worker.SiteWorker`.
+        (all): as of :class:`fedmend.site_worker.SiteWorker`.
     """
 
     def __init__(
@@ -88,4 +88,7 @@ class MethodExecutor(Executor):
             message = str(e) if str(e).startswith(name) else f"{name}: {e}"
             self.log_error(fl_ctx, message)
             result = SiteResult(error=message[:LONGEST_ERROR])
+        except Exception as e:  # a message that is none of FedMend's may break anything
+            self.log_error(fl_ctx, f"{task_name}: the server's message failed with {type(e).__name__}")
+            result = SiteResult(error=f"{name}: {task_name} failed with {type(e).__name__}; see the log of this site")
         return FLModelUtils.to_shareable(pack_result(result))

@@ -434,6 +434,7 @@ TAMPERED = {  # what is wrong → how, and words of the sentence
     ),
     "knowledge that is a list": (in_task(knowledge=[1]), "train failed with AttributeError"),
     "a stage that forges a line of the log": (in_task(stage="x\nERROR"), "got one that lacks or breaks stage"),
+    "a round without end": (lambda model: vars(model).update(current_round=float("inf")), "failed with TypeError"),
     "an endless role": (in_task(role="x" * 10**6), "got one that lacks or breaks role"),
     "a stage that is no text": (in_task(stage=[1]), "got one that lacks or breaks stage"),
     "no knowledge": (lambda model: model.meta[KEY]["task"].pop("knowledge"), "expected a FedMend task"),

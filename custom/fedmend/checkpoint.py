@@ -1,4 +1,4 @@
-"""The server's checkpoint: what a job of the same run_name needs to go on behind the last round."""
+"""The server's checkpoint: what a job of the same run_name needs to go on after the last round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -105,6 +105,7 @@ class RunningFederation(Federation):
         self._census: Census | None = None
         self._round, self._done = 0, None  # the round at work; rounds done, None before the first
         self._evaluated = -1  # last round in which the model was evaluated
+        self._trained: set[str] = set()  # sites that have trained in this round
 
     @property
     def kind(self) -> str:
@@ -136,10 +137,12 @@ class RunningFederation(Federation):
     def rounds(self, total: int | None = None) -> Iterator[int]:
         """See :class:`fedmend.method.Federation`."""
         if total is not None and total != self.num_rounds:
+            self._workflow.check_rounds(total)
             self.num_rounds = total
             self._log.start(self._describe())
         for r in range(self._first, self.num_rounds):
             self._round, self._done = r, r
+            self._trained.clear()
             yield r
             self._save(r + 1)
         self._done = self.num_rounds
@@ -158,6 +161,9 @@ class RunningFederation(Federation):
         where only some are asked to train, all are asked to evaluate before."""
         started, r = time.monotonic(), self._round
         asked = sorted(self.sites if sites is None else sites)
+        if wrong := sorted((set(asked) - set(self.sites)) | (set(asked) & self._trained)):
+            raise FedMendError(f"round {r}: expected known sites that have not trained in it yet, got {wrong}")
+        self._trained.update(asked)
         due = r % self._settings.eval_every == 0 and self._evaluated < r
         apart = due and asked != sorted(self.sites)
         metrics = self._evaluate() if apart else {}
@@ -239,6 +245,7 @@ class RunningFederation(Federation):
             self.model, self._first = saved.model, saved.done
             self.memory = self._workflow.Memory(**saved.memory)
             self._log.resume(saved.records, self._first)
+        self._round = self._first
         self._log.start(self._describe())
 
     def _describe(self) -> dict:
@@ -305,6 +312,8 @@ class RunningFederation(Federation):
         on the order then does not depend on who is faster, and the server keeps only the models that came before their
         turn.
         """
+        if not tasks:
+            raise FedMendError(f"{name}: expected at least one site to ask, got none")
         sites, round_num = sorted(tasks), next(iter(tasks.values())).round_num
         needed = needed or max(min(self._settings.min_sites or len(sites), len(sites)), 1)
         results: dict[str, SiteResult] = {}
@@ -319,6 +328,7 @@ class RunningFederation(Federation):
             except FedMendError as e:
                 refused[site] = str(e) if str(e).startswith(site) else f"{site}: {e}"
             else:
+                answer.weights = answer.weights if name == TRAIN else {}
                 results[site] = answer
             while turn and (turn[0] in results or turn[0] in refused):
                 if (ready := turn.popleft()) in results:

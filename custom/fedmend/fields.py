@@ -121,7 +121,7 @@ def hold_back(
             raise FedMendError(f"expected {counted_by} with one count per row of {name}")
         enough = number >= min_count
         told[name] = np.where(enough.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0).astype(rows.dtype)
-        told[counted_by] = np.where(enough, number, 0)
+        told[counted_by] = np.where(enough, number, 0).astype(number.dtype)
         if few := int((~enough & (number > 0)).sum()):
             held[name] = few
     return told, held

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -140,19 +139,20 @@ def run_locally(
     Raises:
         FedMendError: bad input, or a site's result was refused and too few are left.
     """
-    known = {f.name for f in fields(RunSettings)}
-    if unknown := sorted(set(run) - known):
-        raise FedMendError(f"job: expected the settings {sorted(known)} of a run, got also {unknown}")
     records = workspace / RUN_FOLDER / "fedmend"
-    transport = LocalTransport(
-        method,
-        site,
-        {name: config_of(name) for name in sites},
-        models=workspace / RUN_FOLDER / "app_server",
-        threads=threads,
-    )
+    try:
+        chosen = RunSettings(**run)
+        transport = LocalTransport(
+            method,
+            site,
+            {name: config_of(name) for name in sites},
+            models=workspace / RUN_FOLDER / "app_server",
+            threads=threads,
+        )
+    except (TypeError, ValueError) as e:
+        raise FedMendError(f"job: expected settings of a run, got others: {e}") from None
     federation = RunningFederation(
-        RunSettings(**run),
+        chosen,
         workflow,
         transport,
         state_dir=config_of("server").state_dir,

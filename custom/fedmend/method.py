@@ -161,8 +161,11 @@ class LocalMethod:
         return self.ROUND(self, model, task, site)
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
-        """Answers a question without training, with the received global model; may repair labels under
-        ``task.ledger_round``. Default: nothing to tell."""
+        """Answers a question without training, with the received global model. Default: nothing to tell.
+
+        It may repair labels under ``task.ledger_round``, by a rule that training does not use: recording takes back
+        what the same rule recorded from that round on.
+        """
         return {}
 
 

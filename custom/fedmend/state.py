@@ -65,9 +65,8 @@ class StateStore:
             fingerprint: what the rows belong to, e.g. :meth:`LabelTable.fingerprint` of their samples.
         """
         path, about = self._array_files(name, round_num)
-        about.unlink(
-            missing_ok=True
-        )  # an array without it counts for nothing: the two never belong to different rounds
+        # Without its description an array counts as absent, so the two can never be of different rounds.
+        about.unlink(missing_ok=True)
         with write_atomically(path) as temporary, open(temporary, "wb") as stream:
             np.save(stream, array, allow_pickle=False)
         write_text(about, json.dumps({"round": round_num, "fingerprint": fingerprint}))

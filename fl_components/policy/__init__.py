@@ -76,6 +76,7 @@ def policy_files(root: Path) -> dict[Path, str]:
     resources["class_allow_list"] = [*map(_path, method_classes()), *GLUE, *foreign]
     privacy = json.loads((root / PRIVACY).read_text(encoding="utf-8"))
     fields = report_fields()
+    _merged("KNOWLEDGE")
     for scope in privacy["scopes"]:
         for chosen in scope["task_result_filters"]:
             if chosen["path"] == GUARD:

@@ -47,7 +47,9 @@ def parts(client: Mapping, server: Mapping) -> list[Part]:
     """
     executors = [{"id": EXECUTOR, **entry["executor"]} for entry in client.get("executors", [])]
     found = [*executors, *client.get("components", []), *server.get("workflows", []), *server.get("components", [])]
-    return [Part(p["id"], p["path"], p.get("args", {})) for p in found if p["path"].startswith(OURS)]
+    return [
+        Part(p.get("id", ""), p["path"], p.get("args", {})) for p in found if str(p.get("path", "")).startswith(OURS)
+    ]
 
 
 def job_settings(client: Mapping, server: Mapping) -> dict[str, object]:

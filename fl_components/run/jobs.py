@@ -49,11 +49,19 @@ class JobSettings:
         Raises:
             FedMendError: no class of FedMend's methods, or one that does not take these arguments.
         """
+        from fedmend.method import LocalMethod, Workflow
+
         module, _, name = component.path.rpartition(".")
         if not component.path.startswith(METHODS):
             raise FedMendError(f"job {self.name}: expected a class of {METHODS[:-1]}, got {component.path}")
+        wanted = {METHOD: LocalMethod, WORKFLOW: Workflow}[component.id]
         try:
-            return getattr(importlib.import_module(module), name)(**component.args)
+            cls = getattr(importlib.import_module(module), name)
+            if not (isinstance(cls, type) and cls.__module__ == module and issubclass(cls, wanted)):
+                raise FedMendError(
+                    f"job {self.name}: expected a {wanted.__name__} as {component.id}, got {component.path}"
+                )
+            return cls(**component.args)
         except (ImportError, AttributeError):
             raise FedMendError(f"job {self.name}: expected {component.path} in this FedMend, not found") from None
         except (TypeError, ValueError) as e:
@@ -110,11 +118,14 @@ def read_job(job: Path) -> JobSettings:
     name = meta["name"]
     if missing := [part for part in (METHOD, WORKFLOW, CONTROLLER, EXECUTOR) if part not in found]:
         raise FedMendError(f"job {name}: expected a job that trains, found no {missing[0]}; it runs with FLARE alone")
+    sites = {site for place in meta["deploy_map"].values() for site in place} - {"server"}
+    if not sites or "@ALL" in sites:
+        raise FedMendError(f"job {name}: expected named sites in deploy_map, got all that there are; give --sites")
     return JobSettings(
         name=name,
         problem=server.get("problem", ""),
         app=next(iter(configs)).parents[1],
-        sites=tuple(sorted({site for place in meta["deploy_map"].values() for site in place} - {"server"})),
+        sites=tuple(sorted(sites)),
         run=found[CONTROLLER].args,
         site=found[EXECUTOR].args,
         workflow=found[WORKFLOW],

@@ -388,3 +388,18 @@ def test_a_weights_file_starts_at_the_app_folder(tmp_path):
     assert run.moved() == pytest.approx([1.5, 1.5])
     missing = play(tmp_path / "other", plain_answers(BOTH), weights="start.pt", backbone=Loadable)
     assert missing.stopped == "job variable weights: expected a local file, not found"
+
+
+@pytest.mark.parametrize("again", [["site-1"], ["site-9"]], ids=["trained already", "unknown"])
+def test_a_site_that_is_unknown_or_has_trained_in_the_round_is_not_asked(tmp_path, again):
+    def step(fed, r):
+        fed.train("train", sites=["site-1"])
+        fed.train("train", sites=again)
+
+    run = Run(tmp_path, Script(in_rounds(step)), THREE, plain_answers(THREE))
+    assert run.stopped == f"round 0: expected known sites that have not trained in it yet, got {again}"
+
+
+def test_a_question_to_nobody_stops_the_run(tmp_path):
+    run = Run(tmp_path, Script(in_rounds(lambda fed, r: fed.train("train", sites=[]))), THREE, plain_answers(THREE))
+    assert run.stopped.endswith("expected at least one site to ask, got none")

@@ -37,7 +37,7 @@ needs no prototypes and saves its second inference.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -54,6 +54,7 @@ from fedmend.training import infer
 
 WARMUP, PROTOTYPE, DETECT = "warmup", "prototype", "detect"
 RULE = "fedmlp.missing_label_detection"
+AVERAGE = "a class that one site alone knows has that site's value"
 DEGREE = Field(
     ("C",), "float32", 0, 1, "share of training samples of which the model is sure (Eq. 10)", "one number per class"
 )
@@ -71,7 +72,10 @@ FIELDS: Mapping[str, Field] = {
     "prototype_counts": Field(("2C",), "int64", 0, UNBOUNDED, "samples behind each prototype", "counts per class"),
     "learning_degree": DEGREE,
 }
-KNOWLEDGE: Mapping[str, Field] = {"prototypes": PROTOTYPES, "learning_degree": DEGREE}
+KNOWLEDGE: Mapping[str, Field] = {
+    "prototypes": replace(PROTOTYPES, meaning="average prototypes (Eq. 6)", risk=AVERAGE, counted_by=""),
+    "learning_degree": replace(DEGREE, meaning="average learning degrees (Eq. 10)", risk=AVERAGE),
+}
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------

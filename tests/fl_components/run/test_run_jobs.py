@@ -108,3 +108,18 @@ def test_the_jobs_of_a_folder_are_listed_by_name(job, tmp_path):
     write_job(tmp_path / "another")
     (tmp_path / "variants").mkdir()
     assert [j.name for j in all_jobs(tmp_path)] == ["another", "job"]
+
+
+@pytest.mark.parametrize("name", ["moon.set_weights", "fixmatch.PseudoLabelMethod", "baselines.FedAvgWorkflow"])
+def test_what_is_no_method_of_its_module_is_not_called(job, name):
+    path = f"fedmend.methods.{name}"
+    with refused(f"job job: expected a LocalMethod as method, got {path}"):
+        build(job, path)
+
+
+def test_a_job_for_all_sites_that_there_are_does_not_say_which_to_play(tmp_path):
+    job = write_job(tmp_path / "open")
+    meta = json.loads((job / "meta.json").read_text())
+    (job / "meta.json").write_text(json.dumps({**meta, "deploy_map": {"app": ["@ALL"]}}))
+    with refused("job open: expected named sites in deploy_map, got all that there are; give --sites"):
+        read_job(job)

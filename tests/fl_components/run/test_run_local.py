@@ -12,7 +12,11 @@ METHOD = {
     "path": "fedmend.methods.fixmatch.FixMatch",
     "args": {"local_iterations": 3, "tau_positive": 0.9, "tau_negative": 0.1},
 }
-WORKFLOW = {"id": "workflow", "path": "fedmend.methods.fixmatch.FixMatch", "args": {"local_iterations": 4}}
+WORKFLOW = {
+    "id": "workflow",
+    "path": "fedmend.methods.labelsets.LabelSetWorkflow",
+    "args": {"aggregation": "masked"},
+}
 
 
 class Run:
