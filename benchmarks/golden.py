@@ -172,7 +172,9 @@ def record(args: argparse.Namespace) -> int:
 
         def work(name: str) -> tuple[str, dict]:
             job, _, row = name.partition("/")
-            return name, one_run(args.checkout.resolve(), job, row, local=args.local, cache=cache.resolve())
+            return name, one_run(
+                args.checkout.resolve(), job, row, local=args.local and job != "label_audit", cache=cache.resolve()
+            )
 
         for number, task in enumerate(as_completed([pool.submit(work, name) for name in chosen]), 1):
             name, result = task.result()

@@ -89,7 +89,7 @@ def test_a_repeated_round_finds_what_the_round_before_it_left(tmp_path):
     assert store.last_turn("moments", before=3) == (2, torch.tensor(20.0))
     assert StateStore(tmp_path).last_turn("moments", before=2) == (1, torch.tensor(10.0))  # round 2 is repeated
     assert store.last_turn("moments", before=1) is None  # what round 0 left has made room for round 2
-    assert names(tmp_path) == ["moments-0.pt", "moments-1.pt"]
+    assert names(tmp_path) == ["moments-1.pt", "moments-2.pt"]
 
 
 def test_the_newest_turn_is_found_over_a_gap_of_rounds(tmp_path):
@@ -128,7 +128,7 @@ def test_an_array_comes_back_as_a_read_only_memory_map(tmp_path):
     assert isinstance(array, np.memmap)
     assert (array.dtype, array.tolist()) == (np.float32, (ROWS + 2).tolist())
     assert not array.flags.writeable
-    assert names(tmp_path) == ["scores-0.npy", "scores-0.npy.json", "scores-1.npy", "scores-1.npy.json"]
+    assert names(tmp_path) == ["scores-1.npy", "scores-1.npy.json", "scores-2.npy", "scores-2.npy.json"]
 
 
 def test_a_repeated_round_finds_the_array_of_the_round_before_it(tmp_path):
@@ -149,7 +149,7 @@ def test_an_array_of_other_samples_is_none(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"no array", "cut", None])
 def test_a_damaged_array_is_none(tmp_path, content):
     store = filled(tmp_path)
-    file = tmp_path / "scores-0.npy"
+    file = tmp_path / "scores-2.npy"
     if content is None:
         file.unlink()
     else:
@@ -165,7 +165,7 @@ def test_an_array_that_was_not_finished_leaves_the_one_before_it(tmp_path, monke
             patched.setattr(f"fedmend.state.{step}", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 store.save_array("scores", 4, ROWS, fingerprint="mine")
-        assert store.last_array("scores", before=5, fingerprint="mine").tolist() == (ROWS + 1).tolist()
+        assert store.last_array("scores", before=5, fingerprint="mine").tolist() == (ROWS + 2).tolist()
     store.save_array("scores", 4, ROWS, fingerprint="mine")
     assert store.last_array("scores", before=5, fingerprint="mine").tolist() == ROWS.tolist()
 
@@ -173,7 +173,7 @@ def test_an_array_that_was_not_finished_leaves_the_one_before_it(tmp_path, monke
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"round": 2}'])
 def test_an_array_whose_round_is_not_known_does_not_count(tmp_path, content):
     store = filled(tmp_path)
-    (tmp_path / "scores-0.npy.json").write_text(content)
+    (tmp_path / "scores-2.npy.json").write_text(content)
     assert store.last_array("scores", before=3, fingerprint="mine").tolist() == (ROWS + 1).tolist()
 
 
@@ -187,3 +187,12 @@ def test_an_open_array_is_not_changed_by_a_later_round(tmp_path):
 def test_objects_are_no_array(tmp_path):
     with pytest.raises(ValueError, match="allow_pickle"):
         StateStore(tmp_path).save_array("scores", 0, np.array([{}]), fingerprint="mine")
+
+
+def test_a_site_that_misses_rounds_still_finds_what_it_left_before_a_repeated_one(tmp_path):
+    store = StateStore(tmp_path)
+    for round_num in (3, 5):  # both odd
+        store.save_turn("moments", round_num, round_num)
+        store.save_array("scores", round_num, ROWS * round_num, fingerprint="mine")
+    assert store.last_turn("moments", before=5) == (3, 3)
+    assert store.last_array("scores", before=5, fingerprint="mine").tolist() == (ROWS * 3).tolist()

@@ -217,7 +217,7 @@ def test_two_files_are_kept(site_of, tmp_path):
     site = site_of(MULTI, classes=2)
     for r in range(5):
         finished(Moon(local_iterations=1), Says(RECEIVED), r, site)
-    assert sorted(f.name for f in tmp_path.rglob("*.pt")) == ["moon-0.pt", "moon-1.pt"]
+    assert sorted(f.name for f in tmp_path.rglob("*.pt")) == ["moon-3.pt", "moon-4.pt"]
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
