@@ -55,9 +55,7 @@ from fedmend.training import infer
 WARMUP, PROTOTYPE, DETECT = "warmup", "prototype", "detect"
 RULE = "fedmlp.missing_label_detection"
 AVERAGE = "a class that one site alone knows has that site's value"
-DEGREE = Field(
-    ("C",), "float32", 0, 1, "share of training samples of which the model is sure (Eq. 10)", "one number per class"
-)
+DEGREE = Field(("C",), "float32", 0, 1, "share of samples of which the model is sure (Eq. 10)", "one number per class")
 PROTOTYPES = Field(
     ("2C", "F"),
     "float32",
