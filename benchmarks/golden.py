@@ -3,8 +3,8 @@
 ``python benchmarks/golden.py record OUT.json`` runs each job in FLARE's simulator with a phantom that tests plumbing,
 not learning, and writes, run by run, ``metrics.jsonl`` without seconds, ``repairs.jsonl``, a hash of the final model
 and one of every ledger. ``--checkout DIR`` runs the code of another checkout, ``--local`` runs without FLARE where
-the checkout can. 25 to 40 minutes on two cores with FLARE, three without. ``python benchmarks/golden.py compare
-ONE.json OTHER.json`` prints a line per run and exits with 1 when any differs.
+the checkout can. About 45 minutes on two cores with FLARE, 15 without. ``python benchmarks/golden.py compare ONE.json
+OTHER.json`` prints a line per run and exits with 1 when any differs.
 """
 
 import argparse
