@@ -14,7 +14,14 @@ from simulation import lines, metrics_without_seconds, records, run
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent / "new_method"
 COPIED = ("custom", "fl_components", "jobs", "provisioning", "simulator_workspace/local")
-SMALL = ["image_size=32", "batch_size=8", "phantom.images=360", "phantom.sites=3", "phantom.annotated_per_site=3"]
+SMALL = [
+    "network=resnet_narrow",
+    "image_size=32",
+    "batch_size=8",
+    "phantom.images=360",
+    "phantom.sites=3",
+    "phantom.annotated_per_site=3",
+]
 VARIANT = {
     "about": "a toy",
     "components": {
