@@ -43,8 +43,8 @@ def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, go
     Args:
         results: site → valid answer, in sorted order; at least one.
         classes: C class names.
-        goes_on: an earlier job of the run has learnt every class once; its rounds name the classes whose annotators are
-            gone.
+        goes_on: an earlier job of the run has learnt every class once, so a class without annotator stops nothing; each
+            round names it.
 
     Raises:
         FedMendError: different kinds of labels, or a class that no site annotates.

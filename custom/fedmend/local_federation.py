@@ -2,8 +2,8 @@
 
 Every site answers through the code that runs in FLARE's site process (:class:`fedmend.site_worker.SiteWorker`), and
 what it answers loses the same rows to ``min_count`` as in the site's ReportGuard. Sites run side by side in threads;
-each has its own model and its own random numbers, and models are averaged in the order of site names, so neither
-threads nor speed show.
+each has its own model and its own random numbers, and models are averaged in the order of site names, so the
+result depends on neither threads nor speed.
 """
 
 import os

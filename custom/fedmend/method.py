@@ -245,7 +245,7 @@ class Federation(ABC):
         """The rounds that are still to be done; after each, model and memory are saved.
 
         Args:
-            total: number of all rounds where the census decides it; None: the job's.
+            total: all rounds, where the census decides how many; None: the job's.
         """
 
     @abstractmethod

@@ -103,8 +103,7 @@ def check_result(result: SiteResult, expected: Expected) -> None:
 
     Raises:
         FedMendError: the site's own error sentence, or what is wrong: round, sample count, number of classes, a report
-        field,
-            tensor name, shape, dtype, NaN.
+            field, tensor name, shape, dtype, NaN.
     """
     where = f"{result.site}: result of round {expected.round_num}"
     if result.error:

@@ -89,7 +89,7 @@ class Kind(ABC):
         """(C,) int64: training samples with each class."""
 
     def census_extras(self, card: SiteCard) -> Mapping[str, np.ndarray]:
-        """What the card tells the server beyond annotated classes and sample counts; nothing."""
+        """What the card tells the server beyond annotated classes and sample counts; by default nothing."""
         return {}
 
     @abstractmethod
