@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,9 @@ def run_locally(
     Raises:
         FedMendError: bad input, or a site's result was refused and too few are left.
     """
+    known = {f.name for f in fields(RunSettings)}
+    if unknown := sorted(set(run) - known):
+        raise FedMendError(f"job: expected the settings {sorted(known)} of a run, got also {unknown}")
     records = workspace / RUN_FOLDER / "fedmend"
     try:
         chosen = RunSettings(**run)
