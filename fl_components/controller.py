@@ -23,12 +23,11 @@ from fedmend.method import Workflow
 from fedmend.results import CENSUS, SiteResult
 from fedmend.transport import Question, Transport
 from fl_components.console import quiet_console
-from fl_components.run.arguments import job_settings
+from fl_components.run.arguments import WORKFLOW, job_settings
 from fl_components.wire import pack_task, unpack_result
 from fl_components.workspace import load_site_config
 
 LOG = logging.getLogger("fedmend.run")
-WORKFLOW = "workflow"  # id of the component
 RESULTS_FOLDER = "fedmend"
 POLL = 0.1  # seconds
 
@@ -37,38 +36,12 @@ class WorkflowController(ModelController):
     """Runs the workflow that stands under the id ``workflow`` in the server's configuration.
 
     Args:
-        (all): fields of :class:`fedmend.federation.RunSettings`.
+        settings: fields of :class:`fedmend.federation.RunSettings`.
     """
 
-    def __init__(
-        self,
-        *,
-        run_name: str,
-        classes: list[str],
-        network: str,
-        num_rounds: int,
-        seed: int = 0,
-        weights: str = "",
-        min_sites: int = 0,
-        round_timeout: int = 0,
-        grace_period: int = 0,
-        eval_every: int = 1,
-        method: str = "",
-    ):
+    def __init__(self, **settings):
         super().__init__(ignore_result_error=True, task_check_period=0.1)
-        self.settings = RunSettings(
-            run_name=run_name,
-            classes=classes,
-            network=network,
-            num_rounds=num_rounds,
-            seed=seed,
-            weights=weights,
-            min_sites=min_sites,
-            round_timeout=round_timeout,
-            grace_period=grace_period,
-            eval_every=eval_every,
-            method=method,
-        )
+        self.settings = RunSettings(**settings)
 
     def run(self) -> None:
         """Does the rounds; bad input ends the job with its sentence alone."""

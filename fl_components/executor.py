@@ -14,10 +14,9 @@ from fedmend.results import LONGEST_ERROR, QUESTIONS, SiteResult
 from fedmend.site_worker import SiteWorker
 from fedmend.training import Stopped
 from fl_components.console import quiet_console
+from fl_components.run.arguments import METHOD
 from fl_components.wire import pack_result, unpack_task
 from fl_components.workspace import load_site_config
-
-METHOD = "method"  # id of the component
 
 
 class MethodExecutor(Executor):
@@ -25,36 +24,12 @@ class MethodExecutor(Executor):
     that stands under the id ``method`` in the client configuration.
 
     Args:
-        (all): as of :class:`fedmend.site_worker.SiteWorker`.
+        settings: arguments of :class:`fedmend.site_worker.SiteWorker`.
     """
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        batch_size: int,
-        learning_rate: float,
-        learning_rate_decay: float = 1.0,
-        weight_decay: float = 5e-4,
-        local_epochs: int = 1,
-        second_momentum: float = 0.999,
-        keep_moments: bool = False,
-        all_labels: bool = False,
-        phantom: dict | None = None,
-    ):
+    def __init__(self, **settings):
         super().__init__()
-        self._worker = SiteWorker(
-            image_size=image_size,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            learning_rate_decay=learning_rate_decay,
-            weight_decay=weight_decay,
-            local_epochs=local_epochs,
-            second_momentum=second_momentum,
-            keep_moments=keep_moments,
-            all_labels=all_labels,
-            phantom=phantom,
-        )
+        self._worker = SiteWorker(**settings)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Looks the method up when the run starts."""

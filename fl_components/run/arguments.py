@@ -9,7 +9,9 @@ from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import phantom_spec
 
 OURS = ("fedmend.", "fl_components.")  # arguments of FLARE's own components are wiring, not settings
+METHOD, WORKFLOW, CONTROLLER = "method", "workflow", "rounds"  # ids of components in every job that trains
 EXECUTOR = "executor"  # FLARE gives executors no id
+METHODS = "fedmend.methods."  # importing runs code: nothing else that a job names is imported without FLARE's check
 KINDS = {  # of an argument's value: what it is called, which values may take its place
     bool: ("true or false", {bool}),
     int: ("a whole number", {int}),

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.run.arguments import Part, assign, job_settings, parts
+from fl_components.run.arguments import (
+    CONTROLLER,
+    EXECUTOR,
+    METHOD,
+    METHODS,
+    WORKFLOW,
+    Part,
+    assign,
+    job_settings,
+    parts,
+)
 from fl_components.run.variants import Variant, apply, choose, variants_of
-
-__all__ = ["JobSettings", "all_jobs", "configure_job", "job_settings", "job_variants", "read_job"]
-
-METHOD, WORKFLOW, CONTROLLER, EXECUTOR = "method", "workflow", "rounds", "executor"
-METHODS = "fedmend.methods."  # importing runs code: nothing else that a job names is imported without FLARE's check
 
 
 @dataclass(frozen=True)

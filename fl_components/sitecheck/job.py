@@ -9,9 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-
-METHODS = "fedmend.methods."
-METHOD = "method"  # id of the component that is the job's method
+from fl_components.run.arguments import METHOD, METHODS
 
 
 @dataclass(frozen=True, kw_only=True)
