@@ -21,7 +21,7 @@ from fl_components.run.jobs import configure_job
 
 POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
 RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
-GRACE = 60.0  # seconds between the results and the end of the simulator
+GRACE = 60.0  # seconds between the end of a run and that of the simulator
 
 
 def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
@@ -99,11 +99,10 @@ def simulate(
             str(threads),
         ]
         log = workspace.with_name(workspace.name + ".log")
+        records, server_log = workspace / RUN_FOLDER, workspace / "server" / "log.txt"
         with open(log if quiet else os.devnull, "w") as output:
             streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
-            code = _run_simulator(command, workspace / RUN_FOLDER / "results.json", **streams)
-    records = workspace / RUN_FOLDER
-    server_log = workspace / "server" / "log.txt"
+            code = _run_simulator(command, records / "results.json", server_log, **streams)
     refused = refused_results(records)
     if code or refused or not (records / "results.json").is_file():
         reasons = refused[:1] or _stopped(server_log)[-1:] or [f"see {log if quiet else server_log}"]
@@ -111,10 +110,11 @@ def simulate(
     return json.loads((records / "results.json").read_text())
 
 
-def _run_simulator(command: Sequence[str], results: Path, **streams) -> int:
+def _run_simulator(command: Sequence[str], results: Path, server_log: Path, **streams) -> int:
     """Exit code of the simulator. Where a site's process starts while the server stops, FLARE 2.9 waits for it
-    forever: a simulator that has written its results is stopped after ``GRACE``."""
-    results.unlink(missing_ok=True)
+    forever: a simulator that has written its results, or said why the run stopped, is stopped after ``GRACE``."""
+    for earlier in (results, server_log):
+        earlier.unlink(missing_ok=True)
     process = subprocess.Popen(command, **streams)
     end = float("inf")
     try:
@@ -122,7 +122,7 @@ def _run_simulator(command: Sequence[str], results: Path, **streams) -> int:
             try:
                 return process.wait(1)
             except subprocess.TimeoutExpired:
-                if end == float("inf") and results.is_file():
+                if end == float("inf") and (results.is_file() or _stopped(server_log)):
                     end = time.monotonic() + GRACE
         return 0
     finally:

@@ -108,7 +108,7 @@ class Simulator:
     def __init__(self, *, code=0, results=True, decisions=(), log=""):
         self.code, self.results, self.decisions, self.log = code, results, decisions, log
 
-    def __call__(self, command, results, **streams):
+    def __call__(self, command, results, server_log, **streams):
         self.command, self.streams = command, streams
         self.job = configs(Path(command[command.index("simulator") + 1]))
         records = Path(command[command.index("-w") + 1]) / "server" / "simulate_job" / "fedmend"
@@ -178,15 +178,16 @@ def test_a_run_that_the_server_stopped_fails_with_its_last_sentence(play, quiet)
         play(Simulator(code=2, results=False, log=log), quiet=quiet)
 
 
-WRITES = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(float(sys.argv[2])); sys.exit(3)"
+WRITES = "import sys, time; open(sys.argv[1], 'w').write(sys.argv[2]); time.sleep(float(sys.argv[3])); sys.exit(3)"
 
 
 @pytest.mark.parametrize(("sleeps", "code"), [(600, 0), (0, 3)])
-def test_a_simulator_that_does_not_end_after_its_results_is_stopped(tmp_path, monkeypatch, sleeps, code):
+@pytest.mark.parametrize(("name", "text"), [("results.json", "{}"), ("log.txt", "ERROR run stopped: site-1: no data")])
+def test_a_simulator_that_does_not_end_after_its_run_is_stopped(tmp_path, monkeypatch, name, text, sleeps, code):
     monkeypatch.setattr(simulate, "GRACE", 0.0)
-    results = tmp_path / "results.json"
-    assert simulate._run_simulator([sys.executable, "-c", WRITES, str(results), str(sleeps)], results) == code
-    assert results.is_file()
+    command = [sys.executable, "-c", WRITES, str(tmp_path / name), text, str(sleeps)]
+    assert simulate._run_simulator(command, tmp_path / "results.json", tmp_path / "log.txt") == code
+    assert (tmp_path / name).is_file()
 
 
 def test_an_interrupted_simulator_is_stopped_with_its_children(tmp_path, monkeypatch):
@@ -203,7 +204,7 @@ def test_an_interrupted_simulator_is_stopped_with_its_children(tmp_path, monkeyp
 
     monkeypatch.setattr(simulate.subprocess, "Popen", Popen)
     with pytest.raises(KeyboardInterrupt):
-        simulate._run_simulator([sys.executable, "-c", "import time; time.sleep(600)"], results)
+        simulate._run_simulator([sys.executable, "-c", "import time; time.sleep(600)"], results, tmp_path / "log.txt")
     assert started[0].poll() == -9
 
 
