@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import uuid
+from hashlib import sha256
 
 import psutil
 import torch
@@ -119,10 +120,20 @@ def ledger(workspace, site):
     return read_history(file)
 
 
-def without_time(workspace, name):
-    """Lines of a file of the records, without the time at which they were written."""
-    return [{k: v for k, v in line.items() if k != "time"} for line in lines(workspace, name)]
-
-
 def metrics_without_seconds(workspace):
     return re.sub(r', "seconds": [0-9.]+', "", (records(workspace) / "metrics.jsonl").read_text())
+
+
+def outcome(workspace, sites):
+    """All that a run leaves, without the time at which it was written: equal for equal runs, to the last digit."""
+    told = json.loads((records(workspace) / "run.json").read_text())
+    assert told.pop("started")
+    return {
+        "metrics": metrics_without_seconds(workspace),
+        "repairs": lines(workspace, "repairs.jsonl"),
+        "decisions": [{k: v for k, v in d.items() if k != "time"} for d in lines(workspace, "decisions.jsonl")],
+        "model": {name: sha256(value.numpy().tobytes()).hexdigest() for name, value in global_model(workspace).items()},
+        "ledgers": {site: ledger(workspace, site) for site in sites},
+        "run": told,
+        "files": {file.name for file in records(workspace).iterdir()},
+    }

@@ -1,12 +1,16 @@
 """FedLSM in FLARE's real simulator, with a phantom so small that only plumbing is tested, not learning."""
 
 import pytest
-import torch
-from factories import ROOT
-from simulation import fedmend, global_model, lines, metrics_without_seconds, records
+from forgetful import run_here
+from simulation import LOCAL, SMALL, lines, outcome, records
 
 pytestmark = pytest.mark.slow
 SITES = ["site-1", "site-2", "site-3"]
+MOON = [
+    *("num_rounds=2", "image_size=32", "batch_size=8", "local_iterations=2", "learning_rate=0.001"),
+    *("phantom.images=600", "phantom.sites=3", "phantom.pixels=32", "phantom.protocol=fedmlp"),
+    *(f'{part}=["Effusion","Infiltration","Atelectasis"]' for part in ("phantom.classes", "classes")),
+]
 
 
 def test_sites_measure_uncertainty_and_tell_what_they_know_of_each_class(fedlsm):
@@ -23,24 +27,20 @@ def test_sites_measure_uncertainty_and_tell_what_they_know_of_each_class(fedlsm)
     assert (records(workspace) / "macro.csv").is_file()
 
 
-def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_model(fedlsm):
-    (two, _), (three, _) = fedlsm(2), fedlsm(3)  # with fewer threads than sites, Adam's moments come from disk
-    assert metrics_without_seconds(two) == metrics_without_seconds(three)
-    weights = global_model(two)
-    assert all(torch.equal(value, weights[name]) for name, value in global_model(three).items())
+def test_without_flare_a_run_is_that_of_the_simulator(fedlsm):
+    assert outcome(fedlsm(LOCAL)[0], SITES) == outcome(fedlsm(3)[0], SITES)
+
+
+def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_run(fedlsm, tmp_path):
+    settings = SMALL["fedlsm_isic2018"]
+    forgetful = run_here("fedlsm_isic2018", tmp_path / "run", sites=3, settings=settings, forgetful=True)
+    assert outcome(forgetful, SITES) == outcome(fedlsm(LOCAL)[0], SITES)  # Adam's moments come from disk
 
 
 def test_a_baseline_with_a_model_of_the_round_before_does_not_need_its_process(tmp_path):
-    small = ["num_rounds=2", "image_size=32", "batch_size=8", "local_iterations=2", "learning_rate=0.001"]
-    small += ["phantom.images=600", "phantom.sites=3", "phantom.pixels=32", "phantom.protocol=fedmlp"]
-    small += [
-        'phantom.classes=["Effusion","Infiltration","Atelectasis"]',
-        'classes=["Effusion","Infiltration","Atelectasis"]',
-    ]
-    models = []
-    for threads in (1, 3):
-        words = ["--variant", "moon_masked", "--workspace", tmp_path / str(threads), "--threads", threads, "--sites", 3]
-        code, out = fedmend("simulate", ROOT / "jobs" / "fedlsm_cxr14", *words, "--set", *small, home=tmp_path)
-        assert code == 0, out
-        models.append(global_model(tmp_path / str(threads)))
-    assert all(torch.equal(value, models[0][name]) for name, value in models[1].items())
+    options = {"sites": 3, "settings": MOON, "variants": ["moon_masked"]}
+    usual, forgetful = (
+        run_here("fedlsm_cxr14", tmp_path / str(each_time), forgetful=each_time, **options)
+        for each_time in (False, True)
+    )
+    assert outcome(forgetful, SITES) == outcome(usual, SITES)

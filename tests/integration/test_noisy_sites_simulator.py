@@ -3,8 +3,8 @@
 import json
 
 import pytest
-import torch
-from simulation import global_model, lines, metrics_without_seconds, records, without_time
+from forgetful import run_here
+from simulation import LOCAL, SMALL, lines, outcome, records
 
 pytestmark = pytest.mark.slow
 SITES = [f"site-{i}" for i in range(1, 5)]
@@ -35,9 +35,11 @@ def test_noisy_sites_are_found_and_weighted_down_and_the_report_says_so(fednoro)
     assert all(f'<section id="{name}">' in page for name in ("confusion", "noisy-sites"))
 
 
-def test_the_results_do_not_depend_on_how_many_sites_run_at_once(fednoro):
-    (two, _), (four, _) = fednoro(2), fednoro(4)
-    assert metrics_without_seconds(two) == metrics_without_seconds(four)
-    assert without_time(two, "decisions.jsonl") == without_time(four, "decisions.jsonl")
-    weights = global_model(two)
-    assert all(torch.equal(value, weights[name]) for name, value in global_model(four).items())
+def test_without_flare_a_run_is_that_of_the_simulator(fednoro):
+    assert outcome(fednoro(LOCAL)[0], SITES) == outcome(fednoro(4)[0], SITES)
+
+
+def test_a_site_whose_every_task_is_a_new_process_ends_with_the_same_run(fednoro, tmp_path):
+    settings = SMALL["fednoro_isic2019"]
+    forgetful = run_here("fednoro_isic2019", tmp_path / "run", sites=4, settings=settings, forgetful=True)
+    assert outcome(forgetful, SITES) == outcome(fednoro(LOCAL)[0], SITES)

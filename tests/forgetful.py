@@ -1,0 +1,59 @@
+"""Runs without FLARE in which every task of a site is a new process, as it may be in FLARE."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from unittest import mock
+
+import torch
+from factories import ROOT
+
+from fedmend.site_worker import SiteWorker
+from fl_components.run.arguments import parse_assignments
+from fl_components.run.local import run_local
+
+FORK_SERVER = multiprocessing.get_context("forkserver")
+IMPORTED = [  # what takes seconds and is the same in every process
+    *("fedmend.site_worker", "monai.networks.nets", "torchvision.models", "torch._dynamo", "nibabel"),
+]
+
+
+class ForgetfulSite:
+    """A SiteWorker whose every answer is given by a process of its own."""
+
+    def __init__(self, **settings):
+        self._worker = SiteWorker(**settings)
+        FORK_SERVER.set_forkserver_preload(IMPORTED)
+
+    @property
+    def method(self):
+        return self._worker.method
+
+    @method.setter
+    def method(self, method):
+        self._worker.method = method
+
+    def answer(self, *words, stop, **options):
+        with ProcessPoolExecutor(1, mp_context=FORK_SERVER) as pool:
+            return pool.submit(self._worker.answer, *words, **options).result()
+
+
+def run_here(job, workspace, *, sites, settings, variants=(), forgetful=False):
+    """A run on one thread in this process; returns its workspace."""
+    worker = ForgetfulSite if forgetful else SiteWorker
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the last digit depends on it
+    try:
+        with mock.patch("fedmend.local_federation.SiteWorker", worker):
+            run_local(
+                ROOT / "jobs" / job,
+                workspace,
+                threads=2,
+                variables=parse_assignments(settings),
+                variants=variants,
+                sites=sites,
+                site_settings={"threads": 1},
+                quiet=True,
+            )
+    finally:
+        torch.set_num_threads(before)
+    return workspace
