@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import make_model_learnable
@@ -19,11 +21,12 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from fedmend.errors import FedMendError
 from fedmend.federation import RunningFederation, RunSettings
+from fedmend.fingerprint import SUBMITTER
 from fedmend.method import Workflow
 from fedmend.results import CENSUS, SiteResult
 from fedmend.transport import Question, Transport
 from fl_components.console import quiet_console
-from fl_components.run.arguments import WORKFLOW, job_settings
+from fl_components.run.arguments import WORKFLOW, job_settings, parts
 from fl_components.wire import pack_task, unpack_result
 from fl_components.workspace import load_site_config
 
@@ -58,7 +61,8 @@ class WorkflowController(ModelController):
                 state_dir=load_site_config(self.fl_ctx).state_dir,
                 folder=Path(self.get_run_dir()) / RESULTS_FOLDER,
                 app_dir=Path(self.get_app_dir()),
-                described=self._described(),
+                described=job_settings(*self._configs()),
+                made_by=self._made_by(),
             )
             try:
                 federation.run()
@@ -68,14 +72,20 @@ class WorkflowController(ModelController):
             LOG.error("%srun stopped: %s", mark, e)
             self.panic(str(e))
 
-    def _described(self) -> dict[str, object]:
-        """All settings of the job that the server can see."""
+    def _configs(self) -> list[dict]:
+        """Both configurations of the job, as far as the server can see them."""
         folder = Path(self.get_app_dir()) / "config"
-        found = [
+        return [
             json.loads(file.read_text()) if (file := folder / f"config_fed_{side}.json").is_file() else {}
             for side in ("client", "server")
         ]
-        return job_settings(*found)
+
+    def _made_by(self) -> dict[str, str]:
+        """Classes of the job's components, and the person who submitted it; FLARE took the name from the
+        certificate."""
+        meta = self.fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        classes = {f"{part.id}.class": part.path for part in parts(*self._configs())}
+        return {**classes, SUBMITTER: meta.get(JobMetaKey.SUBMITTER_NAME.value, "")}
 
 
 class FlareTransport(Transport):
@@ -95,14 +105,14 @@ class FlareTransport(Transport):
     def exchange(
         self, question: Question, receive: Callable[[str, SiteResult | FedMendError], None], enough: Callable[[], bool]
     ) -> None:
-        """One message per role, all at the same time, as no site may learn the role of another."""
+        """One message per role and mark of a ledger, all at the same time, as no site may learn those of another."""
         cleanup_memory()  # FLARE leaves models in reference cycles, and its threads would keep what was freed
         controller, settings = self._controller, self._controller.settings
         replies: deque[FLModel] = deque()  # filled by FLARE's threads
-        by_role: dict[str, list[str]] = {}
+        alike: dict[tuple[str, str], list[str]] = {}
         for site, task in question.tasks.items():
-            by_role.setdefault(task.role, []).append(site)
-        for _, sites in sorted(by_role.items()):
+            alike.setdefault((task.role, task.ledger_mark), []).append(site)
+        for _, sites in sorted(alike.items()):
             task = question.tasks[sites[0]]
             controller.broadcast_model(
                 task_name=question.name,

@@ -7,6 +7,9 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 
+from fedmend.files import write_atomically
+from fedmend.state import torch_bytes
+
 ENVIRONMENT = "config/environment.json"
 
 
@@ -19,6 +22,11 @@ class ModelFilePersistor(PTFileModelPersistor):
 
     def __init__(self):
         super().__init__()
+
+    def save_model_file(self, save_path: str) -> None:
+        """As FLARE, but a full disk is an OSError, which ends the run with one sentence."""
+        with write_atomically(Path(save_path)) as temporary:
+            temporary.write_bytes(torch_bytes(self.persistence_manager.to_persistence_dict()))
 
     def handle_event(self, event: str, fl_ctx: FLContext) -> None:
         """Refuses a job whose environment file would choose other folders; otherwise as FLARE."""

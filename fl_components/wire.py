@@ -14,7 +14,7 @@ from fedmend.data.site import EVALUATION_SPLITS
 from fedmend.errors import FedMendError
 from fedmend.kinds import KINDS
 from fedmend.method import RoundTask
-from fedmend.results import LONGEST_ERROR, TRAIN, RunSpec, SiteResult
+from fedmend.results import LONGEST_ERROR, MARK, TRAIN, RunSpec, SiteResult
 
 KEY = "fedmend"
 REPORT = "report"
@@ -30,6 +30,7 @@ def pack_task(weights: Mapping[str, np.ndarray], task: RoundTask, run: RunSpec, 
     """Server → site."""
     card = {"run_name": run.run_name, "classes": list(run.classes), "network": run.network, "seed": run.seed}
     order = {"stage": task.stage, "knowledge": dict(task.knowledge), "role": task.role, "evaluate": evaluate}
+    order["ledger_mark"] = task.ledger_mark
     body = {"params": dict(weights), "params_type": ParamsType.FULL} if weights else {"metrics": dict(NO_WEIGHTS)}
     return FLModel(
         **body, current_round=task.round_num, total_rounds=task.total_rounds, meta={KEY: {"run": card, "task": order}}
@@ -55,6 +56,8 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
             word = order[name]
             if not (isinstance(word, str) and word.isprintable() and len(word) <= LONGEST_WORD):
                 raise ValueError(name)
+        if not MARK.fullmatch(order["ledger_mark"]):
+            raise ValueError("ledger_mark")
         run = RunSpec(card["run_name"], tuple(card["classes"]), card["network"], int(card["seed"]))
         task = RoundTask(
             order["stage"],
@@ -64,6 +67,7 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
             order["role"],
             run.seed,
             training=question == TRAIN,
+            ledger_mark=order["ledger_mark"],
         )
         return dict(model.params or {}), task, run, bool(order["evaluate"])
     except (KeyError, TypeError, ValueError) as e:
@@ -80,6 +84,7 @@ def pack_result(result: SiteResult) -> FLModel:
         "repairs": dict(result.repairs),
         "census": dict(result.census),
         "loss": result.loss,
+        "ledger_mark": result.ledger_mark,
         "error": result.error,
     }
     body = (
@@ -124,11 +129,13 @@ def parse_content(content, site: str) -> SiteResult:
         if not condition:
             raise FedMendError(f"{site}: result, {part}: expected {expected}, got something else")
 
-    known = {"round", "samples", REPORT, "counts", "repairs", "census", "loss", "error"}
+    known = {"round", "samples", REPORT, "counts", "repairs", "census", "loss", "ledger_mark", "error"}
     need(isinstance(content, Mapping) and set(content) == known, "fields", f"{sorted(known)}")
     for name in ("round", "samples"):
         need(type(content[name]) is int and content[name] >= 0, name, "a whole number >= 0")
     need(type(content["loss"]) is float and math.isfinite(content["loss"]), "loss", "a finite number")
+    mark = content["ledger_mark"]
+    need(type(mark) is str and MARK.fullmatch(mark) is not None, "ledger_mark", "32 hexadecimal digits or none")
     error = content["error"]
     need(type(error) is str and len(error) <= LONGEST_ERROR and error.isprintable(), "error", "a sentence")
     for part, dtypes in ((REPORT, "biuf"), ("counts", "iu"), ("repairs", "iu")):
@@ -155,6 +162,7 @@ def parse_content(content, site: str) -> SiteResult:
         samples=content["samples"],
         **{part: dict(content[part]) for part in (REPORT, "counts", "repairs", "census")},
         loss=content["loss"],
+        ledger_mark=content["ledger_mark"],
         error=content["error"],
     )
 

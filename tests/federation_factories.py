@@ -102,6 +102,8 @@ class Run:
         backbone=TinyNetwork,
         report=False,
         prepare=lambda federation: None,
+        described=None,
+        made_by=None,
         **settings,
     ):
         given = {"run_name": "run-1", "classes": ["a", "b"], "network": "tiny", "num_rounds": 3, "seed": SEED}
@@ -115,7 +117,8 @@ class Run:
             state_dir=folder / "state",
             folder=self.folder,
             app_dir=folder / job,
-            described={"note": "as configured"},
+            described={"note": "as configured"} if described is None else described,
+            made_by=made_by,
         )
         prepare(self.federation)
         with small_world(backbone, report=report):

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import pickle
 from unittest.mock import patch
 
 import msgpack
@@ -271,8 +270,12 @@ def test_a_pickle_in_an_array_is_not_opened(tmp_path):
 
 
 def test_a_pickle_in_the_place_of_a_checkpoint_is_not_opened(tmp_path):
-    torch.save({"round": 1, "weights": Harmful(tmp_path / "ran")}, tmp_path / "checkpoint.pt")
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+    harmful = {"round": 1, "weights": Harmful(tmp_path / "ran")}
+    StateStore(tmp_path).save("state", harmful)  # a whole file with a checksum
+    with pytest.raises(FedMendError, match=r"state file state\.pt: expected what FedMend saved, got something else"):
+        StateStore(tmp_path).load("state")
+    torch.save(harmful, tmp_path / "checkpoint.pt")
+    with pytest.raises(FedMendError, match="got a file of another format or version"):
         StateStore(tmp_path).load("checkpoint")
     with pytest.raises(FedMendError, match="expected a PyTorch state dict, got a file that does not load"):
         networks.initial_network("tiny", CLASSES, 0, str(tmp_path / "checkpoint.pt"))

@@ -1,6 +1,6 @@
 """The server's checkpoint: what a job of the same run_name needs to go on after the last round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from fedmend.errors import FedMendError
+from fedmend.fingerprint import LEDGERS, Fingerprint, changes
 from fedmend.method import memory_of
 from fedmend.state import StateStore
 
-CHECKPOINT, BEST = "checkpoint", "best"
+CHECKPOINT, BEFORE, BEST = "checkpoint", "checkpoint-before", "best"
 
 
 @dataclass(frozen=True)
@@ -24,49 +25,87 @@ class Saved:
         model: global model, name → array.
         memory: fields of the workflow's memory.
         records: see :meth:`fedmend.report.records.RunRecords.dump`.
+        marks: site → latest mark of its ledger, see :mod:`fedmend.repairs.label_ledger`.
+        changes: what this job changes on purpose, see :func:`fedmend.fingerprint.changes`.
+        damaged: the newest checkpoint could not be read; this is the one before it.
     """
 
     done: int
     model: dict[str, np.ndarray]
     memory: dict[str, Any]
     records: str
+    marks: dict[str, str]
+    changes: dict[str, list]
+    damaged: bool
 
 
 class Checkpoint:
-    """Model and memory of a run on the server's disk.
+    """Model and memory of a run on the server's disk: what the last round left, and what the one before it left.
 
     Args:
         folder: made when missing.
         run_name: for messages.
-        made_by: settings that a job that goes on must share.
+        made_by: what a job that goes on must share.
+        allow_changes: names of what it may change all the same.
     """
 
-    def __init__(self, folder: Path, run_name: str, made_by: Mapping[str, object]):
-        self._state, self._where, self._made_by = StateStore(folder), f"run_name {run_name!r}", dict(made_by)
+    def __init__(self, folder: Path, run_name: str, made_by: Fingerprint, allow_changes: Sequence[str] = ()):
+        self._state, self._where = StateStore(folder), f"run_name {run_name!r}"
+        self._made_by, self._allowed = dict(made_by), tuple(allow_changes)
 
     def load(self) -> Saved | None:
         """What an earlier job left, or None.
 
         Raises:
-            FedMendError: the run is finished, or was another one.
+            FedMendError: the run is finished, or was another one, or neither of the two checkpoints can be read.
         """
-        content = self._state.load(CHECKPOINT)
+        content, damaged = self._read()
         if content is None:
             return None
         if content["finished"]:
             raise FedMendError(
                 f"{self._where}: expected a new or an unfinished run, got a finished one; choose another run_name"
             )
-        before = content["made_by"]
-        if different := [k for k, v in self._made_by.items() if before.get(k) != v]:
-            raise FedMendError(
-                f"{self._where}: expected to go on with the same {', '.join(different)} as before, got others; choose"
-                " another run_name"
-            )
-        return Saved(content["round"], to_arrays(content["weights"]), to_arrays(content["memory"]), content["records"])
+        return Saved(
+            content["round"],
+            to_arrays(content["weights"]),
+            to_arrays(content["memory"]),
+            content["records"],
+            {} if LEDGERS in self._allowed else content["marks"],
+            changes(content["made_by"], self._made_by, self._allowed, self._where),
+            damaged,
+        )
 
-    def save(self, done: int, model: Mapping, memory: Any, records: str, *, finished: bool) -> None:
-        """Replaces the checkpoint.
+    def _read(self) -> tuple[dict | None, bool]:
+        """The newest checkpoint that can be read, and whether there is a newer one."""
+        try:
+            if (content := self._state.load(CHECKPOINT)) is not None:
+                return content, False
+        except FedMendError as e:
+            sentence = f"{self._where}: {e}"
+        else:
+            sentence = ""
+        try:
+            content = self._state.load(BEFORE)
+        except FedMendError as e:
+            raise FedMendError(sentence or f"{self._where}: {e}") from None
+        if content is None and sentence:
+            raise FedMendError(sentence)
+        if content is not None:  # or the next one would be kept beside what is damaged
+            self._state.bring_back(CHECKPOINT, BEFORE)
+        return content, bool(sentence)
+
+    def save(
+        self,
+        done: int,
+        model: Mapping,
+        memory: Any,
+        records: str,
+        *,
+        finished: bool,
+        marks: Mapping[str, str] | None = None,
+    ) -> None:
+        """Writes a checkpoint; the last one is kept beside it.
 
         Args:
             done: rounds done.
@@ -74,6 +113,7 @@ class Checkpoint:
             memory: the workflow's.
             records: what was written down so far.
             finished: no job may go on.
+            marks: site → latest mark of its ledger.
         """
         content = {
             "round": done,
@@ -82,12 +122,20 @@ class Checkpoint:
             "records": records,
             "made_by": self._made_by,
             "finished": finished,
+            "marks": dict(marks or {}),
         }
-        self._state.save(CHECKPOINT, content)
+        self._state.save(CHECKPOINT, content, before=BEFORE)
 
     def best(self) -> tuple[float, int] | None:
-        """Value and round of the best model so far."""
-        content = self._state.load(BEST)
+        """Value and round of the best model so far.
+
+        Raises:
+            FedMendError: its file is damaged.
+        """
+        try:
+            content = self._state.load(BEST)
+        except FedMendError as e:
+            raise FedMendError(f"{self._where}: {e}, or delete it: the best of the rounds to come is kept") from None
         return None if content is None else (content["value"], content["round"])
 
     def best_model(self) -> dict[str, np.ndarray] | None:

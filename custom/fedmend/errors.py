@@ -1,5 +1,7 @@
 """The one exception type that a person is meant to read."""
 
+WAY_ON = "put it back from a backup, or choose another run_name"  # where what a run has kept is lost
+
 
 class FedMendError(Exception):
     """Bad input, said in one sentence: which site, file and field, what was expected, what was found.

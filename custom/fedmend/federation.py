@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,8 @@ from fedmend.census import Census, read_census
 from fedmend.checkpoint import Checkpoint
 from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
-from fedmend.files import locked
+from fedmend.files import failing_disk, locked
+from fedmend.fingerprint import fingerprint
 from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage, Workflow
 from fedmend.networks import get_weights, initial_network
 from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN, Expected, RunSpec, SiteResult, check_result
@@ -47,6 +48,7 @@ class RunSettings:
         grace_period: seconds that a round goes on waiting for the others when ``min_sites`` sites have answered; 0 = as
             long as for the first.
         eval_every: the global model is evaluated in every n-th round and at the end.
+        allow_changes: names of what the job changes on purpose in the run that it goes on with.
         method: name of the method for report and log.
     """
 
@@ -60,6 +62,7 @@ class RunSettings:
     round_timeout: int = 0
     grace_period: int = 0
     eval_every: int = 1
+    allow_changes: Sequence[str] = ()
     method: str = ""
 
     def __post_init__(self):
@@ -82,6 +85,7 @@ class RunningFederation(Federation):
         folder: run folder for records and report.
         app_dir: where a relative ``weights`` file starts.
         described: all settings of the job, for ``run.json``.
+        made_by: what else a job that goes on must share: submitter, classes of components.
     """
 
     def __init__(
@@ -94,10 +98,12 @@ class RunningFederation(Federation):
         folder: Path,
         app_dir: Path,
         described: Mapping[str, object],
+        made_by: Mapping[str, object] | None = None,
     ):
         workflow.check_rounds(settings.num_rounds)
         self._settings, self._workflow, self._transport = settings, workflow, transport
         self._folder, self._app_dir, self._described = folder, app_dir, described
+        self._made_by = {"workflow": type(workflow).__name__, **(made_by or {})}
         self._spec = RunSpec(settings.run_name, tuple(settings.classes), settings.network, settings.seed)
         self._state_dir = state_dir / settings.run_name / "server"
         self.classes, self.num_rounds, self.seed = self._spec.classes, settings.num_rounds, settings.seed
@@ -106,6 +112,8 @@ class RunningFederation(Federation):
         self._round, self._done = 0, None  # the round at work; rounds done, None before the first
         self._evaluated = -1  # last round in which the model was evaluated
         self._trained: set[str] = set()  # sites that have trained in this round
+        self._marks: dict[str, str] = {}  # site → latest mark of its ledger
+        self._letters: dict[str, int] = {}  # sizes of the letters in the shapes of fields
 
     @property
     def kind(self) -> str:
@@ -123,7 +131,8 @@ class RunningFederation(Federation):
         Raises:
             FedMendError: bad input or too few valid results, in one sentence.
         """
-        with locked(self._state_dir / "in_use", patience=PREDECESSOR) as alone:
+        way_on = "make room or mend the disk, and submit the job again"
+        with failing_disk("server", way_on), locked(self._state_dir / "in_use", patience=PREDECESSOR) as alone:
             if not alone:
                 raise FedMendError(
                     f"run_name {self._spec.run_name!r}: expected no other job of this run, one still runs; abort it"
@@ -140,6 +149,11 @@ class RunningFederation(Federation):
             self._workflow.check_rounds(total)
             self.num_rounds = total
             self._log.start(self._describe())
+        if self._first > self.num_rounds:
+            raise FedMendError(
+                f"run_name {self._spec.run_name!r}: expected num_rounds of at least the {self._first} rounds that are"
+                f" done, got {self.num_rounds}"
+            )
         for r in range(self._first, self.num_rounds):
             self._round, self._done = r, r
             self._trained.clear()
@@ -221,22 +235,18 @@ class RunningFederation(Federation):
     # ---- behind them ------------------------------------------------------------------------------------------------
     def _start(self) -> None:
         """Census of all sites, then the initial model or the checkpoint of an earlier job of this run."""
-        made_by = {
-            "workflow": type(self._workflow).__name__,
-            "method": self._settings.method,
-            "classes": list(self.classes),
-            "network": self._spec.network,
-            "seed": self.seed,
-        }
-        self._checkpoint = Checkpoint(self._state_dir, self._spec.run_name, made_by)
+        chosen = self._settings
+        weights = str(self._app_dir / chosen.weights) if chosen.weights else ""
+        made_by = fingerprint(asdict(chosen), self._described, self._made_by, weights=weights)
+        self._checkpoint = Checkpoint(self._state_dir, chosen.run_name, made_by, chosen.allow_changes)
         self._log = RunLog(self._folder, self.classes, self._checkpoint, self._transport.stream)
         saved = self._checkpoint.load()
         LOG.info("census: every site opens and checks its data")
-        asked = {site: RoundTask(CENSUS, 0, self.num_rounds, training=False) for site in self._transport.sites()}
+        self._marks = saved.marks if saved else {}
+        asked = self._tasks(CENSUS, self._transport.sites(), training=False)
         self._census = read_census(self._ask(CENSUS, asked), self.classes, goes_on=saved is not None)
         self._log.census = self._census
         self.sites = self._census.facts
-        weights = str(self._app_dir / self._settings.weights) if self._settings.weights else ""
         network = initial_network(self._spec.network, self.classes, self.seed, weights if saved is None else "")
         self._letters = {"C": len(self.classes), "R": len(self.rows), "F": network.num_features}
         if saved is None:
@@ -244,7 +254,7 @@ class RunningFederation(Federation):
         else:
             self.model, self._first = saved.model, saved.done
             self.memory = self._workflow.Memory(**saved.memory)
-            self._log.resume(saved.records, self._first)
+            self._log.resume(saved)
         self._round = self._first
         self._log.start(self._describe())
 
@@ -281,7 +291,7 @@ class RunningFederation(Federation):
         return self._log.results(results, self._round, EVALUATE, self.model, time.monotonic() - started)
 
     def _save(self, done: int, *, finished: bool = False) -> None:
-        self._checkpoint.save(done, self.model, self.memory, self._log.dump(), finished=finished)
+        self._checkpoint.save(done, self.model, self.memory, self._log.dump(), finished=finished, marks=self._marks)
 
     def _tasks(
         self,
@@ -295,7 +305,10 @@ class RunningFederation(Federation):
         known = {name: np.asarray(value) for name, value in (knowledge or {}).items()}
         check_fields(known, self._workflow.KNOWLEDGE, self._letters, f"{stage}: knowledge for the sites,")
         task = RoundTask(stage, self._round, self.num_rounds, known, seed=self.seed, training=training)
-        return {site: replace(task, role=(roles or {}).get(site, "")) for site in sorted(sites)}
+        return {
+            site: replace(task, role=(roles or {}).get(site, ""), ledger_mark=self._marks.get(site, ""))
+            for site in sorted(sites)
+        }
 
     def _ask(
         self,
@@ -350,6 +363,7 @@ class RunningFederation(Federation):
                 f"{name} of round {round_num}: expected valid results from {needed} sites, got {len(results)}: "
                 + "; ".join(refused[site] for site in sorted(refused))
             )
+        self._marks |= {site: result.ledger_mark for site, result in results.items() if result.ledger_mark}
         return {site: results[site] for site in sorted(results)}
 
     def _check(self, name: str, task: RoundTask, answer: SiteResult | FedMendError) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -13,13 +14,49 @@ from pathlib import Path
 from fedmend.errors import FedMendError
 
 INTERVAL = 0.1  # seconds between two tries of a lock
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
+
+
+def sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk: until then a power failure takes them away.
+
+    Args:
+        path: file or folder; of a folder on a file system that cannot do this (some of a network), nothing is asked.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder that is missing, with its parents; their names are on the disk afterwards."""
+    missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync(place.parent)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class write_atomically:
-    """Context manager: a temporary file beside ``path`` that replaces it when the block ends without an error."""
+    """Context manager: a temporary file beside ``path`` that replaces it when the block ends without an error.
 
-    def __init__(self, path: Path):
-        self._path = Path(path)
+    Args:
+        path: the file; content and name are on the disk when the block has ended.
+        before: what was at ``path`` gets this name, in the same folder; None: it is lost.
+    """
+
+    def __init__(self, path: Path, *, before: Path | None = None):
+        self._path, self._before = Path(path), before
 
     def __enter__(self) -> Path:
         handle, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
@@ -30,10 +67,12 @@ class write_atomically:
     def __exit__(self, error_type, error, trace) -> None:
         try:
             if error_type is None:
-                with open(self._temporary, "rb") as stream:
-                    os.fsync(stream.fileno())
+                sync(self._temporary)
                 self._temporary.chmod(0o644)
+                if self._before is not None and self._path.is_file():
+                    os.replace(self._path, self._before)
                 os.replace(self._temporary, self._path)
+                sync(self._path.parent)
         finally:
             self._temporary.unlink(missing_ok=True)
 
@@ -51,7 +90,7 @@ def whole_folder(folder: Path, *, synced: bool = True) -> Iterator[Path]:
 
     Args:
         folder: the name must not be taken at the end of the block; its parent exists.
-        synced: the files are on the disk before the name changes; not needed for what can be made again.
+        synced: files and names are on the disk when the block has ended; not needed for what can be made again.
 
     Yields:
         The temporary folder.
@@ -59,12 +98,12 @@ def whole_folder(folder: Path, *, synced: bool = True) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         yield temporary
-        for file in temporary.rglob("*") if synced else ():
-            if file.is_file():
-                with open(file, "rb") as stream:
-                    os.fsync(stream.fileno())
+        for content in (*temporary.rglob("*"), temporary) if synced else ():
+            sync(content)
         temporary.chmod(0o755)
         os.replace(temporary, folder)
+        if synced:
+            sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -80,7 +119,7 @@ def locked(lock_file: Path, *, patience: float = float("inf")) -> Iterator[bool]
     Yields:
         Whether this process has the lock.
     """
-    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock_file.parent)
     with open(lock_file, "w") as stream:
         end = time.monotonic() + patience
         while not (mine := _try_lock(stream.fileno())) and time.monotonic() < end:
@@ -94,6 +133,27 @@ def _try_lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def failing_disk(where: str, way_on: str) -> Iterator[None]:
+    """Turns the errors of a full, read-only or broken disk into one sentence, which names no file.
+
+    Args:
+        where: first words of the sentence.
+        way_on: what to do about it.
+
+    Raises:
+        FedMendError: instead of such an OSError. Every other error passes.
+    """
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in DISK:
+            raise
+        raise FedMendError(
+            f"{where}: expected files that can be read and written, got: {os.strerror(e.errno)}; {way_on}"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from fedmend.method import LocalMethod, Workflow
 from fedmend.results import SiteResult
 from fedmend.site_config import SiteConfig
 from fedmend.site_worker import SiteWorker
+from fedmend.state import torch_bytes
 from fedmend.transport import Question, Transport
 
 RUN_FOLDER = Path("server") / "simulate_job"  # as FLARE's simulator lays it out
@@ -101,7 +102,9 @@ class LocalTransport(Transport):
         self._models.mkdir(parents=True, exist_ok=True)
         file = self._models / MODEL_FILES[best]
         with write_atomically(file) as temporary:
-            torch.save({"model": {name: torch.from_numpy(value) for name, value in weights.items()}}, temporary)
+            temporary.write_bytes(
+                torch_bytes({"model": {name: torch.from_numpy(value) for name, value in weights.items()}})
+            )
         return str(file)
 
     def stream(self, tag: str, value: float, step: int) -> None:
@@ -163,6 +166,7 @@ def run_locally(
         folder=records,
         app_dir=workspace,
         described=settings,
+        made_by={"method.class": f"{type(method).__module__}.{type(method).__qualname__}"},
     )
     federation.run()
     return records

@@ -34,6 +34,8 @@ class RoundTask:
         role: e.g. ``clean`` or ``noisy``; a site learns only its own.
         seed: the run's seed.
         training: whether the site trains; False: it only reports.
+        ledger_mark: the latest mark of the site's ledger that this run was told, see
+            :mod:`fedmend.repairs.label_ledger`; empty: none.
     """
 
     stage: str
@@ -43,6 +45,7 @@ class RoundTask:
     role: str = ""
     seed: int = 0
     training: bool = True
+    ledger_mark: str = ""
 
     @property
     def ledger_round(self) -> int:

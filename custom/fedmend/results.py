@@ -13,6 +13,7 @@ from fedmend.kinds import Kind
 CENSUS, TRAIN, COLLECT, EVALUATE = "census", "train", "collect", "evaluate"
 QUESTIONS = (CENSUS, TRAIN, COLLECT, EVALUATE)
 LONGEST_ERROR = 2000  # characters
+MARK = re.compile(r"(?:[0-9a-f]{32})?")  # of a ledger
 # No honest site comes near these. They keep sums over sites from overflowing, so that no single site can stop a run.
 MOST_SAMPLES = 10**8  # of a split
 LARGEST_WEIGHT = 1e12
@@ -56,6 +57,7 @@ class SiteResult:
         census: annotated (C,), positives (C,), sizes of the splits, kind of labels, phantom flag; where masks were made
             incomplete also lesions (2,): the number that the masks mark and the number of all lesions.
         loss: mean training loss.
+        ledger_mark: latest mark of the site's ledger, see :mod:`fedmend.repairs.label_ledger`; it tells nothing.
         error: one sentence when the site could not do the task, else empty.
     """
 
@@ -68,6 +70,7 @@ class SiteResult:
     repairs: dict[str, np.ndarray] = field(default_factory=dict)
     census: dict = field(default_factory=dict)
     loss: float = 0.0
+    ledger_mark: str = ""
     error: str = ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.census import Census
-from fedmend.checkpoint import Checkpoint
+from fedmend.checkpoint import Checkpoint, Saved
 from fedmend.report.records import RunRecords
 from fedmend.report.report import summary_text, write_report
 from fedmend.results import EVALUATE, SiteResult
@@ -47,11 +47,17 @@ class RunLog:
     def _mark(self) -> str:
         return "PHANTOM " if self.census and self.census.phantom else ""
 
-    def resume(self, records: str, first: int) -> None:
-        """Takes over the records of an earlier job; ``first`` is the round to do next."""
-        self._first = first
-        self._records.restore(records)
-        self._records.decision("resumed", {"at_round": first})
+    def resume(self, saved: Saved) -> None:
+        """Takes over the records of an earlier job."""
+        self._first = saved.done
+        self._records.restore(saved.records)
+        self._records.decision("resumed", {"at_round": saved.done})
+        if saved.changes:
+            self._records.decision("changed", saved.changes)
+            self.warn(f"the run goes on with other settings, as allow_changes says: {', '.join(saved.changes)}")
+        if saved.damaged:
+            self._records.decision("checkpoint_damaged", {"at_round": saved.done})
+            self.warn(f"the newest checkpoint is damaged; the run goes on from that after round {saved.done}")
 
     def start(self, described: Mapping) -> None:
         """Writes ``run.json``."""

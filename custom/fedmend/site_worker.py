@@ -144,6 +144,7 @@ class SiteWorker:
         opened = self._open(name, run, config)
         site, kind = opened.site, opened.kind
         site.stop = stop
+        site.ledger.check_mark(task.ledger_mark)
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
         if question == CENSUS:
             result.census = self._census(opened)
@@ -170,7 +171,7 @@ class SiteWorker:
             page = kind.gallery(site, opened.truth, phantom=opened.card.phantom)
             if page:  # beside the ledger, where only the site sees it
                 (config.state_dir / run.run_name / name / GALLERY_NAME).write_text(page, encoding="utf-8")
-        result.repairs = dict(kind.repairs(site, opened.truth))
+        result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()
         self._log(opened, question, task, result, time.monotonic() - started)
         return result
 

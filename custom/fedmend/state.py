@@ -1,7 +1,9 @@
-"""State that must outlive a task, a process or a job: one file per name, written atomically."""
+"""State that must outlive a task, a process or a job: one file per name, written atomically, with a checksum."""
 
+import hashlib
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmend.files import write_atomically, write_text
+from fedmend.errors import WAY_ON, FedMendError
+from fedmend.files import make_folder, sync, write_atomically, write_text
+
+FORMAT = b"FedMend state 1 "  # a file begins with a line of it and the SHA-256 of the rest
+TURNS = 3  # the round itself, and one for each of the server's two checkpoints
 
 
 class StateStore:
     """Named objects in a folder.
 
     Small objects are saved under a name (:meth:`save`). What a round leaves for the next one is saved in turns
-    (:meth:`save_turn`): a file per round, of which the last two are kept. So a round that is repeated after a crash
-    finds what the last round before it left, also at a site that does not take part in every round. Large arrays are
-    saved in turns too, and read without being loaded (:meth:`save_array`).
+    (:meth:`save_turn`): a file per round, of which the last three are kept. So a round that is repeated after a crash
+    finds what the last round before it left, also at a site that does not take part in every round, and also when the
+    server goes on from the older of its two checkpoints. Large arrays are saved in turns too, and read without being
+    loaded (:meth:`save_array`).
 
     Args:
         folder: made when missing.
@@ -26,22 +33,53 @@ class StateStore:
 
     def __init__(self, folder: Path):
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
 
     def load(self, name: str, default: Any = None) -> Any:
-        """The object saved under ``name`` (tensors on the CPU), or ``default``."""
-        path = self._folder / f"{name}.pt"
-        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else default
+        """The object saved under ``name`` (tensors on the CPU), or ``default``.
 
-    def save(self, name: str, value: Any) -> None:
-        """Saves tensors, numbers, strings and containers of them; after a crash the old or the new file is there."""
-        content = io.BytesIO()  # writing to a file, torch turns the OSError of a full disk into a RuntimeError
-        torch.save(value, content)
-        with write_atomically(self._folder / f"{name}.pt") as temporary:
-            temporary.write_bytes(content.getbuffer())
+        Raises:
+            FedMendError: the file is damaged, or of another version.
+        """
+        where = f"state file {name}.pt: expected what FedMend saved"
+        try:
+            with open(self._folder / f"{name}.pt", "rb") as stream:
+                header, content = stream.readline(len(FORMAT) + 65), stream.read()
+        except FileNotFoundError:
+            return default
+        if not header.startswith(FORMAT):
+            raise FedMendError(f"{where}, got a file of another format or version; {WAY_ON}")
+        if header != _header(content):
+            raise FedMendError(f"{where}, got a damaged file; {WAY_ON}")
+        try:
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except Exception:  # a whole file, so somebody made it; torch raises many types
+            raise FedMendError(f"{where}, got something else; {WAY_ON}") from None
+
+    def save(self, name: str, value: Any, *, before: str = "") -> None:
+        """Saves tensors, numbers, strings and containers of them; after a crash the old or the new file is there.
+
+        Args:
+            name: name of the value.
+            value: what is saved.
+            before: the name that what was saved under ``name`` gets; empty: it is lost.
+        """
+        content = torch_bytes(value)
+        kept = self._folder / f"{before}.pt" if before else None
+        with (
+            write_atomically(self._folder / f"{name}.pt", before=kept) as temporary,
+            open(temporary, "wb") as stream,
+        ):
+            stream.write(_header(content))
+            stream.write(content)
+
+    def bring_back(self, name: str, before: str) -> None:
+        """What was kept as ``before`` takes the place of what is saved under ``name``."""
+        os.replace(self._folder / f"{before}.pt", self._folder / f"{name}.pt")
+        sync(self._folder)
 
     def save_turn(self, name: str, round_num: int, value: Any) -> None:
-        """Saves what a round leaves, beside what the round before it left.
+        """Saves what a round leaves, beside what the rounds before it left.
 
         Args:
             name: name of the value.
@@ -105,9 +143,20 @@ class StateStore:
         return [int(found[1]) for file in self._folder.iterdir() if (found := pattern.fullmatch(file.name))]
 
     def _forget(self, name: str, round_num: int, *suffixes: str) -> None:
-        """Keeps what this round left, and the newest before it, which a repeated attempt needs."""
+        """Keeps what this round left, and the newest before it, which repeated attempts need."""
         for suffix in suffixes:
             rounds = self._rounds(name, suffix)
-            kept = {round_num, max((r for r in rounds if r < round_num), default=round_num)}
+            kept = {round_num, *sorted(r for r in rounds if r < round_num)[1 - TURNS :]}
             for number in set(rounds) - kept:
                 (self._folder / f"{name}-{number}{suffix}").unlink(missing_ok=True)
+
+
+def torch_bytes(value: Any) -> memoryview:
+    """What ``torch.save`` writes; writing to a file, torch turns the OSError of a full disk into a RuntimeError."""
+    content = io.BytesIO()
+    torch.save(value, content)
+    return content.getbuffer()
+
+
+def _header(content: bytes | memoryview) -> bytes:
+    return FORMAT + hashlib.sha256(content).hexdigest().encode() + b"\n"

@@ -1,4 +1,5 @@
 import dataclasses
+import io
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 from factories import refused
 
 from fedmend.checkpoint import Checkpoint, to_arrays, to_tensors
+from fedmend.errors import WAY_ON
 
 MADE_BY = {"workflow": "FedAvgWorkflow", "seed": 3}
 MODEL = {"w": np.arange(4, dtype=np.float32), "scale": np.array(2.5, dtype=np.float64)}
@@ -44,8 +46,8 @@ def test_a_checkpoint_gives_back_what_was_saved(tmp_path):
 
 def test_a_checkpoint_holds_no_pickled_code(tmp_path):
     save(tmp_path)
-    content = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert content["round"] == 2
+    content = (tmp_path / "checkpoint.pt").read_bytes()
+    assert torch.load(io.BytesIO(content.partition(b"\n")[2]), weights_only=True)["round"] == 2
 
 
 def test_the_best_model_is_kept_with_its_value_and_round(tmp_path):
@@ -61,14 +63,101 @@ def test_a_finished_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"), [({"seed": 4}, "seed"), ({"seed": 4, "workflow": "Other"}, "workflow, seed")]
+    ("changes", "said", "named"),
+    [
+        ({"seed": 4}, "seed: before 3, now 4", '["seed"]'),
+        (
+            {"seed": 4, "workflow": "Other"},
+            'seed: before 3, now 4; workflow: before "FedAvgWorkflow", now "Other"',
+            '["seed", "workflow"]',
+        ),
+    ],
 )
-def test_another_run_is_refused_with_what_differs(tmp_path, changes, named):
+def test_another_run_is_refused_with_what_differs(tmp_path, changes, said, named):
     save(tmp_path)
     with refused(
-        f"run_name 'run-1': expected to go on with the same {named} as before, got others; choose another run_name"
+        f"run_name 'run-1': expected the settings of the job before, got others ({said}); choose another run_name, or"
+        f" change them on purpose by allow_changes={named}"
     ):
         checkpoint(tmp_path, **changes).load()
+
+
+def test_a_difference_that_is_named_is_accepted_and_told(tmp_path):
+    save(tmp_path)
+    saved = Checkpoint(tmp_path, "run-1", {**MADE_BY, "seed": 4}, ["seed", "another"]).load()
+    assert (saved.done, saved.changes) == (2, {"seed": [3, 4]})
+
+
+def test_marks_of_ledgers_come_back_unless_the_job_goes_on_without_them(tmp_path):
+    checkpoint(tmp_path).save(1, MODEL, Memory(np.zeros(1), {}), "", finished=False, marks={"site-1": "ab" * 16})
+    assert checkpoint(tmp_path).load().marks == {"site-1": "ab" * 16}
+    assert Checkpoint(tmp_path, "run-1", MADE_BY, ["ledgers"]).load().marks == {}
+
+
+# ---- two generations ------------------------------------------------------------------------------------------------
+def damage(*files):
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-9])
+
+
+NEWEST, BEFORE = "checkpoint.pt", "checkpoint-before.pt"
+DAMAGED = "run_name 'run-1': state file checkpoint.pt: expected what FedMend saved, got a damaged file; "
+
+
+def test_the_checkpoint_before_the_newest_is_kept(tmp_path):
+    for done in (1, 2, 3):
+        save(tmp_path, done)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [BEFORE, NEWEST]
+    saved = checkpoint(tmp_path).load()
+    assert (saved.done, saved.damaged) == (3, False)
+
+
+def test_a_damaged_checkpoint_makes_room_for_the_one_before_it(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    damage(tmp_path / NEWEST)
+    saved = checkpoint(tmp_path).load()
+    assert (saved.done, saved.damaged) == (1, True)
+    save(tmp_path, 2)  # keeps that of round 1 beside it, not the damaged one
+    damage(tmp_path / NEWEST)
+    assert checkpoint(tmp_path).load().done == 1
+
+
+def test_a_server_that_stopped_between_the_two_names_goes_on_from_the_newest_there_is(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / NEWEST).unlink()
+    saved = checkpoint(tmp_path).load()
+    assert (saved.done, saved.damaged) == (1, False)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_where_no_checkpoint_is_whole_one_sentence_says_the_way_on(tmp_path, before):
+    save(tmp_path, 1)
+    if before:
+        save(tmp_path, 2)
+    damage(*tmp_path.iterdir())
+    with refused(DAMAGED + WAY_ON):
+        checkpoint(tmp_path).load()
+
+
+def test_a_checkpoint_of_another_version_is_one_sentence(tmp_path):
+    torch.save({"round": 1}, tmp_path / NEWEST)  # as the first edition wrote it
+    with refused(
+        "run_name 'run-1': state file checkpoint.pt: expected what FedMend saved, got a file of another format or"
+        f" version; {WAY_ON}"
+    ):
+        checkpoint(tmp_path).load()
+
+
+def test_a_damaged_best_model_may_be_deleted(tmp_path):
+    checkpoint(tmp_path).save_best(0.75, 4, MODEL)
+    damage(tmp_path / "best.pt")
+    with refused(
+        "run_name 'run-1': state file best.pt: expected what FedMend saved, got a damaged file; put it back from a"
+        " backup, or choose another run_name, or delete it: the best of the rounds to come is kept"
+    ):
+        checkpoint(tmp_path).best()
 
 
 def test_arrays_inside_containers_become_tensors_and_come_back():

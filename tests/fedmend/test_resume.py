@@ -1,9 +1,14 @@
 """A job of the same run_name goes on where an earlier one stopped."""
 
+import json
+import resource
+
 import numpy as np
 import pytest
-from federation_factories import Run, Script, failing, histograms, plain_answers, same_models
+import torch
+from federation_factories import Run, Script, failing, histograms, initial, plain_answers, same_models
 
+from fedmend import fingerprint
 from fedmend.errors import FedMendError
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.results import CENSUS, EVALUATE, TRAIN
@@ -71,30 +76,166 @@ def test_a_failed_final_evaluation_costs_no_model_and_the_run_can_be_finished(tm
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "said"),
     [
-        ({"seed": 1}, "seed"),
-        ({"method": "fedprox"}, "method"),
-        ({"network": "other"}, "network"),
-        ({"classes": ["b", "a"]}, "classes"),
-        ({"seed": 1, "method": "fedprox"}, "method, seed"),
-        ({"workflow": Script(lambda fed: None)}, "workflow"),
+        ({"seed": 1}, {"seed": "before 7, now 1"}),
+        ({"method": "fedprox"}, {"method": 'before "", now "fedprox"'}),
+        ({"network": "other"}, {"network": 'before "tiny", now "other"'}),
+        ({"classes": ["b", "a"]}, {"classes": 'before ["a", "b"], now ["b", "a"]'}),
+        ({"min_sites": 1, "eval_every": 2}, {"eval_every": "before 1, now 2", "min_sites": "before 0, now 1"}),
+        ({"num_rounds": 5}, {"num_rounds": "before 3, now 5"}),
+        ({"described": {"note": "another"}}, {"note": 'before "as configured", now "another"'}),
+        ({"described": {"lr": 0.1}}, {"lr": "before nothing, now 0.1", "note": 'before "as configured", now nothing'}),
+        ({"workflow": Script(lambda fed: None)}, {"workflow": 'before "FedAvgWorkflow", now "Script"'}),
+        ({"made_by": {"method.class": "A"}}, {"method.class": 'before nothing, now "A"'}),
     ],
 )
-def test_another_run_under_the_same_name_is_refused_with_what_differs(tmp_path, changes, named):
+def test_another_run_under_the_same_name_is_refused_with_every_difference(tmp_path, changes, said):
     play(tmp_path, crashing(1))
     again = play(tmp_path, **changes)
     assert again.stopped == (
-        f"run_name 'run-1': expected to go on with the same {named} as before, got others; choose another run_name"
+        "run_name 'run-1': expected the settings of the job before, got others ("
+        + "; ".join(f"{name}: {values}" for name, values in said.items())
+        + f"); choose another run_name, or change them on purpose by allow_changes={json.dumps(list(said))}"
     )
     assert again.asked == []
 
 
-def test_the_number_of_rounds_may_be_raised_while_a_run_is_unfinished(tmp_path):
+def test_another_version_of_a_package_is_a_difference_and_may_be_allowed(tmp_path, monkeypatch):
+    play(tmp_path, crashing(1))
+    monkeypatch.setattr(fingerprint.metadata, "version", lambda package: "9.9" if package == "torch" else "1")
+    again = play(tmp_path)
+    assert 'torch: before "' in again.stopped
+    assert '", now "9.9"' in again.stopped
+    assert again.stopped.endswith('allow_changes=["fedmend", "monai", "numpy", "nvflare", "torch"]')
+    allowed = play(tmp_path, allow_changes=list(fingerprint.PACKAGES))
+    assert allowed.stopped == ""
+    ((_, changed),) = allowed.decisions("changed")
+    assert changed["torch"][1] == "9.9"
+
+
+def test_the_content_of_the_weights_file_counts_not_its_name_alone(tmp_path):
+    for content in ("one", "other"):
+        (tmp_path / "job-1").mkdir(exist_ok=True)
+        start = {k: v + (content == "other") for k, v in initial(["a", "b"]).items()}
+        torch.save({k: torch.from_numpy(v) for k, v in start.items()}, tmp_path / "job-1" / "start.pt")
+        run = play(tmp_path, crashing(1), weights="start.pt")
+        if content == "one":
+            assert run.stopped.startswith("train of round 1")
+    assert "expected the settings of the job before, got others (weights_file: before " in run.stopped
+    assert run.stopped.endswith('allow_changes=["weights_file"]')
+
+
+def test_a_job_of_another_person_is_refused_and_cannot_be_allowed(tmp_path):
+    mine, yours = ({"submitter": name} for name in ("lead@a", "lead@b"))
+    play(tmp_path, crashing(1), made_by=mine)
+    for options in ({}, {"allow_changes": ["submitter"]}):
+        again = play(tmp_path, made_by=yours, **options)
+        assert again.stopped == (
+            "run_name 'run-1': expected a job of the person who submitted the run first, got one of another person;"
+            " choose another run_name"
+        )
+        assert again.asked == []
+    assert play(tmp_path, made_by=mine).stopped == ""
+
+
+def test_the_number_of_rounds_may_be_raised_on_purpose_while_a_run_is_unfinished(tmp_path, caplog):
     play(tmp_path, crashing(2))
-    more = play(tmp_path, num_rounds=5)
+    more = play(tmp_path, num_rounds=5, allow_changes=["num_rounds"])
     assert more.rounds() == [2, 3, 4]
     assert more.moved() == pytest.approx([5, 5])
+    assert more.decisions("changed") == [(None, {"num_rounds": [3, 5]})]
+    assert "the run goes on with other settings, as allow_changes says: num_rounds" in caplog.text
+
+
+def test_what_was_changed_on_purpose_counts_for_the_next_job(tmp_path):
+    play(tmp_path, crashing(1))
+    play(tmp_path, crashing(2), seed=1, allow_changes=["seed"])
+    assert play(tmp_path, seed=7).stopped.endswith('allow_changes=["seed"]')
+    assert play(tmp_path, seed=1).stopped == ""
+
+
+def test_fewer_rounds_than_are_done_are_refused_also_on_purpose(tmp_path):
+    play(tmp_path, crashing(2))
+    assert play(tmp_path, num_rounds=1, allow_changes=["num_rounds"]).stopped == (
+        "run_name 'run-1': expected num_rounds of at least the 2 rounds that are done, got 1"
+    )
+    assert play(tmp_path, num_rounds=2, allow_changes=["num_rounds"]).rounds() == []
+
+
+# ---- damage and full disks ------------------------------------------------------------------------------------------
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bytes(tmp_path, caplog):
+    whole = play(tmp_path / "whole")
+    play(tmp_path / "crash", crashing(2))
+    file = tmp_path / "crash" / "state" / "run-1" / "server" / "checkpoint.pt"
+    file.write_bytes(file.read_bytes()[:-1])
+    resumed = play(tmp_path / "crash", job="job-2")
+    assert resumed.rounds() == [1, 2]
+    assert same_models(whole.model, resumed.model)
+    assert metrics(resumed) == metrics(whole)
+    assert resumed.decisions("checkpoint_damaged") == [(None, {"at_round": 1})]
+    assert "the newest checkpoint is damaged; the run goes on from that after round 1" in caplog.text
+
+
+@pytest.mark.parametrize("full_in", [CENSUS, TRAIN, EVALUATE])
+def test_a_full_disk_at_the_server_is_one_sentence_and_the_run_goes_on_when_there_is_room(tmp_path, full_in):
+    whole = play(tmp_path / "whole")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def filling(site, question, weights, task, evaluate):
+        if question == full_in and task.round_num >= 1 - (full_in == CENSUS):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        return plain_answers(BOTH)(site, question, weights, task, evaluate)
+
+    try:
+        full = play(tmp_path / "full", filling)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert full.stopped == (
+        "server: expected files that can be read and written, got: File too large; make room or mend the disk, and"
+        " submit the job again"
+    )
+    again = play(tmp_path / "full")
+    assert again.stopped == ""
+    assert same_models(whole.model, again.model)
+
+
+# ---- marks of ledgers -----------------------------------------------------------------------------------------------
+def marking(told, *, until=99):
+    """Sites that leave a mark in every round, and note what they are told."""
+
+    def answer(site, question, weights, task, evaluate):
+        told.append((site, question, task.round_num, task.ledger_mark))
+        result = plain_answers(BOTH)(site, question, weights, task, evaluate)
+        if question == TRAIN and site == "site-1":
+            if task.round_num == until:
+                return FedMendError("the site is gone")
+            result.ledger_mark = f"{task.round_num}" * 32
+        return result
+
+    return answer
+
+
+def test_each_site_is_told_the_latest_mark_of_its_ledger_also_by_the_next_job(tmp_path):
+    told = []
+    play(tmp_path, marking(told, until=2))
+    assert [entry[3] for entry in told if entry[:2] == ("site-1", TRAIN)] == ["", "0" * 32, "1" * 32]
+    assert {mark for site, *_, mark in told if site == "site-2"} == {""}
+    del told[:]
+    play(tmp_path, marking(told))
+    assert [entry[1:] for entry in told if entry[0] == "site-1"] == [
+        (CENSUS, 0, "1" * 32),
+        (TRAIN, 2, "1" * 32),
+        (EVALUATE, 3, "2" * 32),
+    ]
+
+
+def test_a_job_may_go_on_with_ledgers_that_have_fallen_behind(tmp_path):
+    told = []
+    play(tmp_path, marking(told, until=2))
+    del told[:]
+    play(tmp_path, marking(told), allow_changes=["ledgers"])
+    assert [entry[3] for entry in told if entry[0] == "site-1"] == ["", "", "2" * 32]
 
 
 def val(auc):

@@ -18,6 +18,7 @@ from fedmend.methods.fedia import COMPLETENESS, CORRECTION, DONE, TRIGGERED, WAI
 from fedmend.repairs.label_ledger import read_history, undo_file
 from fedmend.results import RunSpec
 from fedmend.site_worker import GALLERY_NAME, LEDGER_NAME
+from fedmend.state import StateStore
 
 T = 2
 WHOLE = [lesion(), lesion(((5, 7), (1, 3), (2, 4)))]
@@ -74,8 +75,8 @@ def corrected(client):
     for r in range(T):
         client.train(WARMUP, r)
     client.say("collect", COMPLETENESS, T)
-    state = torch.load(client.state / "fedia.pt", weights_only=True)
-    torch.save({**state, "line": (1.0, 0.0)}, client.state / "fedia.pt")  # no IoU reaches it
+    store = StateStore(client.state)
+    store.save("fedia", {**store.load("fedia"), "line": (1.0, 0.0)})  # no IoU reaches it
     return client.train(CORRECTION, T), client.train(CORRECTION, T + 1)
 
 

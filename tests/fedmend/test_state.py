@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from factories import refused
 
+from fedmend import state
+from fedmend.errors import WAY_ON
 from fedmend.state import StateStore
 
 
@@ -41,15 +44,13 @@ def test_a_save_that_fails_half_way_keeps_the_old_state(tmp_path, monkeypatch):
     store = StateStore(tmp_path)
     store.save("a", 1)
 
-    write_bytes = Path.write_bytes
-
-    def half(file, content):
-        write_bytes(file, b"half")
+    def half(content):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", half)
+    monkeypatch.setattr(state, "_header", half)
     with pytest.raises(OSError, match="no space"):
-        store.save("a", 2)
+        store.save("a", 2, before="b")
+    monkeypatch.undo()
     assert store.load("a") == 1
     assert names(tmp_path) == ["a.pt"]
 
@@ -72,13 +73,61 @@ def test_a_full_disk_is_an_error_of_the_system_and_keeps_the_old_state(tmp_path,
     assert names(tmp_path) == []
 
 
-def test_the_content_is_on_disk_before_the_name_changes(tmp_path, monkeypatch):
+def test_the_content_is_on_disk_before_the_name_changes_and_the_name_before_the_save_returns(tmp_path, monkeypatch):
     steps = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("fsync"), fsync(handle)))
-    monkeypatch.setattr(os, "replace", lambda *paths: (steps.append("replace"), replace(*paths)))
+
+    def synced(handle):
+        steps.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+        fsync(handle)
+
     StateStore(tmp_path).save("a", 1)
-    assert steps == ["fsync", "replace"]
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda old, new: (steps.append(Path(new).name), replace(old, new)))
+    StateStore(tmp_path).save("a", 2, before="b")
+    assert steps == ["file", "b.pt", "a.pt", "folder"]
+
+
+def test_the_names_of_new_folders_are_on_disk_before_anything_is_kept_in_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("fedmend.files.sync", synced.append)
+    StateStore(tmp_path / "run" / "site")
+    assert sorted(synced) == [tmp_path, tmp_path / "run"]
+
+
+def test_what_was_saved_before_can_be_kept_and_brought_back(tmp_path):
+    store = StateStore(tmp_path)
+    store.save("a", 1, before="b")
+    assert names(tmp_path) == ["a.pt"]
+    store.save("a", 2, before="b")
+    assert (store.load("a"), store.load("b")) == (2, 1)
+    store.bring_back("a", "b")
+    assert (store.load("a"), store.load("b")) == (1, None)
+
+
+def flipped(content):
+    """One bit in the middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize("damage", [flipped, lambda c: c[:-1], lambda c: c + b"0", lambda c: c[:110]])
+def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, damage):
+    store = StateStore(tmp_path)
+    store.save("moments", torch.arange(99.0))
+    file = tmp_path / "moments.pt"
+    file.write_bytes(damage(file.read_bytes()))
+    with refused(f"state file moments.pt: expected what FedMend saved, got a damaged file; {WAY_ON}"):
+        store.load("moments")
+
+
+@pytest.mark.parametrize("content", [b"", b"FedMend state 2 " + b"0" * 64 + b"\n", b"PK" * 99])
+def test_a_file_of_another_format_is_refused_in_a_sentence(tmp_path, content):
+    (tmp_path / "moments.pt").write_bytes(content)
+    with refused(
+        f"state file moments.pt: expected what FedMend saved, got a file of another format or version; {WAY_ON}"
+    ):
+        StateStore(tmp_path).load("moments")
 
 
 # ---- turns ----------------------------------------------------------------------------------------------------------
@@ -88,8 +137,10 @@ def test_a_repeated_round_finds_what_the_round_before_it_left(tmp_path):
         store.save_turn("moments", round_num, torch.tensor(10.0 * round_num))
     assert store.last_turn("moments", before=3) == (2, torch.tensor(20.0))
     assert StateStore(tmp_path).last_turn("moments", before=2) == (1, torch.tensor(10.0))  # round 2 is repeated
-    assert store.last_turn("moments", before=1) is None  # what round 0 left has made room for round 2
-    assert names(tmp_path) == ["moments-1.pt", "moments-2.pt"]
+    assert store.last_turn("moments", before=1) == (0, torch.tensor(0.0))  # round 1 is, from the older checkpoint
+    store.save_turn("moments", 3, torch.tensor(30.0))
+    assert store.last_turn("moments", before=1) is None  # what round 0 left has made room for round 3
+    assert names(tmp_path) == ["moments-1.pt", "moments-2.pt", "moments-3.pt"]
 
 
 def test_the_newest_turn_is_found_over_a_gap_of_rounds(tmp_path):
@@ -128,12 +179,14 @@ def test_an_array_comes_back_as_a_read_only_memory_map(tmp_path):
     assert isinstance(array, np.memmap)
     assert (array.dtype, array.tolist()) == (np.float32, (ROWS + 2).tolist())
     assert not array.flags.writeable
-    assert names(tmp_path) == ["scores-1.npy", "scores-1.npy.json", "scores-2.npy", "scores-2.npy.json"]
+    assert names(tmp_path) == [f"scores-{r}.npy{end}" for r in (0, 1, 2) for end in ("", ".json")]
 
 
 def test_a_repeated_round_finds_the_array_of_the_round_before_it(tmp_path):
     store = filled(tmp_path)
     assert store.last_array("scores", before=2, fingerprint="mine").tolist() == (ROWS + 1).tolist()
+    assert store.last_array("scores", before=1, fingerprint="mine").tolist() == ROWS.tolist()
+    store.save_array("scores", 3, ROWS, fingerprint="mine")
     assert store.last_array("scores", before=1, fingerprint="mine") is None
     assert store.last_array("others", before=3, fingerprint="mine") is None
 

@@ -74,7 +74,7 @@ def test_rows_of_too_few_samples_leave_as_zeros_with_their_counts(site, caplog):
 
 
 def test_an_unknown_field_is_refused(site):
-    known = "['census', 'counts', 'error', 'loss', 'repairs', 'report', 'round', 'samples']"
+    known = "['census', 'counts', 'error', 'ledger_mark', 'loss', 'repairs', 'report', 'round', 'samples']"
     refused_with(
         f"site-1: ReportGuard: result, fields: expected {known}, got something else",
         *send(result(), site, tamper=lambda content: content.update(names=["p1"])),

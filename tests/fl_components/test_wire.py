@@ -8,12 +8,14 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
 
+from fedmend.errors import FedMendError
 from fedmend.kinds.multilabel import BINS
 from fedmend.method import RoundTask
 from fedmend.results import RunSpec, SiteResult
 from fl_components.wire import KEY, pack_result, pack_task, parse_content, unpack_result, unpack_task
 
 WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, dtype=np.float32)}
+MARK = "0123456789abcdef" * 2
 RUN = RunSpec("run-1", ("edema", "nodule"), "tiny", 3)
 
 
@@ -94,6 +96,7 @@ def test_a_result_survives_the_wire(wire, weights):
         counts={"val": np.arange(4 * BINS).reshape(2, 2, BINS)},
         repairs=good_repairs(),
         census=good_census(),
+        ledger_mark=MARK,
         error="a sentence",
     )
     got = unpack_result(wire(pack_result(result)), "site-1")
@@ -104,13 +107,26 @@ def test_a_result_survives_the_wire(wire, weights):
         {k: good_census()[k] for k in ("annotated", "positives")},
     )
     assert got.census == {"sizes": {"train": 7, "val": 2}, "kind": "multilabel", "phantom": True}
-    assert (got.round_num, got.samples, got.loss, got.error) == (4, 7, 0.25, "a sentence")
+    assert (got.round_num, got.samples, got.loss, got.ledger_mark, got.error) == (4, 7, 0.25, MARK, "a sentence")
 
 
 def test_a_role_and_a_single_number_survive_the_wire(wire):
     task = RoundTask("robust", 5, 9, {"distillation_weight": np.float32(0.25)}, "clean")
     got = unpack_task(wire(pack_task(WEIGHTS, task, RUN, evaluate=False)), "train")[1]
     assert (got.role, float(got.knowledge["distillation_weight"])) == ("clean", 0.25)
+
+
+def test_the_mark_of_a_ledger_survives_the_wire(wire):
+    task = RoundTask("robust", 5, 9, ledger_mark=MARK)
+    assert unpack_task(wire(pack_task(WEIGHTS, task, RUN, evaluate=False)), "train")[1].ledger_mark == MARK
+
+
+@pytest.mark.parametrize("mark", ["x", MARK[:-1], MARK + "0", MARK.upper(), MARK + "\n", None, 7])
+def test_a_mark_that_is_none_is_refused_by_server_and_site(mark):
+    with refused("site-1: result, ledger_mark: expected 32 hexadecimal digits or none, got something else"):
+        unpack_result(pack_result(good_result(ledger_mark=mark)), "site-1")
+    with pytest.raises(FedMendError, match="task from the server: expected a FedMend task, got one that lacks or"):
+        unpack_task(pack_task(WEIGHTS, RoundTask("robust", 5, 9, ledger_mark=mark), RUN, evaluate=False), "train")
 
 
 def test_single_label_counts_survive_the_wire(wire):
@@ -157,7 +173,7 @@ def test_a_run_name_that_could_leave_its_folder_is_refused_by_the_site(name):
         unpack_task(task, "train")
 
 
-KNOWN = ["census", "counts", "error", "loss", "repairs", "report", "round", "samples"]
+KNOWN = ["census", "counts", "error", "ledger_mark", "loss", "repairs", "report", "round", "samples"]
 COUNTS = f"counts val: expected (C, 2, {BINS}), (C, C + {2 * BINS}) or (C, 7) counts"
 REPAIRS = "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative', 'missing']"
 CENSUS = "census: expected ['annotated', 'kind', 'phantom', 'positives', 'sizes']"

@@ -21,6 +21,7 @@ from nvflare.fuel.flare_api.api_spec import JobNotDone, NoConnection
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import ensure_phantom, phantom_spec
 from fedmend.repairs.label_ledger import read_history
+from fedmend.state import StateStore
 from fl_components.run.submit import SILENT, configured, fetch, submit_job
 
 pytestmark = pytest.mark.slow
@@ -126,7 +127,7 @@ class Undisturbed:
             assert all(row in repairs for row in repeated)
             assert repairs == in_force(self.work, site)
             if same_model:
-                state = [torch.load(w.state(site) / "fedia.pt", weights_only=True) for w in (work, self.work)]
+                state = [StateStore(w.state(site)).load("fedia") for w in (work, self.work)]
                 assert state[0] == state[1]
         for file, content in self.originals.items():
             assert file.read_bytes() == content, file.name

@@ -4,10 +4,15 @@ SQLite, one file per run and site, append-only: an entry is never changed or del
 later row in ``retractions``. A round is one transaction, and recording a (rule, round) again takes its earlier entries
 and those of later rounds out of force first, so that a repeated or resumed round leaves the ledger as if it had run
 once.
+
+Every transaction that changes what is in force leaves a *mark*: 16 random bytes, which tell nothing about the repairs.
+The server is told the latest one, keeps it and gives it back with the next question. A ledger without it is an older
+copy, or a new file.
 """
 
 import contextlib
 import csv
+import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.data.manifest import NOT_ANNOTATED
-from fedmend.errors import FedMendError
+from fedmend.errors import WAY_ON, FedMendError
+from fedmend.files import make_folder
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -29,9 +35,11 @@ CREATE TABLE IF NOT EXISTS retractions (
     rule TEXT NOT NULL, from_round INTEGER NOT NULL, last_entry INTEGER NOT NULL,
     made TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')));
 """
+_MARKS = "CREATE TABLE IF NOT EXISTS marks (number INTEGER PRIMARY KEY, mark TEXT NOT NULL);"
 _IN_FORCE = """NOT EXISTS (SELECT 1 FROM retractions r WHERE (r.rule = e.rule OR r.rule = '*')
                            AND r.from_round <= e.round AND e.entry <= r.last_entry)"""
 ANY_RULE = "*"
+SYNCHRONOUS = "EXTRA"  # FULL, SQLite's default, may lose the last transaction when the power fails
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,12 @@ class Repairs:
 def _transaction(path: Path, where: str) -> Iterator[sqlite3.Connection]:
     try:
         with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
             yield db
     except sqlite3.DatabaseError as e:
-        code = getattr(e, "sqlite_errorcode", None)
+        code = (getattr(e, "sqlite_errorcode", None) or 0) & 0xFF  # without what SQLite adds, e.g. which index
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):  # the last: other tables
-            raise FedMendError(f"{where}: expected an SQLite ledger, got another file") from None
+            raise FedMendError(f"{where}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}") from None
         if code and isinstance(e, sqlite3.OperationalError):  # locked, read-only, full disk; the words hold no path
             raise FedMendError(f"{where}: expected a file that can be opened and written, got: {e}") from None
         raise
@@ -84,13 +93,13 @@ class LabelLedger:
         self._path, self._shape = Path(path), (len(images), len(classes))
         self._where = f"{site}: label ledger"
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
         except OSError as e:
             raise FedMendError(
                 f"{self._where}: expected a file that can be opened and written, got: {e.strerror}"
             ) from None
         with self._transaction() as db:
-            db.executescript(_SCHEMA)
+            db.executescript(_SCHEMA + _MARKS)
             known = dict(db.execute("SELECT key, value FROM about"))
             if known.get("fingerprint", fingerprint) != fingerprint:
                 raise FedMendError(
@@ -126,7 +135,8 @@ class LabelLedger:
             strict=True,
         )
         with self._transaction() as db:
-            self._retract(db, rule, round_num)
+            if self._retract(db, rule, round_num) or len(sample):
+                _leave_mark(db)
             db.executemany(
                 "INSERT INTO entries (sample, class, old, new, rule, round, confidence) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [(s, c, o, n, rule, round_num, confidence) for s, c, o, n, confidence in rows],
@@ -155,7 +165,30 @@ class LabelLedger:
             Number of entries taken out of force.
         """
         with self._transaction() as db:
-            return self._retract(db, rule, from_round)
+            return _undo(db, rule, from_round)
+
+    def mark(self) -> str:
+        """The latest mark; empty where nothing was ever recorded."""
+        with self._transaction() as db:
+            found = db.execute("SELECT mark FROM marks ORDER BY number DESC LIMIT 1").fetchone()
+        return found[0] if found else ""
+
+    def check_mark(self, mark: str) -> None:
+        """Refuses to go on with a ledger that has fallen behind.
+
+        Args:
+            mark: one that this run was told before; empty: none.
+
+        Raises:
+            FedMendError: the ledger has never left it.
+        """
+        with self._transaction() as db:
+            if mark and not db.execute("SELECT 1 FROM marks WHERE mark = ?", (mark,)).fetchone():
+                raise FedMendError(
+                    f"{self._where}: expected all repairs that this run has recorded, got a ledger without the latest"
+                    " (an older copy, or a new file); put the right one back, or let the lead go on with this one by"
+                    ' allow_changes=["ledgers"]'
+                )
 
     def in_force(self) -> list[tuple[int, int, int, str, int]]:
         """(sample, class, new, rule, round) of the entries in force, in the order in which they were made."""
@@ -206,7 +239,19 @@ def undo_file(path: Path, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
     """:meth:`LabelLedger.undo` on a ledger file, without its data set."""
     read_history(path)
     with _transaction(path, f"label ledger {path}") as db:
-        return LabelLedger._retract(db, rule, from_round)
+        return _undo(db, rule, from_round)
+
+
+def _undo(db: sqlite3.Connection, rule: str, from_round: int) -> int:
+    count = LabelLedger._retract(db, rule, from_round)
+    if count:
+        _leave_mark(db)
+    return count
+
+
+def _leave_mark(db: sqlite3.Connection) -> None:
+    db.execute(_MARKS)
+    db.execute("INSERT INTO marks (mark) VALUES (?)", (secrets.token_hex(16),))
 
 
 def to_csv(path: Path, out: Path) -> int:

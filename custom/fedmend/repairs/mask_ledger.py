@@ -6,14 +6,16 @@ written.
 """
 
 import shutil
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.data.slices import VolumeSplit, write_repaired
-from fedmend.errors import FedMendError
-from fedmend.files import write_atomically
+from fedmend.errors import WAY_ON, FedMendError
+from fedmend.files import make_folder, whole_folder, write_atomically
 from fedmend.repairs.label_ledger import ANY_RULE, LabelLedger, Repairs
 
 
@@ -49,9 +51,11 @@ class MaskLedger:
         volumes = self._folder / "repaired" / f"{rule}-round-{round_num + 1}"
         shutil.rmtree(volumes, ignore_errors=True)  # of an earlier attempt at this round
         change = change.astype(np.int8, copy=False)
-        counts = write_repaired(self._split, change, volumes, self._foreground)
+        make_folder(volumes.parent)
+        with whole_folder(volumes) as temporary:
+            counts = write_repaired(self._split, change, temporary, self._foreground)
         rows = np.flatnonzero(change.any((1, 2)))
-        self._file(rule, round_num).parent.mkdir(exist_ok=True)
+        make_folder(self._file(rule, round_num).parent)
         # First the pixels: rows without them would be worth nothing.
         pixels = {"pixels": _packed(change[rows] > 0)}
         if (removed := change[rows] < 0).any():
@@ -68,13 +72,21 @@ class MaskLedger:
         """See :meth:`fedmend.repairs.label_ledger.LabelLedger.undo`."""
         return self._rows.undo(rule=rule, from_round=from_round)
 
+    def mark(self) -> str:
+        """See :meth:`fedmend.repairs.label_ledger.LabelLedger.mark`."""
+        return self._rows.mark()
+
+    def check_mark(self, mark: str) -> None:
+        """See :meth:`fedmend.repairs.label_ledger.LabelLedger.check_mark`."""
+        self._rows.check_mark(mark)
+
     def change(self) -> np.ndarray:
         """(N, size, size) int8: pixels made lesion (1) or background (-1) by the repairs in force, others 0.
 
         Where several repairs change a pixel, the one recorded last counts.
 
         Raises:
-            FedMendError: the folder ``masks`` beside the ledger lacks a file.
+            FedMendError: the folder ``masks`` beside the ledger lacks a file, or one is damaged.
         """
         size = self._split.masks.shape[1]
         total = np.zeros(self._split.masks.shape, dtype=np.int8)
@@ -88,13 +100,14 @@ class MaskLedger:
                     f"{self._site}: label ledger: expected the folder masks beside it with the pixels of round"
                     f" {round_num + 1}, not found"
                 )
-            with np.load(file) as saved:
-                chosen = np.isin(saved["rows"], samples)
-                rows = saved["rows"][chosen]
-                changed = _unpacked(saved["pixels"][chosen], size).astype(np.int8)
-                if "removed" in saved:
-                    changed -= _unpacked(saved["removed"][chosen], size)
-                total[rows] = np.where(changed, changed, total[rows])
+            try:
+                rows, changed = _read_pixels(file, samples, size)
+            except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+                raise FedMendError(
+                    f"{self._site}: label ledger: expected the pixels of round {round_num + 1} in the folder masks"
+                    f" beside it, got a damaged file; {WAY_ON}"
+                ) from None
+            total[rows] = np.where(changed, changed, total[rows])
         return total
 
     def added(self) -> np.ndarray:
@@ -109,6 +122,16 @@ class MaskLedger:
     def history(self) -> list[dict]:
         """See :meth:`LabelLedger.history`; ``old`` and ``new`` are lesion voxels of the slice."""
         return self._rows.history()
+
+
+def _read_pixels(file: Path, samples: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that a file changes, out of these samples, and the change of each, (M, size, size) int8."""
+    with np.load(file) as saved:
+        chosen = np.isin(saved["rows"], samples)
+        changed = _unpacked(saved["pixels"][chosen], size).astype(np.int8)
+        if "removed" in saved:
+            changed -= _unpacked(saved["removed"][chosen], size)
+        return saved["rows"][chosen], changed
 
 
 def _packed(pixels: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from factories import refused
 
+from fedmend.errors import WAY_ON
 from fedmend.repairs.label_ledger import LabelLedger, Repairs, read_history, to_csv, undo_file
 
 RULE, OTHER = "fedmlp.missing_label_detection", "fedlsm.relabel"
@@ -179,13 +180,13 @@ def test_a_ledger_of_another_data_set_is_refused_and_stays_as_it_is(tmp_path):
 def test_a_data_base_with_other_tables_is_refused(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
         db.execute("CREATE TABLE about (author)")
-    with refused("site-1: label ledger: expected an SQLite ledger, got another file"):
+    with refused(f"site-1: label ledger: expected an SQLite ledger, got another or a damaged file; {WAY_ON}"):
         ledger(tmp_path)
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path):
     (tmp_path / "ledger.sqlite").write_text("not a data base, but long enough to be looked at" * 20)
-    with refused("site-1: label ledger: expected an SQLite ledger, got another file"):
+    with refused(f"site-1: label ledger: expected an SQLite ledger, got another or a damaged file; {WAY_ON}"):
         ledger(tmp_path)
 
 
@@ -235,7 +236,7 @@ def test_reading_what_is_not_a_ledger_is_refused(tmp_path, read):
     with refused(f"label ledger {path}: expected a ledger file, not found"):
         read(path)
     path.write_bytes(b"")
-    with refused(f"label ledger {path}: expected an SQLite ledger, got another file"):
+    with refused(f"label ledger {path}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}"):
         read(path)
 
 
