@@ -35,8 +35,9 @@ class Client:
             "site-1", question, weights or {}, task, self.run, evaluate=evaluate, config=self.config, stop=stop
         )
 
-    def train(self, round_num=0, **options):
-        return self.ask("train", RoundTask("train", round_num, 3, seed=7), global_model(), **options)
+    def train(self, round_num=0, *, mark="", **options):
+        task = RoundTask("train", round_num, 3, seed=7, ledger_mark=mark)
+        return self.ask("train", task, global_model(), **options)
 
     def collect(self, round_num, **knowledge):
         task = RoundTask("look", round_num, 3, knowledge, seed=7, training=False)

@@ -1,5 +1,6 @@
 import errno
 import json
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch_factories import PlainMethod, PlainRound, TinyNetwork
 from worker_factories import SETTINGS, Client, census_task, global_model, one_site
 
 from fedmend import site_worker
-from fedmend.errors import FedMendError
+from fedmend.errors import WAY_ON, FedMendError
 from fedmend.fields import Field
 from fedmend.files import locked
 from fedmend.method import RoundTask
@@ -132,6 +133,43 @@ def test_a_repeated_round_starts_from_what_the_rounds_before_it_left(client):
     again = site.train(1)
     assert again.repairs["negative"].tolist() == once.repairs["negative"].tolist() == [0, 1, 0]
     assert (site.folder / "state" / "run-1" / "site-1" / LEDGER_NAME).is_file()
+
+
+def test_a_site_whose_ledger_was_rolled_back_by_a_round_says_so_before_it_trains(client):
+    site = client(Tagging())
+    file = site.folder / "state" / "run-1" / "site-1" / LEDGER_NAME
+    first = site.train(0)
+    older = file.read_bytes()
+    second = site.train(1, mark=first.ledger_mark)
+    assert second.error == ""
+    site.start()
+    file.write_bytes(older)
+    behind = site.train(2, mark=second.ledger_mark)
+    assert behind.error.startswith(
+        "site-1: label ledger: expected all repairs that this run has recorded, got a ledger without the latest"
+    )
+    assert (behind.weights, behind.repairs) == ({}, {})
+    assert site.ask("census", replace(census_task(), ledger_mark=second.ledger_mark)).error == behind.error
+    assert site.train(1, mark=first.ledger_mark).error == ""  # the round may be repeated
+
+
+def test_a_repeated_or_later_round_finds_a_ledger_that_is_ahead_in_order(client):
+    site = client(Tagging())
+    first = site.train(0)
+    site.train(1, mark=first.ledger_mark)  # its result never arrived
+    site.collect(2, sample=np.array(3))
+    assert site.train(1, mark=first.ledger_mark).error == ""
+    assert site.train(2, mark=first.ledger_mark).error == ""
+
+
+def test_a_damaged_state_file_is_said_without_a_path(client):
+    site = client(PlainMethod(), keep_moments=True)
+    site.train(0)
+    (file,) = (site.folder / "state" / "run-1" / "site-1").glob("*.pt")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert site.train(1).error == (
+        f"site-1: state file {file.name}: expected what FedMend saved, got a damaged file; {WAY_ON}"
+    )
 
 
 def test_the_upper_bound_trains_on_the_complete_labels(client):

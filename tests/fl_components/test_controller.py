@@ -10,6 +10,7 @@ import torch
 from federation_factories import Script, census, failing, in_rounds, initial, plain_answers
 from fl_factories import Federation, write_settings
 from nvflare.apis.dxo import MetaKey
+from nvflare.apis.fl_constant import FLContextKey
 
 from fedmend import federation as core
 from fedmend.averaging import Fold
@@ -97,6 +98,31 @@ def test_the_state_is_kept_where_the_server_s_settings_say_and_a_job_goes_on(tmp
     resumed = play(tmp_path, plain_answers(BOTH))
     assert [r for name, r, *_ in resumed.asked if name == TRAIN] == [2]
     assert bias(resumed) == pytest.approx(3)
+
+
+@pytest.mark.parametrize(("person", "said"), [("lead@a", ""), ("lead@b", "expected a job of the person who submitted")])
+def test_only_the_person_who_submitted_a_run_goes_on_with_it(tmp_path, person, said):
+    crash = failing(plain_answers(BOTH), site="site-1", when=lambda name, r: (name, r) == (TRAIN, 1))
+    for name, answer in (("lead@a", crash), (person, plain_answers(BOTH))):
+        started = federation(tmp_path, answer)
+        started.fl_ctx.set_prop(FLContextKey.JOB_META, {"submitter_name": name}, private=True, sticky=False)
+        started.run()
+    assert [sentence[:60] for sentence in started.engine.panics()] == (
+        [f"run_name 'run-1': {said}"[:60]] if said else []
+    )
+
+
+def test_a_job_of_another_method_is_refused(tmp_path):
+    crash = failing(plain_answers(BOTH), site="site-1", when=lambda name, r: (name, r) == (TRAIN, 1))
+    play(tmp_path, crash)
+    started = federation(tmp_path, plain_answers(BOTH))
+    file = started.app / "config" / "config_fed_client.json"
+    file.write_text(file.read_text().replace("fedmlp.FedMLP", "baselines.FedAvg").replace("4", "8"))
+    (sentence,) = started.run().engine.panics()
+    assert (
+        'batch_size: before 4, now 8; method.class: before "fedmend.methods.fedmlp.FedMLP", now'
+        ' "fedmend.methods.baselines.FedAvg"'
+    ) in sentence
 
 
 # ---- what stops a run -----------------------------------------------------------------------------------------------
@@ -204,6 +230,18 @@ def test_sites_of_the_same_role_share_a_message(tmp_path):
     asked = [sites for name, r, _, sites in played.asked if (name, r) == (TRAIN, 1)]
     assert asked == [["site-4"], ["site-1", "site-3"], ["site-2"]]
     assert bias(played) == pytest.approx(2)
+
+
+def test_no_site_learns_the_mark_of_another_one_s_ledger(tmp_path):
+    def answer(site, question, weights, task, evaluate):
+        result = plain_answers(FOUR)(site, question, weights, task, evaluate)
+        result.ledger_mark = site[-1] * 32 if question == TRAIN and site != "site-4" else ""
+        return result
+
+    played = two_stages(tmp_path, answer).run()
+    assert played.engine.panics() == []
+    told = [(task.ledger_mark, sites) for task, sites, _ in played.sent if (task.stage, task.round_num) == ("train", 1)]
+    assert sorted(told) == [("", ["site-4"]), *((str(i) * 32, [f"site-{i}"]) for i in (1, 2, 3))]
 
 
 def test_a_round_may_ask_some_sites_only(tmp_path):

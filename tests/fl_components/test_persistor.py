@@ -1,6 +1,8 @@
 import json
+import resource
 
 import pytest
+import torch
 from fl_factories import JOB, Engine
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
@@ -33,3 +35,27 @@ def test_a_job_cannot_choose_other_files_for_the_model(tmp_path):
     (sentence,) = engine.panics()
     assert sentence == "job: expected no config/environment.json, which would choose other files for the model"
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_an_error_of_the_system_and_keeps_the_old_file(tmp_path):
+    file = tmp_path / "model.pt"
+    persistor = ModelFilePersistor()
+    persistor.persistence_manager = Model()
+    persistor.save_model_file(str(file))
+    content = file.read_bytes()
+    assert torch.load(file, weights_only=True)["model"]["w"].tolist() == [0.0] * 9999
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            persistor.save_model_file(str(file))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [f.read_bytes() for f in tmp_path.iterdir()] == [content]
+
+
+class Model:
+    """What FLARE gives the persistor."""
+
+    def to_persistence_dict(self):
+        return {"model": {"w": torch.zeros(9999)}}

@@ -1,6 +1,7 @@
 import contextlib
 import csv
 import functools
+import re
 import sqlite3
 import subprocess
 import sys
@@ -274,3 +275,94 @@ def test_entries_in_force_are_listed_as_they_were_made(tmp_path):
     assert book.in_force() == [(3, 0, 1, RULE, 0), (1, 1, 0, RULE, 0), (3, 0, 0, OTHER, 1)]
     book.undo(rule=RULE)
     assert book.in_force() == [(3, 0, 0, OTHER, 1)]
+
+
+# ---- marks and power ------------------------------------------------------------------------------------------------
+BEHIND = (
+    "site-1: label ledger: expected all repairs that this run has recorded, got a ledger without the latest (an older"
+    " copy, or a new file); put the right one back, or let the lead go on with this one by"
+    ' allow_changes=["ledgers"]'
+)
+
+
+def test_every_change_leaves_another_mark_and_nothing_else_does(tmp_path):
+    book = ledger(tmp_path)
+    assert book.mark() == ""
+    book.undo()
+    book.record(RULE, 0, LABELS, repairs())
+    assert book.mark() == ""
+    marks = []
+    book.record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    marks.append(book.mark())
+    book.record(RULE, 0, LABELS, repairs())  # takes the first one back
+    marks.append(book.mark())
+    book.record(RULE, 1, LABELS, repairs((1, 1, 0)))
+    marks.append(book.mark())
+    book.undo(from_round=1)
+    marks.append(book.mark())
+    assert len(set(marks)) == 4
+    assert all(re.fullmatch("[0-9a-f]{32}", mark) for mark in marks)
+    for mark in ("", *marks):
+        ledger(tmp_path).check_mark(mark)
+
+
+def test_the_same_repairs_leave_other_marks_in_another_ledger(tmp_path):
+    found = set()
+    for name in ("one", "other"):
+        (book := ledger(tmp_path / name)).record(RULE, 0, LABELS, repairs((0, 1, 1)))
+        found.add(book.mark())
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("fate", ["an older copy", "a new file", "an empty file"])
+def test_a_ledger_that_has_fallen_behind_is_refused(tmp_path, fate):
+    book, file = ledger(tmp_path), tmp_path / "ledger.sqlite"
+    book.record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    older, first = file.read_bytes(), book.mark()
+    book.record(RULE, 1, LABELS, repairs((1, 1, 0)))
+    told = book.mark()
+    file.unlink()
+    if fate != "a new file":
+        file.write_bytes(older if fate == "an older copy" else b"")
+    book = ledger(tmp_path)
+    with refused(BEHIND):
+        book.check_mark(told)
+    if fate == "an older copy":
+        book.check_mark(first)
+
+
+def test_a_ledger_of_the_first_edition_gets_marks_with_its_next_change(tmp_path):
+    ledger(tmp_path).record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute("DROP TABLE marks")
+    assert undo_file(tmp_path / "ledger.sqlite") == 1
+    assert ledger(tmp_path).mark() != ""
+
+
+@pytest.mark.parametrize("damage", ["cut", "scrambled"])
+def test_a_damaged_ledger_is_refused_with_the_way_on(tmp_path, damage):
+    book, file = ledger(tmp_path), tmp_path / "ledger.sqlite"
+    for round_num in range(3):
+        book.record(RULE, round_num, LABELS, repairs(*[(s, c, 1) for s in range(4) for c in (0, 1)] * 50))
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2] if damage == "cut" else content[:4096] + b"x" * (len(content) - 4096))
+    with refused(f"site-1: label ledger: expected an SQLite ledger, got another or a damaged file; {WAY_ON}"):
+        ledger(tmp_path).repairs()
+
+
+def test_a_transaction_is_on_disk_when_it_ends(tmp_path, monkeypatch):
+    """FULL, SQLite's default, leaves the journal's name on the disk, and the journal takes the last round back."""
+    levels = []
+
+    class Watched(sqlite3.Connection):
+        def commit(self):
+            levels.append(self.execute("PRAGMA synchronous").fetchone()[0])
+            super().commit()
+
+        def __exit__(self, *error):
+            levels.append(self.execute("PRAGMA synchronous").fetchone()[0])
+            return super().__exit__(*error)
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Watched))
+    ledger(tmp_path).record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    assert set(levels) == {3}  # EXTRA

@@ -9,6 +9,7 @@ from nifti_factories import lesion, make_volume_site
 from torch_factories import make_mask_split
 
 from fedmend.data.slices import load_volumes
+from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs.label_ledger import read_history, to_csv, undo_file
 from fedmend.repairs.mask_ledger import MaskLedger
 
@@ -176,6 +177,35 @@ def test_a_ledger_without_its_pixels_is_one_sentence(tmp_path):
     (tmp_path / "state" / "masks").rename(tmp_path / "elsewhere")
     with refused("site-1: label ledger: expected the folder masks beside it with the pixels of round 3, not found"):
         book.apply(MASKS)
+
+
+def flipped(content):
+    """A bit of the packed pixels is another one."""
+    place = content.index(b"pixels.npy") + 40
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [lambda c: b"", lambda c: c[:-40], lambda c: c.replace(b"rows", b"rowz"), flipped])
+def test_damaged_pixels_are_one_sentence(tmp_path, damage):
+    book = ledger(tmp_path)
+    book.record(RULE, 2, pixels(A), SURE)
+    (file,) = (tmp_path / "state" / "masks").iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    with refused(
+        "site-1: label ledger: expected the pixels of round 3 in the folder masks beside it, got a damaged file;"
+        f" {WAY_ON}"
+    ):
+        book.apply(MASKS)
+
+
+def test_a_mask_ledger_that_has_fallen_behind_is_refused(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 2, pixels(A), SURE)
+    told = book.mark()
+    book.check_mark(told)
+    (tmp_path / "state" / "ledger.sqlite").unlink()
+    with pytest.raises(FedMendError, match="got a ledger without the latest"):
+        ledger(tmp_path).check_mark(told)
 
 
 def test_pixels_without_their_rows_are_not_in_force(tmp_path, monkeypatch):
