@@ -3,8 +3,6 @@
 SIGKILL and the like, in ``test_faults.py``, keep what a program has written; a power failure does not.
 """
 
-import shutil
-
 import numpy as np
 import pytest
 from factories import CLASSES, make_site_folder
@@ -123,17 +121,24 @@ def test_a_ledger_keeps_its_last_round_with_extra_alone(power, monkeypatch, leve
         open_ledger(after).check_mark(told)
 
 
+def fill(file):
+    with open(file, "wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(2**12))
+
+
 def test_a_full_disk_keeps_what_was_there(power):  # noqa: F811
     disk = power.disk("disk", megabytes=8)
     keep_checkpoint(disk, 1)
     keep_ledger(disk, 1)
-    (disk / "half").write_bytes(b"0" * shutil.disk_usage(disk).free)
+    with pytest.raises(OSError, match="No space left"):
+        fill(disk / "filler")
     with pytest.raises(OSError, match="No space left"):
         keep_checkpoint(disk, 2)
     with pytest.raises(FedMendError, match="site-1: label ledger: expected a file that can be opened and written"):
         keep_ledger(disk, 2)
     assert (read_checkpoint(disk), read_ledger(disk)) == (1, 1)
-    (disk / "half").unlink()
+    (disk / "filler").unlink()
     keep_checkpoint(disk, 3)
     keep_ledger(disk, 3)
     assert (read_checkpoint(disk), read_ledger(disk)) == (3, 3)
@@ -238,9 +243,9 @@ def test_a_site_whose_disk_loses_what_it_said_to_have_kept_says_so(run, power, m
         _, left = run("cut", disks_of(power, "cut"), cut="site-1")
     said, _ = run("cut", left)
     assert said == (
-        "census of round 0: expected valid results from 2 sites, got 1: site-1: label ledger: expected all repairs that"
-        " this run has recorded, got a ledger without the latest (an older copy, or a new file); put the right one back,"
-        ' or let the lead go on with this one by allow_changes=["ledgers"]'
+        "census of round 0: expected valid results from 2 sites, got 1: site-1: label ledger: expected all repairs"
+        " that this run has recorded, got a ledger without the latest (an older copy, or a new file); put the right one"
+        ' back, or let the lead go on with this one by allow_changes=["ledgers"]'
     )
     model, _ = run("cut", left, allow_changes=["ledgers"])
     assert isinstance(model, bytes)
