@@ -10,9 +10,10 @@ from factories import CLASSES, make_site_folder, refused
 from federation_factories import same_models, small_world
 from torch_factories import PlainMethod, PlainRound
 
+from fedmend.errors import FedMendError
 from fedmend.federation import RunSettings
 from fedmend.fields import Field
-from fedmend.local_federation import run_locally
+from fedmend.local_federation import LocalTransport, run_locally
 from fedmend.method import Workflow
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.site_config import SiteConfig
@@ -173,3 +174,28 @@ def test_an_unknown_setting_of_a_run_is_refused_with_those_that_there_are(play):
     known = sorted(field.name for field in fields(RunSettings))
     with refused(f"job: expected the settings {known} of a run, got also ['rounds']"):
         play("run", rounds=3)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_sites_still_have_what_the_older_checkpoint_needs(play, tmp_path, monkeypatch, damaged):
+    """Adam's moments go on over rounds; round 3 was trained, but its results never arrived."""
+    options = {"site": {"keep_moments": True}, "num_rounds": 5}
+    whole = play("whole", **options)
+    exchange = LocalTransport.exchange
+
+    def lost(transport, question, receive, enough):
+        exchange(transport, question, receive, enough)
+        if (question.name, question.tasks["site-1"].round_num) == ("train", 3):
+            raise FedMendError("the server stopped")
+
+    with monkeypatch.context() as patched, refused("the server stopped"):
+        patched.setattr(LocalTransport, "exchange", lost)
+        play("cut", **options)
+    newest = tmp_path / "cut" / "state" / "run-1" / "server" / "checkpoint.pt"
+    if damaged:
+        newest.write_bytes(newest.read_bytes()[:-1])
+    again = play("cut", **options)
+    assert [d["value"] for d in lines(again, "decisions.jsonl") if d["what"] == "resumed"] == [
+        {"at_round": 3 - damaged}
+    ]
+    assert same_models(model(again), model(whole))

@@ -213,11 +213,11 @@ def test_rounds_repeated_in_new_processes_give_the_same_weights_to_the_last_bit(
     assert all(torch.equal(v, second[k]) for k, v in first.items())
 
 
-def test_two_files_are_kept(site_of, tmp_path):
+def test_three_files_are_kept(site_of, tmp_path):
     site = site_of(MULTI, classes=2)
     for r in range(5):
         finished(Moon(local_iterations=1), Says(RECEIVED), r, site)
-    assert sorted(f.name for f in tmp_path.rglob("*.pt")) == ["moon-3.pt", "moon-4.pt"]
+    assert sorted(f.name for f in tmp_path.rglob("*.pt")) == ["moon-2.pt", "moon-3.pt", "moon-4.pt"]
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
