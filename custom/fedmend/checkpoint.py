@@ -52,6 +52,7 @@ class Checkpoint:
     def __init__(self, folder: Path, run_name: str, made_by: Fingerprint, allow_changes: Sequence[str] = ()):
         self._state, self._where = StateStore(folder), f"run_name {run_name!r}"
         self._made_by, self._allowed = dict(made_by), tuple(allow_changes)
+        self._damaged = False  # the newest checkpoint, which then gives way instead of being kept
 
     def load(self) -> Saved | None:
         """What an earlier job left, or None.
@@ -59,7 +60,7 @@ class Checkpoint:
         Raises:
             FedMendError: the run is finished, or was another one, or neither of the two checkpoints can be read.
         """
-        content, damaged = self._read()
+        content = self._read()
         if content is None:
             return None
         if content["finished"]:
@@ -73,27 +74,23 @@ class Checkpoint:
             content["records"],
             {} if LEDGERS in self._allowed else content["marks"],
             changes(content["made_by"], self._made_by, self._allowed, self._where),
-            damaged,
+            self._damaged,
         )
 
-    def _read(self) -> tuple[dict | None, bool]:
-        """The newest checkpoint that can be read, and whether there is a newer one."""
-        try:
-            if (content := self._state.load(CHECKPOINT)) is not None:
-                return content, False
-        except FedMendError as e:
-            sentence = f"{self._where}: {e}"
-        else:
-            sentence = ""
-        try:
-            content = self._state.load(BEFORE)
-        except FedMendError as e:
-            raise FedMendError(sentence or f"{self._where}: {e}") from None
-        if content is None and sentence:
+    def _read(self) -> dict | None:
+        """The newest checkpoint that can be read."""
+        sentence = ""
+        for name in (CHECKPOINT, BEFORE):
+            try:
+                content = self._state.load(name)
+            except FedMendError as e:
+                sentence, self._damaged = sentence or f"{self._where}: {e}", True
+                continue
+            if content is not None:
+                return content
+        if sentence:
             raise FedMendError(sentence)
-        if content is not None:  # or the next one would be kept beside what is damaged
-            self._state.bring_back(CHECKPOINT, BEFORE)
-        return content, bool(sentence)
+        return None
 
     def save(
         self,
@@ -124,7 +121,8 @@ class Checkpoint:
             "finished": finished,
             "marks": dict(marks or {}),
         }
-        self._state.save(CHECKPOINT, content, before=BEFORE)
+        self._state.save(CHECKPOINT, content, before="" if self._damaged else BEFORE)
+        self._damaged = False
 
     def best(self) -> tuple[float, int] | None:
         """Value and round of the best model so far.

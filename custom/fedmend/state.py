@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from fedmend.errors import WAY_ON, FedMendError
-from fedmend.files import make_folder, sync, write_atomically, write_text
+from fedmend.files import make_folder, write_atomically, write_text
 
 FORMAT = b"FedMend state 1 "  # a file begins with a line of it and the SHA-256 of the rest
 TURNS = 3  # the round itself, and one for each of the server's two checkpoints
@@ -72,11 +71,6 @@ class StateStore:
         ):
             stream.write(_header(content))
             stream.write(content)
-
-    def bring_back(self, name: str, before: str) -> None:
-        """What was kept as ``before`` takes the place of what is saved under ``name``."""
-        os.replace(self._folder / f"{before}.pt", self._folder / f"{name}.pt")
-        sync(self._folder)
 
     def save_turn(self, name: str, round_num: int, value: Any) -> None:
         """Saves what a round leaves, beside what the rounds before it left.

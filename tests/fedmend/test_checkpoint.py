@@ -8,6 +8,7 @@ from factories import refused
 
 from fedmend.checkpoint import Checkpoint, to_arrays, to_tensors
 from fedmend.errors import WAY_ON
+from fedmend.state import StateStore
 
 MADE_BY = {"workflow": "FedAvgWorkflow", "seed": 3}
 MODEL = {"w": np.arange(4, dtype=np.float32), "scale": np.array(2.5, dtype=np.float64)}
@@ -116,11 +117,15 @@ def test_a_damaged_checkpoint_makes_room_for_the_one_before_it(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
     damage(tmp_path / NEWEST)
-    saved = checkpoint(tmp_path).load()
+    again = checkpoint(tmp_path)
+    saved = again.load()
     assert (saved.done, saved.damaged) == (1, True)
-    save(tmp_path, 2)  # keeps that of round 1 beside it, not the damaged one
+    again.save(2, MODEL, Memory(np.zeros(1), {}), "", finished=False)  # that of round 1 is kept, not the damaged one
     damage(tmp_path / NEWEST)
     assert checkpoint(tmp_path).load().done == 1
+    save(tmp_path, 3)
+    save(tmp_path, 4)
+    assert (checkpoint(tmp_path).load().done, StateStore(tmp_path).load("checkpoint-before")["round"]) == (4, 3)
 
 
 def test_a_server_that_stopped_between_the_two_names_goes_on_from_the_newest_there_is(tmp_path):

@@ -95,14 +95,12 @@ def test_the_names_of_new_folders_are_on_disk_before_anything_is_kept_in_them(tm
     assert sorted(synced) == [tmp_path, tmp_path / "run"]
 
 
-def test_what_was_saved_before_can_be_kept_and_brought_back(tmp_path):
+def test_what_was_saved_before_can_be_kept(tmp_path):
     store = StateStore(tmp_path)
     store.save("a", 1, before="b")
     assert names(tmp_path) == ["a.pt"]
     store.save("a", 2, before="b")
     assert (store.load("a"), store.load("b")) == (2, 1)
-    store.bring_back("a", "b")
-    assert (store.load("a"), store.load("b")) == (1, None)
 
 
 def flipped(content):
