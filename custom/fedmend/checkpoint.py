@@ -77,6 +77,17 @@ class Checkpoint:
             self._damaged,
         )
 
+    def check_rounds(self, done: int, num_rounds: int) -> None:
+        """Refuses fewer rounds than are done.
+
+        Raises:
+            FedMendError: there are more.
+        """
+        if done > num_rounds:
+            raise FedMendError(
+                f"{self._where}: expected num_rounds of at least the {done} rounds that are done, got {num_rounds}"
+            )
+
     def _read(self) -> dict | None:
         """The newest checkpoint that can be read."""
         sentence = ""

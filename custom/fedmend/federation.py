@@ -131,8 +131,7 @@ class RunningFederation(Federation):
         Raises:
             FedMendError: bad input or too few valid results, in one sentence.
         """
-        way_on = "make room or mend the disk, and submit the job again"
-        with failing_disk("server", way_on), locked(self._state_dir / "in_use", patience=PREDECESSOR) as alone:
+        with failing_disk("server"), locked(self._state_dir / "in_use", patience=PREDECESSOR) as alone:
             if not alone:
                 raise FedMendError(
                     f"run_name {self._spec.run_name!r}: expected no other job of this run, one still runs; abort it"
@@ -149,11 +148,7 @@ class RunningFederation(Federation):
             self._workflow.check_rounds(total)
             self.num_rounds = total
             self._log.start(self._describe())
-        if self._first > self.num_rounds:
-            raise FedMendError(
-                f"run_name {self._spec.run_name!r}: expected num_rounds of at least the {self._first} rounds that are"
-                f" done, got {self.num_rounds}"
-            )
+        self._checkpoint.check_rounds(self._first, self.num_rounds)
         for r in range(self._first, self.num_rounds):
             self._round, self._done = r, r
             self._trained.clear()
@@ -305,10 +300,8 @@ class RunningFederation(Federation):
         known = {name: np.asarray(value) for name, value in (knowledge or {}).items()}
         check_fields(known, self._workflow.KNOWLEDGE, self._letters, f"{stage}: knowledge for the sites,")
         task = RoundTask(stage, self._round, self.num_rounds, known, seed=self.seed, training=training)
-        return {
-            site: replace(task, role=(roles or {}).get(site, ""), ledger_mark=self._marks.get(site, ""))
-            for site in sorted(sites)
-        }
+        roles, marks = roles or {}, self._marks
+        return {s: replace(task, role=roles.get(s, ""), ledger_mark=marks.get(s, "")) for s in sorted(sites)}
 
     def _ask(
         self,

@@ -136,12 +136,11 @@ def _try_lock(handle: int) -> bool:
 
 
 @contextlib.contextmanager
-def failing_disk(where: str, way_on: str) -> Iterator[None]:
+def failing_disk(where: str) -> Iterator[None]:
     """Turns the errors of a full, read-only or broken disk into one sentence, which names no file.
 
     Args:
         where: first words of the sentence.
-        way_on: what to do about it.
 
     Raises:
         FedMendError: instead of such an OSError. Every other error passes.
@@ -152,7 +151,8 @@ def failing_disk(where: str, way_on: str) -> Iterator[None]:
         if e.errno not in DISK:
             raise
         raise FedMendError(
-            f"{where}: expected files that can be read and written, got: {os.strerror(e.errno)}; {way_on}"
+            f"{where}: expected files that can be read and written, got: {os.strerror(e.errno)}; make room or mend"
+            " the disk, and submit the job again"
         ) from None
 
 
