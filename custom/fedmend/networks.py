@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
+from fedmend.safety_net import check_range
 
 LOG = logging.getLogger("fedmend.networks")
 
@@ -231,7 +232,7 @@ def set_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Loads what :func:`get_weights` gave; integer counters keep their value.
 
     Raises:
-        FedMendError: a tensor is missing, unknown, of another shape or not finite.
+        FedMendError: a tensor is missing, unknown, of another shape, not finite or out of range.
     """
     own = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
     if set(own) != set(weights):
@@ -246,4 +247,5 @@ def set_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             )
         if not torch.isfinite(value).all():
             raise FedMendError(f"global model: expected finite numbers, got NaN or infinity in {name}")
+        check_range(name, value, f"global model, {name}")
     model.load_state_dict(weights, strict=False)
