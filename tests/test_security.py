@@ -45,6 +45,8 @@ from fl_components.guard import ReportGuard
 from fl_components.wire import KEY, LARGEST_COUNT, pack_result, pack_task, parse_content, unpack_result
 
 SITES = {"site-1": [1, 1], "site-2": [1, 1]}
+PRIVACY = json.loads((ROOT / "simulator_workspace" / "local" / "privacy.json").read_text())
+POLICY = PRIVACY["scopes"][0]["task_result_filters"][0]["args"]  # of the ReportGuard
 ROGUE = "site-2"
 CHOSEN = ["edema", "nodule"]
 
@@ -211,7 +213,7 @@ def test_a_prototype_of_a_gigabyte_is_replaced_by_a_sentence_before_the_controll
     write_settings(tmp_path)
     endless = np.broadcast_to(np.float32(0), (2**14, 2**14))  # as large as a gigabyte, and none
     result = SiteResult(samples=9, report={"prototypes": endless, "prototype_counts": np.full(2**14, 9)})
-    guard = ReportGuard(fields=["prototypes", "prototype_counts"], counts={"prototypes": "prototype_counts"})
+    guard = ReportGuard(fields=POLICY["fields"], counts=POLICY["counts"])
     sent = guard.process(FLModelUtils.to_shareable(pack_result(result)), Engine(tmp_path, "site-1").new_context())
     error = unpack_result(FLModelUtils.from_shareable(sent), "site-1").error
     assert error.startswith("site-1: ReportGuard: expected at most 1048576 bytes besides the weights, got 10738")
@@ -328,8 +330,6 @@ def site(tmp_path):
     """A site with min_count 3: asks it as a server would, and gives what its policy lets out."""
     make_site_folder(tmp_path / "data", splits=("val", "test"))
     write_settings(tmp_path, min_count=3)
-    (scope,) = json.loads((ROOT / "simulator_workspace" / "local" / "privacy.json").read_text())["scopes"]
-    (policy,) = scope["task_result_filters"]
     threads = torch.get_num_threads()
 
     def ask(*, method=None, task_name=TRAIN, tamper=lambda model: None, task=None):
@@ -346,7 +346,7 @@ def site(tmp_path):
         tamper(model)
         fl_ctx = engine.new_context()
         reply = executor.execute(task_name, FLModelUtils.to_shareable(model), fl_ctx, Signal())
-        reply = ReportGuard(**policy["args"]).process(reply, fl_ctx)
+        reply = ReportGuard(**POLICY).process(reply, fl_ctx)
         return unpack_result(FLModelUtils.from_shareable(reply), "site-1")
 
     yield ask

@@ -298,7 +298,6 @@ class RunningFederation(Federation):
         return SafetyNet(
             self.model,
             self._network,
-            self._census.kind.channels,
             self._state_dir / "round",
             factor=chosen.max_update_factor,
             clip=chosen.clip_update,

@@ -19,7 +19,7 @@ HALF = 0.5  # on a GPU most of what is kept is in bfloat16
 MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments, a teacher, what was received
 
 
-def step_bytes(network: str, num_classes: int, images: int, edge: int, channels: int) -> int:
+def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
     """Estimated memory of a training step in float32.
 
     Args:
@@ -27,7 +27,6 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int, channels:
         num_classes: C.
         images: in a batch.
         edge: length of an image in pixels.
-        channels: of an image.
 
     Returns:
         Bytes: the weights :data:`MODELS` times, the images twice, all tensors kept for the backward pass, and twice the
@@ -38,7 +37,7 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int, channels:
     """
     with torch.device("meta"):
         model = build_network(network, num_classes).train()
-        batch = torch.empty((images, channels, edge, edge))
+        batch = torch.empty((images, model.channels, edge, edge))
     weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
 
@@ -52,7 +51,7 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int, channels:
         outputs = model(batch)
     sizes = [storage.nbytes() for storage in kept.values()]
     held = sum(tensor.nbytes for tensor in model.state_dict().values())
-    return MODELS * held + 2 * batch.nbytes + sum(sizes) + 2 * max(sizes) + sum(o.nbytes for o in outputs)
+    return MODELS * held + 2 * batch.nbytes + sum(sizes) + 2 * max(sizes, default=0) + sum(o.nbytes for o in outputs)
 
 
 def check_step(name: str, config: SiteConfig, device: torch.device, **step: int | str) -> None:

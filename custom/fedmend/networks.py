@@ -22,7 +22,7 @@ class ResNet18(nn.Module):
         num_classes: C.
     """
 
-    num_features = 512
+    channels, num_features = 3, 512
     torchvision_head = "fc."
 
     def __init__(self, num_classes: int):
@@ -50,7 +50,7 @@ class NarrowResNet(nn.Module):
         num_classes: C.
     """
 
-    num_features = 128
+    channels, num_features = 3, 128
     torchvision_head = None  # torchvision has no such network
 
     def __init__(self, num_classes: int):
@@ -85,7 +85,7 @@ class DenseNet121(nn.Module):
         num_classes: C.
     """
 
-    num_features = 1024
+    channels, num_features = 3, 1024
     torchvision_head = "classifier."
 
     def __init__(self, num_classes: int):
@@ -116,6 +116,7 @@ class UNet(nn.Module):
         widths: channels of the five encoder blocks and of the last decoder block (F).
     """
 
+    channels = 1
     torchvision_head = None  # torchvision has no U-Net
 
     def __init__(self, num_classes: int, widths: Sequence[int] = (64, 128, 256, 512, 512, 64)):

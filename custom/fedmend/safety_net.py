@@ -106,16 +106,15 @@ class SafetyNet:
     Args:
         sent: the model that all sites were sent.
         network: answers noise; its weights are overwritten.
-        channels: of an image.
         folder: where models wait, emptied first and removed at the end.
         factor: see :func:`outliers`; 0: not compared.
         clip: see :func:`clipped`; 0: not clipped.
     """
 
-    def __init__(self, sent: Model, network: nn.Module, channels: int, folder: Path, *, factor: float, clip: float):
+    def __init__(self, sent: Model, network: nn.Module, folder: Path, *, factor: float, clip: float):
         self._sent, self._network, self._folder, self._factor, self._clip = sent, network, folder, factor, clip
         generator = torch.Generator().manual_seed(0)
-        self._noise = torch.randn((2, channels, NOISE_EDGE, NOISE_EDGE), generator=generator)
+        self._noise = torch.randn((2, network.channels, NOISE_EDGE, NOISE_EDGE), generator=generator)
         self._norms: dict[str, dict[str, float]] = {}
         self._files: dict[str, Path] = {}
 

@@ -229,7 +229,6 @@ class SiteWorker:
             num_classes=len(run.classes),
             images=self.method.step_images(self._batch_size),
             edge=self._image_size,
-            channels=kind.channels,
         )
         data = kind.load(
             card,

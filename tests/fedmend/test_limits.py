@@ -32,7 +32,7 @@ def config(tmp_path):
 class OneLayer(nn.Module):
     """A convolution of 1x1 from 3 to 8 channels, its ReLU, and a mean that needs nothing of its input."""
 
-    num_features = 8
+    channels, num_features = 3, 8
 
     def __init__(self, num_classes):
         super().__init__()
@@ -58,24 +58,22 @@ def test_the_estimate_of_a_small_network_is_that_by_hand(one_layer):
     activations = 4 * 10 * 8 * 6 * 6  # what the ReLU gives is kept once, for its own gradient
     features, logits = 4 * 10 * 8, 4 * 10 * 2
     kept = images + activations + features  # inputs of convolution and classifier, and the output of the ReLU
-    assert step_bytes("one", 2, 10, 6, 3) == (
-        MODELS * weights + 2 * images + kept + 2 * activations + features + logits
-    )
+    assert step_bytes("one", 2, 10, 6) == (MODELS * weights + 2 * images + kept + 2 * activations + features + logits)
 
 
 def test_what_a_reviewer_found_to_pass_is_known_for_what_it_is():
-    assert step_bytes("resnet18", 5, 64, 2048, 3) == pytest.approx(160e9, rel=0.05)
-    assert step_bytes("unet", 1, 64, 2048, 1) == pytest.approx(2.14e12, rel=0.05)
+    assert step_bytes("resnet18", 5, 64, 2048) == pytest.approx(160e9, rel=0.05)
+    assert step_bytes("unet", 1, 64, 2048) == pytest.approx(2.14e12, rel=0.05)
 
 
 def test_the_estimate_takes_no_memory_and_no_random_number():
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    step_bytes("resnet18", 5, 64, 2048, 3)
+    step_bytes("resnet18", 5, 64, 2048)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-STEP = {"network": "one", "num_classes": 2, "images": 1000, "edge": 100, "channels": 3}
+STEP = {"network": "one", "num_classes": 2, "images": 1000, "edge": 100}
 
 
 def test_a_step_above_the_site_s_own_limit_is_refused_and_one_below_it_is_not(one_layer, config):

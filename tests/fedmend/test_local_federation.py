@@ -74,7 +74,8 @@ def play(tmp_path):
     def run(name, method=None, workflow=None, *, threads=0, min_count=1, site=None, **changes):
         def config(site):
             data = tmp_path / "data" / site
-            return SiteConfig(data, tmp_path / "cache" / site, tmp_path / name / "state", min_count, threads=1)
+            state = tmp_path / name / "state"
+            return SiteConfig(data, tmp_path / "cache" / site, state, min_count, threads=1, max_epochs=0)
 
         with small_world():
             return run_locally(

@@ -124,7 +124,7 @@ def test_models_come_back_from_the_disk_with_the_same_bits_and_leave_nothing_the
     models = {site: {k: rng.standard_normal(v.shape, np.float32) for k, v in SENT.items()} for site in "ba"}
     (tmp_path / "round").mkdir()
     (tmp_path / "round" / "left.npy").touch()  # by a server that was killed
-    with SafetyNet(SENT, TinyNetwork(2), 3, tmp_path / "round", factor=0, clip=0) as net:
+    with SafetyNet(SENT, TinyNetwork(2), tmp_path / "round", factor=0, clip=0) as net:
         for site, model in models.items():
             net.put(site, model)
         assert len(list((tmp_path / "round").iterdir())) == 2

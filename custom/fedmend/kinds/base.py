@@ -31,7 +31,6 @@ class Kind(ABC):
         unit: what a repair changes.
         sample: what the label audit counts.
         one_label: each sample has one class, so that the samples of all classes add up to the annotated ones.
-        channels: of an image as the network sees it.
         check_size: edge length in pixels at which a folder is checked.
         best_metric: the mean over classes that chooses the best model.
         counts_words: shape of what :meth:`evaluate` returns, for messages.
@@ -41,7 +40,6 @@ class Kind(ABC):
     unit: ClassVar[str]
     sample: ClassVar[str]
     one_label: ClassVar[bool] = False
-    channels: ClassVar[int] = 3
     check_size: ClassVar[int]
     best_metric: ClassVar[str]
     counts_words: ClassVar[str]

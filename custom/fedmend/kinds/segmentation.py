@@ -35,7 +35,6 @@ class Segmentation(Kind):
     name = SEGMENTATION
     unit = "pixels"
     sample = "volumes"
-    channels = 1
     check_size = 256  # small lesions would vanish on smaller slices
     best_metric = "dice"
     counts_words = f"(C, {len(SEGMENTATION_COUNTS)})"
