@@ -62,6 +62,19 @@ class InterruptedMethod(PlainMethod):
     ROUND = Interrupted
 
 
+class Poisoned(PlainRound):
+    """site-3 leaves a variance below zero in the second round, after an honest training."""
+
+    def report(self):
+        if (self.site.name, self.task.round_num) == ("site-3", 1):
+            self.model.norm.running_var.fill_(-1e12)
+        return {}
+
+
+class PoisonedMethod(PlainMethod):
+    ROUND = Poisoned
+
+
 @pytest.fixture
 def play(tmp_path):
     """Runs a job; each site has other labels."""
@@ -174,3 +187,24 @@ def test_an_unknown_setting_of_a_run_is_refused_with_those_that_there_are(play):
     known = sorted(field.name for field in fields(RunSettings))
     with refused(f"job: expected the settings {known} of a run, got also ['rounds']"):
         play("run", rounds=3)
+
+
+def test_a_site_that_ruins_a_round_is_named_and_the_next_job_goes_on_without_it_from_the_last_good_model(
+    play, tmp_path
+):
+    named = "site-3: result of round 1, weights norm.running_var: expected numbers >= 0, got smaller ones"
+    with refused(f"train of round 1: expected valid results from 3 sites, got 2: {named}"):
+        play("run", PoisonedMethod(), num_rounds=4)
+    checkpoint = torch.load(tmp_path / "run" / "state" / "run-1" / "server" / "checkpoint.pt", weights_only=True)
+    assert checkpoint["round"] == 1
+    assert (checkpoint["weights"]["norm.running_var"] > 0).all()
+    records = play("run", PoisonedMethod(), num_rounds=4, without=["site-3"])
+    assert sorted(json.loads((records / "run.json").read_text())["sites"]) == ["site-1", "site-2"]
+    assert [line["round"] for line in metrics(records) if line["split"] == "val"] == [0, 1, 2, 3, 4]
+    assert all(np.isfinite(value).all() for value in model(records).values())
+
+
+def test_such_a_site_costs_itself_alone_where_min_sites_allows_it(play):
+    records = play("run", PoisonedMethod(), num_rounds=4, min_sites=2)
+    (refusal,) = [line for line in lines(records, "decisions.jsonl") if line["what"] == "refused"]
+    assert (refusal["round"], refusal["value"]["site"]) == (1, "site-3")
