@@ -128,9 +128,10 @@ class FlareTransport(Transport):
                 reply = replies.popleft()
                 site = reply.meta["client_name"]
                 try:
-                    receive(site, unpack_result(reply, site))
+                    answer = unpack_result(reply, site)
                 except FedMendError as e:
-                    receive(site, e)
+                    answer = e
+                receive(site, answer)
 
         # Who is cut off from the census is out of the whole job.
         grace = 0 if question.name == CENSUS else settings.grace_period

@@ -15,7 +15,7 @@ from fedmend.site_worker import SiteWorker
 from fedmend.training import Stopped
 from fl_components.console import quiet_console
 from fl_components.run.arguments import METHOD
-from fl_components.wire import pack_result, unpack_task
+from fl_components.wire import CLASSES, pack_result, unpack_task
 from fl_components.workspace import load_site_config
 
 
@@ -46,6 +46,7 @@ class MethodExecutor(Executor):
         name = fl_ctx.get_identity_name()
         try:
             weights, task, run, evaluate = unpack_task(FLModelUtils.from_shareable(shareable), task_name)
+            fl_ctx.set_prop(CLASSES, len(run.classes), private=True, sticky=False)
             config = load_site_config(fl_ctx)
             result = self._worker.answer(
                 name,

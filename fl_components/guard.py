@@ -8,90 +8,110 @@ from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ProcessType, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError
-from fedmend.fields import hold_back
-from fedmend.results import SiteResult
+from fedmend.fields import Field, check_fields, hold_back, sizes_of
+from fedmend.results import LONGEST_ERROR, SiteResult
 from fl_components.statistics import check_statistics
-from fl_components.wire import KEY, REPORT, pack_result, parse_content
+from fl_components.wire import CLASSES, KEY, LONGEST_WORD, REPORT, pack_result, parse_content
 from fl_components.workspace import load_site_config
 
 _META = {KEY, MetaKey.FILTER_HISTORY, MetaKey.PROCESSED_ALGORITHM}  # the latter two are left by FLARE's own filters
+_CODES = {value for name, value in vars(ReturnCode).items() if name.isupper()}
 _ACCOUNTS = {"svt_privacy_budget", "svt_privacy_accountant"}  # SVTPrivacy's, which are in the site's log too
 
 
 class ReportGuard(Filter):
     """Result filter for the site policy (``local/privacy.json``), so that a job cannot take it away.
 
-    Lets a result pass when its fields are known, its report fields are among those that the policy names and the whole
-    is small enough; otherwise nothing but a sentence leaves. Rows of a report field that are made from fewer than
+    Lets a result pass when its fields are known, its report fields are as the policy describes them and the whole is
+    small enough; otherwise nothing but a sentence leaves. Rows of a report field that are made from fewer than
     ``min_count`` samples are set to zero, their count too. Of FLARE's statistics workflow, label counts of at least
-    ``min_count`` pass. The accounts that FLARE's ``SVTPrivacy`` adds stay at the site.
+    ``min_count`` pass. Of an error reply, nothing but its code passes. The accounts that FLARE's ``SVTPrivacy`` adds
+    stay at the site. What passes is put into a new message, so that nothing beside it travels along.
 
     FLARE's simulator does not run site policies at the clients; there the server, which has the same policy, runs this
     filter on what arrives.
 
     Args:
-        fields: report fields that may leave.
+        fields: report fields that may leave → ``shape``, ``dtype``, ``low`` and ``high`` of
+            :class:`fedmend.fields.Field`.
         counts: report field → the report field that says how many samples are behind each of its rows.
         max_kilobytes: largest size of everything besides the weights.
     """
 
-    def __init__(self, *, fields: list[str], counts: dict[str, str], max_kilobytes: int = 1024):
+    def __init__(self, *, fields: dict[str, dict], counts: dict[str, str], max_kilobytes: int = 1024):
         super().__init__()
-        self._fields, self._counts, self._max_bytes = set(fields), dict(counts), max_kilobytes * 1024
+        if not isinstance(fields, dict):  # a policy of an earlier version
+            raise ValueError(
+                "privacy.json, ReportGuard: expected fields with their shapes, got names; take over the new one"
+            )
+        self._fields = {
+            name: Field(**{**told, "shape": tuple(told["shape"]), "meaning": "", "risk": ""})
+            for name, told in fields.items()
+        }
+        self._counts, self._max_bytes = dict(counts), max_kilobytes * 1024
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Checks one task result; one that may not leave is replaced by the sentence that says why."""
-        if shareable.get_return_code() != ReturnCode.OK:
-            return shareable  # FLARE's own error reply, without content
+        code = shareable.get_return_code()
+        if code != ReturnCode.OK:
+            return make_reply(code if isinstance(code, str) and code in _CODES else ReturnCode.ERROR)
         peer = fl_ctx.get_peer_context() if fl_ctx.get_process_type() == ProcessType.SERVER_JOB else None
         site = (peer or fl_ctx).get_identity_name()
         dxo = from_shareable(shareable)
         if dxo.data_kind == DataKind.STATISTICS:
-            return self._process_statistics(shareable, dxo, site, fl_ctx)
+            return self._process_statistics(dxo, site, fl_ctx)
         try:
             dxo.meta = {name: value for name, value in dxo.meta.items() if name not in _ACCOUNTS}
             self._check_envelope(dxo, site)
-            dxo.meta[KEY] = self.check(dxo.meta[KEY], site, load_site_config(fl_ctx).min_count)
+            content, min_count = dxo.meta[KEY], load_site_config(fl_ctx).min_count
+            dxo.meta[KEY] = self.check(content, site, min_count, fl_ctx.get_prop(CLASSES))
         except FedMendError as e:
             self.log_error(fl_ctx, str(e))
-            return FLModelUtils.to_shareable(pack_result(SiteResult(error=str(e))))
-        return dxo.update_shareable(shareable)
+            sentence = "".join(letter for letter in str(e) if letter.isprintable())[:LONGEST_ERROR]
+            return FLModelUtils.to_shareable(pack_result(SiteResult(error=sentence)))
+        passed = dxo.to_shareable()
+        passed.set_header(AppConstants.CURRENT_ROUND, dxo.meta[KEY]["round"])
+        return passed
 
-    def _process_statistics(self, shareable: Shareable, dxo: DXO, site: str, fl_ctx: FLContext) -> Shareable:
+    def _process_statistics(self, dxo: DXO, site: str, fl_ctx: FLContext) -> Shareable:
         try:
+            _check_meta(dxo, site)
             check_statistics(dxo, site, min_count=load_site_config(fl_ctx).min_count, max_bytes=self._max_bytes)
         except FedMendError as e:  # FLARE's statistics workflow has no room for a sentence
             self.log_error(fl_ctx, str(e))
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
-        return shareable
+        return dxo.to_shareable()
 
     @staticmethod
     def _check_envelope(dxo: DXO, site: str) -> None:
         """Weights, or the one number that stands in for them, and nothing beside FedMend's key in the meta data."""
         if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.METRICS) or KEY not in dxo.meta:
-            raise FedMendError(f"{site}: ReportGuard: expected a FedMend result, got {dxo.data_kind} of another kind")
-        if unknown := sorted(set(dxo.meta) - _META):
-            raise FedMendError(f"{site}: ReportGuard: expected meta data under {KEY!r} alone, got also {unknown}")
+            raise FedMendError(
+                f"{site}: ReportGuard: expected a FedMend result, got {dxo.data_kind!s:.40} of another kind"
+            )
+        _check_meta(dxo, site)
         if dxo.data_kind == DataKind.METRICS and {k: type(v) for k, v in dxo.data.items()} != {"samples": float}:
-            raise FedMendError(f"{site}: ReportGuard: expected no metrics besides the report, got {sorted(dxo.data)}")
+            raise FedMendError(f"{site}: ReportGuard: expected no metrics besides the report, got others")
 
-    def check(self, content: Mapping, site: str, min_count: int) -> dict:
+    def check(self, content: Mapping, site: str, min_count: int, num_classes: int | None = None) -> dict:
         """The content that may leave.
 
         Args:
             content: what stands under FedMend's key of the message.
             site: site name for messages.
             min_count: fewest samples behind a row.
+            num_classes: C of the run; None where it is not known, as at the server.
 
         Raises:
-            FedMendError: unknown field, oversize, or a report field without its counts.
+            FedMendError: a field that is unknown or not as described, oversize, or a report field without its counts.
         """
         parse_content(content, f"{site}: ReportGuard")
         report = dict(content[REPORT])
-        if unknown := sorted(f"{name:.40}" for name in set(report) - self._fields):
+        if unknown := sorted(f"{name:.40}" for name in set(report) - set(self._fields)):
             raise FedMendError(
                 f"{site}: ReportGuard: expected report fields out of {sorted(self._fields)}, got also {unknown}"
             )
@@ -99,6 +119,9 @@ class ReportGuard(Filter):
             raise FedMendError(
                 f"{site}: ReportGuard: expected at most {self._max_bytes} bytes besides the weights, got {size}"
             )
+        where = f"{site}: ReportGuard: report field"
+        sizes = {} if num_classes is None else {"C": num_classes}
+        check_fields(report, self._fields, sizes_of(report, self._fields, sizes, where), where)
         try:
             report, held = hold_back(report, self._counts, min_count)
         except FedMendError as e:
@@ -106,6 +129,18 @@ class ReportGuard(Filter):
         for name, rows in held.items():
             self.logger.warning("%s: %d rows of %s held back: fewer than %d samples", site, rows, name, min_count)
         return {**content, REPORT: report}
+
+
+def _check_meta(dxo: DXO, site: str) -> None:
+    if unknown := sorted(f"{name!s:.40}" for name in set(dxo.meta) - _META):
+        raise FedMendError(f"{site}: ReportGuard: expected meta data under {KEY!r} alone, got also {unknown}")
+    for name in _META - {KEY}:
+        words = dxo.meta.get(name)
+        words = [] if words is None else [words] if isinstance(words, str) else words
+        if not isinstance(words, list) or not all(
+            isinstance(w, str) and w.isprintable() and len(w) <= LONGEST_WORD for w in words
+        ):
+            raise FedMendError(f"{site}: ReportGuard: expected names of filters, got something else")
 
 
 def _size(value) -> int:

@@ -18,6 +18,7 @@ from fedmend.results import LONGEST_ERROR, MARK, TRAIN, RunSpec, SiteResult
 
 KEY = "fedmend"
 REPORT = "report"
+CLASSES = "fedmend_classes"  # under which a site's guard finds the number of classes of the run
 NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
 TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative", "missing")
 CENSUS_FIELDS = {"annotated", "positives", "sizes", "kind", "phantom"}

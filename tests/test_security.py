@@ -44,6 +44,8 @@ from fl_components.guard import ReportGuard
 from fl_components.wire import KEY, LARGEST_COUNT, pack_result, pack_task, parse_content, unpack_result
 
 SITES = {"site-1": [1, 1], "site-2": [1, 1]}
+PRIVACY = json.loads((ROOT / "simulator_workspace" / "local" / "privacy.json").read_text())
+POLICY = PRIVACY["scopes"][0]["task_result_filters"][0]["args"]  # of the ReportGuard
 ROGUE = "site-2"
 CHOSEN = ["edema", "nodule"]
 
@@ -58,7 +60,7 @@ def tiny_network(monkeypatch):
 
 def federation(folder, spoil, **settings):
     """Two rounds of averaging with an honest site and one whose results ``spoil(result, task_name, round)`` changed."""
-    honest = plain_answers(SITES, step={"site-1": 1, ROGUE: 100})
+    honest = plain_answers(SITES, step={"site-1": 1, ROGUE: 3})
 
     def answer(site, task_name, weights, task, evaluate):
         result = honest(site, task_name, weights, task, evaluate)
@@ -158,8 +160,7 @@ def test_a_hostile_result_costs_its_site_alone(tmp_path, spoil, words):
     assert {value["site"] for value in refusals} == {ROGUE}
     assert words in refusals[0]["reason"]
     assert all(len(value["reason"]) < 300 and value["reason"].isprintable() for value in refusals)
-    assert moved(run) in (pytest.approx(2), pytest.approx(51.5))  # a late result is right in round 0
-    assert moved(run) == pytest.approx(51.5 if spoil is late else 2)
+    assert moved(run) == pytest.approx(3 if spoil is late else 2)  # a late result is right in round 0
 
 
 def test_counts_that_could_overflow_in_a_sum_are_refused():
@@ -179,7 +180,7 @@ def test_a_site_that_answers_twice_counts_once(tmp_path):
 
     run.controller.broadcast_model = twice
     assert run.run().engine.panics() == []
-    assert moved(run) == pytest.approx(2 * (1 + 100) / 2)
+    assert moved(run) == pytest.approx(2 * (1 + 3) / 2)
 
 
 def test_a_result_counts_for_the_site_that_flare_authenticated_whatever_name_it_bears(tmp_path):
@@ -211,7 +212,7 @@ def test_a_prototype_of_a_gigabyte_is_replaced_by_a_sentence_before_the_controll
     write_settings(tmp_path)
     endless = np.broadcast_to(np.float32(0), (2**14, 2**14))  # as large as a gigabyte, and none
     result = SiteResult(samples=9, report={"prototypes": endless, "prototype_counts": np.full(2**14, 9)})
-    guard = ReportGuard(fields=["prototypes", "prototype_counts"], counts={"prototypes": "prototype_counts"})
+    guard = ReportGuard(fields=POLICY["fields"], counts=POLICY["counts"])
     sent = guard.process(FLModelUtils.to_shareable(pack_result(result)), Engine(tmp_path, "site-1").new_context())
     error = unpack_result(FLModelUtils.from_shareable(sent), "site-1").error
     assert error.startswith("site-1: ReportGuard: expected at most 1048576 bytes besides the weights, got 10738")
@@ -332,8 +333,6 @@ def site(tmp_path):
     """A site with min_count 3: asks it as a server would, and gives what its policy lets out."""
     make_site_folder(tmp_path / "data", splits=("val", "test"))
     write_settings(tmp_path, min_count=3)
-    (scope,) = json.loads((ROOT / "simulator_workspace" / "local" / "privacy.json").read_text())["scopes"]
-    (policy,) = scope["task_result_filters"]
     threads = torch.get_num_threads()
 
     def ask(*, method=None, task_name=TRAIN, tamper=lambda model: None, task=None):
@@ -350,7 +349,7 @@ def site(tmp_path):
         tamper(model)
         fl_ctx = engine.new_context()
         reply = executor.execute(task_name, FLModelUtils.to_shareable(model), fl_ctx, Signal())
-        reply = ReportGuard(**policy["args"]).process(reply, fl_ctx)
+        reply = ReportGuard(**POLICY).process(reply, fl_ctx)
         return unpack_result(FLModelUtils.from_shareable(reply), "site-1")
 
     yield ask
@@ -572,13 +571,13 @@ def test_an_honest_looking_site_of_many_samples_outweighs_the_others(tmp_path):
         census(sizes={"train": 10**6, "val": 20, "test": 20})(result, task_name, round_num)
 
     run = federation(tmp_path, boast).run()
-    assert moved(run) == pytest.approx(200, rel=0.01)
+    assert moved(run) == pytest.approx(6, rel=0.01)  # two rounds of the 3 of one site
     assert json.loads((run.records / "run.json").read_text())["sites"][ROGUE]["train"] == 10**6  # there to be seen
 
 
 def test_the_largest_weights_that_pass_do_not_overflow_the_average(tmp_path):
     largest = weights(lambda v: np.full_like(v, 0.99e12))
-    run = federation(tmp_path, largest).run()
+    run = federation(tmp_path, largest, max_update_factor=0).run()
     assert run.engine.panics() == []
     assert np.isfinite(moved(run))
     result = SiteResult(site="site-1", samples=10**8, weights={"w": np.full(3, 0.99e12, np.float32)})

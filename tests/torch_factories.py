@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 class TinyNetwork(nn.Module):
     """Stand-in for a backbone: mean colour of four quarters → BatchNorm → features (B, 12) and logits (B, C)."""
 
-    num_features = 12
+    channels, num_features = 3, 12
     torchvision_head = None
 
     def __init__(self, num_classes, seed=0):

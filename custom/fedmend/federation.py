@@ -8,8 +8,7 @@
 import datetime
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage, W
 from fedmend.networks import get_weights, initial_network
 from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN, Expected, RunSpec, SiteResult, check_result
 from fedmend.run_log import RunLog
+from fedmend.safety_net import SafetyNet
 from fedmend.transport import Question, Transport
 
 LOG = logging.getLogger("fedmend.run")
@@ -49,6 +49,10 @@ class RunSettings:
             long as for the first.
         eval_every: the global model is evaluated in every n-th round and at the end.
         allow_changes: names of what the job changes on purpose in the run that it goes on with.
+        without: names of connected sites that the job leaves out, e.g. one whose results are refused.
+        max_update_factor: a site whose update is larger than this many times the median of the round is refused, see
+            :func:`fedmend.safety_net.outliers`; 0 = none is.
+        clip_update: largest L2 norm of a site's update, a larger one is scaled down; 0 = any.
         method: name of the method for report and log.
     """
 
@@ -63,6 +67,9 @@ class RunSettings:
     grace_period: int = 0
     eval_every: int = 1
     allow_changes: Sequence[str] = ()
+    without: Sequence[str] = ()
+    max_update_factor: float = 10.0
+    clip_update: float = 0.0
     method: str = ""
 
     def __post_init__(self):
@@ -72,6 +79,8 @@ class RunSettings:
             raise ValueError(f"expected different class names, got {self.classes}")
         if self.eval_every < 1 or min(self.min_sites, self.round_timeout, self.grace_period) < 0:
             raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0, grace_period >= 0")
+        if not (self.max_update_factor == 0 or self.max_update_factor >= 1) or not self.clip_update >= 0:
+            raise ValueError("expected max_update_factor 0 or >= 1 and clip_update >= 0")
 
 
 class RunningFederation(Federation):
@@ -176,20 +185,18 @@ class RunningFederation(Federation):
         due = r % self._settings.eval_every == 0 and self._evaluated < r
         apart = due and asked != sorted(self.sites)
         metrics = self._evaluate() if apart else {}
-        fold = Fold(average, rows)
-
-        def take(site: str, result: SiteResult) -> None:
-            fold.take(site, result.samples, result.report, result.weights)
-            result.weights = {}
-
-        tasks = self._tasks(stage, asked, roles, knowledge)
-        results = self._ask(TRAIN, tasks, evaluate=due and not apart, take=take)
+        tasks, fold = self._tasks(stage, asked, roles, knowledge), Fold(average, rows)
+        with self._safety_net() as net:
+            results = self._ask(TRAIN, tasks, evaluate=due and not apart, net=net)
+            for site, result in results.items():
+                fold.take(site, result.samples, result.report, net.take(site))
         if sites is None:
             self._log.annotators(results, r)
         metrics |= self._log.results(results, r, stage, self.model, time.monotonic() - started)
         if due:
             self._evaluated = r
         model, shares = fold.result()
+        net.check(model, f"round {r}, average of {', '.join(results)}")
         self.model = {name: model[name] for name in self.model}
         self._done = r + 1
         self._log.progress(r, self.num_rounds, stage, metrics, len(results), time.monotonic() - started)
@@ -238,14 +245,17 @@ class RunningFederation(Federation):
         saved = self._checkpoint.load()
         LOG.info("census: every site opens and checks its data")
         self._marks = saved.marks if saved else {}
-        asked = self._tasks(CENSUS, self._transport.sites(), training=False)
+        there, without = self._transport.sites(), set(chosen.without)
+        if unknown := sorted(without - set(there)):
+            self.warn(f"job variable without: expected names of connected sites, got also {unknown}")
+        asked = self._tasks(CENSUS, [site for site in there if site not in without], training=False)
         self._census = read_census(self._ask(CENSUS, asked), self.classes, goes_on=saved is not None)
         self._log.census = self._census
         self.sites = self._census.facts
-        network = initial_network(self._spec.network, self.classes, self.seed, weights if saved is None else "")
-        self._letters = {"C": len(self.classes), "R": len(self.rows), "F": network.num_features}
+        self._network = initial_network(self._spec.network, self.classes, self.seed, weights if saved is None else "")
+        self._letters = {"C": len(self.classes), "R": len(self.rows), "F": self._network.num_features}
         if saved is None:
-            self.model, self._first = {k: v.numpy() for k, v in get_weights(network).items()}, 0
+            self.model, self._first = {k: v.numpy().copy() for k, v in get_weights(self._network).items()}, 0
         else:
             self.model, self._first = saved.model, saved.done
             self.memory = self._workflow.Memory(**saved.memory)
@@ -288,6 +298,16 @@ class RunningFederation(Federation):
     def _save(self, done: int, *, finished: bool = False) -> None:
         self._checkpoint.save(done, self.model, self.memory, self._log.dump(), finished=finished, marks=self._marks)
 
+    def _safety_net(self) -> SafetyNet:
+        chosen = self._settings
+        return SafetyNet(
+            self.model,
+            self._network,
+            self._state_dir / "round",
+            factor=chosen.max_update_factor,
+            clip=chosen.clip_update,
+        )
+
     def _tasks(
         self,
         stage: str,
@@ -309,43 +329,38 @@ class RunningFederation(Federation):
         tasks: Mapping[str, RoundTask],
         *,
         evaluate: bool = False,
-        take: Callable[[str, SiteResult], None] = lambda site, result: None,
+        net: SafetyNet | None = None,
         needed: int = 0,
     ) -> dict[str, SiteResult]:
-        """Asks the sites and returns the valid results in sorted site order.
-
-        ``take`` is given every valid result, in that order, as soon as all sites before it have answered: what depends
-        on the order then does not depend on who is faster, and the server keeps only the models that came before their
-        turn.
-        """
+        """Asks the sites and returns the valid results in sorted site order; trained models are in the ``net``."""
         if not tasks:
             raise FedMendError(f"{name}: expected at least one site to ask, got none")
         sites, round_num = sorted(tasks), next(iter(tasks.values())).round_num
         needed = needed or max(min(self._settings.min_sites or len(sites), len(sites)), 1)
         results: dict[str, SiteResult] = {}
         refused: dict[str, str] = {}
-        turn = deque(sites)
 
         def receive(site: str, answer: SiteResult | FedMendError) -> None:
             if site in results or site in refused or site not in tasks:
                 return
             try:
                 self._check(name, tasks[site], answer)
+                if net:
+                    net.check(answer.weights, f"{site}: result of round {round_num}")
             except FedMendError as e:
                 refused[site] = str(e) if str(e).startswith(site) else f"{site}: {e}"
-            else:
-                answer.weights = answer.weights if name == TRAIN else {}
-                results[site] = answer
-            while turn and (turn[0] in results or turn[0] in refused):
-                if (ready := turn.popleft()) in results:
-                    take(ready, results[ready])
+                return
+            if net:
+                net.put(site, answer.weights)
+            answer.weights = {}
+            results[site] = answer
 
         model = {} if name == CENSUS else self.model
         question = Question(name, model, tasks, self._spec, evaluate)
         self._transport.exchange(question, receive, lambda: len(results) >= needed)
-        for site in turn:  # the first of them has not answered
-            if site in results:
-                take(site, results[site])
+        for site, reason in net.outliers().items() if net else ():
+            refused[site] = f"{site}: result of round {round_num}, {reason}"
+            del results[site]
         for site in sorted(set(sites) - set(results) - set(refused)):
             refused[site] = f"{site}: {name}: expected a result, got none"
         for site, reason in sorted(refused.items()):

@@ -14,6 +14,7 @@ from fedmend.errors import FedMendError
 
 Report = Mapping[str, np.ndarray]
 UNBOUNDED = 1e9  # no honest number of a report comes near it
+LARGEST = {"C": 1000, "R": 1001, "F": 4096}  # letter → largest size of any run
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,46 @@ class Field:
 def _length(part: str | int, sizes: Mapping[str, int]) -> int:
     if isinstance(part, int):
         return part
+    factor, letter = _letter(part)
+    return factor * sizes[letter]
+
+
+def _letter(part: str) -> tuple[int, str]:
     factor, letter = re.fullmatch(r"(\d*)([A-Z])", part).groups()
-    return int(factor or 1) * sizes[letter]
+    return int(factor or 1), letter
+
+
+def sizes_of(
+    values: Mapping[str, np.ndarray], known: Mapping[str, Field], sizes: Mapping[str, int], where: str
+) -> dict[str, int]:
+    """The sizes of letters as arrays have them, for those who do not know the run.
+
+    Args:
+        values: name → array, all names ``known``.
+        known: the description.
+        sizes: letters that are known.
+        where: first words of the sentence.
+
+    Returns:
+        Letter → number: the known ones, and each other one as the first array has it.
+
+    Raises:
+        FedMendError: another number of axes, or a size that no run has.
+    """
+    found = dict(sizes)
+    for name, value in values.items():
+        shape = known[name].shape
+        if value.ndim != len(shape):
+            raise FedMendError(f"{where} {name}: expected {len(shape)} axes, got {value.ndim}")
+        for part, length in zip(shape, value.shape, strict=True):
+            if isinstance(part, str):
+                factor, letter = _letter(part)
+                found.setdefault(letter, length // factor)
+                if found[letter] > LARGEST[letter]:
+                    raise FedMendError(f"{where} {name}: expected {letter} up to {LARGEST[letter]}, got more")
+    if "C" in sizes and found.get("R", sizes["C"]) - sizes["C"] not in (0, 1):
+        raise FedMendError(f"{where}: expected a row for each of {sizes['C']} classes, got {found['R']}")
+    return found
 
 
 def check_fields(
@@ -99,7 +138,7 @@ def check_fields(
 def hold_back(
     report: Report, counts: Mapping[str, str], min_count: int
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Sets rows that describe too few samples to zero, their count too.
+    """Sets rows that describe too few samples to zero, and every count of too few samples, with its row or without.
 
     Args:
         report: name → array.
@@ -113,15 +152,17 @@ def hold_back(
         FedMendError: a field without a count for each of its rows.
     """
     told, held = dict(report), {}
+    for counted_by in {*counts.values()} & set(told):  # a small count tells as much without its rows
+        number = np.asarray(told[counted_by])
+        told[counted_by] = np.where(number >= min_count, number, 0).astype(number.dtype)
     for name, counted_by in counts.items():
         if name not in told:
             continue
-        rows, number = np.asarray(told[name]), np.asarray(told.get(counted_by, ()))
+        rows, number = np.asarray(told[name]), np.asarray(report.get(counted_by, ()))
         if number.shape != rows.shape[:1]:
             raise FedMendError(f"expected {counted_by} with one count per row of {name}")
         enough = number >= min_count
         told[name] = np.where(enough.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0).astype(rows.dtype)
-        told[counted_by] = np.where(enough, number, 0).astype(number.dtype)
         if few := int((~enough & (number > 0)).sum()):
             held[name] = few
     return told, held

@@ -10,7 +10,7 @@ from fedmend.files import sha256
 
 PACKAGES = ("fedmend", "nvflare", "torch", "monai", "numpy")  # the server's; other versions may give other numbers
 SUBMITTER, WEIGHTS = "submitter", "weights_file"
-ALLOWED = "allow_changes"  # the setting that names differences is none itself
+FREE = ("allow_changes", "without")  # these name what the job does otherwise, on purpose, and are no differences
 LEDGERS = "ledgers"  # may be named too: sites go on with the ledgers that they have, see LabelLedger.check_mark
 LONGEST_VALUE = 60  # characters of a value in a sentence
 
@@ -29,7 +29,8 @@ def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str,
     for name, value in {k: v for mapping in settings for k, v in mapping.items()}.items():
         inner = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
         found |= inner
-    found.pop(ALLOWED, None)
+    for name in FREE:
+        found.pop(name, None)
     return json.loads(json.dumps(found, default=str))
 
 

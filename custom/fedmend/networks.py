@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
+from fedmend.safety_net import check_range
 
 LOG = logging.getLogger("fedmend.networks")
 
@@ -21,7 +22,7 @@ class ResNet18(nn.Module):
         num_classes: C.
     """
 
-    num_features = 512
+    channels, num_features = 3, 512
     torchvision_head = "fc."
 
     def __init__(self, num_classes: int):
@@ -49,7 +50,7 @@ class NarrowResNet(nn.Module):
         num_classes: C.
     """
 
-    num_features = 128
+    channels, num_features = 3, 128
     torchvision_head = None  # torchvision has no such network
 
     def __init__(self, num_classes: int):
@@ -84,7 +85,7 @@ class DenseNet121(nn.Module):
         num_classes: C.
     """
 
-    num_features = 1024
+    channels, num_features = 3, 1024
     torchvision_head = "classifier."
 
     def __init__(self, num_classes: int):
@@ -115,6 +116,7 @@ class UNet(nn.Module):
         widths: channels of the five encoder blocks and of the last decoder block (F).
     """
 
+    channels = 1
     torchvision_head = None  # torchvision has no U-Net
 
     def __init__(self, num_classes: int, widths: Sequence[int] = (64, 128, 256, 512, 512, 64)):
@@ -231,7 +233,7 @@ def set_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Loads what :func:`get_weights` gave; integer counters keep their value.
 
     Raises:
-        FedMendError: a tensor is missing, unknown, of another shape or not finite.
+        FedMendError: a tensor is missing, unknown, of another shape, not finite or out of range.
     """
     own = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
     if set(own) != set(weights):
@@ -246,4 +248,5 @@ def set_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             )
         if not torch.isfinite(value).all():
             raise FedMendError(f"global model: expected finite numbers, got NaN or infinity in {name}")
+        check_range(name, value, f"global model, {name}")
     model.load_state_dict(weights, strict=False)

@@ -9,6 +9,7 @@ import numpy as np
 from fedmend.errors import FedMendError
 from fedmend.fields import Field, check_fields
 from fedmend.kinds import Kind
+from fedmend.safety_net import check_range
 
 CENSUS, TRAIN, COLLECT, EVALUATE = "census", "train", "collect", "evaluate"
 QUESTIONS = (CENSUS, TRAIN, COLLECT, EVALUATE)
@@ -165,3 +166,4 @@ def _check_weights(weights: Mapping[str, object], sent: Mapping[str, np.ndarray]
         if value.size and max(float(value.max()), -float(value.min())) > LARGEST_WEIGHT:
             limit = f"{LARGEST_WEIGHT:.0e}"
             raise FedMendError(f"{where}, weights {name}: expected numbers from -{limit} to {limit}, got larger ones")
+        check_range(name, value, f"{where}, weights {name}")

@@ -23,6 +23,10 @@ class SiteConfig:
         min_count: fewest samples behind any number that describes a group of patients.
         max_unreadable: tolerated unreadable images per split.
         threads: CPU threads of the local training; 0 = all cores. Results depend on this number in the last digits.
+        max_rounds: most rounds of a job; 0 = any number.
+        max_epochs: most epochs of a round; 0 = any number.
+        max_hours: longest time that a job may take; 0 = any.
+        memory_gb: most memory of a training step, in GB, by the estimate of :mod:`fedmend.limits`; 0 = what is free.
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
     """
 
@@ -32,11 +36,16 @@ class SiteConfig:
     min_count: int = 5
     max_unreadable: int = 0
     threads: int = 0
+    max_rounds: int = 1000
+    max_epochs: int = 100
+    max_hours: float = 720.0
+    memory_gb: float = 0.0
     gallery: bool = False
 
 
-_TEXT, _NUMBERS = ("data_root", "cache_dir", "state_dir"), ("min_count", "max_unreadable", "threads")
-_FLAGS = ("gallery",)
+_TEXT = ("data_root", "cache_dir", "state_dir")
+_NUMBERS = ("min_count", "max_unreadable", "threads", "max_rounds", "max_epochs")
+_AMOUNTS, _FLAGS = ("max_hours", "memory_gb"), ("gallery",)
 
 
 def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
@@ -63,14 +72,15 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     if not isinstance(raw, dict):
         raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
-    if unknown := sorted(set(raw) - {*_TEXT, *_NUMBERS, *_FLAGS}):
-        raise FedMendError(f"{where}: expected the fields {[*_TEXT, *_NUMBERS, *_FLAGS]}, got also {unknown}")
+    known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS]
+    if unknown := sorted(set(raw) - set(known)):
+        raise FedMendError(f"{where}: expected the fields {known}, got also {unknown}")
     for name in _TEXT:
         if not isinstance(raw.get(name), str) or not raw[name]:
             raise FedMendError(f"{where}, field {name}: expected a folder, got {_shown(raw.get(name))}")
-    for name in _NUMBERS:
-        value = raw.get(name, 0)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    for name in (*_NUMBERS, *_AMOUNTS):
+        value, kinds = raw.get(name, 0), int if name in _NUMBERS else int | float
+        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 <= value < float("inf"):
             raise FedMendError(f"{where}, field {name}: expected a number >= 0, got {_shown(value)}")
     for name in _FLAGS:
         if not isinstance(raw.get(name, False), bool):
@@ -83,7 +93,7 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),
         cache_dir=folder("cache_dir"),
         state_dir=folder("state_dir"),
-        **{name: raw[name] for name in (*_NUMBERS, *_FLAGS) if name in raw},
+        **{name: raw[name] for name in known if name in raw and name not in _TEXT},
     )
 
 

@@ -15,6 +15,7 @@ from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
 from fedmend.files import locked
 from fedmend.kinds import Kind, kind_of
+from fedmend.limits import Clock, check_order, check_step
 from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.networks import build_network, get_weights, set_weights
 from fedmend.phantoms.sites import phantom_spec
@@ -83,6 +84,7 @@ class SiteWorker:
         )
         self._phantom = phantom_spec(phantom) if phantom else None
         self.method: LocalMethod | None = None
+        self._clock = Clock()
         self._opened: tuple[RunSpec, OpenSite] | None = None
 
     def answer(
@@ -113,13 +115,17 @@ class SiteWorker:
             Stopped: ``stop`` said so.
         """
         try:
+            self._clock.check(name, config)
+            check_order(name, config, task, self._trainer.local_epochs)
             with locked(config.state_dir / run.run_name / name / "in_use", patience=PREDECESSOR) as alone:
                 if not alone:  # a process of an earlier job that froze and wakes up must not write beside this one
                     raise FedMendError(
                         f"run_name {run.run_name!r}: expected no other task of this run at this site, one is still"
                         " going on"
                     )
-                return self._answer(name, question, weights, task, run, evaluate, config, stop)
+                return self._in_time(
+                    name, config, stop, lambda s: self._answer(name, question, weights, task, run, evaluate, config, s)
+                )
         except FedMendError as e:
             message = str(e) if str(e).startswith(name) else f"{name}: {e}"
             LOG.error("%s", message)
@@ -136,6 +142,17 @@ class SiteWorker:
                     error=f"{name}: {question}: expected files that can be read and written, got: {reason}"
                 )
             return SiteResult(error=f"{name}: {question} failed with {type(e).__name__}; see the log of this site")
+
+    def _in_time(
+        self, name: str, config: SiteConfig, stop: Callable[[], bool], work: Callable[[Callable[[], bool]], SiteResult]
+    ) -> SiteResult:
+        """Does what also ends with a sentence when the hours that the site gives a job are over."""
+        try:
+            return work(lambda: stop() or self._clock.over(config))
+        except Stopped:
+            if not stop():
+                self._clock.check(name, config)
+            raise
 
     def _answer(self, name, question, weights, task: RoundTask, run: RunSpec, evaluate, config, stop) -> SiteResult:
         started = time.monotonic()
@@ -205,6 +222,15 @@ class SiteWorker:
                 f"{name}: site.json, field task: expected {known} for the method of this job, got {card.kind!r}"
             )
         kind = kind_of(card.kind)
+        check_step(
+            name,
+            config,
+            device,
+            network=run.network,
+            num_classes=len(run.classes),
+            images=self.method.step_images(self._batch_size),
+            edge=self._image_size,
+        )
         data = kind.load(
             card,
             run.classes,

@@ -40,6 +40,7 @@ def infer(model: nn.Module, split: Split, site: Site, matrices: Tensor | None = 
 
     Raises:
         Stopped: the job was aborted.
+        FedMendError: a score is NaN or infinite.
     """
     mode = model.training
     model.eval()
@@ -53,7 +54,15 @@ def infer(model: nn.Module, split: Split, site: Site, matrices: Tensor | None = 
         features.append(f.float())
         logits.append(z.float())
     model.train(mode)
-    return torch.cat(features).cpu(), torch.cat(logits).cpu()
+    scores = torch.cat(logits).cpu()
+    _check_scores(scores, site)
+    return torch.cat(features).cpu(), scores
+
+
+def _check_scores(scores: Tensor, site: Site) -> None:
+    """No count may be made of scores that are none."""
+    if not torch.isfinite(scores).all():
+        raise FedMendError(f"{site.name}: expected finite scores of the received model, got NaN or infinity")
 
 
 @torch.no_grad()
@@ -70,6 +79,7 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
 
     Raises:
         Stopped: the job was aborted.
+        FedMendError: a score is NaN or infinite.
     """
     mode = model.training
     model.eval()
@@ -80,6 +90,7 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
                 raise Stopped
             with mixed_precision(device):
                 _, logits = model(split.pixels(index))
+            _check_scores(logits, site)
             yield index.numpy(), logits.float().softmax(1)[:, 1].cpu().numpy()
     finally:
         model.train(mode)

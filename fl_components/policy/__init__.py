@@ -80,11 +80,19 @@ def policy_files(root: Path) -> dict[Path, str]:
     for scope in privacy["scopes"]:
         for chosen in scope["task_result_filters"]:
             if chosen["path"] == GUARD:
-                chosen["args"] |= {"fields": sorted(fields), "counts": counted(fields)}
+                chosen["args"] |= {"fields": _described(fields), "counts": counted(fields)}
     return {
         RESOURCES: json.dumps(resources, indent=2) + "\n",
         PRIVACY: json.dumps(privacy, indent=2) + "\n",
         DATA_PROTECTION: _with_tables((root / DATA_PROTECTION).read_text(encoding="utf-8")),
+    }
+
+
+def _described(fields: Mapping[str, Field]) -> dict[str, dict]:
+    """What the ReportGuard is told of each field."""
+    return {
+        name: {"shape": list(field.shape), "dtype": field.dtype, "low": field.low, "high": field.high}
+        for name, field in sorted(fields.items())
     }
 
 

@@ -123,7 +123,12 @@ def test_with_enough_samples_nothing_is_held_back():
 
 
 def test_a_report_without_the_counted_field_is_left_alone():
-    assert hold_back({"counts": np.array([1])}, COUNTED, 3) == ({"counts": np.array([1])}, {})
+    assert hold_back({"other": 1}, COUNTED, 3) == ({"other": 1}, {})
+
+
+def test_a_small_count_is_held_back_without_its_rows_too():
+    told, held = hold_back({"counts": np.array([1, 3, 0, 2])}, COUNTED, 3)
+    assert (told["counts"].tolist(), held) == ([0, 3, 0, 0], {})
 
 
 @pytest.mark.parametrize("counts", [None, np.array([3, 4]), np.array(3)], ids=["absent", "too short", "one for all"])

@@ -17,6 +17,7 @@ from fedmend.local_federation import LocalTransport, run_locally
 from fedmend.method import Workflow
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.site_config import SiteConfig
+from fedmend.state import StateStore
 
 RUN = {"run_name": "run-1", "classes": CLASSES, "network": "tiny", "num_rounds": 2, "seed": 3}
 SITE = {"image_size": 32, "batch_size": 4, "learning_rate": 0.1}
@@ -63,6 +64,19 @@ class InterruptedMethod(PlainMethod):
     ROUND = Interrupted
 
 
+class Poisoned(PlainRound):
+    """site-3 leaves a variance below zero in the second round, after an honest training."""
+
+    def report(self):
+        if (self.site.name, self.task.round_num) == ("site-3", 1):
+            self.model.norm.running_var.fill_(-1e12)
+        return {}
+
+
+class PoisonedMethod(PlainMethod):
+    ROUND = Poisoned
+
+
 @pytest.fixture
 def play(tmp_path):
     """Runs a job; each site has other labels."""
@@ -75,7 +89,8 @@ def play(tmp_path):
     def run(name, method=None, workflow=None, *, threads=0, min_count=1, site=None, **changes):
         def config(site):
             data = tmp_path / "data" / site
-            return SiteConfig(data, tmp_path / "cache" / site, tmp_path / name / "state", min_count, threads=1)
+            state = tmp_path / name / "state"
+            return SiteConfig(data, tmp_path / "cache" / site, state, min_count, threads=1, max_epochs=0)
 
         with small_world():
             return run_locally(
@@ -199,3 +214,24 @@ def test_sites_still_have_what_the_older_checkpoint_needs(play, tmp_path, monkey
         {"at_round": 3 - damaged}
     ]
     assert same_models(model(again), model(whole))
+
+
+def test_a_site_that_ruins_a_round_is_named_and_the_next_job_goes_on_without_it_from_the_last_good_model(
+    play, tmp_path
+):
+    named = "site-3: result of round 1, weights norm.running_var: expected numbers >= 0, got smaller ones"
+    with refused(f"train of round 1: expected valid results from 3 sites, got 2: {named}"):
+        play("run", PoisonedMethod(), num_rounds=4)
+    checkpoint = StateStore(tmp_path / "run" / "state" / "run-1" / "server").load("checkpoint")
+    assert checkpoint["round"] == 1
+    assert (checkpoint["weights"]["norm.running_var"] > 0).all()
+    records = play("run", PoisonedMethod(), num_rounds=4, without=["site-3"])
+    assert sorted(json.loads((records / "run.json").read_text())["sites"]) == ["site-1", "site-2"]
+    assert [line["round"] for line in metrics(records) if line["split"] == "val"] == [0, 1, 2, 3, 4]
+    assert all(np.isfinite(value).all() for value in model(records).values())
+
+
+def test_such_a_site_costs_itself_alone_where_min_sites_allows_it(play):
+    records = play("run", PoisonedMethod(), num_rounds=4, min_sites=2)
+    (refusal,) = [line for line in lines(records, "decisions.jsonl") if line["what"] == "refused"]
+    assert (refusal["round"], refusal["value"]["site"]) == (1, "site-3")

@@ -30,6 +30,12 @@ def test_folders_start_at_the_workspace(read, tmp_path):
 def test_numbers_have_defaults(read):
     config = read({k: v for k, v in SETTINGS.items() if isinstance(v, str)})
     assert (config.min_count, config.max_unreadable, config.threads) == (5, 0, 0)
+    assert (config.max_rounds, config.max_epochs, config.max_hours, config.memory_gb) == (1000, 100, 720, 0)
+
+
+def test_limits_of_a_site_are_numbers_whole_or_not(read):
+    config = read({**SETTINGS, "max_rounds": 7, "max_epochs": 3, "max_hours": 1.5, "memory_gb": 8})
+    assert (config.max_rounds, config.max_epochs, config.max_hours, config.memory_gb) == (7, 3, 1.5, 8)
 
 
 def test_the_site_name_and_the_home_folder_are_put_in(read, monkeypatch):
@@ -51,11 +57,17 @@ def test_the_word_phantom_is_no_folder(read):
         (
             {**SETTINGS, "data_rot": "x"},
             ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads',"
-            " 'gallery'], got also ['data_rot']",
+            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery'], got also ['data_rot']",
         ),
         ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got None"),
         ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),
         ({"data_root": "a", "cache_dir": "b"}, ", field state_dir: expected a folder, got None"),
+        ({**SETTINGS, "max_hours": -0.5}, ", field max_hours: expected a number >= 0, got -0.5"),
+        ({**SETTINGS, "memory_gb": "8"}, ", field memory_gb: expected a number >= 0, got text"),
+        ({**SETTINGS, "memory_gb": float("inf")}, ", field memory_gb: expected a number >= 0, got inf"),
+        ({**SETTINGS, "memory_gb": float("nan")}, ", field memory_gb: expected a number >= 0, got nan"),
+        ({**SETTINGS, "max_rounds": 2.5}, ", field max_rounds: expected a number >= 0, got 2.5"),
+        ({**SETTINGS, "max_epochs": True}, ", field max_epochs: expected a number >= 0, got True"),
         ({**SETTINGS, "min_count": -1}, ", field min_count: expected a number >= 0, got -1"),
         ({**SETTINGS, "max_unreadable": "3"}, ", field max_unreadable: expected a number >= 0, got text"),
         ({**SETTINGS, "data_root": ["/data/ward-7"]}, ", field data_root: expected a folder, got a list"),

@@ -28,7 +28,7 @@ PARTLY = [lesion(), np.zeros_like(WHOLE[1])]
 class Sure(nn.Module):
     """Lesion wherever the grey value is high; so sure of it that every correction marks it."""
 
-    num_features = 3
+    channels, num_features = 1, 3
 
     def __init__(self, classes):
         super().__init__()

@@ -6,18 +6,23 @@ import torch
 from factories import ROOT, refused
 from federation_factories import confusion
 from fl_factories import Engine, write_settings
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ProcessType, ReservedKey, ReturnCode
 from nvflare.apis.shareable import make_reply
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.methods.fednoro import DETECT, FedNoRoWorkflow, loss_matrix
 from fedmend.results import SiteResult
 from fl_components.guard import ReportGuard
-from fl_components.wire import KEY, pack_result, unpack_result
+from fl_components.wire import CLASSES, KEY, pack_result, unpack_result
 
-FIELDS = ["prototypes", "prototype_counts", "learning_degree"]
+FIELDS = {
+    "prototypes": {"shape": ["2C", "F"], "dtype": "float32", "low": -1e9, "high": 1e9},
+    "prototype_counts": {"shape": ["2C"], "dtype": "int64", "low": 0, "high": 1e9},
+    "learning_degree": {"shape": ["C"], "dtype": "float32", "low": 0, "high": 1},
+}
 WEIGHTS = {"w": np.arange(4, dtype=np.float32)}
 PROTOTYPES = np.arange(8, dtype=np.float32).reshape(4, 2) + 1
 
@@ -89,7 +94,7 @@ def test_a_report_field_that_the_policy_does_not_name_is_refused(site):
 
 
 def test_more_than_the_allowed_size_is_refused(site):
-    big = {"learning_degree": np.zeros(1024, dtype=np.float64)}
+    big = {"learning_degree": np.zeros(2048, dtype=np.float32)}
     sent, got = send(result(report=big), site, max_kilobytes=8)
     assert got.error.startswith("site-1: ReportGuard: expected at most 8192 bytes besides the weights, got 8")
     refused_with(got.error, sent, got)
@@ -146,13 +151,19 @@ def test_a_long_field_name_does_not_leave_in_the_refusal(site):
     assert len(got.error) < 200
 
 
-@pytest.mark.parametrize("counts", [None, np.array([3, 4])], ids=["absent", "too short"])
-def test_prototypes_without_a_count_per_row_are_refused(site, counts):
-    report = {"prototypes": PROTOTYPES} | ({} if counts is None else {"prototype_counts": counts})
-    refused_with(
-        "site-1: ReportGuard: expected prototype_counts with one count per row of prototypes",
-        *send(result(report=report), site),
-    )
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({}, "expected prototype_counts with one count per row of prototypes"),
+        (
+            {"prototype_counts": np.array([3, 4])},
+            "report field prototype_counts: expected int64 of shape (4,), got int64 of shape (2,)",
+        ),
+    ],
+    ids=["absent", "too short"],
+)
+def test_prototypes_without_a_count_per_row_are_refused(site, counts, words):
+    refused_with(f"site-1: ReportGuard: {words}", *send(result(report={"prototypes": PROTOTYPES} | counts), site))
 
 
 def test_a_result_of_another_kind_is_refused(site):
@@ -166,9 +177,63 @@ def test_a_result_of_another_kind_is_refused(site):
         )
 
 
-def test_an_error_reply_of_flare_passes(site):
-    reply = make_reply(ReturnCode.TASK_ABORTED)
-    assert ReportGuard(fields=FIELDS, counts={}).process(reply, site) is reply
+CODES = [value for name, value in vars(ReturnCode).items() if name.isupper() and value != ReturnCode.OK]
+
+
+@pytest.mark.parametrize(
+    ("code", "passed"),
+    [
+        *((code, code) for code in CODES),
+        ("MUELLER_ANNA.dcm", ReturnCode.ERROR),
+        ("", ReturnCode.ERROR),
+        (["x"], ReturnCode.ERROR),
+        (7, ReturnCode.ERROR),
+    ],
+    ids=str,
+)
+def test_of_an_error_reply_nothing_but_a_known_code_passes(site, code, passed):
+    reply = FLModelUtils.to_shareable(pack_result(result()))
+    reply.set_return_code(code)
+    reply.set_header("patients", ["p1"])
+    sent = ReportGuard(fields=FIELDS, counts={}).process(reply, site)
+    assert sent == make_reply(passed)
+
+
+def test_what_stands_in_a_message_beside_the_result_stays_at_the_site(site):
+    message = FLModelUtils.to_shareable(pack_result(result()))
+    plain = ReportGuard(fields=FIELDS, counts={}).process(FLModelUtils.to_shareable(pack_result(result())), site)
+    message["images"], message["DXO"]["more"] = IMAGE, IMAGE
+    message.set_header("patients", ["p1"])
+    sent = ReportGuard(fields=FIELDS, counts={}).process(message, site)
+    assert set(sent) == {"__headers__", "DXO"}
+    assert set(sent["DXO"]) == set(plain["DXO"])
+    assert sent["__headers__"] == plain["__headers__"]
+    assert sent.get_header(AppConstants.CURRENT_ROUND) == 2
+
+
+@pytest.mark.parametrize(
+    "words", [["\x1b[2J"], "x\ny", ["x" * 101], [["x"]], IMAGE, {"p1": 1}], ids=lambda words: type(words).__name__
+)
+def test_a_history_of_filters_that_is_none_is_refused(site, words):
+    model = pack_result(result())
+    model.meta[MetaKey.FILTER_HISTORY] = words
+    sent = ReportGuard(fields=FIELDS, counts={}).process(FLModelUtils.to_shareable(model), site)
+    got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+    assert got.error == "site-1: ReportGuard: expected names of filters, got something else"
+
+
+def test_a_history_of_filters_passes(site):
+    model = pack_result(result())
+    model.meta[MetaKey.FILTER_HISTORY] = ["PercentilePrivacy"]
+    sent = ReportGuard(fields=FIELDS, counts={}).process(FLModelUtils.to_shareable(model), site)
+    assert unpack_result(FLModelUtils.from_shareable(sent), "site-1").error == ""
+
+
+def test_a_refusal_is_one_line_that_can_be_shown_whatever_was_in_the_message(site):
+    dxo = DXO("\x1b[2J\nERROR all is lost", data={"x": 1})
+    sent = FLModelUtils.from_shareable(ReportGuard(fields=FIELDS, counts={}).process(dxo.to_shareable(), site))
+    got = unpack_result(sent, "site-1")
+    assert got.error == "site-1: ReportGuard: expected a FedMend result, got [2JERROR all is lost of another kind"
 
 
 def test_at_the_server_the_sentence_names_the_site_that_sent(tmp_path):
@@ -204,7 +269,7 @@ def test_metrics_beside_the_report_are_refused(site):
     model.metrics["features"] = np.ones(3)
     sent = ReportGuard(fields=FIELDS, counts={}).process(FLModelUtils.to_shareable(model), site)
     got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
-    assert got.error == "site-1: ReportGuard: expected no metrics besides the report, got ['features', 'samples']"
+    assert got.error == "site-1: ReportGuard: expected no metrics besides the report, got others"
 
 
 def test_a_result_without_weights_passes(site):
@@ -264,3 +329,68 @@ def test_single_label_counts_pass(site):
     counts = confusion(0.5, 1)
     _, got = send(result(counts={"test": counts}), site)
     np.testing.assert_array_equal(got.counts["test"], counts)
+
+
+# ---- fields as the policy describes them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ({"class_loss": np.zeros((3, 80000), np.float32)}, "class_loss: expected 1 axes, got 2"),
+        ({"class_loss": np.zeros(80000, np.float32)}, "class_loss: expected R up to 1001, got more"),
+        ({"class_loss": np.zeros(4)}, "class_loss: expected float32 of shape (4,), got float64 of shape (4,)"),
+        ({"class_loss": np.float32([1, -1])}, "class_loss: expected numbers from 0 to 1e+09, got -1 to 1"),
+        ({"class_loss": np.float32([1, np.nan])}, "class_loss: expected finite numbers, got NaN or infinity"),
+        (
+            {"class_loss": np.zeros(4, np.float32), "class_count": np.zeros(5, np.int64)},
+            "class_count: expected int64 of shape (4,), got int64 of shape (5,)",
+        ),
+        ({"prototypes": np.zeros((6, 5000), np.float32)}, "prototypes: expected F up to 4096, got more"),
+        (
+            {"prototypes": np.zeros((5, 8), np.float32)},
+            "prototypes: expected float32 of shape (4, 8), got float32 of shape (5, 8)",
+        ),
+        (
+            {"learning_degree": np.zeros(3, np.float32), "prototype_counts": np.zeros(4, np.int64)},
+            "prototype_counts: expected int64 of shape (6,), got int64 of shape (4,)",
+        ),
+        ({"lesions": np.zeros(3, np.int64)}, "lesions: expected int64 of shape (2,), got int64 of shape (3,)"),
+    ],
+)
+def test_a_report_field_that_is_not_as_described_does_not_leave(site, policy, report, words):
+    sentence = f"site-1: ReportGuard: report field {words}"
+    refused_with(sentence, *sent_by(policy, site, result(weights={}, report=report)))
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ({"learning_degree": np.zeros(3, np.float32)}, " learning_degree: expected float32 of shape (2,)"),
+        ({"class_count": np.zeros(4, np.int64)}, ": expected a row for each of 2 classes, got 4"),
+    ],
+)
+def test_sizes_are_those_of_the_run(site, policy, report, words):
+    site.set_prop(CLASSES, 2, private=True, sticky=False)
+    _, got = sent_by(policy, site, result(weights={}, report=report))
+    assert got.error.startswith(f"site-1: ReportGuard: report field{words}")
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_row_for_the_background_may_stand_before_those_of_the_classes(site, policy, rows):
+    site.set_prop(CLASSES, 2, private=True, sticky=False)
+    _, got = sent_by(policy, site, detection([5] * rows, [0.5] * rows))
+    assert got.error == ""
+
+
+def test_counts_of_too_few_samples_do_not_leave_without_their_rows_either(site, policy):
+    content = detection([2, 3, 0, 1])
+    del content.report["class_loss"]
+    _, got = sent_by(policy, site, content)
+    assert got.error == ""
+    assert got.report["class_count"].tolist() == [0, 3, 0, 0]
+
+
+def test_a_policy_that_names_fields_without_their_shapes_is_one_of_an_earlier_version():
+    with pytest.raises(ValueError, match="expected fields with their shapes, got names; take over the new one"):
+        ReportGuard(fields=["class_loss"], counts={})

@@ -8,9 +8,9 @@ from fl_factories import JOB, Engine, write_settings
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.statistics_spec import Histogram, HistogramType
+from nvflare.app_common.abstract.statistics_spec import DataType, Feature, Histogram, HistogramType
 from nvflare.app_common.app_constant import StatisticsConstants as StC
 from nvflare.app_common.executors.statistics.statistics_executor import StatisticsExecutor
 from nvflare.app_common.statistics.numeric_stats import get_global_stats
@@ -231,7 +231,7 @@ def guard(tmp_path):
     """What a site with min_count 5 makes of an answer."""
     write_settings(tmp_path, min_count=5)
     fl_ctx = Engine(tmp_path, "site-1").new_context()
-    return lambda shareable: ReportGuard(fields=[], counts={}, max_kilobytes=8).process(shareable, fl_ctx)
+    return lambda shareable: ReportGuard(fields={}, counts={}, max_kilobytes=8).process(shareable, fl_ctx)
 
 
 def test_the_guard_of_the_site_lets_its_own_answers_pass(client, guard):
@@ -266,3 +266,21 @@ def test_the_guard_lets_no_other_number_pass(guard, number):
 def test_the_guard_lets_nothing_but_counts_pass(dxo, sentence):
     with refused(f"site-1: ReportGuard, statistics: {sentence}"):
         check_statistics(dxo, "site-1", min_count=5, max_bytes=1000)
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "x\nERROR server: all is lost", "x" * 3000, 7], ids=repr)
+@pytest.mark.parametrize("where", ["count", "features"])
+def test_a_feature_name_that_would_forge_lines_or_clear_a_screen_does_not_leave(guard, name, where):
+    if where == "count":
+        dxo = answer({"count": {"annotated": {name: 30}}})
+    else:
+        listed = {"annotated": [Feature(name, DataType.INT)]}
+        dxo = answer(counts(30), stats_features=fobs.dumps(listed))
+    assert guard(dxo.to_shareable()) == make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
+    with refused("site-1: ReportGuard, statistics: expected features with names that can be printed, got others"):
+        check_statistics(dxo, "site-1", min_count=5, max_bytes=10**4)
+
+
+def test_a_name_that_is_refused_is_not_echoed_raw():
+    with refused(r"site-1: ReportGuard, statistics: expected counts alone, got also \x1b[2J"):
+        check_statistics(answer({"\x1b[2J": {"annotated": {"edema": 30}}}), "site-1", min_count=5, max_bytes=1000)

@@ -224,6 +224,10 @@ class FedLSM(PseudoLabelMethod):
         self.ude_tau_positive, self.ude_tau_negative = ude_tau_positive, ude_tau_negative
         self.ude_weight, self.mixup_alpha, self.ema_decay = ude_weight, mixup_alpha, ema_decay
 
+    def step_images(self, batch_size: int) -> int:
+        """The batch and the mixed pairs."""
+        return batch_size + (2 * self.pairs if self.ude_weight else 0)
+
 
 def split_pools(order: np.ndarray, high: int, low: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """D_h, D_l and D_m: the ``high`` largest, the ``low`` smallest and the other samples; ties in sample order.

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+import torch
 from factories import make_site_folder, refused
 from nifti_factories import make_volume_site
+from torch import nn
+from torch_factories import make_mask_site, make_mask_split, make_single_site, make_site, make_split
 
 from fedmend.data.manifest import KIND_NAMES, MULTILABEL, SEGMENTATION, SINGLELABEL, load_card
 from fedmend.kinds import KINDS, kind_of
@@ -98,3 +101,30 @@ def test_a_dice_above_one_is_refused():
     for column in (1, 3):
         with refused(f"{WHERE}: expected Dice sums of at most one per sample, got more"):
             kind_of(SEGMENTATION).check_counts(counts + (np.arange(7) == column), 1, 2, WHERE)
+
+
+class Broken(nn.Module):
+    """Of all samples, one has a score that is none."""
+
+    def __init__(self, shape, score):
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(shape))
+        self.scores.data.view(-1)[3] = score
+
+    def forward(self, images):
+        scores = self.scores[: len(images)]
+        return scores, scores
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", KIND_NAMES)
+def test_a_score_that_is_no_number_is_an_error_of_the_site_and_is_not_counted(tmp_path, name, score):
+    labels = np.array([[1, 0], [0, 1], [1, 0], [0, 1]], dtype=np.int8)
+    if name == SEGMENTATION:
+        site, split = make_mask_site(tmp_path, np.zeros((4, 8, 8))), make_mask_split(tmp_path, np.zeros((4, 8, 8)))
+        model = Broken((4, 2, 8, 8), score)
+    else:
+        site = make_site(tmp_path, labels) if name == MULTILABEL else make_single_site(tmp_path, [0, 1, 0, 1], 2)
+        split, model = make_split(labels), Broken((4, 2), score)
+    with refused("site-1: expected finite scores of the received model, got NaN or infinity"):
+        kind_of(name).evaluate(model, split, site)

@@ -27,7 +27,13 @@ def report(site):
 
 
 class NarrowNetwork(TinyNetwork):
+    """Mean of two colours."""
+
     num_features = 2
+
+    def forward(self, images):
+        features = self.norm(images.mean((2, 3))[:, :2])
+        return features, self.classifier(features)
 
 
 def answers(make_report=report, *, rounds=5, warmup=2, annotated=ANNOTATED):

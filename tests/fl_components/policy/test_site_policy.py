@@ -8,7 +8,7 @@ import pytest
 from factories import ROOT, refused
 from nvflare.fuel.utils.class_utils import load_class
 
-from fedmend.fields import Field
+from fedmend.fields import UNBOUNDED, Field
 from fedmend.method import LocalMethod, Workflow
 from fl_components import policy
 from fl_components.policy import (
@@ -80,7 +80,14 @@ def test_the_allow_list_holds_methods_glue_and_what_people_added_of_others(copy)
 def test_the_guard_names_every_field_and_what_counts_it(copy):
     (scope,) = json.loads((copy / PRIVACY).read_text())["scopes"]
     (guard,) = [chosen for chosen in scope["task_result_filters"] if chosen["path"] == GUARD]
-    assert guard["args"]["fields"] == sorted(report_fields())
+    fields = guard["args"]["fields"]
+    assert list(fields) == sorted(report_fields())
+    assert fields["class_loss"] == {"shape": ["R"], "dtype": "float32", "low": 0, "high": UNBOUNDED}
+    assert all(
+        (tuple(told["shape"]), told["dtype"], told["low"], told["high"])
+        == (field.shape, field.dtype, field.low, field.high)
+        for told, field in ((fields[name], field) for name, field in report_fields().items())
+    )
     assert guard["args"]["counts"] == {"class_loss": "class_count", "prototypes": "prototype_counts"}
 
 
