@@ -12,6 +12,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError
 from fedmend.fields import hold_back
+from fedmend.private_training import check_withheld
 from fedmend.results import SiteResult
 from fl_components.statistics import check_statistics
 from fl_components.wire import KEY, REPORT, pack_result, parse_content
@@ -54,7 +55,11 @@ class ReportGuard(Filter):
         try:
             dxo.meta = {name: value for name, value in dxo.meta.items() if name not in _ACCOUNTS}
             self._check_envelope(dxo, site)
-            dxo.meta[KEY] = self.check(dxo.meta[KEY], site, load_site_config(fl_ctx).min_count)
+            config = load_site_config(fl_ctx)
+            dxo.meta[KEY] = self.check(dxo.meta[KEY], site, config.min_count)
+            if config.privacy:
+                weights = dxo.data_kind == DataKind.WEIGHTS
+                check_withheld(parse_content(dxo.meta[KEY], f"{site}: ReportGuard"), weights=weights)
         except FedMendError as e:
             self.log_error(fl_ctx, str(e))
             return FLModelUtils.to_shareable(pack_result(SiteResult(error=str(e))))
@@ -62,7 +67,10 @@ class ReportGuard(Filter):
 
     def _process_statistics(self, shareable: Shareable, dxo: DXO, site: str, fl_ctx: FLContext) -> Shareable:
         try:
-            check_statistics(dxo, site, min_count=load_site_config(fl_ctx).min_count, max_bytes=self._max_bytes)
+            config = load_site_config(fl_ctx)
+            if config.privacy:
+                raise FedMendError(f"{site}: privacy: expected exact label counts to stay at this site, got some")
+            check_statistics(dxo, site, min_count=config.min_count, max_bytes=self._max_bytes)
         except FedMendError as e:  # FLARE's statistics workflow has no room for a sentence
             self.log_error(fl_ctx, str(e))
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)

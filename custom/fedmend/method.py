@@ -148,6 +148,8 @@ class LocalMethod:
         KNOWLEDGE: every array that the server may send besides the weights.
         KINDS: the kinds of labels that the method can learn from.
         ROUND: what happens in one round.
+        patients_apart: the loss of a sample depends on that sample and the weights alone, and nothing computed from
+            samples is reported; a site with differential privacy takes part in no other method.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = {}
@@ -155,6 +157,7 @@ class LocalMethod:
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL,)
 
     ROUND: ClassVar[type[Round]]
+    patients_apart: bool = False
 
     def start(self, model: nn.Module, task: RoundTask, site: Site) -> Round:
         """Before the local training, with the received global model: repairs labels, freezes the teacher."""
@@ -176,7 +179,8 @@ class SiteFacts:
     Attributes:
         samples: N_k training samples.
         annotated: (C,) bool.
-        positives: (C,) training samples with each class.
+        positives: (C,) training samples with each class; 1 for each annotated class of a site that keeps differential
+            privacy.
     """
 
     samples: int

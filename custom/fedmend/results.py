@@ -57,6 +57,7 @@ class SiteResult:
             incomplete also lesions (2,): the number that the masks mark and the number of all lesions.
         loss: mean training loss.
         error: one sentence when the site could not do the task, else empty.
+        privacy: epsilon, delta, clip and noise multiplier of a site that keeps differential privacy; else empty.
     """
 
     site: str = ""
@@ -69,6 +70,7 @@ class SiteResult:
     census: dict = field(default_factory=dict)
     loss: float = 0.0
     error: str = ""
+    privacy: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

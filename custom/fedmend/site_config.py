@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import PhantomSpec, ensure_phantom
+from fedmend.privacy import Privacy, read_privacy
 
 CONFIG_NAME = "fedmend.json"
 PHANTOM = "phantom"
@@ -24,6 +25,7 @@ class SiteConfig:
         max_unreadable: tolerated unreadable images per split.
         threads: CPU threads of the local training; 0 = all cores. Results depend on this number in the last digits.
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
+        privacy: differential privacy of the site's patients, see :mod:`fedmend.privacy`; None: none.
     """
 
     data_root: Path | None
@@ -33,10 +35,12 @@ class SiteConfig:
     max_unreadable: int = 0
     threads: int = 0
     gallery: bool = False
+    privacy: Privacy | None = None
 
 
 _TEXT, _NUMBERS = ("data_root", "cache_dir", "state_dir"), ("min_count", "max_unreadable", "threads")
 _FLAGS = ("gallery",)
+_PRIVACY = "privacy"
 
 
 def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
@@ -63,8 +67,9 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     if not isinstance(raw, dict):
         raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
-    if unknown := sorted(set(raw) - {*_TEXT, *_NUMBERS, *_FLAGS}):
-        raise FedMendError(f"{where}: expected the fields {[*_TEXT, *_NUMBERS, *_FLAGS]}, got also {unknown}")
+    known = [*_TEXT, *_NUMBERS, *_FLAGS, _PRIVACY]
+    if unknown := sorted(set(raw) - set(known)):
+        raise FedMendError(f"{where}: expected the fields {known}, got also {unknown}")
     for name in _TEXT:
         if not isinstance(raw.get(name), str) or not raw[name]:
             raise FedMendError(f"{where}, field {name}: expected a folder, got {_shown(raw.get(name))}")
@@ -83,6 +88,7 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),
         cache_dir=folder("cache_dir"),
         state_dir=folder("state_dir"),
+        privacy=read_privacy(raw.get(_PRIVACY), where),
         **{name: raw[name] for name in (*_NUMBERS, *_FLAGS) if name in raw},
     )
 
