@@ -36,7 +36,7 @@ SETTINGS = {
     "learning_rate": 0.002,
     "weight_decay": 0.0,
     "local_epochs": 1,
-    "num_rounds": 12,
+    "num_rounds": 8,
     "eval_every": 100,
     "phantom.images": 3000,
     "phantom.pixels": 48,

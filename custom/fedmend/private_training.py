@@ -76,11 +76,9 @@ class PatientSteps:
         for images in batch:
             loss = work.loss(images)
             gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            norm = torch.linalg.vector_norm(torch.stack([g.float().norm() for g in gradient]))
-            if torch.isfinite(norm):
-                factor = min(1.0, self._privacy.clip / max(float(norm), 1e-12))
-                for part, g in zip(total, gradient, strict=True):
-                    part.add_(g, alpha=factor)
+            norm = float(torch.nn.utils.get_total_norm(gradient))
+            if math.isfinite(norm):
+                torch._foreach_add_(total, gradient, alpha=min(1.0, self._privacy.clip / max(norm, 1e-12)))
                 yield loss.detach()
         deviation = self._privacy.noise_multiplier * self._privacy.clip
         for parameter, part in zip(parameters, total, strict=True):
