@@ -6,7 +6,7 @@ import pytest
 import torch
 from factories import CLASSES, make_site_folder, refused
 from torch import nn
-from torch_factories import make_split
+from torch_factories import GroupNetwork, make_split
 from worker_factories import Client, census_task, one_site
 
 from fedmend.method import RoundTask
@@ -22,21 +22,6 @@ from fedmend.training import Stopped
 
 POLICY = Privacy(clip=1.0, noise_multiplier=1.0)
 NO_NOISE = Privacy(clip=1.0, noise_multiplier=0.0)
-
-
-class GroupNetwork(nn.Module):
-    """As ``TinyNetwork`` of the tests, with GroupNorm: images do not change each other."""
-
-    num_features = 12
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.norm = nn.GroupNorm(1, self.num_features)
-        self.classifier = nn.Linear(self.num_features, num_classes)
-
-    def forward(self, images):
-        features = self.norm(nn.functional.adaptive_avg_pool2d(images, 2).flatten(1))
-        return features, self.classifier(features)
 
 
 class Work:
