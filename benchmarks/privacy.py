@@ -87,16 +87,14 @@ def score(model: Path, options: Mapping, config_of) -> dict:
 
 def print_table(rows: Sequence[Mapping]) -> None:
     """Epsilon and metrics by noise, mean ± standard deviation over seeds."""
-    print("noise multiplier | epsilon (delta) | AUC | balanced accuracy")
+    print("| noise multiplier | epsilon | AUC | balanced accuracy |")
     for noise in sorted({row["noise"] for row in rows}):
         own = [row for row in rows if row["noise"] == noise]
         told = [t for row in own for t in row["told"].values()]
-        spent = "no privacy"
-        if told:
-            spent = f"{max(t['epsilon'] for t in told):.2f} ({max(t['delta'] for t in told):.1e})"
+        spent = f"{max(t['epsilon'] for t in told):.1f}" if told else "no privacy"
         cells = [[row[name] for row in own] for name in ("auc", "bacc")]
         shown = [f"{np.mean(c):.3f} ± {np.std(c, ddof=1) if len(c) > 1 else 0:.3f}" for c in cells]
-        print(" | ".join([f"{noise:g}", spent, *shown]))
+        print("| " + " | ".join([f"{noise:g}", spent, *shown]) + " |")
 
 
 def main() -> None:
