@@ -13,7 +13,6 @@ and any average of it are covered. Everything else that a site computes from pat
 """
 
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from fedmend.files import locked, write_text
 
 FOLDER = ".privacy"  # in state_dir, beside the folders of runs, whose names start with a letter or number
 SMALLEST_NOISE = 0.1  # less protects nobody, and its epsilon may not be a finite number
+LARGEST = 1e9
 PATIENCE = 30.0  # seconds until another job of this site has written the account
 FIELDS = ("clip", "noise_multiplier", "delta", "max_epsilon")
 TOLD = ("epsilon", "delta", "clip", "noise_multiplier")  # what a site's answer says of its privacy
@@ -64,10 +64,10 @@ def read_privacy(raw: object, where: str) -> Privacy | None:
             f"{where}, field privacy: expected an object with clip and noise_multiplier, and perhaps delta and"
             " max_epsilon, got another"
         )
-    lowest = {"noise_multiplier": SMALLEST_NOISE, "clip": 0.0, "delta": 0.0, "max_epsilon": 0.0}
+    lowest = {"noise_multiplier": SMALLEST_NOISE}
     for name, value in raw.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < lowest[name] or value == 0 or (name == "delta" and value >= 1):
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LARGEST
+        if not number or value < lowest.get(name, 0) or (name == "delta" and value >= 1):
             least = f"at least {SMALLEST_NOISE}" if name == "noise_multiplier" else "above 0"
             least += " and below 1" if name == "delta" else ""
             raise FedMendError(f"{where}, field privacy.{name}: expected a number {least}, got another")
@@ -159,11 +159,11 @@ class Account:
                 (float(noise), float(rate), int(steps))
                 for noise, rate, steps in json.loads(self._file.read_text(encoding="utf-8"))["spent"]
             ]
-            if not all(noise > 0 and 0 < rate <= 1 and steps > 0 for noise, rate, steps in spent):
+            if not all(0 < noise < LARGEST and 0 < rate <= 1 and steps > 0 for noise, rate, steps in spent):
                 raise ValueError
         except FileNotFoundError:
             return []
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             raise FedMendError(
                 f"{self._site}: state_dir, account of the privacy spent: expected what FedMend wrote, got a damaged"
                 " file; restore it from a backup"

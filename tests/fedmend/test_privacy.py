@@ -64,7 +64,18 @@ def test_asking_what_a_job_would_cost_spends_nothing(tmp_path):
     assert own.epsilon() == 0
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"spent": [[1, 2]]}', '{"spent": [[1.0, 0.0, 3]]}', '{"spent": "no"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"spent": [[1, 2]]}',
+        '{"spent": [[1.0, 0.0, 3]]}',
+        '{"spent": "no"}',
+        f'{{"spent": [[1{"0" * 400}, 1, 3]]}}',
+        '{"spent": [[NaN, 1, 3]]}',
+    ],
+)
 def test_a_damaged_account_stops_the_site_instead_of_counting_as_nothing(tmp_path, text):
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "site-1.json").write_text(text)
@@ -98,6 +109,8 @@ def test_the_policy_of_a_site_is_read_from_its_settings():
         ({"clip": 1}, OBJECT),
         ({"clip": 1, "noise_multiplier": 1, "sigma": 2}, OBJECT),
         ({"clip": 0, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
+        ({"clip": 10**400, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
+        ({"clip": math.nan, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
         ({"clip": math.inf, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
         ({"clip": 1, "noise_multiplier": 0.01}, ".noise_multiplier: expected a number at least 0.1, got another"),
         ({"clip": 1, "noise_multiplier": True}, ".noise_multiplier: expected a number at least 0.1, got another"),
