@@ -13,6 +13,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError
 from fedmend.fields import Field, check_fields, hold_back, sizes_of
+from fedmend.private_training import check_withheld
 from fedmend.results import LONGEST_ERROR, SiteResult
 from fl_components.statistics import check_statistics
 from fl_components.wire import CLASSES, KEY, LONGEST_WORD, REPORT, pack_result, parse_content
@@ -67,8 +68,11 @@ class ReportGuard(Filter):
         try:
             dxo.meta = {name: value for name, value in dxo.meta.items() if name not in _ACCOUNTS}
             self._check_envelope(dxo, site)
-            content, min_count = dxo.meta[KEY], load_site_config(fl_ctx).min_count
-            dxo.meta[KEY] = self.check(content, site, min_count, fl_ctx.get_prop(CLASSES))
+            content, config = dxo.meta[KEY], load_site_config(fl_ctx)
+            dxo.meta[KEY] = self.check(content, site, config.min_count, fl_ctx.get_prop(CLASSES))
+            if config.privacy:
+                weights = dxo.data_kind == DataKind.WEIGHTS
+                check_withheld(parse_content(dxo.meta[KEY], f"{site}: ReportGuard"), weights=weights)
         except FedMendError as e:
             self.log_error(fl_ctx, str(e))
             sentence = "".join(letter for letter in str(e) if letter.isprintable())[:LONGEST_ERROR]
@@ -80,7 +84,10 @@ class ReportGuard(Filter):
     def _process_statistics(self, dxo: DXO, site: str, fl_ctx: FLContext) -> Shareable:
         try:
             _check_meta(dxo, site)
-            check_statistics(dxo, site, min_count=load_site_config(fl_ctx).min_count, max_bytes=self._max_bytes)
+            config = load_site_config(fl_ctx)
+            if config.privacy:
+                raise FedMendError(f"{site}: privacy: expected exact label counts to stay at this site, got some")
+            check_statistics(dxo, site, min_count=config.min_count, max_bytes=self._max_bytes)
         except FedMendError as e:  # FLARE's statistics workflow has no room for a sentence
             self.log_error(fl_ctx, str(e))
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)

@@ -14,6 +14,7 @@ from fedmend.data.site import EVALUATION_SPLITS
 from fedmend.errors import FedMendError
 from fedmend.kinds import KINDS
 from fedmend.method import RoundTask
+from fedmend.privacy import TOLD
 from fedmend.results import LONGEST_ERROR, MARK, TRAIN, RunSpec, SiteResult
 
 KEY = "fedmend"
@@ -23,6 +24,7 @@ NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLA
 TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative", "missing")
 CENSUS_FIELDS = {"annotated", "positives", "sizes", "kind", "phantom"}
 LESIONS = "lesions"  # may stand in the census too
+PRIVACY = "privacy"  # may stand in the content too
 LONGEST_WORD = 100  # characters
 LARGEST_COUNT = 2**50  # keeps sums over sites from overflowing
 
@@ -78,6 +80,7 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
 def pack_result(result: SiteResult) -> FLModel:
     """Site → server."""
     content = {
+        **({PRIVACY: dict(result.privacy)} if result.privacy else {}),
         "round": result.round_num,
         "samples": result.samples,
         REPORT: dict(result.report),
@@ -131,7 +134,11 @@ def parse_content(content, site: str) -> SiteResult:
             raise FedMendError(f"{site}: result, {part}: expected {expected}, got something else")
 
     known = {"round", "samples", REPORT, "counts", "repairs", "census", "loss", "ledger_mark", "error"}
-    need(isinstance(content, Mapping) and set(content) == known, "fields", f"{sorted(known)}")
+    need(isinstance(content, Mapping) and set(content) - {PRIVACY} == known, "fields", f"{sorted(known)}")
+    promise = content.get(PRIVACY, {})
+    told = isinstance(promise, Mapping) and set(promise) in (set(), set(TOLD))
+    whole = told and all(type(v) is float and 0 <= v < math.inf for v in promise.values())
+    need(whole, PRIVACY, f"numbers >= 0 for {list(TOLD)}")
     for name in ("round", "samples"):
         need(type(content[name]) is int and content[name] >= 0, name, "a whole number >= 0")
     need(type(content["loss"]) is float and math.isfinite(content["loss"]), "loss", "a finite number")
@@ -165,6 +172,7 @@ def parse_content(content, site: str) -> SiteResult:
         loss=content["loss"],
         ledger_mark=content["ledger_mark"],
         error=content["error"],
+        privacy=dict(promise),
     )
 
 

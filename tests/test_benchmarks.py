@@ -23,6 +23,20 @@ def completeness():
     return load("completeness")
 
 
+def test_the_table_of_privacy_has_the_epsilon_of_the_site_that_spent_most(capsys):
+    rows = [
+        {"noise": 1.0, "seed": s, "auc": auc, "bacc": 0.5, "told": {"a": {"epsilon": e, "delta": 1e-4}}}
+        for s, auc, e in ((0, 0.70, 3.0), (1, 0.74, 4.0))
+    ]
+    load("privacy").print_table([*rows, {"noise": 0.0, "seed": 0, "auc": 0.9, "bacc": 0.6, "told": {}}])
+    lines = capsys.readouterr().out.splitlines()
+    # mean .72, deviation sqrt((.02^2 + .02^2) / (2 - 1)) = .028
+    assert lines[1:] == [
+        "| 0 | no privacy | 0.900 ± 0.000 | 0.600 ± 0.000 |",
+        "| 1 | 4.0 | 0.720 ± 0.028 | 0.500 ± 0.000 |",
+    ]
+
+
 @pytest.mark.parametrize("name", [file.stem for file in BENCHMARKS])
 def test_every_benchmark_says_how_it_is_called(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])

@@ -37,6 +37,23 @@ class TinyNetwork(nn.Module):
         return features, self.classifier(features)
 
 
+class GroupNetwork(nn.Module):
+    """:class:`TinyNetwork` with GroupNorm: images do not change each other."""
+
+    channels, num_features = 3, 12
+
+    def __init__(self, num_classes, seed=0):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.norm = nn.GroupNorm(1, self.num_features)
+            self.classifier = nn.Linear(self.num_features, num_classes)
+
+    def forward(self, images):
+        features = self.norm(nn.functional.adaptive_avg_pool2d(images, 2).flatten(1))
+        return features, self.classifier(features)
+
+
 class Says(nn.Module):
     """Gives sample i, whose grey value is 10 i, row i of a table of logits, which can be trained.
 

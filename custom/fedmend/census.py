@@ -83,6 +83,9 @@ def _description(result: SiteResult, facts: SiteFacts, kind: Kind, classes: Sequ
         **result.census["sizes"],
         "positives": {c: n for c, annotated, n in positives if annotated},
     }
+    if result.privacy:
+        del described["positives"]  # stay at the site
+        described["privacy"] = dict(result.privacy)
     if "lesions" in result.census:
         described["lesions"] = result.census["lesions"].tolist()
     return described

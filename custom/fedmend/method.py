@@ -151,6 +151,8 @@ class LocalMethod:
         KNOWLEDGE: every array that the server may send besides the weights.
         KINDS: the kinds of labels that the method can learn from.
         ROUND: what happens in one round.
+        patients_apart: the loss of a sample depends on that sample and the weights alone, and nothing computed from
+            samples is reported; a site with differential privacy takes part in no other method.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = {}
@@ -158,6 +160,7 @@ class LocalMethod:
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL,)
 
     ROUND: ClassVar[type[Round]]
+    patients_apart: bool = False
 
     def step_images(self, batch_size: int) -> int:
         """Images that a training step passes forward with gradients, for the estimate of its memory."""
@@ -183,7 +186,8 @@ class SiteFacts:
     Attributes:
         samples: N_k training samples.
         annotated: (C,) bool.
-        positives: (C,) training samples with each class.
+        positives: (C,) training samples with each class; 1 for each annotated class of a site that keeps differential
+            privacy.
     """
 
     samples: int

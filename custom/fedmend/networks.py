@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -144,10 +144,33 @@ class UNet(nn.Module):
         return features, self.classifier(features)
 
 
+CHANNELS_PER_GROUP = 16  # Wu and He, ECCV 2018
+
+
+def with_group_norm(network: Callable[[int], nn.Module], num_classes: int) -> nn.Module:
+    """A network with GroupNorm in the place of each BatchNorm: no image changes what another one gives, which
+    differential privacy needs (:mod:`fedmend.privacy`). Weights of networks with BatchNorm do not fit.
+
+    Args:
+        network: number of classes → network whose numbers of channels are multiples of 16.
+        num_classes: C.
+    """
+    model = network(num_classes)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                groups = child.num_features // CHANNELS_PER_GROUP
+                setattr(parent, name, nn.GroupNorm(groups, child.num_features))
+    return model
+
+
 NETWORKS = {
     "resnet18": ResNet18,
     "resnet_narrow": NarrowResNet,
     "densenet121": DenseNet121,
+    "resnet18_gn": partial(with_group_norm, ResNet18),
+    "resnet_narrow_gn": partial(with_group_norm, NarrowResNet),
+    "densenet121_gn": partial(with_group_norm, DenseNet121),
     "unet": UNet,
     "unet_narrow": partial(UNet, widths=(8, 16, 32, 64, 64, 8)),  # an eighth of the widths, for a CPU
 }

@@ -60,6 +60,7 @@ class SiteResult:
         loss: mean training loss.
         ledger_mark: latest mark of the site's ledger, see :mod:`fedmend.repairs.label_ledger`; it tells nothing.
         error: one sentence when the site could not do the task, else empty.
+        privacy: epsilon, delta, clip and noise multiplier of a site that keeps differential privacy; else empty.
     """
 
     site: str = ""
@@ -73,6 +74,7 @@ class SiteResult:
     loss: float = 0.0
     ledger_mark: str = ""
     error: str = ""
+    privacy: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,13 +110,15 @@ class RunLog:
             for name, value in merged["macro"].items():
                 if value is not None:
                     self._stream(f"{split}/{name}", value, round_num)
+        if private := {site: dict(result.privacy) for site, result in results.items() if result.privacy}:
+            self.decision("privacy", private, round_num + 1)
         for site, result in results.items():
             if result.repairs:
                 done = round_num if stage == EVALUATE else round_num + 1  # a round repairs before it trains
                 facts = self.census.facts[site]
                 repairable = self.census.kind.repairable(facts.annotated, facts.positives)
                 self._records.repairs(done, site, self._classes, ~repairable, result.repairs)
-            if stage != EVALUATE:
+            if stage != EVALUATE and not result.privacy:  # whose mean loss stays there
                 self._stream(f"loss/{site}", result.loss, round_num)
         self._keep_best(metrics, round_num, model)
         self._records.write()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import PhantomSpec, ensure_phantom
+from fedmend.privacy import Privacy, read_privacy
 
 CONFIG_NAME = "fedmend.json"
 PHANTOM = "phantom"
@@ -28,6 +29,7 @@ class SiteConfig:
         max_hours: longest time that a job may take; 0 = any.
         memory_gb: most memory of a training step, in GB, by the estimate of :mod:`fedmend.limits`; 0 = what is free.
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
+        privacy: differential privacy of the site's patients, see :mod:`fedmend.privacy`; None: none.
     """
 
     data_root: Path | None
@@ -41,11 +43,12 @@ class SiteConfig:
     max_hours: float = 720.0
     memory_gb: float = 0.0
     gallery: bool = False
+    privacy: Privacy | None = None
 
 
 _TEXT = ("data_root", "cache_dir", "state_dir")
 _NUMBERS = ("min_count", "max_unreadable", "threads", "max_rounds", "max_epochs")
-_AMOUNTS, _FLAGS = ("max_hours", "memory_gb"), ("gallery",)
+_AMOUNTS, _FLAGS, _PRIVACY = ("max_hours", "memory_gb"), ("gallery",), "privacy"
 
 
 def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
@@ -72,7 +75,7 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     if not isinstance(raw, dict):
         raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
-    known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS]
+    known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS, _PRIVACY]
     if unknown := sorted(set(raw) - set(known)):
         raise FedMendError(f"{where}: expected the fields {known}, got also {unknown}")
     for name in _TEXT:
@@ -93,7 +96,8 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),
         cache_dir=folder("cache_dir"),
         state_dir=folder("state_dir"),
-        **{name: raw[name] for name in known if name in raw and name not in _TEXT},
+        privacy=read_privacy(raw.get(_PRIVACY), where),
+        **{name: raw[name] for name in (*_NUMBERS, *_AMOUNTS, *_FLAGS) if name in raw},
     )
 
 

@@ -5,6 +5,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedmend.limits import Clock, check_order, check_step
 from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.networks import build_network, get_weights, set_weights
 from fedmend.phantoms.sites import phantom_spec
+from fedmend.private_training import PrivateSite, check_bearable, withhold
 from fedmend.results import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, RunSpec, SiteResult
 from fedmend.site_config import SiteConfig, site_folder
 from fedmend.state import StateStore
@@ -85,7 +87,7 @@ class SiteWorker:
         self._phantom = phantom_spec(phantom) if phantom else None
         self.method: LocalMethod | None = None
         self._clock = Clock()
-        self._opened: tuple[RunSpec, OpenSite] | None = None
+        self._opened: tuple[tuple, OpenSite] | None = None
 
     def answer(
         self,
@@ -123,9 +125,10 @@ class SiteWorker:
                         f"run_name {run.run_name!r}: expected no other task of this run at this site, one is still"
                         " going on"
                     )
-                return self._in_time(
+                result = self._in_time(
                     name, config, stop, lambda s: self._answer(name, question, weights, task, run, evaluate, config, s)
                 )
+                return withhold(result) if config.privacy else result
         except FedMendError as e:
             message = str(e) if str(e).startswith(name) else f"{name}: {e}"
             LOG.error("%s", message)
@@ -163,8 +166,11 @@ class SiteWorker:
         site.stop = stop
         site.ledger.check_mark(task.ledger_mark)
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
+        private, epochs = opened.private, self._trainer.local_epochs
         if question == CENSUS:
             result.census = self._census(opened)
+            if private:
+                result.privacy = private.announce(epochs, task.total_rounds)
             return result
         model = build_network(run.network, len(run.classes)).to(site.device)
         letters = {"C": len(run.classes), "R": len(kind.row_names(run.classes)), "F": model.num_features}
@@ -178,8 +184,10 @@ class SiteWorker:
                 result.counts[split] = kind.evaluate(model, data, site)
         if question == TRAIN:
             site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
+            if private:
+                result.privacy = private.spend(epochs)
             work = self.method.start(model, task, site)
-            result.loss = self._trainer.train(work)
+            result.loss = self._trainer.train(work, private.steps if private else None)
             result.report = dict(work.report())
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
         elif question == COLLECT:
@@ -208,8 +216,9 @@ class SiteWorker:
         )
 
     def _open(self, name: str, run: RunSpec, config: SiteConfig) -> "OpenSite":
-        if self._opened is None or self._opened[0] != run or self._opened[1].site.name != name:
-            self._opened = (run, self._open_site(name, run, config))
+        wanted = (name, run, config.privacy)
+        if self._opened is None or self._opened[0] != wanted:
+            self._opened = (wanted, self._open_site(name, run, config))
         return self._opened[1]
 
     def _open_site(self, name: str, run: RunSpec, config: SiteConfig) -> "OpenSite":
@@ -221,6 +230,8 @@ class SiteWorker:
             raise FedMendError(
                 f"{name}: site.json, field task: expected {known} for the method of this job, got {card.kind!r}"
             )
+        if config.privacy:
+            check_bearable(name, self.method, run.network)
         kind = kind_of(card.kind)
         check_step(
             name,
@@ -248,7 +259,10 @@ class SiteWorker:
         state_dir = config.state_dir / run.run_name / name
         ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
         site = Site(name, device, data, ledger, StateStore(state_dir), self._batch_size)
-        return OpenSite(site, kind, card, kind.load_truth(card, data))
+        private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, self._batch_size)
+        if private:
+            site.data = replace(data, evaluation={})  # what a model does on patients of val and test stays here
+        return OpenSite(site, kind, card, kind.load_truth(card, data), private)
 
     def _census(self, opened: "OpenSite") -> dict:
         data, kind = opened.site.data, opened.kind
@@ -271,7 +285,10 @@ class OpenSite:
         kind: its kind of labels.
         card: its card.
         truth: complete training labels or masks, or None; never given to a method.
+        private: of a site that keeps differential privacy.
     """
 
-    def __init__(self, site: Site, kind: Kind, card: SiteCard, truth: np.ndarray | None):
-        self.site, self.kind, self.card, self.truth = site, kind, card, truth
+    def __init__(
+        self, site: Site, kind: Kind, card: SiteCard, truth: np.ndarray | None, private: PrivateSite | None = None
+    ):
+        self.site, self.kind, self.card, self.truth, self.private = site, kind, card, truth, private

@@ -1,7 +1,7 @@
 """Local training and inference at a site, the same for every method."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedmend.data.site import Split
 from fedmend.data.slices import VolumeSplit
 from fedmend.errors import FedMendError
 from fedmend.method import Round, RoundTask, Site
+from fedmend.private_training import PatientSteps
 
 MOMENTS = "adam"
 
@@ -129,11 +130,12 @@ class LocalTrainer:
         if not 0 <= self.second_momentum < 1:
             raise FedMendError(f"job variable second_momentum: expected 0 to below 1, got {self.second_momentum}")
 
-    def train(self, work: Round) -> float:
+    def train(self, work: Round, private: PatientSteps | None = None) -> float:
         """Trains ``work.model`` in place for one round.
 
         Args:
             work: gives model, batches and loss.
+            private: batches and gradients of a site with differential privacy.
 
         Returns:
             Mean loss per batch of the last epoch.
@@ -147,13 +149,12 @@ class LocalTrainer:
         optimizer = self._optimizer(model, task, site)
         for epoch in range(self.local_epochs):
             total, steps = torch.zeros((), device=site.device), 0
-            for index in work.batches(epoch):
+            batches = work.batches(epoch)  # also draws the views of the epoch
+            for index in batches if private is None else private.batches():
                 if site.stop():
                     raise Stopped
                 optimizer.zero_grad(set_to_none=True)
-                with mixed_precision(site.device):
-                    loss = work.loss(index)
-                loss.backward()
+                loss = _gradient(work, index) if private is None else _private_gradient(work, index, private)
                 optimizer.step()
                 work.after_step()
                 total += loss.detach()
@@ -180,3 +181,21 @@ class LocalTrainer:
         if before is not None and before[0] == task.round_num - 1:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": before[1]})
         return optimizer
+
+
+def _gradient(work: Round, index: Tensor) -> Tensor:
+    with mixed_precision(work.site.device):
+        loss = work.loss(index)
+    loss.backward()
+    return loss
+
+
+def _private_gradient(work: Round, batch: Sequence[Tensor], private: PatientSteps) -> Tensor:
+    """Mean loss of the patients of a step; 0 where there are none."""
+    losses = torch.zeros(2, device=work.site.device)  # sum, number
+    with mixed_precision(work.site.device):
+        for loss in private.losses(work, batch):
+            if work.site.stop():
+                raise Stopped
+            losses += torch.stack([loss.float(), torch.ones_like(loss.float())])
+    return losses[0] / losses[1].clamp(min=1)

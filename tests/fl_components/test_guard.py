@@ -236,6 +236,45 @@ def test_a_refusal_is_one_line_that_can_be_shown_whatever_was_in_the_message(sit
     assert got.error == "site-1: ReportGuard: expected a FedMend result, got [2JERROR all is lost of another kind"
 
 
+PROMISE = {"epsilon": 2.5, "delta": 1e-4, "clip": 1.0, "noise_multiplier": 1.5}
+
+
+@pytest.fixture
+def private(tmp_path):
+    write_settings(tmp_path, min_count=3, privacy={"clip": 1.0, "noise_multiplier": 1.5})
+    return Engine(tmp_path, "site-1").new_context()
+
+
+def test_of_a_site_with_differential_privacy_noisy_weights_leave_and_nothing_else(private):
+    _, got = send(result(report={}, loss=0.0, privacy=PROMISE), private)
+    assert (got.error, got.privacy) == ("", PROMISE)
+    np.testing.assert_array_equal(got.weights["w"], WEIGHTS["w"])
+
+
+@pytest.mark.parametrize(
+    ("leak", "part"),
+    [
+        ({"loss": 0.5}, "loss"),
+        ({"report": {"learning_degree": np.ones(2, np.float32)}}, "report"),
+        ({"privacy": {}}, "weights without noise"),
+        ({"weights": {}, "census": CENSUS, "privacy": {}}, "positives"),
+    ],
+)
+def test_what_the_promise_does_not_cover_stays_whoever_made_it(private, leak, part):
+    kept = {"report": {}, "loss": 0.0, "privacy": PROMISE}
+    refused_with(
+        f"site-1: ReportGuard: privacy: expected {part} to stay at this site, got some",
+        *send(result(**{**kept, **leak}), private),
+    )
+
+
+def test_the_label_audit_gets_no_counts_of_a_site_with_differential_privacy(private, caplog):
+    counts = DXO(DataKind.STATISTICS, data={}).to_shareable()
+    sent = ReportGuard(fields=FIELDS, counts={}).process(counts, private)
+    assert sent.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
+    assert "site-1: privacy: expected exact label counts to stay at this site, got some" in caplog.text
+
+
 def test_at_the_server_the_sentence_names_the_site_that_sent(tmp_path):
     write_settings(tmp_path)
     server = Engine(tmp_path, "server").new_context()

@@ -110,6 +110,34 @@ def test_a_result_survives_the_wire(wire, weights):
     assert (got.round_num, got.samples, got.loss, got.ledger_mark, got.error) == (4, 7, 0.25, MARK, "a sentence")
 
 
+PROMISE = {"epsilon": 2.5, "delta": 1e-4, "clip": 1.0, "noise_multiplier": 1.5}
+
+
+def test_what_a_site_says_of_its_privacy_survives_the_wire(wire):
+    assert unpack_result(wire(pack_result(good_result(privacy=PROMISE))), "site-1").privacy == PROMISE
+    assert "privacy" not in pack_result(good_result()).meta[KEY]  # messages of other sites are as they were
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        {"epsilon": 1.0},
+        {**PROMISE, "patient": 1.0},
+        {**PROMISE, "epsilon": float("inf")},
+        {**PROMISE, "epsilon": -1.0},
+        {**PROMISE, "epsilon": "3"},
+        [1.0],
+    ],
+)
+def test_anything_else_under_that_name_is_refused(privacy):
+    content = pack_result(good_result()).meta[KEY]
+    with refused(
+        "site-1: result, privacy: expected numbers >= 0 for ['epsilon', 'delta', 'clip', 'noise_multiplier'], got"
+        " something else"
+    ):
+        parse_content({**content, "privacy": privacy}, "site-1")
+
+
 def test_a_role_and_a_single_number_survive_the_wire(wire):
     task = RoundTask("robust", 5, 9, {"distillation_weight": np.float32(0.25)}, "clean")
     got = unpack_task(wire(pack_task(WEIGHTS, task, RUN, evaluate=False)), "train")[1]

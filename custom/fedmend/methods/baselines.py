@@ -36,7 +36,8 @@ class FedAvgRound(Round):
     def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         labels, self._entries = np.maximum(site.data.train.labels, 0), self.counted()
-        weight = positive_weight(np.where(self._entries, labels, -1))
+        counts = np.where(self._entries, labels, -1) if method.weighted else np.zeros_like(labels[:0])
+        weight = positive_weight(counts)
         self._target = torch.from_numpy(labels.astype(np.float32)).to(site.device)
         self._counted = torch.from_numpy(self._entries).to(site.device)
         self._pos_weight = torch.from_numpy(weight).to(site.device)
@@ -59,9 +60,16 @@ class FedAvgRound(Round):
 
 
 class FedAvg(LocalMethod):
-    """Eq. (1), Sun et al., MICCAI 2024: every label that is not annotated counts as negative."""
+    """Eq. (1), Sun et al., MICCAI 2024: every label that is not annotated counts as negative.
+
+    Args:
+        weighted: positives weigh N / n_positive, which lets the loss of a sample depend on all others.
+    """
 
     ROUND: ClassVar[type[Round]] = FedAvgRound
+
+    def __init__(self, *, weighted: bool = True):
+        self.weighted, self.patients_apart = weighted, not weighted
 
 
 class FedAvgPLRound(FedAvgRound):
@@ -76,8 +84,12 @@ class FedAvgPLRound(FedAvgRound):
         return int(self.site.data.annotated.sum())
 
 
-class FedAvgPL(LocalMethod):
-    """FedAvg with a partial loss: only annotated classes count."""
+class FedAvgPL(FedAvg):
+    """FedAvg with a partial loss: only annotated classes count.
+
+    Args:
+        weighted: as of :class:`FedAvg`.
+    """
 
     ROUND: ClassVar[type[Round]] = FedAvgPLRound
 
@@ -103,6 +115,7 @@ class SingleLabelFedAvg(SingleLabelMethod):
 
     def __init__(self, *, la: bool = False):
         super().__init__(la=la)
+        self.patients_apart = not la
 
 
 # ---- FedProx --------------------------------------------------------------------------------------------------------
@@ -133,6 +146,7 @@ class FedProx(FedAvg):
     ROUND: ClassVar[type[Round]] = FedProxRound
 
     def __init__(self, *, mu: float = 0.01):
+        super().__init__()
         check_variables(mu >= 0, ">= 0", mu=mu)
         self.mu = mu
 

@@ -51,6 +51,16 @@ def test_fedavg_pl_counts_annotated_columns_only(make_site, flat_net):
     assert flat_net.classifier.bias.grad[:2].abs().min() > 0
 
 
+@pytest.mark.parametrize("other", [LABELS[3], [1, 0, -1]], ids=["as above", "another label"])
+@pytest.mark.parametrize(("method", "columns"), [(FedAvg, 3), (FedAvgPL, 2)])
+def test_without_weights_the_loss_of_a_sample_depends_on_that_sample_alone(make_site, flat_net, method, columns, other):
+    # sample 0 is (1, 0, missing) with probabilities 1/2, 3/4, 1/4; the labels of sample 3 do not matter
+    expected = -sum(math.log(p) for p in (1 / 2, 1 / 4, 3 / 4)[:columns]) / columns
+    site = make_site([*LABELS[:3], other])
+    loss = loss_of(method(weighted=False), flat_net, site, torch.tensor([0]))
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
 def test_fedavg_teaches_a_missing_class_to_be_negative(make_site, flat_net):
     loss_of(FedAvg(), flat_net, make_site(LABELS)).backward()
     assert flat_net.classifier.bias.grad[2].item() == pytest.approx(1 / 4 / 3, rel=1e-6)

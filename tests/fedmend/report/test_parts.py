@@ -79,6 +79,7 @@ def test_parts_come_in_the_order_of_their_places_and_then_of_their_names(monkeyp
         "noisy_sites",
         "completeness",
         "guesses",
+        "spent",
         "refused",
     ]
 

@@ -1,0 +1,125 @@
+"""AUC against epsilon: federated averaging with differential privacy on the phantom of ``jobs/fednoro_isic2019``.
+
+One command: ``python benchmarks/privacy.py``. All labels are right and all sites keep differential privacy with the
+same noise. Their evaluation stays with them, so the final model is scored on their test splits afterwards, as somebody
+would who has test data of their own. Prints a table and writes ``benchmarks/results/privacy.json``.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedmend.kinds import kind_of
+from fedmend.method import RoundTask
+from fedmend.results import EVALUATE, RunSpec
+from fedmend.site_worker import SiteWorker
+from fl_components.run.arguments import parse_assignments
+from fl_components.run.jobs import configure_job, read_job
+from fl_components.run.local import run_local, site_config
+
+ROOT = Path(__file__).resolve().parents[1]
+JOB, VARIANT = ROOT / "jobs" / "fednoro_isic2019", "fedavg_private"
+SETTINGS = {
+    "network": "resnet_narrow_gn",
+    "image_size": 32,
+    "batch_size": 128,
+    "learning_rate": 0.002,
+    "weight_decay": 0.0,
+    "local_epochs": 1,
+    "num_rounds": 8,
+    "eval_every": 100,
+    "phantom.images": 3000,
+    "phantom.pixels": 48,
+    "phantom.sites": 2,
+    "phantom.noisy_share": 0.0,
+    "phantom.alpha": 100.0,
+    "phantom.presence": 1.0,
+}
+
+
+def one_run(given: Mapping[str, object], noise: float, clip: float, seed: int, cache: Path) -> dict:
+    """One noise multiplier, 0 for no privacy, and one seed, as a row of the results."""
+    variables = {**SETTINGS, **given, "phantom.seed": 2019 + seed, "seed": seed}
+    policy = {"cache_dir": str(cache.resolve()), "threads": 1}
+    if noise:
+        policy["privacy"] = {"clip": clip, "noise_multiplier": noise}
+    with tempfile.TemporaryDirectory() as folder:
+        workspace, sites = Path(folder) / "run", int(variables["phantom.sites"])
+        options = {"variables": variables, "variants": [VARIANT], "sites": sites}
+        results = run_local(JOB, workspace, threads=1, site_settings=policy, quiet=True, **options)
+        records = Path(results["files"]["records"])
+        lines = [json.loads(line) for line in (records / "decisions.jsonl").read_text().splitlines()]
+        told = [line["value"] for line in lines if line["what"] == "privacy"]
+        row = {"noise": noise, "seed": seed, "told": told[-1] if told else {}}
+        return row | score(Path(results["files"]["global model"]), options, partial(site_config, workspace))
+
+
+def score(model: Path, options: Mapping, config_of) -> dict:
+    """AUC and balanced accuracy of a model file on the test splits of all sites."""
+    with tempfile.TemporaryDirectory() as folder:
+        configure_job(
+            JOB, Path(folder) / "job", options["variables"], variants=options["variants"], sites=options["sites"]
+        )
+        job = read_job(Path(folder) / "job")
+    run = RunSpec("score", tuple(job.run["classes"]), job.run["network"], 0)
+    weights = {k: v.numpy() for k, v in torch.load(model, weights_only=True)["model"].items()}
+    counts, kind = [], kind_of("singlelabel")
+    for site in job.sites:
+        worker = SiteWorker(**job.site)
+        worker.method = job.build(job.method)
+        config = dataclasses.replace(config_of(site), privacy=None)
+        task = RoundTask(EVALUATE, 0, 1, training=False)
+        result = worker.answer(site, EVALUATE, weights, task, run, evaluate=True, config=config)
+        counts.append(result.counts["test"])
+    macro = kind.metrics(sum(counts))["macro"]
+    return {"auc": macro["auc"], "bacc": macro["bacc"]}
+
+
+def print_table(rows: Sequence[Mapping]) -> None:
+    """Epsilon and metrics by noise, mean ± standard deviation over seeds."""
+    print("| noise multiplier | epsilon | AUC | balanced accuracy |")
+    for noise in sorted({row["noise"] for row in rows}):
+        own = [row for row in rows if row["noise"] == noise]
+        told = [t for row in own for t in row["told"].values()]
+        spent = f"{max(t['epsilon'] for t in told):.1f}" if told else "no privacy"
+        cells = [[row[name] for row in own] for name in ("auc", "bacc")]
+        shown = [f"{np.mean(c):.3f} ± {np.std(c, ddof=1) if len(c) > 1 else 0:.3f}" for c in cells]
+        print("| " + " | ".join([f"{noise:g}", spent, *shown]) + " |")
+
+
+def main() -> None:
+    """Trains and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.5, 1.0, 2.0], help="0: no privacy")
+    parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the job")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "fedmend-benchmark")
+    args = parser.parse_args()
+    out = ROOT / "benchmarks" / "results" / "privacy.json"
+    out.parent.mkdir(exist_ok=True)
+    given, rows = parse_assignments(args.set), []
+    # spawn: the parent may hold threads, which a forked process does not survive reliably
+    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
+        cases = list(itertools.product(args.seeds, args.noise))
+        tasks = [pool.submit(one_run, given, noise, args.clip, seed, args.cache) for seed, noise in cases]
+        for number, task in enumerate(as_completed(tasks), start=1):
+            rows.append(task.result())
+            print(f"{number} of {len(cases)} runs: {json.dumps(rows[-1])}", flush=True)
+            out.write_text(json.dumps(rows) + "\n")
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    main()
