@@ -20,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from nvflare.apis.app_validation import AppValidator
-from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_def import is_valid_job_id
 from nvflare.apis.workspace import Workspace
@@ -31,7 +30,7 @@ from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedmend.errors import FedMendError
-from fl_components.job_rules import CLIENT, components, read_app, refuse_encryption
+from fl_components.job_rules import CLIENT, CODE, components, read_app, refuse_encryption
 
 
 class ListedClasses(AppValidator):
@@ -57,7 +56,7 @@ class ListedClasses(AppValidator):
             Why the job is refused, or ""; no properties.
         """
         app = Path(app_folder)
-        if (app / WorkspaceConstants.CUSTOM_FOLDER_NAME).exists():  # the right byoc decides about a job with code
+        if (app / CODE).exists():  # the right byoc decides about a job with code
             return "", {}
         try:
             self._check(app, Workspace(str(app.parents[1])))

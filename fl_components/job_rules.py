@@ -15,11 +15,27 @@ from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_
 from fedmend.errors import FedMendError
 
 CLIENT, SERVER = "config_fed_client.json", "config_fed_server.json"
-FOLDER = "config"
+FOLDER, CODE = "config", "custom"
 KNOWN = {FOLDER, f"{FOLDER}/{CLIENT}", f"{FOLDER}/{SERVER}", NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}
 LARGEST = 2**20  # bytes of a configuration; those of our jobs have 2,000
 ENCRYPTION = re.compile(r"(^|\.)(he|homomorphic_encryption)\.|(^|\.)HE[A-Z]\w*$")
 CLASS_KEYS = ("path", "class_path", "name")
+
+
+def check_job(job: Path) -> None:
+    """Refuses a job folder that server and sites would refuse, before it is sent.
+
+    Args:
+        job: with ``meta.json`` and apps; code in an app is left to the right ``byoc``.
+
+    Raises:
+        FedMendError: see :func:`read_app`; or ``meta.json`` is not literal.
+    """
+    if (job / "meta.json").is_file():
+        read_literal(job / "meta.json")
+    for config in sorted(job.glob(f"*/{FOLDER}")):
+        if not (config.parent / CODE).exists():
+            read_app(config.parent)
 
 
 def read_app(app: Path) -> dict[str, dict]:

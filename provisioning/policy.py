@@ -5,6 +5,7 @@ Allow list and ReportGuard have their one home in ``simulator_workspace/local``,
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class SitePolicyBuilder(Builder):
             scope.
 
     Raises:
-        ValueError: a storage folder that is not absolute, or a filter without a path.
+        ValueError: a storage folder that is not absolute, a filter without a path, or homomorphic encryption.
     """
 
     def __init__(self, *, server_storage: str, weight_filters: Mapping[str, Mapping] | None = None):
@@ -43,6 +44,8 @@ class SitePolicyBuilder(Builder):
         for scope, chosen in (weight_filters or {}).items():
             if not isinstance(chosen, Mapping) or "path" not in chosen:
                 raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected path and args, got {chosen!r}")
+            if re.search(r"\.(he|homomorphic_encryption)\.", str(chosen["path"])):  # the server could check nothing
+                raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected no homomorphic encryption")
         self._storage, self._weight_filters = Path(server_storage), dict(weight_filters or {})
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:

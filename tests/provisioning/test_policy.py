@@ -335,6 +335,12 @@ def test_a_filter_without_a_path_is_refused():
         SitePolicyBuilder(server_storage="/x", weight_filters={"x": "y"})
 
 
+def test_a_scope_that_encrypts_weights_is_refused():
+    filters = {"x": {"path": "nvflare.app_opt.he.model_encryptor.HEModelEncryptor", "args": {}}}
+    with pytest.raises(ValueError, match=r"^SitePolicyBuilder, weight_filters x: expected no homomorphic encryption$"):
+        SitePolicyBuilder(server_storage="/x", weight_filters=filters)
+
+
 def test_provisioning_knows_flares_provisioning_alone():
     for file in modules(ROOT / "provisioning"):
         names = imported(file.read_text(), "provisioning")
