@@ -17,7 +17,8 @@ from nvflare.lighter.spec import Builder
 HERE = Path(__file__).resolve().parent
 POLICY = HERE.parent / "simulator_workspace" / "local"
 CONVERT = "nvflare.app_common.filters.convert_weights.ConvertWeights"
-SITE_SETTINGS = {"data_root": "", "cache_dir": "cache", "state_dir": "state", "min_count": 5}  # "" is refused by name
+STATE = "../fedmend-state/{SITE_NAME}"  # beside the kit, in which FLARE makes and deletes folders
+SITE_SETTINGS = {"data_root": "", "cache_dir": "cache", "state_dir": STATE, "min_count": 5}  # "" is refused by name
 SERVER_SETTINGS = {**SITE_SETTINGS, "data_root": "a server has no data"}
 
 

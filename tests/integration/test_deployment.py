@@ -66,7 +66,7 @@ def test_a_job_is_submitted_left_alone_and_fetched_within_six_minutes(deployment
     assert results["final"]["test"]["auc"] > 0
     assert str(federation.kits / federation.server) not in out  # the server's folders are of no use to a lead
     for site in SITES:
-        assert (federation.kits / site / "state" / "fedmlp_ich" / site / "ledger.sqlite").is_file()
+        assert (federation.kits / "fedmend-state" / site / "fedmlp_ich" / site / "ledger.sqlite").is_file()
     assert not list(federation.kits.glob("*/*/app*/custom"))
     assert time.monotonic() - began < 360
 
@@ -138,7 +138,7 @@ def test_a_job_that_comes_by_flares_own_command_or_console_completes(deployment,
 
 def test_hospital_it_learns_whether_the_server_accepts_its_certificate(deployment, tmp_path):
     kit = tmp_path / "kit"
-    shutil.copytree(deployment.federation.kits / "site-1", kit, ignore=shutil.ignore_patterns("state", "transfer"))
+    shutil.copytree(deployment.federation.kits / "site-1", kit, ignore=shutil.ignore_patterns("transfer"))
     lines = {}
     for certificate in ("own", "foreign"):
         _, out = fedmend("sitecheck", "--kit", kit, home=tmp_path)

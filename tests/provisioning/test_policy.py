@@ -32,8 +32,9 @@ from test_layers import imported, modules, within
 
 from fedmend.results import SiteResult
 from fedmend.site_config import read_site_config
+from fl_components.kit_state import DEFAULT
 from fl_components.wire import pack_result, unpack_result
-from provisioning.policy import SitePolicyBuilder
+from provisioning.policy import STATE, SitePolicyBuilder
 
 PROJECT = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
 PEOPLE = {p["name"]: p["role"] for p in PROJECT["participants"] if p["type"] == "admin"}
@@ -175,13 +176,14 @@ def test_the_settings_are_complete_once_the_folder_is_filled_in(kits, tmp_path):
     file.write_text(json.dumps({**read(kits / "site-1" / "local" / "fedmend.json"), "data_root": str(tmp_path)}))
     config = read_site_config(file, kits / "site-1", "site-1")
     assert config.data_root == tmp_path
-    assert config.state_dir == (kits / "site-1" / "state").resolve()
+    assert config.state_dir == (kits / "fedmend-state" / "site-1").resolve()  # no command of FLARE's reaches it
+    assert STATE == DEFAULT
     assert config.min_count == 5
 
 
 def test_the_servers_settings_are_complete(kits):
     config = read_site_config(kits / SERVER / "local" / "fedmend.json", kits / SERVER, "server")
-    assert config.state_dir == (kits / SERVER / "state").resolve()
+    assert config.state_dir == (kits / "fedmend-state" / "server").resolve()
 
 
 @every_site
