@@ -172,6 +172,22 @@ def test_a_class_that_the_server_does_not_list_is_refused_in_a_sentence_to_the_c
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("x/config_fed_client.conf", 'include file("../../local/fedmend.json")', "expected no files besides"),
+        ("config_fed_client.json", '{"executors": [], "x": "{$HOME}"}', "expected literal values, got a string with"),
+    ],
+)
+def test_a_job_that_would_read_a_site_is_refused_in_a_sentence_to_the_console_too(deployment, file, text, words):
+    with tiny_job("fedmlp_ich", run_name="reads_a_site") as job:
+        (job / "app" / "config" / file).parent.mkdir(exist_ok=True)
+        (job / "app" / "config" / file).write_text(text)
+        _, sentence = deployment.run(job, by_console)
+    assert "got FINISHED:FAILED_TO_RUN: server: job" in sentence
+    assert words in sentence
+
+
 def test_a_class_that_the_sites_do_not_list_is_refused_in_a_sentence_of_theirs(deployment):
     with tiny_job("fedmlp_ich", run_name="unlisted_at_sites") as job:
         file = job / "app" / "config" / "config_fed_client.json"
