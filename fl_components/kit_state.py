@@ -40,7 +40,7 @@ def check_state(root: Path, config: SiteConfig, site: str) -> None:
             f"{site}: local/{CONFIG_NAME}, field state_dir: expected a folder outside the kit, got one in it; stop the"
             f" site and move it, ledgers and all, by: {COMMAND}"
         )
-    if runs := _runs(root / OLD):
+    if runs := _runs(root / OLD, site):
         raise FedMendError(
             f"{site}: expected no state of runs in the kit, got that of {len(runs)}; stop the site and move it by:"
             f" {COMMAND}"
@@ -91,9 +91,9 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     target = (root / setting.replace("{SITE_NAME}", site)).expanduser().resolve()
     if target.is_relative_to(root):
         raise FedMendError(f"{site}: --to: expected a folder outside the kit, got one in it")
-    _refuse_running(root, site)
     old = config.state_dir if inside else root / OLD
-    runs = _runs(old)
+    _refuse_running(root, old, site)
+    runs = _runs(old, site)
     for run in runs:
         if (target / run.name).exists() and not _same(run, target / run.name):
             raise FedMendError(
@@ -118,29 +118,27 @@ def _name(kit: Path) -> str:
     raise FedMendError("expected the startup kit of a site or server, with startup and local, got another folder")
 
 
-def _runs(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+def _runs(folder: Path, site: str) -> list[Path]:
+    """The runs below a folder, which may be the kit itself: each has a folder with the site's name."""
+    return sorted(run for run in folder.iterdir() if (run / site).is_dir()) if folder.is_dir() else []
 
 
-def _refuse_running(root: Path, site: str) -> None:
+def _refuse_running(root: Path, old: Path, site: str) -> None:
     for name in PROCESSES:
         text = (root / name).read_text().strip() if (root / name).is_file() else ""
         if text.isdigit() and psutil.pid_exists(int(text)):
             raise FedMendError(f"{site}: expected one that is stopped, process {text} of {name} in the kit still runs")
-    for lock in root.glob("**/in_use"):
+    for lock in old.glob("*/*/in_use"):
         with locked(lock, patience=0) as alone:
             if not alone:
                 raise FedMendError(f"{site}: expected one that is stopped, a task of it still runs")
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two folders or files hold the same bytes: a move to another disk was stopped before the old was
-    removed."""
-    if one.is_file() or other.is_file():
-        return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
-    names = {f.relative_to(one) for f in one.rglob("*")}
-    return names == {f.relative_to(other) for f in other.rglob("*")} and all(
-        _same(one / name, other / name) for name in names if (one / name).is_file()
+    """Whether two folders hold the same: a move to another disk was stopped before the old one was removed."""
+    files = {f.relative_to(one) for f in one.rglob("*") if f.is_file()}
+    return files == {f.relative_to(other) for f in other.rglob("*") if f.is_file()} and all(
+        filecmp.cmp(one / name, other / name, shallow=False) for name in files
     )
 
 
@@ -152,9 +150,6 @@ def _move(run: Path, goal: Path) -> None:
         except OSError as e:
             if e.errno != errno.EXDEV:  # another disk
                 raise
-        if run.is_file():
-            shutil.copy2(run, goal)
-        else:
-            with whole_folder(goal) as temporary:
-                shutil.copytree(run, temporary, dirs_exist_ok=True)
-    shutil.rmtree(run) if run.is_dir() else run.unlink()
+        with whole_folder(goal) as temporary:
+            shutil.copytree(run, temporary, dirs_exist_ok=True)
+    shutil.rmtree(run)

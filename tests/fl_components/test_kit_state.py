@@ -158,6 +158,16 @@ def test_a_site_that_runs_is_left_alone(kit):
     assert settings(kit)["state_dir"] == "state"
 
 
+def test_a_kit_that_is_its_own_state_folder_keeps_its_certificates(kit, tmp_path):
+    for run in (kit / "state").iterdir():
+        run.rename(kit / run.name)
+    write_settings(kit, state_dir=".")
+    with refused(INSIDE):
+        load(kit)
+    assert move_state(kit) == (tmp_path / "fedmend-state" / "site-1", ["run-1", "run-2"])
+    assert {f.name for f in kit.iterdir()} >= {"local", "startup"}
+
+
 def test_the_state_of_the_server_moves_too(tmp_path):
     kit = tmp_path / "kit"
     write_settings(kit, state_dir="state")
