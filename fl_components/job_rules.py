@@ -16,7 +16,8 @@ from fedmend.errors import FedMendError
 
 CLIENT, SERVER = "config_fed_client.json", "config_fed_server.json"
 FOLDER, CODE = "config", "custom"
-KNOWN = {FOLDER, f"{FOLDER}/{CLIENT}", f"{FOLDER}/{SERVER}", NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}
+SIGNATURES = {NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}  # FLARE puts them into every folder
+KNOWN = {FOLDER, f"{FOLDER}/{CLIENT}", f"{FOLDER}/{SERVER}", *SIGNATURES, *(f"{FOLDER}/{s}" for s in SIGNATURES)}
 LARGEST = 2**20  # bytes of a configuration; those of our jobs have 2,000
 ENCRYPTION = re.compile(r"(^|\.)(he|homomorphic_encryption)\.|(^|\.)HE[A-Z]\w*$")
 CLASS_KEYS = ("path", "class_path", "name")

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 from factories import ROOT, refused
+from nvflare.lighter.utils import sign_folders
 
 from fedmend.errors import FedMendError
-from fl_components.job_rules import CLIENT, LARGEST, components, read_app, read_literal
+from fl_components.job_rules import CLIENT, LARGEST, check_job, components, read_app, read_literal
 
 OTHERS = "job: expected no files besides config_fed_client.json and config_fed_server.json in config, got others too"
 UNREAD = "job, config_fed_client.json: expected JSON with each name once, got a file that does not parse"
@@ -90,11 +93,13 @@ def test_a_folder_that_is_not_known_and_a_link_are_refused(app, tmp_path):
         read_app(folder)
 
 
-def test_signatures_of_flare_may_lie_beside_the_configurations(app):
-    folder = app({})
-    for name in (".__nvfl_sig.json", ".__nvfl_submitter.crt"):
-        (folder / name).write_text("anything")
-    assert read_app(folder) == {CLIENT: {}}
+def test_a_job_as_flare_signs_it_passes(tmp_path):
+    shutil.copytree(ROOT / "jobs" / "fedmlp_ich", tmp_path / "job")
+    (tmp_path / "submitter.crt").write_text("certificate")
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    sign_folders(str(tmp_path / "job"), key, str(tmp_path / "submitter.crt"))
+    assert len(list((tmp_path / "job" / "app").rglob(".__nvfl_*"))) == 4  # two in each folder
+    check_job(tmp_path / "job")
 
 
 @pytest.mark.parametrize(
