@@ -7,31 +7,41 @@ import shutil
 import stat
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 from factories import ROOT, refused
 from fl_factories import Engine, write_settings
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
 from nvflare.fuel.utils.class_utils import instantiate_class, load_class
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+from nvflare.lighter.utils import sign_folders
 from nvflare.private.fed.app.default_app_validator import DefaultAppValidator
+from nvflare.private.fed.app.fl_app_validator import FLAppValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.private.fed.utils.app_deployer import AppDeployer
+from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.security import FLAuthorizer
 from test_jobs import named_classes
 from test_layers import imported, modules, within
 
 from fedmend.results import SiteResult
 from fedmend.site_config import read_site_config
+from fl_components import job_check
 from fl_components.kit_state import DEFAULT
 from fl_components.wire import pack_result, unpack_result
 from provisioning.policy import STATE, SitePolicyBuilder
@@ -256,6 +266,29 @@ def test_a_job_with_code_in_it_is_refused_whoever_submits_it(kits, site, role, t
     assert AppAuthzService.authorize(str(tmp_path), **person) == (True, "")
     (tmp_path / "custom").mkdir()
     assert AppAuthzService.authorize(str(tmp_path), **person) == (False, "BYOC not permitted")
+
+
+@pytest.mark.parametrize("job", ["fedmlp_ich", "label_audit"])
+@pytest.mark.parametrize("site", [SERVER, "site-1"])
+def test_a_job_of_ours_that_the_lead_has_signed_is_deployed(kits, site, job, tmp_path, monkeypatch):
+    lead = kits / next(name for name, role in PEOPLE.items() if role == "lead") / "startup"
+    key = serialization.load_pem_private_key((lead / "client.key").read_bytes(), password=None)
+    shutil.copytree(ROOT / "jobs" / job, tmp_path / job)
+    sign_folders(str(tmp_path / job), key, str(lead / "client.crt"))
+    shutil.copytree(kits / site, tmp_path / site)
+    monkeypatch.setattr(AuthorizationService, "the_authorizer", authorizer(kits / site, site))
+    monkeypatch.setattr(PrivacyService, "is_scope_allowed", staticmethod(lambda scope: True))
+    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
+    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+    monkeypatch.setattr(job_check, "SHELL_CMD_VALIDATORS", {})
+    kind, name = ("server", "server") if site == SERVER else ("client", site)
+    validator = FLAppValidator(site_type=kind, custom_validators=[job_check.ListedClasses()])
+    monkeypatch.setattr(AppAuthzService, "app_validator", validator)
+    workspace, run = Workspace(str(tmp_path / site), name), str(uuid.uuid4())
+    given = {"job_id": run, "job_meta": {}, "app_name": "app", "fl_ctx": FLContext()}
+    assert not AppDeployer().deploy(workspace, app_data=zip_directory_to_bytes(tmp_path / job / "app", ""), **given)
+    config = tmp_path / site / run / f"app_{name}" / "config"
+    assert {f.name for f in config.iterdir()} >= {"config_fed_client.json", ".__nvfl_sig.json"}
 
 
 RIGHTS = {  # role → what it may do with somebody else's job at another organisation's site, and what else with its own
