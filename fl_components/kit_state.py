@@ -87,7 +87,8 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     file = root / "local" / CONFIG_NAME
     config = read_site_config(file, root, site)
     inside = config.state_dir.is_relative_to(root)
-    setting = str(to.absolute()) if to else DEFAULT if inside else json.loads(file.read_text())["state_dir"]
+    kept = DEFAULT.format(SITE_NAME=site) if inside else json.loads(file.read_text(encoding="utf-8"))["state_dir"]
+    setting = str(to.absolute()) if to else kept
     target = (root / setting.replace("{SITE_NAME}", site)).expanduser().resolve()
     if target.is_relative_to(root):
         raise FedMendError(f"{site}: --to: expected a folder outside the kit, got one in it")

@@ -19,7 +19,7 @@ POLICY = HERE.parent / "simulator_workspace" / "local"
 CONVERT = "nvflare.app_common.filters.convert_weights.ConvertWeights"
 STATE = "../fedmend-state/{SITE_NAME}"  # beside the kit, in which FLARE makes and deletes folders
 SITE_SETTINGS = {"data_root": "", "cache_dir": "cache", "state_dir": STATE, "min_count": 5}  # "" is refused by name
-SERVER_SETTINGS = {**SITE_SETTINGS, "data_root": "a server has no data"}
+SERVER_SETTINGS = {**SITE_SETTINGS, "data_root": "a server has no data", "state_dir": STATE.format(SITE_NAME="server")}
 
 
 class SitePolicyBuilder(Builder):

@@ -70,7 +70,7 @@ def test_a_command_moves_all_runs_ledgers_intact_and_jobs_go_on_there(kit, tmp_p
     assert capsys.readouterr().out == f"2 runs moved; state_dir is {new}\n"
     assert files(new) == before
     assert read_history(new / "run-1" / "site-1" / "ledger.sqlite") == history
-    assert settings(kit)["state_dir"] == DEFAULT
+    assert settings(kit)["state_dir"] == DEFAULT.format(SITE_NAME="site-1")
     assert {k: v for k, v in settings(kit).items() if k != "state_dir"} == {
         "data_root": "data",
         "cache_dir": "cache",
@@ -176,6 +176,7 @@ def test_the_state_of_the_server_moves_too(tmp_path):
     (kit / "state" / "run-1" / "server").mkdir(parents=True)
     (kit / "state" / "run-1" / "server" / "checkpoint.pt").write_bytes(b"model")
     assert move_state(kit) == (tmp_path / "fedmend-state" / "server", ["run-1"])
+    assert settings(kit)["state_dir"] == "../fedmend-state/server"  # FLARE gives a server the project's name
 
 
 def test_a_folder_that_is_no_kit_is_refused(tmp_path):

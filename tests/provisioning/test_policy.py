@@ -192,7 +192,7 @@ def test_the_settings_are_complete_once_the_folder_is_filled_in(kits, tmp_path):
 
 
 def test_the_servers_settings_are_complete(kits):
-    config = read_site_config(kits / SERVER / "local" / "fedmend.json", kits / SERVER, "server")
+    config = read_site_config(kits / SERVER / "local" / "fedmend.json", kits / SERVER, "fedmend")
     assert config.state_dir == (kits / "fedmend-state" / "server").resolve()
 
 
