@@ -1,40 +1,50 @@
-"""ListedClasses: what a kit adds to the parent process of its site.
+"""ListedClasses: what a kit adds to the parent process of its site or server.
 
-It refuses a job with an unlisted class when the job is deployed, so that the lead reads why.
+It refuses a job when it is deployed, so that the lead reads why: one with files or values that our jobs do not have
+(:mod:`fl_components.job_rules`), and one with an unlisted class. FLARE compares the classes of a job with
+``class_allow_list`` in the job's own process, whose error stays in the log: the lead learns only that a process ended.
+What an app validator says before that reaches the console. FLARE's check remains the one that protects.
 
-FLARE compares the classes of a job with ``class_allow_list`` in the job's own process at the site, whose error stays in
-the site's log: the lead learns only that a process ended. What an app validator says before that reaches the console.
-FLARE's check remains the one that protects the site; it also sees nested components and paths that are job variables.
+And it closes doors that FLARE leaves open to whoever speaks as the server:
 
-And it takes the shell commands away. FLARE lets the admin console run cat, grep or tail at a site, on any file that the
-site's account can read; the site asks for rights only where the request itself says that it must, and takes the name
-and the role from the request. A rogue server could read images, tables and the site's private key.
+- Shell commands. FLARE lets the admin console run cat, grep or tail at a site, on any file that the site's account can
+  read; the site asks for rights only where the request itself says that it must, and takes the name and the role from
+  the request. A rogue server could read images, tables and the site's private key.
+- Names of runs. FLARE takes any name for a job's id, and with it for a folder of the kit: a command could delete
+  ``local`` or ``state``, or put a job in their place.
+- Other formats than JSON, which FLARE reads before it asks a validator, and which can include files of this machine.
 """
 
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 from nvflare.apis.app_validation import AppValidator
-from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.job_def import is_valid_job_id
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+from nvflare.fuel.utils.config import ConfigFormat, ConfigLoader
+from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-CONFIG = "config_fed_client.json"
+from fedmend.errors import FedMendError
+from fl_components.job_rules import CLIENT, CODE, components, read_app, refuse_encryption
 
 
 class ListedClasses(AppValidator):
-    """Compares executors, components and filters of a site's part of a job with the ``class_allow_list`` of the kit.
+    """Refuses a job with unknown files, values that are not literal, encryption, or classes that are not listed.
 
-    The configuration must be JSON: FLARE's other formats can include files and environment variables of the site.
+    A site compares what its own part builds with the ``class_allow_list`` of its kit, the server both parts.
     """
 
     def __init__(self):
         super().__init__()
         SHELL_CMD_VALIDATORS.clear()  # without its validator FLARE runs no command
+        Workspace._check_job_id = staticmethod(run_id)  # every path of a run is made there
+        for fmt in set(ConfigFormat) - {ConfigFormat.JSON}:
+            ConfigFactory._fmt2Loader[fmt] = NoOtherFormat(fmt)
 
     def validate(self, app_folder: str) -> tuple[str, dict]:
         """Called by FLARE when a job arrives.
@@ -46,33 +56,58 @@ class ListedClasses(AppValidator):
             Why the job is refused, or ""; no properties.
         """
         app = Path(app_folder)
-        if (app / WorkspaceConstants.CUSTOM_FOLDER_NAME).exists():  # the right byoc decides about a job with code
+        if (app / CODE).exists():  # the right byoc decides about a job with code
             return "", {}
-        found = {file.name for file in (app / "config").glob("config_fed_client.*")}
-        if found - {CONFIG}:
-            return f"job: expected a site's configuration in {CONFIG} alone, got another file too or instead", {}
-        if not found:  # the server's part of a job with an app for each site
-            return "", {}
-        kit, authorizer = Workspace(str(app.parents[1])), ComponentPathAuthorizer()
         try:
-            for place, component in _components(json.loads((app / "config" / CONFIG).read_text())):
-                if not str(component.get("path")).startswith("{"):
-                    authorizer.authorize_component_config(component, place, workspace=kit)
-        except UnsafeComponentError as e:
+            self._check(app, Workspace(str(app.parents[1])))
+        except (FedMendError, UnsafeComponentError) as e:
             return str(e), {}
         except Exception as e:  # whatever a lead has written, the site answers with a sentence
-            return f"job, {CONFIG}: expected a FLARE configuration, got one that does not read ({type(e).__name__})", {}
+            return f"job: expected a FLARE configuration, got one that does not read ({type(e).__name__})", {}
         return "", {}
 
+    @staticmethod
+    def _check(app: Path, kit: Workspace) -> None:
+        configs = read_app(app)
+        refuse_encryption(_filters_of_the_site(kit), "local/privacy.json")
+        authorizer = ComponentPathAuthorizer()
+        is_server = Path(kit.get_server_startup_file_path()).is_file()
+        for name, config in configs.items():
+            for place, component in components(config) if is_server or name == CLIENT else ():
+                node = SimpleNamespace(path=lambda place=place: place)
+                authorizer.authorize_component_config(component, node, workspace=kit)
 
-def _components(config: Mapping) -> Iterator[tuple[SimpleNamespace, Mapping]]:
-    """What a site builds and, as FLARE writes it, where it stands in the configuration."""
-    found = [(f"components.#{i}", part) for i, part in enumerate(config.get("components", []), 1)]
-    for i, part in enumerate(config.get("executors", []), 1):
-        found.append((f"executors.#{i}.executor", part["executor"]))
-    for name in ("task_data_filters", "task_result_filters"):
-        for i, part in enumerate(config.get(name, []), 1):
-            found += [(f"{name}.#{i}.filters.#{k}", f) for k, f in enumerate(part.get("filters", []), 1)]
-    for place, component in found:
-        if component.keys() & {"path", "class_path", "name"}:
-            yield SimpleNamespace(path=lambda place=place: place), component
+
+def _filters_of_the_site(kit: Workspace) -> list[dict]:
+    file = Path(kit.get_site_privacy_file_path())
+    scopes = json.loads(file.read_text(encoding="utf-8")).get("scopes", []) if file.is_file() else []
+    kinds = ("task_result_filters", "task_data_filters")
+    return [chosen for scope in scopes for kind in kinds for chosen in scope.get(kind, [])]
+
+
+def run_id(job_id: object) -> str:
+    """The name of a run, which becomes a folder of the kit.
+
+    Raises:
+        ValueError: neither an id that FLARE gives nor the name of the simulator's run.
+    """
+    name = str(job_id)
+    if name != SimulatorConstants.JOB_NAME and not (is_valid_job_id(name) and len(name) == 36):
+        raise ValueError("job id: expected a UUID as FLARE gives it, got another name")
+    return name
+
+
+class NoOtherFormat(ConfigLoader):
+    """Stands in FLARE's list of formats for every one but JSON."""
+
+    def load_config(self, file_path: str) -> None:
+        """Refuses.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("job: expected JSON files alone, got another format, which can include files of this machine")
+
+    def load_config_from_str(self, config_str: str) -> None:
+        """As :meth:`load_config`."""
+        self.load_config("")

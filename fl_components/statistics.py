@@ -1,6 +1,7 @@
 """LabelStatistics and what surrounds it in FLARE's statistics workflow: which site annotates what."""
 
 import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from nvflare.app_common.app_constant import StatisticsConstants as StC
 from nvflare.app_common.statistics.json_stats_file_persistor import JsonStatsFileWriter
 from nvflare.fuel.utils import fobs
 
-from fedmend.data.manifest import load_card
+from fedmend.data.manifest import CARD_NAME, load_card
 from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
 from fedmend.label_audit import COUNTS, HELD_BACK, SiteLabels, hold_back
@@ -67,18 +68,29 @@ class LabelStatistics(Statistics):
             try:
                 self._counts = self._count(name)
             except FedMendError as e:
-                message = str(e) if str(e).startswith(name) else f"{name}: {e}"
-                self.logger.error(message)
-                self._counts = {dataset: {message[:LONGEST_ERROR]: 0} for dataset in COUNTS}
+                self._refuse(str(e) if str(e).startswith(name) else f"{name}: {e}")
+            except Exception as e:  # the words of any other error may name a folder or a patient's file
+                last = traceback.extract_tb(e.__traceback__)[-1]
+                self.logger.error(f"{type(e).__name__} at {Path(last.filename).name}:{last.lineno}")
+                self._refuse(f"{name}: label audit failed with {type(e).__name__}; see the log of this site")
         return {name: [Feature(feature, DataType.INT) for feature in known] for name, known in self._counts.items()}
 
     def count(self, dataset_name: str, feature_name: str) -> int:
         """One of the numbers."""
         return self._counts[dataset_name][feature_name]
 
+    def _refuse(self, message: str) -> None:
+        self.logger.error(message)
+        self._counts = {dataset: {message[:LONGEST_ERROR]: 0} for dataset in COUNTS}
+
     def _count(self, name: str) -> dict[str, dict[str, int]]:
         config = load_site_config(self._fl_ctx)
         card = load_card(site_folder(name, config, self._phantom), name)
+        if set(card.classes) != set(self._classes):  # no word of the job goes back: FLARE may have put others into it
+            raise FedMendError(
+                f"{name}: {CARD_NAME}, field classes: expected the {len(self._classes)} classes of the job, got"
+                f" {sorted(card.classes)}"
+            )
         kind = kind_of(card.kind)
         counts = kind.label_counts(card, self._classes)
         samples = int(counts[COUNTS.index("annotated"), 0] + counts[COUNTS.index("missing"), 0])
@@ -202,4 +214,4 @@ def _shown(name: object) -> str:
 
 def _check_classes(classes: Sequence[str]) -> None:
     if not classes or len(set(classes)) < len(classes) or {SAMPLES, PHANTOM_SAMPLES} & set(classes):
-        raise ValueError(f"expected different class names other than {SAMPLES!r}, got {classes}")
+        raise ValueError(f"expected different class names other than {SAMPLES!r}, got others")

@@ -5,6 +5,7 @@ Allow list and ReportGuard have their one home in ``simulator_workspace/local``,
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from nvflare.lighter.spec import Builder
 HERE = Path(__file__).resolve().parent
 POLICY = HERE.parent / "simulator_workspace" / "local"
 CONVERT = "nvflare.app_common.filters.convert_weights.ConvertWeights"
-SITE_SETTINGS = {"data_root": "", "cache_dir": "cache", "state_dir": "state", "min_count": 5}  # "" is refused by name
-SERVER_SETTINGS = {**SITE_SETTINGS, "data_root": "a server has no data"}
+STATE = "../fedmend-state/{SITE_NAME}"  # beside the kit, in which FLARE makes and deletes folders
+SITE_SETTINGS = {"data_root": "", "cache_dir": "cache", "state_dir": STATE, "min_count": 5}  # "" is refused by name
+SERVER_SETTINGS = {**SITE_SETTINGS, "data_root": "a server has no data", "state_dir": STATE.format(SITE_NAME="server")}
 
 
 class SitePolicyBuilder(Builder):
@@ -34,7 +36,7 @@ class SitePolicyBuilder(Builder):
             scope.
 
     Raises:
-        ValueError: a storage folder that is not absolute, or a filter without a path.
+        ValueError: a storage folder that is not absolute, a filter without a path, or homomorphic encryption.
     """
 
     def __init__(self, *, server_storage: str, weight_filters: Mapping[str, Mapping] | None = None):
@@ -43,6 +45,8 @@ class SitePolicyBuilder(Builder):
         for scope, chosen in (weight_filters or {}).items():
             if not isinstance(chosen, Mapping) or "path" not in chosen:
                 raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected path and args, got {chosen!r}")
+            if re.search(r"\.(he|homomorphic_encryption)\.", str(chosen["path"])):  # the server could check nothing
+                raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected no homomorphic encryption")
         self._storage, self._weight_filters = Path(server_storage), dict(weight_filters or {})
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:

@@ -51,7 +51,7 @@ def make_kit(folder, *, start=datetime(2030, 1, 1, tzinfo=UTC), port=1, **settin
     )
     (folder / "startup" / "client.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     shutil.copy(ROOT / "simulator_workspace" / "local" / "resources.json", folder / "local")
-    usual = {"cache_dir": "cache", "state_dir": "state", "min_count": 2}
+    usual = {"cache_dir": "cache", "state_dir": "../state", "min_count": 2}
     (folder / "local" / "fedmend.json").write_text(json.dumps({**usual, **settings}))
     return folder
 

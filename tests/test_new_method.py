@@ -73,7 +73,7 @@ def test_a_method_costs_new_files_and_a_regenerated_policy(checkout):
     _, added, changed = checkout
     assert added == set(NEW)
     policy = {f"simulator_workspace/local/{name}.json" for name in ("resources", "privacy")}
-    assert changed == {*policy, "provisioning/data_protection.md"}
+    assert changed == {*policy, "provisioning/data_protection.md", "provisioning/allowed_classes.md"}
 
 
 def test_it_runs_in_one_process_and_in_the_simulator_and_gives_the_same(checkout, tmp_path):

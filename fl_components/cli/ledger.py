@@ -1,4 +1,4 @@
-"""``ledger``: what was changed in the labels of a site."""
+"""``ledger`` and ``move-state``: what was changed in the labels of a site, and where it keeps that."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from fl_components.cli.common import subcommands
 
 
 def add(commands) -> None:
-    """Adds the command."""
+    """Adds both commands."""
     ledger = subcommands(commands, "ledger", "what was changed in the labels of a site", "ACTION")
     show = ledger.add_parser("show", help="print repaired labels")
     show.add_argument("ledger", type=Path, help="ledger.sqlite in the site's state_dir")
@@ -23,6 +23,11 @@ def add(commands) -> None:
     undo.add_argument("--rule", default="*", help="one rule (default: all)")
     undo.add_argument("--from-round", type=int, default=1, help="first round to take back (default 1 = everything)")
     undo.set_defaults(run=_undo)
+
+    move = commands.add_parser("move-state", help="move ledgers and state of a site or server out of its startup kit")
+    move.add_argument("kit", type=Path, help="startup kit of the site or server, which is stopped")
+    move.add_argument("--to", type=Path, help="new folder (default: what fedmend.json says, or beside the kit)")
+    move.set_defaults(run=_move)
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -49,3 +54,10 @@ def _undo(args: argparse.Namespace) -> None:
 
     count = undo_file(args.ledger, rule=args.rule, from_round=args.from_round - 1)
     print(f"{count} repairs taken back; they stay in the history")
+
+
+def _move(args: argparse.Namespace) -> None:
+    from fl_components.kit_state import move_state
+
+    folder, runs = move_state(args.kit, args.to)
+    print(f"{len(runs)} runs moved; state_dir is {folder}")

@@ -1,9 +1,8 @@
-"""The site policy that follows from the code: which classes a job may name, which fields may leave, and the table about
-them.
+"""The site policy that follows from the code: which classes a job may name, which fields may leave, and tables of both.
 
-Everything comes from the classes in :mod:`fedmend.methods` and their typed fields. ``fedmend policy`` writes it into
-tracked files, which people review: a list, never a prefix, because FLARE would take a prefix for leave to call whatever
-is imported below it.
+Everything comes from the classes in :mod:`fedmend.methods`, their typed fields, and what the jobs name. ``fedmend
+policy`` writes it into tracked files, which people review: a list, never a prefix, because FLARE would take a prefix
+for leave to call whatever is imported below it.
 """
 
 import importlib
@@ -18,19 +17,13 @@ from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, counted
 from fedmend.files import write_text
 from fedmend.method import LocalMethod, Workflow
+from fl_components.policy.classes import allowed_classes, class_table
 
-GLUE = (  # what jobs name besides methods
-    "fl_components.controller.WorkflowController",
-    "fl_components.executor.MethodExecutor",
-    "fl_components.persistor.ModelFilePersistor",
-    "fl_components.statistics.LabelAuditWriter",
-    "fl_components.statistics.LabelStatistics",
-)
-OURS = ("fedmend.", "fl_components.")
 GUARD = "fl_components.guard.ReportGuard"
 RESOURCES = Path("simulator_workspace") / "local" / "resources.json"
 PRIVACY = Path("simulator_workspace") / "local" / "privacy.json"
 DATA_PROTECTION = Path("provisioning") / "data_protection.md"
+CLASSES = Path("provisioning") / "allowed_classes.md"
 BEGIN, END = "<!-- made by `fedmend policy`: begin -->", "<!-- made by `fedmend policy`: end -->"
 
 
@@ -72,8 +65,8 @@ def _merged(attribute: str) -> dict[str, Field]:
 def policy_files(root: Path) -> dict[Path, str]:
     """File below ``root`` → what must stand in it."""
     resources = json.loads((root / RESOURCES).read_text(encoding="utf-8"))
-    foreign = [name for name in resources["class_allow_list"] if not name.startswith(OURS)]
-    resources["class_allow_list"] = [*map(_path, method_classes()), *GLUE, *foreign]
+    methods = method_classes()
+    resources["class_allow_list"] = allowed_classes(root, methods)
     privacy = json.loads((root / PRIVACY).read_text(encoding="utf-8"))
     fields = report_fields()
     _merged("KNOWLEDGE")
@@ -84,7 +77,8 @@ def policy_files(root: Path) -> dict[Path, str]:
     return {
         RESOURCES: json.dumps(resources, indent=2) + "\n",
         PRIVACY: json.dumps(privacy, indent=2) + "\n",
-        DATA_PROTECTION: _with_tables((root / DATA_PROTECTION).read_text(encoding="utf-8")),
+        DATA_PROTECTION: _with_tables(root, DATA_PROTECTION, data_protection_tables()),
+        CLASSES: _with_tables(root, CLASSES, class_table(root, methods)),
     }
 
 
@@ -110,12 +104,12 @@ def write_policy(root: Path) -> list[Path]:
     return changed
 
 
-def _with_tables(page: str) -> str:
-    before, begin, rest = page.partition(BEGIN)
+def _with_tables(root: Path, file: Path, tables: str) -> str:
+    before, begin, rest = (root / file).read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise FedMendError(f"{DATA_PROTECTION}: expected the lines {BEGIN} and {END}, not found")
-    return f"{before}{BEGIN}\n\n{data_protection_tables()}\n{END}{after}"
+        raise FedMendError(f"{file}: expected the lines {BEGIN} and {END}, not found")
+    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
 
 
 def data_protection_tables() -> str:

@@ -17,6 +17,7 @@ from nvflare.fuel.flare_api.flare_api import Session
 
 from fedmend.errors import FedMendError
 from fedmend.site_config import CONFIG_NAME
+from fl_components.kit_state import DEFAULT
 from fl_components.run.simulate import local_settings
 from fl_components.run.submit import configured, fetch, follow, open_session, submit_job
 
@@ -70,9 +71,12 @@ class ProvisionedFederation:
             raise FedMendError(f"provisioning: expected startup kits, got: {(done.stdout + done.stderr).strip()}")
 
     def configure_sites(self, settings: Mapping[str, object]) -> None:
-        """Writes every site's ``fedmend.json``: that of the simulator's policy with other values."""
+        """Writes every site's ``fedmend.json``: that of the simulator's policy with other values, its state outside the
+        kit."""
         for site in self.sites:
-            (self.kits / site / "local" / CONFIG_NAME).write_text(local_settings(settings), encoding="utf-8")
+            (self.kits / site / "local" / CONFIG_NAME).write_text(
+                local_settings({"state_dir": DEFAULT, **settings}), encoding="utf-8"
+            )
 
     def start(self, *names: str) -> None:
         """Starts these participants, or server and all sites, each under FLARE's daemon, which restarts what dies."""

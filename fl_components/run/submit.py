@@ -23,6 +23,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.private.defs import ERROR_MSG_PREFIX
 
 from fedmend.errors import FedMendError
+from fl_components.job_rules import check_job
 from fl_components.run.jobs import configure_job
 
 CONNECT = 10.0  # seconds
@@ -41,10 +42,15 @@ SILENT = (
 def configured(
     job: Path, variables: Mapping[str, object], *, variants: Sequence[str] = (), sites: int = 0
 ) -> Iterator[Path]:
-    """A copy of the job with other settings, for as long as it is needed; see :func:`configure_job`."""
+    """A copy of the job with other settings, for as long as it is needed; see :func:`configure_job`.
+
+    Raises:
+        FedMendError: as there; or the job is one that server and sites would refuse, see :func:`check_job`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / job.resolve().name
         configure_job(job, out, variables, variants=variants, sites=sites)
+        check_job(out)
         yield out
 
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from fedmend.errors import FedMendError
+from fl_components.job_rules import check_job
 from fl_components.run.arguments import METHOD, METHODS
 
 
@@ -55,7 +56,7 @@ def read_job(folder: Path) -> JobNeeds:
     """Reads what a job folder asks of a site.
 
     Raises:
-        FedMendError: no job folder, or one whose files do not parse or lack classes.
+        FedMendError: no job folder, or one whose files do not parse, lack classes or would be refused when it arrives.
     """
     files = [folder / "meta.json"]
     for side in ("server", "client"):
@@ -63,12 +64,14 @@ def read_job(folder: Path) -> JobNeeds:
     try:
         meta, server, client = (json.loads(file.read_text(encoding="utf-8")) for file in files)
         needs = _literal_values(server, client)
-        return JobNeeds(name=meta["name"], own_code=any(folder.glob("*/custom")), **needs)
+        found = JobNeeds(name=meta["name"], own_code=any(folder.glob("*/custom")), **needs)
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         raise FedMendError(
             "expected a job folder with meta.json and one configuration of the server, with classes, and one of the"
             " clients, got another"
         ) from None
+    check_job(folder)
+    return found
 
 
 def _literal_values(server: Mapping, client: Mapping) -> dict:

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 
 from fedmend.errors import FedMendError
+from fl_components.kit_state import check_state
 from fl_components.sitecheck.job import read_job
 from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
 from fl_components.sitecheck.site import CheckedSite, existing
@@ -18,6 +19,7 @@ def settings(site: CheckedSite) -> Result:
         return Result(SKIP, "needs --kit")
     config = read_site_config(site.kit / "local" / CONFIG_NAME, site.kit.resolve(), site.name)
     site.config = config
+    check_state(site.kit.resolve(), config, site.name)
     wrong = [f"{field}: expected a folder that can be written, got another" for field in _not_writable(site)]
     if config.data_root and not config.data_root.is_dir():
         wrong.append("data_root: expected a folder, not found")

@@ -111,7 +111,7 @@ def test_data_are_opened_once(client, folder, monkeypatch):
     [
         (
             {"classes": ["edema", "fracture"]},
-            "site-1: site.json, field classes: expected the job's ['edema', 'fracture']",
+            "site-1: site.json, field classes: expected the 2 classes of the job, got ['edema', 'fracture', 'nodule']",
         ),
         ({"min_count": 61}, "site-1: train.csv: expected at least min_count training samples, got fewer"),
         (
@@ -128,6 +128,32 @@ def test_a_site_that_cannot_be_counted_says_why(client, options, sentence):
         ((feature, number),) = features.items()
         assert feature.startswith(sentence)
         assert number == 0
+
+
+def test_no_word_of_the_job_comes_back_from_a_site(client, caplog):
+    # what FLARE makes of {$https_proxy} and {WORKSPACE} in a job, were they not refused when it arrives
+    words = ("http://user:password@proxy", "/opt/kit")
+    with caplog.at_level("DEBUG"):
+        told = client(classes=[*words, "edema"]).ask()["count"]
+    assert [word for word in words if word in str(told) or word in caplog.text] == []
+    with pytest.raises(ValueError, match="expected different class names") as caught:
+        LabelStatistics(classes=[words[0]] * 2)
+    assert words[0] not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [PermissionError, RuntimeError])
+def test_an_unexpected_error_is_told_and_logged_without_its_words(client, monkeypatch, caplog, error):
+    def fail(*_):
+        raise error(13, "Permission denied", "/hospital/MUELLER_ANNA/train.csv")
+
+    monkeypatch.setattr("fl_components.statistics.load_card", fail)
+    with caplog.at_level("DEBUG"):
+        told = client().ask()["count"]
+    sentence = f"site-1: label audit failed with {error.__name__}; see the log of this site"
+    assert told == {kind: {sentence: 0} for kind in COUNTS}
+    assert sentence in caplog.text
+    assert f"{error.__name__} at test_statistics.py:" in caplog.text
+    assert not [word for word in ("MUELLER", "hospital", "train.csv") if word in caplog.text]
 
 
 def test_a_phantom_says_that_it_is_one(client, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def test_a_job_is_submitted_left_alone_and_fetched_within_six_minutes(deployment
     assert results["final"]["test"]["auc"] > 0
     assert str(federation.kits / federation.server) not in out  # the server's folders are of no use to a lead
     for site in SITES:
-        assert (federation.kits / site / "state" / "fedmlp_ich" / site / "ledger.sqlite").is_file()
+        assert (federation.kits / "fedmend-state" / site / "fedmlp_ich" / site / "ledger.sqlite").is_file()
     assert not list(federation.kits.glob("*/*/app*/custom"))
     assert time.monotonic() - began < 360
 
@@ -138,7 +138,7 @@ def test_a_job_that_comes_by_flares_own_command_or_console_completes(deployment,
 
 def test_hospital_it_learns_whether_the_server_accepts_its_certificate(deployment, tmp_path):
     kit = tmp_path / "kit"
-    shutil.copytree(deployment.federation.kits / "site-1", kit, ignore=shutil.ignore_patterns("state", "transfer"))
+    shutil.copytree(deployment.federation.kits / "site-1", kit, ignore=shutil.ignore_patterns("transfer"))
     lines = {}
     for certificate in ("own", "foreign"):
         _, out = fedmend("sitecheck", "--kit", kit, home=tmp_path)
@@ -170,6 +170,22 @@ def test_a_class_that_the_server_does_not_list_is_refused_in_a_sentence_to_the_c
     assert sentence.endswith(
         ": server: Component 'subprocess.Popen' at config path 'workflows.#1' is not in allow_list"
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("x/config_fed_client.conf", 'include file("../../local/fedmend.json")', "expected no files besides"),
+        ("config_fed_client.json", '{"executors": [], "x": "{$HOME}"}', "expected literal values, got a string with"),
+    ],
+)
+def test_a_job_that_would_read_a_site_is_refused_in_a_sentence_to_the_console_too(deployment, file, text, words):
+    with tiny_job("fedmlp_ich", run_name="reads_a_site") as job:
+        (job / "app" / "config" / file).parent.mkdir(exist_ok=True)
+        (job / "app" / "config" / file).write_text(text)
+        _, sentence = deployment.run(job, by_console)
+    assert "got FINISHED:FAILED_TO_RUN: server: job" in sentence
+    assert words in sentence
 
 
 def test_a_class_that_the_sites_do_not_list_is_refused_in_a_sentence_of_theirs(deployment):

@@ -64,7 +64,7 @@ class Work:
         return self.deployment.end_of(self.jobs[-1])
 
     def state(self, site):
-        return self.kits / site / "state" / self.name / site
+        return self.kits / "fedmend-state" / site / self.name / site
 
     def rows(self, site):
         return read_history(self.state(site) / "ledger.sqlite")

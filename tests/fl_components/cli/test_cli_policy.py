@@ -14,7 +14,9 @@ def checkout(tmp_path):
     """A copy of the policy files of the checkout."""
     shutil.copytree(ROOT / "simulator_workspace" / "local", tmp_path / "simulator_workspace" / "local")
     (tmp_path / "provisioning").mkdir()
-    shutil.copy(ROOT / "provisioning" / "data_protection.md", tmp_path / "provisioning")
+    for page in ("data_protection.md", "allowed_classes.md"):
+        shutil.copy(ROOT / "provisioning" / page, tmp_path / "provisioning")
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
     return tmp_path
 
 

@@ -13,9 +13,9 @@ from fedmend.method import LocalMethod, Workflow
 from fl_components import policy
 from fl_components.policy import (
     BEGIN,
+    CLASSES,
     DATA_PROTECTION,
     END,
-    GLUE,
     GUARD,
     PRIVACY,
     RESOURCES,
@@ -26,6 +26,7 @@ from fl_components.policy import (
     stale,
     write_policy,
 )
+from fl_components.policy.classes import REASONS, allowed_classes, named_classes
 
 METHODS = {
     "fedmlp": {"FedMLP", "FedMLPWorkflow"},
@@ -43,9 +44,10 @@ NUMBER = Field((), "int64", 0, 9, "a number", "none")
 @pytest.fixture
 def copy(tmp_path):
     """The tracked policy files, up to date."""
-    for file in (RESOURCES, PRIVACY, DATA_PROTECTION):
+    for file in (RESOURCES, PRIVACY, DATA_PROTECTION, CLASSES):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
     write_policy(tmp_path)
     return tmp_path
 
@@ -63,18 +65,61 @@ def test_what_only_serves_as_a_base_is_not_listed():
 
 
 def test_the_rest_of_what_jobs_name_exists():
-    assert all(isinstance(load_class(path), type) for path in (*GLUE, GUARD))
+    assert all(isinstance(load_class(path), type) for path in (*REASONS, GUARD))
 
 
-def test_the_allow_list_holds_methods_glue_and_what_people_added_of_others(copy):
-    allowed = json.loads((copy / RESOURCES).read_text())["class_allow_list"]
-    ours = [path for path in allowed if path.startswith(("fedmend.", "fl_components."))]
-    assert ours == [*sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in method_classes()), *GLUE]
-    tracked = json.loads((ROOT / RESOURCES).read_text())["class_allow_list"]
-    foreign = [path for path in tracked if not path.startswith(("fedmend.", "fl_components."))]
-    assert foreign
-    assert [path for path in allowed if path not in ours] == foreign
+def test_the_allow_list_holds_what_jobs_and_variants_name_and_nothing_else():
+    allowed = json.loads((ROOT / RESOURCES).read_text())["class_allow_list"]
+    assert sorted(allowed) == sorted(named_classes(ROOT))
+    assert len(set(allowed)) == len(allowed)
     assert not any(path.endswith((".", "*")) for path in allowed)  # names, never a prefix
+
+
+def test_of_flares_classes_three_are_allowed():
+    allowed = json.loads((ROOT / RESOURCES).read_text())["class_allow_list"]
+    assert [path.split(".")[-1] for path in allowed if path.startswith("nvflare.")] == [
+        "StatisticsExecutor",
+        "StatisticsController",
+        "TBAnalyticsReceiver",
+    ]
+
+
+def test_a_class_that_somebody_added_to_the_tracked_list_goes_with_the_next_writing(copy):
+    resources = json.loads((copy / RESOURCES).read_text())
+    wanted = list(resources["class_allow_list"])
+    resources["class_allow_list"].append("nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent")
+    (copy / RESOURCES).write_text(json.dumps(resources))
+    assert write_policy(copy) == [RESOURCES]
+    assert json.loads((copy / RESOURCES).read_text())["class_allow_list"] == wanted
+
+
+def test_a_class_that_a_job_names_without_a_reason_is_refused(copy):
+    file = copy / "jobs" / "fedmlp_ich" / "app" / "config" / "config_fed_server.json"
+    file.write_text(json.dumps({"components": [{"path": "nvflare.app_common.np.np_model_locator.NPModelLocator"}]}))
+    got = "['nvflare.app_common.np.np_model_locator.NPModelLocator']"
+    with refused(f"jobs: expected methods and classes with a reason in fl_components.policy, got {got}"):
+        allowed_classes(copy, method_classes())
+
+
+def test_a_method_that_no_job_names_is_not_allowed(copy):
+    shutil.rmtree(copy / "jobs" / "variants")
+    for file in (copy / "jobs").rglob("variants/*.json"):
+        file.unlink()
+    allowed = allowed_classes(copy, method_classes())
+    assert "fedmend.methods.fedmlp.FedMLP" in allowed
+    assert "fedmend.methods.moon.Moon" not in allowed
+
+
+def test_a_table_says_of_every_allowed_class_where_it_runs_what_for_and_who_names_it():
+    page = (ROOT / CLASSES).read_text()
+    rows = {line.split("`")[1]: line for line in page.split(BEGIN)[1].split(END)[0].splitlines() if line[:3] == "| `"}
+    assert list(rows) == json.loads((ROOT / RESOURCES).read_text())["class_allow_list"]
+    for path, row in rows.items():
+        where, why, names = (cell.strip() for cell in row.split("|")[2:5])
+        assert where in ("site", "server"), path
+        assert len(why) > 10, path
+        assert names == ", ".join(named_classes(ROOT)[path])
+    assert "| server | Warm-up, detection of the noisy sites once, then robust training | `fednoro_ich`," in page
 
 
 def test_the_guard_names_every_field_and_what_counts_it(copy):
@@ -142,8 +187,9 @@ def test_files_that_say_something_else_are_named_and_brought_up_to_date(copy):
     (copy / RESOURCES).write_text(json.dumps(resources))
     page = (copy / DATA_PROTECTION).read_text()
     (copy / DATA_PROTECTION).write_text(page.replace("`class_loss`", "`class_losses`"))
-    assert stale(copy) == [RESOURCES, DATA_PROTECTION]
-    assert write_policy(copy) == [RESOURCES, DATA_PROTECTION]
+    (copy / CLASSES).write_text((copy / CLASSES).read_text().replace("| server |", "| site |"))
+    assert stale(copy) == [RESOURCES, DATA_PROTECTION, CLASSES]
+    assert write_policy(copy) == [RESOURCES, DATA_PROTECTION, CLASSES]
     assert stale(copy) == []
     assert {file: (copy / file).read_text() for file in wanted} == wanted
 

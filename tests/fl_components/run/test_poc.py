@@ -89,7 +89,7 @@ def test_every_site_gets_the_phantom_or_the_data_that_are_named(provisioned):
         for site in ("site-1", "site-2"):
             settings = json.loads((provisioned.kits / site / "local" / "fedmend.json").read_text())
             assert settings["data_root"] == expected
-            assert settings["state_dir"] == "state"
+            assert settings["state_dir"] == "../fedmend-state/{SITE_NAME}"
 
 
 def test_whatever_goes_wrong_everything_is_stopped(provisioned, monkeypatch):

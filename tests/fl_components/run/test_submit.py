@@ -1,6 +1,7 @@
 """Submitting, following and fetching, with a session that says what a test wants."""
 
 import json
+import shutil
 
 import pytest
 from factories import ROOT, refused
@@ -153,6 +154,23 @@ def test_a_configured_job_lives_as_long_as_it_is_needed():
         assert read_job(folder).run["num_rounds"] == 5
         assert json.loads((folder / "meta.json").read_text())["min_clients"] == 2
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("nvflare.app_opt.he.model_encryptor.HEModelEncryptor", "expected plain weights, which the checks"),
+        ("{$HOME}", "expected literal values, got a string with a brace"),
+    ],
+)
+def test_a_job_that_every_site_would_refuse_is_not_sent(server, kit, tmp_path, capsys, word, words):
+    shutil.copytree(ROOT / "jobs" / "fedmlp_ich", tmp_path / "job")
+    file = tmp_path / "job" / "app" / "config" / "config_fed_client.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "task_result_filters": [{"tasks": ["train"], "filters": [{"path": word}]}]}))
+    assert call(kit, tmp_path / "job") == 1
+    assert capsys.readouterr().err.startswith(f"fedmend: job, config_fed_client.json: {words}")
+    assert not hasattr(server, "sent")
 
 
 def test_a_result_is_fetched_into_a_folder_of_its_own(tmp_path):

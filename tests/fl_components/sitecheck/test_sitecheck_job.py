@@ -70,3 +70,9 @@ def test_a_job_of_the_first_format_whose_values_stand_at_the_top_is_refused(site
     client = {"method": "m", "image_size": 48, "batch_size": 4, "components": [{"id": "m", "path": "{method_class}"}]}
     (config / "config_fed_client.json").write_text(json.dumps(client))
     assert found("job", site, job=job) == [NO_JOB]
+
+
+def test_a_job_that_the_site_would_refuse_when_it_arrives_fails_the_check(site, job):
+    (job / "app" / "config" / "x").mkdir()
+    files = "config_fed_client.json and config_fed_server.json in config"
+    assert found("job", site, job=job) == [f"fail  job: job: expected no files besides {files}, got others too"]

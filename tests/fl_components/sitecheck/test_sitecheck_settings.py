@@ -15,7 +15,7 @@ def test_complete_settings_pass(kit, site):
         ({"data_root": "no"}, "fail  fedmend.json: data_root: expected a folder, not found"),
         ({"data_root": "phantom"}, "warn  fedmend.json: data_root: expected a folder, got phantom: PHANTOM data"),
         (
-            {"cache_dir": "startup/client.crt/a", "state_dir": "startup/client.crt"},
+            {"cache_dir": "startup/client.crt/a", "state_dir": "../kit/../data/site-1/site.json"},
             "fail  fedmend.json: cache_dir: expected a folder that can be written, got another;"
             " state_dir: expected a folder that can be written, got another",
         ),
@@ -24,6 +24,13 @@ def test_complete_settings_pass(kit, site):
 def test_settings_that_a_job_cannot_use_are_named(kit, settings, line):
     change_settings(kit, **settings)
     assert found("fedmend.json", kit=kit) == [line]
+
+
+def test_a_kit_with_state_in_it_fails(kit):
+    change_settings(kit, state_dir="state")
+    (line,) = found("fedmend.json", kit=kit)
+    assert line.startswith("fail  fedmend.json: local/fedmend.json, field state_dir: expected a folder outside the kit")
+    assert line.endswith("by: fedmend move-state KIT")
 
 
 def test_a_folder_that_is_not_the_one_of_the_settings_is_a_warning(tmp_path, kit):

@@ -1,0 +1,198 @@
+"""State lies outside the kit; kits that have it inside say so, and a command moves it without losing anything."""
+
+import errno
+import json
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cli_calls import call
+from factories import refused
+from fl_factories import Engine, write_settings
+
+from fedmend.files import locked
+from fedmend.repairs.label_ledger import LabelLedger, Repairs, read_history
+from fl_components import kit_state
+from fl_components.kit_state import DEFAULT, move_state
+from fl_components.workspace import load_site_config
+
+INSIDE = (
+    "site-1: local/fedmend.json, field state_dir: expected a folder outside the kit, got one in it; stop the site and"
+    " move it, ledgers and all, by: fedmend move-state KIT"
+)
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """A kit as FedMend 0.1 made it, after two runs."""
+    folder = tmp_path / "kit"
+    write_settings(folder, state_dir="state")
+    (folder / "startup").mkdir()
+    (folder / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "relay.site-1"}}))
+    for run in ("run-1", "run-2"):
+        site = folder / "state" / run / "site-1"
+        site.mkdir(parents=True)
+        book = LabelLedger(
+            site / "ledger.sqlite", fingerprint="ab", images=["img0", "img1"], classes=["edema"], site="site-1"
+        )
+        book.record("rule", 0, np.array([[0], [-1]], dtype=np.int8), Repairs(*np.array([1, 0, 1, 0.5])[:, None]))
+        (site / "adam-0.pt").write_bytes(run.encode())
+        (site / "in_use").touch()
+    return folder
+
+
+def settings(kit):
+    return json.loads((kit / "local" / "fedmend.json").read_text())
+
+
+def files(folder):
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def load(kit):
+    """What a job reads of the settings."""
+    return load_site_config(Engine(kit, "site-1").new_context())
+
+
+def test_a_kit_with_its_state_inside_takes_no_job_and_says_what_to_do(kit):
+    with refused(INSIDE):
+        load(kit)
+
+
+def test_a_command_moves_all_runs_ledgers_intact_and_jobs_go_on_there(kit, tmp_path, capsys):
+    before = files(kit / "state")
+    history = read_history(kit / "state" / "run-1" / "site-1" / "ledger.sqlite")
+    assert len(history) == 1
+    assert call("move-state", kit) == 0
+    new = tmp_path / "fedmend-state" / "site-1"
+    assert capsys.readouterr().out == f"2 runs moved; state_dir is {new}\n"
+    assert files(new) == before
+    assert read_history(new / "run-1" / "site-1" / "ledger.sqlite") == history
+    assert settings(kit)["state_dir"] == DEFAULT.format(SITE_NAME="site-1")
+    assert {k: v for k, v in settings(kit).items() if k != "state_dir"} == {
+        "data_root": "data",
+        "cache_dir": "cache",
+        "min_count": 3,
+        "threads": 1,
+    }
+    assert load(kit).state_dir == new
+    assert call("move-state", kit) == 0  # once more does nothing
+    assert files(new) == before
+
+
+def test_the_new_folder_is_for_its_owner_alone_as_the_kit_is(kit, tmp_path):
+    target, _ = move_state(kit)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o700
+    fresh = tmp_path / "fresh"
+    write_settings(fresh, state_dir="../elsewhere/{SITE_NAME}")
+    (fresh / "startup").mkdir()
+    (fresh / "startup" / "fed_client.json").write_text("{}")
+    assert stat.S_IMODE(load(fresh).state_dir.stat().st_mode) == 0o700
+
+
+def test_a_folder_of_ones_own_choice_is_written_into_the_settings(kit, tmp_path):
+    assert call("move-state", kit, "--to", tmp_path / "disk") == 0
+    assert settings(kit)["state_dir"] == str(tmp_path / "disk")
+    assert (tmp_path / "disk" / "run-2" / "site-1" / "ledger.sqlite").is_file()
+    with refused("site-1: --to: expected a folder outside the kit, got one in it"):
+        move_state(kit, kit / "other")
+
+
+def test_state_that_was_left_in_the_kit_under_new_settings_is_found(kit, tmp_path):
+    write_settings(kit, state_dir=str(tmp_path / "new"))
+    got = "got that of 2; stop the site and move it by: fedmend move-state KIT"
+    with refused(f"site-1: expected no state of runs in the kit, {got}"):
+        load(kit)
+    assert move_state(kit) == (tmp_path / "new", ["run-1", "run-2"])
+    assert load(kit).state_dir == tmp_path / "new"
+
+
+def test_a_run_that_is_in_both_places_is_left_to_a_person(kit, tmp_path):
+    other = tmp_path / "fedmend-state" / "site-1" / "run-2" / "site-1"
+    other.mkdir(parents=True)
+    (other / "ledger.sqlite").write_bytes(b"another")
+    before = files(tmp_path)
+    with refused("site-1: expected no run run-2 in the new folder, there is another one; keep one of them"):
+        move_state(kit)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("stopped", ["copying", "removing"])
+def test_a_move_to_another_disk_that_is_stopped_anywhere_loses_nothing_and_goes_on(kit, tmp_path, monkeypatch, stopped):
+    before = files(kit / "state")
+
+    def another_disk(source, goal):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    def power_cut(*_, **__):
+        raise KeyboardInterrupt
+
+    name = {"copying": "copytree", "removing": "rmtree"}[stopped]
+    with monkeypatch.context() as cut:
+        cut.setattr(kit_state.os, "rename", another_disk)
+        cut.setattr(kit_state.shutil, name, power_cut)
+        with pytest.raises(KeyboardInterrupt):
+            move_state(kit)
+    with refused(INSIDE):  # a job does not begin with half of it
+        load(kit)
+    monkeypatch.setattr(kit_state.os, "rename", another_disk)
+    target, _ = move_state(kit)
+    assert files(target) == before
+    assert not list((kit / "state").iterdir())
+    assert load(kit).state_dir == target
+
+
+def test_a_site_that_runs_is_left_alone(kit):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        (kit / "pid.fl").write_text(f"{process.pid}\n")
+        with refused(f"site-1: expected one that is stopped, process {process.pid} of pid.fl in the kit still runs"):
+            move_state(kit)
+        process.stdin.close()
+    with (
+        locked(kit / "state" / "run-1" / "site-1" / "in_use", patience=0),
+        refused("site-1: expected one that is stopped, a task of it still runs"),
+    ):
+        move_state(kit)
+    assert settings(kit)["state_dir"] == "state"
+
+
+def test_a_kit_that_is_its_own_state_folder_keeps_its_certificates(kit, tmp_path):
+    for run in (kit / "state").iterdir():
+        run.rename(kit / run.name)
+    write_settings(kit, state_dir=".")
+    with refused(INSIDE):
+        load(kit)
+    assert move_state(kit) == (tmp_path / "fedmend-state" / "site-1", ["run-1", "run-2"])
+    assert {f.name for f in kit.iterdir()} >= {"local", "startup"}
+
+
+def test_the_state_of_the_server_moves_too(tmp_path):
+    kit = tmp_path / "kit"
+    write_settings(kit, state_dir="state")
+    (kit / "startup").mkdir()
+    (kit / "startup" / "fed_server.json").write_text("{}")
+    (kit / "state" / "run-1" / "server").mkdir(parents=True)
+    (kit / "state" / "run-1" / "server" / "checkpoint.pt").write_bytes(b"model")
+    assert move_state(kit) == (tmp_path / "fedmend-state" / "server", ["run-1"])
+    assert settings(kit)["state_dir"] == "../fedmend-state/server"  # FLARE gives a server the project's name
+
+
+def test_a_folder_that_is_no_kit_is_refused(tmp_path):
+    with refused("expected the startup kit of a site or server, with startup and local, got another folder"):
+        move_state(tmp_path)
+
+
+def test_the_simulators_workspaces_keep_their_state(tmp_path):
+    write_settings(tmp_path, state_dir="state")
+    assert load(tmp_path).state_dir == tmp_path / "state"
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    write_settings(tmp_path / "kit", state_dir="../file")
+    (tmp_path / "kit" / "startup").mkdir()
+    (tmp_path / "kit" / "startup" / "fed_client.json").write_text("{}")
+    (tmp_path / "file").touch()
+    with refused("site-1: local/fedmend.json, field state_dir: expected a folder that can be written, got another"):
+        load(tmp_path / "kit")
