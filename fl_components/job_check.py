@@ -23,6 +23,8 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
+from fedmend.results import LONGEST_ERROR
+
 CONFIG = "config_fed_client.json"
 
 
@@ -59,7 +61,7 @@ class ListedClasses(AppValidator):
                 if not str(component.get("path")).startswith("{"):
                     authorizer.authorize_component_config(component, place, workspace=kit)
         except UnsafeComponentError as e:
-            return str(e), {}
+            return ascii(f"{e!s:.{LONGEST_ERROR}}")[1:-1][:LONGEST_ERROR], {}  # it has the words of the job
         except Exception as e:  # whatever a lead has written, the site answers with a sentence
             return f"job, {CONFIG}: expected a FLARE configuration, got one that does not read ({type(e).__name__})", {}
         return "", {}

@@ -157,7 +157,10 @@ def try_all(strategy: st.SearchStrategy, act: Callable[[object], object], cases:
             with in_time():
                 act(case)
         except (FedMendError, *refusals) as e:
-            assert is_sentence(str(e)), repr(str(e))[:LONGEST_ERROR]
+            words = str(e)
+        else:
+            return
+        assert is_sentence(words), repr(words)[:LONGEST_ERROR]
 
     Path("/proc/self/clear_refs").write_text("5")  # the largest size so far is forgotten
     before = _memory("VmRSS")

@@ -4,8 +4,8 @@ import io
 import warnings
 import zlib
 
-import numpy as np
 import nibabel
+import numpy as np
 import pydicom
 import pytest
 from factories import make_dicom, pixels
@@ -131,7 +131,8 @@ def test_a_picture_that_would_fill_the_memory_is_refused_in_one_sentence(tmp_pat
         return len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
 
     header = (60_000).to_bytes(4, "big") * 2 + bytes([8, 0, 0, 0, 0])
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 10**7)) + chunk(b"IEND", b"")
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 10**7)) + chunk(b"IEND", b"")
+    bomb = b"\x89PNG\r\n\x1a\n" + content
     (tmp_path / "x.png").write_bytes(bomb)
-    with pytest.raises(UnreadableImage, match="^expected at most 50000000 pixels, got more$"):
+    with pytest.raises(UnreadableImage, match=r"^expected at most 50000000 pixels, got more$"):
         read_image(tmp_path / "x.png", None)
