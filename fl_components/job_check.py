@@ -30,6 +30,7 @@ from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedmend.errors import FedMendError
+from fedmend.results import LONGEST_ERROR
 from fl_components.job_rules import CLIENT, CODE, components, read_app, refuse_encryption
 
 
@@ -61,7 +62,7 @@ class ListedClasses(AppValidator):
         try:
             self._check(app, Workspace(str(app.parents[1])))
         except (FedMendError, UnsafeComponentError) as e:
-            return str(e), {}
+            return ascii(f"{e!s:.{LONGEST_ERROR}}")[1:-1][:LONGEST_ERROR], {}  # it may have words of the job
         except Exception as e:  # whatever a lead has written, the site answers with a sentence
             return f"job: expected a FLARE configuration, got one that does not read ({type(e).__name__})", {}
         return "", {}

@@ -59,13 +59,23 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
             word = order[name]
             if not (isinstance(word, str) and word.isprintable() and len(word) <= LONGEST_WORD):
                 raise ValueError(name)
-        if not MARK.fullmatch(order["ledger_mark"]):
-            raise ValueError("ledger_mark")
-        run = RunSpec(card["run_name"], tuple(card["classes"]), card["network"], int(card["seed"]))
+        kinds = {
+            "classes": isinstance(card["classes"], list | tuple) and all(isinstance(c, str) for c in card["classes"]),
+            "network": isinstance(card["network"], str),
+            "seed": _is_whole(card["seed"]),
+            "current_round": _is_whole(model.current_round),
+            "total_rounds": _is_whole(model.total_rounds),
+            "knowledge": isinstance(order["knowledge"], Mapping),
+            "ledger_mark": isinstance(order["ledger_mark"], str) and MARK.fullmatch(order["ledger_mark"]) is not None,
+            "weights": model.params is None or isinstance(model.params, Mapping),
+        }
+        if wrong := [name for name, right in kinds.items() if not right]:
+            raise ValueError(wrong[0])
+        run = RunSpec(card["run_name"], tuple(card["classes"]), card["network"], card["seed"])
         task = RoundTask(
             order["stage"],
-            int(model.current_round),
-            int(model.total_rounds),
+            model.current_round,
+            model.total_rounds,
             order["knowledge"],
             order["role"],
             run.seed,
@@ -73,8 +83,12 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
             ledger_mark=order["ledger_mark"],
         )
         return dict(model.params or {}), task, run, bool(order["evaluate"])
-    except (KeyError, TypeError, ValueError) as e:
+    except (KeyError, TypeError, ValueError, IndexError) as e:
         raise FedMendError(f"task from the server: expected a FedMend task, got one that lacks or breaks {e}") from None
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and abs(value) < 2**63
 
 
 def pack_result(result: SiteResult) -> FLModel:
@@ -103,16 +117,17 @@ def unpack_result(model: FLModel, site: str) -> SiteResult:
     Raises:
         FedMendError: the message is not one of FedMend's, see :func:`parse_content`, or its weights are encrypted.
     """
-    meta = model.meta or {}
+    meta = model.meta if isinstance(model.meta, Mapping) else {}
     if (algorithm := meta.get(MetaKey.PROCESSED_ALGORITHM)) is not None:
         raise FedMendError(
             f"{site}: weights: expected plain weights, which the checks and distances of the server need, got weights"
             f" processed by {algorithm!s:.40}; switch homomorphic encryption off for this job"
         )
-    if not isinstance(model.params or {}, Mapping):
-        raise FedMendError(f"{site}: weights: expected tensors by name, got {type(model.params).__name__}")
+    weights = {} if model.params is None else model.params
+    if not isinstance(weights, Mapping):
+        raise FedMendError(f"{site}: weights: expected tensors by name, got {type(weights).__name__}")
     result = parse_content(meta.get(KEY), site)
-    result.weights = dict(model.params or {})
+    result.weights = dict(weights)
     return result
 
 

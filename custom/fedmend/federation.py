@@ -76,7 +76,7 @@ class RunSettings:
         if self.num_rounds < 1:
             raise ValueError(f"expected num_rounds >= 1, got {self.num_rounds}")
         if not self.classes or len(set(self.classes)) != len(self.classes):
-            raise ValueError(f"expected different class names, got {self.classes}")
+            raise ValueError(f"expected different class names, got {self.classes!r:.200}")
         if self.eval_every < 1 or min(self.min_sites, self.round_timeout, self.grace_period) < 0:
             raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0, grace_period >= 0")
         if not (self.max_update_factor == 0 or self.max_update_factor >= 1) or not self.clip_update >= 0:

@@ -39,7 +39,7 @@ class RunSpec:
     def __post_init__(self):
         if not isinstance(self.run_name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", self.run_name):
             raise FedMendError(
-                f"job variable run_name: expected letters, digits, '_', '.' or '-', got {self.run_name!r}"
+                f"job variable run_name: expected letters, digits, '_', '.' or '-', got {self.run_name!r:.120}"
             )
 
 

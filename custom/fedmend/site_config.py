@@ -1,11 +1,11 @@
 """``local/fedmend.json``: the settings that belong to a site (or to the server) and never travel."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.errors import FedMendError
+from fedmend.json_files import read_json
 from fedmend.phantoms.sites import PhantomSpec, ensure_phantom
 from fedmend.privacy import Privacy, read_privacy
 
@@ -68,15 +68,15 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         raise FedMendError(f"site name: expected one without path separators, got {site!r:.40}")
     where = f"{site}: local/{CONFIG_NAME}"
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        raw = read_json(file)
+    except (FileNotFoundError, IsADirectoryError):
         raise FedMendError(f"{where}: expected in the workspace (data_root, cache_dir, state_dir), not found") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except ValueError:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     if not isinstance(raw, dict):
         raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
     known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS, _PRIVACY]
-    if unknown := sorted(set(raw) - set(known)):
+    if unknown := sorted(f"{name:.40}" for name in set(raw) - set(known)):
         raise FedMendError(f"{where}: expected the fields {known}, got also {unknown}")
     for name in _TEXT:
         if not isinstance(raw.get(name), str) or not raw[name]:
@@ -90,7 +90,10 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
             raise FedMendError(f"{where}, field {name}: expected true or false, got {_shown(raw[name])}")
 
     def folder(name: str) -> Path:
-        return (root / Path(raw[name].replace("{SITE_NAME}", site)).expanduser()).resolve()
+        try:
+            return (root / Path(raw[name].replace("{SITE_NAME}", site)).expanduser()).resolve()
+        except (RuntimeError, OSError):  # no such account; a name that is too long, or links in a circle
+            raise FedMendError(f"{where}, field {name}: expected a folder, got one that cannot be looked up") from None
 
     return SiteConfig(
         data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),

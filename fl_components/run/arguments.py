@@ -1,11 +1,11 @@
 """The arguments that a job gives to FedMend's classes, found by name: what ``--set`` changes and a report lists."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
 from fedmend.errors import FedMendError
+from fedmend.json_files import parse_json
 from fedmend.phantoms.sites import phantom_spec
 
 OURS = ("fedmend.", "fl_components.")  # arguments of FLARE's own components are wiring, not settings
@@ -84,8 +84,8 @@ def parse_assignments(pairs: Sequence[str]) -> dict[str, object]:
         if not equals or not name:
             raise FedMendError(f"--set: expected name=value, got {pair!r}")
         try:
-            parsed[name] = json.loads(text)
-        except json.JSONDecodeError:
+            parsed[name] = parse_json(text)
+        except ValueError:
             parsed[name] = text
     return parsed
 
@@ -129,7 +129,7 @@ def check_kind(name: str, old: object, new: object) -> None:
         FedMendError: e.g. text for a number.
     """
     if type(old) in KINDS and type(new) not in KINDS[type(old)][1]:
-        raise FedMendError(f"job variable {name}: expected {KINDS[type(old)][0]}, got {new!r}")
+        raise FedMendError(f"job variable {name}: expected {KINDS[type(old)][0]}, got {new!r:.100}")
 
 
 def _homes(name: str, among: Sequence[Part]) -> list[Home]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.errors import FedMendError
+from fedmend.json_files import read_json
 from fl_components.run.arguments import (
     CONTROLLER,
     EXECUTOR,
@@ -19,6 +20,7 @@ from fl_components.run.arguments import (
     job_settings,
     parts,
 )
+from fl_components.run.shape import check_shape
 from fl_components.run.variants import Variant, apply, choose, variants_of
 
 
@@ -69,8 +71,9 @@ class JobSettings:
             return cls(**component.args)
         except (ImportError, AttributeError):
             raise FedMendError(f"job {self.name}: expected {component.path} in this FedMend, not found") from None
-        except (TypeError, ValueError) as e:
-            raise FedMendError(f"job {self.name}: expected arguments of {component.path}, got others: {e}") from None
+        except (TypeError, ValueError, OverflowError) as e:
+            why = ascii(f"{e!s:.500}")[1:-1]
+            raise FedMendError(f"job {self.name}: expected arguments of {component.path}, got others: {why}") from None
 
 
 def configure_job(
@@ -163,7 +166,8 @@ def _load(job: Path) -> tuple[dict, dict[Path, dict]]:
     if [file.stem[-6:] for file in files] != ["client", "server"]:
         raise FedMendError(f"job: expected one configuration of the server and one of the clients, not found in {job}")
     try:
-        meta = json.loads((job / "meta.json").read_text(encoding="utf-8"))
-        return meta, {file: json.loads(file.read_text(encoding="utf-8")) for file in files}
+        meta, configs = read_json(job / "meta.json"), {file: read_json(file) for file in files}
     except ValueError:
         raise FedMendError(f"job: expected JSON files, got one that does not parse in {job}") from None
+    check_shape(meta, *configs.values())
+    return meta, configs

@@ -5,12 +5,12 @@ names ``image`` (path below the card's ``image_root``), ``label`` (path below th
 ``slices``, the axial slices that are used; without it these are all slices that hold tissue.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.data.manifest import SiteCard
 from fedmend.errors import FedMendError
+from fedmend.json_files import read_json
 
 SECTIONS = {"train": "training", "val": "validation", "test": "test"}
 
@@ -45,10 +45,10 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
     """
     where = f"{card.site}: {file}"
     try:
-        raw = json.loads((card.folder / file).read_text(encoding="utf-8"))
+        raw = read_json(card.folder / file)
     except (FileNotFoundError, IsADirectoryError):
         raise FedMendError(f"{where}: expected below the folder of site.json, not found") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except ValueError:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     section = SECTIONS[split]
     listed = raw.get(section) if isinstance(raw, dict) else None
@@ -72,12 +72,10 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
                 None if slices is None else tuple(sorted(slices)),
             )
         )
-    names = [item.name for item in items]
-    for number, name in enumerate(names):
-        if (first := names.index(name)) < number:
-            raise FedMendError(
-                f"{where}, {section} item {number + 1}: expected each image once, got that of item {first + 1}"
-            )
+    first: dict[str, int] = {}
+    for number, item in enumerate(items, 1):
+        if (other := first.setdefault(item.name, number)) < number:
+            raise FedMendError(f"{where}, {section} item {number}: expected each image once, got that of item {other}")
     return tuple(items)
 
 

@@ -8,7 +8,6 @@ column per annotated class with 1, 0 or blank (``task: multilabel``) or the colu
 
 import csv
 import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.data.csv_files import read_csv
 from fedmend.errors import FedMendError
+from fedmend.json_files import read_json
 
 CARD_NAME = "site.json"
 CARD_FORMAT = 1
 NOT_ANNOTATED = -1
+LONGEST_NAME = 200  # characters of a file name
+WIDEST = 1e9  # no unit of an image has such values
 KIND_NAMES = MULTILABEL, SINGLELABEL, SEGMENTATION = "multilabel", "singlelabel", "segmentation"
 WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 2800.0), "lung": (-600.0, 1500.0)}
 
@@ -108,12 +111,16 @@ def _parse_window(value, where: str):
         return value
     if isinstance(value, str) and value in WINDOWS:
         return WINDOWS[value]
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int | float) for v in value) and value[1] > 0:
+    if isinstance(value, list) and len(value) == 2 and all(_is_number(v) for v in value) and value[1] > 0:
         return (float(value[0]), float(value[1]))
     raise FedMendError(
         f"{where}, field window: expected null, 'file', one of {sorted(WINDOWS)} or [centre, width] in HU,"
         f" got {_type(value)}"
     )
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and abs(value) <= WIDEST
 
 
 def _is_text_mapping(value) -> bool:
@@ -167,11 +174,11 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
 
 def _read_card(folder: Path, where: str) -> dict:
     try:
-        raw = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        raw = read_json(folder / CARD_NAME)
+    except (FileNotFoundError, IsADirectoryError):
         raise FedMendError(f"{where}: expected in the folder that data_root names, not found") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise FedMendError(f"{where}: expected JSON, got a file that does not parse ({type(e).__name__})") from None
+    except ValueError:
+        raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     if not isinstance(raw, dict) or raw.get("format") != CARD_FORMAT:
         got = _type(raw.get("format") if isinstance(raw, dict) else raw)
         raise FedMendError(f"{where}, field format: expected {CARD_FORMAT}, got {got}")
@@ -187,7 +194,7 @@ def _check_files(splits: object, truth: object, where: str) -> None:
     if not _is_text_mapping(truth):
         raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {_type(truth)}")
     for name in (*splits.values(), *truth.values()):  # they stand in messages, which may travel
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if Path(name).is_absolute() or ".." in Path(name).parts or len(name) > LONGEST_NAME or not name.isprintable():
             raise FedMendError(
                 f"{where}, fields splits and truth: expected file names below the site folder, got another"
             )
@@ -285,11 +292,9 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
     classes, written = tuple(classes), _FORMATS[card.kind]
     rows, images, patients, labels = [], [], [], []
     seen: dict[str, int] = {}
-    reader = _csv_reader(card.folder / file, where)
-    header = reader.fieldnames or []
+    header, records = read_csv(card.folder / file, where)
     columns = written.columns(header, classes, where)
-    for record in reader:
-        row = reader.line_num
+    for row, record in records:
         if None in record or None in record.values():
             raise FedMendError(f"{where} row {row}: expected {len(header)} fields as in the header, got another number")
         image = record["image"].strip()
@@ -315,16 +320,6 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
     matrix = np.array(labels, dtype=np.int8).reshape(len(labels), len(classes))
     matrix.setflags(write=False)
     return LabelTable(file, np.array(rows, dtype=np.int64), tuple(images), tuple(patients), matrix, annotated, classes)
-
-
-def _csv_reader(path: Path, where: str) -> csv.DictReader:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError):
-        raise FedMendError(f"{where}: expected beside {CARD_NAME}, not found") from None
-    except UnicodeDecodeError:
-        raise FedMendError(f"{where}: expected UTF-8 text, got another encoding") from None
-    return csv.DictReader(io.StringIO(text))
 
 
 def write_table(

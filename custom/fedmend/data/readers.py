@@ -13,6 +13,9 @@ import numpy as np
 Window = str | tuple[float, float] | None
 NIFTI_SUFFIXES = (".nii", ".nii.gz")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
+WIDEST, NARROWEST = 1e9, 1e-6  # no unit of an image has values or windows beyond
+LARGEST_VOXEL = 1e30  # float32 holds the difference of two
+MOST_PIXELS = 50_000_000  # of one image; more would need over 1 GB, and headers of damaged files ask for more
 
 
 class UnreadableImage(Exception):
@@ -49,6 +52,7 @@ def _read_dicom(path: Path, window: Window) -> np.ndarray:
                 )
             if int(dataset.get("SamplesPerPixel", 1)) != 1:
                 raise UnreadableImage(f"expected a grey DICOM file, got {dataset.SamplesPerPixel} samples per pixel")
+            _check_pixels(int(dataset.Rows) * int(dataset.Columns))
             values = apply_modality_lut(dataset.pixel_array, dataset)
             if window == "file":
                 centre, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
@@ -68,12 +72,21 @@ def _read_dicom(path: Path, window: Window) -> np.ndarray:
         raise UnreadableImage(
             f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
-    if window is None or not window[1] > 0:
+    if window is None or not (abs(window[0]) <= WIDEST and NARROWEST <= window[1] <= WIDEST):
         raise UnreadableImage(
             "expected a window in site.json for DICOM ('file', a name or [centre, width] in HU), got none"
         )
+    if values.ndim != 2:  # more pixel data than one frame needs
+        raise UnreadableImage(f"expected one frame, got {len(values)}")
+    if not (np.abs(values) <= WIDEST).all():
+        raise UnreadableImage("expected values of which a window can be taken, got NaN, infinity or over 10^9")
     grey = apply_window(values, *window)
     return 255 - grey if inverted else grey
+
+
+def _check_pixels(number: int) -> None:
+    if number > MOST_PIXELS:
+        raise UnreadableImage(f"expected at most {MOST_PIXELS} pixels, got more")
 
 
 def _read_picture(path: Path, color: bool) -> np.ndarray:
@@ -81,10 +94,13 @@ def _read_picture(path: Path, color: bool) -> np.ndarray:
 
     try:
         with Image.open(path) as picture:
+            _check_pixels(picture.width * picture.height)
             if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
                 raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
             return np.asarray(picture.convert("RGB" if color else "L"))
-    except (UnidentifiedImageError, OSError, SyntaxError) as e:
+    except Image.DecompressionBombError:
+        _check_pixels(MOST_PIXELS + 1)
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
         raise UnreadableImage(
             f"expected a PNG or JPEG picture, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
@@ -104,7 +120,10 @@ def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
         volume = volume[..., None]
     if volume.ndim != 3:
         raise UnreadableImage(f"expected a slice or a 3-D NIfTI volume, got {volume.ndim} dimensions")
-    orientation = nibabel.io_orientation(image.affine)
+    if not volume.size:
+        raise UnreadableImage("expected a NIfTI volume with voxels, got an empty one")
+    with np.errstate(all="ignore"):
+        orientation = nibabel.io_orientation(np.nan_to_num(image.affine, nan=0, posinf=0, neginf=0))
     if np.isnan(orientation).any():
         raise UnreadableImage("expected an affine matrix with three axes in the NIfTI header, got a degenerate one")
     return nibabel.apply_orientation(volume, orientation)
@@ -119,7 +138,7 @@ def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
     if index and not (index.isdecimal() and int(index) < volume.shape[2]):
         raise UnreadableImage(f"expected a slice number below {volume.shape[2]} behind '#', got something else")
     plane = np.rot90(volume[:, :, int(index or 0)])  # RAS columns → rows from anterior to posterior
-    if not np.isfinite(plane).all():
+    if not (np.abs(plane) <= LARGEST_VOXEL).all():
         raise UnreadableImage("expected finite voxels, got NaN or infinity")
     if isinstance(window, tuple):
         return apply_window(plane, *window)

@@ -76,13 +76,15 @@ def phantom_spec(given: Mapping[str, object]) -> PhantomSpec:
     Raises:
         FedMendError: unknown data set or field, or larger than any phantom needs to be.
     """
+    if not isinstance(given, Mapping):
+        raise FedMendError(f"job variable phantom: expected a mapping, got {given!r:.40}")
     dataset = given.get("dataset")
     if not isinstance(dataset, str) or dataset not in phantoms():
         known = list(phantoms())
-        raise FedMendError(f"job variable phantom, field dataset: expected one of {known}, got {dataset!r}")
+        raise FedMendError(f"job variable phantom, field dataset: expected one of {known}, got {dataset!r:.40}")
     known = {f.name for f in fields(phantoms()[dataset])}
     if unknown := sorted(set(given) - known):
-        raise FedMendError(f"job variable phantom: expected the fields {sorted(known)}, got {unknown[0]!r}")
+        raise FedMendError(f"job variable phantom: expected the fields {sorted(known)}, got {unknown[0]!r:.40}")
     spec = phantoms()[dataset](**given)
     for name in ("images", "sites", "pixels", "depth"):
         value = getattr(spec, name, 1)

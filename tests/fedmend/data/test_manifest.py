@@ -108,10 +108,10 @@ def test_a_folder_without_card_is_refused(tmp_path):
         load_card(tmp_path, "site-1")
 
 
-@pytest.mark.parametrize(("content", "error"), [(b"{", "JSONDecodeError"), (b"\xff\xfe{}", "UnicodeDecodeError")])
-def test_a_card_that_is_not_json_is_refused(tmp_path, content, error):
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe{}", b"[" * 5000, b'{"format": NaN}', b'{"task": "\\u0000"}'])
+def test_a_card_that_is_not_json_is_refused(tmp_path, content):
     (tmp_path / "site.json").write_bytes(content)
-    with refused(f"site-1: site.json: expected JSON, got a file that does not parse ({error})"):
+    with refused("site-1: site.json: expected JSON, got a file that does not parse"):
         load_card(tmp_path, "site-1")
 
 
