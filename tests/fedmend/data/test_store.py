@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import shutil
+import stat
 import time
 
 import nibabel
@@ -283,10 +284,20 @@ def test_a_store_that_a_power_loss_has_damaged_is_built_again(root, file, conten
 
 def test_a_store_is_on_the_disk_before_it_gets_its_name(root, monkeypatch):
     steps, fsync, replace = [], os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append(os.fstat(handle).st_size > 0), fsync(handle)))
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append(_kind(handle)), fsync(handle)))
     monkeypatch.setattr(os, "replace", lambda *paths: (steps.append("replace"), replace(*paths)))
     opened(root)
-    assert steps == [True, True, "replace"]  # the pixels, meta.json
+    at = steps.index("replace")
+    assert [step for step in steps[:at] if step != "folder"] == ["file", "file"]  # the pixels, meta.json
+    assert steps[at - 1] == "folder"  # their names
+    assert steps[at + 1 :] == ["folder"]  # the name of the store
+
+
+def _kind(handle):
+    about = os.fstat(handle)
+    if stat.S_ISDIR(about.st_mode):
+        return "folder"
+    return "file" if about.st_size else "empty file"
 
 
 def test_no_volume_is_held_once_the_store_is_built(root):

@@ -1,5 +1,7 @@
+import errno
 import json
 import shutil
+from pathlib import Path
 
 from factories import refused
 from sitecheck_factories import allow, change_settings, found, shown
@@ -49,12 +51,19 @@ def test_no_line_names_an_image_a_patient_or_a_path(tmp_path, site, kit, job):
     assert not [word for word in (str(tmp_path), "img", "p1", "p2") if word in text]
 
 
-def test_what_cannot_be_opened_is_a_line_without_its_path(site):
+def test_what_cannot_be_opened_is_a_line_without_its_path(site, monkeypatch):
+    read = Path.read_text
+
+    def denied(path, **options):
+        if path.name == "site.json":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", denied)
+        lines = found("site card", site)
+    assert lines == ["fail  site card: expected files and folders that can be read, got an error (PermissionError)"]
     (site / "site.json").unlink()
-    (site / "site.json").mkdir()
-    assert found("site card", site) == [
-        "fail  site card: expected files and folders that can be read, got an error (IsADirectoryError)"
-    ]
     assert found("images", site) == ["skip  images: needs the tables"]
 
 
