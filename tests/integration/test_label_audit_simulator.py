@@ -52,7 +52,7 @@ def test_the_page_and_the_file_show_what_the_sites_tell_and_nothing_below_their_
     page = (records(tmp_path / "work") / "report.html").read_text()
     assert "2 of 3 sites counted" in page
     assert "? of " in page
-    assert "<strong>site-3 was not counted.</strong> site.json, field classes: expected the job" in page
+    assert "site-3 was not counted.</strong> site.json, field classes: expected the 5 classes of the job" in page
     assert "not counted: site-3: site.json, field classes" in out
     assert "PHANTOM label audit: 2 of 3 sites counted" in out  # the cards say so: these sites have a data_root
     assert not (tmp_path / "work" / "site-1" / "cache").exists()  # no image was decoded

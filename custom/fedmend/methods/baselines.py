@@ -36,7 +36,7 @@ class FedAvgRound(Round):
     def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         labels, self._entries = np.maximum(site.data.train.labels, 0), self.counted()
-        counts = np.where(self._entries, labels, -1) if method.weighted else np.zeros_like(labels[:0])
+        counts = np.zeros_like(labels[:0]) if method.patients_apart else np.where(self._entries, labels, -1)
         weight = positive_weight(counts)
         self._target = torch.from_numpy(labels.astype(np.float32)).to(site.device)
         self._counted = torch.from_numpy(self._entries).to(site.device)
@@ -69,7 +69,7 @@ class FedAvg(LocalMethod):
     ROUND: ClassVar[type[Round]] = FedAvgRound
 
     def __init__(self, *, weighted: bool = True):
-        self.weighted, self.patients_apart = weighted, not weighted
+        self.patients_apart = not weighted
 
 
 class FedAvgPLRound(FedAvgRound):
