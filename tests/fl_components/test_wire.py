@@ -7,14 +7,14 @@ from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
+from result_factories import WEIGHTS, good_census, good_repairs, good_result, single_label_counts
 
 from fedmend.errors import FedMendError
 from fedmend.kinds.multilabel import BINS
 from fedmend.method import RoundTask
-from fedmend.results import RunSpec, SiteResult
+from fedmend.results import RunSpec
 from fl_components.wire import KEY, pack_result, pack_task, parse_content, unpack_result, unpack_task
 
-WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, dtype=np.float32)}
 MARK = "0123456789abcdef" * 2
 RUN = RunSpec("run-1", ("edema", "nodule"), "tiny", 3)
 
@@ -32,35 +32,6 @@ def same_arrays(one, other):
     for name, value in one.items():
         assert value.dtype == other[name].dtype
         np.testing.assert_array_equal(value, other[name])
-
-
-def good_result(**changes):
-    fields = {"site": "site-1", "round_num": 4, "samples": 7, "weights": WEIGHTS, "loss": 0.25}
-    return SiteResult(**{**fields, **changes})
-
-
-def single_label_counts(matrix):
-    """(C, C + 2 * BINS) counts of this confusion matrix; samples of a class score higher for it than the others."""
-    matrix = np.array(matrix)
-    histograms = np.zeros((len(matrix), 2, BINS), dtype=np.int64)
-    histograms[:, 1, 600] = matrix.sum(1)
-    histograms[:, 0, 400] = matrix.sum() - matrix.sum(1)
-    return np.hstack([matrix, histograms.reshape(len(matrix), -1)])
-
-
-def good_census(**changes):
-    fields = {
-        "annotated": np.array([True, False]),
-        "positives": np.array([4, 0]),
-        "sizes": {"train": 7, "val": 2},
-        "kind": "multilabel",
-        "phantom": True,
-    }
-    return {**fields, **changes}
-
-
-def good_repairs(**changes):
-    return {**{name: np.array([0, 2]) for name in ("positive", "negative", "untagged")}, **changes}
 
 
 def test_a_task_survives_the_wire(wire):

@@ -309,7 +309,7 @@ def test_a_weight_of_0_costs_no_teacher_pass(site_of, make_net):
 
 
 def test_a_clean_site_does_not_care_for_the_distillation_weight(site_of, make_net):
-    FedNoRo().start(make_net(3), task(ROBUST, CLEAN), site_of(Y))
+    assert FedNoRo().start(make_net(3), task(ROBUST, CLEAN), site_of(Y))._teacher is None
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, float("nan")])

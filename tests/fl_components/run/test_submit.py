@@ -234,9 +234,10 @@ def test_a_session_is_closed_after_an_error_too(kit, monkeypatch):
 
 
 def test_with_patience_a_server_that_starts_is_waited_for(kit, monkeypatch):
-    connect(monkeypatch, api_spec.NoConnection(), api_spec.NoConnection(), Session())
-    with open_session(kit, patience=60):
-        pass
+    session = Session()
+    connect(monkeypatch, api_spec.NoConnection(), api_spec.NoConnection(), session)
+    with open_session(kit, patience=60) as opened:
+        assert opened is session
 
 
 @pytest.mark.parametrize(
