@@ -18,9 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import stats
 
 from fedmend.kinds import kind_of
 from fedmend.method import RoundTask
+from fedmend.report.tables import mean_and_sd
 from fedmend.results import EVALUATE, RunSpec
 from fedmend.site_worker import SiteWorker
 from fl_components.run.arguments import parse_assignments
@@ -86,15 +88,26 @@ def score(model: Path, options: Mapping, config_of) -> dict:
 
 
 def print_table(rows: Sequence[Mapping]) -> None:
-    """Epsilon and metrics by noise, mean ± standard deviation over seeds."""
-    print("| noise multiplier | epsilon | AUC | balanced accuracy |")
+    """Epsilon and metrics in points by noise, mean ± standard deviation over seeds, and the difference in AUC to the
+    same seeds without privacy, with its 95 % interval."""
+    plain = {row["seed"]: row["auc"] for row in rows if not row["noise"]}
+    print("| noise multiplier | epsilon | AUC | AUC, difference | balanced accuracy |")
     for noise in sorted({row["noise"] for row in rows}):
         own = [row for row in rows if row["noise"] == noise]
         told = [t for row in own for t in row["told"].values()]
         spent = f"{max(t['epsilon'] for t in told):.1f}" if told else "no privacy"
-        cells = [[row[name] for row in own] for name in ("auc", "bacc")]
-        shown = [f"{np.mean(c):.3f} ± {np.std(c, ddof=1) if len(c) > 1 else 0:.3f}" for c in cells]
+        auc, bacc = (mean_and_sd([row[name] for row in own]) for name in ("auc", "bacc"))
+        paired = [row["auc"] - plain[row["seed"]] for row in own if noise and row["seed"] in plain]
+        shown = [" ± ".join(filter(None, auc)), _with_interval(paired), " ± ".join(filter(None, bacc))]
         print("| " + " | ".join([f"{noise:g}", spent, *shown]) + " |")
+
+
+def _with_interval(differences: Sequence[float]) -> str:
+    if len(differences) < 2:
+        return ""
+    points = 100 * np.array(differences)
+    low, high = stats.t.interval(0.95, len(points) - 1, points.mean(), stats.sem(points))
+    return f"{points.mean():+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def main() -> None:
