@@ -15,12 +15,21 @@ from fedmend.errors import FedMendError
 from fl_components.sitecheck import SiteCheck, sitecheck
 
 
-def make_job(folder, *, classes=CLASSES, method="fedmend.methods.fedmlp.FedMLP", **arguments):
+def make_job(
+    folder,
+    *,
+    classes=CLASSES,
+    method="fedmend.methods.fedmlp.FedMLP",
+    method_args=None,
+    network="resnet_narrow",
+    **arguments,
+):
     """A job folder as FLARE takes it; ``arguments`` are further ones of the executor."""
     config = folder / "app" / "config"
     config.mkdir(parents=True)
     (folder / "meta.json").write_text(json.dumps({"name": "job"}))
-    controller = {"path": "fl_components.controller.WorkflowController", "args": {"classes": classes}}
+    run = {"classes": classes, "network": network, "num_rounds": 3}
+    controller = {"path": "fl_components.controller.WorkflowController", "args": run}
     (config / "config_fed_server.json").write_text(json.dumps({"workflows": [controller]}))
     executor = {
         "path": "fl_components.executor.MethodExecutor",
@@ -28,7 +37,7 @@ def make_job(folder, *, classes=CLASSES, method="fedmend.methods.fedmlp.FedMLP",
     }
     parts = {
         "executors": [{"tasks": ["train"], "executor": executor}],
-        "components": [{"id": "method", "path": method}],
+        "components": [{"id": "method", "path": method, "args": method_args or {}}],
     }
     (config / "config_fed_client.json").write_text(json.dumps(parts))
     return folder

@@ -21,6 +21,10 @@ class JobNeeds:
         name: the job's name.
         classes: its classes.
         method_path: dotted name of the class of its method; empty: it has none.
+        method_args: arguments of that class.
+        network: name of its network; empty: it trains none.
+        num_rounds: rounds of the job.
+        local_epochs: epochs of a round.
         image_size: edge length in pixels, None where the job opens no images.
         batch_size: fewest training samples.
         phantom: the phantom for sites without data of their own, or None.
@@ -31,6 +35,10 @@ class JobNeeds:
     name: str
     classes: tuple[str, ...]
     method_path: str
+    method_args: Mapping
+    network: str
+    num_rounds: int
+    local_epochs: int
     image_size: int | None
     batch_size: int
     phantom: Mapping | None
@@ -65,7 +73,7 @@ def read_job(folder: Path) -> JobNeeds:
         meta, server, client = (json.loads(file.read_text(encoding="utf-8")) for file in files)
         needs = _literal_values(server, client)
         found = JobNeeds(name=meta["name"], own_code=any(folder.glob("*/custom")), **needs)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, StopIteration, ValueError, KeyError, TypeError, AttributeError):
         raise FedMendError(
             "expected a job folder with meta.json and one configuration of the server, with classes, and one of the"
             " clients, got another"
@@ -75,13 +83,18 @@ def read_job(folder: Path) -> JobNeeds:
 
 
 def _literal_values(server: Mapping, client: Mapping) -> dict:
-    classes = next((c["args"]["classes"] for c in _components(server) if "classes" in c.get("args", {})), None)
+    run = next(c["args"] for c in _components(server) if "classes" in c.get("args", {}))
     executors = [entry["executor"] for entry in client.get("executors", [])]
     components = client.get("components", [])
     opened = _arguments(executors)
+    method = next((c for c in components if c.get("id") == METHOD), {"path": ""})
     return {
-        "classes": tuple(classes),  # a TypeError where there are none
-        "method_path": next((c["path"] for c in components if c.get("id") == METHOD), ""),
+        "classes": tuple(run["classes"]),
+        "method_path": method["path"],
+        "method_args": method.get("args", {}),
+        "network": run.get("network", ""),
+        "num_rounds": run.get("num_rounds", 0),
+        "local_epochs": opened.get("local_epochs", 1),
         "image_size": opened.get("image_size"),
         "batch_size": opened.get("batch_size", 0),
         "phantom": _arguments(components + executors).get("phantom"),

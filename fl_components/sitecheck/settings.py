@@ -3,6 +3,7 @@
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 
 from fedmend.errors import FedMendError
 from fl_components.kit_state import check_state
@@ -86,4 +87,35 @@ def policy(site: CheckedSite) -> Result:
     return Result(OK, f"all {len(components)} classes of the job are on class_allow_list")
 
 
-CHECKS = {"fedmend.json": settings, "job": job, "class policy": policy}
+def limits(site: CheckedSite) -> Result:
+    """Whether the job stays within what the site gives a job, and within its privacy."""
+    if site.config is None or site.job is None:
+        return Result(SKIP, "needs --kit and --job")
+    if not site.job.method_path:
+        return Result(SKIP, "the job trains no model")
+    import torch
+
+    from fedmend.limits import check_order, check_step
+    from fedmend.method import RoundTask
+    from fedmend.private_training import check_bearable
+
+    needs, config = site.job, site.config
+    method = needs.method()(**needs.method_args)
+    check_order(site.name, config, RoundTask("", 0, needs.num_rounds), needs.local_epochs)
+    check_step(
+        site.name,
+        config,
+        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        network=needs.network,
+        num_classes=len(needs.classes),
+        images=method.step_images(needs.batch_size),
+        edge=needs.image_size,
+    )
+    if config.privacy:
+        check_bearable(site.name, method, needs.network)
+        if find_spec("opacus") is None:
+            return Result(FAIL, "field privacy: expected the package opacus (pip install opacus), not found")
+    return Result(OK, f"{needs.num_rounds} rounds and their memory are what the site's fedmend.json allows")
+
+
+CHECKS = {"fedmend.json": settings, "job": job, "class policy": policy, "limits": limits}

@@ -1,5 +1,5 @@
 import pytest
-from factories import make_site_folder
+from factories import ROOT, make_site_folder
 from sitecheck_factories import allow, change_settings, found, make_job
 
 
@@ -93,3 +93,47 @@ def test_a_policy_that_cannot_be_read_and_code_in_a_job_are_refused(kit, job, si
     assert found("class policy", kit=kit, job=job) == [
         "fail  class policy: expected a job without code of its own, got one with a custom folder"
     ]
+
+
+def test_a_job_within_the_limits_of_the_site_says_so(kit, job):
+    assert found("limits", kit=kit, job=job) == [
+        "ok    limits: 3 rounds and their memory are what the site's fedmend.json allows"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"max_rounds": 2},
+            "job variable num_rounds: expected at most 2 (max_rounds of this site's fedmend.json), got 3",
+        ),
+        (
+            {"memory_gb": 0.001},
+            "job variables network, batch_size, image_size: expected a training step of at most 0.0 GB (memory_gb of"
+            " this site's fedmend.json), got one of about 0.0 GB",
+        ),
+        (
+            {"privacy": {"clip": 1, "noise_multiplier": 1}},
+            "local/fedmend.json, field privacy: expected a job of federated averaging in which patients count one by"
+            " one (variant fedavg_private), got FedMLP",
+        ),
+    ],
+)
+def test_a_job_that_the_site_would_refuse_in_the_census_is_found_before(kit, job, settings, sentence):
+    change_settings(kit, **settings)
+    assert found("limits", kit=kit, job=job) == [f"fail  limits: {sentence}"]
+
+
+def test_a_site_with_privacy_needs_the_accountant(kit, tmp_path, monkeypatch):
+    change_settings(kit, privacy={"clip": 1, "noise_multiplier": 1})
+    private = {"method": "fedmend.methods.baselines.FedAvg", "method_args": {"weighted": False}}
+    job = make_job(tmp_path / "private", network="resnet_narrow_gn", **private)
+    assert found("limits", kit=kit, job=job)[0].startswith("ok ")
+    monkeypatch.setattr("fl_components.sitecheck.settings.find_spec", lambda name: None)
+    sentence = "field privacy: expected the package opacus (pip install opacus), not found"
+    assert found("limits", kit=kit, job=job) == [f"fail  limits: {sentence}"]
+
+
+def test_the_label_audit_has_no_limits(kit):
+    assert found("limits", kit=kit, job=ROOT / "jobs" / "label_audit") == ["skip  limits: the job trains no model"]
