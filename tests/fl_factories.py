@@ -10,7 +10,10 @@ from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.private.fed.client import shell_cmd
 
+from fl_components import job_check
 from fl_components.persistor import ModelFilePersistor
 from fl_components.wire import pack_result, unpack_task
 
@@ -125,3 +128,11 @@ class Federation:
 
     def decisions(self, what):
         return [(line["round"], line["value"]) for line in self.lines("decisions.jsonl") if line["what"] == what]
+
+
+def reopen_doors(monkeypatch):
+    """What ListedClasses closes in a process is open again after the test."""
+    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", dict(shell_cmd.SHELL_CMD_VALIDATORS))
+    monkeypatch.setattr(job_check, "SHELL_CMD_VALIDATORS", shell_cmd.SHELL_CMD_VALIDATORS)
+    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
+    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))

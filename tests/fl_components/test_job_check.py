@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from factories import ROOT
+from fl_factories import reopen_doors
 from nvflare.apis.fl_constant import SystemComponents
 from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourceManager
-from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
@@ -33,11 +33,7 @@ LISTED, UNLISTED = {"path": "good.Thing"}, {"path": "subprocess.Popen", "args": 
 
 @pytest.fixture(autouse=True)
 def doors(monkeypatch):
-    """What ListedClasses closes in a process is open again after a test."""
-    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", dict(shell_cmd.SHELL_CMD_VALIDATORS))
-    monkeypatch.setattr(job_check, "SHELL_CMD_VALIDATORS", shell_cmd.SHELL_CMD_VALIDATORS)
-    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
-    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+    reopen_doors(monkeypatch)
 
 
 @pytest.fixture

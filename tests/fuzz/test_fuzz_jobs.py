@@ -5,15 +5,12 @@ import shutil
 
 import pytest
 from factories import ROOT
+from fl_factories import reopen_doors
 from fuzzing import CHOICES, NASTY, PIECES, PRIVATE, damaged, json_files, number_of_cases, try_all
-from nvflare.apis.workspace import Workspace
-from nvflare.fuel.utils.config_factory import ConfigFactory
-from nvflare.private.fed.client import shell_cmd
 
 from fedmend.errors import FedMendError
 from fedmend.federation import RunSettings
 from fedmend.phantoms.sites import phantom_spec
-from fl_components import job_check
 from fl_components.job_check import ListedClasses
 from fl_components.run.arguments import assign, parse_assignments
 from fl_components.run.jobs import job_settings, parts, read_job
@@ -27,11 +24,7 @@ CONFIG = "app/config/config_fed_client.json"
 
 @pytest.fixture(autouse=True)
 def doors(monkeypatch):
-    """What ListedClasses closes in a process is open again after a test."""
-    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", dict(shell_cmd.SHELL_CMD_VALIDATORS))
-    monkeypatch.setattr(job_check, "SHELL_CMD_VALIDATORS", shell_cmd.SHELL_CMD_VALIDATORS)
-    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
-    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+    reopen_doors(monkeypatch)
 
 
 @number_of_cases

@@ -295,6 +295,7 @@ def test_a_2018_lesion_is_drawn_as_a_class_of_2018_only(tmp_path, monkeypatch):
     drawn_as = {name: phantom._DRAW[name] for name in ISIC2018_COUNTS}
     monkeypatch.setattr(phantom, "_DRAW", drawn_as)
     write_isic2018(tmp_path, images=25, size=32, processes=1)  # a KeyError would be another class
+    assert len(list(tmp_path.rglob("*.jpg"))) == 25
 
 
 def test_a_2018_argument_below_its_least_value_is_refused(tmp_path):
