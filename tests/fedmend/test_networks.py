@@ -43,6 +43,21 @@ def test_resnet18_gives_512_features_and_one_logit_per_class(resnet):
     assert resnet.num_features == 512
 
 
+def test_the_narrow_resnet_is_the_one_of_monai_to_the_last_digit():
+    from monai.networks.nets import ResNet
+
+    torch.manual_seed(5)
+    stem = {"conv1_t_size": 3, "conv1_t_stride": 2, "no_max_pool": True, "feed_forward": False}
+    theirs = ResNet(
+        "basic", [1] * 4, [16, 32, 64, 128], spatial_dims=2, n_input_channels=3, bias_downsample=False, **stem
+    )
+    ours = initial_network("resnet_narrow", CLASSES, 5).backbone
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+    images = torch.rand(2, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(ours.train()(images), theirs.to(memory_format=torch.channels_last).train()(images))
+
+
 @pytest.mark.parametrize("edge", [32, 48])
 def test_the_narrow_resnet_halves_the_edge_four_times_and_gives_128_features(edge):
     model = initial_network("resnet_narrow", CLASSES, 5).eval()
