@@ -54,13 +54,15 @@ class WorkflowController(ModelController):
             workflow = self.engine.get_component(WORKFLOW)
             if not isinstance(workflow, Workflow):
                 raise FedMendError(f"server configuration: expected a workflow with id {WORKFLOW!r}")
+            config = load_site_config(self.fl_ctx)
             federation = RunningFederation(
                 self.settings,
                 workflow,
                 FlareTransport(self),
-                state_dir=load_site_config(self.fl_ctx).state_dir,
+                state_dir=config.state_dir,
                 folder=Path(self.get_run_dir()) / RESULTS_FOLDER,
                 app_dir=Path(self.get_app_dir()),
+                weights_dir=config.weights_dir,
                 described=job_settings(*self._configs()),
                 made_by=self._made_by(),
             )

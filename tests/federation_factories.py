@@ -117,6 +117,7 @@ class Run:
             state_dir=folder / "state",
             folder=self.folder,
             app_dir=folder / job,
+            weights_dir=folder / "weights",
             described={"note": "as configured"} if described is None else described,
             made_by=made_by,
         )

@@ -23,7 +23,7 @@ class TinyNetwork(nn.Module):
     """Stand-in for a backbone: mean colour of four quarters → BatchNorm → features (B, 12) and logits (B, C)."""
 
     channels, num_features = 3, 12
-    torchvision_head = None
+    library_heads = ()
 
     def __init__(self, num_classes, seed=0):
         super().__init__()

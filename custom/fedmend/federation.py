@@ -21,6 +21,7 @@ from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
 from fedmend.files import failing_disk, locked
 from fedmend.fingerprint import fingerprint
+from fedmend.initial_weights import weights_file
 from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage, Workflow
 from fedmend.networks import get_weights, initial_network
 from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN, Expected, RunSpec, SiteResult, check_result
@@ -42,7 +43,7 @@ class RunSettings:
         network: backbone name, see :mod:`fedmend.networks`.
         num_rounds: R communication rounds.
         seed: initial weights, shuffling and augmentation.
-        weights: local file with initial weights at the server, or empty.
+        weights: initial weights at the server, see :func:`fedmend.initial_weights.weights_file`; empty: random.
         min_sites: fewest valid results of a round; 0 = all that are asked.
         round_timeout: seconds that a round waits for sites; 0 = no limit.
         grace_period: seconds that a round goes on waiting for the others when ``min_sites`` sites have answered; 0 = as
@@ -93,6 +94,7 @@ class RunningFederation(Federation):
         state_dir: where the server's state is kept.
         folder: run folder for records and report.
         app_dir: where a relative ``weights`` file starts.
+        weights_dir: the server's folder of ImageNet weights.
         described: all settings of the job, for ``run.json``.
         made_by: what else a job that goes on must share: submitter, classes of components.
     """
@@ -106,12 +108,14 @@ class RunningFederation(Federation):
         state_dir: Path,
         folder: Path,
         app_dir: Path,
+        weights_dir: Path,
         described: Mapping[str, object],
         made_by: Mapping[str, object] | None = None,
     ):
         workflow.check_rounds(settings.num_rounds)
         self._settings, self._workflow, self._transport = settings, workflow, transport
-        self._folder, self._app_dir, self._described = folder, app_dir, described
+        self._folder, self._described = folder, described
+        self._weights_dirs = app_dir, weights_dir
         self._made_by = {"workflow": type(workflow).__name__, **(made_by or {})}
         self._spec = RunSpec(settings.run_name, tuple(settings.classes), settings.network, settings.seed)
         self._state_dir = state_dir / settings.run_name / "server"
@@ -238,7 +242,7 @@ class RunningFederation(Federation):
     def _start(self) -> None:
         """Census of all sites, then the initial model or the checkpoint of an earlier job of this run."""
         chosen = self._settings
-        weights = str(self._app_dir / chosen.weights) if chosen.weights else ""
+        weights = weights_file(chosen.weights, chosen.network, *self._weights_dirs)
         made_by = fingerprint(asdict(chosen), self._described, self._made_by, weights=weights)
         self._checkpoint = Checkpoint(self._state_dir, chosen.run_name, made_by, chosen.allow_changes)
         self._log = RunLog(self._folder, self.classes, self._checkpoint, self._transport.stream)

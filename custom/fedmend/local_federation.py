@@ -123,19 +123,21 @@ def run_locally(
     config_of: Callable[[str], SiteConfig],
     settings: Mapping[str, object],
     threads: int = 0,
+    app_dir: Path | None = None,
 ) -> Path:
     """Runs a job in this process.
 
     Args:
         workflow: server half.
         method: client half.
-        run: fields of :class:`fedmend.federation.RunSettings`; a relative ``weights`` starts at the workspace.
+        run: fields of :class:`fedmend.federation.RunSettings`.
         site: arguments of :class:`fedmend.site_worker.SiteWorker`.
         sites: names.
         workspace: records and models go below it, laid out as by FLARE's simulator.
         config_of: site, or ``server`` → its ``fedmend.json``.
         settings: all settings of the job, for ``run.json``.
         threads: sites that run at the same time; 0: one per core.
+        app_dir: the job's app folder, where a relative ``weights`` file starts; None: the workspace.
 
     Returns:
         The run folder.
@@ -143,8 +145,7 @@ def run_locally(
     Raises:
         FedMendError: bad input, or a site's result was refused and too few are left.
     """
-    known = {f.name for f in fields(RunSettings)}
-    if unknown := sorted(set(run) - known):
+    if unknown := sorted(set(run) - (known := {f.name for f in fields(RunSettings)})):
         raise FedMendError(f"job: expected the settings {sorted(known)} of a run, got also {unknown}")
     records = workspace / RUN_FOLDER / "fedmend"
     try:
@@ -158,13 +159,13 @@ def run_locally(
         )
     except (TypeError, ValueError) as e:
         raise FedMendError(f"job: expected settings of a run, got others: {e}") from None
+    server = config_of("server")
     federation = RunningFederation(
-        chosen,
-        workflow,
-        transport,
-        state_dir=config_of("server").state_dir,
+        *(chosen, workflow, transport),
+        state_dir=server.state_dir,
         folder=records,
-        app_dir=workspace,
+        app_dir=app_dir or workspace,
+        weights_dir=server.weights_dir,
         described=settings,
         made_by={"method.class": f"{type(method).__module__}.{type(method).__qualname__}"},
     )

@@ -4,15 +4,17 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError
+from fedmend.initial_weights import load_initial
 from fedmend.safety_net import check_range
 
 LOG = logging.getLogger("fedmend.networks")
+SMALLEST_EDGE = 32  # pixels of the smallest images that a network has to take
 
 
 class ResNet18(nn.Module):
@@ -23,7 +25,7 @@ class ResNet18(nn.Module):
     """
 
     channels, num_features = 3, 512
-    torchvision_head = "fc."
+    library_heads = ("fc.",)
 
     def __init__(self, num_classes: int):
         from torchvision.models import resnet18
@@ -54,7 +56,7 @@ class NarrowResNet(nn.Module):
     """
 
     channels, num_features = 3, 128
-    torchvision_head = None  # torchvision has no such network
+    library_heads = ()  # no library has weights for it
 
     def __init__(self, num_classes: int):
         super().__init__()
@@ -96,7 +98,7 @@ class DenseNet121(nn.Module):
     """
 
     channels, num_features = 3, 1024
-    torchvision_head = "classifier."
+    library_heads = ("classifier.",)
 
     def __init__(self, num_classes: int):
         from torchvision.models import densenet121
@@ -127,7 +129,7 @@ class UNet(nn.Module):
     """
 
     channels = 1
-    torchvision_head = None  # torchvision has no U-Net
+    library_heads = ()
 
     def __init__(self, num_classes: int, widths: Sequence[int] = (64, 128, 256, 512, 512, 64)):
         from monai.networks.nets import BasicUNet
@@ -152,6 +154,64 @@ class UNet(nn.Module):
         background."""
         features = self.backbone(images.contiguous(memory_format=torch.channels_last))
         return features, self.classifier(features)
+
+
+class TimmNetwork(nn.Module):
+    """A network of timm (PyTorch Image Models) with a linear classifier on its pooled features.
+
+    It is built without weights: timm would download them. Images come as for the other networks, normalised by
+    ImageNet's mean and standard deviation; a network that timm trained with others gets them so. That matters for
+    pretrained weights: on a photograph of a daisy, tf_efficientnet_lite0 gave that class .34, and .11 without.
+
+    Args:
+        name: one that timm itself registers, without the tag of pretrained weights behind a dot.
+        num_classes: C.
+
+    Raises:
+        FedMendError: timm is not installed, has no such network, or has it for images of one size only.
+    """
+
+    channels = 3
+
+    def __init__(self, name: str, num_classes: int):
+        super().__init__()
+        timm = _timm()
+        # A name with "hf-hub:" or "local-dir:" would make timm read, or download, what somebody put there.
+        if not re.fullmatch(r"\w+", name, re.ASCII) or not timm.is_model(name):
+            raise FedMendError(
+                f"job variable network: expected timm/ and a name of timm.list_models(), got {name!r:.60}"
+            )
+        about = timm.get_pretrained_cfg(name)
+        if about.fixed_input_size or (about.min_input_size or (0,))[-1] > SMALLEST_EDGE:
+            raise FedMendError(
+                f"job variable network: expected one for images of any size, got timm/{name}, made for"
+                f" {about.input_size[-1]} pixels"
+            )
+        self.backbone = timm.create_model(name, pretrained=False, num_classes=0)
+        self.num_features = self.backbone.head_hidden_size
+        heads = (about.classifier,) if isinstance(about.classifier, str) else about.classifier or ()
+        self.library_heads = tuple(f"{head}." for head in heads)
+        self.classifier = nn.Linear(self.num_features, num_classes)
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (about.mean, about.std))
+        # ((x * IMAGENET_STD + IMAGENET_MEAN) - mean) / std
+        self.register_buffer("_scale", torch.tensor(IMAGENET_STD).view(3, 1, 1) / std, persistent=False)
+        self.register_buffer("_shift", (torch.tensor(IMAGENET_MEAN).view(3, 1, 1) - mean) / std, persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) → features (B, F) and logits (B, C)."""
+        features = self.backbone(images * self._scale + self._shift)
+        return features, self.classifier(features)
+
+
+def _timm():
+    try:
+        import timm
+    except ImportError:
+        raise FedMendError(
+            "job variable network: expected the package timm for a network timm/NAME (pip install"
+            " 'fedmend[pretrained]'), not found"
+        ) from None
+    return timm
 
 
 CHANNELS_PER_GROUP = 16  # Wu and He, ECCV 2018
@@ -184,18 +244,29 @@ NETWORKS = {
     "unet": UNet,
     "unet_narrow": partial(UNet, widths=(8, 16, 32, 64, 64, 8)),  # an eighth of the widths, for a CPU
 }
-# torchvision's files of DenseNet weights still have the names of its first version: norm.1 for norm1.
-_OLD_DENSENET_NAME = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+TIMM = "timm/"
 
 
 def build_network(network: str, num_classes: int) -> nn.Module:
     """An untrained network by name.
 
+    Args:
+        network: a key of :data:`NETWORKS`, or ``timm/`` and the name of one of timm's.
+        num_classes: C.
+
+    Returns:
+        The network. Its ``library_heads`` are what the names of the classifier begin with in the state dict of the
+        library that it comes from.
+
     Raises:
         FedMendError: unknown name.
     """
+    if network.startswith(TIMM):
+        return TimmNetwork(network.removeprefix(TIMM), num_classes)
     if network not in NETWORKS:
-        raise FedMendError(f"job variable network: expected one of {sorted(NETWORKS)}, got {network!r}")
+        raise FedMendError(
+            f"job variable network: expected one of {sorted(NETWORKS)} or {TIMM}NAME, got {network!r:.60}"
+        )
     return NETWORKS[network](num_classes)
 
 
@@ -206,9 +277,7 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
         network: name of the backbone.
         classes: C class names.
         seed: seeds the initialisation without touching global random state.
-        weights: empty for random weights; else a local file, either torchvision's ImageNet state dict (the classifier
-            stays random; for ResNet-18 and DenseNet-121) or a global model that FedMend wrote (all weights; same number
-            of classes).
+        weights: empty for random weights; else a file, see :func:`fedmend.initial_weights.load_initial`.
 
     Raises:
         FedMendError: the file is missing or does not fit the network.
@@ -216,44 +285,10 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_network(network, len(classes))
-    if not weights:
-        LOG.info("network %s starts from random weights (no weights file given)", network)
-        return model
-    state = _read_weights(weights)
-    own = model.state_dict()
-    head = model.torchvision_head
-    if head and not any(k.startswith("backbone.") for k in state):  # torchvision's names, and its own head
-        names = {k: _OLD_DENSENET_NAME.sub(r"\1\2", k) for k in state if not k.startswith(head)}
-        state = {f"backbone.{new}": state[old] for old, new in names.items()}
-        state |= {k: own[k] for k in ("classifier.weight", "classifier.bias")}
-    # A global model that FedMend wrote has floating tensors only; BatchNorm's counters keep their own value.
-    state = {k: v for k, v in own.items() if not v.is_floating_point()} | state
-    for name, tensor in own.items():
-        if name not in state or state[name].shape != tensor.shape:
-            got = tuple(state[name].shape) if name in state else "nothing"
-            raise FedMendError(
-                f"weights file: expected {name} with shape {tuple(tensor.shape)} for {network}, got {got}"
-            )
-    if extra := sorted(set(state) - set(own)):
-        raise FedMendError(f"weights file: expected only the keys of {network}, got also {extra[:3]}")
-    model.load_state_dict(state)
-    LOG.info("network %s starts from the given weights file", network)
+    if weights:
+        load_initial(model, network, weights)
+    LOG.info("network %s starts from %s", network, "the given weights file" if weights else "random weights")
     return model
-
-
-def _read_weights(weights: str) -> Mapping[str, Tensor]:
-    if not Path(weights).is_file():
-        raise FedMendError("job variable weights: expected a local file, not found")
-    try:
-        content = torch.load(weights, map_location="cpu", weights_only=True)
-    except Exception as e:  # torch raises many types for a file that is not a checkpoint
-        raise FedMendError(
-            f"weights file: expected a PyTorch state dict, got a file that does not load ({type(e).__name__})"
-        ) from None
-    state = content.get("model", content) if isinstance(content, Mapping) else None
-    if not isinstance(state, Mapping) or not all(torch.is_tensor(v) for v in state.values()):
-        raise FedMendError("weights file: expected a PyTorch state dict, got something else")
-    return dict(state)
 
 
 def get_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedmend.data.manifest import LabelTable
 from fedmend.data.site import Split
 from fedmend.errors import FedMendError
-from fedmend.networks import build_network
+from fedmend.networks import NETWORKS, build_network
 from fedmend.privacy import Account, Privacy
 
 if TYPE_CHECKING:
@@ -166,9 +166,9 @@ def check_bearable(site: str, method: "LocalMethod", network: str) -> None:
     with torch.device("meta"):
         model = build_network(network, 2)
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+        example = f"{network}_gn" if network in NETWORKS else "resnet18_gn"
         raise FedMendError(
-            f"{where}: expected a network with GroupNorm, e.g. {network}_gn, got {network}, whose BatchNorm mixes"
-            " patients"
+            f"{where}: expected a network with GroupNorm, e.g. {example}, got {network}, whose BatchNorm mixes patients"
         )
 
 

@@ -28,6 +28,7 @@ class SiteConfig:
         max_epochs: most epochs of a round; 0 = any number.
         max_hours: longest time that a job may take; 0 = any.
         memory_gb: most memory of a training step, in GB, by the estimate of :mod:`fedmend.limits`; 0 = what is free.
+        weights_dir: the server's folder of ImageNet weights, see :func:`fedmend.initial_weights.weights_file`.
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
         privacy: differential privacy of the site's patients, see :mod:`fedmend.privacy`; None: none.
     """
@@ -44,9 +45,10 @@ class SiteConfig:
     memory_gb: float = 0.0
     gallery: bool = False
     privacy: Privacy | None = None
+    weights_dir: Path = Path("weights")
 
 
-_TEXT = ("data_root", "cache_dir", "state_dir")
+_TEXT, _WEIGHTS = ("data_root", "cache_dir", "state_dir"), "weights_dir"
 _NUMBERS = ("min_count", "max_unreadable", "threads", "max_rounds", "max_epochs")
 _AMOUNTS, _FLAGS, _PRIVACY = ("max_hours", "memory_gb"), ("gallery",), "privacy"
 
@@ -75,10 +77,11 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     if not isinstance(raw, dict):
         raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
-    known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS, _PRIVACY]
+    known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS, _PRIVACY, _WEIGHTS]
     if unknown := sorted(f"{name:.40}" for name in set(raw) - set(known)):
         raise FedMendError(f"{where}: expected the fields {known}, got also {unknown}")
-    for name in _TEXT:
+    raw.setdefault(_WEIGHTS, str(SiteConfig.weights_dir))
+    for name in (*_TEXT, _WEIGHTS):
         if not isinstance(raw.get(name), str) or not raw[name]:
             raise FedMendError(f"{where}, field {name}: expected a folder, got {_shown(raw.get(name))}")
     for name in (*_NUMBERS, *_AMOUNTS):
@@ -99,6 +102,7 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),
         cache_dir=folder("cache_dir"),
         state_dir=folder("state_dir"),
+        weights_dir=folder(_WEIGHTS),
         privacy=read_privacy(raw.get(_PRIVACY), where),
         **{name: raw[name] for name in (*_NUMBERS, *_AMOUNTS, *_FLAGS) if name in raw},
     )

@@ -51,22 +51,20 @@ def run_local(
         configure_job(job, configured, variables or {}, variants=variants, sites=sites)
         settings = read_job(configured)
     workflow, method = settings.build(settings.workflow), settings.build(settings.method)
-    run = dict(settings.run)
-    if run.get("weights"):  # starts at the app folder, as with FLARE
-        run["weights"] = str(job.resolve() / settings.app.name / str(run["weights"]))
     lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
     _empty(workspace)
     with _output_to(workspace.with_name(workspace.name + ".log") if quiet else None):
         records = run_locally(
             workflow=workflow,
             method=method,
-            run=run,
+            run=settings.run,
             site=settings.site,
             sites=settings.sites,
             workspace=workspace,
             config_of=partial(site_config, workspace),
             settings=settings.settings,
             threads=threads or os.cpu_count() or 1,
+            app_dir=job.resolve() / settings.app.name,
         )
     if refused := refused_results(records):
         raise FedMendError(f"run: expected a complete run, got a refused result: {refused[0]}")

@@ -378,7 +378,7 @@ def test_a_run_name_that_leaves_its_folder_is_refused_by_the_server(tmp_path, na
 
 def test_a_weights_file_starts_at_the_app_folder(tmp_path):
     class Loadable(TinyNetwork):
-        torchvision_head = None
+        library_heads = ()
 
     (tmp_path / "job-1").mkdir()
     given = {name: torch.from_numpy(value + 1) for name, value in initial(["a", "b"]).items()}

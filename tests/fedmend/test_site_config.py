@@ -23,7 +23,8 @@ def read(tmp_path):
 
 
 def test_folders_start_at_the_workspace(read, tmp_path):
-    expected = SiteConfig(tmp_path / "data", tmp_path / "cache", tmp_path / "state", min_count=3, threads=1)
+    folders = {f"{name}_dir": tmp_path / name for name in ("cache", "state", "weights")}
+    expected = SiteConfig(tmp_path / "data", **folders, min_count=3, threads=1)
     assert read(SETTINGS) == expected
 
 
@@ -57,7 +58,8 @@ def test_the_word_phantom_is_no_folder(read):
         (
             {**SETTINGS, "data_rot": "x"},
             ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads',"
-            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'privacy'], got also ['data_rot']",
+            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'privacy', 'weights_dir'], got also"
+            " ['data_rot']",
         ),
         ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got None"),
         ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),

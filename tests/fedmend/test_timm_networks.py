@@ -1,0 +1,119 @@
+import builtins
+
+import pytest
+import torch
+from factories import refused
+
+from fedmend.limits import step_bytes
+from fedmend.methods.baselines import SingleLabelFedAvg
+from fedmend.networks import build_network, get_weights, initial_network, set_weights
+from fedmend.private_training import check_bearable
+
+timm = pytest.importorskip("timm", reason="needs fedmend[pretrained]")
+
+SMALL = "timm/test_resnet"
+KINDS = [SMALL, "timm/test_efficientnet", "timm/test_convnext"]
+
+
+@pytest.mark.parametrize("network", KINDS)
+@pytest.mark.parametrize("edge", [32, 48])
+def test_a_network_of_timm_gives_features_and_one_logit_per_class(network, edge):
+    model = initial_network(network, ("a", "b", "c"), 5).eval()
+    features, logits = model(torch.rand(2, 3, edge, edge))
+    assert (features.shape, logits.shape) == ((2, model.num_features), (2, 3))
+    assert torch.equal(logits, model.classifier(features))
+    assert {k.partition(".")[0] for k in model.state_dict()} == {"backbone", "classifier"}
+
+
+def test_the_features_are_those_before_timms_own_classifier():
+    model = build_network(SMALL, 3).eval()
+    theirs = timm.create_model("test_resnet", num_classes=3).eval()
+    theirs.load_state_dict(
+        {k.removeprefix("backbone.").replace("classifier", "fc"): v for k, v in model.state_dict().items()}
+    )
+    mean, std = (torch.tensor(model.backbone.default_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    picture = torch.rand(2, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+    ours = (picture - torch.tensor((0.485, 0.456, 0.406)).view(3, 1, 1)) / torch.tensor((0.229, 0.224, 0.225)).view(
+        3, 1, 1
+    )
+    assert torch.allclose(model(ours)[1], theirs((picture - mean) / std), atol=1e-5)
+
+
+def test_a_network_that_timm_trained_with_other_means_gets_its_images_so():
+    model = build_network("timm/tf_efficientnet_lite0", 3)  # mean and standard deviation 1/2
+    black, white = ((torch.full((3, 1, 1), x) - torch.tensor([[[0.485]], [[0.456]], [[0.406]]])) for x in (0.0, 1.0))
+    std = torch.tensor([[[0.229]], [[0.224]], [[0.225]]])
+    for given, wanted in ((black, -1.0), (white, 1.0)):
+        assert torch.allclose(given / std * model._scale + model._shift, torch.full((3, 1, 1), wanted), atol=1e-6)
+
+
+def test_the_seed_alone_decides_the_weights_and_they_travel():
+    first, again = (get_weights(initial_network(SMALL, ("a", "b"), 5)) for _ in range(2))
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    other = initial_network(SMALL, ("a", "b"), 6)
+    set_weights(other, first)
+    assert all(torch.equal(value, first[name]) for name, value in get_weights(other).items())
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet19", "hf-hub:someone/model", "local-dir:/etc", "resnet18.a1_in1k", "../resnet18", "", "résnet18"]
+)
+def test_only_names_that_timm_itself_registers_are_built(name):
+    with refused(f"job variable network: expected timm/ and a name of timm.list_models(), got {name!r}"):
+        build_network(f"timm/{name}", 3)
+
+
+@pytest.mark.parametrize(("name", "edge"), [("vit_tiny_patch16_224", 224), ("swin_tiny_patch4_window7_224", 224)])
+def test_a_network_for_images_of_one_size_is_refused(name, edge):
+    with refused(f"job variable network: expected one for images of any size, got timm/{name}, made for {edge} pixels"):
+        build_network(f"timm/{name}", 3)
+
+
+def test_nothing_is_downloaded(monkeypatch):
+    import urllib.request
+
+    import huggingface_hub
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a download")
+
+    for place, name in (
+        (huggingface_hub, "hf_hub_download"),
+        (urllib.request, "urlopen"),
+        (torch.hub, "load_state_dict_from_url"),
+    ):
+        monkeypatch.setattr(place, name, refuse)
+    build_network(SMALL, 3)
+
+
+def test_timm_that_is_missing_is_said_in_one_sentence(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "timm":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with refused(
+        "job variable network: expected the package timm for a network timm/NAME (pip install"
+        " 'fedmend[pretrained]'), not found"
+    ):
+        build_network(SMALL, 3)
+
+
+def test_the_memory_of_a_step_is_estimated_and_grows_with_images_and_edge():
+    small = step_bytes(network=SMALL, num_classes=3, images=4, edge=32)
+    weights = 6 * sum(v.nbytes for v in build_network(SMALL, 3).state_dict().values())
+    assert weights < small < step_bytes(network=SMALL, num_classes=3, images=8, edge=32)
+    four = step_bytes(network=SMALL, num_classes=3, images=4, edge=64)
+    assert four - weights == pytest.approx(4 * (small - weights), rel=0.05)
+
+
+def test_differential_privacy_refuses_timms_batchnorm_and_takes_its_groupnorm():
+    with refused(
+        f"site-1: local/fedmend.json, field privacy: expected a network with GroupNorm, e.g. resnet18_gn, got {SMALL},"
+        " whose BatchNorm mixes patients"
+    ):
+        check_bearable("site-1", SingleLabelFedAvg(), SMALL)
+    check_bearable("site-1", SingleLabelFedAvg(), "timm/resnet50_gn")
