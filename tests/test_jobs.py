@@ -156,58 +156,6 @@ def test_the_guard_of_the_site_policy_knows_the_fields_that_methods_declare():
     assert {*guard["args"]["counts"], *guard["args"]["counts"].values()} <= declared
 
 
-# What the papers say, or, where they are silent, their released code; a number here has no other home in the tests.
-FEDMLP = {
-    **{"num_rounds": 500, "warmup_rounds": 50, "local_epochs": 1, "eval_every": 10},
-    **{"learning_rate": 3e-5, "weight_decay": 5e-4, "batch_size": 32, "image_size": 224, "network": "resnet18"},
-    **{"low": 0.3, "high": 0.7, "ratio_negative": 0.005, "ratio_positive": 0.01, "quota_rounding": "floor"},
-    **{"mld": True, "wpc": True, "cr": True, "st": True, "la": True},
-}
-FEDNORO = {
-    **{"learning_rate": 3e-4, "weight_decay": 5e-4, "batch_size": 16, "network": "resnet18"},
-    **{"la": True, "temperature": 0.8, "ramp_maximum": 0.8},
-    **{"detection_per_class": True, "detection_normalise": True},
-}
-FEDLSM = {
-    **{"num_rounds": 50, "batch_size": 60, "pairs": 4, "network": "densenet121"},
-    **{"learning_rate": 1e-4, "weight_decay": 5e-4, "second_momentum": 0.99, "keep_moments": True},
-    **{"ude_tau_positive": 0.7, "ude_tau_negative": 0.005, "ude_weight": 0.1, "mixup_alpha": 0.2, "ema_decay": 0.999},
-    **{"ue": True, "aggregation": "awpa"},
-}
-FEDIA = {
-    **{"num_rounds": 300, "local_epochs": 1, "batch_size": 4, "image_size": 256, "network": "unet"},
-    **{"learning_rate": 1e-4, "learning_rate_decay": 1.0, "second_momentum": 0.99},
-    **{"gap": 0.03, "relative": False, "patience": 1, "gate": 0.0, "threshold": 0.8, "min_component": 1},
-    **{"correct": True, "completeness_aggregation": True, "loss": "dice"},
-}
-PAPERS = {
-    "fedia_lung": FEDIA | {"warmup_rounds": 40},
-    "fedia_ms": FEDIA | {"warmup_rounds": 10},
-    "fedlsm_cxr14": FEDLSM
-    | {"local_iterations": 200, "image_size": 320, "high": 500, "low": 2000, "pos_weight_cap": 100.0}
-    | {"tau_positive": 0.85, "tau_negative": 0.01},
-    "fedlsm_isic2018": FEDLSM
-    | {"local_iterations": 30, "image_size": 224, "high": 50, "low": 200}
-    | {"tau_positive": 0.95, "tau_negative": 0.01},
-    "fedmlp_cxr14": FEDMLP,
-    "fedmlp_ich": FEDMLP,
-    "fednoro_ich": FEDNORO
-    | {"num_rounds": 100, "warmup_rounds": 10, "local_epochs": 5, "image_size": 128, "ramp_begin": 10, "ramp_end": 49},
-    "fednoro_isic2019": FEDNORO
-    | {"num_rounds": 300, "warmup_rounds": 20, "local_epochs": 1, "image_size": 224, "ramp_begin": -1, "ramp_end": -1},
-}
-
-
-def test_every_job_that_trains_has_a_paper_preset_that_is_pinned():
-    assert {job.name for job in TRAINING} == set(PAPERS)
-
-
-@pytest.mark.parametrize("job", PAPERS)
-def test_the_paper_preset_has_the_numbers_of_the_paper(configured, job):
-    found = read_job(configured(ROOT / "jobs" / job, ["paper"])).settings
-    assert {name: found[name] for name in PAPERS[job]} == PAPERS[job]
-
-
 def method_of(found):
     return found.method.path.rpartition(".")[2], found.method.args
 

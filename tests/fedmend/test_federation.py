@@ -391,6 +391,12 @@ def test_a_weights_file_starts_at_the_app_folder(tmp_path):
     assert missing.stopped == "job variable weights: expected a local file, not found"
 
 
+def test_weights_that_a_job_demands_and_the_server_lacks_stop_it_before_any_site_is_asked(tmp_path):
+    run = play(tmp_path, plain_answers(BOTH), weights="imagenet")
+    assert run.stopped.startswith("job variable weights: expected the ImageNet weights of tiny as tiny.pth, .pt or")
+    assert run.asked == []
+
+
 @pytest.mark.parametrize("again", [["site-1"], ["site-9"]], ids=["trained already", "unknown"])
 def test_a_site_that_is_unknown_or_has_trained_in_the_round_is_not_asked(tmp_path, again):
     def step(fed, r):

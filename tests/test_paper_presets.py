@@ -1,0 +1,60 @@
+"""The preset ``paper`` of each job against the numbers of its paper or released code, which stand in ``tests/paper``.
+
+A table says for each setting the value and where the fact sheet of the method has it. Beside a baseline or an ablation
+the preset keeps all of them but those that make the baseline what it is.
+"""
+
+import json
+
+import pytest
+from factories import ROOT
+
+from fl_components.run.jobs import all_jobs, configure_job, job_variants, read_job
+
+TABLES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "tests" / "paper").glob("*.json"))}
+JOBS = {job.name: job for job in all_jobs(ROOT / "jobs") if "paper" in job_variants(job)}
+BESIDE = [(name, other) for name in TABLES for other in job_variants(JOBS[name]) if other != "paper"]
+
+
+def settings(job, folder, *variants):
+    configure_job(JOBS[job], folder / "out", {}, variants=variants)
+    return read_job(folder / "out").settings
+
+
+def numbers(job):
+    return {name: value for name, (value, _) in TABLES[job].items()}
+
+
+def own(variant):
+    """Settings that make a variant what it is."""
+    args = [component.get("args", {}) for component in variant.components.values()]
+    return {name for given in (*args, variant.set) for name in given}
+
+
+def test_every_job_that_trains_has_a_paper_preset_and_a_table():
+    assert set(TABLES) == set(JOBS) == {job.name for job in all_jobs(ROOT / "jobs")} - {"label_audit"}
+
+
+@pytest.mark.parametrize("job", TABLES)
+def test_every_number_of_a_table_says_where_it_comes_from(job):
+    assert all(len(where) > 5 for _, where in TABLES[job].values())
+
+
+@pytest.mark.parametrize("job", TABLES)
+def test_the_preset_sets_every_number_of_its_table_and_no_other(job):
+    assert dict(job_variants(JOBS[job])["paper"].set) == numbers(job)
+
+
+@pytest.mark.parametrize("job", TABLES)
+def test_the_job_with_its_preset_has_the_numbers_of_the_paper(tmp_path, job):
+    found = settings(job, tmp_path, "paper")
+    assert {name: found.get(name, "no such setting") for name in numbers(job)} == numbers(job)
+
+
+@pytest.mark.parametrize(("job", "other"), BESIDE, ids=str)
+def test_the_preset_keeps_its_numbers_beside_baselines_and_ablations(tmp_path, job, other):
+    found = settings(job, tmp_path, "paper", other)
+    changed = own(job_variants(JOBS[job])[other])
+    kept = {name: value for name, value in numbers(job).items() if name in found and name not in changed}
+    assert {name: found[name] for name in kept} == kept
+    assert {"num_rounds", "learning_rate", "batch_size", "image_size", "network", "weights"} <= {*kept, *changed}
