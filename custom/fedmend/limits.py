@@ -33,7 +33,7 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
         largest of these, for the gradients on their way.
 
     Raises:
-        FedMendError: unknown network.
+        FedMendError: unknown network, or one that cannot take images of this size.
     """
     with torch.device("meta"):
         model = build_network(network, num_classes).train()
@@ -48,7 +48,13 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        outputs = model(batch)
+        try:
+            outputs = model(batch)
+        except (RuntimeError, ValueError, AssertionError):  # e.g. a pooling of 7 x 7 on a map of 2 x 2
+            raise FedMendError(
+                f"job variables network, image_size: expected images that {network} can take, got {edge} x {edge}"
+                " pixels"
+            ) from None
     sizes = [storage.nbytes() for storage in kept.values()]
     held = sum(tensor.nbytes for tensor in model.state_dict().values())
     return MODELS * held + 2 * batch.nbytes + sum(sizes) + 2 * max(sizes, default=0) + sum(o.nbytes for o in outputs)

@@ -156,6 +156,32 @@ class UNet(nn.Module):
         return features, self.classifier(features)
 
 
+class SegResNet(nn.Module):
+    """MONAI's residual 2D segmentation network (Myronenko, BrainLes 2018) for one-channel images: 394,986 parameters.
+
+    It has GroupNorm where the U-Net has BatchNorm, so no statistics of a site's images travel or are averaged.
+
+    Args:
+        num_classes: C, the background not counted.
+    """
+
+    channels, num_features = 1, 8
+    library_heads = ()
+
+    def __init__(self, num_classes: int):
+        from monai.networks.nets import SegResNet as MonaiSegResNet
+
+        super().__init__()
+        self.backbone = MonaiSegResNet(spatial_dims=2, init_filters=8, in_channels=1, out_channels=1 + num_classes)
+        self.classifier, self.backbone.conv_final[2] = self.backbone.conv_final[2].conv, nn.Identity()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 1, H, W), H and W multiples of 8 → features (B, 8, H, W) and logits (B, 1 + C, H, W), channel 0 =
+        background."""
+        features = self.backbone(images)
+        return features, self.classifier(features)
+
+
 class TimmNetwork(nn.Module):
     """A network of timm (PyTorch Image Models) with a linear classifier on its pooled features.
 
@@ -241,6 +267,7 @@ NETWORKS = {
     "resnet18_gn": partial(with_group_norm, ResNet18),
     "resnet_narrow_gn": partial(with_group_norm, NarrowResNet),
     "densenet121_gn": partial(with_group_norm, DenseNet121),
+    "segresnet": SegResNet,
     "unet": UNet,
     "unet_narrow": partial(UNet, widths=(8, 16, 32, 64, 64, 8)),  # an eighth of the widths, for a CPU
 }

@@ -73,6 +73,11 @@ def test_the_estimate_takes_no_memory_and_no_random_number():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_images_that_a_network_cannot_take_are_refused_before_any_data_are_opened():
+    with refused("job variables network, image_size: expected images that segresnet can take, got 60 x 60 pixels"):
+        step_bytes(network="segresnet", num_classes=1, images=4, edge=60)
+
+
 STEP = {"network": "one", "num_classes": 2, "images": 1000, "edge": 100}
 
 

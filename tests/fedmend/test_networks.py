@@ -74,9 +74,8 @@ def test_the_narrow_resnet_halves_the_edge_four_times_and_gives_128_features(edg
 
 def test_an_unknown_network_is_refused():
     names = ["densenet121", "densenet121_gn", "resnet18", "resnet18_gn", "resnet_narrow", "resnet_narrow_gn"]
-    with refused(
-        f"job variable network: expected one of {[*names, 'unet', 'unet_narrow']} or timm/NAME, got 'resnet19'"
-    ):
+    names += ["segresnet", "unet", "unet_narrow"]
+    with refused(f"job variable network: expected one of {names} or timm/NAME, got 'resnet19'"):
         build_network("resnet19", 3)
 
 
@@ -377,3 +376,29 @@ def test_a_torchvision_file_is_no_unet(tmp_path):
     name = "backbone.conv_0.conv_0.conv.weight"
     with refused(f"weights file: expected {name} with shape (8, 1, 3, 3) for unet_narrow, got nothing"):
         initial_network("unet_narrow", ["lesion"], 5, path)
+
+
+# ---- SegResNet ------------------------------------------------------------------------------------------------------
+
+
+def test_the_segresnet_is_monais_and_gives_features_and_logits_of_every_pixel():
+    from monai.networks.nets import SegResNet
+
+    model = initial_network("segresnet", ["a", "b"], 5).eval()
+    with torch.no_grad():
+        features, logits = model(brains(48, 64))
+    assert (features.shape, logits.shape) == ((2, 8, 48, 64), (2, 3, 48, 64))
+    assert torch.equal(logits, model.classifier(features))
+    theirs = SegResNet(spatial_dims=2, init_filters=8, in_channels=1, out_channels=3).eval()
+    names = [name for name in theirs.state_dict() if not name.startswith("conv_final.2")]
+    head = {f"conv_final.2.conv.{key}": value for key, value in model.classifier.state_dict().items()}
+    theirs.load_state_dict({**{name: model.backbone.state_dict()[name] for name in names}, **head})
+    with torch.no_grad():
+        assert torch.equal(theirs(brains(48, 64)), logits)
+
+
+def test_the_segresnet_has_no_statistics_of_batches():
+    with torch.device("meta"):
+        model = build_network("segresnet", 1)
+    assert sum(p.numel() for p in model.parameters()) == 394_986
+    assert not any("running" in name for name in model.state_dict())

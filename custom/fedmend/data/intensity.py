@@ -1,6 +1,11 @@
 """Batched intensity augmentation of grey images on the device: no pixel moves, so masks stay aligned.
 
 The steps, their order and their ranges are those of the code of Xiang et al., MICCAI 2024, which calls batchgenerators.
+
+MONAI has the steps too (RandGaussianNoise, RandGaussianSmooth, RandSimulateLowResolution, RandAdjustContrast), for one
+image at a time, on random numbers of numpy, and without the cut to the range of the small image. For a batch of 16
+images of 64 x 64 they took 12.4 ms where this module takes 1.5, for 4 of 256 x 256 8.4 and 4.5 ms (one CPU thread);
+gamma agrees within 2e-7. Also, MONAI's sampled Gaussian kernel does not add up to 1.
 """
 
 import torch

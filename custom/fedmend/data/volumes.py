@@ -3,6 +3,12 @@
 Volumes are brought to RAS, so that a slice is axial whatever the scanner wrote. Spacing is kept: a slice is only
 resized in its plane. They are read with nibabel itself: the checks and the way back need header fields that MONAI's
 readers do not hand on.
+
+MONAI gives the same numbers where it has the part, and takes longer. Measured on a FLAIR volume of 182 x 218 x 182, one
+CPU thread: LoadImage and Orientation 244 ms (here 185), ScaleIntensityRange 84 (34), Resize of masks 34 (17). Its
+scaling by percentiles takes all voxels, the background too, and moves grey values by up to .08; its Resize of images
+smooths before it samples where this module averages (190 ms, 30 here). ``fedmend prepare`` would also wait 6 s for the
+import of MONAI.
 """
 
 from pathlib import Path
