@@ -79,6 +79,37 @@ def test_provisioning_knows_the_tools_of_flare_alone(file):
     assert [n for n in within(imports_of(file), "nvflare") if not within({n}, "nvflare.lighter")] == []
 
 
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+SLOW = {"monai", "timm", "torchvision", "safetensors", "cleanlab", "opacus"}  # monai: 6 s and 340 MB
+
+
+def imported_at_once(text):
+    """Packages that are imported when a module is, not when one of its functions is called."""
+    found, queue = set(), [ast.parse(text)]
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module.partition(".")[0])
+        if not isinstance(node, ast.FunctionDef | ast.Lambda):
+            queue += ast.iter_child_nodes(node)
+    return found
+
+
+def test_the_reader_of_imports_at_once_leaves_out_those_inside_functions():
+    text = "import a.b\nif x:\n    from c import d\nclass K:\n    import e\n    def f(self):\n        import g\n"
+    assert imported_at_once(text) == {"a", "c", "e"}
+
+
+@pytest.mark.parametrize("file", [*modules(FEDMEND), *modules(GLUE)], ids=name_of)
+def test_packages_that_take_seconds_are_imported_where_they_are_used(file):
+    """FLARE may start a process per task: a site would pay for them in every round."""
+    assert imported_at_once(file.read_text()) & SLOW == set()
+
+
 # ---- length ---------------------------------------------------------------------------------------------------------
 
 
