@@ -1,13 +1,17 @@
 """Parts that are written by hand give what MONAI's give; their docstrings say why they are not MONAI's."""
 
+import math
+
 import nibabel
 import numpy as np
 import pytest
 import torch
-from nifti_factories import ZYX, voxels, write_nifti
+from nifti_factories import ZYX, make_volume_site, voxels, write_nifti
 
 from fedmend.data import intensity, readers, volumes
-from fedmend.data.augment import blur
+from fedmend.data.augment import blur, warp
+from fedmend.data.datalist import load_datalist
+from fedmend.data.manifest import load_card
 from fedmend.kinds.segmentation import segmentation_counts, segmentation_metrics
 
 
@@ -30,6 +34,16 @@ def each(transform, images):
 
 def farthest(first, second):
     return np.abs(np.asarray(first, dtype=float) - np.asarray(second, dtype=float)).max()
+
+
+@pytest.mark.parametrize("degrees", [0.0, 7.0, -10.0])
+def test_a_rotation_is_monais_the_other_way_round(monai, degrees):
+    """Our matrix says where a pixel comes from, MONAI's angle where it goes to."""
+    angle = math.radians(degrees)
+    matrix = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
+    ours = warp(pictures(), matrix.expand(5, 2, 3))
+    rotate = monai.Affine(rotate_params=-angle, mode="bilinear", padding_mode="zeros", image_only=True)
+    assert farthest(ours, each(rotate, pictures())) < 1e-4
 
 
 @pytest.mark.parametrize(("strength", "gamma"), [(0.0, 0.7), (0.25, 0.85), (0.75, 1.25)])
@@ -82,6 +96,17 @@ def test_a_volume_in_other_axes_is_read_as_by_monai(monai, tmp_path):
     assert nibabel.aff2axcodes(image.affine) != ("R", "A", "S")
     assert farthest(volumes._oriented(stored, image.affine), theirs) == 0
     assert farthest(readers.nifti_volume(file, 0), theirs) == 0
+
+
+def test_a_datalist_names_the_files_that_monai_finds(monai, tmp_path):
+    from monai.data import load_decathlon_datalist
+
+    folder = make_volume_site(tmp_path / "site")
+    card = load_card(folder, "site-1")
+    ours = load_datalist(card, "datalist.json", "train")
+    theirs = load_decathlon_datalist(folder / "datalist.json", True, "training", base_dir=card.image_root)
+    assert [str(item.image) for item in ours] == [item["image"] for item in theirs]
+    assert len(ours) == 2
 
 
 def test_the_dice_of_the_counts_is_monais_mean_over_slices_and_volumes_with_lesion(monai):

@@ -42,6 +42,9 @@ def draw_views(samples: int, views: int, generator: torch.Generator) -> Tensor:
 def warp(images: Tensor, matrices: Tensor) -> Tensor:
     """Applies one affine map to each image.
 
+    MONAI's Affine gives the same within 1e-4, one image after the other: with RandFlip 111 ms for 16 images of 48 x 48
+    in three channels where this takes 1.6, at 224 x 224 126 and 53 ms (one CPU thread).
+
     Args:
         images: (B, 1 or 3, H, W) float.
         matrices: (B, 2, 3) float32.
