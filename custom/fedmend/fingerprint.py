@@ -24,9 +24,11 @@ def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str,
         settings: all settings of both sides, classes of components, submitter; a later mapping wins.
         weights: file of the initial weights, or empty.
     """
-    found: dict[str, object] = {name: _version(name) for name in PACKAGES}
+    given = {k: v for mapping in settings for k, v in mapping.items()}
+    packages = (*PACKAGES, "timm") if str(given.get("network", "")).startswith("timm/") else PACKAGES
+    found: dict[str, object] = {name: _version(name) for name in packages}
     found[WEIGHTS] = sha256(Path(weights)) if weights and Path(weights).is_file() else ""
-    for name, value in {k: v for mapping in settings for k, v in mapping.items()}.items():
+    for name, value in given.items():
         inner = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
         found |= inner
     for name in FREE:

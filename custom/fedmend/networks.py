@@ -203,11 +203,12 @@ class TimmNetwork(nn.Module):
         super().__init__()
         timm = _timm()
         # A name with "hf-hub:" or "local-dir:" would make timm read, or download, what somebody put there.
-        if not re.fullmatch(r"\w+", name, re.ASCII) or not timm.is_model(name):
+        known = re.fullmatch(r"\w+", name, re.ASCII) and timm.is_model(name)
+        about = timm.get_pretrained_cfg(name) if known else None  # None for names that timm has given up, too
+        if about is None:
             raise FedMendError(
                 f"job variable network: expected timm/ and a name of timm.list_models(), got {name!r:.60}"
             )
-        about = timm.get_pretrained_cfg(name)
         if about.fixed_input_size or (about.min_input_size or (0,))[-1] > SMALLEST_EDGE:
             raise FedMendError(
                 f"job variable network: expected one for images of any size, got timm/{name}, made for"

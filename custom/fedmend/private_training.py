@@ -165,7 +165,8 @@ def check_bearable(site: str, method: "LocalMethod", network: str) -> None:
         )
     with torch.device("meta"):
         model = build_network(network, 2)
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+    batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    if batch_norm or any(name.rpartition(".")[2].startswith("running_") for name, _ in model.named_buffers()):
         example = f"{network}_gn" if network in NETWORKS else "resnet18_gn"
         raise FedMendError(
             f"{where}: expected a network with GroupNorm, e.g. {example}, got {network}, whose BatchNorm mixes patients"

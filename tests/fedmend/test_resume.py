@@ -114,6 +114,11 @@ def test_another_version_of_a_package_is_a_difference_and_may_be_allowed(tmp_pat
     assert changed["torch"][1] == "9.9"
 
 
+@pytest.mark.parametrize(("network", "counts"), [("timm/test_resnet", True), ("resnet18", False)])
+def test_the_version_of_timm_counts_where_the_network_is_one_of_its(network, counts):
+    assert ("timm" in fingerprint.fingerprint({"network": network})) is counts
+
+
 def test_the_content_of_the_weights_file_counts_not_its_name_alone(tmp_path):
     for content in ("one", "other"):
         (tmp_path / "job-1").mkdir(exist_ok=True)

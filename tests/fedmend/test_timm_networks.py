@@ -4,9 +4,10 @@ import pytest
 import torch
 from factories import refused
 
+from fedmend.errors import FedMendError
 from fedmend.limits import step_bytes
 from fedmend.methods.baselines import SingleLabelFedAvg
-from fedmend.networks import build_network, get_weights, initial_network, set_weights
+from fedmend.networks import NETWORKS, build_network, get_weights, initial_network, set_weights
 from fedmend.private_training import check_bearable
 
 timm = pytest.importorskip("timm", reason="needs fedmend[pretrained]")
@@ -56,7 +57,17 @@ def test_the_seed_alone_decides_the_weights_and_they_travel():
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet19", "hf-hub:someone/model", "local-dir:/etc", "resnet18.a1_in1k", "../resnet18", "", "résnet18"]
+    "name",
+    [
+        "resnet19",
+        "hf-hub:someone/model",
+        "local-dir:/etc",
+        "resnet18.a1_in1k",
+        "../resnet18",
+        "",
+        "résnet18",
+        "tv_resnet101",
+    ],
 )
 def test_only_names_that_timm_itself_registers_are_built(name):
     with refused(f"job variable network: expected timm/ and a name of timm.list_models(), got {name!r}"):
@@ -117,3 +128,26 @@ def test_differential_privacy_refuses_timms_batchnorm_and_takes_its_groupnorm():
     ):
         check_bearable("site-1", SingleLabelFedAvg(), SMALL)
     check_bearable("site-1", SingleLabelFedAvg(), "timm/resnet50_gn")
+
+
+@pytest.mark.parametrize(
+    ("network", "mixes"), [("timm/test_convnext", False), (SMALL, True), ("timm/test_efficientnet_evos", False)]
+)
+def test_differential_privacy_refuses_networks_in_which_one_image_moves_the_result_of_another(network, mixes):
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    build_network(network, 3).train()(images)[1][0].sum().backward()
+    assert bool(images.grad[1].abs().sum() > 0) is mixes
+    if mixes:
+        with pytest.raises(FedMendError, match="mixes patients"):
+            check_bearable("site-1", SingleLabelFedAvg(), network)
+    else:
+        check_bearable("site-1", SingleLabelFedAvg(), network)
+
+
+def test_differential_privacy_refuses_a_layer_that_keeps_statistics_of_batches_whatever_its_class(monkeypatch):
+    """timm's EvoNorm-B0 is no BatchNorm by its class, and divides by the variance of the batch all the same."""
+    from timm.layers import EvoNorm2dB0
+
+    monkeypatch.setitem(NETWORKS, "evonorm", lambda num_classes: EvoNorm2dB0(8))
+    with pytest.raises(FedMendError, match="mixes patients"):
+        check_bearable("site-1", SingleLabelFedAvg(), "evonorm")
