@@ -127,11 +127,10 @@ def test_a_file_of_timm_sets_the_backbone_and_keeps_the_seeded_classifier(tmp_pa
 
 
 @WITH_TIMM
-@pytest.mark.parametrize("network", ["resnet18", "timm/resnet18"])
-def test_timm_and_torchvision_share_the_names_of_a_resnet18(tmp_path, network):
+def test_timms_resnet18_takes_the_file_of_torchvision(tmp_path):
     from torchvision.models import resnet18
 
-    model = initial_network(network, CLASSES, 5, written(tmp_path / "w.pth", filled(resnet18())))
+    model = initial_network("timm/resnet18", CLASSES, 5, written(tmp_path / "w.pth", filled(resnet18())))
     assert numbers(model) == {3.0}
 
 

@@ -22,6 +22,7 @@ SETTINGS = {
     "max_unreadable": 0,
     "threads": 1,
     "gallery": False,
+    "weights_dir": "weights",
 }
 CARD = {
     "format": 1,
