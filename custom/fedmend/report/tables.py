@@ -21,6 +21,8 @@ MACRO = {
     "precision": "Precision",
     "recall": "Recall",
     "bacc": "BACC",
+    "bacc_val": "BACC, threshold of validation",
+    "ece": "Calibration error ↓",
 }
 
 
