@@ -6,14 +6,15 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.files import locked, write_text
-from fl_components.run.arguments import parse_assignments
-from fl_components.run.jobs import configure_job, read_job
+from fl_components.run.arguments import has, parse_assignments
+from fl_components.run.jobs import configure_job, job_parts, read_job
 from fl_components.run.local import run_local
 from fl_components.run.simulate import RUN_FOLDER
 
@@ -31,7 +32,8 @@ class Comparison:
             ``fedavg+learning_rate=0.001``.
         seeds: of the runs of each row.
         variants: variants of all rows.
-        words: ``name=value`` of all rows; ``{SEED}`` in a value becomes the seed.
+        words: ``name=value`` of all rows that have the setting, the first one must; ``{SEED}`` in a value becomes the
+            seed.
         site_words: ``field=value`` of ``fedmend.json``; ``{SEED}`` as in ``words``.
         sites: see :func:`fl_components.run.jobs.configure_job`.
     """
@@ -94,12 +96,15 @@ def cases(comparison: Comparison, out: Path) -> list[Case]:
     rows = [str(read_job(comparison.job).run.get("method") or "method"), *comparison.rows]
     if len(set(rows)) < len(rows):
         raise FedMendError(f"--rows: expected different rows, none of them {rows[0]}, got {','.join(rows[1:])}")
+    chosen = {row: (*comparison.variants, *(w for w in row.split("+") if "=" not in w)) for row in rows[1:]}
+    chosen = {rows[0]: tuple(comparison.variants), **chosen}
+    components = {row: job_parts(comparison.job, variants=variants) for row, variants in chosen.items()}
     found = []
     for seed, row in itertools.product(comparison.seeds, rows):
-        parts = [] if row == rows[0] else row.split("+")
+        common = [w for w in comparison.words if row == rows[0] or has(w.partition("=")[0], components[row])]
         given = {
-            "variables": _assigned([*comparison.words, *(p for p in parts if "=" in p)], seed) | {"seed": seed},
-            "variants": (*comparison.variants, *(p for p in parts if "=" not in p)),
+            "variables": _assigned([*common, *(w for w in row.split("+") if "=" in w)], seed) | {"seed": seed},
+            "variants": chosen[row],
             "sites": comparison.sites,
             "site_settings": _assigned(comparison.site_words, seed),
         }
@@ -154,7 +159,7 @@ def _is_done(case: Case, wanted: str) -> bool:
 
 def _run_all(todo: Sequence[Case], processes: int) -> Iterator[Case]:
     """The cases as they become complete."""
-    if processes == 1:
+    if processes < 2:
         for case in todo:
             _run(case)
             yield case
@@ -166,9 +171,10 @@ def _run_all(todo: Sequence[Case], processes: int) -> Iterator[Case]:
             for task in as_completed(tasks):
                 task.result()
                 yield tasks[task]
-        except BaseException:
+        except BrokenProcessPool:
+            raise FedMendError("--processes: expected runs to end by themselves, one was killed (memory?)") from None
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _run(case: Case) -> None:

@@ -52,6 +52,17 @@ def test_rows_are_variants_and_settings_joined_by_plus(job, tmp_path):
     assert {json.dumps(c.given["site_settings"]) for c in found} == {'{"threads": 2}'}
 
 
+def test_a_setting_that_only_the_method_has_holds_for_its_rows_alone(tmp_path):
+    plain = {"components": {"method": {"path": "fedmend.methods.own.Plain", "args": {}, "keep": ["steps"]}}}
+    job = write_job(tmp_path / "job", plain=plain)
+    found = cases(Comparison(job, ["plain", "batch_size=2"], [3], words=["steps=7", "mu=0.25"]), tmp_path)
+    assert [c.given["variables"] for c in found] == [
+        {"steps": 7, "mu": 0.25, "seed": 3},
+        {"steps": 7, "seed": 3},
+        {"steps": 7, "mu": 0.25, "batch_size": 2, "seed": 3},
+    ]
+
+
 def test_a_seed_may_choose_the_data(job, tmp_path):
     words = {"words": ["phantom.seed={SEED}"], "site_words": ["data_root=folds/{SEED}/{SITE_NAME}"]}
     first, second = cases(Comparison(job, [], [4, 5], **words), tmp_path)
