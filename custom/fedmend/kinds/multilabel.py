@@ -179,9 +179,9 @@ def multilabel_intervals(
 ) -> dict[str, list[float]]:
     """Bootstrap intervals of the means of :func:`multilabel_metrics`.
 
-    Resampled are the samples of a split, positives and negatives of each class apart, which counts are enough for. What
-    counts do not tell is left out: samples of one patient go together, and so do the classes of one sample, which are
-    resampled apart. Both make the true intervals wider. Thresholds stay as they are.
+    Resampled are the samples of a split, which counts are enough for. What counts do not tell is left out: samples of
+    one patient go together, and so do the classes of one sample, which are resampled apart. Both make the true
+    intervals wider. Thresholds stay as they are. A resample leaves out a class of which it has one label value only.
 
     Args:
         counts: as there.
@@ -193,19 +193,23 @@ def multilabel_intervals(
     """
     rng = np.random.default_rng(0)
     cuts = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
-    rows = [
-        _measured(*(_resampled(part, rng) for part in counts[c]), cuts[c], stretch)
-        for c in np.flatnonzero(counts.any(-1).all(1))
-    ]
-    means = {name: np.mean([row[name] for row in rows], axis=0) for name in (rows[0] if rows else ())}
-    return {("map" if name == "ap" else name): interval(values) for name, values in means.items()}
+    with np.errstate(invalid="ignore"):  # 0 / 0 for such a class
+        rows = [_measured(*_resampled(counts[c], rng), cuts[c], stretch) for c in np.flatnonzero(counts.any(-1).all(1))]
+    found = {}
+    for name in rows[0] if rows else ():
+        values = np.stack([row[name] for row in rows])
+        known = np.isfinite(values)
+        some = known.any(0)
+        mean = np.where(known, values, 0.0).sum(0)[some] / known.sum(0)[some]
+        found["map" if name == "ap" else name] = interval(mean)
+    return found
 
 
-def _resampled(histogram: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(RESAMPLES, BINS): as many samples as before, drawn with replacement."""
-    drawn, filled = np.zeros((RESAMPLES, len(histogram)), dtype=np.int64), np.flatnonzero(histogram)
-    total = histogram.sum()
-    drawn[:, filled] = rng.multinomial(total, histogram[filled] / total, size=RESAMPLES)
+def _resampled(histograms: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(2, RESAMPLES, BINS) of (2, BINS): as many samples as before, drawn with replacement."""
+    drawn, filled = np.zeros((2, RESAMPLES, BINS), dtype=np.int64), np.nonzero(histograms)
+    total = histograms.sum()
+    drawn[filled[0], :, filled[1]] = rng.multinomial(total, histograms[filled] / total, size=RESAMPLES).T
     return drawn
 
 

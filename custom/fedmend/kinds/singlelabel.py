@@ -152,8 +152,8 @@ def singlelabel_metrics(counts: np.ndarray) -> dict:
 def singlelabel_intervals(counts: np.ndarray) -> dict[str, list[float]]:
     """Bootstrap intervals of the means of :func:`singlelabel_metrics`.
 
-    Resampled are the samples of each true class; for AUC and calibration error as in
-    :func:`fedmend.kinds.multilabel.multilabel_intervals`, where it says what such intervals leave out.
+    Resampled are the samples of a split; what that leaves out is said in
+    :func:`fedmend.kinds.multilabel.multilabel_intervals`, from which those of AUC and calibration error are.
 
     Args:
         counts: as there.
@@ -162,12 +162,11 @@ def singlelabel_intervals(counts: np.ndarray) -> dict[str, list[float]]:
         Name in ``macro`` → ends of the 95 % interval; empty when nothing can be measured.
     """
     confusion, histograms = _split(counts)
-    rng, true = np.random.default_rng(0), confusion.sum(1)
-    if not true.any():
+    total = confusion.sum()
+    if not total:
         return {}
-    shares = confusion / np.maximum(true, 1)[:, None]
-    shares[true == 0, 0] = 1.0  # of nothing
-    drawn = rng.multinomial(true, shares, size=(RESAMPLES, len(true)))
+    drawn = np.random.default_rng(0).multinomial(total, confusion.ravel() / total, size=RESAMPLES)
+    drawn = drawn.reshape(RESAMPLES, *confusion.shape)
     ranked = multilabel_intervals(histograms, stretch=LOG_ODDS)
     found = {name: interval(values) for name, values in _means(drawn).items()}
     found |= {name: ranked[name] for name in RANKED if ranked}
@@ -191,8 +190,10 @@ def _measures(confusion: np.ndarray) -> dict[str, np.ndarray]:
 
 def _means(confusion: np.ndarray) -> dict[str, np.ndarray]:
     """(...) over the classes that have a sample, at least one, of confusion matrices (..., C, C)."""
-    defined = confusion.reshape(-1, *confusion.shape[-2:])[0].sum(-1) > 0  # resampling keeps the sums
-    per_class = {name: value[..., defined].mean(-1) for name, value in _measures(confusion).items()}
+    defined = confusion.sum(-1) > 0
+    per_class = {
+        name: np.where(defined, value, 0.0).sum(-1) / defined.sum(-1) for name, value in _measures(confusion).items()
+    }
     right = np.trace(confusion, axis1=-2, axis2=-1)
     return {
         "bacc": per_class["recall"],
