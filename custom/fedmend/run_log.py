@@ -15,6 +15,7 @@ from fedmend.results import EVALUATE, SiteResult
 
 LOG = logging.getLogger("fedmend.run")
 BEST_SPLITS = ("val", "test")  # the first that there is
+ASIDE = ("ece", "bacc_val")  # metrics for records and report alone
 
 
 class RunLog:
@@ -41,6 +42,7 @@ class RunLog:
         self.census: Census | None = None
         self._started, self._first = time.monotonic(), 0
         self._best = checkpoint.best()
+        self._merged: dict[str, np.ndarray] = {}  # split → counts of the last evaluation
         self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
 
     @property
@@ -102,12 +104,13 @@ class RunLog:
         Returns:
             split → metrics.
         """
-        metrics = {}
-        for split in sorted({s for r in results.values() for s in r.counts}):
-            merged = self.census.kind.metrics(sum(r.counts[split] for r in results.values() if split in r.counts))
-            metrics[split] = merged
-            self._records.metrics(round_num, stage, split, merged, seconds)
-            for name, value in merged["macro"].items():
+        counted = [r.counts for r in results.values()]
+        merged = {k: sum(c[k] for c in counted if k in c) for k in sorted({k for c in counted for k in c})}
+        self._merged = merged or self._merged
+        metrics = {split: self.census.kind.metrics(*self._with_val(split)) for split in merged}
+        for split, measured in metrics.items():
+            self._records.metrics(round_num, stage, split, measured, seconds)
+            for name, value in measured["macro"].items():
                 if value is not None:
                     self._stream(f"{split}/{name}", value, round_num)
         if private := {site: dict(result.privacy) for site, result in results.items() if result.privacy}:
@@ -124,7 +127,13 @@ class RunLog:
         self._records.write()
         return metrics
 
+    def _with_val(self, split: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Counts of a split in the last evaluation, and those that choose thresholds for it, of another split."""
+        return self._merged[split], self._merged.get("val") if split != "val" else None
+
     def _keep_best(self, metrics: Mapping[str, Mapping], round_num: int, model: Mapping) -> None:
+        if round_num == 0:
+            return  # an untrained model may be the luckiest one of a small split
         # A split in which no class has both labels cannot choose; that does not change from round to round.
         metric = self.census.kind.best_metric
         measured = ((k, metrics[k]["macro"][metric]) for k in BEST_SPLITS if k in metrics)
@@ -143,7 +152,8 @@ class RunLog:
         remaining = elapsed / (round_num + 1 - self._first) * (num_rounds - round_num - 1)
         split = "test" if "test" in metrics else next(iter(metrics), None)
         values = metrics[split]["macro"] if split else {}
-        shown = " ".join(f"{k.upper() if k != 'map' else 'mAP'} {v:.3f}" for k, v in values.items() if v is not None)
+        known = {k: v for k, v in values.items() if v is not None and k not in ASIDE}
+        shown = " ".join(f"{k.upper() if k != 'map' else 'mAP'} {v:.3f}" for k, v in known.items())
         LOG.info(
             "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s",
             self._mark,
@@ -165,7 +175,8 @@ class RunLog:
         """
         folder = self._records.folder
         files = {**files, "records": str(folder)}
-        self._records.finish(files, time.monotonic() - self._started)
+        intervals = {split: self.census.kind.intervals(*self._with_val(split)) for split in self._merged}
+        self._records.finish(files, time.monotonic() - self._started, intervals=intervals)
         write_report(folder)
         for line in summary_text(folder).splitlines():
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self._mark, line)

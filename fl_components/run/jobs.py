@@ -142,6 +142,18 @@ def read_job(job: Path) -> JobSettings:
     )
 
 
+def job_parts(job: Path, *, variants: Sequence[str] = ()) -> list[Part]:
+    """FedMend's classes in a job with these variants, and their arguments.
+
+    Raises:
+        FedMendError: no job, or unknown variants.
+    """
+    _, configs = _load(job)
+    client, server = configs.values()
+    apply(choose(variants_of(job, server.get("problem", "")), variants), client, server)
+    return parts(client, server)
+
+
 def all_jobs(folder: Path) -> list[Path]:
     """The job folders in a folder, by name."""
     return sorted(file.parent for file in folder.glob("*/meta.json"))

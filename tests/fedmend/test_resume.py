@@ -269,7 +269,7 @@ def test_a_server_that_dies_between_best_model_and_checkpoint_goes_on_in_agreeme
     again = play(tmp_path, plain_answers(BOTH, counts=lambda r: val(auc[r])))
     assert again.stopped == ""
     assert again.decisions("best_model") == [
-        (0, {"auc": 0.0, "split": "val"}),
+        (1, {"auc": 0.0, "split": "val"}),
         (2, {"auc": float(better), "split": "val"}),
     ]
     best = again.content("results.json")["best"]

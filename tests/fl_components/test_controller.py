@@ -67,7 +67,7 @@ def test_a_run_leaves_models_records_and_a_report(tmp_path):
         assert (tmp_path / results["files"][name]).exists()
     assert results["files"]["global model"] == str(played.app / "FL_global_model.pt")
     assert bias(played) == pytest.approx(3)
-    assert bias(played, "best_FL_global_model.pt") == 0  # the model received in round 0
+    assert bias(played, "best_FL_global_model.pt") == 1  # the model received in round 1, the first trained one
     assert "<html" in (played.records / "report.html").read_text()[:200]
 
 

@@ -146,8 +146,22 @@ class Kind(ABC):
             raise FedMendError(f"{where}: expected at most the samples of its census, got more")
 
     @abstractmethod
-    def metrics(self, counts: np.ndarray) -> dict:
-        """Metrics of the sum of what sites sent: ``per_class`` and ``macro``, and counts that the report shows."""
+    def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
+        """Metrics of the sum of what sites sent: ``per_class`` and ``macro``, and counts that the report shows.
+
+        Args:
+            counts: the sum.
+            chosen_on: that of the validation split, on which thresholds are chosen; None: there is none.
+        """
+
+    def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
+        """Name in ``macro`` → ends of a 95 % interval; empty where counts are not enough for it.
+
+        Args:
+            counts: as for :meth:`metrics`.
+            chosen_on: as there.
+        """
+        return {}
 
     def known_classes(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
         """(C,) bool: the classes that a site knows.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BINS = 1000
 LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share the outer bins
+CALIBRATION_BINS = 15
+RESAMPLES = 500
 
 
 class MultiLabel(LabelKind):
@@ -57,9 +59,13 @@ class MultiLabel(LabelKind):
         """The histograms of each class."""
         return list(counts)
 
-    def metrics(self, counts: np.ndarray) -> dict:
+    def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
         """See :func:`multilabel_metrics`."""
-        return multilabel_metrics(counts)
+        return multilabel_metrics(counts, chosen_on)
+
+    def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
+        """See :func:`multilabel_intervals`."""
+        return multilabel_intervals(counts, chosen_on)
 
 
 def score_histograms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -82,45 +88,131 @@ def score_histograms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return counts
 
 
-def _auc(negatives: np.ndarray, positives: np.ndarray) -> float:
-    below = np.concatenate([[0], np.cumsum(negatives)[:-1]])
-    return float((positives * (below + negatives / 2)).sum() / (positives.sum() * negatives.sum()))
+def _auc(negatives: np.ndarray, positives: np.ndarray) -> np.ndarray:
+    below = np.cumsum(negatives, -1) - negatives
+    return (positives * (below + negatives / 2)).sum(-1) / (positives.sum(-1) * negatives.sum(-1))
 
 
-def _average_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
-    true, false = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
+def _average_precision(negatives: np.ndarray, positives: np.ndarray) -> np.ndarray:
+    true, false = np.cumsum(positives[..., ::-1], -1), np.cumsum(negatives[..., ::-1], -1)
     precision = true / np.maximum(true + false, 1)
-    return float((positives[::-1] * precision).sum() / positives.sum())
+    return (positives[..., ::-1] * precision).sum(-1) / positives.sum(-1)
 
 
-def _balanced_accuracy(negatives: np.ndarray, positives: np.ndarray) -> float:
-    half = BINS // 2
-    return float((positives[half:].sum() / positives.sum() + negatives[:half].sum() / negatives.sum()) / 2)
+def _balanced_accuracy(negatives: np.ndarray, positives: np.ndarray, cut: int) -> np.ndarray:
+    found, passed = positives[..., cut:].sum(-1), negatives[..., :cut].sum(-1)
+    return (found / positives.sum(-1) + passed / negatives.sum(-1)) / 2
 
 
-_METRICS = {"auc": _auc, "ap": _average_precision, "bacc": _balanced_accuracy}
+def _calibration_error(negatives: np.ndarray, positives: np.ndarray, stretch: float) -> np.ndarray:
+    centres = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * LOGIT_RANGE
+    probability = 1 / (1 + np.exp(-stretch * centres))
+    starts = np.searchsorted(probability, np.arange(CALIBRATION_BINS) / CALIBRATION_BINS)
+    both = negatives + positives
+    gaps = np.add.reduceat(positives - both * probability, starts, axis=-1)
+    return np.abs(gaps).sum(-1) / both.sum(-1)
 
 
-def multilabel_metrics(counts: np.ndarray) -> dict:
-    """AUC, average precision and balanced accuracy at probability 0.5 of merged histograms.
+def _measured(negatives: np.ndarray, positives: np.ndarray, cut: int | None, stretch: float) -> dict[str, np.ndarray]:
+    """All metrics of one class; histograms (..., BINS)."""
+    found = {
+        "auc": _auc(negatives, positives),
+        "ap": _average_precision(negatives, positives),
+        "bacc": _balanced_accuracy(negatives, positives, BINS // 2),
+        "ece": _calibration_error(negatives, positives, stretch),
+    }
+    return found if cut is None else found | {"bacc_val": _balanced_accuracy(negatives, positives, cut)}
+
+
+def best_cuts(counts: np.ndarray) -> list[int]:
+    """Where scores begin to count as the class, so that balanced accuracy is highest.
+
+    Args:
+        counts: (C, 2, BINS) int64, the sum over sites of the histograms of the validation split.
+
+    Returns:
+        First bin of the upper part, C numbers; of several that are best the middle one, and probability 0.5 for a class
+        that has one label value only.
+    """
+    cuts = []
+    for negatives, positives in counts:
+        if not (negatives.any() and positives.any()):
+            cuts.append(BINS // 2)
+            continue
+        passed = np.concatenate([[0], np.cumsum(negatives)]) * positives.sum()
+        missed = np.concatenate([[0], np.cumsum(positives)]) * negatives.sum()
+        best = np.flatnonzero(passed - missed == (passed - missed).max())
+        cuts.append(int(best[len(best) // 2]))
+    return cuts
+
+
+def multilabel_metrics(counts: np.ndarray, chosen_on: np.ndarray | None = None, *, stretch: float = 1.0) -> dict:
+    """AUC, average precision, balanced accuracy and calibration error of merged histograms.
+
+    The calibration error of a class is the mean distance of probability and frequency over 15 equally wide bins of
+    probability, each weighted by its samples (Eq. (3), Nixon et al., CVPR workshops 2019). Few samples make it large.
 
     Args:
         counts: (C, 2, BINS) int64, the sum over sites.
+        chosen_on: those of the validation split, on which thresholds are chosen; None: there is none.
+        stretch: log-odds in a unit of the binned scores.
 
     Returns:
-        ``per_class``: auc, ap, bacc → C floats, None for a class with one label value only; ``macro``: auc, map, bacc →
-        mean over the other classes, None when there are none; ``positives``, ``negatives``: C counts.
+        ``per_class``: auc, ap, bacc (at probability 0.5), ece and, where there is a validation split, bacc_val (at the
+        threshold of :func:`best_cuts`) → C floats, None for a class with one label value only; ``macro``: the same, ap
+        as map → mean over the other classes, None when there are none; ``positives``, ``negatives``: C counts.
     """
-    defined = (counts.sum(-1) > 0).all(1)
-    per_class = {
-        name: [metric(*counts[c]) if defined[c] else None for c in range(len(counts))]
-        for name, metric in _METRICS.items()
-    }
+    cuts = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
+    rows = [_measured(*counts[c], cuts[c], stretch) if counts[c].any(-1).all() else {} for c in range(len(counts))]
+    names = ["auc", "ap", "bacc", "ece", *(["bacc_val"] if chosen_on is not None else [])]
+    per_class = {name: [float(row[name]) if row else None for row in rows] for name in names}
     macro = {
-        ("map" if name == "ap" else name): float(np.mean([v for v in values if v is not None]))
-        if defined.any()
-        else None
-        for name, values in per_class.items()
+        ("map" if name == "ap" else name): float(np.mean([row[name] for row in rows if row])) if any(rows) else None
+        for name in names
     }
     negatives, positives = counts.sum(-1).T.tolist()
     return {"per_class": per_class, "macro": macro, "positives": positives, "negatives": negatives}
+
+
+def multilabel_intervals(
+    counts: np.ndarray, chosen_on: np.ndarray | None = None, *, stretch: float = 1.0
+) -> dict[str, list[float]]:
+    """Bootstrap intervals of the means of :func:`multilabel_metrics`.
+
+    Resampled are the samples of a split, which counts are enough for. What counts do not tell is left out: samples of
+    one patient go together, and so do the classes of one sample, which are resampled apart. Both make the true
+    intervals wider. Thresholds stay as they are. A resample leaves out a class of which it has one label value only.
+
+    Args:
+        counts: as there.
+        chosen_on: as there.
+        stretch: as there.
+
+    Returns:
+        Name in ``macro`` → ends of the 95 % interval; empty when no class can be measured.
+    """
+    rng = np.random.default_rng(0)
+    cuts = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
+    with np.errstate(invalid="ignore"):  # 0 / 0 for such a class
+        rows = [_measured(*_resampled(counts[c], rng), cuts[c], stretch) for c in np.flatnonzero(counts.any(-1).all(1))]
+    found = {}
+    for name in rows[0] if rows else ():
+        values = np.stack([row[name] for row in rows])
+        known = np.isfinite(values)
+        some = known.any(0)
+        mean = np.where(known, values, 0.0).sum(0)[some] / known.sum(0)[some]
+        found["map" if name == "ap" else name] = interval(mean)
+    return found
+
+
+def _resampled(histograms: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(2, RESAMPLES, BINS) of (2, BINS): as many samples as before, drawn with replacement."""
+    drawn, filled = np.zeros((2, RESAMPLES, BINS), dtype=np.int64), np.nonzero(histograms)
+    total = histograms.sum()
+    drawn[filled[0], :, filled[1]] = rng.multinomial(total, histograms[filled] / total, size=RESAMPLES).T
+    return drawn
+
+
+def interval(values: np.ndarray) -> list[float]:
+    """Ends between which the middle 95 % of resampled values are."""
+    return np.quantile(values, [0.025, 0.975]).tolist()

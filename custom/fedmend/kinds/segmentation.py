@@ -135,8 +135,8 @@ class Segmentation(Kind):
             raise FedMendError(f"{where}: expected Dice sums of at most one per sample, got more")
         super().check_counts(counts, num_classes, samples, where)
 
-    def metrics(self, counts: np.ndarray) -> dict:
-        """See :func:`segmentation_metrics`."""
+    def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
+        """See :func:`segmentation_metrics`; intervals would need more than the sums that sites send."""
         return segmentation_metrics(counts)
 
     def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:

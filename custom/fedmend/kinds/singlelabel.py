@@ -14,11 +14,22 @@ from fedmend.data.manifest import SINGLELABEL, LabelTable
 from fedmend.data.site import Split
 from fedmend.errors import FedMendError
 from fedmend.kinds.labels import LabelKind
-from fedmend.kinds.multilabel import BINS, multilabel_metrics, score_histograms
+from fedmend.kinds.multilabel import (
+    BINS,
+    RESAMPLES,
+    interval,
+    multilabel_intervals,
+    multilabel_metrics,
+    score_histograms,
+)
 from fedmend.training import infer
 
 if TYPE_CHECKING:
     from fedmend.method import Site
+
+LOG_ODDS = 2.0  # in a unit of the binned scores
+RANKED = ("auc", "ece")  # from histograms; the others are from the confusion matrix
+MACRO = ("bacc", "f1", "auc", "precision", "accuracy", "ece")
 
 
 class SingleLabel(LabelKind):
@@ -46,9 +57,13 @@ class SingleLabel(LabelKind):
         """The confusion matrix, and the histograms of each class."""
         return [counts[:, : len(counts)], *counts[:, len(counts) :]]
 
-    def metrics(self, counts: np.ndarray) -> dict:
-        """See :func:`singlelabel_metrics`."""
+    def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
+        """See :func:`singlelabel_metrics`; the answer is the class with the highest score, so nothing is chosen."""
         return singlelabel_metrics(counts)
+
+    def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
+        """See :func:`singlelabel_intervals`."""
+        return singlelabel_intervals(counts)
 
     def known_classes(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
         """Those that a sample has."""
@@ -70,8 +85,8 @@ def singlelabel_counts(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         (C, C + 2 * BINS) int64: :func:`confusion_matrix` and, behind it, the score histograms of half the
         :func:`softmax_log_odds` with the samples of the other classes as negatives.
     """
-    # Differences of logits spread twice as wide as logits, hence the half; beyond the range the ranking is lost.
-    histograms = score_histograms(softmax_log_odds(logits) / 2, labels)
+    # Differences of logits spread wider than logits, hence the half; beyond the range the ranking is lost.
+    histograms = score_histograms(softmax_log_odds(logits) / LOG_ODDS, labels)
     return np.hstack([confusion_matrix(logits, labels), histograms.reshape(len(histograms), -1)])
 
 
@@ -105,38 +120,84 @@ def softmax_log_odds(logits: np.ndarray) -> np.ndarray:
 
 
 def singlelabel_metrics(counts: np.ndarray) -> dict:
-    """Balanced accuracy, macro F1, AUC, precision and accuracy of merged counts.
+    """Balanced accuracy, macro F1, AUC, precision, accuracy and calibration error of merged counts.
 
     Args:
         counts: (C, C + 2 * BINS) int64, the sum over sites of :func:`singlelabel_counts`.
 
     Returns:
-        ``per_class``: recall, precision, f1, auc (one class against the rest) → C floats, None for a class without a
-        sample, auc also for the only class with samples; ``macro``: bacc (mean recall), f1, auc, precision (means over
-        the classes that have one), accuracy, None when there is nothing to measure; ``confusion``: the (C, C) matrix;
+        ``per_class``: recall, precision, f1, auc and ece (one class against the rest, see
+        :func:`fedmend.kinds.multilabel.multilabel_metrics`) → C floats, None for a class without a sample, auc and ece
+        also for the only class with samples; ``macro``: bacc (mean recall), f1, auc, precision, ece (means over the
+        classes that have one), accuracy, None when there is nothing to measure; ``confusion``: the (C, C) matrix;
         ``positives``: C counts.
     """
-    confusion, histograms = counts[:, : len(counts)], counts[:, len(counts) :].reshape(len(counts), 2, BINS)
-    ranking = multilabel_metrics(histograms)
-    right, true, predicted = np.diag(confusion), confusion.sum(1), confusion.sum(0)
-    measures = {
+    confusion, histograms = _split(counts)
+    ranking = multilabel_metrics(histograms, stretch=LOG_ODDS)
+    true = confusion.sum(1)
+    defined = true > 0
+    means = {name: float(v) for name, v in _means(confusion).items()} if defined.any() else {}
+    means |= {name: ranking["macro"][name] for name in RANKED}
+    per_class = {
+        k: [float(x) if d else None for x, d in zip(v, defined, strict=True)] for k, v in _measures(confusion).items()
+    }
+    return {
+        "per_class": per_class | {name: ranking["per_class"][name] for name in RANKED},
+        "macro": {name: means.get(name) for name in MACRO},
+        "confusion": confusion.tolist(),
+        "positives": true.tolist(),
+    }
+
+
+def singlelabel_intervals(counts: np.ndarray) -> dict[str, list[float]]:
+    """Bootstrap intervals of the means of :func:`singlelabel_metrics`.
+
+    Resampled are the samples of a split; what that leaves out is said in
+    :func:`fedmend.kinds.multilabel.multilabel_intervals`, from which those of AUC and calibration error are.
+
+    Args:
+        counts: as there.
+
+    Returns:
+        Name in ``macro`` → ends of the 95 % interval; empty when nothing can be measured.
+    """
+    confusion, histograms = _split(counts)
+    total = confusion.sum()
+    if not total:
+        return {}
+    drawn = np.random.default_rng(0).multinomial(total, confusion.ravel() / total, size=RESAMPLES)
+    drawn = drawn.reshape(RESAMPLES, *confusion.shape)
+    ranked = multilabel_intervals(histograms, stretch=LOG_ODDS)
+    found = {name: interval(values) for name, values in _means(drawn).items()}
+    found |= {name: ranked[name] for name in RANKED if ranked}
+    return {name: found[name] for name in MACRO if name in found}
+
+
+def _split(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Confusion matrix (C, C) and histograms (C, 2, BINS)."""
+    return counts[:, : len(counts)], counts[:, len(counts) :].reshape(len(counts), 2, BINS)
+
+
+def _measures(confusion: np.ndarray) -> dict[str, np.ndarray]:
+    """(..., C) per class, of confusion matrices (..., C, C)."""
+    right, true, predicted = np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1), confusion.sum(-2)
+    return {
         "recall": right / np.maximum(true, 1),
         "precision": right / np.maximum(predicted, 1),
         "f1": 2 * right / np.maximum(true + predicted, 1),
     }
-    defined = true > 0
-    mean = {k: float(v[defined].mean()) if defined.any() else None for k, v in measures.items()}
-    accuracy = float(right.sum() / true.sum()) if defined.any() else None
-    per_class = {k: [float(x) if d else None for x, d in zip(v, defined, strict=True)] for k, v in measures.items()}
+
+
+def _means(confusion: np.ndarray) -> dict[str, np.ndarray]:
+    """(...) over the classes that have a sample, at least one, of confusion matrices (..., C, C)."""
+    defined = confusion.sum(-1) > 0
+    per_class = {
+        name: np.where(defined, value, 0.0).sum(-1) / defined.sum(-1) for name, value in _measures(confusion).items()
+    }
+    right = np.trace(confusion, axis1=-2, axis2=-1)
     return {
-        "per_class": {**per_class, "auc": ranking["per_class"]["auc"]},
-        "macro": {
-            "bacc": mean["recall"],
-            "f1": mean["f1"],
-            "auc": ranking["macro"]["auc"],
-            "precision": mean["precision"],
-            "accuracy": accuracy,
-        },
-        "confusion": confusion.tolist(),
-        "positives": true.tolist(),
+        "bacc": per_class["recall"],
+        "f1": per_class["f1"],
+        "precision": per_class["precision"],
+        "accuracy": right / confusion.sum((-2, -1)),
     }

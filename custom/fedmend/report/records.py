@@ -60,8 +60,8 @@ class RunRecords:
             unknown = dict.fromkeys(("correct_positive", "correct_negative"))
             lines.append({"round": round_num, "site": site, "class": classes[index], **unknown, **now, **new})
 
-    def finish(self, files: Mapping[str, str], seconds: float) -> None:
-        """Writes ``results.json``: final and best metrics, and where the files are."""
+    def finish(self, files: Mapping[str, str], seconds: float, *, intervals: Mapping[str, Mapping]) -> None:
+        """Writes ``results.json``: final and best metrics, intervals of the final ones, and where the files are."""
         final = (
             {m["split"]: m["macro"] for m in self._at(max(m["round"] for m in self._lines[METRICS]))}
             if self._lines[METRICS]
@@ -69,7 +69,13 @@ class RunRecords:
         )
         best_round = next((d["round"] for d in reversed(self.decisions) if d["what"] == "best_model"), None)
         best = {"round": best_round, **{m["split"]: m["macro"] for m in self._at(best_round)}}
-        results = {"final": final, "best": best, "files": dict(files), "seconds": round(seconds, 1)}
+        results = {
+            "final": final,
+            "intervals": dict(intervals),
+            "best": best,
+            "files": dict(files),
+            "seconds": round(seconds, 1),
+        }
         self._write_text(RESULTS, json.dumps(results, indent=2))
         self.write()
 

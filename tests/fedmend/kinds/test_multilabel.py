@@ -7,7 +7,14 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 from torch_factories import CPU, Says, make_site
 
 from fedmend.data.manifest import load_card
-from fedmend.kinds.multilabel import BINS, MultiLabel, multilabel_metrics, score_histograms
+from fedmend.kinds.multilabel import (
+    BINS,
+    MultiLabel,
+    best_cuts,
+    multilabel_intervals,
+    multilabel_metrics,
+    score_histograms,
+)
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 
 KIND = MultiLabel()
@@ -203,20 +210,71 @@ def test_logits_beyond_the_range_share_the_outer_bins():
     assert counts[0, 1, -1] == 2
 
 
+def ranks(values):
+    """Without the calibration error, which has tests of its own."""
+    return {name: value for name, value in values.items() if name != "ece"}
+
+
 def test_a_class_with_one_label_value_has_no_metric_and_does_not_enter_the_mean():
     logits = np.array([[2.0, 1, 1], [-2.0, 1, 1]])
     metrics = multilabel_metrics(score_histograms(logits, np.array([[1, 1, -1], [0, 1, 0]])))
-    assert metrics["per_class"] == {name: [1.0, None, None] for name in ("auc", "ap", "bacc")}
-    assert metrics["macro"] == {"auc": 1.0, "map": 1.0, "bacc": 1.0}
+    assert ranks(metrics["per_class"]) == {name: [1.0, None, None] for name in ("auc", "ap", "bacc")}
+    assert ranks(metrics["macro"]) == {"auc": 1.0, "map": 1.0, "bacc": 1.0}
+    assert metrics["per_class"]["ece"][1:] == [None, None]
     assert (metrics["positives"], metrics["negatives"]) == ([1, 2, 0], [1, 0, 1])
 
 
 def test_the_mean_is_taken_over_classes():
     logits = np.array([[1.0, 1.0], [-1.0, -1.0]])
     metrics = multilabel_metrics(score_histograms(logits, np.array([[1, 0], [0, 1]])))
-    assert metrics["macro"] == {"auc": 0.5, "map": 0.75, "bacc": 0.5}
+    assert ranks(metrics["macro"]) == {"auc": 0.5, "map": 0.75, "bacc": 0.5}
 
 
 def test_without_any_class_that_can_be_measured_there_is_no_mean():
     metrics = multilabel_metrics(score_histograms(np.zeros((2, 1)), np.ones((2, 1), dtype=int)))
-    assert metrics["macro"] == {"auc": None, "map": None, "bacc": None}
+    assert metrics["macro"] == dict.fromkeys(("auc", "map", "bacc", "ece"))
+    assert multilabel_intervals(score_histograms(np.zeros((2, 1)), np.ones((2, 1), dtype=int))) == {}
+
+
+def logit(p):
+    return float(np.log(p / (1 - p)))
+
+
+def test_the_calibration_error_is_the_distance_of_probability_and_frequency():
+    # Ten samples at 0.1 of which one is positive, and ten at 0.7 of which five are: 0 and 0.2, half the samples each.
+    logits = np.array([[logit(0.1)]] * 10 + [[logit(0.7)]] * 10)
+    labels = np.array([[1]] + [[0]] * 9 + [[1]] * 5 + [[0]] * 5)
+    metrics = multilabel_metrics(score_histograms(logits, labels))
+    assert metrics["macro"]["ece"] == pytest.approx(0.1, abs=0.005)  # a bin is up to 0.005 wide
+    # Both in one of the 15 bins, from 10 / 15 to 11 / 15: their mean probability 0.7 is compared with 3 / 4.
+    logits = np.array([[logit(0.68)]] * 2 + [[logit(0.72)]] * 2)
+    metrics = multilabel_metrics(score_histograms(logits, np.array([[1], [1], [1], [0]])))
+    assert metrics["macro"]["ece"] == pytest.approx(0.05, abs=0.005)
+
+
+def test_the_threshold_is_that_of_the_highest_balanced_accuracy_on_validation():
+    val = np.zeros((3, 2, BINS), dtype=np.int64)
+    val[0, 0, [300, 500]], val[0, 1, [400, 600]] = [8, 2], [1, 1]  # from 400: (1 + 0.8) / 2; from 600: (0.5 + 1) / 2
+    val[1, 1, 400] = 4  # no negative: cannot choose
+    val[2, 0, 300], val[2, 1, 400] = 1, 1  # anything between is best
+    cuts = best_cuts(val)
+    assert 300 < cuts[0] <= 400
+    assert cuts[1] == BINS // 2
+    assert cuts[2] == 351  # 301 to 400
+    test = np.zeros((3, 2, BINS), dtype=np.int64)
+    test[:, 0, 330], test[:, 1, 420] = 5, 5
+    metrics = multilabel_metrics(test, val)
+    assert metrics["per_class"]["bacc"] == [0.5] * 3
+    assert metrics["per_class"]["bacc_val"] == [1.0, 0.5, 1.0]
+    assert metrics["macro"]["bacc_val"] == pytest.approx(2.5 / 3)
+
+
+def test_intervals_of_a_sensitivity_are_those_of_its_share():
+    # 80 of 100 positives and all negatives are right: 0.8 ± 1.96 * 0.04, of which the balanced accuracy has half.
+    counts = np.zeros((1, 2, BINS), dtype=np.int64)
+    counts[0, 1, [600, 400]], counts[0, 0, 300] = [80, 20], 50
+    found = multilabel_intervals(counts, counts)
+    assert found["bacc"] == pytest.approx([0.9 - 0.0392, 0.9 + 0.0392], abs=0.006)
+    assert (found["auc"], found["bacc_val"]) == ([1, 1], [1, 1])
+    assert list(found) == ["auc", "map", "bacc", "ece", "bacc_val"]
+    assert multilabel_intervals(counts, counts) == found  # the same every time

@@ -18,6 +18,7 @@ from fedmend.kinds.singlelabel import (
     SingleLabel,
     confusion_matrix,
     singlelabel_counts,
+    singlelabel_intervals,
     singlelabel_metrics,
     softmax_log_odds,
 )
@@ -101,7 +102,7 @@ def test_single_label_metrics_equal_sklearn(seed):
         "precision": precision_score(known, predicted, average="macro"),
         "accuracy": accuracy_score(known, predicted),
     }
-    assert list(metrics["macro"]) == list(macro)
+    assert list(metrics["macro"]) == [*macro, "ece"]
     for name, expected in macro.items():
         assert metrics["macro"][name] == pytest.approx(expected, abs=2e-3 if name == "auc" else 1e-12)
     for c, auc in enumerate(metrics["per_class"]["auc"]):
@@ -122,6 +123,7 @@ def test_single_label_metrics_by_hand():
             "precision": [1, 1 / 2, 1],
             "f1": [4 / 5, 2 / 3, 1],
             "auc": [4 / 6, 3 / 4, 1],
+            "ece": metrics["per_class"]["ece"],
         },
         "macro": {
             "bacc": pytest.approx(8 / 9),
@@ -129,6 +131,7 @@ def test_single_label_metrics_by_hand():
             "auc": pytest.approx(29 / 36),
             "precision": pytest.approx(5 / 6),
             "accuracy": 4 / 5,
+            "ece": metrics["macro"]["ece"],
         },
         "confusion": [[2, 1, 0], [0, 1, 0], [0, 0, 1]],
         "positives": [3, 1, 1],
@@ -157,7 +160,8 @@ def test_a_class_without_a_sample_has_no_metric_and_does_not_enter_the_means():
     assert metrics["per_class"]["precision"] == [1.0, 1.0, None]
     assert metrics["per_class"]["auc"] == [1.0, 0.75, None]  # for class 1, the last is tied with the first two
     f1 = pytest.approx((1 + 2 / 3) / 2)
-    assert metrics["macro"] == {"bacc": 0.75, "f1": f1, "auc": 0.875, "precision": 1.0, "accuracy": 0.75}
+    values = {"bacc": 0.75, "f1": f1, "auc": 0.875, "precision": 1.0, "accuracy": 0.75}
+    assert metrics["macro"].items() >= values.items()
     assert metrics["macro"]["bacc"] == recall_score(truth, logits.argmax(1), labels=[0, 1], average="macro")
     assert metrics["positives"] == [2, 2, 0]
 
@@ -166,6 +170,8 @@ def test_a_class_that_is_never_predicted_counts_as_zero():
     logits = np.array([[1.0, 0]] * 6)
     metrics = singlelabel_metrics(singlelabel_counts(logits, one_hot([0] * 4 + [1] * 2, 2)))
     values = {"recall": [1.0, 0.0], "precision": [4 / 6, 0.0], "f1": [0.8, 0.0], "auc": [0.5, 0.5]}
+    # Every sample gets 1 / (1 + e) = 0.2689 for class 1 and the rest for class 0; a third of them are of class 1.
+    assert metrics["per_class"].pop("ece") == pytest.approx([1 / 3 - 0.2689] * 2, abs=0.005)  # width of a bin
     assert metrics["per_class"] == values
     assert (metrics["macro"]["bacc"], metrics["macro"]["precision"]) == (0.5, 2 / 6)
 
@@ -173,13 +179,23 @@ def test_a_class_that_is_never_predicted_counts_as_zero():
 def test_the_only_class_with_samples_has_no_auc():
     metrics = singlelabel_metrics(singlelabel_counts(np.eye(2), one_hot([0, 0], 2)))
     assert metrics["per_class"]["auc"] == [None, None]
-    assert metrics["macro"] == {"bacc": 0.5, "f1": pytest.approx(2 / 3), "auc": None, "precision": 1.0, "accuracy": 0.5}
+    values = {"bacc": 0.5, "f1": pytest.approx(2 / 3), "auc": None, "precision": 1.0, "accuracy": 0.5, "ece": None}
+    assert metrics["macro"] == values
 
 
 def test_without_any_sample_there_is_no_single_label_metric():
     metrics = singlelabel_metrics(np.zeros((2, 2 + 2 * BINS), dtype=np.int64))
-    assert metrics["macro"] == dict.fromkeys(("bacc", "f1", "auc", "precision", "accuracy"))
-    assert metrics["per_class"] == {name: [None, None] for name in ("recall", "precision", "f1", "auc")}
+    assert metrics["macro"] == dict.fromkeys(("bacc", "f1", "auc", "precision", "accuracy", "ece"))
+    assert metrics["per_class"] == {name: [None, None] for name in ("recall", "precision", "f1", "auc", "ece")}
+    assert singlelabel_intervals(np.zeros((2, 2 + 2 * BINS), dtype=np.int64)) == {}
+
+
+def test_intervals_of_a_recall_are_those_of_its_share():
+    # 80 of 100 samples of class 0 are found, 0.8 ± 1.96 * 0.04, and all of class 1: the mean moves by half.
+    logits = np.eye(3)[[0] * 80 + [1] * 20 + [1] * 50]
+    found = singlelabel_intervals(singlelabel_counts(logits, one_hot([0] * 100 + [1] * 50, 3)))
+    assert found["bacc"] == pytest.approx([0.9 - 0.0392, 0.9 + 0.0392], abs=0.006)
+    assert list(found) == ["bacc", "f1", "auc", "precision", "accuracy", "ece"]
 
 
 def test_single_label_counts_of_two_sites_add_up_to_those_of_the_pooled_data():

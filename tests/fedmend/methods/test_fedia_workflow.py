@@ -149,7 +149,7 @@ def test_sites_learn_the_largest_estimate_and_the_first_round_of_stage_2_only(tm
 
 def test_the_best_model_is_that_with_the_largest_dice(tmp_path):
     (first, *_) = play(tmp_path).decisions("best_model")
-    assert first == (0, {"dice": 0.5, "split": "test"})
+    assert first == (1, {"dice": 0.5, "split": "test"})
 
 
 def test_a_job_that_goes_on_knows_completeness_and_corrections(tmp_path):

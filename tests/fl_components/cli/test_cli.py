@@ -3,12 +3,17 @@ from cli_calls import call
 
 from fl_components.cli import main
 
+SEEDS = "expected different whole numbers like 0,1,2 or 0-2"
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("simulate jobs/x --seeds a", "argument --seeds: expected whole numbers like 0,1,2, got 'a'"),
-        ("simulate jobs/x --seeds 0,", "argument --seeds: expected whole numbers like 0,1,2, got '0,'"),
+        ("simulate jobs/x --seeds a", f"argument --seeds: {SEEDS}, got 'a'"),
+        (
+            "simulate jobs/x --seeds 0,",
+            "argument --seeds: expected different whole numbers like 0,1,2 or 0-2, got '0,'",
+        ),
         ("prepare rsna-ich a b --healthy-share x", "argument --healthy-share: expected a number or 'all', got 'x'"),
     ],
 )

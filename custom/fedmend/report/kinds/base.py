@@ -13,6 +13,15 @@ SPLITS = ("train", "val", "test")
 MACRO_WORD = {
     "Macro": "Plain mean over the classes that could be measured, each counting the same however rare it is.",
 }
+CALIBRATION = Metric("ece", "ece", "calibration error", "Calibration error", "Calibration error")
+CALIBRATION_WORD = {
+    "Calibration error": "How far probabilities are from frequencies, class by class: of the images that get 70 % "
+    "for a class, 70 % should have it. 0 is perfect. A small split makes it look larger than it is.",
+}
+INTERVAL_WORD = {
+    "95 % interval": "Where the value would mostly lie for other samples of the same kind, by drawing those of the "
+    "split again and again. Samples are drawn one by one, so that several of one patient make it look too narrow.",
+}
 PSEUDO_LABEL_WORDS = {
     "Pseudo-label": "A label that the method sets at a site for a finding the site has not annotated. It is used "
     "for training only, stays at the site and never replaces an expert's label.",
@@ -39,6 +48,7 @@ class KindReport(ABC):
     Attributes:
         name: as in ``run.json``.
         metrics: what is shown, in this order.
+        more: metrics that the key numbers show besides.
         macro_words: added to the words of metrics whose means over classes are shown and do not say so themselves.
         last_and_best: metrics whose mean over the last rounds and highest value are shown too, as papers report them.
         counted: key of counts per class in ``metrics.jsonl`` → its column in the table of classes; empty where there is
@@ -55,6 +65,7 @@ class KindReport(ABC):
 
     name: ClassVar[str]
     metrics: ClassVar[Sequence[Metric]]
+    more: ClassVar[Sequence[Metric]] = ()
     macro_words: ClassVar[str] = ""
     last_and_best: ClassVar[Sequence[Metric]] = ()
     counted: ClassVar[Mapping[str, str]]

@@ -5,7 +5,16 @@ from html import escape
 from typing import ClassVar
 
 from fedmend.data.manifest import MULTILABEL
-from fedmend.report.kinds.base import MACRO_WORD, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
+from fedmend.report.kinds.base import (
+    CALIBRATION,
+    CALIBRATION_WORD,
+    INTERVAL_WORD,
+    MACRO_WORD,
+    PSEUDO_LABEL_WORDS,
+    SPLITS,
+    KindReport,
+    PseudoLabels,
+)
 from fedmend.report.metric_figures import Metric
 from fedmend.report.page import table, td
 from fedmend.report.run_folder import Run
@@ -20,6 +29,7 @@ class MultiLabelReport(KindReport):
         Metric("map", "ap", "mAP", "AP", "mAP"),
         Metric("bacc", "bacc", "BACC", "BACC", "BACC"),
     )
+    more = (Metric("bacc_val", "bacc_val", "BACC (val)", "BACC (val)", "BACC (val)"), CALIBRATION)
     macro_words = "macro"
     counted: ClassVar = {"positives": "positive", "negatives": "negative"}
     missing = "one label value only"
@@ -41,6 +51,10 @@ class MultiLabelReport(KindReport):
         "sensitivities. Guessing gives the share of positive images. mAP is its mean over classes.",
         "BACC": "Balanced accuracy: mean of sensitivity and specificity when a score above 0.5 counts as a finding. "
         "0.5 is guessing.",
+        "BACC (val)": "The same at the score of each class that gave the highest value on the validation split. A "
+        "model whose probabilities are too low or too high loses nothing by it.",
+        **CALIBRATION_WORD,
+        **INTERVAL_WORD,
         **MACRO_WORD,
         **PSEUDO_LABEL_WORDS,
         "Warm-up": "The first rounds, in which each site learns from its own annotated classes only.",

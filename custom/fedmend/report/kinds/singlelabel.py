@@ -4,7 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from fedmend.data.manifest import SINGLELABEL
-from fedmend.report.kinds.base import MACRO_WORD, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
+from fedmend.report.kinds.base import (
+    CALIBRATION,
+    CALIBRATION_WORD,
+    INTERVAL_WORD,
+    MACRO_WORD,
+    PSEUDO_LABEL_WORDS,
+    SPLITS,
+    KindReport,
+    PseudoLabels,
+)
 from fedmend.report.metric_figures import Metric
 from fedmend.report.page import heat, table, td
 from fedmend.report.run_folder import Run
@@ -26,6 +35,7 @@ class SingleLabelReport(KindReport):
         Metric("precision", "precision", "macro precision", "Precision", "Precision"),
         Metric("accuracy", "", "accuracy", "", "Accuracy"),
     )
+    more = (CALIBRATION,)
     last_and_best = (BACC,)
     counted: ClassVar = {"positives": "samples"}
     missing = "no sample"
@@ -49,6 +59,8 @@ class SingleLabelReport(KindReport):
         "BACC": "Balanced accuracy: the mean recall over classes, each counting the same however rare it is. The "
         "model's answer is the class with the highest score. Guessing gives 1 divided by the number of classes.",
         "Accuracy": "Share of all samples that the model gets right. Frequent classes dominate it.",
+        **CALIBRATION_WORD,
+        **INTERVAL_WORD,
         **MACRO_WORD,
         "Last, Best": "As the FedNoRo paper reports: Last is the mean BACC of the last ten evaluated rounds, Best "
         "is the highest BACC over all rounds. Best is picked on the split that it is measured on, so it flatters; "

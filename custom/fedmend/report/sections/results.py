@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from html import escape
 from statistics import fmean
 
+from fedmend.report.metric_figures import Metric
 from fedmend.report.page import compact, number, section, table, td
 from fedmend.report.parts import Part
 from fedmend.report.run_folder import LAST_ROUNDS, Run
@@ -51,13 +52,24 @@ def _card(values: list[tuple[str, float | None]]) -> str:
     return f'<div class="card"><span>{name}</span><b>{value}</b><table>{rest}</table></div>'
 
 
+def _intervals(run: Run) -> list[str]:
+    """Words for the 95 % interval of each metric of the final model that has one."""
+    known = run.results.get("intervals", {}).get(run.split, {})
+    shown = [(metric.word, known[metric.macro]) for metric in _all_metrics(run) if metric.macro in known]
+    return [f"{word} {number(low)} to {number(high)}" for word, (low, high) in shown]
+
+
+def _all_metrics(run: Run) -> list[Metric]:
+    return [*run.kind.metrics, *run.kind.more]
+
+
 def key_numbers(run: Run) -> str:
     """Macro metrics of the final and the best model."""
     milestones = _milestones(run)
     if not milestones:
         return section("numbers", "Key numbers", "<p>No model has been evaluated yet.</p>")
     cards = ""
-    for metric in run.kind.metrics:
+    for metric in _all_metrics(run):
         values = [(f"{name}, round {r}", macro.get(metric.macro)) for name, r, macro in milestones]
         if any(v is not None for _, v in values):
             title = f"{metric.word} {run.kind.macro_words}".strip()
@@ -69,6 +81,8 @@ def key_numbers(run: Run) -> str:
     chosen = [d for d in run.decisions if d["what"] == "best_model" and isinstance(d.get("value"), Mapping)]
     if chosen:
         note += f" Best model chosen after round {run.best_round} ({compact(chosen[-1]['value'])})."
+    if intervals := _intervals(run):
+        note += f" 95 % intervals of the final model: {', '.join(intervals)}."
     return section("numbers", "Key numbers", f'<div class="cards">{cards}</div><p class="fine">{escape(note)}</p>')
 
 
@@ -118,13 +132,16 @@ def confusion(run: Run) -> str:
 def result_lines(run: Run) -> list[str]:
     """The same for the plain text."""
     lines, milestones = ["No model has been evaluated yet."], _milestones(run)
-    columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in run.kind.metrics]
+    shown = [m for m in _all_metrics(run) if any(macro.get(m.macro) is not None for _, _, macro in milestones)]
+    columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in shown]
     if milestones:
         title = f"{run.split} split, {run.kind.macro_words}".removesuffix(", ")
         lines = [f"{title:<26}" + "".join(f"{word:>{width}}" for _, word, width in columns)]
     for name, round_num, macro in milestones:
         values = "".join(f"{number(macro.get(key)):>{width}}" for key, _, width in columns)
         lines.append(f"  {f'{name}, round {round_num}':<24}{values}")
+    if intervals := _intervals(run):
+        lines.append(f"95 % intervals of the final model: {', '.join(intervals)}")
     lines += [f"{name}: {number(value)}" for name, value in _last_and_best(run)]
     lines += [f"  left out: {name} ({reason})" for name, reason in run.kind.left_out(run).items()]
     return lines + ([f"Annotated by no site: {', '.join(run.nowhere)}"] if run.nowhere else [])

@@ -1,0 +1,40 @@
+"""A comparison with real runs: side by side or one after the other, new or kept."""
+
+import csv
+
+import pytest
+from factories import ROOT
+from simulation import SMALL, fedmend
+
+JOB = "fedlsm_isic2018"
+pytestmark = pytest.mark.slow
+
+
+def test_a_comparison_makes_its_runs_once_and_gives_the_same_numbers_side_by_side(tmp_path):
+    def compare(out, *words):
+        command = [
+            "compare",
+            ROOT / "jobs" / JOB,
+            "--seeds",
+            "4",
+            "--sites",
+            3,
+            "--set",
+            *SMALL[JOB],
+            "--out",
+            tmp_path / out,
+        ]
+        return fedmend(*command, *words, home=tmp_path)
+
+    code, said = compare("one", "--rows", "fedavg")
+    assert code == 0, said
+    assert said.count(": done, ") == 2
+    code, said = compare("one", "--rows", "fedavg,fedavg+learning_rate=0.002")
+    assert (code, said.count(": done, ")) == (0, 1)
+    code, said = compare("two", "--rows", "fedavg,fedavg+learning_rate=0.002", "--processes", "2")
+    assert (code, said.count(": done, ")) == (0, 3)
+    for file in ("comparison.csv", "comparison.md", "comparison.svg"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    rows = list(csv.DictReader((tmp_path / "two" / "comparison.csv").read_text().splitlines()))
+    assert {row["row"] for row in rows} == {"fedlsm", "fedavg", "fedavg+learning_rate=0.002"}
+    assert {(row["seeds"], row["phantom"]) for row in rows} == {("1", "yes")}
