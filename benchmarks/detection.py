@@ -1,27 +1,37 @@
 """Measures how often FedNoRo finds exactly the noisy sites, with the ablations of the paper's Table 3.
 
-One command: ``python benchmarks/detection.py``. It deals the phantom slices of ``jobs/fednoro_ich`` to eight sites,
-flips labels at 30 or 40 % of them with a rate of 0.3-0.5 or 0.5-0.7, trains a warm-up of three rounds of one local
-epoch with the job's other settings, without FLARE, and detects. Every seed draws its own partition, noisy sites,
-flips and initial weights. Partitions that leave a site fewer samples than a batch are passed over. Writes
-``benchmarks/results/detection.json`` and prints a table.
+Three sources of images, each dealt to as many sites as asked for::
+
+    python benchmarks/detection.py                              # phantom of jobs/fednoro_ich
+    python benchmarks/detection.py --sites 20 --real-balance    # with the class shares of the real slices
+    python benchmarks/detection.py --brain-mri SOURCE           # real slices, as prepared by brain-mri-single
+
+It flips labels at 30 or 40 % of the sites with a rate of 0.3-0.5 or 0.5-0.7, trains a warm-up of three rounds of one
+local epoch with the job's other settings, without FLARE, and detects. Every seed draws its own partition, noisy sites,
+flips and initial weights. Partitions that leave a site fewer samples than a batch are passed over; where sites are
+small, ``--set batch_size=8`` helps. Writes ``benchmarks/results/detection_NAME.json`` and prints a table: every rule on
+the same losses. "agreed" is the rule of the job, which takes no site for noisy without ``min_vote_share`` of the votes.
 """
 
 import argparse
+import csv
 import itertools
 import json
 import tempfile
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.data.manifest import load_card
-from fedmend.datasets import rsna_ich
+from fedmend.datasets import brain_mri, rsna_ich
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.datasets.rsna_ich_download import CLASSES, TABLE
 from fedmend.errors import FedMendError
 from fedmend.local_federation import run_locally
 from fedmend.method import Federation, Workflow
@@ -46,11 +56,16 @@ SHARES, RATES = (0.3, 0.4), ((0.3, 0.5), (0.5, 0.7))
 ROUNDS, LOCAL_EPOCHS = 3, 1  # of the warm-up
 ATTEMPTS = 100  # partitions
 REPORTS = "reports"
-RULES = {  # of the detection, on the same losses
-    "per class, normalised": (True, True),
-    "one loss per site": (False, True),
-    "not normalised": (True, False),
+REAL = (1497, 13932, 8914, 14717, 28909)  # slices with one type in the lists of the released code, by class
+RULES = {  # per class, normalised, covariance ("": by the number of sites), least share of votes
+    "agreed": (True, True, "", 0.67),
+    "any majority": (True, True, "", 0.0),
+    "full covariance": (True, True, "full", 0.0),
+    "spherical": (True, True, "spherical", 0.0),
+    "one loss per site": (False, True, "", 0.0),
+    "not normalised": (True, False, "", 0.0),
 }
+Prepare = Callable[..., None]  # out, protocol=...: writes site folders
 
 
 class WarmUp(Workflow):
@@ -74,7 +89,38 @@ def settings(given: Mapping[str, object]) -> JobSettings:
         return read_job(configured)
 
 
-def make_sites(out: Path, download: Path, job: JobSettings, seed: int, share: float, rates: tuple) -> Path:
+def phantom_slices(job: JobSettings, folder: Path, *, sites: int, real_balance: bool) -> Prepare:
+    """Draws the phantom's download below ``folder``; with ``real_balance`` with fewer slices of its frequent classes.
+
+    It lifts every class to 5 % or more of the slices; the real shares are those of :data:`REAL`.
+    """
+    spec, download = job.site["phantom"], folder / "download"
+    ct_head.write_ich(download, slices=spec["images"], seed=1037, size=spec["pixels"], scanners=sites)
+    if real_balance:
+        table = download / TABLE
+        with open(table, newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+        kept = balanced(rows)
+        with open(table, "w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, ["ID", "Label"])
+            writer.writeheader()
+            writer.writerows(row for row in rows if row["ID"].rpartition("_")[0] in kept)
+    return partial(rsna_ich.prepare_single_label, download, source_name=SOURCE, processes=1)
+
+
+def balanced(rows: list[dict]) -> set[str]:
+    """As many slices with one type as can be had with the shares of :data:`REAL`, from rows ID, Label."""
+    types = defaultdict(list)
+    for row in rows:
+        slice_, _, name = row["ID"].rpartition("_")
+        if row["Label"] == "1" and name in CLASSES:
+            types[slice_].append(name)
+    single = [[s for s, names in types.items() if names == [c]] for c in CLASSES]
+    scale = min(len(found) / real for found, real in zip(single, REAL, strict=True))
+    return {s for found, real in zip(single, REAL, strict=True) for s in found[: round(scale * real)]}
+
+
+def make_sites(out: Path, prepare: Prepare, job: JobSettings, seed: int, share: float, rates: tuple) -> Path:
     """Site folders of the first partition from ``seed`` on in which every site has a batch."""
     usual = {f.name: job.site["phantom"][f.name] for f in fields(NoiseProtocol) if f.name in job.site["phantom"]}
     for attempt in range(ATTEMPTS):
@@ -83,7 +129,7 @@ def make_sites(out: Path, download: Path, job: JobSettings, seed: int, share: fl
         folder = out / f"attempt-{attempt}"
         try:
             protocol = NoiseProtocol(**{**usual, **drawn, **noise})
-            rsna_ich.prepare_single_label(download, folder, protocol=protocol, source_name=SOURCE, processes=1)
+            prepare(folder, protocol=protocol)
         except FedMendError:
             continue  # a site without samples or with one class
         if min(facts["sizes"]["train"] for facts in made(folder).values()) >= job.site["batch_size"]:
@@ -118,41 +164,52 @@ def warm_up(sites: Path, workspace: Path, job: JobSettings, seed: int, la: bool)
     return next(line["value"] for line in lines if line["what"] == REPORTS)
 
 
-def one_federation(job: JobSettings, download: Path, seed: int, share: float, rates: tuple) -> list[dict]:
-    """What the sites of one federation report after the warm-up, with and without logit adjustment."""
+def one_federation(job: JobSettings, prepare: Prepare, warm_ups: tuple, seed: int, share: float, rates: tuple):
+    """What the sites of one federation report after each warm-up, with or without logit adjustment."""
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        sites = make_sites(folder / "sites", download, job, seed, share, rates)
+        sites = make_sites(folder / "sites", prepare, job, seed, share, rates)
         noisy = [name for name, facts in made(sites).items() if facts["noisy"]]
-        for la in (True, False):
+        for la in warm_ups:
             reports = warm_up(sites, folder / f"la-{la}", job, seed, la)
             what = {"seed": seed, "noisy_share": share, "rates": rates, "la": la}
             rows.append({**what, "noisy": noisy, "reports": reports})
     return rows
 
 
-def score(row: dict, per_class: bool, normalise: bool) -> dict:
+def score(row: dict, rule: str) -> dict:
     """How well a rule finds the noisy sites of one federation."""
+    per_class, normalise, covariance, least = RULES[rule]
     reports = {n: {k: np.array(v) for k, v in report.items()} for n, report in sorted(row["reports"].items())}
     losses = normalise_losses(loss_matrix(reports, per_class=per_class), normalise=normalise)
-    detection = detect_noisy_clients(losses)
-    found, truth = {name for name, flag in zip(reports, detection.noisy, strict=True) if flag}, {*row["noisy"]}
+    detection = detect_noisy_clients(losses, covariance=covariance)
+    agreed = detection.vote_share >= least
+    found = {name for name, flag in zip(reports, detection.noisy, strict=True) if flag and agreed}
+    truth = set(row["noisy"])
     return {
-        "recall": len(found & truth) / len(truth),
-        "precision": len(found & truth) / max(len(found), 1),
         "exact": found == truth,
+        "recall": len(found & truth) / len(truth),
+        "precision": len(found & truth) / len(found) if found else np.nan,
         "vote share": detection.vote_share,
     }
 
 
 def print_table(rows: list[dict]) -> None:
-    """A line per setting and rule: means over seeds."""
-    for share, rates, la, rule in itertools.product(SHARES, RATES, (True, False), RULES):
-        chosen = [r for r in rows if (r["noisy_share"], tuple(r["rates"]), r["la"]) == (share, rates, la)]
-        scores = [score(row, *RULES[rule]) for row in chosen]
-        words = "  ".join(f"{k} {np.mean([s[k] for s in scores]):.3f}" for k in scores[0])
-        print(f"rho {share} eta {rates[0]}-{rates[1]}  {'LA' if la else 'no LA':6s} {rule:22s} {words}")
+    """A line per setting and rule, and per rule over all settings: means over federations."""
+    cases = sorted({(r["noisy_share"], tuple(r["rates"]), r["la"]) for r in rows})
+    for rule, la in itertools.product(RULES, sorted({r["la"] for r in rows}, reverse=True)):
+        told = []
+        for share, rates, adjusted in cases:
+            chosen = [r for r in rows if (r["noisy_share"], tuple(r["rates"]), r["la"]) == (share, rates, la)]
+            if adjusted == la:
+                told += (scores := [score(row, rule) for row in chosen])
+                exact = sum(s["exact"] for s in scores)
+                print(
+                    f"{'LA' if la else 'no LA':6s} {rule:18s} rho {share} eta {rates}  exact {exact} of {len(scores)}"
+                )
+        words = "  ".join(f"{k} {100 * np.nanmean([s[k] for s in told]):.1f}" for k in told[0])
+        print(f"{'LA' if la else 'no LA':6s} {rule:18s} all: {words}")
 
 
 def main() -> None:
@@ -160,25 +217,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--sites", type=int, default=8)
+    parser.add_argument("--brain-mri", type=Path, metavar="SOURCE", help="folder with labels.csv and the slices")
+    parser.add_argument("--real-balance", action="store_true", help="the phantom with the class shares of real slices")
+    parser.add_argument("--with-la-only", action="store_true", help="without the warm-up that has no logit adjustment")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the job")
     args = parser.parse_args()
-    out = ROOT / "benchmarks" / "results"
-    out.mkdir(exist_ok=True)
-    job, rows = settings(parse_assignments(args.set)), []
-    spec = job.site["phantom"]
+    name = ("brain_mri" if args.brain_mri else "phantom") + "_real_balance" * args.real_balance + f"_{args.sites}"
+    out = ROOT / "benchmarks" / "results" / f"detection_{name}.json"
+    out.parent.mkdir(exist_ok=True)
+    given = {"phantom.sites": args.sites, **parse_assignments(args.set)}
+    if args.brain_mri:
+        given["classes"] = list(brain_mri.DIAGNOSES)
+    job, rows = settings(given), []
+    warm_ups = (True,) if args.with_la_only else (True, False)
     cases = list(itertools.product(range(args.seeds), SHARES, RATES))
-    with tempfile.TemporaryDirectory() as cache:
-        download = Path(cache) / "download"
-        ct_head.write_ich(download, slices=spec["images"], seed=1037, size=spec["pixels"], scanners=spec["sites"])
+    with tempfile.TemporaryDirectory() as folder:
+        if args.brain_mri:
+            prepare = partial(brain_mri.prepare_single_label, args.brain_mri)
+        else:
+            prepare = phantom_slices(job, Path(folder), sites=args.sites, real_balance=args.real_balance)
+        common = (itertools.repeat(value) for value in (job, prepare, warm_ups))
         # spawn: the parent may hold threads, which a forked process does not survive reliably
         with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-            done = pool.map(
-                one_federation, itertools.repeat(job), itertools.repeat(download), *zip(*cases, strict=True)
-            )
+            done = pool.map(one_federation, *common, *zip(*cases, strict=True))
             for number, found in enumerate(done, start=1):
                 rows += found
                 print(f"{number} of {len(cases)} federations", flush=True)
-                (out / "detection.json").write_text(json.dumps(rows) + "\n")
+                out.write_text(json.dumps(rows) + "\n")
     print_table(rows)
 
 

@@ -38,6 +38,32 @@ def test_the_table_of_privacy_has_the_epsilon_of_the_site_that_spent_most_and_pa
     ]
 
 
+def test_the_slices_of_the_detection_have_the_shares_of_the_real_ones(monkeypatch):
+    detection = load("detection")
+    monkeypatch.setattr(detection, "REAL", (10, 20, 20, 20, 40))
+    counts, rows = (2, 9, 9, 9, 9), []
+    for number, (name, count) in enumerate(zip(detection.CLASSES, counts, strict=True)):
+        for i in range(count):
+            rows += [
+                {"ID": f"ID_{number}{i}_{c}", "Label": str(int(c in (name, "any")))}
+                for c in (*detection.CLASSES, "any")
+            ]
+    rows += [{"ID": f"ID_both_{c}", "Label": "1"} for c in detection.CLASSES[:2]]
+    kept = detection.balanced(rows)  # epidural is scarcest: 2 of 10
+    assert [sum(name.startswith(f"ID_{c}") for name in kept) for c in range(5)] == [2, 4, 4, 4, 8]
+    assert "ID_both" not in kept
+
+
+def test_the_table_of_the_detection_counts_what_each_rule_finds(capsys):
+    losses = {"a": [0.1, 1.0], "b": [0.9, 1.9], "c": [0.1, 1.1], "d": [0.2, 1.0], "e": [1.0, 2.0]}
+    reports = {site: {"class_loss": loss, "class_count": [5, 5]} for site, loss in losses.items()}
+    row = {"seed": 0, "noisy_share": 0.4, "rates": [0.5, 0.7], "la": True, "noisy": ["b", "e"], "reports": reports}
+    load("detection").print_table([row, {**row, "noisy": ["b"]}])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "LA agreed rho 0.4 eta (0.5, 0.7) exact 1 of 2"
+    assert lines[1] == "LA agreed all: exact 50.0 recall 100.0 precision 75.0 vote share 100.0"
+
+
 @pytest.mark.parametrize("name", [file.stem for file in BENCHMARKS])
 def test_every_benchmark_says_how_it_is_called(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])

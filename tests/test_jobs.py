@@ -187,6 +187,7 @@ def test_baselines_and_methods_have_the_same_schedule(tmp_path, job, preset):
         ("fednoro_ich", "fedprox", "SingleLabelFedProx", {"mu": 0.01, "la": False}),
         ("fednoro_isic2019", "fedprox", "SingleLabelFedProx", {"mu": 0.1, "la": False}),
         ("fednoro_isic2019", "all_labels", "SingleLabelFedAvg", {"la": True}),
+        ("fednoro_ich", "alone", "Alone", {"la": True}),
     ],
 )
 def test_a_baseline_is_its_method_with_its_numbers(configured, job, variant, method, args):
@@ -215,6 +216,23 @@ def test_a_baseline_of_label_sets_keeps_the_steps_and_thresholds_of_the_preset(
     assert method_of(found) == (method, {"local_iterations": 200, "vertical_flip": False, **args})
     assert found.workflow.path == "fedmend.methods.labelsets.LabelSetWorkflow"
     assert found.workflow.args == {"aggregation": aggregation, "pos_weight_cap": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("variant", "changed"),
+    [
+        ("aggregation_only", {"ramp_maximum": 0.0}),
+        ("distillation_only", {"aggregation": "samples"}),
+        ("clean_only", {"aggregation": "clean"}),
+        ("ablation_no_la", {"la": False, "min_vote_share": 0.0}),
+        ("ablation_global_loss", {"detection_per_class": False, "min_vote_share": 0.0}),
+        ("ablation_raw_loss", {"detection_normalise": False, "min_vote_share": 0.0}),
+    ],
+)
+def test_an_ablation_of_fednoro_changes_settings_alone(configured, variant, changed):
+    job = ROOT / "jobs" / "fednoro_ich"
+    before, after = read_job(job).settings, read_job(configured(job, [variant])).settings
+    assert after == {**before, **changed, "run_name": f"fednoro_ich_{variant}"}
 
 
 @pytest.mark.parametrize(

@@ -125,10 +125,15 @@ class Round(ABC):
     def __init__(self, method: "LocalMethod", model: nn.Module, task: RoundTask, site: Site):
         self.method, self.model, self.task, self.site = method, model, task, site
 
+    def samples(self) -> Tensor:
+        """(n,) numbers of the samples that the round trains on; default: all."""
+        return torch.arange(len(self.site.data.train))
+
     def batches(self, epoch: int) -> Iterable[Tensor]:
-        """Sample numbers (B,) of one epoch's batches; default: all samples, shuffled."""
+        """Sample numbers (B,) of one epoch's batches; default: :meth:`samples`, shuffled."""
         generator = self.site.generator(self.task, f"shuffle {epoch}")
-        return self.site.batches(torch.randperm(len(self.site.data.train), generator=generator))
+        samples = self.samples()
+        return self.site.batches(samples[torch.randperm(len(samples), generator=generator)])
 
     @abstractmethod
     def loss(self, index: Tensor) -> Tensor:
@@ -169,6 +174,10 @@ class LocalMethod:
     def start(self, model: nn.Module, task: RoundTask, site: Site) -> Round:
         """Before the local training, with the received global model: repairs labels, freezes the teacher."""
         return self.ROUND(self, model, task, site)
+
+    def evaluated(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
+        """The model whose predictions a site counts, given the received global model; default: that one."""
+        return model
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Answers a question without training, with the received global model. Default: nothing to tell.

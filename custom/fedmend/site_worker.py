@@ -180,8 +180,9 @@ class SiteWorker:
             model = model.to(memory_format=torch.channels_last)
         set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in weights.items()})
         if evaluate:
+            evaluated = self.method.evaluated(model, task, site)
             for split, data in site.data.evaluation.items():
-                result.counts[split] = kind.evaluate(model, data, site)
+                result.counts[split] = kind.evaluate(evaluated, data, site)
         if question == TRAIN:
             site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
             if private:

@@ -10,7 +10,7 @@ from worker_factories import Client, census_task, global_model, one_site
 
 from fedmend.kinds.multilabel import BINS
 from fedmend.method import RoundTask
-from fedmend.methods.baselines import FedAvg, SingleLabelFedAvg
+from fedmend.methods.baselines import Alone, FedAvg, SingleLabelFedAvg
 from fedmend.methods.fedlsm import FedLSM
 from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, FedNoRo
 
@@ -52,6 +52,15 @@ def test_a_report_is_collected_without_training(single, monkeypatch):
     assert (result.weights, result.counts, result.repairs, result.census) == ({}, {}, {}, {})
     assert (result.round_num, result.samples, result.loss) == (2, 6, 0.0)
     assert passes == [(True, 4), (False, 4), (False, 2)]  # the first one is the estimate of the memory, without numbers
+
+
+def test_a_hospital_alone_counts_its_own_model_and_sends_the_received_one_back(single):
+    site, weights = single(Alone(), learning_rate=0.5), global_model()
+    first = site.ask("train", RoundTask("train", 0, 3, seed=7), weights, evaluate=True)
+    after = site.ask("evaluate", RoundTask("evaluate", 1, 3, seed=7), weights, evaluate=True)
+    assert first.error == after.error == ""
+    assert all(np.array_equal(first.weights[name], value) for name, value in weights.items())
+    assert (first.counts["test"] != after.counts["test"]).any()
 
 
 def test_the_collected_report_is_about_the_received_model(single):

@@ -4,9 +4,11 @@ Following the published FedMLP code, the binary cross-entropy of the baselines w
 paper's Eq. 1 is unweighted); without it rare classes are not learned at all. One augmented view per sample and round.
 
 Single-label FedAvg is plain cross-entropy; with logit adjustment (``la``) it is FedLA, the warm-up of FedNoRo in all
-rounds.
+rounds. ``Alone`` is no federation: each site trains and evaluates a model of its own, so that the pooled metrics say
+what the hospitals get without each other.
 """
 
+import copy
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.errors import check_variables
+from fedmend.fields import Report
 from fedmend.losses import masked_bce, positive_weight
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound
@@ -116,6 +119,48 @@ class SingleLabelFedAvg(SingleLabelMethod):
     def __init__(self, *, la: bool = False):
         super().__init__(la=la)
         self.patients_apart = not la
+
+
+# ---- no federation --------------------------------------------------------------------------------------------------
+OWN_MODEL = "own_model"
+
+
+def own_model(model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
+    """A copy of the received model with the weights that the site's own model has before the round."""
+    own = copy.deepcopy(model)
+    if (before := site.state.last_turn(OWN_MODEL, before=task.round_num)) is not None:
+        own.load_state_dict(before[1])
+    return own
+
+
+class AloneRound(SingleLabelFedAvgRound):
+    """Trains the site's own model; the received one goes back as it came."""
+
+    def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
+        super().__init__(method, own_model(model, task, site), task, site)
+
+    def report(self) -> Report:
+        """Nothing; keeps the site's model."""
+        self.site.state.save_turn(OWN_MODEL, self.task.round_num, self.model.state_dict())
+        return {}
+
+
+class Alone(SingleLabelFedAvg):
+    """Each site trains alone, from the federation's initial weights; the global model stays as it is.
+
+    Args:
+        la: logit adjustment.
+    """
+
+    ROUND: ClassVar[type[Round]] = AloneRound
+
+    def __init__(self, *, la: bool = False):
+        super().__init__(la=la)
+        self.patients_apart = False  # the accountant follows the model that is sent
+
+    def evaluated(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
+        """The site's own model."""
+        return own_model(model, task, site)
 
 
 # ---- FedProx --------------------------------------------------------------------------------------------------------

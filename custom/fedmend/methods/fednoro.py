@@ -17,13 +17,12 @@ Where paper and reference code (commit 6719ad7) differ, or both are silent:
 - D3 the noisy component is the one with the larger sum of means (code); the paper says norm.
 - D4 the set of noisy sites that most of 9 mixtures agree on wins (code; ``votes``); its share is recorded. Where all
   sites are alike the mixtures disagree: with less than ``min_vote_share`` of the votes no site is taken for noisy
-  (neither paper nor code).
+  (neither paper nor code; 0 is the published rule).
 - D5 KL divergence with the teacher first (code; Eq. 5 is written the other way round), no temperature in the student.
 - D6 logit adjustment in both terms of Eq. (5) (code; the paper's "introduced to both").
 - D7 the ramp of lambda runs over absolute rounds; it starts at ``ramp_begin`` (default T1) and ends at ``ramp_end``
   (default R/2 - 1), which for the paper's R=100 are the code's 10 and 49.
-- D8 "Best" is the maximum over all rounds (paper). D9, D10: the noise protocols are in
-  :mod:`fedmend.datasets.imperfections`.
+- D8 "Best" is the maximum over all rounds (paper). D9, D10: see :mod:`fedmend.datasets.imperfections`.
 - Class-wise losses are taken on plain images, where the code leaves the random augmentation on: less noise in Eq. (3).
 - A class without a sample at a site has prior 0: it is never predicted there, and the teacher's mass on it is dropped
   from the divergence (code).
@@ -64,6 +63,7 @@ from fedmend.training import infer
 
 WARMUP, DETECT, ROBUST = "warmup", "detect", "robust"
 CLEAN, NOISY = "clean", "noisy"
+BY_DISTANCE, BY_SAMPLES, CLEAN_ONLY = AGGREGATIONS = ("distance", "samples", "clean")
 MIN_SITES = 4  # a mixture of two components cannot be told from less
 FULL_COVARIANCE_FROM = 20  # sites
 MIXTURES = {"full": {}, "spherical": {"reg_covar": 0.02, "init_params": "random_from_data", "n_init": 10}}
@@ -148,8 +148,9 @@ class FedNoRoWorkflow(Workflow):
         ramp_end: round from which lambda has its largest value; -1: round(R / 2) - 1.
         ramp_maximum: largest lambda, in [0, 1].
         votes: mixtures that vote on the set of noisy sites.
-        min_vote_share: share of the mixtures that must agree on the noisy sites; with less, none is taken for noisy. 0
-            is the published rule.
+        min_vote_share: share of the mixtures that must agree on the noisy sites; with less, none is taken for noisy.
+        aggregation: how stage 2 averages (rows of the paper's Table 4): ``distance`` (Eqs. 6-7), ``samples`` (Eq. 2) or
+            ``clean`` (noisy sites do not take part).
         detection_per_class: losses per class (Eq. 3); False: one loss per site.
         detection_normalise: min-max normalisation of Eq. (3).
     """
@@ -172,13 +173,16 @@ class FedNoRoWorkflow(Workflow):
         ramp_maximum: float = 0.8,
         votes: int = 9,
         min_vote_share: float = 0.67,
+        aggregation: str = BY_DISTANCE,
         detection_per_class: bool = True,
         detection_normalise: bool = True,
     ):
         check_variables(warmup_rounds >= 1 and votes >= 1, "at least 1", warmup_rounds=warmup_rounds, votes=votes)
         shares = {"ramp_maximum": ramp_maximum, "min_vote_share": min_vote_share}
         check_variables(all(0 <= share <= 1 for share in shares.values()), "0 to 1", **shares)
+        check_variables(aggregation in AGGREGATIONS, f"one of {list(AGGREGATIONS)}", aggregation=aggregation)
         self.warmup_rounds, self.votes, self.min_vote_share = warmup_rounds, votes, min_vote_share
+        self.aggregation = aggregation
         self.ramp_begin, self.ramp_end, self.ramp_maximum = ramp_begin, ramp_end, ramp_maximum
         self.per_class, self.normalise = detection_per_class, detection_normalise
 
@@ -230,8 +234,9 @@ class FedNoRoWorkflow(Workflow):
             fed.record("class_at_one_site", f"{fed.rows[column]} is at {site} only and says nothing about noise")
         distrusted = {*noisy, *absent}
         if not distrusted or len(distrusted) == len(fed.sites):
-            which = "noisy" if not distrusted else "clean"
-            fed.record("fallback", f"no {which} site found: federated averaging goes on")
+            sentence = f"no {'clean' if distrusted else 'noisy'} site found: federated averaging goes on"
+            fed.record("fallback", sentence)
+            fed.warn(sentence)
             distrusted = set()
         return {site: NOISY if site in distrusted else CLEAN for site in fed.sites}
 
@@ -244,9 +249,10 @@ class FedNoRoWorkflow(Workflow):
         noisy = [site for site, role in roles.items() if role == NOISY]
         answers = fed.train(
             ROBUST,
+            sites=sorted(set(roles) - set(noisy)) if self.aggregation == CLEAN_ONLY and noisy else None,
             roles=roles,
             knowledge={"distillation_weight": np.float32(weight)},
-            average=partial(distance_aware, noisy) if noisy else by_samples,
+            average=partial(distance_aware, noisy) if self.aggregation == BY_DISTANCE and noisy else by_samples,
         )
         if noisy:
             fed.record("distillation_weight", round(weight, 4))
@@ -266,7 +272,7 @@ def loss_matrix(reports: Mapping[str, Report], *, per_class: bool = True) -> np.
         per_class: False gives one loss per site over all its samples (an ablation of the paper's Table 3).
 
     Returns:
-        (K, C) float64, or (K, 1), sites in sorted order; NaN for a class without samples at a site.
+        (K, C) or (K, 1) float64, sites in sorted order; NaN for a class without samples at a site.
     """
     loss = np.array([reports[s]["class_loss"] for s in sorted(reports)], dtype=np.float64)
     count = np.array([reports[s]["class_count"] for s in sorted(reports)])
@@ -309,12 +315,13 @@ class Detection:
     covariance: str
 
 
-def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9) -> Detection:
+def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str = "") -> Detection:
     """Two-component Gaussian mixtures on the losses; the component with the larger mean is noisy (D3, D4).
 
     Args:
         losses: (K, C) normalised losses.
         votes: mixtures with random states 0, 1, ...; the set that most of them find wins, the first one on a tie.
+        covariance: a key of ``MIXTURES``; empty: the one for so many sites.
 
     Returns:
         The winning set; it may be empty or hold all sites.
@@ -327,7 +334,7 @@ def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9) -> Detection:
 
     if len(losses) < MIN_SITES:
         raise FedMendError(f"noisy-client detection: expected losses of at least {MIN_SITES} sites, got {len(losses)}")
-    covariance = "full" if len(losses) >= FULL_COVARIANCE_FROM else "spherical"
+    covariance = covariance or ("full" if len(losses) >= FULL_COVARIANCE_FROM else "spherical")
     if (losses == losses[0]).all():
         return Detection(np.zeros(len(losses), dtype=bool), 1.0, covariance)
     found: Counter[tuple[bool, ...]] = Counter()
@@ -363,9 +370,6 @@ def distance_aware(noisy: Collection[str], contributions: Contributions) -> dict
     Args:
         noisy: names of the noisy sites.
         contributions: site → samples and model.
-
-    Returns:
-        site → weight.
 
     Raises:
         FedMendError: a model is infinitely far away.

@@ -24,7 +24,7 @@ class SingleLabelRound(Round):
         labels = self.labels()
         target = class_numbers(site, labels)
         self.target = torch.from_numpy(target).to(site.device)
-        self._log_prior = torch.from_numpy(log_class_prior(labels)).to(site.device)
+        self._log_prior = torch.from_numpy(log_class_prior(labels[self.samples().numpy()])).to(site.device)
         self.views: Tensor | None = None  # (VIEWS, N, 2, 3) of the epoch
 
     def labels(self) -> np.ndarray:
@@ -32,7 +32,7 @@ class SingleLabelRound(Round):
         return self.site.data.train.labels
 
     def batches(self, epoch: int) -> Iterable[Tensor]:
-        """All samples, shuffled; draws the augmented views of the epoch."""
+        """See :class:`Round`; draws the augmented views of the epoch."""
         generator = self.site.generator(self.task, f"view {epoch}")
         self.views = draw_views(len(self.site.data.train), self.VIEWS, generator)
         return super().batches(epoch)

@@ -1,14 +1,16 @@
+import copy
 import math
 
 import numpy as np
 import pytest
 import torch
 from factories import refused
-from torch_factories import one_hot
+from torch_factories import TinyNetwork, make_single_site, make_task, one_hot
 
 from fedmend.method import RoundTask
-from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
+from fedmend.methods.baselines import Alone, FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
 from fedmend.methods.fednoro import FedNoRo
+from fedmend.training import LocalTrainer
 
 TASK = RoundTask("train", 0, 4)
 LABELS = [[1, 0, -1], [0, 1, -1], [0, -1, -1], [0, 1, -1]]  # class 1 has a blank, class 2 is not annotated
@@ -132,6 +134,24 @@ def test_single_label_fedprox_adds_the_proximal_term_to_the_same_loss(make_site,
     assert added.item() == pytest.approx(0.4 / 2 * (1 + 4 + 2 * 0.25), rel=1e-5)
 
 
+def test_a_site_alone_trains_its_own_model_and_gives_the_received_one_back(tmp_path):
+    site, received, method = make_single_site(tmp_path, [0, 1, 0, 2]), TinyNetwork(3), Alone(la=True)
+    before = {name: value.clone() for name, value in received.state_dict().items()}
+    assert method.evaluated(received, make_task(round_num=0), site) is not received
+    expected = copy.deepcopy(received)
+    for number in range(2):
+        task = make_task(round_num=number)
+        work = method.start(received, task, site)
+        LocalTrainer(learning_rate=0.1).train(work)
+        assert work.report() == {}
+        LocalTrainer(learning_rate=0.1).train(SingleLabelFedAvg(la=True).start(expected, task, site))
+        assert all(torch.equal(value, before[name]) for name, value in received.state_dict().items())
+        own = method.evaluated(received, make_task(round_num=number + 1), site)
+        assert all(torch.equal(value, own.state_dict()[name]) for name, value in expected.state_dict().items())
+    again = method.evaluated(received, make_task(round_num=1), site)  # a round that is repeated starts where it did
+    assert not torch.equal(again.classifier.weight, own.classifier.weight)
+
+
 def test_without_other_settings_single_label_baselines_have_no_logit_adjustment():
     assert (SingleLabelFedAvg().la, SingleLabelFedProx().la, FedNoRo().la) == (False, False, True)
     assert SingleLabelFedProx().mu == FedProx().mu == 0.01
@@ -147,7 +167,7 @@ def test_a_sample_without_a_label_is_refused_by_single_label_baselines(make_site
     ("method", "tasks"),
     [
         *((m, ("multilabel",)) for m in (FedAvg, FedAvgPL, FedProx)),
-        *((m, ("singlelabel",)) for m in (SingleLabelFedAvg, SingleLabelFedProx)),
+        *((m, ("singlelabel",)) for m in (SingleLabelFedAvg, SingleLabelFedProx, Alone)),
     ],
 )
 def test_every_baseline_says_what_labels_it_learns_from(method, tasks):

@@ -161,6 +161,33 @@ def test_warm_up_averages_by_samples_and_stage_2_by_distance_to_the_nearest_clea
         assert sum(value.values()) == pytest.approx(1, abs=1e-3)
 
 
+def test_stage_2_averages_by_samples_where_the_aggregation_is_left_out(tmp_path):
+    run = play(tmp_path, aggregation="samples")
+    assert run.roles("robust") == told(NOISY)
+    shares, step = weighted({})
+    assert bias(run) == pytest.approx(6 * step, rel=1e-4)
+    assert all(value == pytest.approx(shares, abs=1e-4) for _, value in run.decisions("aggregation_weights"))
+
+
+def test_noisy_sites_take_no_part_in_stage_2_where_only_clean_ones_do(tmp_path):
+    run = play(tmp_path, aggregation="clean")
+    assert run.stopped == ""
+    assert run.roles("robust") == told([], [site for site in SITES if site not in NOISY])
+    clean = (10 * 0 + 30 * 1 + 50 * 0.5) / 90
+    assert bias(run) == pytest.approx(2 * weighted({})[1] + 4 * clean, rel=1e-4)
+
+
+def test_without_a_noisy_site_all_sites_take_part_whatever_the_aggregation(tmp_path):
+    run = play(tmp_path, answers(reports({site: [0.5, 0.5] for site in SITES})), aggregation="clean")
+    assert run.roles("robust") == told([])
+
+
+def test_an_unknown_aggregation_is_refused():
+    known = "['distance', 'samples', 'clean']"
+    with refused(f"job variable aggregation: expected one of {known}, got 'median'"):
+        FedNoRoWorkflow(warmup_rounds=2, aggregation="median")
+
+
 def test_the_order_in_which_answers_arrive_changes_no_bit(tmp_path):
     assert same_models(*(play(tmp_path / str(b), backwards=b).model for b in (False, True)))
 
@@ -308,6 +335,11 @@ def test_a_split_on_which_the_mixtures_disagree_makes_no_site_noisy(tmp_path, mo
     assert (found[1]["noisy"], found[1]["vote_share"]) == (noisy, 0.5556)
     assert run.decisions("fallback") == ([] if noisy else [(2, FALLBACK.format("noisy"))])
     assert run.roles("robust") == told(noisy)
+
+
+def test_a_fallback_is_told_to_the_people_who_follow_the_run(tmp_path, caplog):
+    play(tmp_path, answers(reports({site: [0.5, 0.5] for site in SITES})))
+    assert FALLBACK.format("noisy") in caplog.text
 
 
 @pytest.mark.parametrize("absent", [[], ["site-5"]])

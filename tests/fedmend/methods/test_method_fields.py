@@ -13,7 +13,7 @@ from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.fields import Field, check_fields
 from fedmend.kinds import KINDS
 from fedmend.method import LocalMethod, Workflow
-from fedmend.methods import baselines, fedia, fedlsm, fedmlp, fednoro, fixmatch, labelsets, moon
+from fedmend.methods import baselines, confident_learning, fedia, fedlsm, fedmlp, fednoro, fixmatch, labelsets, moon
 from fedmend.training import LocalTrainer
 
 MODULES = [importlib.import_module(m.name) for m in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods.")]
@@ -32,6 +32,7 @@ KNOWLEDGE = {  # what a server sends
     "pos_weight": np.float32([1, 2, 3]),
     "first_round": np.int64(2),
     "best_completeness": np.float64(1.25),
+    "folds": np.int64(2),
 }
 # Stages of a method, in their order: (question, stage, role, fields of the report). Default: one without a report.
 TRAIN, COLLECT = "train", "collect"
@@ -48,6 +49,11 @@ STAGES = {
         (COLLECT, fednoro.DETECT, "", ("class_loss", "class_count")),
         (TRAIN, fednoro.ROBUST, fednoro.NOISY, NOTHING),
         (TRAIN, fednoro.ROBUST, fednoro.CLEAN, NOTHING),
+    ],
+    "ConfidentLearning": [
+        (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
+        (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
+        (TRAIN, confident_learning.CLEANED, "", ("kept",)),
     ],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "FedIA": [

@@ -1,0 +1,155 @@
+"""cleanlab at each site alone, then federated averaging."""
+
+import importlib.util
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from federation_factories import Run, confusion, plain_answers
+from torch_factories import TinyNetwork, make_single_site, make_task
+
+from fedmend.methods import confident_learning
+from fedmend.methods.confident_learning import (
+    CLEANED,
+    VALIDATE,
+    ConfidentLearning,
+    ConfidentLearningWorkflow,
+    label_issues,
+    stratified_folds,
+)
+from fedmend.results import EVALUATE, TRAIN
+from fedmend.training import LocalTrainer
+
+CLASSES = [0, 1, 0, 0, 1, 0, 1, 0]
+FOLDS = np.int64(2)
+
+
+@pytest.fixture
+def cleanlab(monkeypatch):
+    """A stand-in for the package, for which the last sample is an issue; returns what it was given."""
+    given = []
+
+    def find_label_issues(labels, probabilities, **options):
+        given.append((labels, probabilities, options))
+        return np.arange(len(labels)) == len(labels) - 1
+
+    package, module = ModuleType("cleanlab"), ModuleType("cleanlab.filter")
+    module.find_label_issues = find_label_issues
+    package.filter = module
+    monkeypatch.setitem(sys.modules, "cleanlab", package)
+    monkeypatch.setitem(sys.modules, "cleanlab.filter", module)
+    monkeypatch.setattr(confident_learning, "find_spec", lambda name: package)
+    return given
+
+
+def play(method, model, site, number, stage=VALIDATE):
+    """One round of training; returns the round and its report."""
+    work = method.start(model, make_task(stage, number, folds=FOLDS), site)
+    LocalTrainer(learning_rate=0.1).train(work)
+    return work, work.report()
+
+
+def test_the_samples_of_each_class_are_dealt_evenly_to_folds():
+    labels = torch.tensor([0] * 6 + [1] * 3)
+    fold = stratified_folds(labels, 3, torch.Generator().manual_seed(0))
+    assert fold[:6].bincount().tolist() == [2, 2, 2]
+    assert fold[6:].bincount().tolist() == [1, 1, 1]
+    other = stratified_folds(labels, 3, torch.Generator().manual_seed(1))
+    assert fold.tolist() != other.tolist()
+
+
+def test_each_fold_is_judged_by_a_model_that_never_saw_it(tmp_path, cleanlab):
+    site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    works = [play(method, model, site, number)[0] for number in range(2)]
+    trained = [set(work.samples().tolist()) for work in works]
+    assert trained[0] | trained[1] == set(range(8))
+    assert not trained[0] & trained[1]  # with two folds
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    ((labels, probabilities, options),) = cleanlab
+    assert labels.tolist() == CLASSES
+    assert options == {"n_jobs": 1}
+    for number, work in enumerate(works):
+        held = sorted(set(range(8)) - trained[number])
+        own = work.model.eval()(site.data.train.view(torch.tensor(held)))[1].softmax(1)[:, :2].detach().numpy()
+        np.testing.assert_allclose(probabilities[held], own / own.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_later_rounds_train_without_the_issues_and_leave_the_labels_alone(tmp_path, cleanlab):
+    site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning(la=True)
+    labels = site.data.train.labels.tobytes()
+    kept = [int(play(method, model, site, number)[1]["kept"]) for number in range(2)]
+    work, report = play(method, model, site, 2, CLEANED)
+    assert (kept, int(report["kept"])) == ([8, 7], 7)
+    assert sorted(torch.cat(list(work.batches(0))).tolist()) == list(range(7))
+    assert work.model is model
+    prior = work.adjusted(torch.zeros(1, 3))[0].exp().tolist()
+    assert prior == pytest.approx([4 / 7, 3 / 7, 0])  # the issue was of class 0
+    assert site.data.train.labels.tobytes() == labels
+    assert (site.ledger.repairs() == -1).all()
+
+
+def test_a_repeated_fold_leaves_what_it_left_before(tmp_path, cleanlab):
+    site, method = make_single_site(tmp_path, CLASSES), ConfidentLearning()
+    for number in (0, 1, 0, 1):
+        play(method, TinyNetwork(3), site, number)
+    np.testing.assert_array_equal(cleanlab[0][1], cleanlab[1][1])
+
+
+def test_without_the_package_the_first_round_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(confident_learning, "find_spec", lambda name: None)
+    with refused("label issues: expected the package cleanlab (pip install fedmend[cleanlab]), not found"):
+        ConfidentLearning().start(TinyNetwork(3), make_task(VALIDATE, folds=FOLDS), make_single_site(tmp_path, CLASSES))
+
+
+def test_training_without_a_cross_validation_before_it_is_refused(tmp_path):
+    with refused("label issues: expected what the cross-validation left in the site's state, not found"):
+        ConfidentLearning().start(TinyNetwork(3), make_task(CLEANED, 2), make_single_site(tmp_path, CLASSES))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cleanlab") is None, reason="needs the extra cleanlab")
+def test_cleanlab_finds_the_label_that_contradicts_sure_probabilities():
+    labels = np.array([0] * 10 + [2] * 10)
+    probabilities = np.where(labels[:, None] == [0, 1, 2], 0.9, 0.05)
+    labels[3] = 2
+    assert np.flatnonzero(label_issues(labels, probabilities)).tolist() == [3]
+
+
+def test_folds_come_first_and_later_models_weigh_by_the_samples_kept(tmp_path):
+    sites, kept = ["site-1", "site-2"], {"site-1": 2, "site-2": 18}
+    plain = plain_answers(
+        {site: [1, 1] for site in sites},
+        samples=dict.fromkeys(sites, 20),
+        step={"site-1": 1.0, "site-2": 0.0},
+        counts=lambda round_num: {"test": confusion(0.5, 1)},
+        kind="singlelabel",
+    )
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if question == TRAIN:
+            result.report = {"kept": np.int64(20 if task.round_num == 0 else kept[site])}
+        return result
+
+    workflow = ConfidentLearningWorkflow(folds=2)
+    run = Run(tmp_path, workflow, sites, answer, classes=["a", "b"], num_rounds=4, max_update_factor=0)
+    assert run.stopped == ""
+    stages = [VALIDATE, VALIDATE, CLEANED, CLEANED]
+    assert run.stages[1:] == [*((TRAIN, r, s) for r, s in enumerate(stages)), (EVALUATE, 4, "evaluate")]
+    assert run.knowledge(VALIDATE)[0] == {"folds": 2}
+    assert run.decisions("label_issues") == [(2, {"site-1": 18, "site-2": 2})]
+    assert run.moved()[0] == pytest.approx(2 * 10 / 20 + 2 * 2 / 20, rel=1e-5)
+
+
+@pytest.mark.parametrize("folds", [1, 101])
+def test_a_number_of_folds_that_is_none_is_refused(folds):
+    with refused(f"job variable folds: expected 2 to 100, got {folds}"):
+        ConfidentLearningWorkflow(folds=folds)
+
+
+def test_a_report_without_its_number_is_refused():
+    with refused("report: expected the field kept, got none"):
+        ConfidentLearningWorkflow().check(CLEANED, {})
