@@ -47,6 +47,8 @@ PROTOCOL = NoiseProtocol(
     noise="uniform",
     noise_seed=7,
 )
+LISTS = ("--train-list", "train.csv", "--test-list", "test.csv")
+LISTED = {"train_list": Path("train.csv"), "test_list": Path("test.csv")}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +57,8 @@ PROTOCOL = NoiseProtocol(
         (
             "rsna-ich-single",
             "rsna_ich.prepare_single_label",
-            ["--split", "slice", "--test-share", 0.4, "--window", "bone", "--seed", 3],
-            {"split": "slice", "test_share": 0.4, "window": "bone", "seed": 3},
+            ["--split", "slice", "--test-share", 0.4, "--window", "bone", "--seed", 3, *LISTS],
+            {"split": "slice", "test_share": 0.4, "window": "bone", "seed": 3, **LISTED},
         ),
         (
             "isic2019",
@@ -162,7 +164,8 @@ def test_brain_slices_are_prepared_with_label_sets(tmp_path, monkeypatch):
 def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
     seen = capture(monkeypatch, "fedmend.datasets.rsna_ich.prepare")
     words = "--split slice --partition station --test-share 0.2 --val-share 0 --train-per-site 50 --window subdural"
-    assert call("prepare", "rsna-ich", "in", tmp_path, *words.split(), "--healthy-share", word, "--sites", 4) == 0
+    words = [*words.split(), "--healthy-share", word, "--sites", 4, *LISTS]
+    assert call("prepare", "rsna-ich", "in", tmp_path, *words) == 0
     ((source, out), options) = seen[0]
     assert (source, out) == (Path("in"), tmp_path)
     assert options.pop("progress") is print
@@ -178,6 +181,7 @@ def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
         "healthy_share": share,
         "window": "subdural",
         "seed": 1037,
+        **LISTED,
     }
 
 
