@@ -53,6 +53,7 @@ from fedmend.repairs.label_ledger import Repairs
 from fedmend.training import infer
 
 WARMUP, PROTOTYPE, DETECT = "warmup", "prototype", "detect"
+WEIGHT_WITHOUT_POSITIVES = 5.0
 RULE = "fedmlp.missing_label_detection"
 AVERAGE = "a class that one site alone knows has that site's value"
 DEGREE = Field(("C",), "float32", 0, 1, "share of samples of which the model is sure (Eq. 10)", "one number per class")
@@ -94,7 +95,7 @@ class FedMLPRound(Round):
         self._target = torch.from_numpy((labels == 1).astype(np.float32)).to(site.device)
         self._known = torch.from_numpy(known).to(site.device)
         self._shift = torch.from_numpy(self._logit_shift(labels)).to(site.device)
-        self._pos_weight = torch.from_numpy(positive_weight(np.maximum(labels, 0))).to(site.device)
+        self._pos_weight = torch.from_numpy(self._positive_weight(labels)).to(site.device)
 
     def _prepare_teacher(self) -> Tensor | None:
         """(V, N, C) scores of the received model, where a loss needs them; tags missing labels by the same pass."""
@@ -113,6 +114,12 @@ class FedMLPRound(Round):
         if not (self.method.wpc and self.method.la):
             return np.zeros(labels.shape[1], dtype=np.float32)
         return np.where(self.site.data.annotated, prior_shift(labels), prior_shift(labels, smoothing=1.0))
+
+    def _positive_weight(self, labels: np.ndarray) -> np.ndarray:
+        """The baselines' weights of Eq. (1); n0 / n1 of the tags where a class is missing (D15)."""
+        negative, positive = (labels == 0).sum(0), (labels == 1).sum(0)
+        tags = np.where(positive > 0, negative / np.maximum(positive, 1), WEIGHT_WITHOUT_POSITIVES)
+        return np.where(self.site.data.annotated, positive_weight(np.maximum(labels, 0)), tags).astype(np.float32)
 
     def _tag(self, features: np.ndarray) -> None:
         """Missing-label detection, Eqs. (7)-(9)."""

@@ -222,6 +222,15 @@ def test_the_prior_of_a_missing_class_is_that_of_its_tags(make_site, make_net):
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(("tags", "weight"), [([0, 1, 0, 0], 3.0), ([0, 0], 5.0), ([], 5.0)])
+def test_without_wpc_the_positive_weight_of_a_missing_class_is_n0_by_n1_of_its_tags(tags, weight, make_site, make_net):
+    site, samples = make_site(LABELS), np.arange(len(tags))
+    found = Repairs(samples, np.full(len(tags), 2), np.array(tags, dtype=np.int64), np.ones(len(tags)))
+    site.ledger.record(RULE, STAGE2.ledger_round - 1, LABELS, found)
+    work = FedMLP(wpc=False, cr=False, **NO_TAGS).start(make_net(3), STAGE2, site)
+    assert work._pos_weight.tolist() == pytest.approx([6 / 2, 6 / 2, weight])
+
+
 def test_an_untagged_missing_class_has_no_shift(make_site, make_net):
     work = FedMLP(**NO_TAGS).start(make_net(3), STAGE2, make_site(LABELS))
     assert work._shift.tolist() == pytest.approx(SHIFT, abs=1e-6)
