@@ -25,7 +25,6 @@ from fedmend.errors import FedMendError
 SOURCE = "RSNA 2019 Intracranial Hemorrhage Detection, stage 2 train"
 ARGUMENTS = ("sites", "annotated_per_site", "rule", "split", "partition", "test_share", "val_share", "train_per_site")
 ARGUMENTS += ("healthy_share", "window", "seed")  # what the cards show of what prepare is given
-LISTS = ("train_list", "test_list")
 
 
 def prepare(
@@ -43,8 +42,7 @@ def prepare(
     healthy_share: float | None = 0.475,
     window: str = "brain",
     seed: int = 1037,
-    train_list: Path | None = None,
-    test_list: Path | None = None,
+    lists: tuple[Path, Path] | None = None,
     source_name: str = SOURCE,
     processes: int | None = None,
     progress: Callable[[str], None] | None = None,
@@ -70,10 +68,9 @@ def prepare(
             healthy ones, as does a share that needs more than there are. The paper has 87,948 of 185,051.
         window: HU window in the card: a name of ``manifest.WINDOWS`` or ``file`` (the file's own; the paper).
         seed: 0 or more.
-        train_list: table of a published training split, see :func:`fedmend.datasets.rsna_ich_download.take_lists`. With
-            it exactly these slices are used, in this order: ``healthy_share`` and ``test_share`` count nothing. It
-            needs ``test_list`` and ``split="slice"``.
-        test_list: the same of the test split.
+        lists: tables of a published split, training and test, see
+            :func:`fedmend.datasets.rsna_ich_download.take_lists`. Exactly these slices are used, in this order:
+            ``healthy_share`` and ``test_share`` count nothing. It needs ``split="slice"``.
         source_name: what the cards name as source; synthetic data says so here.
         processes: processes that read DICOM headers; ``None``: one per core.
         progress: called with one line of text at a time.
@@ -85,7 +82,7 @@ def prepare(
     """
     arguments = {k: v for k, v in locals().items() if k in ARGUMENTS}
     _check_arguments(Path(out), arguments)
-    lists = _lists(split, train_list, test_list)
+    _check_split(split, lists)
     _convert(Path(source), Path(out), arguments, lists, source_name, processes, progress or (lambda line: None))
 
 
@@ -108,7 +105,7 @@ def _convert(
     test = None
     if lists:
         slices, test = take_lists(slices, *lists)
-        arguments = {**arguments, "lists": [file.name for file in lists]}
+        arguments = {**arguments, "lists": [Path(file).name for file in lists]}
     else:
         slices = slices.take(select_slices(slices.labels, arguments["healthy_share"], seed))
     lesion = int(slices.labels.any(axis=1).sum())
@@ -138,8 +135,7 @@ def prepare_single_label(
     test_share: float = 0.3,
     window: str = "brain",
     seed: int = 1037,
-    train_list: Path | None = None,
-    test_list: Path | None = None,
+    lists: tuple[Path, Path] | None = None,
     source_name: str = SOURCE,
     soft_labels: Path | None = None,
     processes: int | None = None,
@@ -156,8 +152,7 @@ def prepare_single_label(
         test_share: share of the patients (or slices) in the test split, in (0, 1).
         window: HU window in the card: a name of ``manifest.WINDOWS`` or ``file``.
         seed: of the test split.
-        train_list: table of a published training split, see :func:`prepare`; the paper's gives the published partition.
-        test_list: the same of the test split.
+        lists: tables of a published split, see :func:`prepare`; the paper's give its partition.
         source_name: what the cards name as source; synthetic data says so here.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
         processes: processes that read DICOM headers; ``None``: one per core.
@@ -167,19 +162,13 @@ def prepare_single_label(
         FedMendError: a wrong argument, a download that is incomplete or contradicts itself, or a partition that leaves
             a site without samples.
     """
-    if split not in ("patient", "slice"):
-        raise FedMendError(f"rsna-ich, argument split: expected 'patient' or 'slice', got {split!r}")
-    lists, source, say = _lists(split, train_list, test_list), Path(source), progress or (lambda line: None)
-    slices, _ = read_slices(source)
-    slices = slices.take(np.flatnonzero(slices.labels.sum(axis=1) == 1))
-    if lists:
-        slices, test = take_lists(slices, *lists)
-    say(f"{len(slices.ids)} slices with exactly one subtype")
+    _check_split(split, lists)
+    source, say = Path(source), progress or (lambda line: None)
+    slices, test = _one_subtype(source, lists, say)
     patients, needed = (), {"PatientID": True, "StationName": False}
     if split == "patient":
         patients = read_headers(source, slices, needed, processes=processes, say=say)["PatientID"].tolist()
-    if not lists:
-        test = hold_out(patients or slices.ids, test_share, seed=seed)
+    test = hold_out(patients or slices.ids, test_share, seed=seed) if test is None else test
     write_noisy_sites(
         out,
         LabelledImages(
@@ -199,14 +188,25 @@ def prepare_single_label(
     )
 
 
-def _lists(split: str, train_list: Path | None, test_list: Path | None) -> tuple[Path, Path] | None:
-    """The tables of a published split, or None."""
-    if (train_list is None) != (test_list is None) or (train_list is not None and split != "slice"):
+def _one_subtype(
+    source: Path, lists: tuple[Path, Path] | None, say: Callable[[str], object]
+) -> tuple[Slices, np.ndarray | None]:
+    """The slices with exactly one subtype, and (N,) bool, True in the test split of a published split."""
+    slices, test = read_slices(source)[0], None
+    slices = slices.take(np.flatnonzero(slices.labels.sum(axis=1) == 1))
+    if lists:
+        slices, test = take_lists(slices, *lists)
+    say(f"{len(slices.ids)} slices with exactly one subtype")
+    return slices, test
+
+
+def _check_split(split: str, lists: tuple[Path, Path] | None) -> None:
+    if split not in ("patient", "slice"):
+        raise FedMendError(f"rsna-ich, argument split: expected 'patient' or 'slice', got {split!r}")
+    if lists and split != "slice":
         raise FedMendError(
-            "rsna-ich, arguments train_list, test_list: expected both or none of them, and with them split 'slice', got"
-            f" {sum(v is not None for v in (train_list, test_list))} of them and split {split!r}"
+            f"rsna-ich, argument split: expected 'slice' with the lists of a published split, got {split!r}"
         )
-    return None if train_list is None else (Path(train_list), Path(test_list))
 
 
 def _check_arguments(out: Path, arguments: Mapping) -> None:
@@ -214,7 +214,6 @@ def _check_arguments(out: Path, arguments: Mapping) -> None:
         if not good(arguments[name]):
             raise FedMendError(f"rsna-ich, argument {name}: expected {expected}, got {arguments[name]!r}")
 
-    limit("split", lambda v: v in ("patient", "slice"), "'patient' or 'slice'")
     limit("partition", lambda v: v in ("iid", "station"), "'iid' or 'station'")
     limit("test_share", lambda v: 0 < v < 1, "a number between 0 and 1")
     limit("val_share", lambda v: 0 <= v < 1, "0 or a number below 1")
@@ -292,6 +291,12 @@ def _list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--test-list", type=Path, help="the same of the test slices; both need --split slice")
 
 
+def _lists(args: Namespace) -> tuple[Path, Path] | None:
+    if (args.train_list is None) != (args.test_list is None):
+        raise FedMendError("rsna-ich, arguments --train-list and --test-list: expected both or none, got one of them")
+    return args.train_list and (args.train_list, args.test_list)
+
+
 def _window_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--window", default="brain", help="brain, subdural, bone or file")
 
@@ -319,7 +324,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    prepare(args.source, args.out, **command_line.given(args, *ARGUMENTS, *LISTS), progress=print)
+    prepare(args.source, args.out, **command_line.given(args, *ARGUMENTS), lists=_lists(args), progress=print)
     print(f"{args.sites} site folders are in {args.out}")
 
 
@@ -335,7 +340,7 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
 
 
 def _run_single(args: Namespace) -> None:
-    given = command_line.given(args, "split", "test_share", "window", "seed", "soft_labels", *LISTS)
+    given = command_line.given(args, "split", "test_share", "window", "seed", "soft_labels") | {"lists": _lists(args)}
     protocol = command_line.protocol_of(args)
     prepare_single_label(args.source, args.out, protocol=protocol, **given, progress=print)
 

@@ -297,15 +297,15 @@ def write_list(file, ids):
 
 
 def slice_lists(folder, train, test):
-    """The arguments of a published split of slices (patient, k)."""
-    lists = {"train_list": train, "test_list": test}
-    return {k: write_list(folder / f"{k}.csv", [slice_id(*one) for one in v]) for k, v in lists.items()}
+    """The tables of a published split of slices (patient, k)."""
+    lists = {"train": train, "test": test}
+    return tuple(write_list(folder / f"{k}_list.csv", [slice_id(*one) for one in v]) for k, v in lists.items())
 
 
 def test_the_slices_of_a_published_split_keep_its_order_and_its_test_slices(official, tmp_path):
     order = [(p, k) for k in (2, 0) for p in range(PATIENTS - 1, -1, -1)]
     lists = slice_lists(tmp_path, order, [(p, 1) for p in range(PATIENTS)])
-    prepare(official, tmp_path / "out", **{**BASE, "val_share": 0}, split="slice", **lists)
+    prepare(official, tmp_path / "out", **{**BASE, "val_share": 0}, split="slice", lists=lists)
     shown, tested = every_table(tmp_path / "out"), every_table(tmp_path / "out", "test")
     place = {f"{slice_id(*one)}.dcm": n for n, one in enumerate(order)}
     for table in shown:
@@ -322,7 +322,7 @@ def test_the_slices_of_a_published_split_keep_its_order_and_its_test_slices(offi
 def test_the_partition_of_a_published_single_label_split_depends_on_the_order_of_its_table(official, tmp_path):
     def site_1(name, train):
         lists = slice_lists(tmp_path, train, [(p, 1) for p in range(PATIENTS) if p % 6 < 5])
-        prepare_single_label(official, tmp_path / name, protocol=NOISY, split="slice", **lists)
+        prepare_single_label(official, tmp_path / name, protocol=NOISY, split="slice", lists=lists)
         return set(load(tmp_path / name, "site-1", "truth").images), len(load(tmp_path / name, "site-1", "test").images)
 
     order = [(p, k) for p in range(PATIENTS) if p % 6 < 5 for k in (0, 2)]
@@ -340,13 +340,13 @@ def test_the_partition_of_a_published_single_label_split_depends_on_the_order_of
 )
 def test_lists_that_name_no_slice_or_one_twice_are_refused(official, tmp_path, train, test, message):
     with pytest.raises(FedMendError, match=message):
-        prepare(official, tmp_path / "out", **BASE, split="slice", **slice_lists(tmp_path, train, test))
+        prepare(official, tmp_path / "out", **BASE, split="slice", lists=slice_lists(tmp_path, train, test))
 
 
-@pytest.mark.parametrize("given", [{"split": "patient"}, {"split": "slice", "test_list": None}])
-def test_a_published_split_needs_both_lists_and_a_split_by_slice(official, tmp_path, given):
-    arguments = {**slice_lists(tmp_path, [(0, 0)], [(1, 0)]), **given}
-    with pytest.raises(FedMendError, match="expected both or none of them, and with them split 'slice'"):
-        prepare(official, tmp_path / "out", **BASE, **arguments)
-    with pytest.raises(FedMendError, match="expected both or none of them, and with them split 'slice'"):
-        prepare_single_label(official, tmp_path / "out", protocol=NOISY, **arguments)
+def test_a_published_split_needs_a_split_by_slice(official, tmp_path):
+    lists = slice_lists(tmp_path, [(0, 0)], [(1, 0)])
+    message = "argument split: expected 'slice' with the lists of a published split, got 'patient'"
+    with pytest.raises(FedMendError, match=message):
+        prepare(official, tmp_path / "out", **BASE, lists=lists)
+    with pytest.raises(FedMendError, match=message):
+        prepare_single_label(official, tmp_path / "out", protocol=NOISY, lists=lists)

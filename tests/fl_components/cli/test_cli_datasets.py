@@ -48,7 +48,7 @@ PROTOCOL = NoiseProtocol(
     noise_seed=7,
 )
 LISTS = ("--train-list", "train.csv", "--test-list", "test.csv")
-LISTED = {"train_list": Path("train.csv"), "test_list": Path("test.csv")}
+LISTED = {"lists": (Path("train.csv"), Path("test.csv"))}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,12 @@ def test_brain_slices_are_prepared_with_label_sets(tmp_path, monkeypatch):
     seen = capture(monkeypatch, "fedmend.datasets.brain_mri.prepare_label_sets")
     assert call("prepare", "brain-mri-sets", "in", tmp_path, "--sites", 5, "--classes-per-site", 3) == 0
     assert seen == [((Path("in"), tmp_path), {"sites": 5, "classes_per_site": 3, "seed": 1037})]
+
+
+@pytest.mark.parametrize("name", ["rsna-ich", "rsna-ich-single"])
+def test_a_published_split_has_two_lists(tmp_path, capsys, name):
+    assert call("prepare", name, "in", tmp_path, *LISTS[:2]) == 1
+    assert "--train-list and --test-list: expected both or none, got one of them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("word", "share"), [("0.25", 0.25), ("all", None)])
