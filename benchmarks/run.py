@@ -35,8 +35,9 @@ from fedmend.datasets.rsna_ich import CLASSES
 from fedmend.kinds import kind_of
 from fedmend.method import RoundTask, Site
 from fedmend.methods.fedlsm import FedLSMWorkflow
-from fedmend.methods.fedmlp import WARMUP, FedMLP, confidences, local_prototypes, select_confident
+from fedmend.methods.fedmlp import WARMUP, FedMLP
 from fedmend.methods.fednoro import distance_aware
+from fedmend.methods.prototypes import confidences, local_prototypes, select_confident
 from fedmend.networks import build_network, get_weights, initial_network, set_weights
 from fedmend.phantoms.sites import ensure_phantom
 from fedmend.phantoms.specs.missing_classes import MissingClassPhantom

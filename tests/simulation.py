@@ -19,7 +19,7 @@ MARK = "FEDMEND_TEST_RUN"
 LOCAL = "local"
 SMALL = {  # job → settings of runs that test plumbing, not learning
     "fedmlp_ich": [
-        "num_rounds=3",
+        *("num_rounds=3", "local_epochs=1"),
         "warmup_rounds=1",
         "image_size=32",
         "batch_size=8",

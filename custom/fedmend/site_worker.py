@@ -43,6 +43,7 @@ class SiteWorker:
         learning_rate: Adam's learning rate in the first round.
         learning_rate_decay: what each round multiplies it by.
         weight_decay: L2 coefficient.
+        decay: how it acts, see :class:`fedmend.training.LocalTrainer`.
         local_epochs: epochs per round.
         second_momentum: Adam's beta_2.
         keep_moments: Adam's moments go on over rounds.
@@ -62,6 +63,7 @@ class SiteWorker:
         learning_rate: float,
         learning_rate_decay: float = 1.0,
         weight_decay: float = 5e-4,
+        decay: str = "coupled",
         local_epochs: int = 1,
         second_momentum: float = 0.999,
         keep_moments: bool = False,
@@ -80,6 +82,7 @@ class SiteWorker:
             learning_rate=learning_rate,
             learning_rate_decay=learning_rate_decay,
             weight_decay=weight_decay,
+            decay=decay,
             local_epochs=local_epochs,
             second_momentum=second_momentum,
             keep_moments=keep_moments,

@@ -15,6 +15,8 @@ from fedmend.method import Round, RoundTask, Site
 from fedmend.private_training import PatientSteps
 
 MOMENTS = "adam"
+COUPLED, SUPERVISED, DECOUPLED = "coupled", "supervised", "decoupled"
+DECAYS = (COUPLED, SUPERVISED, DECOUPLED)
 
 
 class Stopped(Exception):
@@ -99,12 +101,18 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTrainer:
-    """Adam with coupled L2 and a learning rate that is constant within a round.
+    """Adam with a learning rate that is constant within a round.
+
+    Coupled L2 is part of the gradient. For a row of the classifier whose loss has no gradient, such as that of a class
+    which a site does not annotate, it is all of the gradient, and Adam moves each weight a full learning rate towards 0
+    in every step, however small the coefficient is.
 
     Attributes:
         learning_rate: Adam's learning rate in round 0, > 0.
         learning_rate_decay: what each round multiplies it by, above 0 to 1; 1: it is constant.
         weight_decay: L2 coefficient, >= 0.
+        decay: ``coupled``: L2 in the gradient; ``supervised``: the same without the rows of the classifier of which the
+            loss has no gradient in that step; ``decoupled``: as in AdamW (Loshchilov and Hutter, ICLR 2019).
         local_epochs: epochs per round, >= 1.
         second_momentum: Adam's beta_2, in [0, 1).
         keep_moments: Adam goes on with the moments of the round before; otherwise it is fresh in every round.
@@ -113,6 +121,7 @@ class LocalTrainer:
     learning_rate: float
     learning_rate_decay: float = 1.0
     weight_decay: float = 5e-4
+    decay: str = COUPLED
     local_epochs: int = 1
     second_momentum: float = 0.999
     keep_moments: bool = False
@@ -127,6 +136,8 @@ class LocalTrainer:
             raise FedMendError(
                 f"job variable learning_rate_decay: expected above 0 to 1, got {self.learning_rate_decay}"
             )
+        if self.decay not in DECAYS:
+            raise FedMendError(f"job variable decay: expected one of {list(DECAYS)}, got {self.decay!r:.40}")
         if not 0 <= self.second_momentum < 1:
             raise FedMendError(f"job variable second_momentum: expected 0 to below 1, got {self.second_momentum}")
 
@@ -155,6 +166,8 @@ class LocalTrainer:
                     raise Stopped
                 optimizer.zero_grad(set_to_none=True)
                 loss = _gradient(work, index) if private is None else _private_gradient(work, index, private)
+                if self.decay == SUPERVISED:
+                    _decay_supervised_rows(model, self.weight_decay)
                 optimizer.step()
                 work.after_step()
                 total += loss.detach()
@@ -170,8 +183,12 @@ class LocalTrainer:
         return mean
 
     def _optimizer(self, model: nn.Module, task: RoundTask, site: Site) -> torch.optim.Optimizer:
-        optimizer = torch.optim.Adam(
-            model.parameters(),
+        ours = set(model.classifier.parameters()) if self.decay == SUPERVISED else set()
+        groups = [{"params": [p for p in model.parameters() if p not in ours]}]
+        if ours:
+            groups.append({"params": [p for p in model.parameters() if p in ours], "weight_decay": 0.0})
+        optimizer = (torch.optim.AdamW if self.decay == DECOUPLED else torch.optim.Adam)(
+            groups,
             lr=self.learning_rate * self.learning_rate_decay**task.round_num,
             betas=(0.9, self.second_momentum),
             weight_decay=self.weight_decay,
@@ -181,6 +198,15 @@ class LocalTrainer:
         if before is not None and before[0] == task.round_num - 1:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": before[1]})
         return optimizer
+
+
+@torch.no_grad()
+def _decay_supervised_rows(model: nn.Module, weight_decay: float) -> None:
+    """Adds coupled L2 to the gradient of each row of the classifier that has one."""
+    for parameter in model.classifier.parameters():
+        rows = parameter.grad.flatten(1).any(1) if parameter.dim() > 1 else parameter.grad != 0
+        rows = rows.view(-1, *[1] * (parameter.dim() - 1))
+        parameter.grad.add_(torch.where(rows, parameter, 0), alpha=weight_decay)
 
 
 def _gradient(work: Round, index: Tensor) -> Tensor:

@@ -61,6 +61,13 @@ class Recorder(PlainRound):
         return super().loss(index)
 
 
+class FirstRowLoss(PlainRound):
+    """Class 0 is all that the loss knows: like a site where class 1 is missing."""
+
+    def loss(self, index):
+        return self.model(self.site.data.train.view(index))[1][:, 0].sum()
+
+
 @pytest.mark.parametrize(
     ("options", "got"),
     [
@@ -393,3 +400,34 @@ def test_the_inference_of_masks_stops_between_two_batches(tmp_path):
         list(infer_masks(model, site.data.train, site))
     assert len(model.calls) == 2
     assert model.training
+
+
+def rows_after_a_step(folder, **options):
+    """Weights and biases of the classifier before and after one step whose loss knows class 0 only."""
+    site, model = make_site(folder, LABELS, batch_size=18), TinyNetwork(2)
+    classifier = [v.detach().clone() for v in model.classifier.parameters()]
+    trainer(**options).train(start(site, model, round_type=FirstRowLoss))
+    return classifier, [v.detach() for v in model.classifier.parameters()]
+
+
+def test_coupled_decay_moves_the_row_of_a_class_without_labels_by_the_whole_learning_rate(tmp_path):
+    (before, _), (after, _) = rows_after_a_step(tmp_path, weight_decay=5e-4)
+    torch.testing.assert_close(after[1], before[1] - 1e-2 * before[1].sign(), atol=2e-4, rtol=0)
+
+
+def test_decay_of_supervised_rows_leaves_the_row_of_a_class_without_labels_as_it_is(tmp_path):
+    before, after = rows_after_a_step(tmp_path, weight_decay=0.1, decay="supervised")
+    for old, new, coupled in zip(before, after, rows_after_a_step(tmp_path, weight_decay=0.1)[1], strict=True):
+        assert torch.equal(new[1], old[1])
+        assert torch.equal(new[0], coupled[0])
+        assert not torch.equal(new[0], old[0])
+
+
+def test_decoupled_decay_shrinks_a_row_without_a_gradient_by_learning_rate_times_coefficient(tmp_path):
+    (before, _), (after, _) = rows_after_a_step(tmp_path, weight_decay=0.5, decay="decoupled")
+    torch.testing.assert_close(after[1], before[1] * (1 - 1e-2 * 0.5))
+
+
+def test_an_unknown_kind_of_decay_is_refused():
+    with refused("job variable decay: expected one of ['coupled', 'supervised', 'decoupled'], got 'none'"):
+        trainer(decay="none")

@@ -19,7 +19,7 @@ def test_a_run_leaves_models_report_and_decisions_and_no_label_is_touched(fedmlp
     workspace, out = fedmlp(3)
     results = json.loads((records(workspace) / "results.json").read_text())
     for name in ("global model", "best model"):
-        assert os.path.getsize(results["files"][name]) > 40e6  # ResNet-18
+        assert os.path.getsize(results["files"][name]) > 1e6  # 0.3 M parameters
     assert "<html" in (records(workspace) / "report.html").read_text()[:200]
     decided = [line["what"] for line in lines(workspace, "decisions.jsonl")]
     assert "best_model" in decided

@@ -16,13 +16,13 @@ from fedmend.data.manifest import MULTILABEL, WINDOWS, write_card, write_table
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import annotated_classes
 from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
-from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, Slices, read_headers, read_slices
+from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, Slices, read_headers, read_slices, take_lists
+from fedmend.datasets.rsna_ich_parts import parts_of_sites, select_slices, sites_of_units
 from fedmend.datasets.site_folders import site_folders
 from fedmend.discovery import Command
 from fedmend.errors import FedMendError
 
 SOURCE = "RSNA 2019 Intracranial Hemorrhage Detection, stage 2 train"
-SPLITS = ("train", "val", "test")
 ARGUMENTS = ("sites", "annotated_per_site", "rule", "split", "partition", "test_share", "val_share", "train_per_site")
 ARGUMENTS += ("healthy_share", "window", "seed")  # what the cards show of what prepare is given
 
@@ -42,6 +42,7 @@ def prepare(
     healthy_share: float | None = 0.475,
     window: str = "brain",
     seed: int = 1037,
+    lists: tuple[Path, Path] | None = None,
     source_name: str = SOURCE,
     processes: int | None = None,
     progress: Callable[[str], None] | None = None,
@@ -67,6 +68,9 @@ def prepare(
             healthy ones, as does a share that needs more than there are. The paper has 87,948 of 185,051.
         window: HU window in the card: a name of ``manifest.WINDOWS`` or ``file`` (the file's own; the paper).
         seed: 0 or more.
+        lists: tables of a published split, training and test, see
+            :func:`fedmend.datasets.rsna_ich_download.take_lists`. Exactly these slices are used, in this order:
+            ``healthy_share`` and ``test_share`` count nothing. It needs ``split="slice"``.
         source_name: what the cards name as source; synthetic data says so here.
         processes: processes that read DICOM headers; ``None``: one per core.
         progress: called with one line of text at a time.
@@ -78,11 +82,18 @@ def prepare(
     """
     arguments = {k: v for k, v in locals().items() if k in ARGUMENTS}
     _check_arguments(Path(out), arguments)
-    _convert(Path(source), Path(out), arguments, source_name, processes, progress or (lambda line: None))
+    _check_split(split, lists)
+    _convert(Path(source), Path(out), arguments, lists, source_name, processes, progress or (lambda line: None))
 
 
 def _convert(
-    source: Path, out: Path, arguments: Mapping, source_name: str, processes: int | None, say: Callable[[str], object]
+    source: Path,
+    out: Path,
+    arguments: Mapping,
+    lists: tuple[Path, Path] | None,
+    source_name: str,
+    processes: int | None,
+    say: Callable[[str], object],
 ) -> None:
     """:func:`prepare` with the arguments that the cards show as one mapping."""
     sites, seed = arguments["sites"], arguments["seed"]
@@ -91,7 +102,12 @@ def _convert(
     )
     slices, counts = read_slices(source)
     say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file")
-    slices = slices.take(_select(slices.labels, arguments["healthy_share"], seed))
+    test = None
+    if lists:
+        slices, test = take_lists(slices, *lists)
+        arguments = {**arguments, "lists": [Path(file).name for file in lists]}
+    else:
+        slices = slices.take(select_slices(slices.labels, arguments["healthy_share"], seed))
     lesion = int(slices.labels.any(axis=1).sum())
     counts |= {"lesion_slices": lesion, "healthy_slices": len(slices.ids) - lesion}
     say(f"{lesion} lesion slices and {len(slices.ids) - lesion} healthy ones are used")
@@ -102,8 +118,8 @@ def _convert(
         headers = read_headers(source, slices, needed, processes=processes, say=say)
     patients, scanners = headers.get("PatientID"), headers.get("StationName")
     units = np.unique(patients, return_inverse=True)[1] if by_patient else np.arange(len(slices.ids))
-    site_of, stations = _sites_of_units(units, scanners if by_station else None, sites, seed)
-    parts = _parts(units, site_of, arguments)
+    site_of, stations = sites_of_units(units, scanners if by_station else None, sites, seed)
+    parts = parts_of_sites(units, site_of, test, arguments)
     _check_labels(parts, slices.labels, annotated)
     provenance = {"source": source_name, "arguments": dict(arguments), "counts": counts}
     _write(source, out, slices, patients, parts, annotated, stations, provenance)
@@ -119,6 +135,7 @@ def prepare_single_label(
     test_share: float = 0.3,
     window: str = "brain",
     seed: int = 1037,
+    lists: tuple[Path, Path] | None = None,
     source_name: str = SOURCE,
     soft_labels: Path | None = None,
     processes: int | None = None,
@@ -135,6 +152,7 @@ def prepare_single_label(
         test_share: share of the patients (or slices) in the test split, in (0, 1).
         window: HU window in the card: a name of ``manifest.WINDOWS`` or ``file``.
         seed: of the test split.
+        lists: tables of a published split, see :func:`prepare`; the paper's give its partition.
         source_name: what the cards name as source; synthetic data says so here.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
         processes: processes that read DICOM headers; ``None``: one per core.
@@ -144,15 +162,13 @@ def prepare_single_label(
         FedMendError: a wrong argument, a download that is incomplete or contradicts itself, or a partition that leaves
             a site without samples.
     """
-    if split not in ("patient", "slice"):
-        raise FedMendError(f"rsna-ich, argument split: expected 'patient' or 'slice', got {split!r}")
+    _check_split(split, lists)
     source, say = Path(source), progress or (lambda line: None)
-    slices, _ = read_slices(source)
-    slices = slices.take(np.flatnonzero(slices.labels.sum(axis=1) == 1))
-    say(f"{len(slices.ids)} slices with exactly one subtype")
+    slices, test = _one_subtype(source, lists, say)
     patients, needed = (), {"PatientID": True, "StationName": False}
     if split == "patient":
         patients = read_headers(source, slices, needed, processes=processes, say=say)["PatientID"].tolist()
+    test = hold_out(patients or slices.ids, test_share, seed=seed) if test is None else test
     write_noisy_sites(
         out,
         LabelledImages(
@@ -160,7 +176,7 @@ def prepare_single_label(
             labels=slices.labels.argmax(axis=1),
             classes=CLASSES,
             image_root=source / FOLDER,
-            test=hold_out(patients or slices.ids, test_share, seed=seed),
+            test=test,
             modality="CT",
             window=window,
             patients=patients,
@@ -172,12 +188,32 @@ def prepare_single_label(
     )
 
 
+def _one_subtype(
+    source: Path, lists: tuple[Path, Path] | None, say: Callable[[str], object]
+) -> tuple[Slices, np.ndarray | None]:
+    """The slices with exactly one subtype, and (N,) bool, True in the test split of a published split."""
+    slices, test = read_slices(source)[0], None
+    slices = slices.take(np.flatnonzero(slices.labels.sum(axis=1) == 1))
+    if lists:
+        slices, test = take_lists(slices, *lists)
+    say(f"{len(slices.ids)} slices with exactly one subtype")
+    return slices, test
+
+
+def _check_split(split: str, lists: tuple[Path, Path] | None) -> None:
+    if split not in ("patient", "slice"):
+        raise FedMendError(f"rsna-ich, argument split: expected 'patient' or 'slice', got {split!r}")
+    if lists and split != "slice":
+        raise FedMendError(
+            f"rsna-ich, argument split: expected 'slice' with the lists of a published split, got {split!r}"
+        )
+
+
 def _check_arguments(out: Path, arguments: Mapping) -> None:
     def limit(name: str, good: Callable, expected: str) -> None:
         if not good(arguments[name]):
             raise FedMendError(f"rsna-ich, argument {name}: expected {expected}, got {arguments[name]!r}")
 
-    limit("split", lambda v: v in ("patient", "slice"), "'patient' or 'slice'")
     limit("partition", lambda v: v in ("iid", "station"), "'iid' or 'station'")
     limit("test_share", lambda v: 0 < v < 1, "a number between 0 and 1")
     limit("val_share", lambda v: 0 <= v < 1, "0 or a number below 1")
@@ -188,69 +224,6 @@ def _check_arguments(out: Path, arguments: Mapping) -> None:
         raise FedMendError(
             "rsna-ich, argument out: expected a folder without site folders, got one that has them or a file"
         )
-
-
-def _select(labels: np.ndarray, healthy_share: float | None, seed: int) -> np.ndarray:
-    """Sorted indices of all lesion slices and of the healthy ones that were drawn."""
-    lesion = labels.any(axis=1)
-    healthy = np.flatnonzero(~lesion)
-    if healthy_share is not None:
-        wanted = round(lesion.sum() * healthy_share / (1 - healthy_share))
-        healthy = np.random.default_rng((seed, 2)).permutation(healthy)[:wanted]
-    return np.sort(np.concatenate([np.flatnonzero(lesion), healthy]))
-
-
-def _shuffle(num_units: int, seed: int) -> np.ndarray:
-    return np.random.default_rng((seed, 3)).permutation(num_units)
-
-
-def _sites_of_units(
-    units: np.ndarray, stations: np.ndarray | None, sites: int, seed: int
-) -> tuple[np.ndarray, list[list[str]]]:
-    """Site index of each unit (a patient or a slice), and the station names of each site."""
-    num_units = units.max() + 1
-    if stations is None:
-        site_of = np.empty(num_units, dtype=np.int64)
-        site_of[_shuffle(num_units, seed)] = np.arange(num_units) % sites
-        return site_of, [[] for _ in range(sites)]
-    first_slice = np.unique(units, return_index=True)[1]
-    names, station_of = np.unique(stations[first_slice], return_inverse=True)
-    if len(names) < sites:
-        raise FedMendError(f"rsna-ich, partition 'station': expected at least {sites} stations, got {len(names)}")
-    return station_of % sites, [names[s::sites].tolist() for s in range(sites)]
-
-
-def _parts(units: np.ndarray, site_of: np.ndarray, arguments: Mapping) -> list[dict[str, np.ndarray]]:
-    """For each site: split name → sorted slice indices."""
-    sites, split = arguments["sites"], arguments["split"]
-    test_share, val_share, train_per_site = (arguments[k] for k in ("test_share", "val_share", "train_per_site"))
-    order = _shuffle(len(site_of), arguments["seed"])
-    position = np.empty_like(order)
-    position[order] = np.arange(len(order))
-    by_unit = np.argsort(position[units], kind="stable")  # slice indices, unit after unit in shuffled order
-    split_of = np.full(len(site_of), SPLITS.index("train"))
-    for site in range(sites):
-        own = order[site_of[order] == site]
-        num_test = max(1, round(test_share * len(own)))
-        num_val = max(1, round(val_share * (len(own) - num_test))) if val_share else 0
-        if len(own) <= num_test + num_val:
-            raise FedMendError(
-                f"site-{site + 1}: expected at least {num_test + num_val + 1} {split}s to split, got {len(own)}"
-            )
-        split_of[own[:num_test]] = SPLITS.index("test")
-        split_of[own[num_test : num_test + num_val]] = SPLITS.index("val")
-    caps = {"train": train_per_site, "val": None}
-    if train_per_site is not None:
-        caps["val"] = max(1, round(train_per_site * val_share / (1 - val_share)))
-    key = site_of[units[by_unit]] * len(SPLITS) + split_of[units[by_unit]]
-    return [
-        {
-            name: np.sort(by_unit[key == site * len(SPLITS) + k][: caps.get(name)])
-            for k, name in enumerate(SPLITS)
-            if name != "val" or val_share
-        }
-        for site in range(sites)
-    ]
 
 
 def _check_labels(parts: list[dict[str, np.ndarray]], labels: np.ndarray, annotated: np.ndarray) -> None:
@@ -311,6 +284,19 @@ def _split_argument(parser: ArgumentParser) -> None:
     )
 
 
+def _list_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--train-list", type=Path, help="CSV with a column id: the training slices of a published split"
+    )
+    parser.add_argument("--test-list", type=Path, help="the same of the test slices; both need --split slice")
+
+
+def _lists(args: Namespace) -> tuple[Path, Path] | None:
+    if (args.train_list is None) != (args.test_list is None):
+        raise FedMendError("rsna-ich, arguments --train-list and --test-list: expected both or none, got one of them")
+    return args.train_list and (args.train_list, args.test_list)
+
+
 def _window_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--window", default="brain", help="brain, subdural, bone or file")
 
@@ -319,6 +305,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     command_line.source_and_out(parser, RSNA_FOLDER)
     command_line.missing_class_arguments(parser)
     _split_argument(parser)
+    _list_arguments(parser)
     parser.add_argument(
         "--partition", choices=["iid", "station"], default="iid", help="station keeps each scanner at one site"
     )
@@ -337,7 +324,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    prepare(args.source, args.out, **command_line.given(args, *ARGUMENTS), progress=print)
+    prepare(args.source, args.out, **command_line.given(args, *ARGUMENTS), lists=_lists(args), progress=print)
     print(f"{args.sites} site folders are in {args.out}")
 
 
@@ -345,6 +332,7 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
     command_line.source_and_out(parser, RSNA_FOLDER)
     command_line.noise_arguments(parser)
     _split_argument(parser)
+    _list_arguments(parser)
     parser.add_argument("--test-share", type=float, default=0.3)
     _window_argument(parser)
     parser.add_argument("--seed", type=int, default=1037, help="of the test split")
@@ -352,7 +340,7 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
 
 
 def _run_single(args: Namespace) -> None:
-    given = command_line.given(args, "split", "test_share", "window", "seed", "soft_labels")
+    given = command_line.given(args, "split", "test_share", "window", "seed", "soft_labels") | {"lists": _lists(args)}
     protocol = command_line.protocol_of(args)
     prepare_single_label(args.source, args.out, protocol=protocol, **given, progress=print)
 

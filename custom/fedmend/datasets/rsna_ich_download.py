@@ -77,6 +77,43 @@ def read_slices(source: Path) -> tuple[Slices, dict[str, int]]:
     return slices.take(index[np.argsort(ids[index])]), counts
 
 
+def take_lists(slices: Slices, train_list: Path, test_list: Path) -> tuple[Slices, np.ndarray]:
+    """The slices of a published split, in the order of its tables, which are CSV files with a column ``id`` that holds
+    ``ID_63eb1e259`` or ``ID_63eb1e259.dcm``; other columns are ignored.
+
+    Args:
+        slices: what is there.
+        train_list: table of the training slices.
+        test_list: table of the test slices.
+
+    Returns:
+        The slices of both tables, training ones first, and (N,) bool, True in the test split.
+
+    Raises:
+        FedMendError: a table without ids, an id that is listed twice, or one whose slice is not among ``slices``.
+    """
+    known = {name: i for i, name in enumerate(slices.ids.tolist())}
+    index: dict[int, bool] = {}
+    for file, test in ((Path(train_list), False), (Path(test_list), True)):
+        if not file.is_file():
+            raise FedMendError(f"rsna-ich, {file.name}: expected a table of slices, not found")
+        before = len(index)
+        with open(file, newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream)
+            for record in reader:
+                i = known.get((record.get("id") or "").removesuffix(".dcm"))
+                if i is None or i in index:
+                    found = "one that is listed already" if i in index else "one that is not there"
+                    raise FedMendError(
+                        f"rsna-ich, {file.name} row {reader.line_num}, column id: expected a slice of the download that"
+                        f" can be used, got {found}"
+                    )
+                index[i] = test
+        if len(index) == before:
+            raise FedMendError(f"rsna-ich, {file.name}: expected at least one slice, got none")
+    return slices.take(np.array(list(index))), np.array(list(index.values()))
+
+
 def _parse(stream: TextIO) -> tuple[dict[str, int], list[int], dict[str, int]]:
     """Slice id → flags of its rows; first row of each slice, in the same order; counts of rows."""
     reader = csv.reader(stream)

@@ -28,6 +28,11 @@ The published code (commit 2ad28b8) is an ablation snapshot that does not run, s
 - D12 quotas are shares of each side's residual samples, rounded down (both); ``quota_rounding=ceil`` for small sites.
 - D13 two views in the warm-up, their losses averaged; one view in stage 2 (code).
 - D14 concerns the FedAvg baseline: :mod:`fedmend.methods.baselines`.
+- D15 the rows of the ablation without WPC weight the positive tags of a missing class by n0 / n1, 5 without any, as the
+  code prepares and does not use.
+- D16 coupled L2 is all of the gradient of a missing class in the warm-up, and Adam makes it steps of the full learning
+  rate, so its row of the classifier is lost at all sites but those that annotate it. Paper and code leave it so; the
+  jobs spare such rows (``decay`` = supervised, see :class:`fedmend.training.LocalTrainer`), but for the paper preset.
 
 Passes per training sample and round: warm-up 2 forward-backward; last warm-up round 1 inference more; stage 2 1
 forward-backward and 2 inferences, because one scoring pass of the received model gives both the confidences of Eq. (7)
@@ -35,7 +40,6 @@ and the teacher of section 2.4: a sample has one augmented view per round, which
 needs no prototypes and saves its second inference.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -49,10 +53,18 @@ from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.losses import masked_bce, positive_weight, prior_shift
 from fedmend.method import Answer, Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.methods.prototypes import (
+    classes_without_prototype,
+    confidences,
+    global_prototypes,
+    local_prototypes,
+    select_confident,
+)
 from fedmend.repairs.label_ledger import Repairs
 from fedmend.training import infer
 
 WARMUP, PROTOTYPE, DETECT = "warmup", "prototype", "detect"
+WEIGHT_WITHOUT_POSITIVES = 5.0
 RULE = "fedmlp.missing_label_detection"
 AVERAGE = "a class that one site alone knows has that site's value"
 DEGREE = Field(("C",), "float32", 0, 1, "share of samples of which the model is sure (Eq. 10)", "one number per class")
@@ -94,7 +106,7 @@ class FedMLPRound(Round):
         self._target = torch.from_numpy((labels == 1).astype(np.float32)).to(site.device)
         self._known = torch.from_numpy(known).to(site.device)
         self._shift = torch.from_numpy(self._logit_shift(labels)).to(site.device)
-        self._pos_weight = torch.from_numpy(positive_weight(np.maximum(labels, 0))).to(site.device)
+        self._pos_weight = torch.from_numpy(self._positive_weight(labels)).to(site.device)
 
     def _prepare_teacher(self) -> Tensor | None:
         """(V, N, C) scores of the received model, where a loss needs them; tags missing labels by the same pass."""
@@ -113,6 +125,12 @@ class FedMLPRound(Round):
         if not (self.method.wpc and self.method.la):
             return np.zeros(labels.shape[1], dtype=np.float32)
         return np.where(self.site.data.annotated, prior_shift(labels), prior_shift(labels, smoothing=1.0))
+
+    def _positive_weight(self, labels: np.ndarray) -> np.ndarray:
+        """The baselines' weights of Eq. (1); n0 / n1 of the tags where a class is missing (D15)."""
+        negative, positive = (labels == 0).sum(0), (labels == 1).sum(0)
+        tags = np.where(positive > 0, negative / np.maximum(positive, 1), WEIGHT_WITHOUT_POSITIVES)
+        return np.where(self.site.data.annotated, positive_weight(np.maximum(labels, 0)), tags).astype(np.float32)
 
     def _tag(self, features: np.ndarray) -> None:
         """Missing-label detection, Eqs. (7)-(9)."""
@@ -216,79 +234,6 @@ class FedMLP(LocalMethod):
         self.cr_weight, self.warmup_distillation, self.quota_rounding = cr_weight, warmup_distillation, quota_rounding
 
 
-def _slices(samples: int) -> list[slice]:
-    """Parts of a data set that fit the cache when turned to float64."""
-    return [slice(i, i + 4096) for i in range(0, samples, 4096)]
-
-
-def confidences(features: np.ndarray, prototypes: np.ndarray) -> np.ndarray:
-    """Z of Eq. (7), Sun et al., MICCAI 2024: cos(P_0, F) - cos(P_1, F).
-
-    Args:
-        features: (N, F).
-        prototypes: (2C, F), row 2c + n for label n of class c; a zero row = no prototype.
-
-    Returns:
-        (N, C) float64; < 0 leans positive, NaN for a class that lacks a prototype.
-    """
-    prototypes = prototypes.astype(np.float64)
-    length = np.linalg.norm(prototypes, axis=1)
-    directions = (prototypes / np.maximum(length, 1e-12)[:, None]).T
-    z = np.empty((len(features), len(prototypes) // 2))
-    for rows in _slices(len(features)):
-        part = features[rows].astype(np.float64)
-        cosine = (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)) @ directions
-        z[rows] = cosine[:, 0::2] - cosine[:, 1::2]
-    z[:, (length[0::2] == 0) | (length[1::2] == 0)] = np.nan
-    return z
-
-
-def select_confident(
-    z: np.ndarray, residual: np.ndarray, ratio_negative: float, ratio_positive: float, *, rounding: str = "floor"
-) -> tuple[np.ndarray, np.ndarray]:
-    """Most certain residual samples of one class, Eqs. (8)-(9), Sun et al., MICCAI 2024.
-
-    Args:
-        z: (N,) Z of Eq. (7).
-        residual: (N,) bool, samples that are not tagged yet.
-        ratio_negative: tau_0, share of the residual samples with Z >= 0 that is selected.
-        ratio_positive: tau_1, share of those with Z < 0.
-        rounding: ``floor`` or ``ceil`` of the product.
-
-    Returns:
-        Sample numbers to tag 0 (largest Z first) and 1 (smallest Z first); ties in sample order.
-    """
-    negative_side = np.flatnonzero(residual & (z >= 0))
-    positive_side = np.flatnonzero(residual & (z < 0))
-    negatives = negative_side[np.argsort(-z[negative_side], kind="stable")]
-    positives = positive_side[np.argsort(z[positive_side], kind="stable")]
-    negatives = negatives[: _quota(ratio_negative, len(negatives), rounding)]
-    return negatives, positives[: _quota(ratio_positive, len(positives), rounding)]
-
-
-def _quota(ratio: float, size: int, rounding: str) -> int:
-    # The degree in the ratio has travelled as float32: 0.1 * 30 = 3.00000004 must not be rounded up to 4, nor
-    # 0.01 * 300 = 2.9999999 down to 2.
-    exact = float(ratio) * size
-    return math.floor(exact * (1 + 1e-6)) if rounding == "floor" else math.ceil(exact * (1 - 1e-6))
-
-
-def local_prototypes(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Prototypes of Eq. (5), Sun et al., MICCAI 2024: mean features per class and label, from original labels only.
-
-    Args:
-        features: (N, F).
-        labels: (N, C) int8; -1 = not annotated.
-
-    Returns:
-        prototypes (2C, F) float32, row 2c + n, zero where no sample has the label; counts (2C,) int64.
-    """
-    member = np.stack([labels == 0, labels == 1], axis=2).reshape(len(labels), -1)
-    counts = member.sum(0)
-    sums = sum(member[rows].T.astype(np.float64) @ features[rows].astype(np.float64) for rows in _slices(len(labels)))
-    return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32), counts.astype(np.int64)
-
-
 def learning_degree(probabilities: np.ndarray, low: float, high: float) -> np.ndarray:
     """Local learning degree d_c^k, Eq. (10) left, Sun et al., MICCAI 2024: share of scores < L or > R.
 
@@ -352,30 +297,6 @@ class FedMLPWorkflow(Workflow):
         if missing := classes_without_prototype(prototypes):
             fed.record("no_prototype", [fed.classes[c] for c in missing])
         return {"prototypes": prototypes, "learning_degree": degree}
-
-
-def global_prototypes(reports: Mapping[str, Report], samples: Mapping[str, int]) -> np.ndarray:
-    """Global prototypes P_n^c, Eq. (6), Sun et al., MICCAI 2024, over the sites that have one, weighted by N_k (D6).
-
-    Args:
-        reports: site → report with prototypes (2C, F) and prototype_counts (2C,).
-        samples: site → N_k.
-
-    Returns:
-        (2C, F) float32; zero rows where no site has the prototype. Sites are summed in sorted order.
-    """
-    total, weights = 0.0, 0.0
-    for site in sorted(reports):
-        weight = (reports[site]["prototype_counts"] > 0) * float(samples[site])
-        total = total + weight[:, None] * reports[site]["prototypes"].astype(np.float64)
-        weights = weights + weight
-    return (total / np.maximum(weights, 1e-12)[:, None]).astype(np.float32)
-
-
-def classes_without_prototype(prototypes: np.ndarray) -> list[int]:
-    """Classes for which nothing can be tagged in the next round, because a row of (2C, F) ``prototypes`` is zero."""
-    absent = ~prototypes.any(axis=1)
-    return np.flatnonzero(absent[0::2] | absent[1::2]).tolist()
 
 
 def global_learning_degree(

@@ -289,3 +289,64 @@ def test_the_single_label_test_split_leaks_patients_only_when_it_is_cut_by_slice
 def test_an_unknown_split_of_the_single_label_subset_is_refused(official, tmp_path):
     with refused("rsna-ich, argument split: expected 'patient' or 'slice', got 'site'"):
         prepare_single_label(official, tmp_path / "out", protocol=NOISY, split="site")
+
+
+def write_list(file, ids):
+    file.write_text("id,epidural\n" + "".join(f"{i},0\n" for i in ids))
+    return file
+
+
+def slice_lists(folder, train, test):
+    """The tables of a published split of slices (patient, k)."""
+    lists = {"train": train, "test": test}
+    return tuple(write_list(folder / f"{k}_list.csv", [slice_id(*one) for one in v]) for k, v in lists.items())
+
+
+def test_the_slices_of_a_published_split_keep_its_order_and_its_test_slices(official, tmp_path):
+    order = [(p, k) for k in (2, 0) for p in range(PATIENTS - 1, -1, -1)]
+    lists = slice_lists(tmp_path, order, [(p, 1) for p in range(PATIENTS)])
+    prepare(official, tmp_path / "out", **{**BASE, "val_share": 0}, split="slice", lists=lists)
+    shown, tested = every_table(tmp_path / "out"), every_table(tmp_path / "out", "test")
+    place = {f"{slice_id(*one)}.dcm": n for n, one in enumerate(order)}
+    for table in shown:
+        places = [place[image] for image in table.images]
+        assert places == sorted(places)
+    assert sum(len(t.images) for t in shown) == 72
+    assert sorted(i for t in tested for i in t.images) == sorted(f"{slice_id(p, 1)}.dcm" for p in range(PATIENTS))
+    assert load_card(tmp_path / "out" / "site-1", "").provenance["arguments"]["lists"] == [
+        "train_list.csv",
+        "test_list.csv",
+    ]
+
+
+def test_the_partition_of_a_published_single_label_split_depends_on_the_order_of_its_table(official, tmp_path):
+    def site_1(name, train):
+        lists = slice_lists(tmp_path, train, [(p, 1) for p in range(PATIENTS) if p % 6 < 5])
+        prepare_single_label(official, tmp_path / name, protocol=NOISY, split="slice", lists=lists)
+        return set(load(tmp_path / name, "site-1", "truth").images), len(load(tmp_path / name, "site-1", "test").images)
+
+    order = [(p, k) for p in range(PATIENTS) if p % 6 < 5 for k in (0, 2)]
+    assert site_1("a", order) == site_1("b", order) != site_1("c", order[::-1])
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([(0, 0), (0, 0)], [(1, 0)], "train_list.csv row 3, column id: .* got one that is listed already"),
+        ([(0, 0)], [(0, 0)], "test_list.csv row 2, column id: .* got one that is listed already"),
+        ([(0, 0)], [(99, 0)], "test_list.csv row 2, column id: .* got one that is not there"),
+        ([], [(1, 0)], "train_list.csv: expected at least one slice, got none"),
+    ],
+)
+def test_lists_that_name_no_slice_or_one_twice_are_refused(official, tmp_path, train, test, message):
+    with pytest.raises(FedMendError, match=message):
+        prepare(official, tmp_path / "out", **BASE, split="slice", lists=slice_lists(tmp_path, train, test))
+
+
+def test_a_published_split_needs_a_split_by_slice(official, tmp_path):
+    lists = slice_lists(tmp_path, [(0, 0)], [(1, 0)])
+    message = "argument split: expected 'slice' with the lists of a published split, got 'patient'"
+    with pytest.raises(FedMendError, match=message):
+        prepare(official, tmp_path / "out", **BASE, lists=lists)
+    with pytest.raises(FedMendError, match=message):
+        prepare_single_label(official, tmp_path / "out", protocol=NOISY, lists=lists)

@@ -9,7 +9,8 @@ from factories import refused
 
 from fedmend.fields import check_fields
 from fedmend.method import RoundTask
-from fedmend.methods.fedmlp import DETECT, PROTOTYPE, RULE, WARMUP, FedMLP, global_learning_degree, global_prototypes
+from fedmend.methods.fedmlp import DETECT, PROTOTYPE, RULE, WARMUP, FedMLP, global_learning_degree
+from fedmend.methods.prototypes import global_prototypes
 from fedmend.training import infer
 
 VALUES = [10, 250, 30, 240, 20, 200, 180, 220, 40, 230]  # Z falls with darkness: 1 3 9 7 5 6 | 8 2 4 0, four are < 0

@@ -5,6 +5,7 @@ import json
 import stat
 
 import numpy as np
+import pydicom
 import pytest
 from factories import refused
 from PIL import Image
@@ -55,6 +56,17 @@ def test_a_phantom_becomes_site_folders_that_say_phantom_and_can_be_opened(tmp_p
         assert data.annotated.astype(int).tolist() == annotated
         assert sorted(data.evaluation) == ["test", "val"]
         assert data.train.images.any(axis=(1, 2)).all()
+
+
+def test_a_site_has_a_scanner_of_its_own_where_the_partition_is_by_station_and_all_of_them_otherwise(tmp_path):
+    scanners = {}
+    for partition in ("iid", "station"):
+        make_phantom(tmp_path / partition, dataclasses.replace(SMALL, partition=partition))
+        card = load_card(tmp_path / partition / "site-1", "site-1")
+        table = load_table(card, "train.csv", ICH)
+        headers = [pydicom.dcmread(card.image_root / image, stop_before_pixels=True) for image in table.images]
+        scanners[partition] = {header.StationName for header in headers}
+    assert scanners == {"iid": {"scanner-1", "scanner-2"}, "station": {"scanner-1"}}
 
 
 def test_a_phantom_is_made_once(tmp_path, made):

@@ -47,6 +47,8 @@ PROTOCOL = NoiseProtocol(
     noise="uniform",
     noise_seed=7,
 )
+LISTS = ("--train-list", "train.csv", "--test-list", "test.csv")
+LISTED = {"lists": (Path("train.csv"), Path("test.csv"))}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +57,8 @@ PROTOCOL = NoiseProtocol(
         (
             "rsna-ich-single",
             "rsna_ich.prepare_single_label",
-            ["--split", "slice", "--test-share", 0.4, "--window", "bone", "--seed", 3],
-            {"split": "slice", "test_share": 0.4, "window": "bone", "seed": 3},
+            ["--split", "slice", "--test-share", 0.4, "--window", "bone", "--seed", 3, *LISTS],
+            {"split": "slice", "test_share": 0.4, "window": "bone", "seed": 3, **LISTED},
         ),
         (
             "isic2019",
@@ -158,11 +160,18 @@ def test_brain_slices_are_prepared_with_label_sets(tmp_path, monkeypatch):
     assert seen == [((Path("in"), tmp_path), {"sites": 5, "classes_per_site": 3, "seed": 1037})]
 
 
+@pytest.mark.parametrize("name", ["rsna-ich", "rsna-ich-single"])
+def test_a_published_split_has_two_lists(tmp_path, capsys, name):
+    assert call("prepare", name, "in", tmp_path, *LISTS[:2]) == 1
+    assert "--train-list and --test-list: expected both or none, got one of them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("word", "share"), [("0.25", 0.25), ("all", None)])
 def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
     seen = capture(monkeypatch, "fedmend.datasets.rsna_ich.prepare")
     words = "--split slice --partition station --test-share 0.2 --val-share 0 --train-per-site 50 --window subdural"
-    assert call("prepare", "rsna-ich", "in", tmp_path, *words.split(), "--healthy-share", word, "--sites", 4) == 0
+    words = [*words.split(), "--healthy-share", word, "--sites", 4, *LISTS]
+    assert call("prepare", "rsna-ich", "in", tmp_path, *words) == 0
     ((source, out), options) = seen[0]
     assert (source, out) == (Path("in"), tmp_path)
     assert options.pop("progress") is print
@@ -178,6 +187,7 @@ def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
         "healthy_share": share,
         "window": "subdural",
         "seed": 1037,
+        **LISTED,
     }
 
 

@@ -13,17 +13,20 @@ from fedmend.phantoms.sites import SOURCE, PhantomSpec
 
 @dataclass(frozen=True, kw_only=True)
 class MissingClassPhantom(PhantomSpec):
-    """CT head slices with missing classes; each site has its own scanner.
+    """CT head slices with missing classes.
 
     Attributes:
         annotated_per_site: classes that each site annotates.
         rule: how they are chosen, see :func:`fedmend.datasets.imperfections.annotated_classes`.
+        partition: ``iid`` deals the patients to the sites, whatever their scanner (the paper); ``station`` gives each
+            site its own scanner, which then goes with the classes that the site annotates.
         val_share: share of a site's training slices held out for choosing the best model.
     """
 
     dataset: str = "ich"
     annotated_per_site: int = 1
     rule: str = "one_each"
+    partition: str = "iid"
     val_share: float = 0.1
 
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
@@ -38,7 +41,7 @@ class MissingClassPhantom(PhantomSpec):
             sites=self.sites,
             annotated_per_site=self.annotated_per_site,
             rule=self.rule,
-            partition="station",
+            partition=self.partition,
             test_share=self.test_share,
             val_share=self.val_share,
             healthy_share=None,

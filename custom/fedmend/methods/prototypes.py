@@ -1,0 +1,110 @@
+"""Class prototypes: what a site's features say about classes that it does not annotate (Eqs. 5-9 of Sun et al., MICCAI
+2024, "FedMLP: Federated Multi-Label Medical Image Classification under Task Heterogeneity").
+
+A prototype is the mean feature of the samples with one label of one class. C classes, N samples, F features.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedmend.fields import Report
+
+
+def local_prototypes(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Prototypes of Eq. (5), Sun et al., MICCAI 2024: mean features per class and label, from original labels only.
+
+    Args:
+        features: (N, F).
+        labels: (N, C) int8; -1 = not annotated.
+
+    Returns:
+        prototypes (2C, F) float32, row 2c + n, zero where no sample has the label; counts (2C,) int64.
+    """
+    member = np.stack([labels == 0, labels == 1], axis=2).reshape(len(labels), -1)
+    counts = member.sum(0)
+    sums = sum(member[rows].T.astype(np.float64) @ features[rows].astype(np.float64) for rows in _slices(len(labels)))
+    return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32), counts.astype(np.int64)
+
+
+def global_prototypes(reports: Mapping[str, Report], samples: Mapping[str, int]) -> np.ndarray:
+    """Global prototypes P_n^c, Eq. (6), Sun et al., MICCAI 2024, over the sites that have one, weighted by N_k, as in
+    the released code.
+
+    Args:
+        reports: site → report with prototypes (2C, F) and prototype_counts (2C,).
+        samples: site → N_k.
+
+    Returns:
+        (2C, F) float32; zero rows where no site has the prototype. Sites are summed in sorted order.
+    """
+    total, weights = 0.0, 0.0
+    for site in sorted(reports):
+        weight = (reports[site]["prototype_counts"] > 0) * float(samples[site])
+        total = total + weight[:, None] * reports[site]["prototypes"].astype(np.float64)
+        weights = weights + weight
+    return (total / np.maximum(weights, 1e-12)[:, None]).astype(np.float32)
+
+
+def classes_without_prototype(prototypes: np.ndarray) -> list[int]:
+    """Classes for which nothing can be tagged in the next round, because a row of (2C, F) ``prototypes`` is zero."""
+    absent = ~prototypes.any(axis=1)
+    return np.flatnonzero(absent[0::2] | absent[1::2]).tolist()
+
+
+def _slices(samples: int) -> list[slice]:
+    """Parts of a data set that fit the cache when turned to float64."""
+    return [slice(i, i + 4096) for i in range(0, samples, 4096)]
+
+
+def confidences(features: np.ndarray, prototypes: np.ndarray) -> np.ndarray:
+    """Z of Eq. (7), Sun et al., MICCAI 2024: cos(P_0, F) - cos(P_1, F).
+
+    Args:
+        features: (N, F).
+        prototypes: (2C, F), row 2c + n for label n of class c; a zero row = no prototype.
+
+    Returns:
+        (N, C) float64; < 0 leans positive, NaN for a class that lacks a prototype.
+    """
+    prototypes = prototypes.astype(np.float64)
+    length = np.linalg.norm(prototypes, axis=1)
+    directions = (prototypes / np.maximum(length, 1e-12)[:, None]).T
+    z = np.empty((len(features), len(prototypes) // 2))
+    for rows in _slices(len(features)):
+        part = features[rows].astype(np.float64)
+        cosine = (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)) @ directions
+        z[rows] = cosine[:, 0::2] - cosine[:, 1::2]
+    z[:, (length[0::2] == 0) | (length[1::2] == 0)] = np.nan
+    return z
+
+
+def select_confident(
+    z: np.ndarray, residual: np.ndarray, ratio_negative: float, ratio_positive: float, *, rounding: str = "floor"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Most certain residual samples of one class, Eqs. (8)-(9), Sun et al., MICCAI 2024.
+
+    Args:
+        z: (N,) Z of Eq. (7).
+        residual: (N,) bool, samples that are not tagged yet.
+        ratio_negative: tau_0, share of the residual samples with Z >= 0 that is selected.
+        ratio_positive: tau_1, share of those with Z < 0.
+        rounding: ``floor`` or ``ceil`` of the product.
+
+    Returns:
+        Sample numbers to tag 0 (largest Z first) and 1 (smallest Z first); ties in sample order.
+    """
+    negative_side = np.flatnonzero(residual & (z >= 0))
+    positive_side = np.flatnonzero(residual & (z < 0))
+    negatives = negative_side[np.argsort(-z[negative_side], kind="stable")]
+    positives = positive_side[np.argsort(z[positive_side], kind="stable")]
+    negatives = negatives[: _quota(ratio_negative, len(negatives), rounding)]
+    return negatives, positives[: _quota(ratio_positive, len(positives), rounding)]
+
+
+def _quota(ratio: float, size: int, rounding: str) -> int:
+    # The degree in the ratio has travelled as float32: 0.1 * 30 = 3.00000004 must not be rounded up to 4, nor
+    # 0.01 * 300 = 2.9999999 down to 2.
+    exact = float(ratio) * size
+    return math.floor(exact * (1 + 1e-6)) if rounding == "floor" else math.ceil(exact * (1 - 1e-6))
