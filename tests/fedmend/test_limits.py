@@ -103,7 +103,7 @@ def test_on_a_gpu_its_own_free_memory_counts_and_half_of_the_estimate(one_layer,
 
 def test_mixed_pairs_are_part_of_a_step():
     assert PlainMethod().step_images(28) == 28
-    assert FedLSM(local_iterations=1, pairs=4).step_images(28) == 36
+    assert FedLSM(local_iterations=1, pairs=4).step_images(28) == 28
     assert FedLSM(local_iterations=1, pairs=4, ude_weight=0.0).step_images(28) == 28
 
 

@@ -7,7 +7,7 @@ are the pair of FedLSM's code.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -178,9 +178,16 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
     return F.conv2d(padded, square, groups=batch * channels).reshape(images.shape)
 
 
-def to_network(images: Tensor) -> Tensor:
-    """Grey (B, 1, H, W) or colour (B, 3, H, W) in 0..1 → (B, 3, H, W), scaled by ImageNet's mean and deviation."""
-    mean = images.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
-    std = images.new_tensor(IMAGENET_STD).view(1, 3, 1, 1)
+def to_network(
+    images: Tensor, mean: Sequence[float] = IMAGENET_MEAN, deviation: Sequence[float] = IMAGENET_STD
+) -> Tensor:
+    """Grey (B, 1, H, W) or colour (B, 3, H, W) in 0..1 → (B, 3, H, W), scaled by mean and deviation.
+
+    Args:
+        images: as above.
+        mean: one number, or one for each colour.
+        deviation: likewise.
+    """
+    mean, std = (images.new_tensor(values).expand(3).view(1, 3, 1, 1) for values in (mean, deviation))
     images = (images - mean) / std
     return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
