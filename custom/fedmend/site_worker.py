@@ -250,7 +250,7 @@ class SiteWorker:
             device,
             network=run.network,
             num_classes=len(run.classes),
-            images=self.method.step_images(self._batch_size),
+            images=self._batch_size,
             edge=self._image_size,
         )
         data = kind.load(
