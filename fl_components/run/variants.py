@@ -1,8 +1,11 @@
-"""Variants of jobs: files with settings and components that ``--variant`` puts in place of a job's own."""
+"""Variants of jobs: files with settings and components that ``--variant`` puts in place of a job's own.
+
+``paper`` has every number of the paper. Another variant beside it says what is different, so paper gives way to it.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedmend.errors import FedMendError
@@ -10,6 +13,7 @@ from fl_components.run.arguments import Part, assign, has, parts
 
 FOLDER = "variants"
 SHARED = Path(__file__).resolve().parents[2] / "jobs" / FOLDER  # of the checkout, for copies of jobs elsewhere
+PAPER = "paper"
 KEYS = ("about", "components", "set")
 COMPONENT_KEYS = ("path", "args", "keep")
 
@@ -96,7 +100,11 @@ def choose(known: Mapping[str, Variant], names: Sequence[str]) -> list[Variant]:
             raise FedMendError(f"--variant: expected one of {sorted(known)}, got {name!r}")
     if len(set(names)) < len(names):
         raise FedMendError(f"--variant: expected each variant once, got {','.join(names)}")
-    chosen = sorted((known[name] for name in names), key=lambda v: (bool(v.components), not v.own, v.name))
+    taken = {setting for name in names if name != PAPER for setting in _values(known[name])}
+    chosen = sorted(
+        (_without(known[name], taken) if name == PAPER else known[name] for name in names),
+        key=lambda v: (bool(v.components), not v.own, v.name),
+    )
     given: dict[str, tuple[str, object]] = {}  # setting → first variant with it, value
     replaced: dict[str, str] = {}  # component → variant
     for variant in chosen:
@@ -165,6 +173,11 @@ def _replace(variant: str, name: str, new: Mapping, client: Mapping, server: Map
         raise FedMendError(f"{word}: expected {missing[0]} in the component whose place it takes, not found")
     component["path"] = new["path"]
     component["args"] = {**{key: old[key] for key in new.get("keep", [])}, **new.get("args", {})}
+
+
+def _without(variant: Variant, settings: Collection[str]) -> Variant:
+    """The variant without some of its settings."""
+    return replace(variant, set={name: value for name, value in variant.set.items() if name not in settings})
 
 
 def _values(variant: Variant) -> dict[str, object]:

@@ -130,6 +130,12 @@ def test_two_variants_that_set_a_name_to_the_same_value_agree(configure):
     assert (job.run["seed"], job.site["batch_size"]) == (1, 8)
 
 
+def test_the_papers_settings_give_way_to_those_of_another_variant(configure):
+    paper = {"set": {"la": False, "seed": 1, "batch_size": 8}}
+    job = configure("paper", "plain", "a", paper=paper, plain=PLAIN, a={"set": {"seed": 2}})
+    assert (job.method.args["la"], job.run["seed"], job.site["batch_size"]) == (True, 2, 8)
+
+
 def test_a_setting_that_the_job_has_neither_before_nor_after_is_refused(configure):
     with refused("--variant x: expected a setting of this job, got 'nmu_rounds'; nearest: num_rounds"):
         configure("x", "plain", x={"set": {"nmu_rounds": 1}}, plain=PLAIN)
