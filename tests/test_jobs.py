@@ -206,14 +206,14 @@ def test_a_baseline_is_its_method_with_its_numbers(configured, job, variant, met
         ("fedprox_masked", "LabelSetFedProx", {"mu": 0.01}, "masked"),
         ("fedrs", "FedRS", {"alpha": 0.5}, "samples"),
         ("moon_masked", "Moon", {"mu": 1.0, "temperature": 0.5}, "masked"),
-        ("fixmatch_masked", "FixMatch", {"tau_positive": 0.85, "tau_negative": 0.01}, "masked"),
+        ("fixmatch_masked", "FixMatch", {"tau_positive": 0.85, "tau_negative": 0.01, "loss_mean": "parts"}, "masked"),
     ],
 )
 def test_a_baseline_of_label_sets_keeps_the_steps_and_thresholds_of_the_preset(
     configured, variant, method, args, aggregation
 ):
     found = read_job(configured(ROOT / "jobs" / "fedlsm_cxr14", ["paper", variant]))
-    assert method_of(found) == (method, {"local_iterations": 200, "vertical_flip": False, **args})
+    assert method_of(found) == (method, {"local_iterations": 200, "vertical_flip": True, **args})
     assert found.workflow.path == "fedmend.methods.labelsets.LabelSetWorkflow"
     assert found.workflow.args == {"aggregation": aggregation, "pos_weight_cap": 100.0}
 

@@ -167,10 +167,6 @@ class LocalMethod:
     ROUND: ClassVar[type[Round]]
     patients_apart: bool = False
 
-    def step_images(self, batch_size: int) -> int:
-        """Images that a training step passes forward with gradients, for the estimate of its memory."""
-        return batch_size
-
     def start(self, model: nn.Module, task: RoundTask, site: Site) -> Round:
         """Before the local training, with the received global model: repairs labels, freezes the teacher."""
         return self.ROUND(self, model, task, site)

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedmend.data.manifest import SiteCard, load_card
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import check_fields
 from fedmend.files import locked
 from fedmend.kinds import Kind, kind_of
@@ -48,6 +48,8 @@ class SiteWorker:
         second_momentum: Adam's beta_2.
         keep_moments: Adam's moments go on over rounds.
         all_labels: train on the complete labels kept for evaluation (upper bound of a comparison).
+        pixel_mean: of labelled pictures, 0 to 1: one number, or one for each colour; empty: ImageNet's.
+        pixel_deviation: likewise, > 0; as many numbers.
         phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``; fields of the classes in
             :mod:`fedmend.phantoms.sites`.
 
@@ -68,6 +70,8 @@ class SiteWorker:
         second_momentum: float = 0.999,
         keep_moments: bool = False,
         all_labels: bool = False,
+        pixel_mean: Sequence[float] = (),
+        pixel_deviation: Sequence[float] = (),
         phantom: Mapping | None = None,
     ):
         if batch_size < 2 or image_size < 32:
@@ -77,7 +81,14 @@ class SiteWorker:
                 f"expected image_size <= {LARGEST_IMAGE} and batch_size * image_size^2 <= {LARGEST_BATCH}, got"
                 f" image_size {image_size} and batch_size {batch_size}"
             )
+        check_variables(len(pixel_mean) in (0, 1, 3), "no number, 1 or 3", pixel_mean=pixel_mean)
+        check_variables(
+            len(pixel_deviation) == len(pixel_mean) and all(v > 0 for v in pixel_deviation),
+            f"{len(pixel_mean)} number(s) > 0",
+            pixel_deviation=pixel_deviation,
+        )
         self._image_size, self._batch_size, self._all_labels = image_size, batch_size, all_labels
+        self._scaling = (tuple(pixel_mean), tuple(pixel_deviation)) if pixel_mean else None
         self._trainer = LocalTrainer(
             learning_rate=learning_rate,
             learning_rate_decay=learning_rate_decay,
@@ -243,7 +254,7 @@ class SiteWorker:
             device,
             network=run.network,
             num_classes=len(run.classes),
-            images=self.method.step_images(self._batch_size),
+            images=self._batch_size,
             edge=self._image_size,
         )
         data = kind.load(
@@ -255,6 +266,8 @@ class SiteWorker:
             max_unreadable=config.max_unreadable,
             all_labels=self._all_labels,
         )
+        if self._scaling:
+            data = data.scaled(*self._scaling)
         if len(data.train) < self._batch_size:
             raise FedMendError(
                 f"{name}: {data.train.file}: expected at least {self._batch_size} samples (batch_size), got"

@@ -108,7 +108,7 @@ def limits(site: CheckedSite) -> Result:
         torch.device("cuda" if torch.cuda.is_available() else "cpu"),
         network=needs.network,
         num_classes=len(needs.classes),
-        images=method.step_images(needs.batch_size),
+        images=needs.batch_size,
         edge=needs.image_size,
     )
     if config.privacy:

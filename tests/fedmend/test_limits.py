@@ -15,7 +15,6 @@ from worker_factories import Client, census_task, global_model, one_site
 from fedmend import limits, networks
 from fedmend.limits import MODELS, check_order, check_step, step_bytes
 from fedmend.method import RoundTask
-from fedmend.methods.fedlsm import FedLSM
 from fedmend.site_config import SiteConfig
 from fedmend.training import Stopped
 
@@ -104,12 +103,6 @@ def test_on_a_gpu_its_own_free_memory_counts_and_half_of_the_estimate(one_layer,
     with refused(f"{STEP_WORDS} 0.6 GB (free at this site), got one of about 0.7 GB"):
         check_step("site-1", config(), CUDA, **STEP)
     check_step("site-1", config(memory_gb=0.7), CUDA, **STEP)
-
-
-def test_mixed_pairs_are_part_of_a_step():
-    assert PlainMethod().step_images(28) == 28
-    assert FedLSM(local_iterations=1, pairs=4).step_images(28) == 36
-    assert FedLSM(local_iterations=1, pairs=4, ude_weight=0.0).step_images(28) == 28
 
 
 # ---- rounds and epochs ----------------------------------------------------------------------------------------------

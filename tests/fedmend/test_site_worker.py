@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from factories import make_site_folder
+from factories import make_site_folder, refused
 from torch_factories import PlainMethod, PlainRound, TinyNetwork
 from worker_factories import SETTINGS, Client, census_task, global_model, one_site
 
@@ -256,6 +256,27 @@ def test_a_sentence_too_long_for_the_guard_is_cut(client):
 def test_sizes_that_cannot_be_trained_on_are_refused_at_once(wrong):
     with pytest.raises(ValueError, match="expected batch_size >= 2 and image_size >= 32"):
         SiteWorker(**{**SETTINGS, **wrong})
+
+
+def test_pictures_are_scaled_by_the_numbers_of_the_job(client):
+    site = client(pixel_mean=[0.4], pixel_deviation=[0.2])
+    assert site.train().error == ""
+    train = site.worker._opened[1].site.data.train
+    assert (train.mean, train.deviation) == ((0.4,), (0.2,))
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "sentence"),
+    [
+        ([0.5, 0.5], [1, 1], "pixel_mean: expected no number, 1 or 3, got [0.5, 0.5]"),
+        ([0.5], [], "pixel_deviation: expected 1 number(s) > 0, got []"),
+        ([0.5], [0], "pixel_deviation: expected 1 number(s) > 0, got [0]"),
+        ([], [0.2], "pixel_deviation: expected 0 number(s) > 0, got [0.2]"),
+    ],
+)
+def test_numbers_that_pictures_cannot_be_scaled_by_are_refused_at_once(mean, deviation, sentence):
+    with refused(f"job variable {sentence}"):
+        SiteWorker(**SETTINGS, pixel_mean=mean, pixel_deviation=deviation)
 
 
 def test_original_labels_are_never_written(client):

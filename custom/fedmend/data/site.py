@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmend.data.augment import to_network, warp
+from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, to_network, warp
 from fedmend.data.manifest import (
     MULTILABEL,
     NOT_ANNOTATED,
@@ -39,11 +39,15 @@ class Split:
         images: (N, H, W) uint8, in colour (N, H, W, 3), read-only.
         table: labels and manifest rows of the same N samples.
         device: where views are made.
+        mean: of the pixels, by which views are scaled: one number, or one for each colour.
+        deviation: likewise.
     """
 
     images: np.ndarray
     table: LabelTable
     device: torch.device
+    mean: Sequence[float] = IMAGENET_MEAN
+    deviation: Sequence[float] = IMAGENET_STD
 
     def __len__(self) -> int:
         return len(self.table.images)
@@ -71,7 +75,11 @@ class Split:
         images = self.pixels(index)
         if matrices is not None:
             images = warp(images, matrices[index].to(self.device, non_blocking=True))
-        return to_network(images)
+        return self.to_network(images)
+
+    def to_network(self, images: Tensor) -> Tensor:
+        """Network input (B, 3, H, W) of (B, 1 or 3, H, W) images in 0..1."""
+        return to_network(images, self.mean, self.deviation)
 
     def pixels(self, index: Tensor) -> Tensor:
         """Some samples as they are: (B, 1, H, W) or, in colour, (B, 3, H, W) float32 in 0..1 on the device.
@@ -100,6 +108,13 @@ class SiteData:
     train: Split
     evaluation: Mapping[str, Split]
     kind: str = MULTILABEL
+
+    def scaled(self, mean: Sequence[float], deviation: Sequence[float]) -> "SiteData":
+        """The same with other numbers by which pixels are scaled, see :class:`Split`."""
+        train, *others = (
+            replace(split, mean=mean, deviation=deviation) for split in (self.train, *self.evaluation.values())
+        )
+        return replace(self, train=train, evaluation=dict(zip(self.evaluation, others, strict=True)))
 
 
 def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:

@@ -31,6 +31,11 @@ Where paper and reference code (dzp2095/FedLSM) differ, or the paper is silent:
   samples ends with its last whole batch.
 - D10, D11 split and identified classes are the converters' matter. D12 all sites start from the server's weights.
 - D13 augmentation as in the code, vertical flips by ``vertical_flip``.
+- D14 thresholds and uncertainty are read from sigmoid(z - log w), where w is the weight of the positive term, so that
+  they are probabilities whatever ``pos_weight_cap`` is. The weights of the code have no effect on its probabilities
+  (D3); in the paper they are not said.
+- D15 ``keep_labelled``: D_h leaves L_I in paper and code, and with it the labels of rare classes, which are uncertain.
+- D16 a step of the student has ``batch_size`` images with the mixed ones, as in the paper, and so has a baseline's.
 - The known classes of a single-label site are those of which it has a label.
 - The teacher starts each round as the received model (code).
 
@@ -48,7 +53,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.data.augment import to_network, weak
+from fedmend.data.augment import weak
+from fedmend.data.manifest import NOT_ANNOTATED
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site
@@ -90,15 +96,34 @@ class FedLSMRound(PseudoLabelRound):
         else:
             order = torch.rand(samples, generator=site.generator(task, "pools")).numpy()
             if method.ue:
-                logits = infer(model, site.data.train, site)[1].numpy()
-                order = self._entropy = self.reading.uncertainty(logits, known)
+                logits = self.unweighted(infer(model, site.data.train, site)[1])
+                order = self._entropy = self.reading.uncertainty(logits.numpy(), known)
             self._pools = split_pools(order, *self._pool_sizes(samples))
+        self._main = self._main_pool(samples)
         self._pairs = min(method.pairs, *map(len, self._pools[:2])) if method.ude_weight else 0
-        if (least := samples - len(self._pools[0]) + self._pairs) < 2:
+        if (least := len(self._main) + self._pairs) < 2:
             raise FedMendError(
                 f"{site.name}: {site.data.train.table.file}: expected at least 2 samples besides high, got {least}"
             )
+        if site.batch_size < self._pairs + 2:
+            raise FedMendError(
+                f"job variables batch_size, pairs: expected at least 2 images of a step besides the mixed ones, got"
+                f" {site.batch_size} and {self._pairs}"
+            )
         self._teacher = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def _main_pool(self, samples: int) -> np.ndarray:
+        """Samples of L_I and L_U: all but D_h, or all but those of D_h that have no label."""
+        left_out = np.zeros(samples, dtype=bool)
+        left_out[self._pools[0]] = True
+        self._uncertain = torch.from_numpy(left_out).to(self.site.device)
+        if self.method.keep_labelled:
+            left_out = left_out & (self.site.data.train.labels == NOT_ANNOTATED).all(1)
+        return np.flatnonzero(~left_out)
+
+    def labelled_by_teacher(self, rows: Tensor) -> Tensor:
+        """U_k, of samples that are not uncertain."""
+        return ~self.known & ~self._uncertain[rows, None]
 
     def _pool_sizes(self, samples: int) -> tuple[int, int]:
         given = (self.method.high, self.method.low)
@@ -111,10 +136,9 @@ class FedLSMRound(PseudoLabelRound):
         return high, low
 
     def parts(self) -> list[tuple[np.ndarray, int]]:
-        """B samples of D_l and the rest, then ``pairs`` of D_h and ``pairs`` of D_l."""
+        """Samples of L_I and L_U, then ``pairs`` of D_h and ``pairs`` of D_l; with the mixed ones, B images."""
         high, low, _ = self._pools
-        main = np.setdiff1d(np.arange(len(self.site.data.train)), high)
-        sizes = ((main, self.site.batch_size), (high, self._pairs), (low, self._pairs))
+        sizes = ((self._main, self.site.batch_size - self._pairs), (high, self._pairs), (low, self._pairs))
         return [(pool, count) for pool, count in sizes if count]
 
     def loss(self, index: Tensor) -> Tensor:
@@ -124,13 +148,13 @@ class FedLSMRound(PseudoLabelRound):
         main, paired = pixels[:size], pixels[size:]
         with torch.no_grad():
             seen = torch.cat([weak(main, self.generator), paired])
-            predicted = self.reading.probabilities(self._teacher(to_network(seen))[1].float())
+            predicted = self.probabilities(self._teacher(data.to_network(seen))[1])
         rows = index.to(self.site.device, non_blocking=True)
         inputs, mixed = self.strong_views(main), None
         if len(paired):
             mixed = self._mix(paired, predicted[size:], self.labels[rows[size:]])
             inputs = torch.cat([inputs, mixed[0]])
-        logits = self.model(to_network(inputs))[1].float()
+        logits = self.model(data.to_network(inputs))[1].float()
         loss = self.main_loss(logits[:size], predicted[:size], rows[:size])
         if mixed is not None:
             loss = loss + self.method.ude_weight * self.reading.mixed_loss(logits[size:], *mixed[1:], self.pos_weight)
@@ -174,10 +198,13 @@ class FedLSM(PseudoLabelMethod):
         local_iterations: optimiser steps per round, >= 1.
         high: D_h, the uncertain samples: a number, or a share of the samples when below 1.
         low: D_l, the confident ones, likewise.
-        pairs: pairs of D_l and D_h that are mixed per step.
+        pairs: pairs of D_l and D_h that are mixed per step; with them a step has ``batch_size`` images, as many as one
+            of the baselines.
+        keep_labelled: images of D_h that have a label stay in L_I too; they get no pseudo-labels.
         tau_positive: probability from which an unknown class is pseudo-labelled positive; of the largest class in
             single-label data.
         tau_negative: probability up to which it is negative (multi-label).
+        loss_mean: see :class:`fedmend.methods.labelsets.PseudoLabelMethod`.
         ude_tau_positive: tau_positive of the uncertain image of a pair.
         ude_tau_negative: tau_negative of the uncertain image of a pair.
         ude_weight: lambda, weight of the mixed pairs, >= 0; 0 switches uncertain data enhancement off.
@@ -198,8 +225,10 @@ class FedLSM(PseudoLabelMethod):
         high: float = 0.05,
         low: float = 0.2,
         pairs: int = 4,
+        keep_labelled: bool = False,
         tau_positive: float = 0.85,
         tau_negative: float = 0.01,
+        loss_mean: str = "parts",
         ude_tau_positive: float = 0.7,
         ude_tau_negative: float = 0.005,
         ude_weight: float = 0.1,
@@ -219,14 +248,11 @@ class FedLSM(PseudoLabelMethod):
             vertical_flip=vertical_flip,
             tau_positive=tau_positive,
             tau_negative=tau_negative,
+            loss_mean=loss_mean,
         )
-        self.high, self.low, self.pairs, self.ue = high, low, pairs, ue
+        self.high, self.low, self.pairs, self.ue, self.keep_labelled = high, low, pairs, ue, keep_labelled
         self.ude_tau_positive, self.ude_tau_negative = ude_tau_positive, ude_tau_negative
         self.ude_weight, self.mixup_alpha, self.ema_decay = ude_weight, mixup_alpha, ema_decay
-
-    def step_images(self, batch_size: int) -> int:
-        """The batch and the mixed pairs."""
-        return batch_size + (2 * self.pairs if self.ude_weight else 0)
 
 
 def split_pools(order: np.ndarray, high: int, low: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

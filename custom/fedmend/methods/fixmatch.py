@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmend.data.augment import to_network, weak
+from fedmend.data.augment import weak
 from fedmend.method import Round
 from fedmend.methods.labelsets import PseudoLabelMethod, PseudoLabelRound
 
@@ -20,13 +20,14 @@ class FixMatchRound(PseudoLabelRound):
 
     def loss(self, index: Tensor) -> Tensor:
         """L_I + L_U."""
-        pixels, model = self.site.data.train.pixels(index), self.model
+        train, model = self.site.data.train, self.model
+        pixels = train.pixels(index)
         model.eval()
         with torch.no_grad():
-            predicted = self.reading.probabilities(model(to_network(weak(pixels, self.generator)))[1].float())
+            predicted = self.probabilities(model(train.to_network(weak(pixels, self.generator)))[1])
         model.train()
         torch.clear_autocast_cache()  # else some versions of torch go on with weights cast without gradient
-        logits = model(to_network(self.strong_views(pixels)))[1].float()
+        logits = model(train.to_network(self.strong_views(pixels)))[1].float()
         return self.main_loss(logits, predicted, index.to(self.site.device, non_blocking=True))
 
 

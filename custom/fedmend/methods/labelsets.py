@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.averaging import CLASSIFIER
-from fedmend.data.augment import strong, to_network
+from fedmend.data.augment import strong
 from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
@@ -89,6 +89,11 @@ class LabelSetRound(Round):
         streams = [(_Stream(pool, generator), count) for pool, count in self.parts()]
         for _ in range(self.method.local_iterations):
             yield torch.cat([stream.take(count) for stream, count in streams])
+
+    def unweighted(self, logits: Tensor) -> Tensor:
+        """(B, M) logits that a loss without weights of positive terms would have led to: a weight w adds log w to the
+        logit at which the loss is least."""
+        return logits if self.pos_weight is None else logits - self.pos_weight.log().to(logits.device)
 
     def strong_views(self, pixels: Tensor) -> Tensor:
         """Strong views of (B, 1 or 3, H, W) images, other ones at each call."""
@@ -147,11 +152,20 @@ class PseudoLabelRound(LabelSetRound):
         """
         method, labels = self.method, self.labels[rows]
         taus = method.tau_positive, method.tau_negative
-        target, valid = self.reading.pseudo_labels(predicted, labels, ~self.known, *taus)
+        target, valid = self.reading.pseudo_labels(predicted, labels, self.labelled_by_teacher(rows), *taus)
         new = valid & (labels == NOT_ANNOTATED)
         self._pseudo[rows] = torch.where(new, target, torch.full_like(target, NOT_ANNOTATED)).to(torch.int8)
         self._confidence[rows] = (predicted - 0.5).abs()
-        return self.reading.loss(logits, target, valid, labels, self.pos_weight)
+        over_batch = method.loss_mean == "batch"
+        return self.reading.loss(logits, target, valid, labels, self.pos_weight, over_batch=over_batch)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(B, M) probabilities that thresholds are compared with, of (B, M) logits."""
+        return self.reading.probabilities(self.unweighted(logits.float()))
+
+    def labelled_by_teacher(self, rows: Tensor) -> Tensor:
+        """(M,) or (B, M) bool: where the samples ``rows`` (B,) may get pseudo-labels; default: U_k."""
+        return ~self.known
 
     def report(self) -> Report:
         """Writes the round's new pseudo-labels into the ledger; nothing leaves but the weights."""
@@ -174,15 +188,19 @@ class PseudoLabelMethod(LabelSetMethod):
         tau_positive: probability from which an unknown class is pseudo-labelled positive; of the largest class in
             single-label data.
         tau_negative: probability up to which it is negative (multi-label).
+        loss_mean: in single-label data, ``parts``: L_I is the mean over the labelled images of a batch, L_U that over
+            the others (Eq. 4); ``batch``: both are divided by all images, so that a pseudo-label weighs as much as a
+            label (released code).
         others: arguments of :class:`LabelSetMethod`.
     """
 
     RULE: ClassVar[str]
 
-    def __init__(self, *, tau_positive: float = 0.85, tau_negative: float = 0.01, **others):
+    def __init__(self, *, tau_positive: float = 0.85, tau_negative: float = 0.01, loss_mean: str = "parts", **others):
         check_thresholds(tau_positive, tau_negative)
+        check_variables(loss_mean in ("parts", "batch"), "'parts' or 'batch'", loss_mean=loss_mean)
         super().__init__(**others)
-        self.tau_positive, self.tau_negative = tau_positive, tau_negative
+        self.tau_positive, self.tau_negative, self.loss_mean = tau_positive, tau_negative, loss_mean
 
 
 def check_thresholds(tau_positive: float, tau_negative: float, prefix: str = "") -> None:
@@ -205,7 +223,8 @@ class LabelSetFedAvgRound(LabelSetRound):
 
     def inputs(self, index: Tensor) -> Tensor:
         """Network input (B, 3, H, W): strong views, other ones at each call."""
-        return to_network(self.strong_views(self.site.data.train.pixels(index)))
+        train = self.site.data.train
+        return train.to_network(self.strong_views(train.pixels(index)))
 
     def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
         """Multi-label: weighted binary cross-entropy, mean over all entries, hidden ones negative. Single-label: mean

@@ -61,7 +61,7 @@ class Reading(ABC):
         Args:
             predicted: (B, M) probabilities.
             labels: (B, M) float; 1, 0 or -1.
-            unknown: (M,) bool, U_k.
+            unknown: (M,) or (B, M) bool: U_k, of the samples that may get pseudo-labels.
             tau_positive: probability from which an unknown class is positive; of the largest class in single-label
                 data.
             tau_negative: probability up to which it is negative (multi-label).
@@ -72,7 +72,16 @@ class Reading(ABC):
         """
 
     @abstractmethod
-    def loss(self, logits: Tensor, target: Tensor, valid: Tensor, labels: Tensor, pos_weight: Tensor | None) -> Tensor:
+    def loss(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        valid: Tensor,
+        labels: Tensor,
+        pos_weight: Tensor | None,
+        *,
+        over_batch: bool = False,
+    ) -> Tensor:
         """Supervised loss and loss of the pseudo-labels.
 
         Args:
@@ -81,6 +90,8 @@ class Reading(ABC):
             valid: (B, M) bool, the entries that count; whole rows in single-label data.
             labels: (B, M); 1, 0 or -1.
             pos_weight: (M,) weights of positive terms.
+            over_batch: divide labelled and unlabelled images of single-label data by the number of both; otherwise each
+                by their own.
 
         Returns:
             Scalar; 0 where nothing counts.
@@ -130,7 +141,7 @@ class MultiLabelReading(Reading):
         valid = given | (unknown & (positive | negative))
         return torch.where(given, labels.clamp(min=0), positive.float()), valid
 
-    def loss(self, logits: Tensor, target: Tensor, valid: Tensor, labels: Tensor, pos_weight: Tensor | None) -> Tensor:
+    def loss(self, logits, target, valid, labels, pos_weight, *, over_batch=False) -> Tensor:
         """Weighted binary cross-entropy over the valid entries by B*M (D3)."""
         return masked_bce(logits, target, valid, logits.numel(), pos_weight)
 
@@ -176,10 +187,13 @@ class SingleLabelReading(Reading):
         target = torch.where(labelled, labels.clamp(min=0), best.float())
         return target, (labelled | sure).expand_as(target)
 
-    def loss(self, logits: Tensor, target: Tensor, valid: Tensor, labels: Tensor, pos_weight: Tensor | None) -> Tensor:
-        """Mean cross-entropy of labelled samples, plus the sum of valid unlabelled ones by the number of unlabelled."""
-        labelled = (labels != NOT_ANNOTATED).any(1)
+    def loss(self, logits, target, valid, labels, pos_weight, *, over_batch=False) -> Tensor:
+        """Mean cross-entropy of labelled samples, plus the sum of valid unlabelled ones by the number of unlabelled; or
+        both sums by the number of all."""
         entropy = F.cross_entropy(logits, target, reduction="none")
+        if over_batch:
+            return torch.where(valid[:, 0], entropy, 0).mean()
+        labelled = (labels != NOT_ANNOTATED).any(1)
         sure = valid[:, 0] & ~labelled
         supervised = torch.where(labelled, entropy, 0).sum() / labelled.sum().clamp(min=1)
         return supervised + torch.where(sure, entropy, 0).sum() / (~labelled).sum().clamp(min=1)

@@ -105,7 +105,7 @@ class _Film:
 
 
 # ---- who has what ----------------------------------------------------------------------------------------------------
-def _plan(images: int, seed: int) -> list[_Patient]:
+def _plan(images: int, seed: int, least: float = RATE_FLOOR, most: float = 1.0) -> list[_Patient]:
     """Each finding gets its exact number of films: those where its score is highest."""
     rng = np.random.default_rng([seed, 0])
     sizes: list[int] = []
@@ -118,7 +118,7 @@ def _plan(images: int, seed: int) -> list[_Patient]:
     scores = own[patient] + 0.9 * rng.standard_normal((images, len(FINDINGS)))
     labels = np.zeros(scores.shape, dtype=bool)
     for c, (films, _) in enumerate(FINDINGS.values()):
-        count = max(round(films / FILMS * images), int(np.ceil(RATE_FLOOR * images)))
+        count = max(round(min(films / FILMS, most) * images), int(np.ceil(least * images)))
         labels[np.argsort(-scores[:, c], kind="stable")[:count], c] = True
     # The ill are filmed in bed more often.
     ap = np.zeros(images, dtype=bool)
@@ -357,8 +357,30 @@ def _write_patient(patient: _Patient, folder: Path, seed: int, size: int, device
         Image.fromarray(picture).save(folder / _name(patient, k))
 
 
+def _check(images: int, seed: int, size: int, devices: int, processes: int, shares: tuple[float, float]) -> None:
+    if not 0 < shares[0] <= shares[1] <= 1:
+        expected = "least_share and most_share: expected the first above 0, the second from it to 1"
+        raise FedMendError(f"phantom, arguments {expected}, got {shares[0]} and {shares[1]}")
+    for name, value, least in (
+        ("images", images, round(1 / shares[0])),
+        ("seed", seed, 0),
+        ("size", size, 32),
+        ("devices", devices, 1),
+        ("processes", processes, 1),
+    ):
+        if value < least:
+            raise FedMendError(f"phantom, argument {name}: expected at least {least}, got {value}")
+
+
 def write_cxr14(
-    out: Path, *, images: int, seed: int = 0, size: int = 96, devices: int = 8, processes: int | None = None
+    out: Path,
+    *,
+    images: int,
+    seed: int = 0,
+    size: int = 96,
+    devices: int = 8,
+    shares: tuple[float, float] = (RATE_FLOOR, 1.0),
+    processes: int | None = None,
 ) -> None:
     """Writes a synthetic ChestX-ray14 download.
 
@@ -367,35 +389,28 @@ def write_cxr14(
     ``out/train_val_list.txt`` and ``out/test_list.txt`` name the films of 77.2 % and 22.8 % of the patients. A patient
     has one to four films, 40 % of all are AP.
 
-    Each finding has its share of the 112,120 official films, but never less than 4 % of the films, so that the rare
-    ones can be learnt from a small phantom; findings occur together as they do there. Devices (patient index modulo
-    ``devices``; no file says which) differ in contrast, gamma, noise, sharpness and collimation. The same arguments
-    give the same bytes, whatever ``processes`` is.
+    Each finding has its share of the 112,120 official films, but by default never less than 4 % of the films, so that
+    the rare ones can be learnt from a small phantom; findings occur together as they do there. Devices (patient index
+    modulo ``devices``; no file says which) differ in contrast, gamma, noise, sharpness and collimation. The same
+    arguments give the same bytes, whatever ``processes`` is.
 
     Args:
         out: folder to write into; made where missing.
-        images: number of films, at least 25, so that each finding has one.
+        images: number of films, so many that each finding has one.
         seed: seed of everything that is random, at least 0.
         size: rows and columns of a film in pixels, at least 32.
         devices: number of X-ray devices, at least 1.
+        shares: shares of the films that a finding has at least and at most.
         processes: number of worker processes; None takes what the CPU has, and fewer for a small phantom.
 
     Raises:
-        FedMendError: an argument below its least value.
+        FedMendError: an argument below its least value, or shares that are none.
     """
-    for name, value, least in (
-        ("images", images, round(1 / RATE_FLOOR)),
-        ("seed", seed, 0),
-        ("size", size, 32),
-        ("devices", devices, 1),
-        ("processes", 1 if processes is None else processes, 1),
-    ):
-        if value < least:
-            raise FedMendError(f"phantom, argument {name}: expected at least {least}, got {value}")
+    _check(images, seed, size, devices, 1 if processes is None else processes, shares)
     out = Path(out)
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    patients = _plan(images, seed)
+    patients = _plan(images, seed, *shares)
     rest = (repeat(folder), repeat(seed), repeat(size), repeat(devices))
     # A new process costs as much as some dozens of patients.
     processes = processes or min(os.cpu_count() or 1, 1 + len(patients) // 64)

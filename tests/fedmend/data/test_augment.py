@@ -2,8 +2,9 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from fedmend.data.augment import _maps, blur, draw_views, strong, to_network, warp, weak
+from fedmend.data.augment import _maps, blur, draw_views, median, strong, to_network, warp, weak
 
 IDENTITY = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
 MIRROR = torch.tensor([[-1.0, 0, 0], [0, 1, 0]])
@@ -155,7 +156,7 @@ def test_strong_images_are_mirrored_in_half_of_the_cases():
 def test_brightness_moves_up_to_a_fifth_in_three_of_four_images():
     centre = strong(torch.full((2000, 1, 8, 8), 0.5), drawn())[:, :, 3:5, 3:5].mean((1, 2, 3)) - 0.5
     assert 0.15 < centre.abs().max() < 0.24  # 0.2 and the mean of the noise
-    assert 0.2 < (centre.abs() < 1e-4).float().mean() * 1 / 0.65 < 0.3  # a quarter of those without noise
+    assert 0.2 < (centre.abs() < 1e-4).float().mean() / (1 - 0.7 / 3) < 0.3  # a quarter of those without noise
     assert abs(centre.mean()) < 0.02
 
 
@@ -164,9 +165,49 @@ def test_noise_has_the_variance_of_8_bit_grey_values():
     seen = strong(torch.full((300, 1, 24, 24), 0.5), generator)
     deviation = seen[:, 0, 8:16, 8:16].flatten(1).std(1) * 255
     noisy = deviation > 0.5
-    assert 0.27 < noisy.float().mean() < 0.43
+    assert 0.16 < noisy.float().mean() < 0.31  # 0.7 / 3
     assert deviation[noisy].min() > 5**0.5 * 0.4  # interpolation evens some of it out
     assert deviation[noisy].max() < 30**0.5 * 1.4
+
+
+def test_noise_is_drawn_for_the_images_that_get_it_and_no_others(monkeypatch):
+    drawn_for, randn = [], torch.randn
+    monkeypatch.setattr(torch, "randn", lambda shape, **options: drawn_for.append(shape) or randn(shape, **options))
+    strong(torch.full((3000, 3, 2, 2), 0.5), drawn())
+    ((images, *rest),) = drawn_for
+    assert rest == [3, 2, 2]
+    assert 0.21 < images / 3000 < 0.26
+
+
+def test_each_kind_of_blur_has_its_share(monkeypatch):
+    shares = {}
+    for name in ("median", "blur"):
+
+        def note(images, how, name=name):
+            key = name, how if name == "median" else 0
+            shares[key] = len(images) / 3000
+            return images
+
+        monkeypatch.setattr(f"fedmend.data.augment.{name}", note)
+    strong(torch.full((3000, 1, 2, 2), 0.5), drawn())
+    assert shares == pytest.approx({("median", 3): 0.7 / 6, ("median", 5): 0.7 / 6, ("blur", 0): 0.7 / 3}, abs=0.025)
+
+
+def test_a_median_is_that_of_the_neighbourhood_and_leaves_channels_apart():
+    images = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 99]]).expand(2, 1, 3, 4).repeat(1, 2, 1, 1)
+    images[:, 1] = 0
+    seen = median(images, 3)
+    assert not seen[:, 1].any()
+    # Corner: 1 1 2 1 1 2 5 5 6; centre left: 1 2 3 5 6 7 9 10 11; last: 7 8 8 11 99 99 11 99 99.
+    assert [seen[0, 0, 0, 0], seen[0, 0, 1, 1], seen[0, 0, 2, 3]] == [2, 6, 11]
+    assert median(images, 5)[1, 0, 1, 1] == 6  # rows 1 1 2 3 4 (twice), 5 5 6 7 8, 9 9 10 11 99 (twice)
+
+
+@pytest.mark.parametrize("edge", [3, 5])
+def test_a_median_is_torchs(edge):
+    images = pictures(3, 3, size=9)
+    near = F.pad(images, (edge // 2,) * 4, mode="replicate").unfold(2, edge, 1).unfold(3, edge, 1)
+    assert torch.equal(median(images, edge), near.flatten(4).median(4).values)
 
 
 def test_points_from_outside_a_strong_image_are_zero_whatever_its_brightness_and_noise():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -138,6 +140,21 @@ def test_a_pixel_in_colour_by_hand():
     split.images[0, 5, 2] = (255, 51, 0)
     seen = split.view(torch.tensor([0]))[0, :, 5, 2]
     assert seen.tolist() == pytest.approx([(1 - 0.485) / 0.229, (0.2 - 0.456) / 0.224, -0.406 / 0.225], abs=1e-5)
+
+
+def test_training_and_evaluation_are_scaled_by_other_numbers_when_asked(tmp_path):
+    before = opened(make_site_folder(tmp_path / "s", splits=("test",)))
+    seen = before.scaled((0.4,), (0.2,))
+    for old, new in ((before.train, seen.train), (before.evaluation["test"], seen.evaluation["test"])):
+        expected = np.broadcast_to((old.images[0] / 255 - 0.4) / 0.2, (3, 8, 8))
+        assert np.allclose(new.view(torch.tensor([0]))[0], expected, atol=1e-6)
+        assert new.table is old.table
+
+
+def test_each_colour_has_its_own_mean_and_deviation():
+    split = replace(make_split([[0]], color=True), mean=(0.5, 0.2, 0), deviation=(0.5, 1, 0.25))
+    split.images[0, 5, 2] = (255, 51, 51)
+    assert split.view(torch.tensor([0]))[0, :, 5, 2].tolist() == pytest.approx([1, 0, 0.8])
 
 
 def test_an_augmented_view_in_colour_moves_all_channels_alike():

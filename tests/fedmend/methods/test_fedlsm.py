@@ -26,6 +26,11 @@ def logit(p):
     return np.log(p / (1 - p))
 
 
+def weighted(logits):
+    """What a network says that learnt these logits' probabilities with weighted positive terms."""
+    return logits + np.log(POS_WEIGHT)
+
+
 def order(round_num=0, classes=3, **knowledge):
     return make_task(round_num=round_num, **({"pos_weight": np.ones(classes, dtype=np.float32)} | knowledge))
 
@@ -144,7 +149,7 @@ def batches(*args, **options):
 
 
 def test_a_batch_is_a_main_part_without_the_uncertain_then_uncertain_then_confident_samples(site_of):
-    method, site = settings(high=5, low=6, pairs=2, local_iterations=7), site_of([[1, -1, -1]] * 20)
+    method, site = settings(high=5, low=6, pairs=2, local_iterations=7), site_of([[1, -1, -1]] * 20, batch_size=6)
     work = started(method, site)
     found = list(work.batches(0))
     high, low, middle = (set(p.tolist()) for p in work._pools)
@@ -160,7 +165,8 @@ def test_a_batch_is_a_main_part_without_the_uncertain_then_uncertain_then_confid
 
 @pytest.mark.parametrize(("high", "low"), [(4, 6), (3, 5)], ids=["in whole batches", "with a rest"])
 def test_no_sample_comes_again_while_a_batch_of_others_is_left(site_of, high, low):
-    method, site = settings(high=high, low=low, pairs=2, local_iterations=12), site_of([[1, -1, -1]] * 20)
+    method = settings(high=high, low=low, pairs=2, local_iterations=12)
+    site = site_of([[1, -1, -1]] * 20, batch_size=6)
     found = torch.stack(batches(method, site))
     for part, size in ((found[:, :4], 20 - high), (found[:, 4:6], high), (found[:, 6:], low)):
         full = size // part.shape[1]
@@ -184,6 +190,27 @@ def test_pools_smaller_than_their_part_of_a_batch_give_what_they_have_and_pairs_
         assert sorted(b[:3].tolist()) == [2, 3, 4]
         assert b[3] in (0, 1)
         assert b[4:].tolist() == [4]
+
+
+def test_uncertain_samples_with_a_label_stay_in_the_main_part_when_asked_and_get_no_pseudo_labels(site_of, plain):
+    labels = [[1, -1, -1], [-1, -1, -1], [0, 1, -1], [1, -1, -1], [0, -1, -1], [1, -1, -1]]
+    site, table = site_of(labels, batch_size=4), np.full((6, 3), 9.0)
+    table[:3, 2] = [0, 0.1, 0.2]  # of class 2, which is unknown, the teacher is unsure in the first three
+    for keep, main in ((False, [3, 4, 5]), (True, [0, 2, 3, 4, 5])):
+        work = settings(high=3, low=1, keep_labelled=keep).start(Says(table), order(), site)
+        assert [pool.tolist() for pool in work._pools[:2]] == [[0, 1, 2], [3]]
+        assert [pool.tolist() for pool, _ in work.parts()] == [main, [0, 1, 2], [3]]
+    work._teacher.table.fill_(9)
+    work.loss(torch.tensor([0, 2, 4, 1, 3]))
+    assert work.pseudo_labels()[:, 2].tolist() == [-1, -1, -1, -1, 1, -1]
+
+
+def test_a_step_needs_images_besides_the_mixed_ones(site_of):
+    site = site_of([[1, -1, -1]] * 20, batch_size=5)
+    settings(high=4, low=4, pairs=3).start(Says(np.zeros((20, 3))), order(), site)
+    sentence = "expected at least 2 images of a step besides the mixed ones, got 5 and 4"
+    with refused(f"job variables batch_size, pairs: {sentence}"):
+        settings(high=4, low=4, pairs=4).start(Says(np.zeros((20, 3))), order(), site)
 
 
 def test_without_ude_no_pairs_are_drawn_and_uncertain_samples_stay_out(site_of):
@@ -214,7 +241,7 @@ P = np.array([0.8, 0.4, 0.6])
 
 def test_the_multi_label_loss_is_the_weighted_sum_over_labels_and_confident_entries_of_unknown_classes(site_of, plain):
     site = site_of(MULTI, batch_size=5)
-    loss, gradient = step(settings(ude_weight=0), site, TEACHER, STUDENT, [0, 1, 2, 3, 4])
+    loss, gradient = step(settings(ude_weight=0), site, weighted(TEACHER), STUDENT, [0, 1, 2, 3, 4])
     # Sample 2 is blank everywhere; of class 2 the teacher is sure of samples 0 (positive) and 1 (negative) only.
     entries = {(0, 0): 1, (0, 2): 1, (1, 0): 0, (1, 2): 0, (3, 0): 0, (3, 1): 1, (4, 0): 1, (4, 1): 0}
     expected, slope = 0.0, np.zeros((5, 3))
@@ -240,6 +267,16 @@ def test_thresholds_include_their_own_value(site_of, plain, teacher, valid):
     assert not valid or (gradient[0, 1] < 0) == (teacher > 0.5)
 
 
+def test_uncertainty_and_thresholds_are_those_of_a_loss_without_weights(site_of, plain):
+    p = np.array([[0.5, 0.5, 0.86], [0.5, 0.5, 0.84], [0.5, 0.5, 0.009], [0.5, 0.5, 0.011]])
+    site = site_of([[1, 0, -1]] * 4)
+    work = settings(ude_weight=0).start(Says(weighted(logit(p))), order(pos_weight=POS_WEIGHT), site)
+    expected = READINGS[MULTILABEL].uncertainty(logit(p), np.array([True, True, False]))
+    assert work._entropy == pytest.approx(expected, abs=1e-6)
+    work.main_loss(torch.zeros(4, 3), work.probabilities(torch.tensor(weighted(logit(p)))), torch.arange(4))
+    assert work.pseudo_labels()[:, 2].tolist() == [1, -1, 0, -1]
+
+
 SINGLE = [0, 1, -1, -1, -1, -1]  # classes 2 and 3 of 4 are unknown
 SURE = [[0.9, 0.05, 0.03, 0.02], [0.02, 0.03, 0.9, 0.05]]  # of a known class, of an unknown one
 DOUBT = [0.1, 0.1, 0.6, 0.2]
@@ -262,6 +299,13 @@ def test_the_single_label_loss_is_the_mean_over_labelled_plus_the_confident_ones
     assert gradient == pytest.approx(slope, abs=1e-6)
 
 
+def test_the_single_label_loss_over_the_batch_gives_a_pseudo_label_the_weight_of_a_label(site_of, plain):
+    site = site_of(SINGLE, classes=4, batch_size=6)
+    method = settings(ude_weight=0, loss_mean="batch")
+    loss, _ = step(method, site, SINGLE_TEACHER, np.log([SINGLE_P] * 6), range(6), order(classes=4))
+    assert loss == pytest.approx(-sum(math.log(SINGLE_P[c]) for c in (0, 1, 2, 3)) / 6, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("labels", "index"), [(SINGLE, [0, 1]), (SINGLE, [2, 4]), (SINGLE, [3, 5]), ([0, 1, 1, 0, 1, 1], [0, 1])]
 )
@@ -280,7 +324,7 @@ def test_the_teacher_sees_the_weak_view_and_the_student_the_strong_one(site_of, 
         lambda images, generator, *, vertical_flip: images + (2 + vertical_flip) / 25.5,
     )
     for vertical_flip, moved in ((False, 2), (True, 3)):
-        site, method = site_of([[1, -1, -1]] * 9, batch_size=2), settings(vertical_flip=vertical_flip)
+        site, method = site_of([[1, -1, -1]] * 9, batch_size=3), settings(vertical_flip=vertical_flip)
         net = Says(np.zeros((12, 3)))
         work = method.start(net, order(), site)
         work._mixing = SimpleNamespace(beta=lambda a, b: 0.25)
@@ -310,9 +354,9 @@ def test_pairs_of_multi_label_data_are_mixed_where_both_entries_are_known_or_val
     #            uncertain 0, 1;        confident 2, 3;        classes 1 and 2 are unknown
     labels = [[1, -1, -1], [-1, -1, -1], [0, -1, -1], [1, -1, -1], [0, -1, -1]]
     teacher = logit([[0.5, 0.72, 0.004], [0.99, 0.72, 0.008], [0.5, 0.005, 0.005], [0.5, 0.9, 0.84], [0.5, 0.5, 0.5]])
-    site, method = site_of(labels, batch_size=2), settings(ude_weight=0.5, high=2, low=2, pairs=2)
+    site, method = site_of(labels, batch_size=4), settings(ude_weight=0.5, high=2, low=2, pairs=2)
     task, p = order(pos_weight=POS_WEIGHT), np.array([0.8, 0.4, 0.6])
-    added, seen = mixed_loss(method, site, teacher, logit(p), [0, 1, 2, 3], [4, 4], task)
+    added, seen = mixed_loss(method, site, weighted(teacher), logit(p), [0, 1, 2, 3], [4, 4], task)
     assert seen == [0.25 * 2, 0.25 * 3 + 0.75 * 1]
     # Targets 0.25 y_l + 0.75 y_h. Pair 0: 1 and 0, 1 and 0, 0 and 0. Pair 1: blank, 1 and 1, not sure on either side.
     entries = [(0, 0.75), (1, 0.75), (2, 0.0), (1, 1.0)]
@@ -325,7 +369,7 @@ def test_pairs_of_multi_label_data_are_mixed_where_both_entries_are_known_or_val
     [(0.7, 0.9, True), (0.7, 0.8, False), (0.6, 0.9, False), (0.005, 0.009, True), (0.009, 0.005, False)],
 )
 def test_each_side_of_a_pair_has_its_own_thresholds(site_of, plain, high, low, counts):
-    site = site_of([[1, -1]] * 3, classes=2, batch_size=2)
+    site = site_of([[1, -1]] * 3, classes=2, batch_size=3)
     method = settings(ude_tau_positive=0.69, ude_tau_negative=0.006, ude_weight=1)
     teacher = logit([[0.5, high], [0.5, low], [0.5, 0.5]])
     added, _ = mixed_loss(method, site, teacher, [0, 0], [0, 1], [2, 2], order(classes=2))
@@ -336,10 +380,8 @@ def test_pairs_of_single_label_data_are_mixed_with_labels_and_pseudo_labels_and_
     #            uncertain: labelled, sure, not sure;   confident: pseudo-label, labelled, labelled
     labels = [0, -1, -1, -1, 1, 0, -1]
     teacher = np.log([[0.25] * 4, [0.1, 0.1, 0.1, 0.7], DOUBT, SURE[1], [0.25] * 4, [0.25] * 4, [0.25] * 4])
-    site, method = (
-        site_of(labels, classes=4, batch_size=2),
-        settings(high=3, low=3, pairs=3, ude_tau_positive=0.69, ude_weight=2),
-    )
+    site = site_of(labels, classes=4, batch_size=5)
+    method = settings(high=3, low=3, pairs=3, ude_tau_positive=0.69, ude_weight=2)
     added, _ = mixed_loss(method, site, teacher, np.log(SINGLE_P), [0, 1, 2, 3, 4, 5], [6, 6], order(classes=4))
     pairs = [(0.75, 0, 2), (0.75, 3, 1)]  # the third pair is dropped
     expected = -np.mean([w * math.log(SINGLE_P[h]) + (1 - w) * math.log(SINGLE_P[c]) for w, h, c in pairs])
@@ -348,7 +390,7 @@ def test_pairs_of_single_label_data_are_mixed_with_labels_and_pseudo_labels_and_
 
 @pytest.mark.parametrize("labels", [[[1, -1, -1], [-1, -1, -1]] * 3, [0, -1, -1, 1, -1, -1]], ids=["multi", "single"])
 def test_pairs_of_which_none_has_a_label_add_nothing(site_of, plain, labels):
-    site, method = site_of(labels, batch_size=2), settings(high=2, low=2, pairs=2)
+    site, method = site_of(labels, batch_size=4), settings(high=2, low=2, pairs=2)
     added, _ = mixed_loss(method, site, np.zeros((6, 3)), [0.1, 0.2, 0.3], [0, 3, 1, 4], [1, 4], order())
     assert added == 0
 
@@ -438,7 +480,7 @@ def passes(site, net, method, classes=3):
 def test_a_step_is_one_call_of_the_teacher_and_one_of_the_student(make_site, make_net):
     site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
     seen = passes(site, make_net(3), settings(local_iterations=6, high=2, low=2, pairs=2))
-    assert seen == ([4, 4, 2], [4 + 2 * 2] * 6, [4 + 2] * 6)
+    assert seen == ([4, 4, 2], [2 + 2 * 2] * 6, [2 + 2] * 6)
 
 
 def test_without_ude_a_step_is_the_main_batch_alone(make_site, make_net):
@@ -449,7 +491,7 @@ def test_without_ude_a_step_is_the_main_batch_alone(make_site, make_net):
 
 def test_without_ue_there_is_no_pass_over_the_data(make_site, make_net):
     site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
-    assert passes(site, make_net(3), settings(ue=False)) == ([], [4 + 2], [4 + 1])
+    assert passes(site, make_net(3), settings(ue=False)) == ([], [3 + 2], [3 + 1])
 
 
 @pytest.mark.parametrize(
@@ -460,7 +502,7 @@ def test_without_ue_there_is_no_pass_over_the_data(make_site, make_net):
 def test_a_round_of_the_paper_costs_no_more_forward_passes_per_sample_than_the_published_code(
     make_site, make_net, samples, iterations, high, low, most
 ):
-    site = make_site([[1, -1, -1], [0, -1, -1]] * (samples // 2), np.arange(samples) % 250, batch_size=60)
+    site = make_site([[1, -1, -1], [0, -1, -1]] * (samples // 2), np.arange(samples) % 250, batch_size=64)
     method = FedLSM(local_iterations=iterations, high=high, low=low)
     measured, teacher, student = passes(site, make_net(3), method)
     assert sum(measured) == samples

@@ -11,12 +11,12 @@ from torch_factories import make_site as make_picture_site
 
 from fedmend.methods.fixmatch import FixMatch
 
-POS_WEIGHT = np.array([2, 3], dtype=np.float32)
+POS_WEIGHT = np.array([2, 1], dtype=np.float32)
 MULTI = [[1, -1], [0, -1], [1, -1], [0, -1]]  # class 1 is unknown
 
 
-def order(round_num=0):
-    return make_task(round_num=round_num, pos_weight=POS_WEIGHT)
+def order(round_num=0, weight=POS_WEIGHT):
+    return make_task(round_num=round_num, pos_weight=weight)
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def step(method, site, logits, index):
 
 def test_in_multi_label_data_labels_and_confident_predictions_of_unknown_classes_count(site_of, plain):
     loss, gradient = step(FixMatch(local_iterations=1), site_of(MULTI, classes=2), said(0.9, 0.005, 0.8, 0.1), range(4))
-    # Of class 1 the network is sure of samples 0 (positive, weight 3) and 1 (negative); class 0 has weight 2.
+    # Of class 1 the network is sure of samples 0 (positive) and 1 (negative); class 0 has weight 2.
     terms = [-2 * math.log(0.8), -math.log(0.2), -2 * math.log(0.8), -math.log(0.2)]
-    terms += [-3 * math.log(0.9), -math.log(0.995)]
+    terms += [-math.log(0.9), -math.log(0.995)]
     assert loss == pytest.approx(sum(terms) / 8, rel=1e-5)
-    slopes = [[-0.4, -0.3], [0.8, 0.005], [-0.4, 0], [0.8, 0]]  # the pseudo-label itself has no gradient
+    slopes = [[-0.4, -0.1], [0.8, 0.005], [-0.4, 0], [0.8, 0]]  # the pseudo-label itself has no gradient
     assert gradient == pytest.approx(np.array(slopes) / 8, abs=1e-6)
 
 
@@ -71,6 +71,13 @@ def test_the_thresholds_are_the_arguments(site_of, plain, p, counts):
     method = FixMatch(local_iterations=1, tau_positive=0.7, tau_negative=0.2)
     gradient = step(method, site_of(MULTI, classes=2), said(p, p, p, p), [0, 1])[1]
     assert gradient[:2, 1].astype(bool).tolist() == [counts] * 2
+
+
+def test_the_thresholds_are_compared_with_the_probabilities_of_a_loss_without_weights(site_of, plain):
+    table = said(0.86, 0.84, 0.009, 0.011) + np.log([2, 4])
+    work = FixMatch(local_iterations=1).start(Says(table), order(weight=np.float32([2, 4])), site_of(MULTI, classes=2))
+    work.loss(torch.arange(4))
+    assert work.pseudo_labels()[:, 1].tolist() == [1, -1, 0, -1]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +188,12 @@ def test_single_labels_are_repaired_by_whole_rows_of_blank_samples(site_of, plai
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["own", ""])
+def test_a_mean_of_the_loss_that_is_none_is_refused(value):
+    with refused(f"job variable loss_mean: expected 'parts' or 'batch', got {value!r}"):
+        FixMatch(local_iterations=1, loss_mean=value)
 
 
 @pytest.mark.parametrize("value", [0.49, 1.1, float("nan")])

@@ -215,3 +215,21 @@ def test_a_hiatal_hernia_has_air_above_fluid_behind_the_heart():
 def test_an_argument_below_its_least_value_is_refused(tmp_path, argument, least):
     with refused(f"phantom, argument {argument}: expected at least {least}, got {least - 1}"):
         write_cxr14(tmp_path, **{"images": 25, argument: least - 1})
+
+
+def test_findings_can_be_as_rare_as_in_a_hospital_or_rarer():
+    patients = phantom._plan(2000, 0, 0.002, 0.02)
+    found = np.sum([p.labels.sum(0) for p in patients], axis=0)
+    # Official shares of 2,000 films, at most 40, at least 4: Pneumonia 25.5, Fibrosis 30.1, Hernia 4.0, others more.
+    assert dict(zip(NAMES, found.tolist(), strict=True)) == dict.fromkeys(NAMES, 40) | {
+        "Pneumonia": 26,
+        "Fibrosis": 30,
+        "Hernia": 4,
+    }
+
+
+@pytest.mark.parametrize("shares", [(0.0, 1.0), (0.1, 0.05), (0.1, 1.1)])
+def test_shares_that_are_none_are_refused(tmp_path, shares):
+    expected = "expected the first above 0, the second from it to 1"
+    with refused(f"phantom, arguments least_share and most_share: {expected}, got {shares[0]} and {shares[1]}"):
+        write_cxr14(tmp_path, images=150, shares=shares)

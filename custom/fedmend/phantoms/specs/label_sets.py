@@ -19,6 +19,8 @@ class ChestPhantom(PhantomSpec):
     Attributes:
         protocol: a key of :data:`fedmend.datasets.cxr14.PROTOCOLS`.
         classes: these findings only; empty: those of the protocol.
+        least_share: share of the films that a finding has at least; below 4 % it is hard to learn.
+        most_share: share of the films that a finding has at most.
     """
 
     dataset: str = "cxr14"
@@ -26,6 +28,8 @@ class ChestPhantom(PhantomSpec):
     pixels: int = 64
     protocol: str = "fedlsm"
     classes: list[str] = field(default_factory=list)
+    least_share: float = 0.04
+    most_share: float = 1.0
 
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
         """See :class:`PhantomSpec`. ``images`` counts films of both views; ``test_share`` has no meaning for FedLSM."""
@@ -40,7 +44,8 @@ class ChestPhantom(PhantomSpec):
         arguments = {**cxr14.PROTOCOLS[self.protocol], "sites": self.sites, "test_share": self.test_share}
         if self.classes:
             arguments |= {"classes": self.classes, "top": None}
-        chest.write_cxr14(out / "download", images=self.images, seed=self.seed, size=self.pixels, devices=self.sites)
+        drawn = {"images": self.images, "seed": self.seed, "size": self.pixels, "devices": self.sites}
+        chest.write_cxr14(out / "download", **drawn, shares=(self.least_share, self.most_share))
         cxr14.prepare(out / "download", out, **arguments, seed=self.seed, source_name=SOURCE, progress=progress)
 
 
