@@ -68,7 +68,8 @@ def test_both_downloads_below_one_folder_become_four_sites(tmp_path):
     for card in cards:
         assert (card.modality, card.window, card.image_root) == ("MR", None, source.resolve())
         assert card.provenance["source"] == "SYNTHETIC"
-        assert card.provenance["arguments"] == {"completeness": [0.3, 0.5, 0.7, 0.9], "test_share": 0.2, "seed": 3}
+        arguments = {"completeness": [0.3, 0.5, 0.7, 0.9], "test_share": 0.2, "val_share": 0.0, "seed": 3}
+        assert card.provenance["arguments"] == arguments
 
 
 def test_masks_of_a_flat_copy_that_have_no_volume_are_left_out_and_counted(tmp_path):
@@ -111,7 +112,7 @@ def test_the_command_takes_the_papers_setting_or_the_completeness_of_each_site(t
         assert code == (1 if out == "c" else 0)  # three patients are too few for four sites
     a, b = (load_card(tmp_path / out / "site-2", "site-2").provenance for out in "ab")
     assert a == b
-    assert a["arguments"] == {"completeness": [0.1, 0.3], "test_share": 0.4, "seed": 7}
+    assert a["arguments"] == {"completeness": [0.1, 0.3], "test_share": 0.4, "val_share": 0.0, "seed": 7}
     captured = capsys.readouterr()
     assert "3 of 3 volumes\n2 site folders written, 2 training and 1 test volumes\n" in captured.out
     assert captured.err == "fedmend: ms: expected at least 4 training patients, one for each site, got 2\n"

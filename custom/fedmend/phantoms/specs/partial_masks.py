@@ -18,6 +18,7 @@ class PartlyAnnotatedPhantom(PhantomSpec):
 
     Attributes:
         depth: slices of a volume; ``images`` counts volumes.
+        val_share: share of the volumes outside the test split that is held out for choosing the best model.
         m: level of incompleteness, see :func:`fedmend.datasets.imperfections.completeness_settings`.
     """
 
@@ -25,6 +26,7 @@ class PartlyAnnotatedPhantom(PhantomSpec):
     images: int = 20
     sites: int = 4
     test_share: float = 0.4
+    val_share: float = 0.0
     pixels: int = 64
     depth: int = 24
     m: int = 0
@@ -47,6 +49,7 @@ class PartlyAnnotatedPhantom(PhantomSpec):
             sites=self.sites,
             m=self.m,
             test_share=self.test_share,
+            val_share=self.val_share,
             seed=self.seed,
             source_name=SOURCE,
             progress=progress,
@@ -64,11 +67,12 @@ def _add_arguments(parser: ArgumentParser, *, levels: str) -> None:
     parser.add_argument("--depth", type=int, default=24, help="slices of a volume (default 24)")
     parser.add_argument("--m", type=int, default=0, help=f"level of incompleteness, {levels} (default 0)")
     parser.add_argument("--test-share", type=float, default=0.4)
+    parser.add_argument("--val-share", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1037, help="of volumes, test split and lesion removal")
 
 
 def _run(args: Namespace, *, dataset: str) -> None:
-    given = command_line.given(args, "images", "sites", "pixels", "depth", "m", "test_share", "seed")
+    given = command_line.given(args, "images", "sites", "pixels", "depth", "m", "test_share", "val_share", "seed")
     sites.make_phantom(args.out, PartlyAnnotatedPhantom(dataset=dataset, **given), progress=print)
     sites.tell(args.out, args.images, "volumes", args.sites)
 
