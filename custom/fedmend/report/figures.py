@@ -144,10 +144,11 @@ def grid_figure(
         figure.text(0.45 / WIDTH, 0.05 / height, xlabel, color=MUTED)
         if phantom:
             figure.text(1 - 0.1 / WIDTH, 0.05 / height, "PHANTOM", ha="right", weight="bold", color="#9c1c1c")
-        return _inline(_svg(figure), key, alt)
+        return _inline(svg_of(figure), key, alt)
 
 
-def _svg(figure) -> str:
+def svg_of(figure) -> str:
+    """A figure of matplotlib as an SVG document without dates and names of programs."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return stream.getvalue()

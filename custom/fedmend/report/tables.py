@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedmend.errors import FedMendError
@@ -22,7 +22,13 @@ MACRO = {
     "recall": "Recall",
     "bacc": "BACC",
 }
-LAST = ("dice", "volume_dice")  # metrics that papers report as the mean of the last rounds
+
+
+class Column(NamedTuple):
+    """A number of a run in a table: its word and how it is read; ``None``: not measured."""
+
+    word: str
+    value: Callable[[Run], float | None]
 
 
 class Row(NamedTuple):
@@ -67,10 +73,8 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
         for run in group:
             _check(run, first, f"table, {name}" + (f", seed {run.info['seed']}" if "seed" in run.info else ""))
     classes, split = first.info["classes"], first.split
-    measured = {k for group in runs.values() for run in group for k, v in _final(run)["macro"].items() if v is not None}
-    keys = [k for k in MACRO if k in measured]
-    words, main = MACRO | first.kind.table_words, first.kind.main_metric
-    last = [k for k in keys if k in LAST]
+    main = first.kind.main_metric
+    averages = macro_columns([run for group in runs.values() for run in group])
     average = ["Average"] if len(classes) > 1 else []
 
     def per_class(run: Run) -> list:
@@ -78,12 +82,12 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
         return [*known["per_class"].get(main, [None] * len(classes)), *([known["macro"].get(main)] if average else [])]
 
     def macro(run: Run) -> list:
-        return [_final(run)["macro"].get(k) for k in keys] + [_last_mean(run, k) for k in last]
+        return [column.value(run) for column in averages]
 
     texts = []
     for title, columns, values in (
-        (f"{words[main]} of each class", [*classes, *average], per_class),
-        ("Macro metrics", [words[k] for k in keys] + [f"{words[k]}, last {LAST_ROUNDS}" for k in last], macro),
+        (f"{(MACRO | first.kind.table_words)[main]} of each class", [*classes, *average], per_class),
+        ("Macro metrics", [column.word for column in averages], macro),
     ):
         rows = [
             Row(
@@ -98,6 +102,23 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     return dict(zip(TABLES, texts, strict=True))
 
 
+def macro_columns(runs: Sequence[Run]) -> list[Column]:
+    """The metrics over all classes that the final model of any of these runs has; then, as papers report some of them,
+    the mean of the last rounds and the highest value of all.
+
+    Args:
+        runs: of one kind of labels, at least one.
+    """
+    measured = {k for run in runs for k, v in _final(run)["macro"].items() if v is not None}
+    kind = runs[0].kind
+    words = {k: word for k, word in (MACRO | kind.table_words).items() if k in measured}
+    columns = [Column(word, lambda run, k=k: _final(run)["macro"].get(k)) for k, word in words.items()]
+    for key in (metric.macro for metric in kind.last_and_best if metric.macro in measured):
+        columns.append(Column(f"{words[key]}, last {LAST_ROUNDS}", lambda run, k=key: _last_mean(run, k)))
+        columns.append(Column(f"{words[key]}, best", lambda run, k=key: _highest(run, k)))
+    return columns
+
+
 def _final(run: Run) -> Mapping:
     return run.evaluations[-1]
 
@@ -105,6 +126,10 @@ def _final(run: Run) -> Mapping:
 def _last_mean(run: Run, key: str) -> float | None:
     values = [value for _, value in run.measured(key)[-LAST_ROUNDS:]]
     return statistics.fmean(values) if values else None
+
+
+def _highest(run: Run, key: str) -> float | None:
+    return max((value for _, value in run.measured(key)), default=None)
 
 
 def _check(run: Run, first: Run, where: str) -> None:
@@ -153,11 +178,19 @@ def _markdown(title: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
     text = f"{title}: points of 100, mean ± sd over seeds\n\n"
     if phantoms := ", ".join(row.name for row in rows if row.phantom):
         text += f"**PHANTOM**, synthetic images that say nothing about patients: {_cell(phantoms)}\n\n"
-    lines = [["method", *columns, "seeds"], ["---", *["---:"] * (len(columns) + 1)]]
-    for row in rows:
-        cells = [f"{mean} ± {sd}" if sd else mean or "n/a" for mean, sd in row.cells]
-        lines.append([row.name, *cells, str(row.seeds)])
-    return text + "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+    lines = [[row.name, *(shown(*cell) for cell in row.cells), str(row.seeds)] for row in rows]
+    return text + markdown_table(["method", *columns, "seeds"], lines)
+
+
+def shown(mean: str, sd: str) -> str:
+    """A cell for people, of what :func:`mean_and_sd` gives."""
+    return f"{mean} ± {sd}" if sd else mean or "n/a"
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text under a head, whose first column is a name and whose others are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
 
 
 def _cell(text: str) -> str:

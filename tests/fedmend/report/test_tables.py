@@ -52,7 +52,8 @@ def test_macro_columns_are_the_metrics_that_a_run_has():
     ]
     values = {"bacc": 0.25, "f1": 0.5, "auc": 0.75, "precision": 0.625, "accuracy": 1.0}
     texts = comparison({"A": [make_run(0.5, 0.5, macro=values, single=True)]})
-    assert rows_of(texts["macro.csv"])[0][1::2] == ["AUC", "Accuracy", "F1", "Precision", "Recall (BACC)", "seeds"]
+    head = ["AUC", "Accuracy", "F1", "Precision", "Recall (BACC)", "Recall (BACC), last 10", "Recall (BACC), best"]
+    assert rows_of(texts["macro.csv"])[0][1:-2:2] == head
     assert rows_of(texts["macro.csv"])[1][1:11:2] == ["75.0", "100.0", "50.0", "62.5", "25.0"]
 
 
@@ -108,7 +109,7 @@ def test_a_row_is_one_setting_with_different_seeds():
     assert comparison({"A": [make_run(0.5, 0.5, info=one), make_run(0.5, 0.5, info=other)]})
 
 
-def test_a_segmentation_has_dice_of_the_final_model_and_of_the_last_ten_rounds():
+def test_a_segmentation_has_dice_of_the_final_model_of_the_last_ten_rounds_and_of_the_best():
     evaluations = [
         {"round": r, "per_class": {"dice": [r / 100]}, "macro": {"dice": r / 100, "volume_dice": 0.5, "recall": 0.25}}
         for r in range(13)
@@ -118,8 +119,9 @@ def test_a_segmentation_has_dice_of_the_final_model_and_of_the_last_ten_rounds()
     assert texts["per_class.md"].splitlines()[0].startswith("Dice of each class, final model, test split")
     assert rows_of(texts["per_class.csv"])[1] == ["FedIA", "12.0", "", "1", "no"]  # the only class is its own average
     head, row = rows_of(texts["macro.csv"])
-    assert head[1:-2:2] == ["Dice", "Volume Dice", "Recall", "Dice, last 10", "Volume Dice, last 10"]
-    assert row[1:-2:2] == ["12.0", "50.0", "25.0", "7.5", "50.0"]  # rounds 3 to 12
+    summaries = ["Dice, last 10", "Dice, best", "Volume Dice, last 10", "Volume Dice, best"]
+    assert head[1:-2:2] == ["Dice", "Volume Dice", "Recall", *summaries]
+    assert row[1:-2:2] == ["12.0", "50.0", "25.0", "7.5", "12.0", "50.0", "50.0"]  # last: rounds 3 to 12
 
 
 def test_mean_and_deviation_are_points_of_100_and_a_single_value_has_no_deviation():

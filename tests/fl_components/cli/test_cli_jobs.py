@@ -8,6 +8,7 @@ from factories import ROOT
 
 from fedmend.errors import FedMendError
 from fl_components.cli import build_parser
+from fl_components.run.compare import Comparison
 from fl_components.run.simulate import RUN_FOLDER
 
 
@@ -128,3 +129,23 @@ def test_a_run_without_flare_gets_the_same_and_as_many_threads_as_it_wants(monke
     options = {"variables": {"a": 1}, "variants": ["paper", "fedavg"], "sites": 0, "site_settings": {}, "quiet": False}
     places = (Path("jobs/x"), Path("w"))
     assert seen == [(places, options), (places, {**options, "threads": 3})]
+
+
+def test_compare_passes_everything_on_and_prints_the_table(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr("fl_components.run.compare.compare", lambda *a, **k: seen.append((a, k)) or {"own": ["r"]})
+    monkeypatch.setattr("fedmend.report.run_folder.load_run", lambda folder: f"run {folder}")
+    monkeypatch.setattr("fedmend.report.paired.write_comparison", lambda runs, out, metric: f"{runs} {metric}")
+    words = "compare jobs/x --rows a,paper+b --seeds 0-2,7 --variant v --sites 3 --processes 2 --metric f1"
+    assert call(*words.split(), "--set", "a={SEED}", "--site", "min_count=4", "--out", tmp_path) == 0
+    (((comparison, out), options),) = seen
+    wanted = Comparison(Path("jobs/x"), ["a", "paper+b"], [0, 1, 2, 7], ["v"], ["a={SEED}"], ["min_count=4"], 3)
+    assert (comparison, out, options["processes"]) == (wanted, tmp_path, 2)
+    assert capsys.readouterr().out == f"{{'own': ['run r']}} f1\nwritten to {tmp_path}\n"
+
+
+@pytest.mark.parametrize("seeds", ["0,x", "2-1", "0,0", "1-2,2", ""])
+def test_seeds_are_different_whole_numbers(capsys, seeds):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["compare", "jobs/x", "--out", "o", "--seeds", seeds])
+    assert f"expected different whole numbers like 0,1,2 or 0-2, got {seeds!r}" in capsys.readouterr().err

@@ -139,7 +139,7 @@ def test_the_page_has_the_sections_and_words_of_a_segmentation_and_its_tables(tm
     assert "<b>" not in page.replace("</span><b>", "")
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
-    assert "| fedia | 50.0 | 70.0 | 75.0 | 50.0 | 42.5 | 32.5 | 1 |" in (tmp_path / "macro.md").read_text(
+    assert "| fedia | 50.0 | 70.0 | 75.0 | 50.0 | 42.5 | 60.0 | 32.5 | 70.0 | 1 |" in (tmp_path / "macro.md").read_text(
         encoding="utf-8"
     )
 

@@ -1,0 +1,103 @@
+"""Which runs a comparison makes, and which it does not make again; the runs are stood in for."""
+
+import json
+
+import pytest
+from factories import refused
+from job_factories import write_job
+
+from fedmend.errors import FedMendError
+from fedmend.files import locked
+from fl_components.run import compare as module
+from fl_components.run.compare import Comparison, cases, compare
+
+
+@pytest.fixture
+def job(tmp_path):
+    return write_job(tmp_path / "job", big={"set": {"num_rounds": 50}}, plain={"set": {"mu": 0}})
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Row and seed of every run that is made."""
+
+    def run_local(job, workspace, **given):
+        made.append((workspace.parent.name, given["variables"]["seed"]))
+        if made[-1] == fails:
+            raise FedMendError("run: expected a complete run")
+
+    made, fails = [], ()
+    monkeypatch.setattr(module, "run_local", run_local)
+
+    def fail(row, seed):
+        nonlocal fails
+        fails = (row, seed)
+
+    run_local.made, run_local.fail = made, fail
+    return run_local
+
+
+def test_rows_are_variants_and_settings_joined_by_plus(job, tmp_path):
+    asked = Comparison(
+        job, ["plain", "plain+mu=0.25"], [3], variants=["big"], words=["steps=7"], site_words=["threads=2"]
+    )
+    found = cases(asked, tmp_path)
+    assert [(c.row, c.workspace.relative_to(tmp_path).as_posix()) for c in found] == [
+        ("own", "own/seed-3"),
+        ("plain", "plain/seed-3"),
+        ("plain+mu=0.25", "plain+mu=0.25/seed-3"),
+    ]
+    assert [c.given["variants"] for c in found] == [("big",), ("big", "plain"), ("big", "plain")]
+    assert found[2].given["variables"] == {"steps": 7, "mu": 0.25, "seed": 3}
+    assert {json.dumps(c.given["site_settings"]) for c in found} == {'{"threads": 2}'}
+
+
+def test_a_seed_may_choose_the_data(job, tmp_path):
+    words = {"words": ["phantom.seed={SEED}"], "site_words": ["data_root=folds/{SEED}/{SITE_NAME}"]}
+    first, second = cases(Comparison(job, [], [4, 5], **words), tmp_path)
+    assert (first.given["variables"]["phantom.seed"], second.given["variables"]["phantom.seed"]) == (4, 5)
+    assert second.given["site_settings"] == {"data_root": "folds/5/{SITE_NAME}"}
+    assert '"seed": 5' in second.wanted()
+
+
+def test_complete_runs_are_not_made_again_and_failed_ones_are(job, tmp_path, ran):
+    ran.fail("plain", 0)
+    with refused("plain, seed 0: run: expected a complete run"):
+        compare(Comparison(job, ["plain"], [0, 1]), tmp_path / "out")
+    ran.fail("", 0)
+    lines = []
+    folders = compare(Comparison(job, ["plain", "big"], [0, 1]), tmp_path / "out", show=lines.append)
+    assert ran.made == [("own", 0), ("plain", 0), ("plain", 0), ("big", 0), ("own", 1), ("plain", 1), ("big", 1)]
+    assert lines[0] == "plain, seed 0: done, 4 runs to go"
+    assert list(folders) == ["own", "plain", "big"]
+    assert folders["big"][1] == tmp_path / "out" / "big" / "seed-1" / "server" / "simulate_job" / "fedmend"
+
+
+def test_runs_with_other_settings_are_neither_mixed_nor_overwritten(job, tmp_path, ran):
+    compare(Comparison(job, [], [0]), tmp_path, show=str)
+    compare(Comparison(job, [], [0], site_words=["cache_dir=elsewhere"]), tmp_path)  # of no consequence
+    for change in ({"words": ["mu=0.25"]}, {"variants": ["big"]}, {"sites": 3}, {"site_words": ["min_count=9"]}):
+        with refused("--out: expected new runs or the same ones, got one of own, seed 0, with other settings"):
+            compare(Comparison(job, [], [0], **change), tmp_path)
+    assert ran.made == [("own", 0)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (["plain", "plain"], "--rows: expected different rows, none of them own, got plain,plain"),
+        (["own"], "--rows: expected different rows, none of them own, got own"),
+        (["plane"], "--variant: expected one of ['big', 'plain'], got 'plane'"),
+        (["plain+mu=x"], "job variable mu: expected a whole number, got 'x'"),
+    ],
+)
+def test_a_mistyped_row_is_one_sentence_before_the_first_run(job, tmp_path, ran, rows, sentence):
+    with refused(sentence):
+        compare(Comparison(job, rows, [0]), tmp_path)
+    assert ran.made == []
+
+
+def test_two_comparisons_do_not_write_into_one_folder(job, tmp_path, ran):
+    with locked(tmp_path / "in_use"), refused("--out: expected no other comparison at work in it, there is one"):
+        compare(Comparison(job, [], [0]), tmp_path)
+    assert ran.made == []
