@@ -107,8 +107,8 @@ def test_a_phantom_of_volumes_needs_room_for_all_their_slices(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "no")
 
     monkeypatch.setattr(sites, "make_phantom", fail)
-    # 100 * 64 * 64 * 24 * 4 bytes
-    with refused("phantom: cache_dir: expected 39 MB of free space, got a full disk"):
+    # 100 * 48 * 48 * 24 * 4 bytes
+    with refused("phantom: cache_dir: expected 22 MB of free space, got a full disk"):
         ensure_phantom(tmp_path, PartlyAnnotatedPhantom(images=100))
 
 
