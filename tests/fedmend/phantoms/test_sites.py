@@ -240,7 +240,9 @@ def test_the_sites_of_a_dermoscopy_phantom_differ_in_colour(tmp_path, spec):
     ("dataset", "modality", "m", "shares"), [("ms", "MR", 3, (0.1, 0.3)), ("lung", "CT", 1, (0.4, 0.5))]
 )
 def test_each_site_of_a_partly_annotated_phantom_lacks_lesions(tmp_path, dataset, modality, m, shares):
-    spec = phantom_spec({"dataset": dataset, "images": 6, "sites": 2, "m": m, "pixels": 32, "depth": 12, "seed": 2})
+    spec = phantom_spec(
+        {"dataset": dataset, "images": 6, "sites": 2, "m": m, "pixels": 32, "depth": 12, "seed": 2, "val_share": 0.0}
+    )
     assert isinstance(spec, PartlyAnnotatedPhantom)
     make_phantom(tmp_path, spec)
     items = []
