@@ -70,9 +70,8 @@ def write_lesion_sites(
     """Writes ``out/site-1`` .. ``out/site-S``; the volumes stay where they are.
 
     A site gets ``datalist.json``: its training cases with the axial slices (numbered in RAS) that carry a lesion in the
-    complete mask, and its validation and test cases. ``labels`` holds the incomplete training masks and the complete
-    masks of the other cases, ``truth`` the complete training masks, their ``datalist.json`` and ``completeness.csv``
-    with counts by volume.
+    complete mask, and its other cases. ``labels`` holds the incomplete training masks and the complete other masks,
+    ``truth`` the complete training masks, their ``datalist.json`` and ``completeness.csv`` with counts by volume.
 
     Args:
         out: folder for the site folders; made when missing.
@@ -80,8 +79,7 @@ def write_lesion_sites(
         dataset: word that messages start with.
         image_root: folder that the image paths of the datalists start from.
         completeness: for each of the S sites, the share of lesions in (0, 1] that its training masks keep.
-        test_share: share of the patients in the test split, in (0, 1); at least one is. Few test patients leave sites
-            without a test split.
+        test_share: share of the patients in the test split, in (0, 1); few leave sites without a test split.
         val_share: share of the other patients in the validation split, in [0, 1); 0 writes none.
         test_patients: given, these are the test split instead.
         seed: of split, partition and removal, 0 or more.
@@ -91,34 +89,28 @@ def write_lesion_sites(
         progress: called with one line of text at a time.
 
     Raises:
-        FedMendError: a wrong argument, site folders in ``out`` already, no volumes, a volume without mask, a case
-            twice, too few patients, a file that cannot be read, a mask on another grid than its volume or with values
-            other than 0 and 1, or a training mask without a lesion.
+        FedMendError: a wrong argument, site folders in ``out`` already, no volumes, one without mask, a case twice, too
+            few patients, a file that cannot be read, a mask on another grid or with values other than 0 and 1, or a
+            training mask without a lesion.
     """
     out, image_root, say = Path(out), Path(image_root), progress or (lambda line: None)
     _check_arguments(dataset, out, cases, completeness, seed)
     cases = sorted(cases, key=lambda case: case.name)
     splits = _splits(cases, test_share, val_share, test_patients, dataset, seed)
     site_of = _sites_of(cases, splits, len(completeness), dataset, seed)
-    arguments = {"completeness": list(completeness), "test_share": test_share, "val_share": val_share, "seed": seed}
-    arguments |= {"test_patients": sorted(test_patients)} if test_patients else {}
+    shares = {"test_patients": sorted(test_patients)} if test_patients else {"test_share": test_share}
+    arguments = {"completeness": list(completeness), **shares, "val_share": val_share, "seed": seed}
     with site_folders(out, len(completeness), image_root) as (folders, root):
         writers = [_Site(folder, image_root, share) for folder, share in zip(folders, completeness, strict=True)]
         for number, case in enumerate(cases, start=1):
             where = f"{dataset}, case {number} in the order of names"
-            writer, split = writers[site_of[case.patient]], splits[case.patient]
-            if split == "train":
-                writer.add_training(case, where, _lesion_seed(seed, case))
-            else:
-                writer.add_evaluation(case, where, split)
+            writers[site_of[case.patient]].add(case, where, splits[case.patient], seed)
             if number * 10 // len(cases) > (number - 1) * 10 // len(cases):
                 say(f"{number} of {len(cases)} volumes")
-        provenance = {"source": source_name, "arguments": arguments}
+        about = {"source": source_name, "arguments": arguments}
         for writer in writers:
-            writer.finish(provenance, image_root=root, modality=modality, window=window)
-    counts = Counter(splits[case.patient] for case in cases)
-    words = [f"{counts[split]} {SECTIONS[split]}" for split in SECTIONS if counts[split]]
-    say(f"{len(completeness)} site folders written, {', '.join(words[:-1])} and {words[-1]} volumes")
+            writer.finish(about, image_root=root, modality=modality, window=window)
+    say(f"{len(completeness)} site folders written, {_counted(cases, splits)} volumes")
 
 
 def _check_arguments(
@@ -158,6 +150,12 @@ def _splits(
     return {p: "test" if p in test else "val" if p in held else "train" for p in patients}
 
 
+def _counted(cases: Sequence[LesionCase], splits: Mapping[str, str]) -> str:
+    counts = Counter(splits[case.patient] for case in cases)
+    words = [f"{counts[split]} {section}" for split, section in SECTIONS.items() if counts[split]]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def _sites_of(
     cases: Sequence[LesionCase], splits: Mapping[str, str], sites: int, dataset: str, seed: int
 ) -> dict[str, int]:
@@ -192,16 +190,15 @@ class _Site:
         for name in ("labels", "truth/labels"):
             (folder / name).mkdir()
 
-    def add_evaluation(self, case: LesionCase, where: str, split: str) -> None:
-        mask, volume, _ = _read(case, where)
-        label = self._save(f"labels/{case.name}.nii.gz", mask, volume)
-        self.sections[SECTIONS[split]].append({"image": self._image(case), "label": label})
-
-    def add_training(self, case: LesionCase, where: str, seed: int) -> None:
+    def add(self, case: LesionCase, where: str, split: str, seed: int) -> None:
         mask, volume, slices = _read(case, where)
+        if split != "train":
+            label = self._save(f"labels/{case.name}.nii.gz", mask, volume)
+            self.sections[SECTIONS[split]].append({"image": self._image(case), "label": label})
+            return
         if not slices:
             raise FedMendError(f"{where}: expected a lesion in the mask of a training volume, got none")
-        kept, counts = remove_lesions(mask, self.completeness, seed=seed)
+        kept, counts = remove_lesions(mask, self.completeness, seed=_lesion_seed(seed, case))
         image = self._image(case)
         for items, name, voxels in ((self.sections["training"], "labels", kept), (self.truth, "truth/labels", mask)):
             label = self._save(f"{name}/{case.name}.nii.gz", voxels, volume)
