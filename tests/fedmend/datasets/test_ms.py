@@ -120,6 +120,16 @@ def test_the_command_takes_the_papers_setting_or_the_completeness_of_each_site(t
     assert capsys.readouterr().err == "fedmend: prepare ms: expected --completeness or --sites and --m, got both\n"
 
 
+def test_the_command_takes_test_patients_and_a_validation_share(tmp_path, capsys):
+    flat(tmp_path / "source")
+    words = ["prepare", "ms", str(tmp_path / "source"), str(tmp_path / "out"), "--completeness", "0.5"]
+    assert main([*words, "--test-patients", "lesjak_19", "--val-share", "0.5"]) == 0
+    lists = json.loads((tmp_path / "out" / "site-1" / "datalist.json").read_text())
+    assert {name: len(items) for name, items in lists.items()} == {"training": 1, "validation": 1, "test": 1}
+    assert lists["test"][0]["image"] == "p19_flair.nii.gz"
+    assert capsys.readouterr().out.endswith("1 site folders written, 1 training, 1 validation and 1 test volumes\n")
+
+
 def test_a_completeness_that_is_no_number_ends_with_usage_and_exit_code_2(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["prepare", "ms", "a", "b", "--completeness", "0.3;0.7"])
