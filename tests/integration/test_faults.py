@@ -27,7 +27,16 @@ from fl_components.run.submit import SILENT, configured, fetch, submit_job
 pytestmark = pytest.mark.slow
 SITES = ("site-1", "site-2")
 STRUCK, ROUND = "site-2", 3  # both sites repair their masks in this round, which counts from 0
-PHANTOM = {"dataset": "ms", "images": 6, "sites": 2, "test_share": 0.33, "pixels": 32, "depth": 12, "m": 1}
+PHANTOM = {
+    "dataset": "ms",
+    "images": 6,
+    "sites": 2,
+    "test_share": 0.33,
+    "val_share": 0.0,
+    "pixels": 32,
+    "depth": 12,
+    "m": 1,
+}
 SMALL = {
     **{"num_rounds": 5, "warmup_rounds": 2, "image_size": 32, "local_epochs": 16, "learning_rate": 0.01},
     **{"learning_rate_decay": 1.0, "gap": 0, "threshold": 0.5, "min_component": 1},

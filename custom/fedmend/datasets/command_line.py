@@ -70,8 +70,16 @@ def lesion_arguments(parser: ArgumentParser, *, levels: str) -> None:
         type=_shares,
         help="share of lesions that each site keeps, e.g. 0.3,0.7, instead of --sites and --m",
     )
-    parser.add_argument("--test-share", type=float, default=0.2)
+    parser.add_argument("--test-share", type=float, default=0.2, help="share of the patients (default 0.2)")
+    parser.add_argument("--val-share", type=float, default=0.0, help="share of the other patients (default 0)")
+    parser.add_argument(
+        "--test-patients", type=_words, default=(), help="the test patients, e.g. lesjak_07, instead of --test-share"
+    )
     parser.add_argument("--seed", type=int, default=1037)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def share_or_all(text: str) -> float | None:

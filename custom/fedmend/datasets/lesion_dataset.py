@@ -47,6 +47,8 @@ class LesionDataset:
         m: int = 0,
         completeness: Sequence[float] | None = None,
         test_share: float = 0.2,
+        val_share: float = 0.0,
+        test_patients: Sequence[str] = (),
         seed: int = 1037,
         source_name: str = "",
         progress: Callable[[str], None] | None = None,
@@ -61,6 +63,8 @@ class LesionDataset:
             completeness: share of lesions in (0, 1] that each site keeps; given, it takes the place of ``sites`` and
                 ``m``.
             test_share: share of the patients in the test split, in (0, 1).
+            val_share: share of the other patients in the validation split, in [0, 1); 0 writes none.
+            test_patients: given, these are the test split instead.
             seed: of split, partition and lesion removal.
             source_name: what the cards name as source instead; synthetic data says so here.
             progress: called with one line of text at a time.
@@ -76,6 +80,8 @@ class LesionDataset:
             image_root=source,
             completeness=completeness_settings(self.name, m, sites) if completeness is None else completeness,
             test_share=test_share,
+            val_share=val_share,
+            test_patients=test_patients,
             seed=seed,
             modality=self.modality,
             window=self.window,
@@ -95,5 +101,5 @@ class LesionDataset:
         given = {k: v for k, v in command_line.given(args, "sites", "m", "completeness").items() if v is not None}
         if "completeness" in given and len(given) > 1:
             raise FedMendError(f"prepare {self.name}: expected --completeness or --sites and --m, got both")
-        given |= command_line.given(args, "test_share", "seed")
+        given |= command_line.given(args, "test_share", "val_share", "test_patients", "seed")
         self.prepare(args.source, args.out, **given, progress=print)

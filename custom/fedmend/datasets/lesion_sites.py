@@ -1,14 +1,15 @@
 """Volumes with complete lesion masks → segmentation sites that annotate a part of the lesions: the data protocol of
 FedIA (Xiang et al., MICCAI 2024).
 
-Patients are split into training and test and dealt to the sites; then whole lesions are removed training masks.
-The result depends on the files and the arguments alone, not on the order of the cases; which lesions a volume keeps
-depends on its mask, its name, the seed and its site's completeness.
+Patients are split into training, validation and test and dealt to the sites; then whole lesions are removed from
+training masks. The result depends on the files and the arguments alone, not on the order of the cases; which lesions a
+volume keeps depends on its mask, its name, the seed and its site's completeness.
 """
 
 import csv
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
+from fedmend.data.datalist import SECTIONS
 from fedmend.data.manifest import SEGMENTATION, write_card
 from fedmend.data.volumes import AFFINE_TOLERANCE
 from fedmend.datasets.imperfections import LesionCounts, remove_lesions
@@ -57,6 +59,8 @@ def write_lesion_sites(
     image_root: Path,
     completeness: Sequence[float],
     test_share: float,
+    val_share: float = 0.0,
+    test_patients: Sequence[str] = (),
     seed: int,
     modality: str,
     window: str | None = None,
@@ -66,7 +70,7 @@ def write_lesion_sites(
     """Writes ``out/site-1`` .. ``out/site-S``; the volumes stay where they are.
 
     A site gets ``datalist.json``: its training cases with the axial slices (numbered in RAS) that carry a lesion in the
-    complete mask, and its test cases. ``labels`` holds the incomplete training masks and the complete test masks,
+    complete mask, and its other cases. ``labels`` holds the incomplete training masks and the complete other masks,
     ``truth`` the complete training masks, their ``datalist.json`` and ``completeness.csv`` with counts by volume.
 
     Args:
@@ -75,8 +79,9 @@ def write_lesion_sites(
         dataset: word that messages start with.
         image_root: folder that the image paths of the datalists start from.
         completeness: for each of the S sites, the share of lesions in (0, 1] that its training masks keep.
-        test_share: share of the patients in the test split, in (0, 1); at least one is. Few test patients leave sites
-            without a test split.
+        test_share: share of the patients in the test split, in (0, 1); few leave sites without a test split.
+        val_share: share of the other patients in the validation split, in [0, 1); 0 writes none.
+        test_patients: given, these are the test split instead.
         seed: of split, partition and removal, 0 or more.
         modality: DICOM modality word, for people.
         window: a name of ``manifest.WINDOWS`` for CT; None for MR.
@@ -84,31 +89,28 @@ def write_lesion_sites(
         progress: called with one line of text at a time.
 
     Raises:
-        FedMendError: a wrong argument, site folders in ``out`` already, no volumes, a volume without mask, a case
-            twice, too few patients, a file that cannot be read, a mask on another grid than its volume or with values
-            other than 0 and 1, or a training mask without a lesion.
+        FedMendError: a wrong argument, site folders in ``out`` already, no volumes, one without mask, a case twice, too
+            few patients, a file that cannot be read, a mask on another grid or with values other than 0 and 1, or a
+            training mask without a lesion.
     """
     out, image_root, say = Path(out), Path(image_root), progress or (lambda line: None)
     _check_arguments(dataset, out, cases, completeness, seed)
     cases = sorted(cases, key=lambda case: case.name)
-    test = hold_out([case.patient for case in cases], test_share, seed=seed)
-    site_of = _sites_of(cases, test, len(completeness), dataset, seed)
-    arguments = {"completeness": list(completeness), "test_share": test_share, "seed": seed}
+    splits = _splits(cases, test_share, val_share, test_patients, dataset, seed)
+    site_of = _sites_of(cases, splits, len(completeness), dataset, seed)
+    shares = {"test_patients": sorted(test_patients)} if test_patients else {"test_share": test_share}
+    arguments = {"completeness": list(completeness), **shares, "val_share": val_share, "seed": seed}
     with site_folders(out, len(completeness), image_root) as (folders, root):
         writers = [_Site(folder, image_root, share) for folder, share in zip(folders, completeness, strict=True)]
-        for number, (case, held) in enumerate(zip(cases, test, strict=True), start=1):
+        for number, case in enumerate(cases, start=1):
             where = f"{dataset}, case {number} in the order of names"
-            writer = writers[site_of[case.patient]]
-            if held:
-                writer.add_test(case, where)
-            else:
-                writer.add_training(case, where, _lesion_seed(seed, case))
+            writers[site_of[case.patient]].add(case, where, splits[case.patient], seed)
             if number * 10 // len(cases) > (number - 1) * 10 // len(cases):
                 say(f"{number} of {len(cases)} volumes")
-        provenance = {"source": source_name, "arguments": arguments}
+        about = {"source": source_name, "arguments": arguments}
         for writer in writers:
-            writer.finish(provenance, image_root=root, modality=modality, window=window)
-    say(f"{len(completeness)} site folders written, {len(cases) - test.sum()} training and {test.sum()} test volumes")
+            writer.finish(about, image_root=root, modality=modality, window=window)
+    say(f"{len(completeness)} site folders written, {_counted(cases, splits)} volumes")
 
 
 def _check_arguments(
@@ -131,14 +133,40 @@ def _check_arguments(
     check("source", not repeated, "one copy of each case", f"{repeated} more")
 
 
-def _sites_of(cases: Sequence[LesionCase], test: np.ndarray, sites: int, dataset: str, seed: int) -> dict[str, int]:
-    """Patient → index of the site, of training and test patients."""
-    patients = [{c.patient for c, held in zip(cases, test, strict=True) if held == split} for split in (False, True)]
-    if len(patients[0]) < sites:
+def _splits(
+    cases: Sequence[LesionCase], test_share: float, val_share: float, chosen: Sequence[str], dataset: str, seed: int
+) -> dict[str, str]:
+    """Patient → ``train``, ``val`` or ``test``."""
+    patients = sorted({case.patient for case in cases})
+    if strange := sorted(set(chosen) - set(patients)):
+        known = ", ".join(patients)
+        raise FedMendError(f"{dataset}, argument test_patients: expected some of {known}, got {', '.join(strange)}")
+    test = set(chosen) or set(np.compress(hold_out(patients, test_share, seed=seed), patients).tolist())
+    rest = [patient for patient in patients if patient not in test]
+    if val_share and not (0 < val_share < 1 and len(rest) > 1):
+        words = "0, or a number below 1 and two patients outside the test split"
+        raise FedMendError(f"{dataset}, argument val_share: expected {words}, got {val_share} and {len(rest)}")
+    held = set(np.compress(hold_out(rest, val_share, seed=seed), rest).tolist()) if val_share else set()
+    return {p: "test" if p in test else "val" if p in held else "train" for p in patients}
+
+
+def _counted(cases: Sequence[LesionCase], splits: Mapping[str, str]) -> str:
+    counts = Counter(splits[case.patient] for case in cases)
+    words = [f"{counts[split]} {section}" for split, section in SECTIONS.items() if counts[split]]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _sites_of(
+    cases: Sequence[LesionCase], splits: Mapping[str, str], sites: int, dataset: str, seed: int
+) -> dict[str, int]:
+    """Patient → index of the site; each split is dealt to all sites."""
+    patients = {split: {c.patient for c in cases if splits[c.patient] == split} for split in SECTIONS}
+    if len(patients["train"]) < sites:
         raise FedMendError(
-            f"{dataset}: expected at least {sites} training patients, one for each site, got {len(patients[0])}"
+            f"{dataset}: expected at least {sites} training patients, one for each site, got {len(patients['train'])}"
         )
-    return _deal(patients[0], sites, (seed, 1)) | _deal(patients[1], sites, (seed, 2))
+    deals = {"train": 1, "test": 2, "val": 3}
+    return {p: site for split, n in deals.items() for p, site in _deal(patients[split], sites, (seed, n)).items()}
 
 
 def _lesion_seed(seed: int, case: LesionCase) -> int:
@@ -156,22 +184,21 @@ class _Site:
 
     def __init__(self, folder: Path, images: Path, completeness: float):
         self.folder, self.images, self.completeness = folder, images, completeness
-        self.sections: dict[str, list[dict]] = {"training": [], "test": []}
+        self.sections: dict[str, list[dict]] = {section: [] for section in SECTIONS.values()}
         self.truth: list[dict] = []
         self.counts: list[tuple[str, LesionCounts]] = []
         for name in ("labels", "truth/labels"):
             (folder / name).mkdir()
 
-    def add_test(self, case: LesionCase, where: str) -> None:
-        mask, volume, _ = _read(case, where)
-        label = self._save(f"labels/{case.name}.nii.gz", mask, volume)
-        self.sections["test"].append({"image": self._image(case), "label": label})
-
-    def add_training(self, case: LesionCase, where: str, seed: int) -> None:
+    def add(self, case: LesionCase, where: str, split: str, seed: int) -> None:
         mask, volume, slices = _read(case, where)
+        if split != "train":
+            label = self._save(f"labels/{case.name}.nii.gz", mask, volume)
+            self.sections[SECTIONS[split]].append({"image": self._image(case), "label": label})
+            return
         if not slices:
             raise FedMendError(f"{where}: expected a lesion in the mask of a training volume, got none")
-        kept, counts = remove_lesions(mask, self.completeness, seed=seed)
+        kept, counts = remove_lesions(mask, self.completeness, seed=_lesion_seed(seed, case))
         image = self._image(case)
         for items, name, voxels in ((self.sections["training"], "labels", kept), (self.truth, "truth/labels", mask)):
             label = self._save(f"{name}/{case.name}.nii.gz", voxels, volume)
@@ -202,7 +229,7 @@ class _Site:
             self.folder,
             task=SEGMENTATION,
             classes=CLASSES,
-            splits={"train": DATALIST} | ({"test": DATALIST} if "test" in sections else {}),
+            splits={split: DATALIST for split, section in SECTIONS.items() if section in sections},
             truth={"train": f"truth/{DATALIST}"},
             image_root=image_root,
             modality=modality,

@@ -30,12 +30,14 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 - D10 one channel, where the code has two.
 - D11 see :func:`fedmend.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in 0..1.
 
-The published trigger has weaknesses: a site with few annotations has a flat curve, which can never fall 0.03 below its
-line, and a fully annotated site that has a bad round is corrected too. ``relative``, ``patience`` and ``gate`` mend
-that and are off by default.
+The published trigger has weaknesses. A line over the whole warm-up is too flat where the warm-up begins slowly, so that
+sites correct late or never: ``line_share`` leaves its first rounds out. A site with few annotations has a flat curve,
+which can never fall 0.03 below its line, and a fully annotated site that has a bad round is corrected too:
+``relative``, ``patience`` and ``gate`` mend that. exp(a / l) soon gives one site the whole average: ``temperature``.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +50,7 @@ from torch import Tensor, nn
 from fedmend.averaging import by_samples
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.learning_curve import fit_line, soft_iou
 from fedmend.lesions import count_components
 from fedmend.losses import noise_robust_dice_loss, soft_dice_loss
 from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site, Workflow
@@ -158,6 +161,8 @@ class FedIA(SliceMethod):
 
     Args:
         correct: mark what was left unmarked (Eq. 7).
+        line_share: share of the warm-up, its last rounds, that the line of Eq. (6) goes through, above 0 to 1; at least
+            two rounds.
         gap: lambda, how far the IoU must fall behind the line, >= 0.
         relative: lambda is a share of the line's value.
         patience: rounds in a row that it must do so, >= 1.
@@ -176,6 +181,7 @@ class FedIA(SliceMethod):
         self,
         *,
         correct: bool = True,
+        line_share: float = 1.0,
         gap: float = 0.03,
         relative: bool = False,
         patience: int = 1,
@@ -187,11 +193,13 @@ class FedIA(SliceMethod):
     ):
         super().__init__(augment=augment)
         check_variables(gap >= 0 and 0 <= gate <= 1, "gap >= 0 and gate from 0 to 1", gap=gap, gate=gate)
+        check_variables(0 < line_share <= 1, "above 0 to 1", line_share=line_share)
         counts = {"patience": patience, "min_component": min_component}
         check_variables(min(counts.values()) >= 1, "at least 1", **counts)
         check_variables(0.5 <= threshold < 1, "0.5 to below 1", threshold=threshold)
         check_variables(loss in ("dice", "nr_dice"), "'dice' or 'nr_dice'", loss=loss)
-        self.correct, self.gap, self.relative, self.patience, self.gate = correct, gap, relative, patience, gate
+        self.correct, self.line_share, self.gap, self.relative = correct, line_share, gap, relative
+        self.patience, self.gate = patience, gate
         self.threshold, self.min_component, self.loss_name = threshold, min_component, loss
 
     def correct_masks(self, model: nn.Module, task: RoundTask, site: Site) -> None:
@@ -211,7 +219,8 @@ class FedIA(SliceMethod):
         for _, probability in infer_masks(model, split, site):
             predicted += count_components(probability > 0.5, smallest=self.min_component)
         progress.lesions = [count_components(split.masks > 0, smallest=self.min_component), predicted]
-        progress.line = fit_line({r: iou for r, iou in progress.iou.items() if r < task.round_num})
+        first = task.round_num - max(2, math.ceil(self.line_share * task.round_num))
+        progress.line = fit_line({r: iou for r, iou in progress.iou.items() if first <= r < task.round_num})
         progress.save(site)
         lesions, line = np.array(progress.lesions, dtype=np.int64), np.array(progress.line, dtype=np.float32)
         return {"lesions": lesions, "iou_line": line}
@@ -242,27 +251,6 @@ class FedIA(SliceMethod):
         return EXEMPT if task.stage != WARMUP and self.correct and self._exempt(progress, task) else WAITS
 
 
-def soft_iou(dice_loss: float) -> float:
-    """(1 - l) / (1 + l), the Jaccard index of a soft Dice 1 - l, for a Dice loss l in 0..1."""
-    return (1 - dice_loss) / (1 + dice_loss)
-
-
-def fit_line(curve: Mapping[int, float]) -> tuple[float, float] | None:
-    """Least squares through a learning curve, Eq. (6), Xiang et al., MICCAI 2024.
-
-    Args:
-        curve: round, from 0 → IoU.
-
-    Returns:
-        Value in round 0 and slope per round; slope 0 for one point, None without any.
-    """
-    if len(curve) < 2:
-        return (next(iter(curve.values())), 0.0) if curve else None
-    rounds = sorted(curve)
-    value, slope = np.polynomial.polynomial.polyfit(rounds, [curve[r] for r in rounds], 1)
-    return float(value), float(slope)
-
-
 # ---- the server -----------------------------------------------------------------------------------------------------
 class FedIAWorkflow(Workflow):
     """Warm-up, one estimate of the completeness, completeness-aware aggregation with correction, federated averaging.
@@ -270,6 +258,7 @@ class FedIAWorkflow(Workflow):
     Args:
         warmup_rounds: T >= 2, which a line needs.
         completeness_aggregation: average by completeness and loss in stage 2 (Eq. 4); False: by samples.
+        temperature: of the average by completeness, see :func:`completeness_weights`; 0: as published.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
@@ -282,9 +271,11 @@ class FedIAWorkflow(Workflow):
         completeness: dict[str, float] = field(default_factory=dict)
         correction: dict[str, int] = field(default_factory=dict)
 
-    def __init__(self, *, warmup_rounds: int, completeness_aggregation: bool = True):
+    def __init__(self, *, warmup_rounds: int, completeness_aggregation: bool = True, temperature: float = 0.0):
         check_variables(warmup_rounds >= 2, "at least 2, which a line needs", warmup_rounds=warmup_rounds)
+        check_variables(temperature >= 0, "at least 0", temperature=temperature)
         self.warmup_rounds, self.by_completeness = warmup_rounds, completeness_aggregation
+        self.temperature = temperature
 
     def run(self, fed: Federation) -> None:
         """R rounds, T of them warm-up."""
@@ -334,7 +325,8 @@ class FedIAWorkflow(Workflow):
             "first_round": np.int64(self.warmup_rounds),
             "best_completeness": np.float64(max(memory.completeness.values(), default=0.0)),
         }
-        average = partial(completeness_aware, memory.completeness) if by_completeness else by_samples
+        aware = partial(completeness_aware, memory.completeness, temperature=self.temperature)
+        average = aware if by_completeness else by_samples
         answers = fed.train(stage, knowledge=knowledge, average=average)
         losses = {site: float(answer.report["dice_loss"][0]) for site, answer in answers.items()}
         fed.record("iou", {site: round(soft_iou(loss), 6) for site, loss in losses.items()})
@@ -366,17 +358,17 @@ def completeness(lesions: np.ndarray) -> float:
     return float(lesions[0]) / float(lesions[1]) if lesions[1] else 0.0
 
 
-def completeness_aware(estimates: Mapping[str, float], contributions: Contributions) -> dict[str, float]:
-    """Share of each site in the average by completeness and training loss, Eq. (4), Xiang et al., MICCAI 2024.
-
-    Args:
-        estimates: site → a.
-        contributions: site → report with ``dice_loss``.
-    """
-    return completeness_weights(estimates, {site: float(c.report["dice_loss"][0]) for site, c in contributions.items()})
+def completeness_aware(
+    estimates: Mapping[str, float], contributions: Contributions, *, temperature: float = 0.0
+) -> dict[str, float]:
+    """:func:`completeness_weights` of contributions whose reports have ``dice_loss``."""
+    losses = {site: float(c.report["dice_loss"][0]) for site, c in contributions.items()}
+    return completeness_weights(estimates, losses, temperature=temperature)
 
 
-def completeness_weights(estimates: Mapping[str, float], losses: Mapping[str, float]) -> dict[str, float]:
+def completeness_weights(
+    estimates: Mapping[str, float], losses: Mapping[str, float], *, temperature: float = 0.0
+) -> dict[str, float]:
     """Share of each site in the average, Eq. (4), Xiang et al., MICCAI 2024: exp(a / l), normalised.
 
     Computed from differences to the largest exponent, so that nothing overflows.
@@ -384,12 +376,18 @@ def completeness_weights(estimates: Mapping[str, float], losses: Mapping[str, fl
     Args:
         estimates: site → a; a site without an estimate counts as the least complete one.
         losses: site → l in 0..1.
+        temperature: 0: as published. Above: exp((a / largest a) / (l / mean l) / temperature), which does not sharpen
+            as losses shrink.
 
     Returns:
         site → share; they sum to 1.
     """
     sites = sorted(losses)
     least = min(estimates.values(), default=0.0)
-    exponent = np.array([estimates.get(site, least) / max(losses[site], LOWEST_LOSS) for site in sites])
+    a = np.array([estimates.get(site, least) for site in sites])
+    loss = np.array([max(losses[site], LOWEST_LOSS) for site in sites])
+    if temperature > 0:
+        a, loss = a / max(a.max(), np.finfo(float).tiny), loss / loss.mean() * temperature
+    exponent = a / loss
     weight = np.exp(exponent - exponent.max())
     return dict(zip(sites, (weight / weight.sum()).tolist(), strict=True))

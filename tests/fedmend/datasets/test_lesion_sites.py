@@ -91,7 +91,7 @@ def test_the_card_says_what_the_site_is(sites, root):
         kept_voxels = sum(int(row["kept_voxels"]) for row in rows(site))
         assert card.provenance == {
             "source": "a source",
-            "arguments": {"completeness": [0.3, 0.7], "test_share": 0.2, "seed": 5},
+            "arguments": {"completeness": [0.3, 0.7], "test_share": 0.2, "val_share": 0.0, "seed": 5},
             "site": {
                 "completeness": share,
                 "lesions": 44,
@@ -211,6 +211,27 @@ def test_a_site_without_test_volumes_has_no_test_split(cases, root, tmp_path):
     assert [set(datalist(card.folder)) for card in cards] == [{"training", "test"}, {"training"}]
 
 
+def test_a_share_of_the_other_patients_is_held_out_with_complete_masks(cases, root, sites, tmp_path):
+    write(tmp_path / "out", cases, root, val_share=0.25)
+    folders = [tmp_path / "out" / f"site-{s}" for s in (1, 2)]
+    for folder, before in zip(folders, sites, strict=True):
+        lists = datalist(folder)
+        assert {name: len(items) for name, items in lists.items()} == {"training": 3, "validation": 1, "test": 1}
+        assert lists["test"] == datalist(before)["test"]
+        assert load_card(folder, folder.name).splits == dict.fromkeys(("train", "val", "test"), "datalist.json")
+        (item,) = lists["validation"]
+        assert set(item) == {"image", "label"}
+        complete = voxels_of(root / Path(item["image"]).parent.name / "mask.nii.gz")
+        np.testing.assert_array_equal(voxels_of(folder / item["label"]), complete)
+
+
+def test_the_test_patients_can_be_named(cases, root, tmp_path):
+    write(tmp_path / "out", cases, root, test_patients=("case07",))
+    folders = [tmp_path / "out" / f"site-{s}" for s in (1, 2)]
+    assert [[i["image"] for i in datalist(f).get("test", [])] for f in folders] == [["case07/flair.nii.gz"], []]
+    assert load_card(folders[0], "site-1").provenance["arguments"]["test_patients"] == ["case07"]
+
+
 def test_progress_is_one_line_per_tenth_and_a_last_one(cases, root, tmp_path):
     lines = []
     write(tmp_path / "out", cases, root, progress=lines.append)
@@ -305,6 +326,16 @@ def test_a_training_mask_without_a_lesion_is_refused_and_a_test_mask_is_not(tmp_
         (
             {"completeness": ()},
             "toy, argument completeness: expected a number above 0 and at most 1 for each site, got none",
+        ),
+        (
+            {"test_share": 0.9, "val_share": 0.5, "completeness": (0.5,)},
+            "toy, argument val_share: expected 0, or a number below 1 and two patients outside the test split, got 0.5"
+            " and 1",
+        ),
+        (
+            {"test_patients": ("case01", "case99")},
+            "toy, argument test_patients: expected some of case00, case01, case02, case03, case04, case05, case06,"
+            " case07, case08, case09, got case99",
         ),
         ({"seed": -1}, "toy, argument seed: expected at least 0, got -1"),
         ({"completeness": (0.5,) * 9}, "toy: expected at least 9 training patients, one for each site, got 8"),

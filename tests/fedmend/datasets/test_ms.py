@@ -68,7 +68,8 @@ def test_both_downloads_below_one_folder_become_four_sites(tmp_path):
     for card in cards:
         assert (card.modality, card.window, card.image_root) == ("MR", None, source.resolve())
         assert card.provenance["source"] == "SYNTHETIC"
-        assert card.provenance["arguments"] == {"completeness": [0.3, 0.5, 0.7, 0.9], "test_share": 0.2, "seed": 3}
+        arguments = {"completeness": [0.3, 0.5, 0.7, 0.9], "test_share": 0.2, "val_share": 0.0, "seed": 3}
+        assert card.provenance["arguments"] == arguments
 
 
 def test_masks_of_a_flat_copy_that_have_no_volume_are_left_out_and_counted(tmp_path):
@@ -111,12 +112,22 @@ def test_the_command_takes_the_papers_setting_or_the_completeness_of_each_site(t
         assert code == (1 if out == "c" else 0)  # three patients are too few for four sites
     a, b = (load_card(tmp_path / out / "site-2", "site-2").provenance for out in "ab")
     assert a == b
-    assert a["arguments"] == {"completeness": [0.1, 0.3], "test_share": 0.4, "seed": 7}
+    assert a["arguments"] == {"completeness": [0.1, 0.3], "test_share": 0.4, "val_share": 0.0, "seed": 7}
     captured = capsys.readouterr()
     assert "3 of 3 volumes\n2 site folders written, 2 training and 1 test volumes\n" in captured.out
     assert captured.err == "fedmend: ms: expected at least 4 training patients, one for each site, got 2\n"
     assert main([*words, str(tmp_path / "d"), "--completeness", "0.1,0.3", "--m", "0"]) == 1
     assert capsys.readouterr().err == "fedmend: prepare ms: expected --completeness or --sites and --m, got both\n"
+
+
+def test_the_command_takes_test_patients_and_a_validation_share(tmp_path, capsys):
+    flat(tmp_path / "source")
+    words = ["prepare", "ms", str(tmp_path / "source"), str(tmp_path / "out"), "--completeness", "0.5"]
+    assert main([*words, "--test-patients", "lesjak_19", "--val-share", "0.5"]) == 0
+    lists = json.loads((tmp_path / "out" / "site-1" / "datalist.json").read_text())
+    assert {name: len(items) for name, items in lists.items()} == {"training": 1, "validation": 1, "test": 1}
+    assert lists["test"][0]["image"] == "p19_flair.nii.gz"
+    assert capsys.readouterr().out.endswith("1 site folders written, 1 training, 1 validation and 1 test volumes\n")
 
 
 def test_a_completeness_that_is_no_number_ends_with_usage_and_exit_code_2(capsys):

@@ -1,5 +1,6 @@
 import math
 
+import monai.losses  # noqa: F401 - takes seconds, which no test shall seem to take
 import numpy as np
 import pytest
 import torch
@@ -21,8 +22,6 @@ from fedmend.methods.fedia import (
     completeness,
     completeness_aware,
     completeness_weights,
-    fit_line,
-    soft_iou,
     uncorrected,
 )
 from fedmend.training import LocalTrainer
@@ -53,17 +52,6 @@ def test_completeness_is_a_ratio_of_counts_and_never_divides_by_zero():
     assert completeness(np.array([0, 5])) == 0
 
 
-def test_the_line_is_the_least_squares_fit():
-    assert fit_line({0: 0.1, 1: 0.3, 2: 0.2}) == pytest.approx((0.15, 0.05))
-    assert fit_line({2: 0.5, 0: 0.1, 1: 0.3}) == pytest.approx((0.1, 0.2))
-    assert fit_line({3: 0.4}) == (0.4, 0)
-    assert fit_line({}) is None
-
-
-def test_the_iou_of_a_dice_loss_is_its_jaccard_index():
-    assert [soft_iou(loss) for loss in (0, 0.5, 1)] == [1, pytest.approx(1 / 3), 0]
-
-
 def test_weights_are_exp_of_completeness_over_loss_without_overflow():
     a, b = math.exp(0.5 / 0.5), math.exp(0.2 / 0.4)
     assert completeness_weights({"x": 0.5, "y": 0.2}, {"x": 0.5, "y": 0.4}) == pytest.approx(
@@ -71,6 +59,16 @@ def test_weights_are_exp_of_completeness_over_loss_without_overflow():
     )
     assert completeness_weights({"x": 1.0, "y": 1.0}, {"x": 1e-9, "y": 0.5}) == {"x": 1, "y": 0}
     assert completeness_weights({}, {"x": 0.3, "y": 0.3}) == {"x": 0.5, "y": 0.5}
+
+
+def test_weights_with_a_temperature_do_not_sharpen_as_losses_shrink():
+    # a / largest a: 1/2 and 1; l / mean l: 1.5 and 0.5, at any scale of the losses.
+    low, high = math.exp(0.5 / 1.5 / 2), math.exp(1 / 0.5 / 2)
+    expected = {"x": low / (low + high), "y": high / (low + high)}
+    for scale in (1.0, 0.01):
+        losses = {"x": 0.6 * scale, "y": 0.2 * scale}
+        assert completeness_weights({"x": 1.0, "y": 2.0}, losses, temperature=2.0) == pytest.approx(expected)
+    assert completeness_weights({"x": 0.0, "y": 0.0}, losses, temperature=1.0) == {"x": 0.5, "y": 0.5}
 
 
 # ---- at a site ------------------------------------------------------------------------------------------------------
@@ -195,6 +193,16 @@ def test_the_line_is_followed_beyond_the_warm_up(tmp_path):
     assert played.round(5, loss_of(0.56)) == TRIGGERED  # expected 0.6
 
 
+@pytest.mark.parametrize(
+    ("share", "line"), [(1.0, (0.095, 0.145)), (0.75, (-1 / 30, 0.2)), (0.5, (0.1, 0.15)), (0.01, (0.1, 0.15))]
+)
+def test_the_line_may_go_through_the_last_rounds_of_the_warm_up_alone(tmp_path, share, line):
+    played = Played(tmp_path, FedIA(line_share=share))
+    ious = [0.1, 0.2, 0.45, 0.5] if share == 1 else [0.9, 0.15, 0.4, 0.55]
+    report = played.warm_up([loss_of(iou) for iou in ious])
+    assert report["iou_line"].tolist() == pytest.approx(line, abs=1e-6)
+
+
 def test_nothing_triggers_in_the_warm_up_or_in_stage_3_or_without_correction(tmp_path):
     played = Played(tmp_path / "a", FedIA())
     played.warm_up(FLAT)
@@ -293,6 +301,7 @@ COUNTS = "job variables patience, min_component: expected at least 1, got"
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"line_share": 0}, "job variable line_share: expected above 0 to 1, got 0"),
         ({"gap": -1}, f"{GATE} -1, 0.0"),
         ({"gate": 1.1}, f"{GATE} 0.03, 1.1"),
         ({"patience": 0}, f"{COUNTS} 0, 1"),
@@ -358,3 +367,8 @@ def test_a_report_that_lacks_what_the_stage_needs_is_refused(stage, report, sent
 def test_a_warm_up_too_short_for_a_line_is_refused():
     with refused("job variable warmup_rounds: expected at least 2, which a line needs, got 1"):
         FedIAWorkflow(warmup_rounds=1)
+
+
+def test_a_negative_temperature_is_refused():
+    with refused("job variable temperature: expected at least 0, got -1"):
+        FedIAWorkflow(warmup_rounds=2, temperature=-1)

@@ -91,6 +91,13 @@ def test_without_completeness_aggregation_every_round_averages_by_samples(tmp_pa
     assert run.decisions("completeness_weights") == []
 
 
+def test_a_temperature_changes_the_average_of_stage_2(tmp_path):
+    weight = [math.exp(a / 1.5 / (loss / 0.5)) for a, loss in zip((0.2, 0.5, 1.5), LOSS.values(), strict=True)]
+    expected = sum(w * step for w, step in zip(weight, STEP.values(), strict=True)) / sum(weight)
+    run = play(tmp_path, rounds=3, temperature=1.0)
+    assert moved(run) == pytest.approx(2 * BY_SAMPLES + expected, rel=1e-5)
+
+
 def test_an_estimate_above_1_is_kept(tmp_path):
     assert moved(play(tmp_path, rounds=3)) == pytest.approx(2 * BY_SAMPLES + by_completeness(), rel=1e-5)
 

@@ -119,8 +119,8 @@ def test_a_phantom_of_volumes_needs_room_for_all_their_slices(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "no")
 
     monkeypatch.setattr(sites, "make_phantom", fail)
-    # 100 * 64 * 64 * 24 * 4 bytes
-    with refused("phantom: cache_dir: expected 39 MB of free space, got a full disk"):
+    # 100 * 48 * 48 * 24 * 4 bytes
+    with refused("phantom: cache_dir: expected 22 MB of free space, got a full disk"):
         ensure_phantom(tmp_path, PartlyAnnotatedPhantom(images=100))
 
 
@@ -252,7 +252,9 @@ def test_the_sites_of_a_dermoscopy_phantom_differ_in_colour(tmp_path, spec):
     ("dataset", "modality", "m", "shares"), [("ms", "MR", 3, (0.1, 0.3)), ("lung", "CT", 1, (0.4, 0.5))]
 )
 def test_each_site_of_a_partly_annotated_phantom_lacks_lesions(tmp_path, dataset, modality, m, shares):
-    spec = phantom_spec({"dataset": dataset, "images": 6, "sites": 2, "m": m, "pixels": 32, "depth": 12, "seed": 2})
+    spec = phantom_spec(
+        {"dataset": dataset, "images": 6, "sites": 2, "m": m, "pixels": 32, "depth": 12, "seed": 2, "val_share": 0.0}
+    )
     assert isinstance(spec, PartlyAnnotatedPhantom)
     make_phantom(tmp_path, spec)
     items = []

@@ -18,14 +18,16 @@ class PartlyAnnotatedPhantom(PhantomSpec):
 
     Attributes:
         depth: slices of a volume; ``images`` counts volumes.
+        val_share: share of the volumes outside the test split that is held out for choosing the best model.
         m: level of incompleteness, see :func:`fedmend.datasets.imperfections.completeness_settings`.
     """
 
     dataset: str = "ms"
-    images: int = 20
+    images: int = 16
     sites: int = 4
-    test_share: float = 0.4
-    pixels: int = 64
+    test_share: float = 0.38
+    val_share: float = 0.2
+    pixels: int = 48
     depth: int = 24
     m: int = 0
 
@@ -47,6 +49,7 @@ class PartlyAnnotatedPhantom(PhantomSpec):
             sites=self.sites,
             m=self.m,
             test_share=self.test_share,
+            val_share=self.val_share,
             seed=self.seed,
             source_name=SOURCE,
             progress=progress,
@@ -58,17 +61,18 @@ PHANTOMS = dict.fromkeys(("lung", "ms"), PartlyAnnotatedPhantom)
 
 def _add_arguments(parser: ArgumentParser, *, levels: str) -> None:
     parser.add_argument("out", type=Path)
-    parser.add_argument("--images", type=int, default=20, help="number of volumes (default 20)")
+    parser.add_argument("--images", type=int, default=16, help="number of volumes (default 16)")
     parser.add_argument("--sites", type=int, default=4, help="number of sites, 1..4 (default 4)")
-    parser.add_argument("--pixels", type=int, default=64, help="rows and columns of a slice (default 64)")
+    parser.add_argument("--pixels", type=int, default=48, help="rows and columns of a slice (default 48)")
     parser.add_argument("--depth", type=int, default=24, help="slices of a volume (default 24)")
     parser.add_argument("--m", type=int, default=0, help=f"level of incompleteness, {levels} (default 0)")
-    parser.add_argument("--test-share", type=float, default=0.4)
+    parser.add_argument("--test-share", type=float, default=0.38, help="share of the volumes (default 0.38)")
+    parser.add_argument("--val-share", type=float, default=0.2, help="share of the others (default 0.2)")
     parser.add_argument("--seed", type=int, default=1037, help="of volumes, test split and lesion removal")
 
 
 def _run(args: Namespace, *, dataset: str) -> None:
-    given = command_line.given(args, "images", "sites", "pixels", "depth", "m", "test_share", "seed")
+    given = command_line.given(args, "images", "sites", "pixels", "depth", "m", "test_share", "val_share", "seed")
     sites.make_phantom(args.out, PartlyAnnotatedPhantom(dataset=dataset, **given), progress=print)
     sites.tell(args.out, args.images, "volumes", args.sites)
 
