@@ -1,6 +1,8 @@
 """Which runs a comparison makes, and which it does not make again; the runs are stood in for."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 from factories import refused
@@ -112,3 +114,16 @@ def test_two_comparisons_do_not_write_into_one_folder(job, tmp_path, ran):
     with locked(tmp_path / "in_use"), refused("--out: expected no other comparison at work in it, there is one"):
         compare(Comparison(job, [], [0]), tmp_path)
     assert ran.made == []
+
+
+def test_a_run_that_was_killed_is_one_sentence(job, tmp_path, monkeypatch):
+    class Killed(ThreadPoolExecutor):
+        def __init__(self, processes, mp_context):
+            super().__init__(processes)
+
+        def submit(self, run, case):
+            return super().submit(lambda: (_ for _ in ()).throw(BrokenProcessPool))
+
+    monkeypatch.setattr(module, "ProcessPoolExecutor", Killed)
+    with refused("--processes: expected runs to end by themselves, one was killed (memory?)"):
+        compare(Comparison(job, [], [0]), tmp_path, processes=2)
