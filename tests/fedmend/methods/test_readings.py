@@ -123,6 +123,9 @@ def test_the_single_label_loss_divides_labelled_and_unlabelled_samples_by_their_
     valid = torch.tensor([True, True, True, False, False])[:, None].expand(5, 2)
     expected = (math.log(4) + math.log(4 / 3)) / 2 + math.log(4) / 3
     assert SINGLE.loss(logits, target, valid, labels, None).item() == pytest.approx(expected, rel=1e-6)
+    over_batch = (math.log(4) + math.log(4 / 3) + math.log(4)) / 5
+    seen = SINGLE.loss(logits, target, valid, labels, None, over_batch=True)
+    assert seen.item() == pytest.approx(over_batch, rel=1e-6)
 
 
 def test_the_mixed_single_label_loss_is_the_mean_of_the_pairs_that_count():

@@ -7,6 +7,7 @@ from PIL import Image
 
 from fedmend.phantoms import chest as phantom
 from fedmend.phantoms.chest import FINDINGS, write_cxr14
+from fedmend.phantoms.sites import phantom_spec
 
 IMAGES = 150
 NAMES = list(FINDINGS)
@@ -233,3 +234,12 @@ def test_shares_that_are_none_are_refused(tmp_path, shares):
     expected = "expected the first above 0, the second from it to 1"
     with refused(f"phantom, arguments least_share and most_share: {expected}, got {shares[0]} and {shares[1]}"):
         write_cxr14(tmp_path, images=150, shares=shares)
+
+
+def test_a_job_says_how_rare_findings_may_be(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(phantom, "write_cxr14", lambda out, **given: seen.update(given))
+    monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *places, **options: None)
+    for given, shares in (({}, (0.04, 1.0)), ({"least_share": 0.002, "most_share": 0.02}, (0.002, 0.02))):
+        phantom_spec({"dataset": "cxr14", **given}).write(tmp_path)
+        assert seen["shares"] == shares
