@@ -19,7 +19,7 @@ def test_fedmlp_finds_missing_labels_and_beats_the_partial_loss(tmp_path):
             ROOT / "jobs" / "fedmlp_ich",
             tmp_path / name,
             threads=1,
-            variables=SMALL,
+            variables=SMALL | ({"warmup_rounds": 2} if name == "fedmlp" else {}),
             variants=[] if name == "fedmlp" else [name],
             site_settings={"cache_dir": str(tmp_path / "cache")},  # the phantom is drawn once
             quiet=True,
@@ -29,6 +29,7 @@ def test_fedmlp_finds_missing_labels_and_beats_the_partial_loss(tmp_path):
     lines = [json.loads(line) for line in repairs.read_text().splitlines()]
     last = [line for line in lines if line["round"] == lines[-1]["round"]]
     tagged, right = (sum(line[key] for line in last) for key in ("positive", "correct_positive"))
-    assert tagged > 20
+    # Seeds 0, 1, 2: 79 to 85 positive tags, 69 to 75 % right; AUC 0.056, 0.026 and 0.055 above the partial loss.
+    assert tagged > 40
     assert right > tagged / 2
-    assert auc["fedmlp"] > auc["fedavg_pl"] + 0.02, auc
+    assert auc["fedmlp"] > auc["fedavg_pl"] + 0.015, auc
