@@ -35,8 +35,8 @@ def test_fedia_finds_unmarked_lesions_and_beats_federated_averaging(tmp_path):
         dice[name] = sum(line["macro"]["dice"] for line in lines(tmp_path / name, "metrics")[-LAST:]) / LAST
     last = {line["site"]: line for line in lines(tmp_path / "fedia", "repairs")}.values()
     right, marked, missing = (sum(line[key] for line in last) for key in ("correct_positive", "positive", "missing"))
-    # Seen: 89 % of the marked pixels right, 35 % of the missing ones found, Dice 63.5 against 50.0; on other patients
-    # (seed and phantom.seed 0) 73.0 against 65.5.
+    # Seen: 94 % of the marked pixels right, 26 % of the missing ones found; Dice 58.0 against 48.9 after 16 rounds, in
+    # an earlier run 63.5 against 50.0 after 18; on other patients (seed and phantom.seed 0) 73.0 against 65.5.
     assert right > 0.7 * marked
     assert right > 0.15 * missing
     assert dice["fedia"] > dice["fedavg"] + 0.03, dice
