@@ -10,7 +10,7 @@ from fl_components.run.local import run_local
 pytestmark = pytest.mark.slow
 SMALL = {
     **{"phantom.images": 14, "phantom.test_share": 0.43, "phantom.val_share": 0.0, "phantom.seed": 2100},
-    **{"num_rounds": 16, "seed": 100},
+    **{"num_rounds": 18, "seed": 100},
 }
 LAST = 4  # rounds: the Dice of six test volumes jumps from round to round
 
@@ -35,7 +35,8 @@ def test_fedia_finds_unmarked_lesions_and_beats_federated_averaging(tmp_path):
         dice[name] = sum(line["macro"]["dice"] for line in lines(tmp_path / name, "metrics")[-LAST:]) / LAST
     last = {line["site"]: line for line in lines(tmp_path / "fedia", "repairs")}.values()
     right, marked, missing = (sum(line[key] for line in last) for key in ("correct_positive", "positive", "missing"))
-    # Seen: 89 % of the marked pixels right, 35 % of the missing ones found, Dice 62.5 against 52.2.
+    # Seen: 94 % of the marked pixels right, 26 % of the missing ones found; Dice 58.0 against 48.9 after 16 rounds, in
+    # an earlier run 63.5 against 50.0 after 18; on other patients (seed and phantom.seed 0) 73.0 against 65.5.
     assert right > 0.7 * marked
     assert right > 0.15 * missing
     assert dice["fedia"] > dice["fedavg"] + 0.03, dice
