@@ -52,7 +52,9 @@ def test_phantom_data_are_those_of_the_job(kit, job, tmp_path):
     assert found("site card", kit=kit, job=job) == [line]
     phantom = {"dataset": "ms", "images": 8, "sites": 1, "pixels": 32, "depth": 12}
     other = make_job(tmp_path / "ms", classes=["lesion"], method="fedmend.methods.fedia.FedIA", phantom=phantom)
-    assert found("site card", kit=kit, job=other) == ["ok    site card: segmentation, 1 classes, splits train, val, test"]
+    assert found("site card", kit=kit, job=other) == [
+        "ok    site card: segmentation, 1 classes, splits train, val, test"
+    ]
 
 
 @pytest.mark.parametrize("listed", [["fedmend.methods.", "fl_components.executor"], None])
