@@ -238,7 +238,7 @@ class SiteWorker:
 
     def _open_site(self, name: str, run: RunSpec, config: SiteConfig) -> "OpenSite":
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        torch.backends.cudnn.deterministic = True  # same seed, same numbers
+        torch.backends.cudnn.deterministic = True  # as far as a GPU can: upsampling adds in any order
         card = load_card(site_folder(name, config, self._phantom), name)
         if card.kind not in self.method.KINDS:
             known = " or ".join(map(repr, self.method.KINDS))
