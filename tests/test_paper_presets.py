@@ -15,6 +15,11 @@ TABLES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "te
 JOBS = {job.name: job for job in all_jobs(ROOT / "jobs") if "paper" in job_variants(job)}
 BESIDE = [(name, other) for name in TABLES for other in job_variants(JOBS[name]) if other != "paper"]
 
+# No number of a paper: names, what a server demands of its sites, and what a baseline is.
+LEFT_OUT = {"run_name", "method", "seed", "all_labels", "min_sites", "round_timeout", "grace_period"}
+LEFT_OUT |= {"max_update_factor", "clip_update"}
+WITHOUT_MEANING = {"fedlsm_isic2018": {"tau_negative", "ude_tau_negative", "pos_weight_cap"}}  # one label per picture
+
 
 def settings(job, folder, *variants):
     configure_job(JOBS[job], folder / "out", {}, variants=variants)
@@ -49,6 +54,12 @@ def test_the_preset_sets_every_number_of_its_table_and_no_other(job):
 def test_the_job_with_its_preset_has_the_numbers_of_the_paper(tmp_path, job):
     found = settings(job, tmp_path, "paper")
     assert {name: found.get(name, "no such setting") for name in numbers(job)} == numbers(job)
+
+
+@pytest.mark.parametrize("job", TABLES)
+def test_a_number_switch_or_word_of_a_job_is_in_its_table_or_left_out_for_a_reason(tmp_path, job):
+    chosen = {name for name, value in settings(job, tmp_path).items() if isinstance(value, (int, float, str))}
+    assert chosen - set(TABLES[job]) <= LEFT_OUT | WITHOUT_MEANING.get(job, set())
 
 
 @pytest.mark.parametrize(("job", "other"), BESIDE, ids=str)

@@ -146,22 +146,28 @@ class PrivateSite:
         return self._account.told(epsilon)
 
 
-def check_bearable(site: str, method: "LocalMethod", network: str) -> None:
+def check_bearable(site: str, method: "LocalMethod", network: str, *, decay: str = "coupled") -> None:
     """Refuses a job under which the promise would not hold.
 
     Args:
         site: site name for messages.
         method: client half of the job's method.
         network: name of its network.
+        decay: how its weight decay acts, see :class:`fedmend.training.LocalTrainer`.
 
     Raises:
-        FedMendError: a method whose loss or reports use other patients, or a network with BatchNorm.
+        FedMendError: a method whose loss or reports use other patients, a network with BatchNorm, or a decay that asks
+            which rows have a gradient: with noise, all of them have one.
     """
     where = f"{site}: local/fedmend.json, field privacy"
     if not method.patients_apart:
         raise FedMendError(
             f"{where}: expected a job of federated averaging in which patients count one by one (variant"
             f" fedavg_private), got {type(method).__name__}"
+        )
+    if decay == "supervised":
+        raise FedMendError(
+            f"{where}: expected a job with decay coupled or decoupled, got supervised, which noise turns into coupled"
         )
     with torch.device("meta"):
         model = build_network(network, 2)

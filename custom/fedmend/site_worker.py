@@ -246,7 +246,7 @@ class SiteWorker:
                 f"{name}: site.json, field task: expected {known} for the method of this job, got {card.kind!r}"
             )
         if config.privacy:
-            check_bearable(name, self.method, run.network)
+            check_bearable(name, self.method, run.network, decay=self._trainer.decay)
         kind = kind_of(card.kind)
         check_step(
             name,

@@ -105,7 +105,8 @@ class LocalTrainer:
 
     Coupled L2 is part of the gradient. For a row of the classifier whose loss has no gradient, such as that of a class
     which a site does not annotate, it is all of the gradient, and Adam moves each weight a full learning rate towards 0
-    in every step, however small the coefficient is.
+    in every step, however small the coefficient is. Without L2 such a row still moves by Adam's moments where it had a
+    gradient before: in earlier steps of the round, or with ``keep_moments`` in earlier rounds.
 
     Attributes:
         learning_rate: Adam's learning rate in round 0, > 0.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+import fedmend
 from fedmend.errors import FedMendError
 from fedmend.files import locked, write_text
 from fl_components.run.arguments import has, parse_assignments
@@ -68,7 +69,7 @@ class Case:
         return self.workspace.with_name(self.workspace.name + ".json")
 
     def wanted(self) -> str:
-        """Content of the marker: everything on which the numbers depend, data and FedMend's version aside.
+        """Content of the marker: settings and FedMend's version. The numbers also depend on data and weights files.
 
         Raises:
             FedMendError: see :func:`fl_components.run.jobs.configure_job`.
@@ -79,6 +80,7 @@ class Case:
             configure_job(self.job, out, given["variables"], variants=given["variants"], sites=given["sites"])
             files = sorted([out / "meta.json", *out.glob("*/config/*.json")])
             content = {str(file.relative_to(out)): json.loads(file.read_text(encoding="utf-8")) for file in files}
+        content["fedmend"] = fedmend.__version__
         content["fedmend.json"] = {k: v for k, v in given["site_settings"].items() if k not in PLACES}
         return json.dumps(content, indent=2) + "\n"
 
@@ -132,17 +134,16 @@ def compare(
         row → run folders, one per seed; first the job's own row.
 
     Raises:
-        FedMendError: a row that the job cannot be given, a run in ``out`` with other settings or at work, or one that
-            failed; what was complete by then is kept.
+        FedMendError: a row that the job cannot be given, a run in ``out`` with other settings, of another version or at
+            work, or one that failed; the others that are or become complete are kept.
     """
     found = cases(comparison, out)
     wanted = {case: case.wanted() for case in found}  # every mistake before the first run
     with locked(out / "in_use", patience=0) as alone:
         if not alone:
             raise FedMendError("--out: expected no other comparison at work in it, there is one")
-        todo = [case for case in found if not _is_done(case, wanted[case])]
+        todo = {case: content for case, content in wanted.items() if not _is_done(case, content)}
         for number, case in enumerate(_run_all(todo, processes), start=1):
-            write_text(case.marker, wanted[case])
             show(f"{case.name}: done, {len(todo) - number} runs to go")
     return {
         row: [c.workspace / RUN_FOLDER for c in found if c.row == row] for row in dict.fromkeys(c.row for c in found)
@@ -153,20 +154,23 @@ def _is_done(case: Case, wanted: str) -> bool:
     if not case.marker.is_file():
         return False
     if case.marker.read_text(encoding="utf-8") != wanted:
-        raise FedMendError(f"--out: expected new runs or the same ones, got one of {case.name}, with other settings")
+        raise FedMendError(
+            f"--out: expected new runs or the same ones, got one of {case.name}, with other settings or of another"
+            " version of FedMend"
+        )
     return True
 
 
-def _run_all(todo: Sequence[Case], processes: int) -> Iterator[Case]:
-    """The cases as they become complete."""
+def _run_all(todo: Mapping[Case, str], processes: int) -> Iterator[Case]:
+    """The cases as they become complete; each comes with the content of its marker."""
     if processes < 2:
-        for case in todo:
-            _run(case)
+        for case, content in todo.items():
+            _run(case, content)
             yield case
         return
     # spawn: the parent may hold threads, which a forked process does not survive reliably
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        tasks = {pool.submit(_run, case): case for case in todo}
+        tasks = {pool.submit(_run, case, content): case for case, content in todo.items()}
         try:
             for task in as_completed(tasks):
                 task.result()
@@ -177,9 +181,11 @@ def _run_all(todo: Sequence[Case], processes: int) -> Iterator[Case]:
             pool.shutdown(cancel_futures=True)
 
 
-def _run(case: Case) -> None:
+def _run(case: Case, content: str) -> None:
+    """Makes a run and writes its marker: also when another one has failed meanwhile, and nobody waits any more."""
     case.workspace.parent.mkdir(parents=True, exist_ok=True)  # for the log beside it
     try:
         run_local(case.job, case.workspace, threads=1, quiet=True, **case.given)
     except FedMendError as e:
         raise FedMendError(f"{case.name}: {e}") from None
+    write_text(case.marker, content)

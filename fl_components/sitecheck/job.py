@@ -25,6 +25,7 @@ class JobNeeds:
         network: name of its network; empty: it trains none.
         num_rounds: rounds of the job.
         local_epochs: epochs of a round.
+        decay: how its weight decay acts.
         image_size: edge length in pixels, None where the job opens no images.
         batch_size: fewest training samples.
         phantom: the phantom for sites without data of their own, or None.
@@ -39,6 +40,7 @@ class JobNeeds:
     network: str
     num_rounds: int
     local_epochs: int
+    decay: str
     image_size: int | None
     batch_size: int
     phantom: Mapping | None
@@ -95,6 +97,7 @@ def _literal_values(server: Mapping, client: Mapping) -> dict:
         "network": run.get("network", ""),
         "num_rounds": run.get("num_rounds", 0),
         "local_epochs": opened.get("local_epochs", 1),
+        "decay": opened.get("decay", "coupled"),
         "image_size": opened.get("image_size"),
         "batch_size": opened.get("batch_size", 0),
         "phantom": _arguments(components + executors).get("phantom"),

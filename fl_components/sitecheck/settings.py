@@ -112,7 +112,7 @@ def limits(site: CheckedSite) -> Result:
         edge=needs.image_size,
     )
     if config.privacy:
-        check_bearable(site.name, method, needs.network)
+        check_bearable(site.name, method, needs.network, decay=needs.decay)
         if find_spec("opacus") is None:
             return Result(FAIL, "field privacy: expected the package opacus (pip install opacus), not found")
     return Result(OK, f"{needs.num_rounds} rounds and their memory are what the site's fedmend.json allows")

@@ -220,6 +220,13 @@ def test_the_refusal_comes_in_the_census_before_anybody_trains(client):
     assert client(FedMLP()).ask("census", census_task()).error == REFUSED.format("FedMLP")
 
 
+def test_decay_of_supervised_rows_is_refused_in_the_census_because_noise_gives_every_row_a_gradient(client):
+    sentence = "expected a job with decay coupled or decoupled, got supervised, which noise turns into coupled"
+    refusal = f"site-1: local/fedmend.json, field privacy: {sentence}"
+    assert client(decay="supervised").ask("census", census_task()).error == refusal
+    assert not client(decay="decoupled").ask("census", census_task()).error
+
+
 def test_the_methods_that_can_bear_it_say_so():
     bears = [FedAvg(weighted=False), FedAvgPL(weighted=False), SingleLabelFedAvg(), SingleLabelFedProx()]
     assert all(method.patients_apart for method in bears)

@@ -102,10 +102,11 @@ def _convert(
     )
     slices, counts = read_slices(source)
     say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file")
-    test = None
+    test, used = None, dict(arguments)
     if lists:
         slices, test = take_lists(slices, *lists)
-        arguments = {**arguments, "lists": [Path(file).name for file in lists]}
+        used = {k: v for k, v in arguments.items() if k not in ("test_share", "healthy_share")}
+        used["lists"] = [Path(file).name for file in lists]
     else:
         slices = slices.take(select_slices(slices.labels, arguments["healthy_share"], seed))
     lesion = int(slices.labels.any(axis=1).sum())
@@ -121,7 +122,7 @@ def _convert(
     site_of, stations = sites_of_units(units, scanners if by_station else None, sites, seed)
     parts = parts_of_sites(units, site_of, test, arguments)
     _check_labels(parts, slices.labels, annotated)
-    provenance = {"source": source_name, "arguments": dict(arguments), "counts": counts}
+    provenance = {"source": source_name, "arguments": used, "counts": counts}
     _write(source, out, slices, patients, parts, annotated, stations, provenance)
     say(f"{sites} site folders written")
 

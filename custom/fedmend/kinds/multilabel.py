@@ -180,8 +180,9 @@ def multilabel_intervals(
     """Bootstrap intervals of the means of :func:`multilabel_metrics`.
 
     Resampled are the samples of a split, which counts are enough for. What counts do not tell is left out: samples of
-    one patient go together, and so do the classes of one sample, which are resampled apart. Both make the true
-    intervals wider. Thresholds stay as they are. A resample leaves out a class of which it has one label value only.
+    one patient go together, which makes the true intervals wider, and so do the classes of one sample, which are
+    resampled apart; that may make the true ones wider or narrower. Thresholds stay as they are. A resample leaves out a
+    class of which it has one label value only.
 
     Args:
         counts: as there.

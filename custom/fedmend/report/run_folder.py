@@ -110,6 +110,20 @@ class Run:
         return next((m for m in self.evaluations if m["round"] == round_num), None)
 
 
+def last_rounds(runs: Sequence[Run], key: str) -> list[int]:
+    """The rounds behind a "Last" that these runs can be compared by: the last ones in which each of them was evaluated,
+    after the longest of their warm-ups; none where there are fewer than ``LAST_ROUNDS``.
+
+    Args:
+        runs: at least one.
+        key: macro metric that is averaged.
+    """
+    warmup = max(run.warmup for run in runs)
+    common = set.intersection(*({r for r, _ in run.measured(key)} for run in runs))
+    found = sorted(r for r in common if r > warmup)
+    return found[-LAST_ROUNDS:] if len(found) >= LAST_ROUNDS else []
+
+
 def is_own(decision: Mapping, own: Mapping[str, type | UnionType]) -> bool:
     """Whether a decision is one of ``own`` (decision → type of its value)."""
     return isinstance(decision.get("value"), own.get(decision["what"], ()))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedmend.errors import FedMendError
-from fedmend.report.run_folder import LAST_ROUNDS, Run
+from fedmend.report.run_folder import Run, last_rounds
 
 TABLES = ("per_class.md", "per_class.csv", "macro.md", "macro.csv")
 MACRO = {
@@ -54,7 +54,8 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
 
     ``per_class`` has the AUC of each class and their average (as Table 1, Deng et al., MICCAI 2023), ``macro`` the
     metrics over all classes (as Table 2). Where lesions are marked pixel by pixel, ``per_class`` has the Dice of each
-    class, and ``macro`` also the mean Dice of the last ten evaluated rounds (as Table 1, Xiang et al., MICCAI 2024).
+    class, and ``macro`` also the mean Dice of the last ten evaluated rounds (as Table 1, Xiang et al., MICCAI 2024),
+    where all runs have ten after the warm-up.
     Points of 100 with one decimal: mean over the seeds, and their standard deviation where there are several. n/a
     (blank in CSV): not measured in every seed.
 
@@ -106,7 +107,7 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
 
 def macro_columns(runs: Sequence[Run]) -> list[Column]:
     """The metrics over all classes that the final model of any of these runs has; then, as papers report some of them,
-    the mean of the last rounds and the highest value of all.
+    the mean of the last rounds (see :func:`fedmend.report.run_folder.last_rounds`) and the highest value of all.
 
     Args:
         runs: of one kind of labels, at least one.
@@ -116,7 +117,9 @@ def macro_columns(runs: Sequence[Run]) -> list[Column]:
     words = {k: word for k, word in (MACRO | kind.table_words).items() if k in measured}
     columns = [Column(word, lambda run, k=k: _final(run)["macro"].get(k)) for k, word in words.items()]
     for key in (metric.macro for metric in kind.last_and_best if metric.macro in measured):
-        columns.append(Column(f"{words[key]}, last {LAST_ROUNDS}", lambda run, k=key: _last_mean(run, k)))
+        if last := last_rounds(runs, key):
+            word = f"{words[key]}, mean of rounds {last[0]} to {last[-1]}"
+            columns.append(Column(word, lambda run, k=key, last=last: _mean(run, k, last)))
         columns.append(Column(f"{words[key]}, best", lambda run, k=key: _highest(run, k)))
     return columns
 
@@ -125,9 +128,8 @@ def _final(run: Run) -> Mapping:
     return run.evaluations[-1]
 
 
-def _last_mean(run: Run, key: str) -> float | None:
-    values = [value for _, value in run.measured(key)[-LAST_ROUNDS:]]
-    return statistics.fmean(values) if values else None
+def _mean(run: Run, key: str, rounds: Sequence[int]) -> float:
+    return statistics.fmean(value for round_num, value in run.measured(key) if round_num in rounds)
 
 
 def _highest(run: Run, key: str) -> float | None:

@@ -1,5 +1,8 @@
+import csv
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +28,7 @@ from fedmend.data.manifest import load_card
 from fedmend.datasets import rsna_ich
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.rsna_ich import CLASSES, prepare, prepare_single_label
+from fedmend.datasets.rsna_ich_download import Slices
 from fedmend.errors import FedMendError
 
 
@@ -313,10 +317,9 @@ def test_the_slices_of_a_published_split_keep_its_order_and_its_test_slices(offi
         assert places == sorted(places)
     assert sum(len(t.images) for t in shown) == 72
     assert sorted(i for t in tested for i in t.images) == sorted(f"{slice_id(p, 1)}.dcm" for p in range(PATIENTS))
-    assert load_card(tmp_path / "out" / "site-1", "").provenance["arguments"]["lists"] == [
-        "train_list.csv",
-        "test_list.csv",
-    ]
+    arguments = load_card(tmp_path / "out" / "site-1", "").provenance["arguments"]
+    assert arguments["lists"] == ["train_list.csv", "test_list.csv"]
+    assert not {"test_share", "healthy_share"} & set(arguments)  # the lists decide
 
 
 def test_the_partition_of_a_published_single_label_split_depends_on_the_order_of_its_table(official, tmp_path):
@@ -327,6 +330,28 @@ def test_the_partition_of_a_published_single_label_split_depends_on_the_order_of
 
     order = [(p, k) for p in range(PATIENTS) if p % 6 < 5 for k in (0, 2)]
     assert site_1("a", order) == site_1("b", order) != site_1("c", order[::-1])
+
+
+# Training slices of the sites of FedNoRo's ICH experiment.
+PUBLISHED_SIZES = [1509, 1723, 3402, 1671, 3789, 3059, 4543, 1496, 3871, 2488]
+PUBLISHED_SIZES += [2617, 529, 1583, 1642, 1867, 1876, 2405, 3345, 3425, 738]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FEDMEND_REAL_DATA" not in os.environ, reason="needs FEDMEND_REAL_DATA")
+def test_the_lists_of_the_papers_split_give_the_sizes_of_its_sites(tmp_path, monkeypatch):
+    folder = Path(os.environ["FEDMEND_REAL_DATA"]) / "ich_labels"
+    lists = folder / "train_ICH.csv", folder / "test_ICH.csv"
+    rows = sorted(row for file in lists for row in list(csv.reader(file.read_text().splitlines()))[1:])
+    labels = np.array([[float(value) for value in row[1:]] for row in rows]).astype(np.int8)
+    slices = Slices(np.array([row[0] for row in rows]), np.arange(len(rows)), labels)  # by id, as in the download
+    monkeypatch.setattr(rsna_ich, "read_slices", lambda source: (slices, {}))
+    prepare_single_label(
+        tmp_path, tmp_path / "out", protocol=NoiseProtocol(noise="uniform"), split="slice", lists=lists
+    )
+    sizes = [load_card(tmp_path / "out" / f"site-{s + 1}", "").provenance["site"]["sizes"] for s in range(20)]
+    assert [size["train"] for size in sizes] == PUBLISHED_SIZES
+    assert sum(size["test"] for size in sizes) == 20391
 
 
 @pytest.mark.parametrize(

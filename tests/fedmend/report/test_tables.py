@@ -52,7 +52,7 @@ def test_macro_columns_are_the_metrics_that_a_run_has():
     ]
     values = {"bacc": 0.25, "f1": 0.5, "auc": 0.75, "precision": 0.625, "accuracy": 1.0}
     texts = comparison({"A": [make_run(0.5, 0.5, macro=values, single=True)]})
-    head = ["AUC", "Accuracy", "F1", "Precision", "Recall (BACC)", "Recall (BACC), last 10", "Recall (BACC), best"]
+    head = ["AUC", "Accuracy", "F1", "Precision", "Recall (BACC)", "Recall (BACC), best"]
     assert rows_of(texts["macro.csv"])[0][1:-2:2] == head
     assert rows_of(texts["macro.csv"])[1][1:11:2] == ["75.0", "100.0", "50.0", "62.5", "25.0"]
 
@@ -119,9 +119,26 @@ def test_a_segmentation_has_dice_of_the_final_model_of_the_last_ten_rounds_and_o
     assert texts["per_class.md"].splitlines()[0].startswith("Dice of each class, final model, test split")
     assert rows_of(texts["per_class.csv"])[1] == ["FedIA", "12.0", "", "1", "no"]  # the only class is its own average
     head, row = rows_of(texts["macro.csv"])
-    summaries = ["Dice, last 10", "Dice, best", "Volume Dice, last 10", "Volume Dice, best"]
+    summaries = [f"{word}, {what}" for word in ("Dice", "Volume Dice") for what in ("mean of rounds 3 to 12", "best")]
     assert head[1:-2:2] == ["Dice", "Volume Dice", "Recall", *summaries]
     assert row[1:-2:2] == ["12.0", "50.0", "25.0", "7.5", "12.0", "50.0", "50.0"]  # last: rounds 3 to 12
+
+
+def test_the_mean_of_the_last_rounds_is_of_ten_that_all_rows_have_after_the_longest_warmup():
+    def lesion(rounds, warmup):
+        found = [{"round": r, "per_class": {"dice": [0.5]}, "macro": {"dice": r / 100}} for r in rounds]
+        info = {"classes": ["lesion"], "task": "segmentation", "warmup_rounds": warmup}
+        return make_run(info=info, metrics={"test": found}, macro={})
+
+    def table(*runs):
+        head, *rows = rows_of(comparison({str(i): [run] for i, run in enumerate(runs)})["macro.csv"])
+        return [list(column) for column in zip(head[1:-2:2], *(row[1:-2:2] for row in rows), strict=True)]
+
+    baseline = lesion(range(0, 31, 2), 0)  # evaluated in every other round
+    mean = "Dice, mean of rounds 12 to 30"
+    assert table(lesion(range(31), 10), baseline)[1] == [mean, "21.0", "21.0"]
+    assert [name for name, *_ in table(lesion(range(31), 12), baseline)] == ["Dice", "Dice, best"]
+    assert table(lesion(range(31), 12))[1] == ["Dice, mean of rounds 21 to 30", "25.5"]
 
 
 def test_mean_and_deviation_are_points_of_100_and_a_single_value_has_no_deviation():

@@ -1,17 +1,22 @@
 """Which runs a comparison makes, and which it does not make again; the runs are stood in for."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from threading import Event
 
 import pytest
 from factories import refused
 from job_factories import write_job
 
+import fedmend
 from fedmend.errors import FedMendError
 from fedmend.files import locked
 from fl_components.run import compare as module
 from fl_components.run.compare import Comparison, cases, compare
+
+OTHER = "other settings or of another version of FedMend"
 
 
 @pytest.fixture
@@ -86,12 +91,32 @@ def test_complete_runs_are_not_made_again_and_failed_ones_are(job, tmp_path, ran
     assert folders["big"][1] == tmp_path / "out" / "big" / "seed-1" / "server" / "simulate_job" / "fedmend"
 
 
-def test_runs_with_other_settings_are_neither_mixed_nor_overwritten(job, tmp_path, ran):
+def test_a_run_that_ends_after_another_has_failed_is_kept(job, tmp_path, monkeypatch):
+    def run_local(job, workspace, **given):
+        if workspace.parent.name == "own":
+            begun.wait(10)
+            raise FedMendError("run: expected a complete run")
+        begun.set()
+        time.sleep(0.1)
+
+    begun = Event()
+    monkeypatch.setattr(module, "run_local", run_local)
+    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
+    asked = Comparison(job, ["plain"], [0])
+    with refused("own, seed 0: run: expected a complete run"):
+        compare(asked, tmp_path, processes=2)
+    assert [case.marker.exists() for case in cases(asked, tmp_path)] == [False, True]
+
+
+def test_runs_of_other_settings_or_another_version_are_neither_mixed_nor_overwritten(job, tmp_path, ran, monkeypatch):
     compare(Comparison(job, [], [0]), tmp_path, show=str)
     compare(Comparison(job, [], [0], site_words=["cache_dir=elsewhere"]), tmp_path)  # of no consequence
     for change in ({"words": ["mu=0.25"]}, {"variants": ["big"]}, {"sites": 3}, {"site_words": ["min_count=9"]}):
-        with refused("--out: expected new runs or the same ones, got one of own, seed 0, with other settings"):
+        with refused(f"--out: expected new runs or the same ones, got one of own, seed 0, with {OTHER}"):
             compare(Comparison(job, [], [0], **change), tmp_path)
+    monkeypatch.setattr(fedmend, "__version__", "0.0.1")
+    with refused(f"--out: expected new runs or the same ones, got one of own, seed 0, with {OTHER}"):
+        compare(Comparison(job, [], [0]), tmp_path)
     assert ran.made == [("own", 0)]
 
 
@@ -121,7 +146,7 @@ def test_a_run_that_was_killed_is_one_sentence(job, tmp_path, monkeypatch):
         def __init__(self, processes, mp_context):
             super().__init__(processes)
 
-        def submit(self, run, case):
+        def submit(self, run, *given):
             return super().submit(lambda: (_ for _ in ()).throw(BrokenProcessPool))
 
     monkeypatch.setattr(module, "ProcessPoolExecutor", Killed)

@@ -127,11 +127,13 @@ def test_a_job_that_the_site_would_refuse_in_the_census_is_found_before(kit, job
     assert found("limits", kit=kit, job=job) == [f"fail  limits: {sentence}"]
 
 
-def test_a_site_with_privacy_needs_the_accountant(kit, tmp_path, monkeypatch):
+def test_a_site_with_privacy_needs_a_decay_that_noise_leaves_as_it_is_and_the_accountant(kit, tmp_path, monkeypatch):
     change_settings(kit, privacy={"clip": 1, "noise_multiplier": 1})
     private = {"method": "fedmend.methods.baselines.FedAvg", "method_args": {"weighted": False}}
     job = make_job(tmp_path / "private", network="resnet_narrow_gn", **private)
     assert found("limits", kit=kit, job=job)[0].startswith("ok ")
+    other = make_job(tmp_path / "supervised", network="resnet_narrow_gn", decay="supervised", **private)
+    assert "expected a job with decay coupled or decoupled" in found("limits", kit=kit, job=other)[0]
     monkeypatch.setattr("fl_components.sitecheck.settings.find_spec", lambda name: None)
     sentence = "field privacy: expected the package opacus (pip install opacus), not found"
     assert found("limits", kit=kit, job=job) == [f"fail  limits: {sentence}"]

@@ -38,9 +38,9 @@ class SegmentationReport(KindReport):
         "lesion. Large lesions count more.",
         "Precision": "Of the voxels that the model marks as lesion, the share that truly are.",
         "Recall": "Sensitivity: of the true lesion voxels, the share that the model marks.",
-        "Last, Best": "As the FedIA paper reports, Last is the mean of the last ten evaluated rounds. Best is the "
-        "highest value over all rounds; it is picked on the split that it is measured on, so it flatters; Last does "
-        "not.",
+        "Last, Best": "As the FedIA paper reports, Last is the mean of the last ten evaluated rounds, where there are "
+        "ten after the warm-up. Best is the highest value over all rounds; it is picked on the split that it is "
+        "measured on, so it flatters; Last does not.",
         "Warm-up": "The first rounds, in which every site learns from its masks as they are.",
     }
 

@@ -62,9 +62,9 @@ class SingleLabelReport(KindReport):
         **CALIBRATION_WORD,
         **INTERVAL_WORD,
         **MACRO_WORD,
-        "Last, Best": "As the FedNoRo paper reports: Last is the mean BACC of the last ten evaluated rounds, Best "
-        "is the highest BACC over all rounds. Best is picked on the split that it is measured on, so it flatters; "
-        "Last does not.",
+        "Last, Best": "As the FedNoRo paper reports: Last is the mean BACC of the last ten evaluated rounds, "
+        "where there are ten after the warm-up; Best is the highest BACC over all rounds. Best is picked on the split "
+        "that it is measured on, so it flatters; Last does not.",
         "Confusion matrix": "How many samples of each true class (row) the model assigns to each class (column). "
         "Right answers are on the diagonal.",
         "Warm-up": "The first rounds, in which every site learns from its labels as they are.",

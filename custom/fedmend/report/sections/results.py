@@ -7,7 +7,7 @@ from statistics import fmean
 from fedmend.report.metric_figures import Metric
 from fedmend.report.page import compact, number, section, table, td
 from fedmend.report.parts import Part
-from fedmend.report.run_folder import LAST_ROUNDS, Run
+from fedmend.report.run_folder import Run, last_rounds
 
 
 def _milestones(run: Run) -> list[tuple[str, int | None, Mapping]]:
@@ -31,17 +31,18 @@ def _shown_models(run: Run) -> list[tuple[str, Mapping]]:
     return shown + ([("best", best)] if best and best is not last else [])
 
 
-def _last_and_best(run: Run) -> list[tuple[str, float]]:
-    """Mean over the last ten evaluated rounds and highest value of all rounds, of metrics that papers report so."""
+def _last_and_best(run: Run) -> list[list[tuple[str, float]]]:
+    """Of each metric that papers report so, the mean over the last ten evaluated rounds, where there are as many after
+    the warm-up, and the highest value of all rounds.
+    """
     found = []
     for metric in run.kind.last_and_best:
-        known = run.measured(metric.macro)
+        known, values = dict(run.measured(metric.macro)), []
+        if last := last_rounds([run], metric.macro):
+            values = [(f"Last, mean {metric.word} of rounds {last[0]} to {last[-1]}", fmean(known[r] for r in last))]
         if known:
-            last = known[-LAST_ROUNDS:]
-            best_round, best = max(known, key=lambda item: item[1])
-            span = f"rounds {last[0][0]} to {last[-1][0]}" if len(last) > 1 else f"round {last[0][0]}"
-            found.append((f"Last, mean {metric.word} of {span}", fmean(value for _, value in last)))
-            found.append((f"Best, highest {metric.word}, round {best_round}", best))
+            best = max(known, key=known.get)
+            found.append([*values, (f"Best, highest {metric.word}, round {best}", known[best])])
     return found
 
 
@@ -74,8 +75,7 @@ def key_numbers(run: Run) -> str:
         if any(v is not None for _, v in values):
             title = f"{metric.word} {run.kind.macro_words}".strip()
             cards += _card([(f"{title} · {values[0][0]}", values[0][1]), *values[1:]])
-    summary = _last_and_best(run)
-    cards += "".join(_card(summary[i : i + 2]) for i in range(0, len(summary), 2))
+    cards += "".join(map(_card, _last_and_best(run)))
     note = run.kind.means_over(run)
     note += "".join(f" {name} is left out: {reason}." for name, reason in run.kind.left_out(run).items())
     chosen = [d for d in run.decisions if d["what"] == "best_model" and isinstance(d.get("value"), Mapping)]
@@ -142,7 +142,7 @@ def result_lines(run: Run) -> list[str]:
         lines.append(f"  {f'{name}, round {round_num}':<24}{values}")
     if intervals := _intervals(run):
         lines.append(f"95 % intervals of the final model: {', '.join(intervals)}")
-    lines += [f"{name}: {number(value)}" for name, value in _last_and_best(run)]
+    lines += [f"{name}: {number(value)}" for values in _last_and_best(run) for name, value in values]
     lines += [f"  left out: {name} ({reason})" for name, reason in run.kind.left_out(run).items()]
     return lines + ([f"Annotated by no site: {', '.join(run.nowhere)}"] if run.nowhere else [])
 
