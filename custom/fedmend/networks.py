@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError
@@ -15,6 +16,7 @@ from fedmend.safety_net import check_range
 
 LOG = logging.getLogger("fedmend.networks")
 SMALLEST_EDGE = 32  # pixels of the smallest images that a network has to take
+DROP_RATES = ("drop_prob", "drop_rate", "drop")  # attributes of timm's modules
 
 
 class ResNet18(nn.Module):
@@ -185,9 +187,10 @@ class SegResNet(nn.Module):
 class TimmNetwork(nn.Module):
     """A network of timm (PyTorch Image Models) with a linear classifier on its pooled features.
 
-    It is built without weights: timm would download them. Images come as for the other networks, normalised by
-    ImageNet's mean and standard deviation; a network that timm trained with others gets them so. That matters for
-    pretrained weights: on a photograph of a daisy, tf_efficientnet_lite0 gave that class .34, and .11 without.
+    It is built without weights: timm would download them. Dropout is off, see :func:`_without_dropout`. Images come as
+    for the other networks, normalised by ImageNet's mean and standard deviation; a network that timm trained with
+    others gets them so. That matters for pretrained weights: on a photograph of a daisy, tf_efficientnet_lite0 gave
+    that class .34, and .11 without.
 
     Args:
         name: one that timm itself registers, without the tag of pretrained weights behind a dot.
@@ -215,6 +218,7 @@ class TimmNetwork(nn.Module):
                 f" {about.input_size[-1]} pixels"
             )
         self.backbone = timm.create_model(name, pretrained=False, num_classes=0)
+        _without_dropout(self.backbone)
         self.num_features = self.backbone.head_hidden_size
         heads = (about.classifier,) if isinstance(about.classifier, str) else about.classifier or ()
         self.library_heads = tuple(f"{head}." for head in heads)
@@ -228,6 +232,18 @@ class TimmNetwork(nn.Module):
         """(B, 3, H, W) → features (B, F) and logits (B, C)."""
         features = self.backbone(images * self._scale + self._shift)
         return features, self.classifier(features)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Turns off what drops units, blocks or paths by chance in training.
+
+    It would draw from torch's global random state, which sites in the threads of one process share, and which each
+    process that FLARE starts for a round seeds alike or not at all: the same seed would not give the same numbers.
+    """
+    for module in model.modules():
+        for name in ("p", *DROP_RATES) if isinstance(module, _DropoutNd) else DROP_RATES:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 def _timm():

@@ -81,20 +81,30 @@ def test_a_network_for_images_of_one_size_is_refused(name, edge):
 
 
 def test_nothing_is_downloaded(monkeypatch):
-    import urllib.request
-
-    import huggingface_hub
+    class Download(Exception):
+        pass
 
     def refuse(*args, **kwargs):
-        raise AssertionError("a download")
+        raise Download
 
-    for place, name in (
-        (huggingface_hub, "hf_hub_download"),
-        (urllib.request, "urlopen"),
-        (torch.hub, "load_state_dict_from_url"),
-    ):
-        monkeypatch.setattr(place, name, refuse)
+    # The names that timm has bound; what it calls for a network with weights must be among them.
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", refuse)
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_url", refuse)
+    with pytest.raises(Download):
+        timm.create_model("test_resnet", pretrained=True)
     build_network(SMALL, 3)
+
+
+@pytest.mark.parametrize(("name", "given"), [("test_convnext", 0.5), ("test_efficientnet", 0.5), ("ghostnet_050", 0)])
+def test_training_draws_nothing_by_chance(monkeypatch, name, given):
+    """ghostnet_050 drops a fifth of its features by default; the others drop features and paths as told here."""
+    real, rates = timm.create_model, {"drop_rate": given, "drop_path_rate": given} if given else {}
+    theirs = real(name, num_classes=0, **rates).train()
+    images = torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert not torch.equal(theirs(images), theirs(images))
+    monkeypatch.setattr(timm, "create_model", lambda *args, **kwargs: real(*args, **kwargs, **rates))
+    model = build_network(f"timm/{name}", 3).train()
+    assert torch.equal(model(images)[0], model(images)[0])
 
 
 def test_timm_that_is_missing_is_said_in_one_sentence(monkeypatch):
