@@ -214,13 +214,17 @@ class FedIA(SliceMethod):
         LOG.info("%s: %d pixels of %d slices marked as lesion", site.name, added.sum(), added.any((1, 2)).sum())
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
-        """Completeness by theta_T (Eq. 3) and the line of the learning curve (Eq. 6)."""
+        """Completeness by theta_T (Eq. 3) and the line of the learning curve (Eq. 6).
+
+        Raises:
+            FedMendError: the site took part in fewer than two rounds; it goes on as one that joined after the warm-up.
+        """
         progress, split, predicted = Progress.load(site), site.data.train, 0
+        first = task.round_num - max(2, math.ceil(self.line_share * task.round_num))
+        progress.line = fit_line({r: iou for r, iou in progress.iou.items() if r < task.round_num}, first)
         for _, probability in infer_masks(model, split, site):
             predicted += count_components(probability > 0.5, smallest=self.min_component)
         progress.lesions = [count_components(split.masks > 0, smallest=self.min_component), predicted]
-        first = task.round_num - max(2, math.ceil(self.line_share * task.round_num))
-        progress.line = fit_line({r: iou for r, iou in progress.iou.items() if first <= r < task.round_num})
         progress.save(site)
         lesions, line = np.array(progress.lesions, dtype=np.int64), np.array(progress.line, dtype=np.float32)
         return {"lesions": lesions, "iou_line": line}

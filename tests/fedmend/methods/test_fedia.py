@@ -90,7 +90,10 @@ class Played:
     def warm_up(self, losses):
         for r, loss in enumerate(losses):
             assert self.round(r, loss, WARMUP) == WAITS
-        return self.method.collect(self.model, make_task(COMPLETENESS, len(losses), 20), self.site)
+        return self.estimate(len(losses))
+
+    def estimate(self, round_num=T):
+        return self.method.collect(self.model, make_task(COMPLETENESS, round_num, 20), self.site)
 
 
 def loss_of(iou):
@@ -201,6 +204,20 @@ def test_the_line_may_go_through_the_last_rounds_of_the_warm_up_alone(tmp_path, 
     ious = [0.1, 0.2, 0.45, 0.5] if share == 1 else [0.9, 0.15, 0.4, 0.55]
     report = played.warm_up([loss_of(iou) for iou in ious])
     assert report["iou_line"].tolist() == pytest.approx(line, abs=1e-6)
+
+
+@pytest.mark.parametrize(("missed", "line"), [((2,), (0.864286, -0.110714)), ((0, 1, 3), None), ((0, 1, 2, 3), None)])
+def test_a_site_that_missed_rounds_gets_its_line_through_all_it_has_and_none_through_one(tmp_path, missed, line):
+    played = Played(tmp_path, FedIA(line_share=0.5))
+    for r, iou in enumerate([0.9, 0.7, 0.1, 0.55]):
+        if r not in missed:
+            played.round(r, loss_of(iou), WARMUP)
+    if line is None:
+        with refused(f"learning curve: expected at least two rounds, which a line needs, got {T - len(missed)}"):
+            played.estimate()
+        assert played.round(T, loss_of(0.1)) == WAITS
+    else:
+        assert played.estimate()["iou_line"].tolist() == pytest.approx(line, abs=1e-5)
 
 
 def test_nothing_triggers_in_the_warm_up_or_in_stage_3_or_without_correction(tmp_path):
