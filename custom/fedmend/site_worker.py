@@ -1,6 +1,7 @@
 """What a site does with a question of the server: the same code in FLARE's process and without FLARE."""
 
 import logging
+import math
 import os
 import time
 import traceback
@@ -11,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmend.data.manifest import SiteCard, load_card
+from fedmend.data.manifest import SEGMENTATION, SiteCard, load_card
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import check_fields
 from fedmend.files import locked
 from fedmend.kinds import Kind, kind_of
 from fedmend.limits import Clock, check_order, check_step
 from fedmend.method import LocalMethod, RoundTask, Site
-from fedmend.networks import build_network, get_weights, set_weights
+from fedmend.networks import TIMM, build_network, get_weights, set_weights
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.private_training import PrivateSite, check_bearable, withhold
 from fedmend.results import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, RunSpec, SiteResult
@@ -48,7 +49,8 @@ class SiteWorker:
         second_momentum: Adam's beta_2.
         keep_moments: Adam's moments go on over rounds.
         all_labels: train on the complete labels kept for evaluation (upper bound of a comparison).
-        pixel_mean: of labelled pictures, 0 to 1: one number, or one for each colour; empty: ImageNet's.
+        pixel_mean: of labelled pictures, 0 to 1: one number, or one for each colour; empty: ImageNet's. Not for
+            volumes or a network of timm, which have their own.
         pixel_deviation: likewise, > 0; as many numbers.
         phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``; fields of the classes in
             :mod:`fedmend.phantoms.sites`.
@@ -81,12 +83,12 @@ class SiteWorker:
                 f"expected image_size <= {LARGEST_IMAGE} and batch_size * image_size^2 <= {LARGEST_BATCH}, got"
                 f" image_size {image_size} and batch_size {batch_size}"
             )
-        check_variables(len(pixel_mean) in (0, 1, 3), "no number, 1 or 3", pixel_mean=pixel_mean)
-        check_variables(
-            len(pixel_deviation) == len(pixel_mean) and all(v > 0 for v in pixel_deviation),
-            f"{len(pixel_mean)} number(s) > 0",
-            pixel_deviation=pixel_deviation,
+        good = _finite(pixel_mean) and len(pixel_mean) in (0, 1, 3)
+        check_variables(good, "a list of no number, 1 or 3", pixel_mean=pixel_mean)
+        good = (
+            _finite(pixel_deviation) and len(pixel_deviation) == len(pixel_mean) and min(pixel_deviation, default=1) > 0
         )
+        check_variables(good, f"a list of {len(pixel_mean)} number(s) > 0", pixel_deviation=pixel_deviation)
         self._image_size, self._batch_size, self._all_labels = image_size, batch_size, all_labels
         self._scaling = (tuple(pixel_mean), tuple(pixel_deviation)) if pixel_mean else None
         self._trainer = LocalTrainer(
@@ -245,6 +247,13 @@ class SiteWorker:
             raise FedMendError(
                 f"{name}: site.json, field task: expected {known} for the method of this job, got {card.kind!r}"
             )
+        if self._scaling and (card.kind == SEGMENTATION or run.network.startswith(TIMM)):
+            got = "volumes" if card.kind == SEGMENTATION else run.network
+            raise FedMendError(
+                f"{name}: job variables pixel_mean, pixel_deviation: expected empty lists for volumes and for networks"
+                f" of timm, which have their own scaling, got {list(self._scaling[0])}, {list(self._scaling[1])} for"
+                f" {got}"
+            )
         if config.privacy:
             check_bearable(name, self.method, run.network, decay=self._trainer.decay)
         kind = kind_of(card.kind)
@@ -292,6 +301,12 @@ class SiteWorker:
             "phantom": opened.card.phantom,
             **({} if self._all_labels else kind.census_extras(opened.card)),
         }
+
+
+def _finite(values: object) -> bool:
+    """Whether it is a list of finite numbers."""
+    listed = isinstance(values, Sequence) and not isinstance(values, str)
+    return listed and all(type(v) in (int, float) and math.isfinite(v) for v in values)
 
 
 class OpenSite:

@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 from dataclasses import replace
 from typing import ClassVar
 
@@ -268,15 +269,30 @@ def test_pictures_are_scaled_by_the_numbers_of_the_job(client):
 @pytest.mark.parametrize(
     ("mean", "deviation", "sentence"),
     [
-        ([0.5, 0.5], [1, 1], "pixel_mean: expected no number, 1 or 3, got [0.5, 0.5]"),
-        ([0.5], [], "pixel_deviation: expected 1 number(s) > 0, got []"),
-        ([0.5], [0], "pixel_deviation: expected 1 number(s) > 0, got [0]"),
-        ([], [0.2], "pixel_deviation: expected 0 number(s) > 0, got [0.2]"),
+        ([0.5, 0.5], [1, 1], "pixel_mean: expected a list of no number, 1 or 3, got [0.5, 0.5]"),
+        (0.5, [1], "pixel_mean: expected a list of no number, 1 or 3, got 0.5"),
+        ("0.5", [1], "pixel_mean: expected a list of no number, 1 or 3, got '0.5'"),
+        (["0.5"], [1], "pixel_mean: expected a list of no number, 1 or 3, got ['0.5']"),
+        ([math.nan], [1], "pixel_mean: expected a list of no number, 1 or 3, got [nan]"),
+        ([0.5], [], "pixel_deviation: expected a list of 1 number(s) > 0, got []"),
+        ([0.5], [0], "pixel_deviation: expected a list of 1 number(s) > 0, got [0]"),
+        ([0.5], 1, "pixel_deviation: expected a list of 1 number(s) > 0, got 1"),
+        ([0.5], [math.inf], "pixel_deviation: expected a list of 1 number(s) > 0, got [inf]"),
+        ([], [0.2], "pixel_deviation: expected a list of 0 number(s) > 0, got [0.2]"),
     ],
 )
 def test_numbers_that_pictures_cannot_be_scaled_by_are_refused_at_once(mean, deviation, sentence):
     with refused(f"job variable {sentence}"):
         SiteWorker(**SETTINGS, pixel_mean=mean, pixel_deviation=deviation)
+
+
+def test_a_network_with_a_scaling_of_its_own_gets_no_other(client):
+    site = client(pixel_mean=[0.4], pixel_deviation=[0.2])
+    site.run = replace(site.run, network="timm/test_resnet")
+    assert site.ask("census", census_task()).error == (
+        "site-1: job variables pixel_mean, pixel_deviation: expected empty lists for volumes and for networks of timm,"
+        " which have their own scaling, got [0.4], [0.2] for timm/test_resnet"
+    )
 
 
 def test_original_labels_are_never_written(client):

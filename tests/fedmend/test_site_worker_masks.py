@@ -171,3 +171,9 @@ def test_a_site_with_fewer_slices_than_a_batch_is_refused(client):
     slices = sum(mask.shape[2] for mask in WHOLE)  # each holds tissue
     assert client(batch_size=slices + 1).say("census").error.endswith(f"(batch_size), got {slices}")
     assert math.isfinite(client(batch_size=slices).train(WARMUP, 0).loss)
+
+
+def test_volumes_are_not_scaled_as_pictures_are(client):
+    said = client(pixel_mean=[0.4], pixel_deviation=[0.2]).train(WARMUP, 0).error
+    assert said.startswith("site-1: job variables pixel_mean, pixel_deviation: expected empty lists for volumes")
+    assert said.endswith("got [0.4], [0.2] for volumes")
