@@ -33,28 +33,30 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
         largest of these, for the gradients on their way.
 
     Raises:
-        FedMendError: unknown network, or one that cannot take images of this size.
+        FedMendError: unknown network, or one that cannot be built, or cannot take images of this size, without numbers.
     """
-    with torch.device("meta"):
-        model = build_network(network, num_classes).train()
-        batch = torch.empty((images, model.channels, edge, edge))
-    weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
+    try:
+        with torch.device("meta"):
+            model = build_network(network, num_classes).train()
+            batch = torch.empty((images, model.channels, edge, edge))
+        weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            kept[storage._cdata] = storage
-        return tensor
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights:
+                kept[storage._cdata] = storage
+            return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             outputs = model(batch)
-        except (RuntimeError, ValueError, AssertionError):  # e.g. a pooling of 7 x 7 on a map of 2 x 2
-            raise FedMendError(
-                f"job variables network, image_size: expected images that {network} can take, got {edge} x {edge}"
-                " pixels"
-            ) from None
+    except FedMendError:
+        raise
+    except Exception as e:  # libraries raise many types, e.g. for a pooling of 7 x 7 on a map of 2 x 2
+        raise FedMendError(
+            f"job variables network, image_size: expected a network that takes images of {edge} x {edge} pixels in a"
+            f" trial without numbers, got {network}, which fails with {type(e).__name__}"
+        ) from None
     sizes = [storage.nbytes() for storage in kept.values()]
     held = sum(tensor.nbytes for tensor in model.state_dict().values())
     return MODELS * held + 2 * batch.nbytes + sum(sizes) + 2 * max(sizes, default=0) + sum(o.nbytes for o in outputs)

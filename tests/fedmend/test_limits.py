@@ -21,6 +21,10 @@ from fedmend.training import Stopped
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 STEP_WORDS = "site-1: job variables network, batch_size, image_size: expected a training step of at most"
 SITE = "of this site's fedmend.json"
+TRIAL = (
+    "job variables network, image_size: expected a network that takes images of {0} x {0} pixels in a trial without"
+    " numbers, got {1}, which fails with {2}"
+)
 
 
 @pytest.fixture
@@ -73,8 +77,21 @@ def test_the_estimate_takes_no_memory_and_no_random_number():
 
 
 def test_images_that_a_network_cannot_take_are_refused_before_any_data_are_opened():
-    with refused("job variables network, image_size: expected images that segresnet can take, got 60 x 60 pixels"):
+    with refused(TRIAL.format(60, "segresnet", "RuntimeError")):
         step_bytes(network="segresnet", num_classes=1, images=4, edge=60)
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, TypeError, ZeroDivisionError])
+@pytest.mark.parametrize("when", ["__init__", "forward"])
+def test_whatever_a_network_raises_without_numbers_becomes_one_sentence_that_names_the_type(
+    one_layer, monkeypatch, when, error
+):
+    def fail(*args):
+        raise error("words of a library")
+
+    monkeypatch.setattr(OneLayer, when, fail)
+    with refused(TRIAL.format(32, "one", error.__name__)):
+        step_bytes(network="one", num_classes=2, images=4, edge=32)
 
 
 STEP = {"network": "one", "num_classes": 2, "images": 1000, "edge": 100}
