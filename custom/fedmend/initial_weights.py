@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
+from fedmend.safety_net import check_range
 
 IMAGENET = "imagenet"  # the file in the server's weights folder that is named after the network
 EFFICIENTNET_LITE0 = "efficientnet-lite0"  # the file that the package of this name brings
@@ -32,11 +33,14 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path) -
         The path, or "" for random weights.
 
     Raises:
-        FedMendError: weights that the job demands and the server lacks; the sentence says where to put them.
+        FedMendError: weights that the job demands and the server lacks, where the sentence says where to put them; a
+            name that is none of a network.
     """
     if not weights:
         return ""
     if weights == IMAGENET:
+        if not re.fullmatch(r"(timm/)?\w+", network, re.ASCII):  # it becomes a path
+            raise FedMendError(f"job variable network: expected the name of a network, got {network!r:.60}")
         files = [weights_dir / f"{network}{suffix}" for suffix in SUFFIXES]
         found = next((file for file in files if file.is_file()), None)
         if found is None:
@@ -73,7 +77,8 @@ def load_initial(model: nn.Module, network: str, file: str) -> None:
         file: PyTorch file or ``.safetensors``.
 
     Raises:
-        FedMendError: the file is missing or does not fit; names the key, with expected and found shape.
+        FedMendError: the file is missing or does not fit, which names the key with expected and found shape; numbers
+            that are not finite or out of range.
     """
     state, own = _read(file), model.state_dict()
     if network == _PACKAGED_NETWORK and "_conv_stem.weight" in state:
@@ -91,6 +96,10 @@ def load_initial(model: nn.Module, network: str, file: str) -> None:
             raise FedMendError(
                 f"weights file: expected {name} with shape {tuple(tensor.shape)} for {network}, got {got}"
             )
+        value = state[name].to(tensor.dtype)  # as it is loaded
+        if not torch.isfinite(value).all():
+            raise FedMendError(f"weights file: expected finite numbers, got NaN or infinity in {name}")
+        check_range(name, value, f"weights file, {name}")
     if extra := sorted(set(state) - set(own)):
         raise FedMendError(f"weights file: expected only the keys of {network}, got also {extra[:3]}")
     model.load_state_dict(state)
@@ -121,7 +130,9 @@ def _read(file: str) -> dict[str, Tensor]:
         ) from None
     if isinstance(content, Mapping):
         content = content.get("model", content.get("state_dict", content))
-    if not isinstance(content, Mapping) or not all(torch.is_tensor(v) for v in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(k, str) and torch.is_tensor(v) for k, v in content.items()
+    ):
         raise FedMendError("weights file: expected a PyTorch state dict, got something else")
     return dict(content)
 

@@ -1,4 +1,5 @@
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,13 @@ def test_imagenet_weights_that_are_missing_stop_the_job_and_the_sentence_says_wh
         " the server's weights folder (weights_dir of its local/fedmend.json), not found"
     ):
         resolve(tmp_path, "imagenet", "densenet121")
+
+
+@pytest.mark.parametrize("network", ["../../other/resnet18", "timm/../resnet18", "/resnet18", "résnet18", ""])
+def test_a_network_whose_name_leads_out_of_the_weights_folder_is_refused_before_a_file_is_looked_for(tmp_path, network):
+    (tmp_path / "resnet18.pth").touch()
+    with refused(f"job variable network: expected the name of a network, got {network!r}"):
+        weights_file("imagenet", network, tmp_path / "app", tmp_path / "a" / "weights")
 
 
 def test_weights_of_a_package_that_is_not_installed_are_refused(tmp_path, monkeypatch):
@@ -154,6 +162,26 @@ def test_half_of_a_classifier_is_refused(tmp_path):
     state = get_weights(initial_network("resnet_narrow", CLASSES, 99))
     del state["classifier.bias"]
     with refused("weights file: expected classifier.bias with shape (3,) for resnet_narrow, got nothing"):
+        initial_network("resnet_narrow", CLASSES, 5, written(tmp_path / "w.pt", state))
+
+
+def test_a_dict_with_other_keys_than_words_is_refused(tmp_path):
+    with refused("weights file: expected a PyTorch state dict, got something else"):
+        initial_network("resnet_narrow", CLASSES, 5, written(tmp_path / "w.pt", {0: torch.zeros(2)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("classifier.bias", math.nan, ": expected finite numbers, got NaN or infinity in classifier.bias"),
+        ("classifier.bias", 1e300, ": expected finite numbers, got NaN or infinity in classifier.bias"),
+        ("backbone.bn1.running_var", -1.0, ", backbone.bn1.running_var: expected numbers >= 0, got smaller ones"),
+    ],
+)
+def test_numbers_that_no_training_leaves_are_refused(tmp_path, name, value, said):
+    state = get_weights(initial_network("resnet_narrow", CLASSES, 99))
+    state[name] = torch.full(state[name].shape, value, dtype=torch.float64)
+    with refused(f"weights file{said}"):
         initial_network("resnet_narrow", CLASSES, 5, written(tmp_path / "w.pt", state))
 
 
