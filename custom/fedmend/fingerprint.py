@@ -8,7 +8,8 @@ from pathlib import Path
 from fedmend.errors import FedMendError
 from fedmend.files import sha256
 
-PACKAGES = ("fedmend", "nvflare", "torch", "monai", "numpy")  # the server's; other versions may give other numbers
+# The server's; other versions may give other numbers.
+PACKAGES = ("fedmend", "nvflare", "torch", "torchvision", "monai", "numpy")
 SUBMITTER, WEIGHTS = "submitter", "weights_file"
 FREE = ("allow_changes", "without")  # these name what the job does otherwise, on purpose, and are no differences
 LEDGERS = "ledgers"  # may be named too: sites go on with the ledgers that they have, see LabelLedger.check_mark

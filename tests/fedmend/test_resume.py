@@ -107,7 +107,7 @@ def test_another_version_of_a_package_is_a_difference_and_may_be_allowed(tmp_pat
     again = play(tmp_path)
     assert 'torch: before "' in again.stopped
     assert '", now "9.9"' in again.stopped
-    assert again.stopped.endswith('allow_changes=["fedmend", "monai", "numpy", "nvflare", "torch"]')
+    assert again.stopped.endswith('allow_changes=["fedmend", "monai", "numpy", "nvflare", "torch", "torchvision"]')
     allowed = play(tmp_path, allow_changes=list(fingerprint.PACKAGES))
     assert allowed.stopped == ""
     ((_, changed),) = allowed.decisions("changed")

@@ -119,8 +119,9 @@ def strong(images: Tensor, generator: torch.Generator, *, vertical_flip: bool = 
                 images[rows] = median(images[rows], edge)
         if len(rows := _rows((kind >= 1) & (kind < 2), device)):
             images[rows] = blur(images[rows], sigma.to(device)[rows])
-    if len(rows := _rows((kind >= 2) & (kind < 3), device)):
-        deviation = uniform(5.0, 30.0)[rows.cpu()].sqrt() / 255  # the variance is given for 8-bit grey values
+    noisy = (kind >= 2) & (kind < 3)
+    if len(rows := _rows(noisy, device)):
+        deviation = uniform(5.0, 30.0)[noisy].sqrt() / 255  # the variance is given for 8-bit grey values
         noise = torch.randn((len(rows), *images.shape[1:]), generator=generator) * deviation.view(-1, 1, 1, 1)
         images[rows] += noise.to(device)
     return warp(images.clamp(0, 1), maps.to(device)).clamp(0, 1)

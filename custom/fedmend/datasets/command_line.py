@@ -70,7 +70,7 @@ def lesion_arguments(parser: ArgumentParser, *, levels: str) -> None:
         type=_shares,
         help="share of lesions that each site keeps, e.g. 0.3,0.7, instead of --sites and --m",
     )
-    parser.add_argument("--test-share", type=float, default=0.2, help="share of the patients (default 0.2)")
+    parser.add_argument("--test-share", type=float, help="share of the patients (default 0.2)")
     parser.add_argument("--val-share", type=float, default=0.0, help="share of the other patients (default 0)")
     parser.add_argument(
         "--test-patients", type=_words, default=(), help="the test patients, e.g. lesjak_07, instead of --test-share"

@@ -98,8 +98,11 @@ class LesionDataset:
         command_line.lesion_arguments(parser, levels=self.levels)
 
     def _run(self, args: Namespace) -> None:
-        given = {k: v for k, v in command_line.given(args, "sites", "m", "completeness").items() if v is not None}
-        if "completeness" in given and len(given) > 1:
+        optional = command_line.given(args, "sites", "m", "completeness", "test_share")
+        given = {k: v for k, v in optional.items() if v is not None}
+        if "completeness" in given and {"sites", "m"} & set(given):
             raise FedMendError(f"prepare {self.name}: expected --completeness or --sites and --m, got both")
-        given |= command_line.given(args, "test_share", "val_share", "test_patients", "seed")
+        if "test_share" in given and args.test_patients:
+            raise FedMendError(f"prepare {self.name}: expected --test-share or --test-patients, got both")
+        given |= command_line.given(args, "val_share", "test_patients", "seed")
         self.prepare(args.source, args.out, **given, progress=print)

@@ -179,6 +179,14 @@ def test_noise_is_drawn_for_the_images_that_get_it_and_no_others(monkeypatch):
     assert 0.21 < images / 3000 < 0.26
 
 
+def test_strong_brings_nothing_back_from_a_gpu_which_would_wait_for_it(monkeypatch):
+    def wait(tensor):
+        raise AssertionError("a wait for the GPU")
+
+    monkeypatch.setattr(torch.Tensor, "cpu", wait)
+    strong(torch.full((30, 3, 4, 4), 0.5), drawn())
+
+
 def test_each_kind_of_blur_has_its_share(monkeypatch):
     shares = {}
     for name in ("median", "blur"):

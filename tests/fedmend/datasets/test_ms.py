@@ -128,6 +128,9 @@ def test_the_command_takes_test_patients_and_a_validation_share(tmp_path, capsys
     assert {name: len(items) for name, items in lists.items()} == {"training": 1, "validation": 1, "test": 1}
     assert lists["test"][0]["image"] == "p19_flair.nii.gz"
     assert capsys.readouterr().out.endswith("1 site folders written, 1 training, 1 validation and 1 test volumes\n")
+    words[3] = str(tmp_path / "other")
+    assert main([*words, "--test-patients", "lesjak_19", "--test-share", "0.2"]) == 1
+    assert capsys.readouterr().err == "fedmend: prepare ms: expected --test-share or --test-patients, got both\n"
 
 
 def test_a_completeness_that_is_no_number_ends_with_usage_and_exit_code_2(capsys):
