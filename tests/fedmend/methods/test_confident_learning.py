@@ -144,7 +144,14 @@ def test_what_an_earlier_run_with_other_folds_left_does_not_count(tmp_path, clea
     site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning()
     play(method, model, site, 0, **other)
     play(method, model, site, 1)
-    assert len(cleanlab[0][0]) < 8  # the fold of this run alone
+    assert len(cleanlab[0][0]) == 4  # the fold of this run alone
+
+
+def test_a_fold_does_not_go_on_with_the_model_of_an_earlier_run_with_another_seed(tmp_path, cleanlab):
+    site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning()
+    options = {**SETTINGS, "rounds_per_fold": np.int64(2)}
+    play(method, model, site, 0, seed=8, **options)
+    assert same(state_of(method.start(model, make_task(VALIDATE, 1, **options), site).model), state_of(model))
 
 
 def test_the_model_of_a_fold_trains_in_all_rounds_of_the_fold_and_is_judged_after_the_last(tmp_path, cleanlab):
