@@ -229,9 +229,9 @@ def test_a_baseline_of_label_sets_keeps_the_steps_and_thresholds_of_the_preset(
         ("aggregation_only", {"ramp_maximum": 0.0}),
         ("distillation_only", {"aggregation": "samples"}),
         ("clean_only", {"aggregation": "clean"}),
-        ("ablation_no_la", {"la": False, "min_vote_share": 0.0}),
-        ("ablation_global_loss", {"detection_per_class": False, "min_vote_share": 0.0}),
-        ("ablation_raw_loss", {"detection_normalise": False, "min_vote_share": 0.0}),
+        ("ablation_no_la", {"la": False}),
+        ("ablation_global_loss", {"detection_per_class": False}),
+        ("ablation_raw_loss", {"detection_normalise": False}),
     ],
 )
 def test_an_ablation_of_fednoro_changes_settings_alone(configured, variant, changed):

@@ -203,6 +203,7 @@ class RunningFederation(Federation):
         net.check(model, f"round {r}, average of {', '.join(results)}")
         self.model = {name: model[name] for name in self.model}
         self._done = r + 1
+        self._log.moved(net.moved(results), r)
         self._log.progress(r, self.num_rounds, stage, metrics, len(results), time.monotonic() - started)
         return {site: Answer(result.report, shares[site]) for site, result in results.items()}
 

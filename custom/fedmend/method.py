@@ -120,7 +120,12 @@ class Round(ABC):
         model: the received global model, which the round trains.
         task: what the server asks.
         site: data, ledger and state.
+
+    Attributes:
+        goes_on: the model that trains is the one of the round before, so that Adam's moments may go on too.
     """
+
+    goes_on: bool = True
 
     def __init__(self, method: "LocalMethod", model: nn.Module, task: RoundTask, site: Site):
         self.method, self.model, self.task, self.site = method, model, task, site

@@ -15,6 +15,7 @@ from fedmend.results import EVALUATE, SiteResult
 
 LOG = logging.getLogger("fedmend.run")
 BEST_SPLITS = ("val", "test")  # the first that there is
+UNTRAINED = "untrained_model"  # the decision that says so, and later that it is no longer
 ASIDE = ("ece", "bacc_val")  # metrics for records and report alone
 
 
@@ -44,6 +45,7 @@ class RunLog:
         self._best = checkpoint.best()
         self._merged: dict[str, np.ndarray] = {}  # split → counts of the last evaluation
         self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
+        self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
 
     @property
     def _mark(self) -> str:
@@ -53,6 +55,8 @@ class RunLog:
         """Takes over the records of an earlier job."""
         self._first = saved.done
         self._records.restore(saved.records)
+        said = [d["value"]["untrained"] for d in self._records.decisions if d["what"] == UNTRAINED]
+        self._untrained = bool(said and said[-1])
         self._records.decision("resumed", {"at_round": saved.done})
         if saved.changes:
             self._records.decision("changed", saved.changes)
@@ -76,6 +80,22 @@ class RunLog:
     def warn(self, text: str) -> None:
         """A sentence in the log."""
         LOG.warning("%s%s", self._mark, text)
+
+    def moved(self, moved: bool, round_num: int) -> None:
+        """Notes whether a round changed the global model; while none has, no file of a model belongs to the metrics.
+
+        Args:
+            moved: whether a site sent another model than the one that it was sent.
+            round_num: the round.
+        """
+        if not moved and self._untrained is None:
+            self._untrained = True
+            why = "every site sent back the model that it received; metrics are of that one or of the sites' own"
+            self.decision(UNTRAINED, {"untrained": True, "reason": why}, round_num)
+        elif moved and self._untrained:
+            self.decision(UNTRAINED, {"untrained": False}, round_num)
+        if moved:
+            self._untrained = False
 
     def annotators(self, present: Collection[str], round_num: int) -> None:
         """Names the classes of which no annotator took part in a round; the model forgets them while that lasts."""
@@ -132,7 +152,7 @@ class RunLog:
         return self._merged[split], self._merged.get("val") if split != "val" else None
 
     def _keep_best(self, metrics: Mapping[str, Mapping], round_num: int, model: Mapping) -> None:
-        if round_num == 0:
+        if round_num == 0 or self._untrained:
             return  # an untrained model may be the luckiest one of a small split
         # A split in which no class has both labels cannot choose; that does not change from round to round.
         metric = self.census.kind.best_metric
@@ -174,6 +194,8 @@ class RunLog:
             files: what → file.
         """
         folder = self._records.folder
+        if self._untrained:  # what the metrics are about stayed at the sites
+            files = {k.replace("global", "untrained"): file for k, file in files.items()}
         files = {**files, "records": str(folder)}
         intervals = {split: self.census.kind.intervals(*self._with_val(split)) for split in self._merged}
         self._records.finish(files, time.monotonic() - self._started, intervals=intervals)

@@ -10,7 +10,7 @@ The models of a round wait on the server's disk until all have come, so that it 
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +152,10 @@ class SafetyNet:
     def outliers(self) -> dict[str, str]:
         """See :func:`outliers`."""
         return outliers(self._norms, self._sent, self._factor) if self._factor else {}
+
+    def moved(self, sites: Iterable[str]) -> bool:
+        """Whether one of these sites sent another model than the one that it was sent."""
+        return any(norm for site in sites for norm in self._norms[site].values())
 
     def take(self, site: str) -> Model:
         """The model of a site, as it may enter the average."""

@@ -116,7 +116,8 @@ class LocalTrainer:
             loss has no gradient in that step; ``decoupled``: as in AdamW (Loshchilov and Hutter, ICLR 2019).
         local_epochs: epochs per round, >= 1.
         second_momentum: Adam's beta_2, in [0, 1).
-        keep_moments: Adam goes on with the moments of the round before; otherwise it is fresh in every round.
+        keep_moments: Adam goes on with the moments of the round before; otherwise it is fresh in every round. A round
+            whose model does not go on (:attr:`fedmend.method.Round.goes_on`) starts afresh and leaves none.
     """
 
     learning_rate: float
@@ -158,7 +159,8 @@ class LocalTrainer:
         """
         model, task, site = work.model, work.task, work.site
         model.train()
-        optimizer = self._optimizer(model, task, site)
+        keep = self.keep_moments and work.goes_on
+        optimizer = self._optimizer(model, task, site, keep=keep)
         for epoch in range(self.local_epochs):
             total, steps = torch.zeros((), device=site.device), 0
             batches = work.batches(epoch)  # also draws the views of the epoch
@@ -179,11 +181,11 @@ class LocalTrainer:
                     f"{site.name}: round {task.round_num}, local training: expected a finite loss, got {mean};"
                     " lower learning_rate"
                 )
-        if self.keep_moments:
+        if keep:
             site.state.save_turn(MOMENTS, task.round_num, optimizer.state_dict()["state"])
         return mean
 
-    def _optimizer(self, model: nn.Module, task: RoundTask, site: Site) -> torch.optim.Optimizer:
+    def _optimizer(self, model: nn.Module, task: RoundTask, site: Site, *, keep: bool) -> torch.optim.Optimizer:
         ours = set(model.classifier.parameters()) if self.decay == SUPERVISED else set()
         groups = [{"params": [p for p in model.parameters() if p not in ours]}]
         if ours:
@@ -195,7 +197,7 @@ class LocalTrainer:
             weight_decay=self.weight_decay,
             fused=True,
         )
-        before = site.state.last_turn(MOMENTS, before=task.round_num) if self.keep_moments else None
+        before = site.state.last_turn(MOMENTS, before=task.round_num) if keep else None
         if before is not None and before[0] == task.round_num - 1:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": before[1]})
         return optimizer

@@ -130,6 +130,45 @@ def test_the_untrained_model_is_never_the_best_one(tmp_path):
     assert run.moved(model=run.transport.saved["best"]) == pytest.approx([1, 1])
 
 
+def same_until(round_num):
+    """Sites that send back what they received before this round."""
+    plain = plain_answers(BOTH, counts=lambda r: {"val": histograms(1, 1) if r < 3 else histograms(0.5, 0.5)})
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if question == TRAIN and task.round_num < round_num:
+            result.weights = weights
+        return result
+
+    return answer
+
+
+def test_a_received_model_that_no_round_has_changed_is_never_the_best_one(tmp_path):
+    run = play(tmp_path, same_until(2), num_rounds=4)
+    said = run.decisions("untrained_model")
+    assert [(r, value["untrained"]) for r, value in said] == [(0, True), (2, False)]
+    assert run.decisions("best_model") == [(3, {"auc": 0.5, "split": "val"})]
+    assert run.moved(model=run.transport.saved["best"]) == pytest.approx([1, 1])
+    assert "global model" in run.content("results.json")["files"]
+
+
+def test_a_run_that_never_changes_the_global_model_says_that_no_model_belongs_to_its_metrics(tmp_path):
+    run = play(tmp_path, same_until(3))
+    assert run.decisions("best_model") == []
+    assert list(run.transport.saved) == ["global"]
+    assert sorted(run.content("results.json")["files"]) == ["records", "untrained model"]
+    assert run.content("results.json")["best"] == {"round": None}
+
+
+def test_a_job_that_goes_on_knows_that_the_model_is_still_untrained(tmp_path):
+    answer = failing(same_until(3), site="site-2", when=lambda question, r: question == TRAIN and r == 1)
+    assert play(tmp_path, answer).stopped
+    again = play(tmp_path, same_until(3))
+    assert again.stopped == ""
+    assert again.decisions("best_model") == []
+    assert len(again.decisions("untrained_model")) == 1
+
+
 def test_the_best_model_is_the_one_that_all_evaluated_before_some_sites_trained(tmp_path):
     auc = {0: 0, 1: 0, 2: 1, 3: 0}
     step = in_rounds(lambda fed, r: fed.train("train", sites=["site-1"]))

@@ -126,10 +126,14 @@ OWN_MODEL = "own_model"
 
 
 def own_model(model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
-    """A copy of the received model with the weights that the site's own model has before the round."""
-    own = copy.deepcopy(model)
-    if (before := site.state.last_turn(OWN_MODEL, before=task.round_num)) is not None:
-        own.load_state_dict(before[1])
+    """A copy of the received model with the weights that the site's own model has before the round.
+
+    A hospital that missed rounds goes on with its own model; one that an earlier run of this name left, from other
+    initial weights, does not count.
+    """
+    own, before = copy.deepcopy(model), site.state.last_turn(OWN_MODEL, before=task.round_num)
+    if before is not None and before[1]["seed"] == task.seed:
+        own.load_state_dict(before[1]["weights"])
     return own
 
 
@@ -141,7 +145,8 @@ class AloneRound(SingleLabelFedAvgRound):
 
     def report(self) -> Report:
         """Nothing; keeps the site's model."""
-        self.site.state.save_turn(OWN_MODEL, self.task.round_num, self.model.state_dict())
+        value = {"seed": self.task.seed, "weights": self.model.state_dict()}
+        self.site.state.save_turn(OWN_MODEL, self.task.round_num, value)
         return {}
 
 

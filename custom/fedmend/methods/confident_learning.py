@@ -3,11 +3,12 @@
 Northcutt, Jiang, Chuang, "Confident Learning: Estimating Uncertainty in Dataset Labels", JAIR 70, 2021. Only the
 package's ``find_label_issues`` is used, with its defaults (``prune_by_noise_rate``).
 
-The first ``folds`` rounds are a cross-validation at each site: in round f a copy of the received model, the initial
-weights all that time, trains on all samples but those of fold f and gives their out-of-sample probabilities. The last
-of these rounds finds the samples whose label is an issue. In the rounds that are left, federated averaging goes on
-without them, weighted by the samples that are kept. So a run has no more epochs than one of another method with as many
-rounds. Original labels are never changed.
+The first ``folds`` x ``rounds_per_fold`` rounds are a cross-validation at each site: for fold f a copy of the received
+model, the initial weights all that time, trains on all samples but those of fold f, and after the last of the fold's
+rounds gives their out-of-sample probabilities. The last round of all finds the samples whose label is an issue. In the
+rounds that are left, federated averaging goes on without them, weighted by the samples that are kept. So a run has no
+more epochs than one of another method with as many rounds. A site that missed rounds keeps the samples that it could
+not judge. Original labels are never changed.
 """
 
 import copy
@@ -29,30 +30,43 @@ from fedmend.training import infer
 
 VALIDATE, CLEANED = "validate", "cleaned"
 PROBABILITIES, KEPT = "probabilities", "kept"  # arrays in the site's state
+FOLD_MODEL = "fold_model"  # in the site's state, between two rounds of one fold
 FIELDS = {"kept": Field((), "int64", 1, UNBOUNDED, "training samples whose label is no issue", "how many are")}
-KNOWLEDGE = {"folds": Field((), "int64", 2, 100, "parts of the cross-validation", "none: a setting of the job")}
+KNOWLEDGE = {
+    "folds": Field((), "int64", 2, 100, "parts of the cross-validation", "none: a setting of the job"),
+    "rounds_per_fold": Field((), "int64", 1, 1000, "rounds that a part's model trains", "none: a setting of the job"),
+}
 
 
 class ConfidentLearningRound(SingleLabelRound):
     """One fold of the cross-validation, or training on the samples that are kept."""
 
     def __init__(self, method: "ConfidentLearning", model: nn.Module, task: RoundTask, site: Site):
-        self._validating = task.stage == VALIDATE
+        self._validating, self.goes_on = task.stage == VALIDATE, task.stage != VALIDATE
         if self._validating and find_spec("cleanlab") is None:
             raise FedMendError("label issues: expected the package cleanlab (pip install fedmend[cleanlab]), not found")
-        super().__init__(method, copy.deepcopy(model) if self._validating else model, task, site)
+        self._folds, self._per_fold = int(task.word("folds")), int(task.word("rounds_per_fold"))
+        self._number = task.round_num // self._per_fold  # of the fold
+        super().__init__(method, self._fold_model(model, task, site) if self._validating else model, task, site)
+
+    def _fold_model(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
+        """A copy of the received model, with the weights that the earlier rounds of the same fold left."""
+        own, before = copy.deepcopy(model), site.state.last_turn(FOLD_MODEL, before=task.round_num)
+        if before is not None and before[0] >= self._number * self._per_fold and before[1]["seed"] == task.seed:
+            own.load_state_dict(before[1]["weights"])
+        return own
 
     @cached_property
     def _fold(self) -> Tensor:
         """(N,) fold of each sample."""
         generator = self.site.generator(replace(self.task, round_num=0), "folds")
         labels = torch.from_numpy(class_numbers(self.site, self.labels()))
-        return stratified_folds(labels, int(self.task.word("folds")), generator)
+        return stratified_folds(labels, self._folds, generator)
 
     @cached_property
     def _samples(self) -> Tensor:
         if self._validating:
-            return torch.nonzero(self._fold != self.task.round_num)[:, 0]
+            return torch.nonzero(self._fold != self._number)[:, 0]
         kept = self._last(KEPT)
         if kept is None:
             raise FedMendError("label issues: expected what the cross-validation left in the site's state, not found")
@@ -68,33 +82,40 @@ class ConfidentLearningRound(SingleLabelRound):
         return F.cross_entropy(self.adjusted(self.model(images)[1]), target)
 
     def report(self) -> Report:
-        """How many samples are kept; in the cross-validation, first judges the fold."""
+        """How many samples are kept; in the last round of a fold, first judges the fold."""
         if not self._validating:
             return {"kept": np.int64(len(self.samples()))}
-        return {"kept": np.int64(self._validate().sum())}
+        if (self.task.round_num + 1) % self._per_fold == 0:
+            return {"kept": np.int64(self._validate().sum())}
+        value = {"seed": self.task.seed, "weights": self.model.state_dict()}
+        self.site.state.save_turn(FOLD_MODEL, self.task.round_num, value)
+        return {"kept": np.int64(len(self._fold))}
 
     def _validate(self) -> np.ndarray:
         """Probabilities of the fold's samples; after the last fold, finds the issues. (N,) bool, samples kept."""
-        site, number = self.site, self.task.round_num
+        site = self.site
         logits = infer(self.model, site.data.train, site)[1].to(site.device)
         found = self.adjusted(logits).softmax(1).cpu().numpy()
         before = self._last(PROBABILITIES)
         fold = self._fold.numpy()
-        probabilities = np.where((fold == number)[:, None], found, 0 if before is None else before)
+        probabilities = np.where((fold == self._number)[:, None], found, 0 if before is None else before)
         self._save(PROBABILITIES, probabilities)
         kept = np.ones(len(fold), dtype=bool)
-        if number + 1 == int(self.task.word("folds")):
+        if self._number + 1 == self._folds:
             kept = ~label_issues(self.target.cpu().numpy(), probabilities)
-            self._save(KEPT, kept)
+        self._save(KEPT, kept)  # after every fold, so that a site that misses the last one can go on
         return kept
 
     def _last(self, name: str) -> np.ndarray | None:
-        fingerprint = self.site.data.train.table.fingerprint()
-        return self.site.state.last_array(name, before=self.task.round_num, fingerprint=fingerprint)
+        return self.site.state.last_array(name, before=self.task.round_num, fingerprint=self._fingerprint)
 
     def _save(self, name: str, array: np.ndarray) -> None:
-        fingerprint = self.site.data.train.table.fingerprint()
-        self.site.state.save_array(name, self.task.round_num, array, fingerprint=fingerprint)
+        self.site.state.save_array(name, self.task.round_num, array, fingerprint=self._fingerprint)
+
+    @property
+    def _fingerprint(self) -> str:
+        """Of the samples and of the folds: those of an earlier run of this name with other ones do not count."""
+        return f"{self.site.data.train.table.fingerprint()} {self.task.seed} {self._folds} {self._per_fold}"
 
 
 class ConfidentLearning(SingleLabelMethod):
@@ -116,26 +137,29 @@ class ConfidentLearningWorkflow(Workflow):
     """Cross-validation at each site, then federated averaging without the label issues.
 
     Args:
-        folds: of the cross-validation, and its rounds; 2 to 100.
+        folds: parts of the cross-validation, 2 to 100.
+        rounds_per_fold: rounds that the model of one fold trains, 1 to 1,000; ``folds`` times as many are the
+            cross-validation.
     """
 
     FIELDS: ClassVar = FIELDS
     KNOWLEDGE: ClassVar = KNOWLEDGE
 
-    def __init__(self, *, folds: int = 3):
+    def __init__(self, *, folds: int = 3, rounds_per_fold: int = 1):
         check_variables(2 <= folds <= 100, "2 to 100", folds=folds)
-        self.warmup_rounds = folds
+        check_variables(1 <= rounds_per_fold <= 1000, "1 to 1000", rounds_per_fold=rounds_per_fold)
+        self._knowledge = {"folds": np.int64(folds), "rounds_per_fold": np.int64(rounds_per_fold)}
+        self.warmup_rounds = folds * rounds_per_fold
 
     def run(self, fed: Federation) -> None:
         """All rounds."""
-        folds = {"folds": np.int64(self.warmup_rounds)}
         for r in fed.rounds():
             if r >= self.warmup_rounds:
-                fed.train(CLEANED, average=by_kept)
+                fed.train(CLEANED, knowledge=self._knowledge, average=by_kept)
                 continue
-            answers = fed.train(VALIDATE, knowledge=folds)
+            answers = fed.train(VALIDATE, knowledge=self._knowledge)
             if r + 1 == self.warmup_rounds:
-                kept = {site: int(a.report["kept"]) for site, a in answers.items()}
+                kept = {site: kept_of(a.report, fed.sites[site].samples) for site, a in answers.items()}
                 fed.record("label_issues", {site: fed.sites[site].samples - n for site, n in kept.items()})
 
     def check(self, stage: str, report: Report) -> None:
@@ -146,7 +170,12 @@ class ConfidentLearningWorkflow(Workflow):
 
 def by_kept(contributions: Contributions) -> dict[str, float]:
     """FedAvg by the samples that are kept."""
-    return {site: float(c.report["kept"]) for site, c in contributions.items()}
+    return {site: float(kept_of(c.report, c.samples)) for site, c in contributions.items()}
+
+
+def kept_of(report: Report, samples: int) -> int:
+    """The samples that a site says it keeps, at most those that it has: no site weighs more than in FedAvg."""
+    return min(int(report["kept"]), samples)
 
 
 def stratified_folds(labels: Tensor, folds: int, generator: torch.Generator) -> Tensor:
@@ -172,14 +201,18 @@ def label_issues(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
 
     Args:
         labels: (N,) class numbers.
-        probabilities: (N, C) out-of-sample probabilities; those of classes that no sample has are left out.
+        probabilities: (N, C) out-of-sample probabilities, 0 in the rows of samples that were not judged; those of
+            classes that no judged sample has are left out.
 
     Returns:
-        (N,) bool.
+        (N,) bool; a sample that was not judged is none.
     """
     from cleanlab.filter import find_label_issues
 
-    present, numbers = np.unique(labels, return_inverse=True)
-    own = probabilities[:, present].astype(np.float64)
+    judged = np.flatnonzero(probabilities.any(1))
+    present, numbers = np.unique(labels[judged], return_inverse=True)
+    own = probabilities[np.ix_(judged, present)].astype(np.float64)
+    issues = np.zeros(len(labels), dtype=bool)
     # One process: the rows are few, and a site has its own number of threads.
-    return find_label_issues(numbers, own / own.sum(1, keepdims=True), n_jobs=1)
+    issues[judged] = find_label_issues(numbers, own / own.sum(1, keepdims=True), n_jobs=1)
+    return issues

@@ -129,7 +129,8 @@ class FedMLPRound(Round):
     def _positive_weight(self, labels: np.ndarray) -> np.ndarray:
         """The baselines' weights of Eq. (1); n0 / n1 of the tags where a class is missing (D15)."""
         negative, positive = (labels == 0).sum(0), (labels == 1).sum(0)
-        tags = np.where(positive > 0, negative / np.maximum(positive, 1), WEIGHT_WITHOUT_POSITIVES)
+        # At least one negative: without any, the weight 0 would throw the positive tags away.
+        tags = np.where(positive > 0, np.maximum(negative, 1) / np.maximum(positive, 1), WEIGHT_WITHOUT_POSITIVES)
         return np.where(self.site.data.annotated, positive_weight(np.maximum(labels, 0)), tags).astype(np.float32)
 
     def _tag(self, features: np.ndarray) -> None:

@@ -150,6 +150,17 @@ def test_a_site_alone_trains_its_own_model_and_gives_the_received_one_back(tmp_p
         assert all(torch.equal(value, own.state_dict()[name]) for name, value in expected.state_dict().items())
     again = method.evaluated(received, make_task(round_num=1), site)  # a round that is repeated starts where it did
     assert not torch.equal(again.classifier.weight, own.classifier.weight)
+    missed = method.evaluated(received, make_task(round_num=3), site)
+    assert torch.equal(missed.classifier.weight, own.classifier.weight)
+
+
+def test_a_site_alone_takes_no_model_of_an_earlier_run_with_another_seed(tmp_path):
+    site, received, method = make_single_site(tmp_path, [0, 1, 0, 2]), TinyNetwork(3), Alone()
+    work = method.start(received, make_task(round_num=0, seed=8), site)
+    LocalTrainer(learning_rate=0.1).train(work)
+    work.report()
+    own = method.evaluated(received, make_task(round_num=1, seed=7), site)
+    assert torch.equal(own.classifier.weight, received.classifier.weight)
 
 
 def test_without_other_settings_single_label_baselines_have_no_logit_adjustment():

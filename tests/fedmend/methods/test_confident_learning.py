@@ -11,12 +11,14 @@ from factories import refused
 from federation_factories import Run, confusion, plain_answers
 from torch_factories import TinyNetwork, make_single_site, make_task
 
+from fedmend.method import Contribution
 from fedmend.methods import confident_learning
 from fedmend.methods.confident_learning import (
     CLEANED,
     VALIDATE,
     ConfidentLearning,
     ConfidentLearningWorkflow,
+    by_kept,
     label_issues,
     stratified_folds,
 )
@@ -24,7 +26,7 @@ from fedmend.results import EVALUATE, TRAIN
 from fedmend.training import LocalTrainer
 
 CLASSES = [0, 1, 0, 0, 1, 0, 1, 0]
-FOLDS = np.int64(2)
+SETTINGS = {"folds": np.int64(2), "rounds_per_fold": np.int64(1)}
 
 
 @pytest.fixture
@@ -45,11 +47,19 @@ def cleanlab(monkeypatch):
     return given
 
 
-def play(method, model, site, number, stage=VALIDATE):
+def play(method, model, site, number, stage=VALIDATE, *, keep_moments=False, seed=7, **settings):
     """One round of training; returns the round and its report."""
-    work = method.start(model, make_task(stage, number, folds=FOLDS), site)
-    LocalTrainer(learning_rate=0.1).train(work)
+    work = method.start(model, make_task(stage, number, seed=seed, **{**SETTINGS, **settings}), site)
+    LocalTrainer(learning_rate=0.1, keep_moments=keep_moments).train(work)
     return work, work.report()
+
+
+def state_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def test_the_samples_of_each_class_are_dealt_evenly_to_folds():
@@ -102,12 +112,75 @@ def test_a_repeated_fold_leaves_what_it_left_before(tmp_path, cleanlab):
 def test_without_the_package_the_first_round_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr(confident_learning, "find_spec", lambda name: None)
     with refused("label issues: expected the package cleanlab (pip install fedmend[cleanlab]), not found"):
-        ConfidentLearning().start(TinyNetwork(3), make_task(VALIDATE, folds=FOLDS), make_single_site(tmp_path, CLASSES))
+        ConfidentLearning().start(TinyNetwork(3), make_task(VALIDATE, **SETTINGS), make_single_site(tmp_path, CLASSES))
 
 
 def test_training_without_a_cross_validation_before_it_is_refused(tmp_path):
     with refused("label issues: expected what the cross-validation left in the site's state, not found"):
-        ConfidentLearning().start(TinyNetwork(3), make_task(CLEANED, 2), make_single_site(tmp_path, CLASSES))
+        play(ConfidentLearning(), TinyNetwork(3), make_single_site(tmp_path, CLASSES), 2, CLEANED)
+
+
+def test_a_site_that_missed_a_fold_keeps_the_samples_that_it_could_not_judge(tmp_path, cleanlab):
+    site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning()
+    work, report = play(method, model, site, 1)
+    judged = sorted(set(range(8)) - set(work.samples().tolist()))
+    ((labels, probabilities, _),) = cleanlab
+    assert labels.tolist() == [CLASSES[i] for i in judged]
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-6)
+    cleaned, _ = play(method, model, site, 2, CLEANED)
+    assert int(report["kept"]) == 7
+    assert cleaned.samples().tolist() == [i for i in range(8) if i != judged[-1]]  # the stand-in's issue is the last
+
+
+def test_a_site_that_missed_the_last_fold_goes_on_with_all_samples(tmp_path, cleanlab):
+    site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning()
+    play(method, model, site, 0)
+    assert int(play(method, model, site, 2, CLEANED)[1]["kept"]) == 8
+    assert cleanlab == []
+
+
+@pytest.mark.parametrize("other", [{"seed": 8}, {"folds": np.int64(3)}])
+def test_what_an_earlier_run_with_other_folds_left_does_not_count(tmp_path, cleanlab, other):
+    site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning()
+    play(method, model, site, 0, **other)
+    play(method, model, site, 1)
+    assert len(cleanlab[0][0]) == 4  # the fold of this run alone
+
+
+def test_a_fold_does_not_go_on_with_the_model_of_an_earlier_run_with_another_seed(tmp_path, cleanlab):
+    site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning()
+    options = {**SETTINGS, "rounds_per_fold": np.int64(2)}
+    play(method, model, site, 0, seed=8, **options)
+    assert same(state_of(method.start(model, make_task(VALIDATE, 1, **options), site).model), state_of(model))
+
+
+def test_the_model_of_a_fold_trains_in_all_rounds_of_the_fold_and_is_judged_after_the_last(tmp_path, cleanlab):
+    site, model, method = make_single_site(tmp_path, CLASSES), TinyNetwork(3), ConfidentLearning()
+    options, initial = {"rounds_per_fold": np.int64(2)}, state_of(model)
+    works, reports = zip(*(play(method, model, site, number, **options) for number in range(4)), strict=True)
+    assert same(state_of(model), initial)
+    assert [int(report["kept"]) for report in reports] == [8, 8, 8, 7]
+    assert works[0].samples().tolist() == works[1].samples().tolist()
+    assert set(works[1].samples().tolist()) | set(works[2].samples().tolist()) == set(range(8))
+    assert not set(works[1].samples().tolist()) & set(works[2].samples().tolist())
+    starts = [
+        state_of(method.start(model, make_task(VALIDATE, number, **{**SETTINGS, **options}), site).model)
+        for number in range(4)
+    ]
+    assert same(starts[1], state_of(works[0].model))
+    assert same(starts[2], initial)  # the next fold's model has seen no sample
+    assert same(starts[3], state_of(works[2].model))
+    play(method, model, site, 1, **options)
+    assert len(cleanlab) == 1
+
+
+def test_folds_know_nothing_of_each_other_by_the_moments_of_adam(tmp_path, cleanlab):
+    weights = []
+    for keep in (False, True):
+        site, method = make_single_site(tmp_path / str(keep), CLASSES), ConfidentLearning()
+        works = [play(method, TinyNetwork(3), site, number, keep_moments=keep)[0] for number in range(2)]
+        weights.append(state_of(works[1].model))
+    assert same(*weights)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cleanlab") is None, reason="needs the extra cleanlab")
@@ -139,15 +212,41 @@ def test_folds_come_first_and_later_models_weigh_by_the_samples_kept(tmp_path):
     assert run.stopped == ""
     stages = [VALIDATE, VALIDATE, CLEANED, CLEANED]
     assert run.stages[1:] == [*((TRAIN, r, s) for r, s in enumerate(stages)), (EVALUATE, 4, "evaluate")]
-    assert run.knowledge(VALIDATE)[0] == {"folds": 2}
+    assert run.knowledge(VALIDATE)[0] == run.knowledge(CLEANED)[2] == {"folds": 2, "rounds_per_fold": 1}
     assert run.decisions("label_issues") == [(2, {"site-1": 18, "site-2": 2})]
     assert run.moved()[0] == pytest.approx(2 * 10 / 20 + 2 * 2 / 20, rel=1e-5)
 
 
-@pytest.mark.parametrize("folds", [1, 101])
-def test_a_number_of_folds_that_is_none_is_refused(folds):
-    with refused(f"job variable folds: expected 2 to 100, got {folds}"):
-        ConfidentLearningWorkflow(folds=folds)
+def test_a_site_that_says_it_keeps_more_than_it_has_weighs_no_more_than_all_its_samples(tmp_path):
+    contributions = {"site-1": Contribution(20, {"kept": np.int64(10**9)}), "site-2": Contribution(20, {"kept": 15})}
+    assert by_kept(contributions) == {"site-1": 20.0, "site-2": 15.0}
+    sites = ["site-1", "site-2"]
+    plain = plain_answers({s: [1, 1] for s in sites}, counts=lambda r: {"test": confusion(0.5, 1)}, kind="singlelabel")
+
+    def answer(site, question, *rest):
+        result = plain(site, question, *rest)
+        result.report = {"kept": np.int64(10**9 if site == "site-1" else 8)} if question == TRAIN else {}
+        return result
+
+    run = Run(tmp_path, ConfidentLearningWorkflow(folds=2), sites, answer)
+    assert run.decisions("label_issues") == [(2, {"site-1": 0, "site-2": 2})]
+
+
+def test_the_warm_up_is_all_rounds_of_all_folds():
+    assert ConfidentLearningWorkflow(folds=3, rounds_per_fold=4).warmup_rounds == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"folds": 1}, "folds: expected 2 to 100, got 1"),
+        ({"folds": 101}, "folds: expected 2 to 100, got 101"),
+        ({"rounds_per_fold": 0}, "rounds_per_fold: expected 1 to 1000, got 0"),
+    ],
+)
+def test_folds_that_are_none_are_refused(settings, sentence):
+    with refused(f"job variable {sentence}"):
+        ConfidentLearningWorkflow(**settings)
 
 
 def test_a_report_without_its_number_is_refused():

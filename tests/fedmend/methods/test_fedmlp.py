@@ -144,7 +144,7 @@ def test_the_prior_of_a_missing_class_is_that_of_its_tags(make_site, make_net):
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("tags", "weight"), [([0, 1, 0, 0], 3.0), ([0, 0], 5.0), ([], 5.0)])
+@pytest.mark.parametrize(("tags", "weight"), [([0, 1, 0, 0], 3.0), ([1, 1], 0.5), ([0, 0], 5.0), ([], 5.0)])
 def test_without_wpc_the_positive_weight_of_a_missing_class_is_n0_by_n1_of_its_tags(tags, weight, make_site, make_net):
     site, samples = make_site(LABELS), np.arange(len(tags))
     found = Repairs(samples, np.full(len(tags), 2), np.array(tags, dtype=np.int64), np.ones(len(tags)))

@@ -33,6 +33,7 @@ KNOWLEDGE = {  # what a server sends
     "first_round": np.int64(2),
     "best_completeness": np.float64(1.25),
     "folds": np.int64(2),
+    "rounds_per_fold": np.int64(1),
 }
 # Stages of a method, in their order: (question, stage, role, fields of the report). Default: one without a report.
 TRAIN, COLLECT = "train", "collect"
