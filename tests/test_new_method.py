@@ -21,6 +21,7 @@ SMALL = [
     "phantom.images=360",
     "phantom.sites=3",
     "phantom.annotated_per_site=3",
+    "phantom.partition=station",
 ]
 VARIANT = {
     "about": "a toy",

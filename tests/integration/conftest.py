@@ -12,7 +12,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="session")
 def sites(home):
     """Three site folders for FedMLP."""
-    words = ["--slices", 360, "--pixels", 48, "--sites", 3, "--annotated-per-site", 3]
+    words = ["--slices", 360, "--pixels", 48, "--sites", 3, "--annotated-per-site", 3, "--seed", 2]
     code, out = fedmend("phantom", "ich", home / "sites", *words, home=home)
     assert code == 0, out
     return home / "sites"

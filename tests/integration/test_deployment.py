@@ -60,7 +60,7 @@ def test_a_job_is_submitted_left_alone_and_fetched_within_six_minutes(deployment
     workspace = tmp_path / "out" / job_id / "workspace"
     assert f"report: {workspace / 'fedmend' / 'report.html'}\n" in out
     for name in ("FL_global_model.pt", "best_FL_global_model.pt"):
-        assert os.path.getsize(workspace / "app_server" / name) > 40e6  # ResNet-18
+        assert os.path.getsize(workspace / "app_server" / name) > 1e6  # 0.3 M parameters
         assert f"model: {workspace / 'app_server' / name}\n" in out
     results = json.loads((workspace / "fedmend" / "results.json").read_text())
     assert results["final"]["test"]["auc"] > 0

@@ -38,7 +38,7 @@ PHANTOM = {
     "m": 1,
 }
 SMALL = {
-    **{"num_rounds": 5, "warmup_rounds": 2, "image_size": 32, "local_epochs": 16, "learning_rate": 0.01},
+    **{"num_rounds": 5, "warmup_rounds": 2, "image_size": 32, "local_epochs": 16, "learning_rate": 0.014},
     **{"learning_rate_decay": 1.0, "gap": 0, "threshold": 0.5, "min_component": 1},
 }
 DEADLINE = 40  # seconds of a round; longer than any round of several works side by side
