@@ -184,7 +184,7 @@ def test_strong_brings_nothing_back_from_a_gpu_which_would_wait_for_it(monkeypat
         raise AssertionError("a wait for the GPU")
 
     monkeypatch.setattr(torch.Tensor, "cpu", wait)
-    strong(torch.full((30, 3, 4, 4), 0.5), drawn())
+    assert strong(torch.full((30, 3, 4, 4), 0.5), drawn()).shape == (30, 3, 4, 4)
 
 
 def test_each_kind_of_blur_has_its_share(monkeypatch):

@@ -728,7 +728,7 @@ def test_there_is_a_weight_of_positive_terms_for_each_class(weight, sentence):
 
 
 def test_a_single_label_site_needs_no_weights(site_of):
-    settings().start(Says(np.zeros((3, 3))), make_task(), site_of([0, 1, -1]))
+    assert settings().start(Says(np.zeros((3, 3))), make_task(), site_of([0, 1, -1])).pos_weight is None
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_there_is_a_weight_of_positive_terms_for_each_class(method, weight, sent
 
 @every_baseline
 def test_a_single_label_site_needs_no_weights(site_of, method):
-    method(local_iterations=1).start(Says(SAID), make_task(), site_of(SINGLE))
+    assert method(local_iterations=1).start(Says(SAID), make_task(), site_of(SINGLE)).pos_weight is None
 
 
 @every_baseline
