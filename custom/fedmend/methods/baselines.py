@@ -36,12 +36,13 @@ class FedAvgWorkflow(Workflow):
 class FedAvgRound(Round):
     """Weighted binary cross-entropy over the entries that count."""
 
+    method: "FedAvg"
     VIEWS: ClassVar[int] = 1  # augmented views of a sample in a round
 
-    def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
+    def __init__(self, method: "FedAvg", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         labels, self._entries = np.maximum(site.data.train.labels, 0), self.counted()
-        counts = np.zeros_like(labels[:0]) if method.patients_apart else np.where(self._entries, labels, -1)
+        counts = np.where(self._entries, labels, -1) if method.weighted else np.zeros_like(labels[:0])
         weight = positive_weight(counts)
         self._target = torch.from_numpy(labels.astype(np.float32)).to(site.device)
         self._counted = torch.from_numpy(self._entries).to(site.device)
@@ -81,13 +82,13 @@ class FedAvg(LocalMethod):
     ROUND: ClassVar[type[Round]] = FedAvgRound
 
     def __init__(self, *, weighted: bool = True):
-        self.patients_apart = not weighted
+        self.weighted, self.patients_apart = weighted, not weighted
 
 
 class FedAvgPLRound(FedAvgRound):
     """Only annotated classes count; ``missing`` are the numbers (M,) of the others, on the device."""
 
-    def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
+    def __init__(self, method: "FedAvgPL", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         self.missing = torch.from_numpy(np.flatnonzero(~site.data.annotated)).to(site.device)
 
