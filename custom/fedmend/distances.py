@@ -1,6 +1,7 @@
 """Distances between the models of many sites, in one pass over all of them."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,13 +28,9 @@ def model_distances(models: Sequence[Mapping[str, np.ndarray]], noisy: np.ndarra
     far, near = np.flatnonzero(noisy), np.flatnonzero(~noisy)
     ordered = [models[k] for k in (*far, *near)]
     total = np.zeros((len(far), len(near)))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with _one_thread():
         for name in ordered[0]:
             total += np.sqrt(_squared_distances([torch.from_numpy(m[name]).flatten() for m in ordered], len(far)))
-    finally:
-        torch.set_num_threads(threads)
     result = np.zeros(len(models))
     result[far] = total.min(1)
     return result
@@ -48,3 +45,37 @@ def _squared_distances(tensors: Sequence[Tensor], num_far: int) -> np.ndarray:
         inner = block[:num_far] @ block[num_far:].T
         squared += (square[:num_far, None] + square[num_far:] - 2 * inner).numpy()
     return np.maximum(squared, 0)
+
+
+def pairwise_distances(models: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+    """Squared L2 distances between all models, in one pass and one thread as :func:`model_distances`.
+
+    Args:
+        models: K models, name → float array.
+
+    Returns:
+        (T, K, K) float64, >= 0, one matrix for each of T tensors.
+    """
+    with _one_thread():
+        return np.stack([_pairs([torch.from_numpy(m[name]).flatten() for m in models]) for name in models[0]])
+
+
+def _pairs(tensors: Sequence[Tensor]) -> np.ndarray:
+    """(K, K) float64 between all tensors."""
+    squared = np.zeros((len(tensors), len(tensors)))
+    for part in zip(*(t.split(_BLOCK) for t in tensors), strict=True):
+        block = torch.stack(part).sub_(part[0])
+        inner = (block @ block.T).double().numpy()
+        length = np.diag(inner)
+        squared += length[:, None] + length - 2 * inner
+    return np.maximum(squared, 0)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

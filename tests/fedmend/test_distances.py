@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmend import distances
-from fedmend.distances import model_distances
+from fedmend.distances import model_distances, pairwise_distances
 
 NOISY = np.array([False, True, True, False])
 
@@ -90,3 +90,17 @@ def test_models_are_not_changed():
     models, before = random_models(4), random_models(4)
     model_distances(models, NOISY)
     assert all(np.array_equal(m[k], b[k]) for m, b in zip(models, before, strict=True) for k in m)
+
+
+def test_pairwise_distances_are_those_of_each_tensor(monkeypatch):
+    monkeypatch.setattr(distances, "_BLOCK", 8)  # so that a tensor has several blocks
+    models = random_models(4)
+    found = pairwise_distances(models)
+    assert found.shape == (5, 4, 4)
+    for matrix, name in zip(found, models[0], strict=True):
+        exact = [[float(((a[name] - b[name]).astype(np.float64) ** 2).sum()) for a in models] for b in models]
+        np.testing.assert_allclose(matrix, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_pairwise_distances_of_equal_models_are_0():
+    assert not pairwise_distances([MODELS[1]] * 3).any()

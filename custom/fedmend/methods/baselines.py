@@ -61,9 +61,12 @@ class FedAvgRound(Round):
         return self.supervised(self.logits(index), index)
 
     def logits(self, index: Tensor, view: int = 0) -> Tensor:
-        """(B, C) float32 of one of the round's views of the samples ``index`` (B,)."""
-        matrices = self.site.views(self.task, self.VIEWS)[view]
-        return self.model(self.site.data.train.view(index, matrices))[1].float()
+        """(B, C) float32 of :meth:`images`."""
+        return self.model(self.images(index, view))[1].float()
+
+    def images(self, index: Tensor, view: int = 0) -> Tensor:
+        """Network input of one of the round's views of the samples ``index`` (B,)."""
+        return self.site.data.train.view(index, self.site.views(self.task, self.VIEWS)[view])
 
     def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
         """Mean weighted binary cross-entropy over the counted columns."""
