@@ -13,7 +13,18 @@ from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.fields import Field, check_fields
 from fedmend.kinds import KINDS
 from fedmend.method import LocalMethod, Workflow
-from fedmend.methods import baselines, confident_learning, fedia, fedlsm, fedmlp, fednoro, fixmatch, labelsets, moon
+from fedmend.methods import (
+    baselines,
+    confident_learning,
+    fedia,
+    fedirm,
+    fedlsm,
+    fedmlp,
+    fednoro,
+    fixmatch,
+    labelsets,
+    moon,
+)
 from fedmend.training import LocalTrainer
 
 MODULES = [importlib.import_module(m.name) for m in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods.")]
@@ -34,6 +45,7 @@ KNOWLEDGE = {  # what a server sends
     "best_completeness": np.float64(1.25),
     "folds": np.int64(2),
     "rounds_per_fold": np.int64(1),
+    "relation": np.full((3, 3), 0.5, dtype=np.float32),
 }
 # Stages of a method, in their order: (question, stage, role, fields of the report). Default: one without a report.
 TRAIN, COLLECT = "train", "collect"
@@ -55,6 +67,12 @@ STAGES = {
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.CLEANED, "", ("kept",)),
+    ],
+    "FedIRM": [
+        (TRAIN, fedirm.SUPERVISED, "", NOTHING),
+        (TRAIN, fedirm.RELATION, "", tuple(fedirm.FIELDS)),
+        (TRAIN, fedirm.MATCH, "", tuple(fedirm.FIELDS)),
+        (TRAIN, fedirm.MATCH, "", NOTHING),  # the last round
     ],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "FedIA": [
