@@ -15,6 +15,7 @@ from fedmend.kinds import KINDS
 from fedmend.method import LocalMethod, Workflow
 from fedmend.methods import (
     baselines,
+    cbafed,
     confident_learning,
     fedia,
     fedirm,
@@ -46,6 +47,7 @@ KNOWLEDGE = {  # what a server sends
     "folds": np.int64(2),
     "rounds_per_fold": np.int64(1),
     "relation": np.full((3, 3), 0.5, dtype=np.float32),
+    "thresholds": np.float32([0.55, 0.7, 0.95]),
 }
 # Stages of a method, in their order: (question, stage, role, fields of the report). Default: one without a report.
 TRAIN, COLLECT = "train", "collect"
@@ -73,6 +75,10 @@ STAGES = {
         (TRAIN, fedirm.RELATION, "", tuple(fedirm.FIELDS)),
         (TRAIN, fedirm.MATCH, "", tuple(fedirm.FIELDS)),
         (TRAIN, fedirm.MATCH, "", NOTHING),  # the last round
+    ],
+    "CBAFed": [
+        (TRAIN, cbafed.WARMUP, "", ("label_counts",)),
+        (TRAIN, cbafed.PSEUDO, "", ("label_counts",)),
     ],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "FedIA": [
