@@ -205,12 +205,13 @@ def test_the_baseline_for_differential_privacy_decays_all_rows_alike(configured,
 @pytest.mark.parametrize(
     ("variant", "method", "args", "aggregation"),
     [
-        ("fedavg", "LabelSetFedAvg", {}, "samples"),
-        ("fedavg_masked", "LabelSetFedAvg", {}, "masked"),
+        ("fedavg", "LabelSetFedAvg", {"hidden": "negative"}, "samples"),
+        ("fedavg_masked", "LabelSetFedAvg", {"hidden": "negative"}, "masked"),
+        ("fedavg_masked_ignored", "LabelSetFedAvg", {"hidden": "ignored"}, "masked"),
         ("all_labels", "LabelSetFedAvg", {}, "samples"),
-        ("fedprox_masked", "LabelSetFedProx", {"mu": 0.01}, "masked"),
-        ("fedrs", "FedRS", {"alpha": 0.5}, "samples"),
-        ("moon_masked", "Moon", {"mu": 1.0, "temperature": 0.5}, "masked"),
+        ("fedprox_masked", "LabelSetFedProx", {"mu": 0.01, "hidden": "negative"}, "masked"),
+        ("fedrs", "FedRS", {"alpha": 0.5, "graded": False, "hidden": "negative"}, "samples"),
+        ("moon_masked", "Moon", {"mu": 1.0, "temperature": 0.5, "hidden": "negative"}, "masked"),
         ("fixmatch_masked", "FixMatch", {"tau_positive": 0.85, "tau_negative": 0.01, "loss_mean": "parts"}, "masked"),
     ],
 )

@@ -13,7 +13,18 @@ from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.fields import Field, check_fields
 from fedmend.kinds import KINDS
 from fedmend.method import LocalMethod, Workflow
-from fedmend.methods import baselines, confident_learning, fedia, fedlsm, fedmlp, fednoro, fixmatch, labelsets, moon
+from fedmend.methods import (
+    baselines,
+    confident_learning,
+    fedia,
+    fedlsm,
+    fedmlp,
+    fednoro,
+    fedrs,
+    fixmatch,
+    labelsets,
+    moon,
+)
 from fedmend.training import LocalTrainer
 
 MODULES = [importlib.import_module(m.name) for m in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods.")]
@@ -120,7 +131,7 @@ def reports(method, kind, folder):
 
 def test_the_methods_and_workflows_of_this_folder_are_found():
     assert {fedmlp.FedMLP, fednoro.FedNoRo, fedlsm.FedLSM, fedia.FedIA, baselines.FedProx, moon.Moon} < set(METHODS)
-    assert {fixmatch.FixMatch, labelsets.FedRS, baselines.SingleLabelFedAvg} < set(METHODS)
+    assert {fixmatch.FixMatch, fedrs.FedRS, baselines.SingleLabelFedAvg} < set(METHODS)
     assert {fedmlp.FedMLPWorkflow, labelsets.LabelSetWorkflow, baselines.FedAvgWorkflow} < set(WORKFLOWS)
     assert {m.__name__ for m in METHODS} > set(STAGES)
 

@@ -34,7 +34,8 @@ METHODS = {
     "fedlsm": {"FedLSM", "FedLSMWorkflow"},
     "fedia": {"FedIA", "FedIAWorkflow"},
     "baselines": {"FedAvg", "FedAvgPL", "FedProx", "SingleLabelFedAvg", "SingleLabelFedProx", "FedAvgWorkflow"},
-    "labelsets": {"LabelSetFedAvg", "LabelSetFedProx", "FedRS", "LabelSetWorkflow"},
+    "labelsets": {"LabelSetFedAvg", "LabelSetFedProx", "LabelSetWorkflow"},
+    "fedrs": {"FedRS"},
     "moon": {"Moon"},
     "fixmatch": {"FixMatch"},
 }
