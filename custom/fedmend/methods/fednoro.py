@@ -58,6 +58,7 @@ from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.losses import distillation
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
+from fedmend.methods.ramp_up import gaussian_ramp_up
 from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 from fedmend.training import infer
 
@@ -243,7 +244,7 @@ class FedNoRoWorkflow(Workflow):
     def _robust_round(self, fed: Federation, round_num: int) -> None:
         begin = self.warmup_rounds if self.ramp_begin < 0 else self.ramp_begin
         end = round(fed.num_rounds / 2) - 1 if self.ramp_end < 0 else self.ramp_end
-        weight = distillation_weight(round_num, begin=begin, end=end, maximum=self.ramp_maximum)
+        weight = gaussian_ramp_up(round_num, begin=begin, end=end, maximum=self.ramp_maximum)
         # A site that was not there when an earlier job of this run told them apart has shown nothing.
         roles = {site: fed.memory.roles.get(site, NOISY) for site in fed.sites}
         noisy = [site for site, role in roles.items() if role == NOISY]
@@ -346,19 +347,6 @@ def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str 
         found[tuple((component == mixture.means_.sum(1).argmax()).tolist())] += 1
     noisy, count = found.most_common(1)[0]
     return Detection(np.array(noisy), count / votes, covariance)
-
-
-def distillation_weight(round_num: int, *, begin: int, end: int, maximum: float) -> float:
-    """Gaussian ramp-up of lambda: maximum * exp(-5 (1 - t)^2), t = 0 at round ``begin`` and 1 from ``end`` on.
-
-    Args:
-        round_num: absolute round.
-        begin: round of the start.
-        end: round from which the maximum holds; not after ``begin``: the maximum holds at once.
-        maximum: largest weight, in [0, 1].
-    """
-    t = 1.0 if end <= begin else (min(max(round_num, begin), end) - begin) / (end - begin)
-    return float(maximum * np.exp(-5 * (1 - t) ** 2))
 
 
 def distance_aware(noisy: Collection[str], contributions: Contributions) -> dict[str, float]:
