@@ -212,6 +212,8 @@ def test_the_baseline_for_differential_privacy_decays_all_rows_alike(configured,
         ("fedprox_masked", "LabelSetFedProx", {"mu": 0.01, "hidden": "negative"}, "masked"),
         ("fedrs", "FedRS", {"alpha": 0.5, "graded": False, "hidden": "negative"}, "samples"),
         ("moon_masked", "Moon", {"mu": 1.0, "temperature": 0.5, "hidden": "negative"}, "masked"),
+        ("fpsl", "FPSL", {"inner_rate": 0.01}, "masked"),
+        ("fssl", "FSSL", {"consistency_weight": 1.0, "ramp_share": 0.15}, "masked"),
         ("fixmatch_masked", "FixMatch", {"tau_positive": 0.85, "tau_negative": 0.01, "loss_mean": "parts"}, "masked"),
     ],
 )

@@ -13,13 +13,15 @@ from fedmend.data.manifest import MULTILABEL, SINGLELABEL
 from fedmend.fields import check_fields
 from fedmend.methods.fedrs import FedRS
 from fedmend.methods.fixmatch import FixMatch
+from fedmend.methods.fpsl import FPSL
+from fedmend.methods.fssl import FSSL
 from fedmend.methods.labelsets import LabelSetFedAvg, LabelSetFedProx
 from fedmend.methods.moon import Moon
 from fedmend.methods.readings import READINGS
 from fedmend.training import LocalTrainer
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
-BASELINES = [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon, FixMatch]
+BASELINES = [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon, FixMatch, FPSL, FSSL]
 every_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda m: m.__name__)
 
 

@@ -36,6 +36,9 @@ METHODS = {
     "baselines": {"FedAvg", "FedAvgPL", "FedProx", "SingleLabelFedAvg", "SingleLabelFedProx", "FedAvgWorkflow"},
     "labelsets": {"LabelSetFedAvg", "LabelSetFedProx", "LabelSetWorkflow"},
     "fedrs": {"FedRS"},
+    "fedpu": {"FedPU"},
+    "fpsl": {"FPSL"},
+    "fssl": {"FSSL"},
     "moon": {"Moon"},
     "fixmatch": {"FixMatch"},
 }
