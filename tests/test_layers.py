@@ -14,6 +14,7 @@ SHARED = {
     "baselines",
     "dimensions",
     "labelsets",
+    "noisy_sites",
     "prototypes",
     "ramp_up",
     "readings",

@@ -53,32 +53,16 @@ from torch import Tensor, nn
 from fedmend.averaging import by_samples
 from fedmend.distances import model_distances
 from fedmend.errors import FedMendError, check_variables
-from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.fields import Field, Report
 from fedmend.losses import distillation
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
 from fedmend.methods.dimensions import MIN_SITES, detect_noisy_clients
+from fedmend.methods.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP
 from fedmend.methods.ramp_up import gaussian_ramp_up
 from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 from fedmend.training import infer
 
-WARMUP, DETECT, ROBUST = "warmup", "detect", "robust"
-CLEAN, NOISY = "clean", "noisy"
 BY_DISTANCE, BY_SAMPLES, CLEAN_ONLY = AGGREGATIONS = ("distance", "samples", "clean")
-FIELDS: Mapping[str, Field] = {
-    "class_loss": Field(
-        ("R",),
-        "float32",
-        0,
-        UNBOUNDED,
-        "mean cross-entropy of the training samples of each class, once (Eq. 3)",
-        "means over at least min_count samples",
-        counted_by="class_count",
-    ),
-    "class_count": Field(("R",), "int64", 0, UNBOUNDED, "training samples of each class", "counts per class"),
-}
-KNOWLEDGE: Mapping[str, Field] = {
-    "distillation_weight": Field((), "float32", 0, 1, "lambda of Eq. (5)", "none: it depends on the round alone")
-}
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
