@@ -247,7 +247,6 @@ def test_an_ablation_of_fednoro_changes_settings_alone(configured, variant, chan
     ("variant", "changed"),
     [
         ("fedavg", {"correct": False, "completeness_aggregation": False, "method": "fedavg"}),
-        ("nr_dice", {"correct": False, "completeness_aggregation": False, "method": "nr_dice", "loss": "nr_dice"}),
         (
             "all_labels",
             {"correct": False, "completeness_aggregation": False, "method": "fedavg", "all_labels": True},
@@ -261,3 +260,31 @@ def test_a_variant_of_fedia_changes_settings_alone(configured, variant, changed)
     job = ROOT / "jobs" / "fedia_ms"
     before, after = read_job(job).settings, read_job(configured(job, [variant])).settings
     assert after == {**before, **changed, "run_name": f"fedia_ms_{variant}"}
+
+
+FEDAVG = ("FedAvgWorkflow", {})
+FEDNORO_SERVER = {"ramp_begin": -1, "ramp_end": -1, "ramp_maximum": 0.8, "votes": 9, "min_vote_share": 0.0}
+LOSSES = {"gamma": 1.5, "pooling": "slice", "denominator": "squares", "rows": "lesion"}
+
+
+@pytest.mark.parametrize(
+    ("variant", "method", "args", "workflow"),
+    [
+        ("nr_dice", "NRDice", LOSSES, FEDAVG),
+        ("elr", "ELR", {"beta": 0.7, "weight": 3.0, "base_loss": "ce"}, FEDAVG),
+        ("rmd", "RMD", {"drop": 0.005, "weight": 0.0009}, FEDAVG),
+        (
+            "fednoro",
+            "FedNoRoMasks",
+            {"temperature": 0.8, "base_loss": "ce"},
+            ("FedNoRoWorkflow", {"warmup_rounds": 10, "aggregation": "distance", **FEDNORO_SERVER}),
+        ),
+    ],
+)
+def test_a_comparison_row_of_fedia_keeps_augmentation_and_warm_up_of_the_preset(
+    configured, variant, method, args, workflow
+):
+    found = read_job(configured(ROOT / "jobs" / "fedia_ms", ["paper", variant]))
+    assert method_of(found) == (method, {"augment": True, **args})
+    assert (found.workflow.path.rpartition(".")[2], found.workflow.args) == workflow
+    assert found.run["method"] == variant
