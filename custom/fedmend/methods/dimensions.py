@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedmend.errors import FedMendError
+from fedmend.fields import UNBOUNDED, Field
 
 MIN_SITES = 4  # a mixture of two components cannot be told from less
 FULL_COVARIANCE_FROM = 20  # sites
@@ -21,6 +22,17 @@ NEIGHBOURS = 20
 SMALLEST_DISTANCE = 1e-6
 LARGEST_PER_COLUMN = 10.0
 BLOCK = 512  # rows of distances at a time
+LID = Field(
+    (),
+    "float32",
+    0,
+    UNBOUNDED,
+    "mean local intrinsic dimension of the predictions for the training samples",
+    "one mean over all samples, which tells how well labels and images agree at the site",
+)
+NOISE_LEVEL = Field(
+    (), "float32", 0, 1, "share of the training samples whose loss stands out", "tells how many labels may be wrong"
+)
 
 
 def local_intrinsic_dimension(vectors: np.ndarray, *, neighbours: int = NEIGHBOURS) -> np.ndarray:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from fedmend.errors import check_variables
 from fedmend.fields import Report
 from fedmend.method import Round, RoundTask, Site
-from fedmend.methods.slices import CE, SliceMethod, SliceRound, check_base_loss, pixel_loss
+from fedmend.methods.slices import CE, SliceMethod, SliceRound, base_loss, check_base_loss
 
 STATE, UPDATES = "elr", "elr-updates"
 SMALLEST = 1e-4
@@ -71,7 +71,7 @@ class ELRRound(SliceRound):
         self._mean[rows] = mean.half()
         background = (1 - method.beta**self._updates - mean).clamp(min=0)
         term = torch.log1p(-(mean * p + background * (1 - p))).mean()
-        return pixel_loss(method.base_loss, logits, marks) + method.weight * term
+        return base_loss(method.base_loss, logits, marks) + method.weight * term
 
     def report(self) -> Report:
         """Keeps the running means for the next round; nothing leaves but the weights."""

@@ -54,12 +54,11 @@ from fedmend.learning_curve import fit_line, soft_iou
 from fedmend.lesions import count_components
 from fedmend.losses import soft_dice_loss
 from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site, Workflow
-from fedmend.methods.slices import SliceMethod, SliceRound
+from fedmend.methods.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
 from fedmend.training import infer_masks
 
 LOG = logging.getLogger("fedmend.fedia")
 WARMUP, COMPLETENESS, CORRECTION, CORRECTED = "warmup", "completeness", "correction", "corrected"  # stages
-WAITS, TRIGGERED, DONE, EXEMPT = range(4)  # what a site says about its correction
 RULE = "fedia.correction"
 STATE = "fedia"
 LOWEST_LOSS = 1e-3  # of Eq. (4): below it a model is perfect, and exp(a / l) is beyond all numbers
@@ -70,9 +69,7 @@ FIELDS: Mapping[str, Field] = {
     "iou_line": Field(
         (2,), "float32", -UNBOUNDED, UNBOUNDED, "value and slope of the line of Eq. (6), once", WHOLE_SITE
     ),
-    "correction": Field(
-        (1,), "int64", WAITS, EXEMPT, "each round: 0 waits, 1 triggered, 2 corrected, 3 spared", "one flag for the site"
-    ),
+    "correction": CORRECTION_FLAG,
 }
 KNOWLEDGE: Mapping[str, Field] = {
     "first_round": Field((), "int64", 0, UNBOUNDED, "first round of stage 2", "none"),

@@ -37,13 +37,13 @@ from fedmend.fields import Field, Report
 from fedmend.losses import distillation
 from fedmend.method import Round, RoundTask, Site
 from fedmend.methods.noisy_sites import FIELDS, KNOWLEDGE, NOISY, ROBUST
-from fedmend.methods.slices import CE, SliceMethod, SliceViewsRound, check_base_loss, pixel_loss
+from fedmend.methods.slices import CE, SliceBatchRound, SliceMethod, base_loss, check_base_loss
 from fedmend.training import infer_masks
 
 SMALLEST = 1e-7  # probability of a pixel's class
 
 
-class FedNoRoMasksRound(SliceViewsRound):
+class FedNoRoMasksRound(SliceBatchRound):
     """One round at a site; at a noisy one after the detection the received model is the teacher."""
 
     method: "FedNoRoMasks"
@@ -61,9 +61,9 @@ class FedNoRoMasksRound(SliceViewsRound):
 
     def loss(self, index: Tensor) -> Tensor:
         """The base loss; at a noisy site after the detection with the teacher's."""
-        images = self.images(index)
+        images, marks = self.batch(index)
         logits = self.model(images)[1].float() + self._shift
-        own = pixel_loss(self.method.base_loss, logits, self.marks(index))
+        own = base_loss(self.method.base_loss, logits, marks)
         if self._teacher is None:
             return own
         with torch.no_grad():

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from fedmend.errors import FedMendError, check_variables
 from fedmend.method import Round, RoundTask, Site
 from fedmend.methods.ramp_up import gaussian_ramp_up
-from fedmend.methods.slices import SliceMethod, SliceViewsRound
+from fedmend.methods.slices import SliceBatchRound, SliceMethod
 from fedmend.twin_network import TwinNetwork
 
 RAMP_SHARE = 0.2
@@ -53,7 +53,7 @@ NOISE = 0.02
 LARGEST_SHIFT, LARGEST_ROTATION, LARGEST_ZOOM = 26 / 128, 60.0, 2.0  # of the edge, degrees, factor
 
 
-class RMDRound(SliceViewsRound):
+class RMDRound(SliceBatchRound):
     """One step for both networks at a time."""
 
     method: "RMD"
@@ -72,8 +72,8 @@ class RMDRound(SliceViewsRound):
 
     def loss(self, index: Tensor) -> Tensor:
         """L of both networks."""
-        images, marks, networks = self.images(index), self.marks(index), (self.model.first, self.model.second)
-        logits = [lesion_logits(network, images) for network in networks]
+        images, marks = self.batch(index)
+        logits = [lesion_logits(network, images) for network in (self.model.first, self.model.second)]
         losses = [F.binary_cross_entropy_with_logits(z, marks, reduction="none") for z in logits]
         kept = 1 - self._drop
         total = mean_of_smallest(losses[0], losses[1], kept) + mean_of_smallest(losses[1], losses[0], kept)

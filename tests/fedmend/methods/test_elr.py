@@ -96,7 +96,7 @@ def test_without_its_weight_the_row_is_its_base_loss_to_the_last_digit(tmp_path,
     work = start(ELR(weight=0.0, base_loss=base_loss, augment=False), make_mask_site(tmp_path, MASKS))
     loss, gradient = step(work)
     model = SaysMasks(np.full(MASKS.shape, 0.3))
-    logits, marks = model(work.images(ALL))[1], torch.from_numpy(MASKS)
+    logits, marks = model(work.batch(ALL)[0])[1], torch.from_numpy(MASKS)
     plain = (
         F.cross_entropy(logits, marks.long()) if base_loss == "ce" else soft_dice_loss(logits.softmax(1)[:, 1], marks)
     )
@@ -149,5 +149,5 @@ def test_arguments_that_make_no_term_are_refused(name, value, expected):
 
 
 def test_the_base_loss_is_the_cross_entropy_or_the_dice_loss():
-    with refused("job variable base_loss: expected 'ce' or 'dice', got 'bce'"):
+    with refused("job variable base_loss: expected one of ['ce', 'dice'], got 'bce'"):
         ELR(base_loss="bce")

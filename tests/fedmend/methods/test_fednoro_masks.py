@@ -144,5 +144,5 @@ def test_server_and_sites_speak_of_the_same_fields():
 def test_arguments_that_make_no_teacher_are_refused():
     with refused("job variable temperature: expected > 0, got 0"):
         FedNoRoMasks(temperature=0)
-    with refused("job variable base_loss: expected 'ce' or 'dice', got 'focal'"):
+    with refused("job variable base_loss: expected one of ['ce', 'dice'], got 'focal'"):
         FedNoRoMasks(base_loss="focal")

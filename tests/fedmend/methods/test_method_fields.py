@@ -74,6 +74,7 @@ STAGES = {
         (TRAIN, confident_learning.CLEANED, "", ("kept",)),
     ],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
+    "Adele": [(TRAIN, "train", "", ("correction",))],
     "FedIA": [
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
