@@ -9,8 +9,8 @@ from fl_components.run.local import run_local
 
 pytestmark = pytest.mark.slow
 SMALL = {
-    **{"phantom.images": 10, "phantom.test_share": 0.4, "phantom.val_share": 0.0, "phantom.m": 0},
-    **{"num_rounds": 8, "local_epochs": 3, "eval_every": 8},
+    **{"phantom.images": 12, "phantom.test_share": 0.34, "phantom.val_share": 0.0, "phantom.m": 0},
+    **{"phantom.pixels": 32, "image_size": 32, "num_rounds": 10, "local_epochs": 2, "eval_every": 10},
 }
 
 

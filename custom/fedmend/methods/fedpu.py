@@ -53,7 +53,8 @@ class FedPURound(LabelSetFedAvgRound):
         super().__init__(method, model, task, site)
         unlabelled = (self.labels == NOT_ANNOTATED).all(1).sum()
         odds = method.hidden_share / (1 - method.hidden_share)
-        self.prior = (odds * (self.labels == 1).sum(0) / unlabelled.clamp(min=1)).clamp(max=1)
+        prior = (odds * (self.labels == 1).sum(0) / unlabelled.clamp(min=1)).clamp(max=1)
+        self.prior = torch.where(unlabelled > 0, prior, 0)
 
     def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
         """CE + weight (A + S + C)."""

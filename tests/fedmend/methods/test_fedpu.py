@@ -80,8 +80,14 @@ def test_what_is_taken_back_of_a_class_never_exceeds_its_risk(site_of):
 @pytest.mark.parametrize("share", [0.0, 0.4])
 @pytest.mark.parametrize(
     ("labels", "index"),
-    [([0, 1, -1, -1], [2, 3]), ([0, 1, -1, -1], [0, 1]), ([0, 1, 2, -1], [0, 1, 2, 3]), ([0, 1, 2, 0], [0, 1, 2, 3])],
-    ids=["no label", "labels alone", "all classes known", "all classes and labels"],
+    [
+        ([0, 1, -1, -1], [2, 3]),
+        ([0, 1, -1, -1], [0, 1]),
+        ([0, 1, 2, -1], [0, 1, 2, 3]),
+        ([0, 1, 2, 0], [0, 1, 2, 3]),
+        ([0, 1, 0, 0], [0, 1, 2, 3]),
+    ],
+    ids=["no label", "labels alone", "all classes known", "all classes and labels", "all labels"],
 )
 def test_parts_without_an_image_are_0(site_of, share, labels, index):
     loss, gradient = step(FedPU(local_iterations=1, hidden_share=share), site_of(labels), SAID, index)
