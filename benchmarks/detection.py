@@ -35,12 +35,12 @@ from fedmend.datasets.rsna_ich_download import CLASSES, TABLE
 from fedmend.errors import FedMendError
 from fedmend.local_federation import run_locally
 from fedmend.method import Federation, Workflow
+from fedmend.methods.dimensions import detect_noisy_clients
 from fedmend.methods.fednoro import (
     DETECT,
     FIELDS,
     WARMUP,
     FedNoRo,
-    detect_noisy_clients,
     loss_matrix,
     normalise_losses,
 )

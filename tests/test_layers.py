@@ -12,8 +12,10 @@ GLUE = ROOT / "fl_components"
 SHARED = {
     "__init__",
     "baselines",
+    "dimensions",
     "labelsets",
     "mean_teacher",
+    "noisy_sites",
     "prototypes",
     "pseudo_labels",
     "ramp_up",

@@ -40,8 +40,6 @@ it sees the student's augmented batch; one inference in all for the detection.
 """
 
 import copy
-import warnings
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,34 +53,16 @@ from torch import Tensor, nn
 from fedmend.averaging import by_samples
 from fedmend.distances import model_distances
 from fedmend.errors import FedMendError, check_variables
-from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.fields import Field, Report
 from fedmend.losses import distillation
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
+from fedmend.methods.dimensions import MIN_SITES, detect_noisy_clients
+from fedmend.methods.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP
 from fedmend.methods.ramp_up import gaussian_ramp_up
 from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 from fedmend.training import infer
 
-WARMUP, DETECT, ROBUST = "warmup", "detect", "robust"
-CLEAN, NOISY = "clean", "noisy"
 BY_DISTANCE, BY_SAMPLES, CLEAN_ONLY = AGGREGATIONS = ("distance", "samples", "clean")
-MIN_SITES = 4  # a mixture of two components cannot be told from less
-FULL_COVARIANCE_FROM = 20  # sites
-MIXTURES = {"full": {}, "spherical": {"reg_covar": 0.02, "init_params": "random_from_data", "n_init": 10}}
-FIELDS: Mapping[str, Field] = {
-    "class_loss": Field(
-        ("R",),
-        "float32",
-        0,
-        UNBOUNDED,
-        "mean cross-entropy of the training samples of each class, once (Eq. 3)",
-        "means over at least min_count samples",
-        counted_by="class_count",
-    ),
-    "class_count": Field(("R",), "int64", 0, UNBOUNDED, "training samples of each class", "counts per class"),
-}
-KNOWLEDGE: Mapping[str, Field] = {
-    "distillation_weight": Field((), "float32", 0, 1, "lambda of Eq. (5)", "none: it depends on the round alone")
-}
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -299,54 +279,6 @@ def normalise_losses(losses: np.ndarray, *, normalise: bool = True) -> np.ndarra
     if not normalise:
         return filled
     return np.where(high > low, (filled - low) / np.where(high > low, high - low, 1), 0)
-
-
-@dataclass(frozen=True)
-class Detection:
-    """Which sites are noisy.
-
-    Attributes:
-        noisy: (K,) bool.
-        vote_share: share of the mixtures that found exactly this set, the confidence of the detection.
-        covariance: covariance type of the mixtures.
-    """
-
-    noisy: np.ndarray
-    vote_share: float
-    covariance: str
-
-
-def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str = "") -> Detection:
-    """Two-component Gaussian mixtures on the losses; the component with the larger mean is noisy (D3, D4).
-
-    Args:
-        losses: (K, C) normalised losses.
-        votes: mixtures with random states 0, 1, ...; the set that most of them find wins, the first one on a tie.
-        covariance: a key of ``MIXTURES``; empty: the one for so many sites.
-
-    Returns:
-        The winning set; it may be empty or hold all sites.
-
-    Raises:
-        FedMendError: fewer than 4 sites.
-    """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture
-
-    if len(losses) < MIN_SITES:
-        raise FedMendError(f"noisy-client detection: expected losses of at least {MIN_SITES} sites, got {len(losses)}")
-    covariance = covariance or ("full" if len(losses) >= FULL_COVARIANCE_FROM else "spherical")
-    if (losses == losses[0]).all():
-        return Detection(np.zeros(len(losses), dtype=bool), 1.0, covariance)
-    found: Counter[tuple[bool, ...]] = Counter()
-    for seed in range(votes):
-        mixture = GaussianMixture(2, covariance_type=covariance, random_state=seed, **MIXTURES[covariance])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # few distinct points: the vote tells
-            component = mixture.fit_predict(losses)
-        found[tuple((component == mixture.means_.sum(1).argmax()).tolist())] += 1
-    noisy, count = found.most_common(1)[0]
-    return Detection(np.array(noisy), count / votes, covariance)
 
 
 def distance_aware(noisy: Collection[str], contributions: Contributions) -> dict[str, float]:

@@ -7,7 +7,8 @@ from federation_factories import Run, confusion, failing, plain_answers, same_mo
 
 from fedmend.methods import fednoro
 from fedmend.methods.baselines import FedAvgWorkflow
-from fedmend.methods.fednoro import Detection, FedNoRoWorkflow
+from fedmend.methods.dimensions import Detection
+from fedmend.methods.fednoro import FedNoRoWorkflow
 from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN
 
 CLASSES = ["edema", "nodule"]

@@ -1,12 +1,15 @@
 """What methods for masks share."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
 from fedmend.data.manifest import SEGMENTATION
-from fedmend.methods.slices import SliceMethod, SliceRound
+from fedmend.methods.slices import SliceMethod, SliceRound, base_loss, check_base_loss
 
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
 MASKS[0, 2, 3] = MASKS[3, 5, 5] = 1
@@ -75,3 +78,17 @@ def test_grey_values_change_at_random_only_when_asked(tmp_path, monkeypatch):
 def test_methods_for_masks_take_masks_and_augment_unless_told_otherwise():
     assert SliceMethod.KINDS == (SEGMENTATION,)
     assert SliceMethod().augment
+
+
+def test_the_base_loss_is_the_cross_entropy_of_all_pixels_or_dice():
+    p = torch.tensor([0.9, 0.2, 0.3, 0.4, 0.6, 0.5]).view(1, 2, 3)
+    marks = torch.tensor([1.0, 0, 1, 0, 0, 0]).view(1, 2, 3)
+    logits = torch.stack([(1 - p).log(), p.log()], 1)
+    entropy = -sum(math.log(q) for q in (0.9, 0.8, 0.3, 0.6, 0.4, 0.5)) / 6
+    assert base_loss("ce", logits, marks).item() == pytest.approx(entropy, rel=1e-5)
+    assert base_loss("dice", logits, marks).item() == pytest.approx(1 - 2 * 1.2 / (2.9 + 2 + 1e-4), rel=1e-5)
+
+
+def test_another_base_loss_is_refused():
+    with refused("job variable base_loss: expected one of ['ce', 'dice'], got 'focal'"):
+        check_base_loss("focal")

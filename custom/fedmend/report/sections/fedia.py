@@ -186,6 +186,16 @@ def _added(run: Run) -> dict[str, Mapping]:
     return {} if run.kind.pseudo_labels else {r["site"]: r for r in run.repairs}
 
 
+def _removed(added: Mapping[str, Mapping]) -> str:
+    """A sentence about pixels that became background."""
+    count = sum(r.get("negative", 0) for r in added.values())
+    if not count:
+        return "Nothing was ever unmarked."
+    known = [r for r in added.values() if r.get("correct_negative") is not None]
+    right = _share(sum(r["correct_negative"] for r in known), sum(r["negative"] for r in known))
+    return f"Unmarked: {count:,} pixels" + (f", {100 * right:.0f} % of them rightly." if right is not None else ".")
+
+
 def _share(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
@@ -218,9 +228,9 @@ def corrections(run: Run) -> str:
     head = ["Site", "triggered in round", "corrected in round", "pixels added", "of these lesion", "unmarked lesion"]
     body = table(caption, [*head, "precision", "recall"], [*rows, *rest], ["Corrected sites", "", "", *total])
     note = (
-        "n/a: the complete masks are not known at this site, or there is nothing to divide by. Nothing was ever"
-        " unmarked. Pictures of the corrected slices never leave a site; where it wants them, they are in gallery.html"
-        " beside its ledger."
+        f"n/a: the complete masks are not known at this site, or there is nothing to divide by. {_removed(added)}"
+        " Pictures of the corrected slices never leave a site; where it wants them, they are in gallery.html beside its"
+        " ledger."
     )
     return section("corrections", "Corrections of the masks", f'{body}<p class="fine">{note}</p>')
 

@@ -119,6 +119,18 @@ def test_corrections_without_a_known_truth_waiting_and_spared_sites_are_told_apa
     ]
 
 
+@pytest.mark.parametrize(
+    ("counts", "sentence"),
+    [
+        ({"negative": 0}, "Nothing was ever unmarked."),
+        ({"negative": 8, "correct_negative": 6}, "Unmarked: 8 pixels, 75 % of them rightly."),
+        ({"negative": 8, "correct_negative": None}, "Unmarked: 8 pixels."),
+    ],
+)
+def test_pixels_that_became_background_are_named(counts, sentence):
+    assert sentence in corrections(make_lesion_run(repairs=[MASK_REPAIRS[0] | counts]))
+
+
 def test_a_run_without_such_decisions_has_none_of_the_sections():
     run = make_lesion_run(decisions=[], repairs=[])
     assert completeness(run) == iou(run) == completeness_weights(run) == corrections(run) == ""
