@@ -56,6 +56,7 @@ STAGES = {
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.CLEANED, "", ("kept",)),
     ],
+    "RHFL": [(TRAIN, "train", "", ("local_loss",))],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "FedIA": [
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
