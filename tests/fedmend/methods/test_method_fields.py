@@ -32,6 +32,7 @@ KNOWLEDGE = {  # what a server sends
     "pos_weight": np.float32([1, 2, 3]),
     "first_round": np.int64(2),
     "best_completeness": np.float64(1.25),
+    "centroids": np.ones((3, TinyNetwork.num_features), dtype=np.float32),
     "folds": np.int64(2),
     "rounds_per_fold": np.int64(1),
 }
@@ -56,6 +57,7 @@ STAGES = {
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.CLEANED, "", ("kept",)),
     ],
+    "RoFL": [(TRAIN, "train", "", ("centroids", "centroid_counts"))] * 2,
     "RHFL": [(TRAIN, "train", "", ("local_loss",))],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "FedIA": [
