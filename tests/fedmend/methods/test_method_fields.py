@@ -13,7 +13,18 @@ from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.fields import Field, check_fields
 from fedmend.kinds import KINDS
 from fedmend.method import LocalMethod, Workflow
-from fedmend.methods import baselines, confident_learning, fedia, fedlsm, fedmlp, fednoro, fixmatch, labelsets, moon
+from fedmend.methods import (
+    baselines,
+    confident_learning,
+    fedcorr,
+    fedia,
+    fedlsm,
+    fedmlp,
+    fednoro,
+    fixmatch,
+    labelsets,
+    moon,
+)
 from fedmend.training import LocalTrainer
 
 MODULES = [importlib.import_module(m.name) for m in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods.")]
@@ -56,6 +67,13 @@ STAGES = {
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.CLEANED, "", ("kept",)),
+    ],
+    "FedCorr": [
+        (TRAIN, fedcorr.TURN, "", ("lid",)),
+        (COLLECT, fedcorr.CORRECT, fedcorr.NOISY, ("noise_level",)),
+        (TRAIN, fedcorr.FINETUNE, "", NOTHING),
+        (COLLECT, fedcorr.RELABEL, fedcorr.NOISY, NOTHING),
+        (TRAIN, fedcorr.USUAL, "", NOTHING),
     ],
     "RoFL": [(TRAIN, "train", "", ("centroids", "centroid_counts"))] * 2,
     "RHFL": [(TRAIN, "train", "", ("local_loss",))],
