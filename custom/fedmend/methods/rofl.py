@@ -170,7 +170,8 @@ def class_means(features: Tensor, classes: Tensor, number: int) -> tuple[Tensor,
     """
     member = F.one_hot(classes, number)
     counts = member.sum(0)
-    return member.T.to(features.dtype) @ features / counts.clamp(min=1)[:, None], counts
+    with torch.autocast(features.device.type, enabled=False):  # 16 bits are too few for sums
+        return member.T.to(features.dtype) @ features / counts.clamp(min=1)[:, None], counts
 
 
 def smallest(losses: Tensor, share: float) -> Tensor:
@@ -189,7 +190,8 @@ def nearest(centroids: Tensor, features: Tensor) -> Tensor:
     Returns:
         (B,) class numbers.
     """
-    cosine = F.normalize(features, dim=1) @ F.normalize(centroids, dim=1).T
+    with torch.autocast(features.device.type, enabled=False):
+        cosine = F.normalize(features, dim=1) @ F.normalize(centroids, dim=1).T
     return cosine.masked_fill(~centroids.any(1), -torch.inf).argmax(1)
 
 

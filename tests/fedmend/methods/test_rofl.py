@@ -71,6 +71,15 @@ def test_a_centroid_moves_by_the_square_of_its_cosine():
     assert found[1:].tolist() == [[1, 0], [0, 0]]
 
 
+def test_mixed_precision_leaves_means_and_cosines_in_32_bits():
+    features = torch.tensor([[1.001, 0.0], [1.003, 0.0]])
+    with torch.autocast("cpu", torch.bfloat16):
+        means, _ = class_means(features, torch.tensor([0, 0]), 1)
+        close = nearest(torch.tensor([[1.0, 0.001], [1.0, 0.0]]), features)
+    assert means[0, 0].item() == pytest.approx(1.002, rel=1e-6)
+    assert close.tolist() == [1, 1]
+
+
 # ---- at a site ------------------------------------------------------------------------------------------------------
 
 
