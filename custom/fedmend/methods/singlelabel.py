@@ -12,6 +12,7 @@ from fedmend.data.manifest import SINGLELABEL
 from fedmend.errors import FedMendError
 from fedmend.losses import log_class_prior
 from fedmend.method import LocalMethod, Round, RoundTask, Site
+from fedmend.repairs.label_ledger import Repairs
 
 
 class SingleLabelRound(Round):
@@ -73,3 +74,17 @@ def class_numbers(site: Site, labels: np.ndarray) -> np.ndarray:
         row = table.rows[int(np.argmin(known))]
         raise FedMendError(f"{site.name}: {table.file} row {row}, column label: expected a class name, got a blank")
     return labels.argmax(1).astype(np.int64)
+
+
+def class_changes(labels: np.ndarray, target: np.ndarray, confidence: np.ndarray) -> Repairs:
+    """What turns labels into other classes: of each sample that changes, the old class becomes 0 and the new one 1.
+
+    Args:
+        labels: (N, C) one-hot labels in force.
+        target: (N,) class numbers.
+        confidence: (N,) in the new class.
+    """
+    old = labels.argmax(1)
+    rows = np.flatnonzero(old != target)
+    classes = np.stack([old[rows], target[rows]], 1).reshape(-1)
+    return Repairs(rows.repeat(2), classes, np.tile([0, 1], len(rows)), confidence[rows].repeat(2))

@@ -7,7 +7,7 @@ from factories import refused
 from torch_factories import TinyNetwork, make_single_site, make_task
 
 from fedmend.data.manifest import SINGLELABEL
-from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
+from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes, class_numbers
 
 CLASSES = [0, 1, 0, 0, 2, 0]
 
@@ -81,6 +81,18 @@ def test_a_method_that_relabels_gets_targets_and_prior_of_its_labels(tmp_path):
     assert work.target.tolist() == [0, 0, 0, 0, 2, 0]
     prior = work.adjusted(torch.zeros(1, 3))[0].exp().tolist()
     assert prior == pytest.approx([5 / 6, 0, 1 / 6])
+
+
+def test_a_changed_class_is_two_repairs_and_an_unchanged_one_none(tmp_path):
+    site = make_single_site(tmp_path, CLASSES)
+    labels, target = site.data.train.labels, np.array([0, 1, 2, 0, 1, 0])
+    changes = class_changes(labels, target, np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5]))
+    assert changes.sample.tolist() == [2, 2, 4, 4]
+    assert changes.label_class.tolist() == [0, 2, 2, 1]
+    assert changes.new.tolist() == [0, 1, 0, 1]
+    assert changes.confidence.tolist() == [0.2, 0.2, 0.4, 0.4]
+    site.ledger.record("a rule", 0, labels, changes)
+    assert site.ledger.apply(labels).argmax(1).tolist() == target.tolist()
 
 
 def test_single_label_methods_take_single_labels():
