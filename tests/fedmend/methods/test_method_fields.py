@@ -13,7 +13,18 @@ from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.fields import Field, check_fields
 from fedmend.kinds import KINDS
 from fedmend.method import LocalMethod, Workflow
-from fedmend.methods import baselines, confident_learning, fedia, fedlsm, fedmlp, fednoro, fixmatch, labelsets, moon
+from fedmend.methods import (
+    baselines,
+    confident_learning,
+    fedcorr_masks,
+    fedia,
+    fedlsm,
+    fedmlp,
+    fednoro,
+    fixmatch,
+    labelsets,
+    moon,
+)
 from fedmend.training import LocalTrainer
 
 MODULES = [importlib.import_module(m.name) for m in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods.")]
@@ -58,6 +69,13 @@ STAGES = {
     ],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "Adele": [(TRAIN, "train", "", ("correction",))],
+    "FedCorrMasks": [
+        (TRAIN, fedcorr_masks.TURN, "", ("lid",)),
+        (COLLECT, fedcorr_masks.CORRECT, fedcorr_masks.NOISY, ("noise_level",)),
+        (TRAIN, fedcorr_masks.FINETUNE, "", NOTHING),
+        (COLLECT, fedcorr_masks.RELABEL, fedcorr_masks.NOISY, NOTHING),
+        (TRAIN, fedcorr_masks.USUAL, "", NOTHING),
+    ],
     "FedIA": [
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
