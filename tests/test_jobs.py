@@ -205,12 +205,15 @@ def test_the_baseline_for_differential_privacy_decays_all_rows_alike(configured,
 @pytest.mark.parametrize(
     ("variant", "method", "args", "aggregation"),
     [
-        ("fedavg", "LabelSetFedAvg", {}, "samples"),
-        ("fedavg_masked", "LabelSetFedAvg", {}, "masked"),
+        ("fedavg", "LabelSetFedAvg", {"hidden": "negative"}, "samples"),
+        ("fedavg_masked", "LabelSetFedAvg", {"hidden": "negative"}, "masked"),
+        ("fedavg_masked_ignored", "LabelSetFedAvg", {"hidden": "ignored"}, "masked"),
         ("all_labels", "LabelSetFedAvg", {}, "samples"),
-        ("fedprox_masked", "LabelSetFedProx", {"mu": 0.01}, "masked"),
-        ("fedrs", "FedRS", {"alpha": 0.5}, "samples"),
-        ("moon_masked", "Moon", {"mu": 1.0, "temperature": 0.5}, "masked"),
+        ("fedprox_masked", "LabelSetFedProx", {"mu": 0.01, "hidden": "negative"}, "masked"),
+        ("fedrs", "FedRS", {"alpha": 0.5, "graded": False, "hidden": "negative"}, "samples"),
+        ("moon_masked", "Moon", {"mu": 1.0, "temperature": 0.5, "hidden": "negative"}, "masked"),
+        ("fpsl", "FPSL", {"inner_rate": 0.01}, "masked"),
+        ("fssl", "FSSL", {"consistency_weight": 1.0, "ramp_share": 0.15}, "masked"),
         ("fixmatch_masked", "FixMatch", {"tau_positive": 0.85, "tau_negative": 0.01, "loss_mean": "parts"}, "masked"),
     ],
 )
@@ -244,7 +247,6 @@ def test_an_ablation_of_fednoro_changes_settings_alone(configured, variant, chan
     ("variant", "changed"),
     [
         ("fedavg", {"correct": False, "completeness_aggregation": False, "method": "fedavg"}),
-        ("nr_dice", {"correct": False, "completeness_aggregation": False, "method": "nr_dice", "loss": "nr_dice"}),
         (
             "all_labels",
             {"correct": False, "completeness_aggregation": False, "method": "fedavg", "all_labels": True},
@@ -258,3 +260,31 @@ def test_a_variant_of_fedia_changes_settings_alone(configured, variant, changed)
     job = ROOT / "jobs" / "fedia_ms"
     before, after = read_job(job).settings, read_job(configured(job, [variant])).settings
     assert after == {**before, **changed, "run_name": f"fedia_ms_{variant}"}
+
+
+FEDAVG = ("FedAvgWorkflow", {})
+FEDNORO_SERVER = {"ramp_begin": -1, "ramp_end": -1, "ramp_maximum": 0.8, "votes": 9, "min_vote_share": 0.0}
+LOSSES = {"gamma": 1.5, "pooling": "slice", "denominator": "squares", "rows": "lesion"}
+
+
+@pytest.mark.parametrize(
+    ("variant", "method", "args", "workflow"),
+    [
+        ("nr_dice", "NRDice", LOSSES, FEDAVG),
+        ("elr", "ELR", {"beta": 0.7, "weight": 3.0, "base_loss": "ce"}, FEDAVG),
+        ("rmd", "RMD", {"drop": 0.005, "weight": 0.0009}, FEDAVG),
+        (
+            "fednoro",
+            "FedNoRoMasks",
+            {"temperature": 0.8, "base_loss": "ce"},
+            ("FedNoRoWorkflow", {"warmup_rounds": 10, "aggregation": "distance", **FEDNORO_SERVER}),
+        ),
+    ],
+)
+def test_a_comparison_row_of_fedia_keeps_augmentation_and_warm_up_of_the_preset(
+    configured, variant, method, args, workflow
+):
+    found = read_job(configured(ROOT / "jobs" / "fedia_ms", ["paper", variant]))
+    assert method_of(found) == (method, {"augment": True, **args})
+    assert (found.workflow.path.rpartition(".")[2], found.workflow.args) == workflow
+    assert found.run["method"] == variant

@@ -9,7 +9,18 @@ FEDMEND = ROOT / "custom" / "fedmend"
 METHODS = FEDMEND / "methods"
 GLUE = ROOT / "fl_components"
 # Modules of the methods' folder that are no method of a paper; every other one is.
-SHARED = {"__init__", "baselines", "dimensions", "labelsets", "prototypes", "readings", "singlelabel", "slices"}
+SHARED = {
+    "__init__",
+    "baselines",
+    "dimensions",
+    "labelsets",
+    "noisy_sites",
+    "prototypes",
+    "ramp_up",
+    "readings",
+    "singlelabel",
+    "slices",
+}
 SOURCES = [FEDMEND.parent, GLUE, ROOT / "provisioning", ROOT / "benchmarks"]
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
 ONE_SUBJECT = {"phantoms"}  # files and folders of this name may be longer: what they draw belongs together

@@ -15,6 +15,7 @@ from fedmend.method import LocalMethod, Round, RoundTask, Site
 from fedmend.repairs.label_ledger import LabelLedger
 from fedmend.repairs.mask_ledger import MaskLedger
 from fedmend.state import StateStore
+from fedmend.twin_network import TwinNetwork
 
 CPU = torch.device("cpu")
 
@@ -91,6 +92,22 @@ class SaysMasks(nn.Module):
         lesion = self.table[number]
         logits = torch.stack([torch.zeros_like(lesion), lesion], 1)
         return logits, logits
+
+
+class HalfMasks(SaysMasks):
+    """:class:`SaysMasks` as a half of a twin."""
+
+    channels, num_features = 1, 2
+
+    @property
+    def encoder(self):
+        return [nn.Identity() for _ in range(5)]
+
+
+def make_twin(first, second):
+    """Two :class:`HalfMasks` with tables of their own."""
+    tables = iter((first, second))
+    return TwinNetwork(lambda num_classes: HalfMasks(next(tables)), 1)
 
 
 class PlainRound(Round):

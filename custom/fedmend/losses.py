@@ -108,22 +108,30 @@ def soft_dice_loss(probability: Tensor, target: Tensor) -> Tensor:
     return DiceLoss(smooth_nr=0, smooth_dr=1e-4)(probability.unsqueeze(1), target.to(probability.dtype).unsqueeze(1))
 
 
-def noise_robust_dice_loss(probability: Tensor, target: Tensor, *, gamma: float = 1.5) -> Tensor:
+def noise_robust_dice_loss(
+    probability: Tensor, target: Tensor, *, gamma: float = 1.5, pooled: bool = False, squares: bool = True
+) -> Tensor:
     """Noise-robust Dice loss, Wang et al., IEEE TMI 2020 (COPLE-Net): sum |p - y|^gamma / (sum p^2 + sum y^2 + 1e-5).
 
     The smaller gamma, the less the pixels that contradict their label count. Unlike the soft Dice loss it does have a
-    gradient where the target is all background, and may exceed 1 there.
+    gradient where the target is all background, and may exceed 1 there. With squares that gradient pushes a large p up
+    and a small one down: a slice on which nobody marked a lesion makes the network surer of what it believes. With
+    plain sums it pushes both down. Where a slice is partly marked, both push an unmarked lesion down.
 
     Args:
         probability: (B, H, W) float32 in 0..1, foreground.
         target: (B, H, W) of 0/1, any dtype.
         gamma: 1 (like the mean absolute error) to 2 (the Dice loss with squares); below 1 the gradient at p = y is
             not finite.
+        pooled: sums go over all samples; False: a quotient for each sample.
+        squares: False: sum p + sum y in the denominator.
 
     Returns:
         Mean over samples, a scalar >= 0.
     """
     target = target.to(probability.dtype)
-    error = (probability - target).abs().pow(gamma).sum((1, 2))
-    size = probability.square().sum((1, 2)) + target.square().sum((1, 2))
+    axes = (0, 1, 2) if pooled else (1, 2)
+    error = (probability - target).abs().pow(gamma).sum(axes)
+    sizes = (probability.square(), target.square()) if squares else (probability, target)
+    size = sizes[0].sum(axes) + sizes[1].sum(axes)
     return (error / (size + 1e-5)).mean()

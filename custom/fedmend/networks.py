@@ -13,6 +13,7 @@ from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError
 from fedmend.initial_weights import load_initial
 from fedmend.safety_net import check_range
+from fedmend.twin_network import TwinNetwork
 
 LOG = logging.getLogger("fedmend.networks")
 SMALLEST_EDGE = 32  # pixels of the smallest images that a network has to take
@@ -151,6 +152,12 @@ class UNet(nn.Module):
         self.classifier, self.backbone.final_conv = self.backbone.final_conv, nn.Identity()
         self.to(memory_format=torch.channels_last)  # a step on a CPU takes a quarter less time so
 
+    @property
+    def encoder(self) -> list[nn.Module]:
+        """The five blocks of the encoder."""
+        net = self.backbone
+        return [net.conv_0, net.down_1, net.down_2, net.down_3, net.down_4]
+
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 1, H, W), H and W from 16 on → features (B, F, H, W) and logits (B, 1 + C, H, W), channel 0 =
         background."""
@@ -277,6 +284,7 @@ def with_group_norm(network: Callable[[int], nn.Module], num_classes: int) -> nn
     return model
 
 
+UNET_NARROW = partial(UNet, widths=(8, 16, 32, 64, 64, 8))  # an eighth of the widths, for a CPU
 NETWORKS = {
     "resnet18": ResNet18,
     "resnet_narrow": NarrowResNet,
@@ -286,7 +294,9 @@ NETWORKS = {
     "densenet121_gn": partial(with_group_norm, DenseNet121),
     "segresnet": SegResNet,
     "unet": UNet,
-    "unet_narrow": partial(UNet, widths=(8, 16, 32, 64, 64, 8)),  # an eighth of the widths, for a CPU
+    "unet_narrow": UNET_NARROW,
+    "unet_twin": partial(TwinNetwork, UNet),
+    "unet_narrow_twin": partial(TwinNetwork, UNET_NARROW),
 }
 TIMM = "timm/"
 

@@ -214,3 +214,21 @@ def test_the_noise_robust_loss_does_have_a_gradient_on_a_slice_without_annotated
     loss.backward()
     assert loss.item() == pytest.approx(0.125 / (0.0625 + 1e-5), rel=1e-6)  # about p ** -0.5
     assert probability.grad[0, 0, 0] < 0
+
+
+def test_sums_of_the_noise_robust_loss_may_go_over_all_samples_and_without_squares():
+    probability, target = maps([0.25, 1.0], [0.75, 0.0]), maps([0, 1], [1, 1])
+    pooled = noise_robust_dice_loss(probability, target, pooled=True)
+    assert pooled.item() == pytest.approx((0.125 + 0.125 + 1) / (1.0625 + 1 + 0.5625 + 2 + 1e-5), rel=1e-6)
+    plain = noise_robust_dice_loss(probability, target, squares=False)
+    by_hand = 0.125 / (1.25 + 1 + 1e-5), (0.125 + 1) / (0.75 + 2 + 1e-5)
+    assert plain.item() == pytest.approx(sum(by_hand) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(("squares", "signs"), [(True, [1, -1]), (False, [1, 1])], ids=["squares", "sums"])
+def test_on_an_unmarked_slice_squares_make_the_network_surer_and_sums_let_it_forget(squares, signs):
+    values = [0.01] * 4095 + [0.9]
+    probability = maps(values, grad=True)
+    noise_robust_dice_loss(probability, maps([0] * 4096), squares=squares).backward()
+    gradient = probability.grad.flatten()
+    assert [gradient[0].sign().item(), gradient[-1].sign().item()] == signs

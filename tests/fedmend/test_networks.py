@@ -74,7 +74,7 @@ def test_the_narrow_resnet_halves_the_edge_four_times_and_gives_128_features(edg
 
 def test_an_unknown_network_is_refused():
     names = ["densenet121", "densenet121_gn", "resnet18", "resnet18_gn", "resnet_narrow", "resnet_narrow_gn"]
-    names += ["segresnet", "unet", "unet_narrow"]
+    names += ["segresnet", "unet", "unet_narrow", "unet_narrow_twin", "unet_twin"]
     with refused(f"job variable network: expected one of {names} or timm/NAME, got 'resnet19'"):
         build_network("resnet19", 3)
 
@@ -402,3 +402,32 @@ def test_the_segresnet_has_no_statistics_of_batches():
         model = build_network("segresnet", 1)
     assert sum(p.numel() for p in model.parameters()) == 394_986
     assert not any("running" in name for name in model.state_dict())
+
+
+# ---- twins ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_twin_is_two_networks_from_different_starts_of_which_the_first_answers():
+    model = initial_network("unet_narrow_twin", ["lesion"], 5).eval()
+    names = {name.partition(".")[0] for name in model.state_dict()}
+    assert names == {"first", "second"}
+    assert same(model.first, initial_network("unet_narrow", ["lesion"], 5))
+    first, second = (list(net.parameters()) for net in (model.first, model.second))
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True) if a.dim() > 1)
+    images = torch.rand(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        features, logits = model(images)
+        assert torch.equal(logits, model.first(images)[1])
+    assert features.shape[1] == model.num_features == 8
+    assert {*model.classifier.parameters()} == {
+        *model.first.classifier.parameters(),
+        *model.second.classifier.parameters(),
+    }
+
+
+def test_the_encoder_of_a_u_net_is_its_five_blocks_of_falling_size():
+    model, sizes = build_network("unet_narrow", 1), []
+    for block in model.encoder:
+        block.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(output.shape[1:3])))
+    model(torch.zeros(1, 1, 32, 32))
+    assert sizes == [(8, 32), (16, 16), (32, 8), (64, 4), (64, 2)]

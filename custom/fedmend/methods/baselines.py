@@ -36,6 +36,8 @@ class FedAvgWorkflow(Workflow):
 class FedAvgRound(Round):
     """Weighted binary cross-entropy over the entries that count."""
 
+    VIEWS: ClassVar[int] = 1  # augmented views of a sample in a round
+
     def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         labels, self._entries = np.maximum(site.data.train.labels, 0), self.counted()
@@ -54,12 +56,19 @@ class FedAvgRound(Round):
         return len(self.site.data.classes)
 
     def loss(self, index: Tensor) -> Tensor:
+        """Supervised loss of the first view."""
+        return self.supervised(self.logits(index), index)
+
+    def logits(self, index: Tensor, view: int = 0) -> Tensor:
+        """(B, C) float32 of one of the round's views of the samples ``index`` (B,)."""
+        matrices = self.site.views(self.task, self.VIEWS)[view]
+        return self.model(self.site.data.train.view(index, matrices))[1].float()
+
+    def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
         """Mean weighted binary cross-entropy over the counted columns."""
-        site = self.site
-        _, logits = self.model(site.data.train.view(index, site.views(self.task, 1)[0]))
-        rows = index.to(site.device, non_blocking=True)
+        rows = index.to(self.site.device, non_blocking=True)
         divisor = len(index) * self.columns()
-        return masked_bce(logits.float(), self._target[rows], self._counted[rows], divisor, self._pos_weight)
+        return masked_bce(logits, self._target[rows], self._counted[rows], divisor, self._pos_weight)
 
 
 class FedAvg(LocalMethod):
@@ -76,7 +85,11 @@ class FedAvg(LocalMethod):
 
 
 class FedAvgPLRound(FedAvgRound):
-    """Only annotated classes count."""
+    """Only annotated classes count; ``missing`` are the numbers (M,) of the others, on the device."""
+
+    def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
+        super().__init__(method, model, task, site)
+        self.missing = torch.from_numpy(np.flatnonzero(~site.data.annotated)).to(site.device)
 
     def counted(self) -> np.ndarray:
         """(N, C) bool: the annotated entries."""

@@ -52,7 +52,7 @@ from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning_curve import fit_line, soft_iou
 from fedmend.lesions import count_components
-from fedmend.losses import noise_robust_dice_loss, soft_dice_loss
+from fedmend.losses import soft_dice_loss
 from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site, Workflow
 from fedmend.methods.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
 from fedmend.training import infer_masks
@@ -96,10 +96,9 @@ class FedIARound(SliceRound):
 
     def mask_loss(self, logits: Tensor, marks: Tensor, index: Tensor) -> Tensor:
         """Dice loss of Eq. (2) on the annotation in force."""
-        probability = logits.softmax(1)[:, 1]
-        dice = soft_dice_loss(probability, marks)
+        dice = soft_dice_loss(logits.softmax(1)[:, 1], marks)
         self._losses.append(dice.detach())
-        return dice if self.method.loss_name == "dice" else noise_robust_dice_loss(probability, marks)
+        return dice
 
     def report(self) -> Report:
         """The loss of the round, and how far the correction is."""
@@ -154,7 +153,7 @@ class Progress:
 
 
 class FedIA(SliceMethod):
-    """Client half of FedIA, and of its comparison rows: FedAvg is FedIA without correction, NR-Dice has another loss.
+    """Client half of FedIA, and of FedAvg, which is FedIA without correction.
 
     Args:
         correct: mark what was left unmarked (Eq. 7).
@@ -166,7 +165,6 @@ class FedIA(SliceMethod):
         gate: a site with at least this share of the largest estimated completeness is not corrected; 0: none is spared.
         threshold: probability above which a pixel is marked.
         min_component: smallest component in pixels that counts as a lesion, in annotation and prediction, >= 1.
-        loss: ``dice``, or ``nr_dice`` for the noise-robust Dice loss.
         augment: change the grey values of training slices at random.
     """
 
@@ -185,7 +183,6 @@ class FedIA(SliceMethod):
         gate: float = 0.0,
         threshold: float = 0.8,
         min_component: int = 1,
-        loss: str = "dice",
         augment: bool = True,
     ):
         super().__init__(augment=augment)
@@ -194,10 +191,9 @@ class FedIA(SliceMethod):
         counts = {"patience": patience, "min_component": min_component}
         check_variables(min(counts.values()) >= 1, "at least 1", **counts)
         check_variables(0.5 <= threshold < 1, "0.5 to below 1", threshold=threshold)
-        check_variables(loss in ("dice", "nr_dice"), "'dice' or 'nr_dice'", loss=loss)
         self.correct, self.line_share, self.gap, self.relative = correct, line_share, gap, relative
         self.patience, self.gate = patience, gate
-        self.threshold, self.min_component, self.loss_name = threshold, min_component, loss
+        self.threshold, self.min_component = threshold, min_component
 
     def correct_masks(self, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Marks what the received model is sure of, Eq. (7)."""

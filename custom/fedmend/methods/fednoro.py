@@ -53,31 +53,16 @@ from torch import Tensor, nn
 from fedmend.averaging import by_samples
 from fedmend.distances import model_distances
 from fedmend.errors import FedMendError, check_variables
-from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.fields import Field, Report
 from fedmend.losses import distillation
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
 from fedmend.methods.dimensions import MIN_SITES, detect_noisy_clients
+from fedmend.methods.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP
+from fedmend.methods.ramp_up import gaussian_ramp_up
 from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 from fedmend.training import infer
 
-WARMUP, DETECT, ROBUST = "warmup", "detect", "robust"
-CLEAN, NOISY = "clean", "noisy"
 BY_DISTANCE, BY_SAMPLES, CLEAN_ONLY = AGGREGATIONS = ("distance", "samples", "clean")
-FIELDS: Mapping[str, Field] = {
-    "class_loss": Field(
-        ("R",),
-        "float32",
-        0,
-        UNBOUNDED,
-        "mean cross-entropy of the training samples of each class, once (Eq. 3)",
-        "means over at least min_count samples",
-        counted_by="class_count",
-    ),
-    "class_count": Field(("R",), "int64", 0, UNBOUNDED, "training samples of each class", "counts per class"),
-}
-KNOWLEDGE: Mapping[str, Field] = {
-    "distillation_weight": Field((), "float32", 0, 1, "lambda of Eq. (5)", "none: it depends on the round alone")
-}
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -239,7 +224,7 @@ class FedNoRoWorkflow(Workflow):
     def _robust_round(self, fed: Federation, round_num: int) -> None:
         begin = self.warmup_rounds if self.ramp_begin < 0 else self.ramp_begin
         end = round(fed.num_rounds / 2) - 1 if self.ramp_end < 0 else self.ramp_end
-        weight = distillation_weight(round_num, begin=begin, end=end, maximum=self.ramp_maximum)
+        weight = gaussian_ramp_up(round_num, begin=begin, end=end, maximum=self.ramp_maximum)
         # A site that was not there when an earlier job of this run told them apart has shown nothing.
         roles = {site: fed.memory.roles.get(site, NOISY) for site in fed.sites}
         noisy = [site for site, role in roles.items() if role == NOISY]
@@ -294,19 +279,6 @@ def normalise_losses(losses: np.ndarray, *, normalise: bool = True) -> np.ndarra
     if not normalise:
         return filled
     return np.where(high > low, (filled - low) / np.where(high > low, high - low, 1), 0)
-
-
-def distillation_weight(round_num: int, *, begin: int, end: int, maximum: float) -> float:
-    """Gaussian ramp-up of lambda: maximum * exp(-5 (1 - t)^2), t = 0 at round ``begin`` and 1 from ``end`` on.
-
-    Args:
-        round_num: absolute round.
-        begin: round of the start.
-        end: round from which the maximum holds; not after ``begin``: the maximum holds at once.
-        maximum: largest weight, in [0, 1].
-    """
-    t = 1.0 if end <= begin else (min(max(round_num, begin), end) - begin) / (end - begin)
-    return float(maximum * np.exp(-5 * (1 - t) ** 2))
 
 
 def distance_aware(noisy: Collection[str], contributions: Contributions) -> dict[str, float]:

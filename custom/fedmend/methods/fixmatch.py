@@ -1,8 +1,9 @@
 """FixMatch on unknown classes: the network learns on strong views what it is sure of on weak ones.
 
-Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020. Loss and
-thresholds are FedLSM's L_I + L_U. The labelling pass is in eval mode, so that the BatchNorm statistics are those of the
-strong views.
+Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020. Our form of
+it: loss and thresholds are FedLSM's L_I + L_U, in multi-label data with negative pseudo-labels too, and labelled and
+unlabelled images come as they are drawn. The original has one threshold, .95, and seven unlabelled images for each
+labelled one. The labelling pass is in eval mode, so that the BatchNorm statistics are those of the strong views.
 """
 
 from typing import ClassVar

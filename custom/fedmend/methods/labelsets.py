@@ -14,18 +14,30 @@ FedAvg                       LabelSetFedAvg                          ``samples``
 FedAvg*                      LabelSetFedAvg                          ``masked``
 FedProx*                     LabelSetFedProx                         ``masked``
 MOON*                        fedmend.methods.moon.Moon               ``masked``
-FedRS                        FedRS                                   ``samples``
+FedRS                        fedmend.methods.fedrs.FedRS             ``samples``
+FedPU                        fedmend.methods.fedpu.FedPU             ``samples``
+FPSL                         fedmend.methods.fpsl.FPSL               ``masked``
 FedAvg*+FixMatch             fedmend.methods.fixmatch.FixMatch       ``masked``
+FSSL*                        fedmend.methods.fssl.FSSL               ``masked``
 FedLSM                       fedmend.methods.fedlsm.FedLSM           ``awpa``
 ============================ ======================================= =============
 
-FedPU, FPSL and FSSL* are not here. The published code has no baseline that can be run; decisions:
+The published code has no baseline that can be run, and the paper's details of them are in a supplement that we did not
+have: every row is our form of it. Decisions:
 
-- In multi-label data a hidden label counts as negative, in all baselines but FixMatch; FedAvg* is FedAvg but for the
-  server.
-- In single-label data an image without a label has no supervised loss, which is 0 for a batch without any label; MOON's
-  contrastive and FedProx's proximal term remain.
-- FedRS scales the logits of sigmoid outputs as it does those of a softmax.
+- D1 a step of a baseline has as many images as one of FedLSM with its mixed ones (D16 there), 64 in the paper.
+- D2 the cross-entropy of single-label data is the mean over the labelled images of a batch (Eq. 4). FedLSM's code
+  divides by all images, and an unlabelled one adds 0, so that the loss shrinks with the labelled share. Adam takes no
+  notice, but coupled L2 then weighs more. A batch without any label has loss 0; MOON's contrastive and FedProx's
+  proximal term remain.
+- D3 in multi-label data a hidden label counts as negative in FedAvg and FedRS (paper: y_c = 0 on U_k). For the starred
+  rows the paper does not say; here ``hidden`` is ``negative`` by default, so that FedAvg* is FedAvg but for the server.
+  Masked rows leave out what sites do not know of the classifier, but false negatives still reach the features;
+  ``ignored`` leaves them out too. FixMatch, FPSL and FSSL* always ignore hidden labels.
+- D4 a class is known at a site if its column is annotated, and at the server if the site has a positive: a site without
+  one has no share in that row, and no pseudo-labels for it.
+- D5 see :mod:`fedmend.methods.fedrs`. D6 see :mod:`fedmend.methods.moon`. D7 see :mod:`fedmend.methods.fixmatch`.
+- D8 mu of FedProx (.01) and the other numbers of the baselines are ours.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,6 +68,7 @@ KNOWLEDGE: Mapping[str, Field] = {
         "tells sites how frequent each class is in the federation",
     )
 }
+IGNORED, NEGATIVE = "ignored", "negative"
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -106,8 +119,12 @@ class LabelSetMethod(LocalMethod):
     Args:
         local_iterations: optimiser steps per round, >= 1.
         vertical_flip: part of the strong augmentation.
+
+    Attributes:
+        hidden: what a hidden multi-label entry is in the supervised loss, ``ignored`` or ``negative``.
     """
 
+    hidden: str = IGNORED
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL, SINGLELABEL)
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
 
@@ -227,16 +244,27 @@ class LabelSetFedAvgRound(LabelSetRound):
         return train.to_network(self.strong_views(train.pixels(index)))
 
     def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
-        """Multi-label: weighted binary cross-entropy, mean over all entries, hidden ones negative. Single-label: mean
+        """Multi-label: weighted binary cross-entropy by B*M; hidden entries are negative or ignored. Single-label: mean
         cross-entropy of the labelled samples."""
         labels = self.labels[index.to(self.site.device, non_blocking=True)]
-        return self.reading.loss(logits, labels.clamp(min=0), self.reading.counted(labels), labels, self.pos_weight)
+        valid = labels != NOT_ANNOTATED if self.method.hidden == IGNORED else self.reading.counted(labels)
+        return self.reading.loss(logits, labels.clamp(min=0), valid, labels, self.pos_weight)
 
 
 class LabelSetFedAvg(LabelSetMethod):
-    """FedAvg, and, with masked rows at the server, FedAvg*."""
+    """FedAvg, and, with masked rows at the server, FedAvg*.
+
+    Args:
+        hidden: what a hidden entry of multi-label data is in the loss, ``negative`` or ``ignored`` (D3).
+        others: arguments of :class:`LabelSetMethod`.
+    """
 
     ROUND: ClassVar[type[Round]] = LabelSetFedAvgRound
+
+    def __init__(self, *, hidden: str = NEGATIVE, **others):
+        super().__init__(**others)
+        check_variables(hidden in (NEGATIVE, IGNORED), "'negative' or 'ignored'", hidden=hidden)
+        self.hidden = hidden
 
 
 class LabelSetFedProxRound(ProximalRound, LabelSetFedAvgRound):
@@ -257,33 +285,6 @@ class LabelSetFedProx(LabelSetFedAvg):
         super().__init__(**others)
         check_variables(mu >= 0, ">= 0", mu=mu)
         self.mu = mu
-
-
-class FedRSRound(LabelSetFedAvgRound):
-    """FedAvg with restricted logits."""
-
-    def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
-        """The loss of FedAvg with restricted logits."""
-        return super().supervised(torch.where(self.known, logits, self.method.alpha * logits), index)
-
-
-class FedRS(LabelSetFedAvg):
-    """Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021.
-
-    In the loss, logits of classes that the site does not know are multiplied by alpha, so that their classifier rows
-    move less.
-
-    Args:
-        alpha: 0 to 1; 1 is FedAvg.
-        others: arguments of :class:`LabelSetFedAvg`.
-    """
-
-    ROUND: ClassVar[type[Round]] = FedRSRound
-
-    def __init__(self, *, alpha: float = 0.5, **others):
-        super().__init__(**others)
-        check_variables(0 <= alpha <= 1, "0 to 1", alpha=alpha)
-        self.alpha = alpha
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------

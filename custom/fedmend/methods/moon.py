@@ -1,8 +1,9 @@
 """MOON: a local model that keeps close to the global one in its features.
 
-Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021. The paper compares the output of a projection head;
-here it is the features z that the networks return, as they have no such head. The first round of a site, and one after
-a round that it missed, has no contrastive term.
+Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021. Paper and code compare the output of a projection head
+(256 numbers); here it is the features z that the networks return, as they have no such head. One previous model,
+temperature .5 and mu 1 are those of the code. The first round of a site, and one after a round that it missed, has no
+contrastive term: where both models are the common start, the term has no gradient anyway.
 """
 
 import copy

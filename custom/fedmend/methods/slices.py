@@ -75,7 +75,7 @@ class Relabelling:
         LOG.info("%s: repairs of %d slices by %s", site.name, change.any((1, 2)).sum(), rule)
 
 
-class SliceRound(Round):
+class SliceBatchRound(Round):
     """One round on slices whose grey values change at random; the target is the ledger's when the round starts."""
 
     def __init__(self, method: "SliceMethod", model: nn.Module, task: RoundTask, site: Site):
@@ -89,6 +89,10 @@ class SliceRound(Round):
         if self.method.augment:
             images = augment_intensity(images, self._generator)
         return images, self._target[index].to(self.site.device, non_blocking=True).float()
+
+
+class SliceRound(SliceBatchRound):
+    """A round whose loss is a function of logits and marks."""
 
     def loss(self, index: Tensor) -> Tensor:
         """:meth:`mask_loss` of augmented slices."""

@@ -151,17 +151,6 @@ def test_training_slices_are_augmented_and_those_of_estimate_and_correction_are_
     assert any(torch.equal(images[0], plain[0]) for images in seen)
 
 
-def test_nr_dice_trains_on_its_own_loss_and_reports_dice(tmp_path):
-    site = make_mask_site(tmp_path, MASKS)
-    model = SaysMasks(np.full(MASKS.shape, 0.3))
-    work = FedIA(augment=False, loss="nr_dice").start(model, make_task(WARMUP), site)
-    loss = work.loss(torch.tensor([1])).item()
-    by_hand = (0.7**1.5 + (SIZE**2 - 1) * 0.3**1.5) / (SIZE**2 * 0.09 + 1)
-    assert loss == pytest.approx(by_hand, rel=1e-4)
-    dice = 1 - 2 * 0.3 / (0.3 * SIZE**2 + 1)
-    assert work.report()["dice_loss"].tolist() == pytest.approx([dice], abs=1e-4)
-
-
 def test_completeness_counts_annotated_and_predicted_components_in_eval_mode(tmp_path):
     probabilities = np.full(MASKS.shape, 0.1)
     for slice_number, row, column in [(0, 2, 2), (0, 9, 9), (1, 5, 5), (2, 3, 3), (2, 4, 4), (2, 8, 8), (3, 0, 0)]:
@@ -324,7 +313,6 @@ COUNTS = "job variables patience, min_component: expected at least 1, got"
         ({"patience": 0}, f"{COUNTS} 0, 1"),
         ({"min_component": 0}, f"{COUNTS} 1, 0"),
         ({"threshold": 0.4}, "job variable threshold: expected 0.5 to below 1, got 0.4"),
-        ({"loss": "focal"}, "job variable loss: expected 'dice' or 'nr_dice', got 'focal'"),
     ],
 )
 def test_settings_out_of_range_are_refused_in_one_sentence(options, sentence):

@@ -17,7 +17,6 @@ from fedmend.methods.fednoro import (
     FedNoRoWorkflow,
     distance_aware,
     distance_aware_weights,
-    distillation_weight,
     loss_matrix,
     normalise_losses,
 )
@@ -121,28 +120,6 @@ def test_the_matrix_that_is_normalised_is_not_changed():
     before = losses.copy()
     normalise_losses(losses)
     np.testing.assert_array_equal(losses, before)
-
-
-# ---- ramp of lambda -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("round_num", "weight"),
-    [(0, 0.0054), (10, 0.0054), (20, 0.050), (30, 0.244), (40, 0.613), (49, 0.8), (50, 0.8), (99, 0.8)],
-)
-def test_lambda_rises_as_in_the_published_code(round_num, weight):
-    assert distillation_weight(round_num, begin=10, end=49, maximum=0.8) == pytest.approx(weight, abs=5e-4)
-
-
-def test_lambda_by_hand():
-    assert distillation_weight(5, begin=0, end=10, maximum=0.6) == pytest.approx(0.6 * math.exp(-5 / 4))
-    assert distillation_weight(49, begin=10, end=49, maximum=0.8) == 0.8
-
-
-@pytest.mark.parametrize(("begin", "end"), [(10, 10), (10, 3)])
-@pytest.mark.parametrize("round_num", [10, 11, 50])
-def test_a_ramp_without_length_holds_the_maximum_at_once(begin, end, round_num):
-    assert distillation_weight(round_num, begin=begin, end=end, maximum=0.8) == 0.8
 
 
 # ---- Eqs. (6)-(7) ---------------------------------------------------------------------------------------------------

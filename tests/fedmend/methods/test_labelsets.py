@@ -11,14 +11,17 @@ from torch_factories import make_site as make_picture_site
 
 from fedmend.data.manifest import MULTILABEL, SINGLELABEL
 from fedmend.fields import check_fields
+from fedmend.methods.fedrs import FedRS
 from fedmend.methods.fixmatch import FixMatch
-from fedmend.methods.labelsets import FedRS, LabelSetFedAvg, LabelSetFedProx
+from fedmend.methods.fpsl import FPSL
+from fedmend.methods.fssl import FSSL
+from fedmend.methods.labelsets import LabelSetFedAvg, LabelSetFedProx
 from fedmend.methods.moon import Moon
 from fedmend.methods.readings import READINGS
 from fedmend.training import LocalTrainer
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
-BASELINES = [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon, FixMatch]
+BASELINES = [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon, FixMatch, FPSL, FSSL]
 every_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda m: m.__name__)
 
 
@@ -97,6 +100,30 @@ def test_in_multi_label_data_hidden_labels_are_negative_and_all_entries_count(si
     assert gradient == pytest.approx(slopes / 12, abs=1e-6)
 
 
+def test_hidden_labels_of_multi_label_data_can_be_ignored(site_of, plain):
+    methods = [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon]
+    known = np.array(MULTI) != -1
+    terms, slopes = weighted_bce(MULTI)
+    for method in methods:
+        options = {"alpha": 1.0} if method is FedRS else {}
+        method = method(local_iterations=1, hidden="ignored", **options)
+        loss, gradient = step(method, site_of(MULTI), SAID, [0, 1, 2, 3])
+        assert loss == pytest.approx((terms * known).sum() / 12, rel=1e-5)
+        assert gradient == pytest.approx(slopes * known / 12, abs=1e-6)
+
+
+def test_hidden_is_negative_or_ignored():
+    with refused("job variable hidden: expected 'negative' or 'ignored', got 'no'"):
+        LabelSetFedAvg(local_iterations=1, hidden="no")
+
+
+def test_single_label_data_have_no_hidden_label_that_could_be_negative(site_of, plain):
+    methods = (LabelSetFedAvg(local_iterations=1, hidden=hidden) for hidden in ("negative", "ignored"))
+    first, second = (step(m, site_of(SINGLE), np.log([SINGLE_P] * 4), [0, 1, 2, 3]) for m in methods)
+    assert first[0] == second[0]
+    assert np.array_equal(first[1], second[1])
+
+
 def test_in_single_label_data_the_loss_is_the_mean_over_the_labelled_samples(site_of, plain):
     loss, gradient = step(LabelSetFedAvg(local_iterations=1), site_of(SINGLE), np.log([SINGLE_P] * 4), [0, 1, 2])
     assert loss == pytest.approx(-(math.log(0.5) + math.log(0.3)) / 2, rel=1e-5)
@@ -159,6 +186,24 @@ def test_fedrs_multiplies_the_logits_of_unknown_classes_in_single_label_data(sit
     p = np.exp([1, 2, 2]) / np.exp([1, 2, 2]).sum()  # alpha is 0.5
     assert loss == pytest.approx(-(2 * math.log(p[0]) + math.log(p[1])) / 3, rel=1e-5)
     assert gradient[0] == pytest.approx((p - [1, 0, 0]) * [1, 1, 0.5] / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, -1, 0], [[1, -1, -1], [0, 1, -1], [1, -1, -1], [0, 0, -1]]])
+def test_graded_fedrs_multiplies_logits_the_more_the_rarer_the_class_is_at_the_site(site_of, plain, labels):
+    site, said = site_of(labels), np.tile([1.0, 2.0, 4.0], (4, 1))
+    graded = step(FedRS(local_iterations=1, alpha=0.4, graded=True), site, said, [0, 1, 2, 3])
+    # Two positives of class 0, one of class 1, none of class 2.
+    scale = np.array([1, 0.4 + 0.6 / 2, 0.4])
+    plainly = step(LabelSetFedAvg(local_iterations=1), site, said * scale, [0, 1, 2, 3])
+    assert graded[0] == pytest.approx(plainly[0], rel=1e-5)
+    assert graded[1] == pytest.approx(plainly[1] * scale, abs=1e-6)
+
+
+def test_graded_fedrs_is_finite_where_a_site_has_no_positive(site_of, plain):
+    method = FedRS(local_iterations=1, graded=True)
+    loss, gradient = step(method, site_of([[0, -1, -1]] * 4), SAID, [0, 1, 2, 3])
+    assert np.isfinite(loss)
+    assert np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("labels", [MULTI, SINGLE], ids=["multi-label", "single-label"])

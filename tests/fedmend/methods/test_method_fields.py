@@ -6,7 +6,7 @@ import pkgutil
 
 import numpy as np
 import pytest
-from torch_factories import SaysMasks, TinyNetwork, make_mask_site, make_single_site, make_site, make_task
+from torch_factories import SaysMasks, TinyNetwork, make_mask_site, make_single_site, make_site, make_task, make_twin
 
 import fedmend.methods
 from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
@@ -21,9 +21,11 @@ from fedmend.methods import (
     fedlsm,
     fedmlp,
     fednoro,
+    fedrs,
     fixmatch,
     labelsets,
     moon,
+    rmd,
 )
 from fedmend.training import LocalTrainer
 
@@ -61,6 +63,11 @@ STAGES = {
         (COLLECT, fednoro.DETECT, "", ("class_loss", "class_count")),
         (TRAIN, fednoro.ROBUST, fednoro.NOISY, NOTHING),
         (TRAIN, fednoro.ROBUST, fednoro.CLEAN, NOTHING),
+    ],
+    "FedNoRoMasks": [
+        (TRAIN, fednoro.WARMUP, "", NOTHING),
+        (COLLECT, fednoro.DETECT, "", ("class_loss", "class_count")),
+        (TRAIN, fednoro.ROBUST, fednoro.NOISY, NOTHING),
     ],
     "ConfidentLearning": [
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
@@ -111,7 +118,9 @@ def make(method):
     return method(**({"local_iterations": 2} if issubclass(method, labelsets.LabelSetMethod) else {}))
 
 
-def site_and_model(kind, folder):
+def site_and_model(method, kind, folder):
+    if method is rmd.RMD:
+        return make_mask_site(folder, MASKS), make_twin(np.full(MASKS.shape, 0.3), np.full(MASKS.shape, 0.6))
     if kind == SEGMENTATION:
         return make_mask_site(folder, MASKS), SaysMasks(np.full(MASKS.shape, 0.3))
     if kind == SINGLELABEL:
@@ -121,7 +130,7 @@ def site_and_model(kind, folder):
 
 def reports(method, kind, folder):
     """The report of each of its stages."""
-    (site, model), method, round_num = site_and_model(kind, folder), make(method), 0
+    (site, model), method, round_num = site_and_model(method, kind, folder), make(method), 0
     stages = STAGES.get(type(method).__name__, PLAIN)
     rounds = sum(question == TRAIN for question, *_ in stages)
     for question, stage, role, expected in stages:
@@ -139,7 +148,7 @@ def reports(method, kind, folder):
 
 def test_the_methods_and_workflows_of_this_folder_are_found():
     assert {fedmlp.FedMLP, fednoro.FedNoRo, fedlsm.FedLSM, fedia.FedIA, baselines.FedProx, moon.Moon} < set(METHODS)
-    assert {fixmatch.FixMatch, labelsets.FedRS, baselines.SingleLabelFedAvg} < set(METHODS)
+    assert {fixmatch.FixMatch, fedrs.FedRS, baselines.SingleLabelFedAvg} < set(METHODS)
     assert {fedmlp.FedMLPWorkflow, labelsets.LabelSetWorkflow, baselines.FedAvgWorkflow} < set(WORKFLOWS)
     assert {m.__name__ for m in METHODS} > set(STAGES)
 

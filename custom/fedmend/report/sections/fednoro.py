@@ -62,7 +62,8 @@ def noisy_sites(run: Run) -> str:
     darkest = max([1.0, *(x for row in value["normalised"].values() for x in row)])  # beyond 1 where not normalised
     kind = "normalised" if darkest <= 1 else "not normalised"
     classes = run.info["classes"]
-    columns = classes if all(len(row) == len(classes) for row in losses.values()) else ["all classes"]
+    heads = {len(classes): classes, len(classes) + 1: ["background", *classes]}  # the latter for masks
+    columns = heads.get(len(next(iter(losses.values()), classes)), ["all classes"])
     rows = []
     for site in sorted(losses, key=lambda site: (site not in noisy, -mean[site], site)):
         judged = td("⚠ noisy", "bad") if site in noisy else td("clean", "no")

@@ -48,6 +48,15 @@ def test_losses_that_were_neither_split_by_class_nor_normalised_are_shown_as_com
     assert '<td class="heat" style="background:#d2e7f3">1.000</td>' in page  # a quarter
 
 
+def test_losses_of_masks_have_the_background_before_the_classes(tmp_path):
+    losses = {"site-1": [1.0, 2.0, 3.0, 4.0], "site-2": [1.0, 1.0, 1.0, 1.0]}
+    value = {"class_loss": losses, "normalised": losses, "noisy": ["site-1"], "vote_share": 1.0}
+    make_single_label_run(tmp_path, decisions=[{"round": 2, "what": "noisy_client_detection", "value": value}])
+    head, first, _ = rows_of(write_report(tmp_path).read_text(encoding="utf-8"), "noisy-sites")
+    assert head[2:6] == ["background", "nevus", "melanoma", "rare &lt;1 %"]
+    assert first[2:6] == ["1.000", "2.000", "3.000", "4.000"]
+
+
 def test_weights_of_the_second_stage_are_drawn_for_every_site(skin_page):
     part = skin_page.split('<section id="second-stage">')[1].split("</section>")[0]
     alts = re.findall(r'aria-label="(.*?)"', part)
