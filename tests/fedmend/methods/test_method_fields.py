@@ -18,6 +18,7 @@ from fedmend.methods import (
     cbafed,
     confident_learning,
     fedcorr,
+    fedcorr_masks,
     fedia,
     fedirm,
     fedlsm,
@@ -99,6 +100,13 @@ STAGES = {
     "RHFL": [(TRAIN, "train", "", ("local_loss",))],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "Adele": [(TRAIN, "train", "", ("correction",))],
+    "FedCorrMasks": [
+        (TRAIN, fedcorr_masks.TURN, "", ("lid",)),
+        (COLLECT, fedcorr_masks.CORRECT, fedcorr_masks.NOISY, ("noise_level",)),
+        (TRAIN, fedcorr_masks.FINETUNE, "", NOTHING),
+        (COLLECT, fedcorr_masks.RELABEL, fedcorr_masks.NOISY, NOTHING),
+        (TRAIN, fedcorr_masks.USUAL, "", NOTHING),
+    ],
     "FedIA": [
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
