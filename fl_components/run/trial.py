@@ -18,6 +18,7 @@ import torch
 
 from fedmend.census import Census
 from fedmend.errors import FedMendError
+from fedmend.initial_weights import weights_file
 from fedmend.limits import GB, HALF, step_bytes
 from fedmend.local_federation import census_locally
 from fedmend.networks import build_network
@@ -28,7 +29,7 @@ from fl_components.run.simulate import lay_policy
 
 STEPS = 3  # that are measured, after one that warms up
 FORWARD = 1 / 3  # of a training step, an evaluation without gradients
-PROCESS = 0.8 * GB  # of a run, beside its training step
+PROCESS = 1.0 * GB  # of a run, beside its training step
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
         workflow.check_rounds(settings.run["num_rounds"])
         workflow.check_sites(len(settings.sites))
         lay_policy(workspace, given["site_settings"])
+        app, server, run = case.job.resolve() / settings.app.name, site_config(workspace, "server"), settings.run
+        weights_file(run.get("weights", ""), run["network"], app, server.weights_dir)
         asked = (sorted(method.KINDS), method.patients_apart, settings.site, settings.run["network"])
         key = json.dumps(asked, sort_keys=True)
         if key not in opened:

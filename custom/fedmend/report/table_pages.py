@@ -7,6 +7,7 @@ from fedmend.report.page import Markup, phantom_note, section, table, td, whole_
 from fedmend.report.paper_table import PaperTable, Part
 from fedmend.report.tables import markdown_table
 
+STYLE = "thead th+th{text-align:right;padding-left:12px}"  # above numbers
 PHANTOM_SENTENCE = "The images are synthetic: their numbers say nothing about patients."
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -83,7 +84,7 @@ def html_page(found: PaperTable, figure: str) -> str:
     footer = (
         f"{'PHANTOM ' if found.phantom else ''}{escape(heading)} · FedMend · sums over samples only, no patient data"
     )
-    return whole_page(heading, below, body, footer, phantom=found.phantom)
+    return whole_page(heading, below, body, footer, phantom=found.phantom, style=STYLE)
 
 
 def _html_table(part: Part) -> Markup:

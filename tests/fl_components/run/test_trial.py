@@ -20,9 +20,9 @@ LABELS = np.array([[1, 0, 1, 0, 1], [0, 1, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 1, 
 def ask(tmp_path):
     """Asks rows of a job whether they can learn from the site folders in ``tmp_path``."""
 
-    def try_them(*rows, job="fedmlp_ich", sites=2, optional=True):
+    def try_them(*rows, job="fedmlp_ich", sites=2, optional=True, words=()):
         site_words = [f"data_root={tmp_path}/{{SITE_NAME}}", f"cache_dir={tmp_path}/cache"]
-        words = ["batch_size=2", "image_size=32"]
+        words = ["batch_size=2", "image_size=32", *words]
         found = Comparison(JOBS / job, rows, [0], words=words, site_words=site_words, sites=sites)
         return try_rows(cases(found, Path()), optional=optional)
 
@@ -74,6 +74,11 @@ def test_too_few_sites_and_a_missing_package_are_said_before_data_are_opened(ask
 
 class FOUR:
     sizes = {"site-1": {"train": 10, "test": 4}}  # noqa: RUF012
+
+
+def test_weights_that_are_not_there_are_missed_before_the_first_run(ask):
+    with pytest.raises(module.FedMendError, match=r"^fedmlp: job variable weights: expected the ImageNet weights of "):
+        ask("fedavg", words=["weights=imagenet"])
 
 
 def test_steps_are_those_of_all_epochs_and_evaluations_cost_a_third():
