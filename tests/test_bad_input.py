@@ -297,7 +297,7 @@ FAULTS = [
     (
         "fewer than four sites",
         fednoro(sites=3),
-        "census: expected at least 4 sites to tell noisy from clean ones, got 3",
+        "census: expected at least 4 sites for the method of this job, got 3",
     ),
     (
         "losses with NaN",

@@ -95,7 +95,16 @@ def test_provisioning_knows_the_tools_of_flare_alone(file):
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-SLOW = {"monai", "timm", "torchvision", "safetensors", "cleanlab", "opacus"}  # monai: 6 s and 340 MB
+SLOW = {
+    "monai",
+    "timm",
+    "torchvision",
+    "safetensors",
+    "cleanlab",
+    "opacus",
+    "distributed",
+    "dask",
+}  # monai: 6 s and 340 MB
 
 
 def imported_at_once(text):

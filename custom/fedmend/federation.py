@@ -257,6 +257,7 @@ class RunningFederation(Federation):
         self._census = read_census(self._ask(CENSUS, asked), self.classes, goes_on=saved is not None)
         self._log.census = self._census
         self.sites = self._census.facts
+        self._workflow.check_sites(len(self.sites))
         self._network = initial_network(self._spec.network, self.classes, self.seed, weights if saved is None else "")
         self._letters = {"C": len(self.classes), "R": len(self.rows), "F": self._network.num_features}
         if saved is None:

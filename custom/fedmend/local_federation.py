@@ -6,6 +6,7 @@ each has its own model and its own random numbers, and models are averaged in th
 result depends on neither threads nor speed.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedmend.census import Census, read_census
 from fedmend.errors import FedMendError
 from fedmend.federation import RunningFederation, RunSettings
 from fedmend.fields import counted, hold_back
 from fedmend.files import write_atomically
-from fedmend.method import LocalMethod, Workflow
-from fedmend.results import SiteResult
+from fedmend.metering import Meter
+from fedmend.method import LocalMethod, RoundTask, Workflow
+from fedmend.results import CENSUS, RunSpec, SiteResult
 from fedmend.site_config import SiteConfig
 from fedmend.site_worker import SiteWorker
 from fedmend.state import torch_bytes
@@ -40,6 +43,7 @@ class LocalTransport(Transport):
         configs: site → its ``fedmend.json``.
         models: folder of the model files.
         threads: sites that run at the same time; 0: one per core.
+        meter: counts what travels and what sites do.
     """
 
     def __init__(
@@ -50,7 +54,9 @@ class LocalTransport(Transport):
         *,
         models: Path,
         threads: int = 0,
+        meter: Meter | None = None,
     ):
+        self._meter = meter
         self._configs, self._models, self._threads = dict(configs), models, threads or os.cpu_count() or 1
         self._counted = counted(method.FIELDS)
         self._stopped = threading.Event()
@@ -67,6 +73,8 @@ class LocalTransport(Transport):
     ) -> None:
         """See :class:`fedmend.transport.Transport`; every site answers, so nobody waits for ``enough``."""
         before = torch.get_num_threads()
+        if self._meter:
+            self._meter.asked(question)
         with ThreadPoolExecutor(self._threads) as pool:
             tasks = {pool.submit(self._answer, site, question): site for site in question.tasks}
             try:
@@ -80,21 +88,24 @@ class LocalTransport(Transport):
 
     def _answer(self, site: str, question: Question) -> SiteResult | FedMendError:
         config = self._configs[site]
-        result = self._workers[site].answer(
-            site,
-            question.name,
-            question.weights,
-            question.tasks[site],
-            question.run,
-            evaluate=question.evaluate,
-            config=config,
-            stop=self._stopped.is_set,
-        )
+        with self._meter.working(site) if self._meter else contextlib.nullcontext():
+            result = self._workers[site].answer(
+                site,
+                question.name,
+                question.weights,
+                question.tasks[site],
+                question.run,
+                evaluate=question.evaluate,
+                config=config,
+                stop=self._stopped.is_set,
+            )
         result.site = site
         try:
             result.report, _ = hold_back(result.report, self._counted, config.min_count)
         except FedMendError as e:
             return FedMendError(f"{site}: {e}")
+        if self._meter:
+            self._meter.answered(site, result)
         return result
 
     def save_model(self, weights: Mapping[str, np.ndarray], *, best: bool = False) -> str:
@@ -124,6 +135,7 @@ def run_locally(
     settings: Mapping[str, object],
     threads: int = 0,
     app_dir: Path | None = None,
+    meter: Meter | None = None,
 ) -> Path:
     """Runs a job in this process.
 
@@ -138,6 +150,7 @@ def run_locally(
         settings: all settings of the job, for ``run.json``.
         threads: sites that run at the same time; 0: one per core.
         app_dir: the job's app folder, where a relative ``weights`` file starts; None: the workspace.
+        meter: counts what travels and what sites do.
 
     Returns:
         The run folder.
@@ -145,20 +158,9 @@ def run_locally(
     Raises:
         FedMendError: bad input, or a site's result was refused and too few are left.
     """
-    if unknown := sorted(set(run) - (known := {f.name for f in fields(RunSettings)})):
-        raise FedMendError(f"job: expected the settings {sorted(known)} of a run, got also {unknown}")
     records = workspace / RUN_FOLDER / "fedmend"
-    try:
-        chosen = RunSettings(**run)
-        transport = LocalTransport(
-            method,
-            site,
-            {name: config_of(name) for name in sites},
-            models=workspace / RUN_FOLDER / "app_server",
-            threads=threads,
-        )
-    except (TypeError, ValueError) as e:
-        raise FedMendError(f"job: expected settings of a run, got others: {e}") from None
+    models, configs = workspace / RUN_FOLDER / "app_server", {name: config_of(name) for name in sites}
+    chosen, transport = _set_up(run, method, site, configs, models=models, threads=threads, meter=meter)
     server = config_of("server")
     federation = RunningFederation(
         *(chosen, workflow, transport),
@@ -171,3 +173,53 @@ def run_locally(
     )
     federation.run()
     return records
+
+
+def census_locally(
+    *,
+    method: LocalMethod,
+    run: Mapping[str, object],
+    site: Mapping[str, object],
+    sites: Sequence[str],
+    workspace: Path,
+    config_of: Callable[[str], SiteConfig],
+) -> Census:
+    """Asks all sites what they have, as a run does before its first round; arguments as of :func:`run_locally`.
+
+    Raises:
+        FedMendError: what a run would refuse at its census.
+    """
+    configs = {name: config_of(name) for name in sites}
+    chosen, transport = _set_up(run, method, site, configs, models=workspace, threads=1)
+    spec = RunSpec(chosen.run_name, tuple(chosen.classes), chosen.network, chosen.seed)
+    task = RoundTask(CENSUS, 0, chosen.num_rounds, seed=chosen.seed, training=False)
+    found: dict[str, SiteResult] = {}
+
+    def receive(name: str, answer: SiteResult | FedMendError) -> None:
+        if isinstance(answer, FedMendError) or answer.error:
+            raise FedMendError(str(answer) if isinstance(answer, FedMendError) else answer.error)
+        found[name] = answer
+
+    question = Question(CENSUS, {}, dict.fromkeys(sorted(sites), task), spec, False)
+    transport.exchange(question, receive, lambda: False)
+    return read_census(dict(sorted(found.items())), spec.classes, goes_on=False)
+
+
+def _set_up(
+    run: Mapping[str, object],
+    method: LocalMethod,
+    site: Mapping[str, object],
+    configs: Mapping[str, SiteConfig],
+    **how,
+) -> tuple[RunSettings, LocalTransport]:
+    """The job's settings of the server, and its sites.
+
+    Raises:
+        FedMendError: settings that the job cannot have.
+    """
+    if unknown := sorted(set(run) - (known := {f.name for f in fields(RunSettings)})):
+        raise FedMendError(f"job: expected the settings {sorted(known)} of a run, got also {unknown}")
+    try:
+        return RunSettings(**run), LocalTransport(method, site, configs, **how)
+    except (TypeError, ValueError) as e:
+        raise FedMendError(f"job: expected settings of a run, got others: {e}") from None

@@ -160,6 +160,7 @@ class LocalMethod:
         FIELDS: every array that may leave besides the weights.
         KNOWLEDGE: every array that the server may send besides the weights.
         KINDS: the kinds of labels that the method can learn from.
+        PACKAGES: packages that the method needs beside FedMend's own → the extra of FedMend that installs each.
         ROUND: what happens in one round.
         patients_apart: the loss of a sample depends on that sample and the weights alone, and nothing computed from
             samples is reported; a site with differential privacy takes part in no other method.
@@ -168,6 +169,7 @@ class LocalMethod:
     FIELDS: ClassVar[Mapping[str, Field]] = {}
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = {}
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL,)
+    PACKAGES: ClassVar[Mapping[str, str]] = {}
 
     ROUND: ClassVar[type[Round]]
     patients_apart: bool = False
@@ -333,11 +335,13 @@ class Workflow(ABC):
         FIELDS: what sites may report; the method's.
         KNOWLEDGE: what the workflow sends; the method's.
         warmup_rounds: rounds of the first stage, for reports; 0: there is none.
+        least_sites: fewest sites that the algorithm needs.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = {}
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = {}
     warmup_rounds: int = 0
+    least_sites: int = 1
 
     @dataclass
     class Memory:
@@ -366,6 +370,17 @@ class Workflow(ABC):
             raise FedMendError(
                 f"job variables warmup_rounds, num_rounds: expected the warm-up to fit into the run, got"
                 f" {self.warmup_rounds} of {num_rounds}"
+            )
+
+    def check_sites(self, sites: int) -> None:
+        """Refuses a federation of fewer sites than the algorithm needs.
+
+        Raises:
+            FedMendError: fewer than ``least_sites``.
+        """
+        if sites < self.least_sites:
+            raise FedMendError(
+                f"census: expected at least {self.least_sites} sites for the method of this job, got {sites}"
             )
 
 

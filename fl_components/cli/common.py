@@ -14,9 +14,10 @@ def subcommands(commands, name: str, summary: str, what: str):
     return commands.add_parser(name, help=summary).add_subparsers(required=True, metavar=what)
 
 
-def job_arguments(parser: argparse.ArgumentParser, **job) -> None:
-    """Adds a job folder, to whose argument ``job`` is passed on, and how the job is changed."""
-    parser.add_argument("job", type=Path, help="job folder, e.g. jobs/fedmlp_ich", **job)
+def job_arguments(parser: argparse.ArgumentParser, *, what: str = "job folder, e.g. jobs/fedmlp_ich", **job) -> None:
+    """Adds a job folder, to whose argument ``job`` is passed on and whose help is ``what``, and how the job is
+    changed."""
+    parser.add_argument("job", type=Path, help=what, **job)
     parser.add_argument(
         "--variant",
         dest="variants",
@@ -37,3 +38,15 @@ def site_settings(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         help="override fields of fedmend.json, e.g. data_root=/data/{SITE_NAME}",
     )
+
+
+def seeds(text: str) -> list[int]:
+    """Whole numbers like ``0,1,2`` or ``0-2``, for :mod:`argparse`."""
+    try:
+        spans = [[int(end) for end in word.split("-")] for word in text.split(",")]
+        found = [seed for first, *last in spans for seed in range(first, (last or [first])[0] + 1)]
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"expected different whole numbers like 0,1,2 or 0-2, got {text!r}")
+    return found

@@ -1,11 +1,11 @@
-"""``jobs``, ``configure``, ``simulate`` and ``compare``: jobs on this machine."""
+"""``jobs``, ``configure`` and ``simulate``: jobs on this machine."""
 
 import argparse
 import json
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import given, job_arguments, site_settings
+from fl_components.cli.common import given, job_arguments, seeds, site_settings
 
 
 def add(commands) -> None:
@@ -36,32 +36,12 @@ def add(commands) -> None:
     simulate.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
     site_settings(simulate)
     simulate.add_argument(
-        "--seeds", type=_seeds, default=[], help="several runs, e.g. 0,1,2; prints mean and standard deviation"
+        "--seeds", type=seeds, default=[], help="several runs, e.g. 0,1,2; prints mean and standard deviation"
     )
     simulate.add_argument(
         "--quiet", action="store_true", help="keep the simulator's output in a file beside the workspace"
     )
     simulate.set_defaults(run=_simulate)
-
-    compare = commands.add_parser("compare", help="a job against its variants over several seeds: tables and a figure")
-    job_arguments(compare)
-    compare.add_argument(
-        "--rows",
-        type=lambda text: text.split(","),
-        default=[],
-        metavar="ROW[,ROW]",
-        help="what the job is compared with: variants, or variants and settings joined by +, e.g."
-        " fedavg,fedavg+learning_rate=0.001",
-    )
-    compare.add_argument("--seeds", type=_seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
-    compare.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
-    site_settings(compare)
-    compare.add_argument("--processes", type=int, default=1, help="runs at the same time (default 1)")
-    compare.add_argument("--metric", default="", help="of the figure, e.g. f1 (default: that of the kind of labels)")
-    compare.add_argument(
-        "--out", type=Path, required=True, help="runs and tables; complete runs in it are not repeated"
-    )
-    compare.set_defaults(run=_compare)
 
 
 def _jobs(args: argparse.Namespace) -> None:
@@ -118,18 +98,6 @@ def _simulate(args: argparse.Namespace) -> None:
         print("\n".join(seed_lines(runs)))
 
 
-def _compare(args: argparse.Namespace) -> None:
-    from fedmend.report.paired import write_comparison
-    from fedmend.report.run_folder import load_run
-    from fl_components.run.compare import Comparison, compare
-
-    given_here = given(args, "job", "rows", "seeds", "variants", "sites")
-    comparison = Comparison(**given_here, words=args.set, site_words=args.site)
-    folders = compare(comparison, args.out, processes=args.processes, show=lambda line: print(line, flush=True))
-    runs = {row: [load_run(folder) for folder in found] for row, found in folders.items()}
-    print(write_comparison(runs, args.out, metric=args.metric) + f"\nwritten to {args.out}")
-
-
 def run_folders(folder: Path, name: str) -> list[Path]:
     """The run folders behind what a person names: one itself, that of a simulator workspace, or those of its seeds.
 
@@ -146,14 +114,3 @@ def run_folders(folder: Path, name: str) -> list[Path]:
             f"table, {name}: expected a run folder or a simulator workspace, found no run.json in {where}"
         )
     return found
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        spans = [[int(end) for end in word.split("-")] for word in text.split(",")]
-        seeds = [seed for first, *last in spans for seed in range(first, (last or [first])[0] + 1)]
-    except ValueError:
-        seeds = []
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"expected different whole numbers like 0,1,2 or 0-2, got {text!r}")
-    return seeds

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.local_federation import run_locally
+from fedmend.metering import Meter
 from fedmend.site_config import CONFIG_NAME, SiteConfig, read_site_config
 from fl_components.run.jobs import configure_job, read_job
 from fl_components.run.simulate import lay_policy, refused_results
@@ -29,6 +30,7 @@ def run_local(
     sites: int = 0,
     site_settings: Mapping[str, object] | None = None,
     quiet: bool = False,
+    meter: Meter | None = None,
 ) -> dict:
     """Runs one job without FLARE and returns its ``results.json``.
 
@@ -41,6 +43,7 @@ def run_local(
         sites: see :func:`fl_components.run.jobs.configure_job`.
         site_settings: fields of ``fedmend.json`` to override.
         quiet: keep what the run says in ``<workspace>.log`` instead of showing it.
+        meter: counts what travels and what sites do.
 
     Raises:
         FedMendError: the workspace holds other files, the job does not train, or it or a site's result is refused.
@@ -65,6 +68,7 @@ def run_local(
             settings=settings.settings,
             threads=threads or os.cpu_count() or 1,
             app_dir=job.resolve() / settings.app.name,
+            meter=meter,
         )
     if refused := refused_results(records):
         raise FedMendError(f"run: expected a complete run, got a refused result: {refused[0]}")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fl_components.run.arguments import Part, assign, has, parts
+from fl_components.run.table_entries import Entry, read_entry
 
 FOLDER = "variants"
 SHARED = Path(__file__).resolve().parents[2] / "jobs" / FOLDER  # of the checkout, for copies of jobs elsewhere
 PAPER = "paper"
-KEYS = ("about", "components", "set")
+KEYS = ("about", "components", "set", "table")
 COMPONENT_KEYS = ("path", "args", "keep")
 
 
@@ -29,6 +30,7 @@ class Variant:
             that keep the values that they have in the job.
         set: setting → value, as for ``--set``.
         own: it belongs to one job, not to all jobs of a problem.
+        table: its row in the paper's table; None: it has none.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Variant:
     components: Mapping[str, Mapping] = field(default_factory=dict)
     set: Mapping[str, object] = field(default_factory=dict)
     own: bool = False
+    table: Entry | None = None
 
 
 def read_variant(file: Path, *, own: bool = False) -> Variant:
@@ -64,6 +67,8 @@ def read_variant(file: Path, *, own: bool = False) -> Variant:
         kinds = {"path": str, "args": dict, "keep": list}
         if "path" not in component or any(not isinstance(component[k], kinds[k]) for k in component):
             raise FedMendError(f"{where}, component {name}: expected path, mapping args and list keep, got another")
+    if "table" in content:
+        content["table"] = read_entry(content["table"], where)
     return Variant(file.stem, own=own, **content)
 
 

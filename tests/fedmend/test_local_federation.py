@@ -13,7 +13,8 @@ from torch_factories import PlainMethod, PlainRound
 from fedmend.errors import FedMendError
 from fedmend.federation import RunSettings
 from fedmend.fields import Field
-from fedmend.local_federation import LocalTransport, run_locally
+from fedmend.local_federation import LocalTransport, census_locally, run_locally
+from fedmend.metering import Meter
 from fedmend.method import Workflow
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.site_config import SiteConfig
@@ -86,7 +87,7 @@ def play(tmp_path):
         make_site_folder(tmp_path / "data" / f"site-{number}", labels, splits=("val", "test"))
     before = torch.get_num_threads()
 
-    def run(name, method=None, workflow=None, *, threads=0, min_count=1, site=None, **changes):
+    def run(name, method=None, workflow=None, *, threads=0, min_count=1, site=None, meter=None, **changes):
         def config(site):
             data = tmp_path / "data" / site
             state = tmp_path / name / "state"
@@ -103,6 +104,7 @@ def play(tmp_path):
                 config_of=config,
                 settings={"note": "as configured"},
                 threads=threads,
+                meter=meter,
             )
 
     yield run
@@ -235,3 +237,37 @@ def test_such_a_site_costs_itself_alone_where_min_sites_allows_it(play):
     records = play("run", PoisonedMethod(), num_rounds=4, min_sites=2)
     (refusal,) = [line for line in lines(records, "decisions.jsonl") if line["what"] == "refused"]
     assert (refusal["round"], refusal["value"]["site"]) == (1, "site-3")
+
+
+def test_a_meter_counts_what_each_site_gets_sends_and_does(play):
+    with Meter() as meter:
+        records = play("run", meter=meter)
+    found = meter.measured()["sites"]
+    size = sum(value.nbytes for value in model(records).values())
+    assert set(found) == {"site-1", "site-2", "site-3"}
+    for counted in found.values():
+        assert counted["rounds"] == 2
+        assert counted["received"] == 3 * size  # two rounds and the evaluation at the end
+        assert 2 * size <= counted["sent"]
+        assert counted["steps"] == 4  # 7, 8 and 9 samples are two batches of 4, a last one of one joins the one before
+
+
+def test_a_census_is_that_of_the_run_and_refuses_what_the_run_would(play, tmp_path):
+    play("run")
+    workspace = tmp_path / "run"
+
+    def config(site):
+        return SiteConfig(tmp_path / "data" / site, tmp_path / "cache", workspace / "state", threads=1)
+
+    def census(**changes):
+        sites = ("site-1", "site-2")
+        with small_world():
+            return census_locally(
+                method=PlainMethod(), run=RUN | changes, site=SITE, sites=sites, workspace=workspace, config_of=config
+            )
+
+    assert census().sizes["site-1"]["train"] == census().facts["site-1"].samples
+    with pytest.raises(
+        FedMendError, match=r"^site-[12]: site\.json, field classes: expected the job's \['other'\], got "
+    ):
+        census(classes=["other"])

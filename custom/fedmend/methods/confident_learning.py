@@ -127,6 +127,7 @@ class ConfidentLearning(SingleLabelMethod):
 
     FIELDS: ClassVar = FIELDS
     KNOWLEDGE: ClassVar = KNOWLEDGE
+    PACKAGES: ClassVar = {"cleanlab": "cleanlab"}
     ROUND: ClassVar[type[Round]] = ConfidentLearningRound
 
     def __init__(self, *, la: bool = False):

@@ -138,6 +138,7 @@ class FedNoRoWorkflow(Workflow):
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    least_sites = MIN_SITES
 
     @dataclass
     class Memory:
@@ -169,10 +170,6 @@ class FedNoRoWorkflow(Workflow):
 
     def run(self, fed: Federation) -> None:
         """R rounds, T1 of them warm-up."""
-        if len(fed.sites) < MIN_SITES:
-            raise FedMendError(
-                f"census: expected at least {MIN_SITES} sites to tell noisy from clean ones, got {len(fed.sites)}"
-            )
         for r in fed.rounds():
             if r < self.warmup_rounds:  # stage 1, Eq. (2)
                 fed.train(WARMUP)

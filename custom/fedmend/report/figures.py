@@ -144,7 +144,7 @@ def grid_figure(
         figure.text(0.45 / WIDTH, 0.05 / height, xlabel, color=MUTED)
         if phantom:
             figure.text(1 - 0.1 / WIDTH, 0.05 / height, "PHANTOM", ha="right", weight="bold", color="#9c1c1c")
-        return _inline(svg_of(figure), key, alt)
+        return inline(svg_of(figure), key, alt)
 
 
 def svg_of(figure) -> str:
@@ -234,7 +234,7 @@ def _draw_legend(figure, height: float, legend: Mapping[str, str], *, warmup: in
     )
 
 
-def _inline(svg: str, key: str, alt: str) -> str:
+def inline(svg: str, key: str, alt: str) -> str:
     """Makes matplotlib's SVG document an element of an HTML page: own ids, no namespaces, no style sheet, alt text."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", svg, flags=re.DOTALL)

@@ -27,10 +27,17 @@ MACRO = {
 
 
 class Column(NamedTuple):
-    """A number of a run in a table: its word and how it is read; ``None``: not measured."""
+    """A number of a run in a table.
+
+    Attributes:
+        word: for people.
+        value: how it is read; ``None``: not measured.
+        key: of the metric; ``_last`` and ``_best`` at its end name the mean of the last rounds and the highest value.
+    """
 
     word: str
     value: Callable[[Run], float | None]
+    key: str
 
 
 class Row(NamedTuple):
@@ -115,12 +122,12 @@ def macro_columns(runs: Sequence[Run]) -> list[Column]:
     measured = {k for run in runs for k, v in _final(run)["macro"].items() if v is not None}
     kind = runs[0].kind
     words = {k: word for k, word in (MACRO | kind.table_words).items() if k in measured}
-    columns = [Column(word, lambda run, k=k: _final(run)["macro"].get(k)) for k, word in words.items()]
+    columns = [Column(word, lambda run, k=k: _final(run)["macro"].get(k), k) for k, word in words.items()]
     for key in (metric.macro for metric in kind.last_and_best if metric.macro in measured):
         if last := last_rounds(runs, key):
             word = f"{words[key]}, mean of rounds {last[0]} to {last[-1]}"
-            columns.append(Column(word, lambda run, k=key, last=last: _mean(run, k, last)))
-        columns.append(Column(f"{words[key]}, best", lambda run, k=key: _highest(run, k)))
+            columns.append(Column(word, lambda run, k=key, last=last: _mean(run, k, last), f"{key}_last"))
+        columns.append(Column(f"{words[key]}, best", lambda run, k=key: _highest(run, k), f"{key}_best"))
     return columns
 
 

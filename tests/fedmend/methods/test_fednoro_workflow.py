@@ -293,7 +293,7 @@ def test_losses_of_fewer_than_four_sites_stop_the_run(tmp_path):
 def test_fewer_than_four_sites_are_refused_before_any_training(tmp_path):
     three = {site: SITES[site] for site in list(SITES)[:3]}
     run = play(tmp_path, sites=three)
-    assert run.stopped == "census: expected at least 4 sites to tell noisy from clean ones, got 3"
+    assert run.stopped == "census: expected at least 4 sites for the method of this job, got 3"
     assert asked(run, TRAIN) == []
 
 

@@ -14,7 +14,8 @@ import fedmend
 from fedmend.errors import FedMendError
 from fedmend.files import locked
 from fl_components.run import compare as module
-from fl_components.run.compare import Comparison, cases, compare
+from fl_components.run.budget import Budget
+from fl_components.run.compare import Comparison, cases, compare, effort
 
 OTHER = "other settings or of another version of FedMend"
 
@@ -152,3 +153,70 @@ def test_a_run_that_was_killed_is_one_sentence(job, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ProcessPoolExecutor", Killed)
     with refused("--processes: expected runs to end by themselves, one was killed (memory?)"):
         compare(Comparison(job, [], [0]), tmp_path, processes=2)
+
+
+def test_a_run_leaves_what_it_cost_beside_its_marker(job, tmp_path, ran):
+    compare(Comparison(job, ["big"], [0]), tmp_path, show=str)
+    own, big = cases(Comparison(job, ["big"], [0]), tmp_path)
+    assert own.cost_file == tmp_path / "own" / "seed-0.cost.json"
+    assert set(own.cost()) == {"seconds", "peak_memory", "initial_model", "sites", "effort"}
+    assert own.cost()["effort"] == {"unit": "epochs", "per_round": 1}
+    assert big.cost()["sites"] == {}
+    own.cost_file.unlink()  # as in comparisons of earlier versions, which stay readable
+    assert own.cost() == {}
+    assert len(compare(Comparison(job, ["big"], [0]), tmp_path)["own"]) == 1
+    assert len(ran.made) == 2
+
+
+def test_effort_is_counted_in_steps_where_a_job_counts_so():
+    client = {"components": [{"id": "method", "path": "fedmend.x.Y", "args": {"local_iterations": 50}}]}
+    site = {"executors": [{"executor": {"path": "fl_components.X", "args": {"local_epochs": 4}}}]}
+    marker = {"app/config/config_fed_client.json": {**client, **site}, "app/config/config_fed_server.json": {}}
+    assert effort(marker) == {"unit": "steps", "per_round": 50}
+    assert effort({**marker, "app/config/config_fed_client.json": site}) == {"unit": "epochs", "per_round": 4}
+
+
+def test_a_run_name_comes_before_the_names_of_variants(job, tmp_path):
+    own, plain = cases(Comparison(job, ["plain+mu=0.25"], [3], run_name="job_data"), tmp_path)
+    assert own.given["variables"]["run_name"] == "job_data"
+    assert plain.given["variables"] == {"run_name": "job_data_plain", "mu": 0.25, "seed": 3}
+
+
+@pytest.fixture
+def minutes(monkeypatch):
+    """A clock that each run moves by a minute."""
+    from fl_components.run import budget
+
+    def run_local(job, workspace, **given):
+        now[0] += 60
+        made.append((workspace.parent.name, given["variables"]["seed"]))
+
+    now, made = [0.0], []
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "run_local", run_local)
+    return made
+
+
+def test_the_budget_ends_a_call_before_a_run_that_would_not_fit_and_the_next_call_goes_on(job, tmp_path, minutes):
+    asked = Comparison(job, ["plain"], [0, 1])
+    folders = compare(asked, tmp_path, budget=Budget(200), show=str)
+    assert minutes == [("own", 0), ("plain", 0), ("own", 1)]
+    assert [folder.parents[2].name for folder in folders["plain"]] == ["seed-0"]  # seed 1 is not whole
+    folders = compare(asked, tmp_path, budget=Budget(200), show=str)
+    assert minutes[3:] == [("plain", 1)]
+    assert [len(found) for found in folders.values()] == [2, 2]
+
+
+def test_a_budget_too_small_for_one_run_of_each_row_is_refused_before_the_first(job, tmp_path, minutes):
+    small = Budget(60, {"own": 50, "plain": 50})
+    with refused("--budget: expected time for one run of each of 2 rows, about 2 min by an estimate, got 60 s"):
+        compare(Comparison(job, ["plain"], [0]), tmp_path, budget=small)
+    assert minutes == []
+
+
+def test_a_budget_that_runs_out_before_a_seed_is_whole_keeps_what_is_complete(job, tmp_path, minutes):
+    with refused("--budget: expected time for all rows of one seed, it ran out; complete runs are kept"):
+        compare(Comparison(job, ["plain"], [0]), tmp_path, budget=Budget(90), show=str)
+    assert minutes == [("own", 0)]
+    compare(Comparison(job, ["plain"], [0]), tmp_path, show=str)
+    assert minutes == [("own", 0), ("plain", 0)]

@@ -1,0 +1,121 @@
+"""``compare``: a job against its variants, or a paper's whole table."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fl_components.cli.common import given, job_arguments, seeds, site_settings
+
+
+def add(commands) -> None:
+    """Adds the command."""
+    compare = commands.add_parser("compare", help="a job against its variants over several seeds: tables and a figure")
+    job_arguments(compare, what="job folder, or a problem: missing-classes, noisy-sites, label-sets, partial-masks")
+    compare.add_argument(
+        "--rows",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="ROW[,ROW]",
+        help="what the job is compared with: variants, or variants and settings joined by +, e.g."
+        " fedavg,fedavg+learning_rate=0.001 (default for a problem: the rows of the paper's table)",
+    )
+    compare.add_argument(
+        "--table", action="store_true", help="the paper's table, as for a problem: its rows, published numbers, costs"
+    )
+    compare.add_argument(
+        "--data", metavar="DIR", help="site folders site-1, site-2, ... of fedmend prepare (default: the job's phantom)"
+    )
+    compare.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
+    compare.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job or in --data)")
+    site_settings(compare)
+    compare.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        help="runs at the same time (default 1; for the paper's table as many as cores and memory bear)",
+    )
+    compare.add_argument(
+        "--cluster", default="", metavar="ADDRESS", help="runs on the workers of this Dask scheduler instead"
+    )
+    compare.add_argument(
+        "--budget", type=_time, default=float("inf"), metavar="TIME", help="time for this call, e.g. 2h, 90m or 300s"
+    )
+    compare.add_argument("--metric", default="", help="of the figure, e.g. f1 (default: that of the kind of labels)")
+    compare.add_argument(
+        "--out",
+        type=Path,
+        help="runs and tables; complete runs in it are not repeated (default for a problem: runs/ and its name)",
+    )
+    compare.set_defaults(run=_compare)
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from fedmend.report.paired import write_comparison
+    from fedmend.report.paper_table import write_paper_table
+    from fedmend.report.run_folder import load_run
+    from fl_components.run.compare import Comparison, compare
+    from fl_components.run.paper_rows import find_job, on_data, paper_table, table_rows
+
+    job, named = find_job(args.job)
+    table, out = args.table or named, args.out or (Path("runs") / args.job if named else None)
+    if out is None:
+        raise FedMendError("--out: expected a folder for runs and tables, got none")
+    if args.data and args.sites:
+        raise FedMendError("--sites: expected no number beside --data, whose folders are the sites")
+    if args.cluster:
+        job, out = job.resolve(), out.resolve()  # workers have other current folders
+    rows = args.rows or (table_rows(job) if table else [])
+    comparison = Comparison(
+        **given(args, "seeds", "variants", "sites"), job=job, rows=rows, words=args.set, site_words=args.site
+    )
+    comparison = on_data(comparison, args.data) if args.data else comparison
+    comparison, without, how = _plan(args, comparison, table=table)
+    try:
+        show = {"show": lambda line: print(line, flush=True), "progress": _bar() if sys.stderr.isatty() else None}
+        folders = compare(comparison, out, cluster=args.cluster, **how, **show)
+    except KeyboardInterrupt:
+        print("stopped; complete runs are kept, and the same command goes on", file=sys.stderr)
+        raise
+    runs = {row: [load_run(folder) for folder in found] for row, found in folders.items()}
+    if table:
+        text = write_paper_table(paper_table(comparison, runs, without, out, args.metric), out)
+    else:
+        text = write_comparison(runs, out, metric=args.metric)
+    print(f"{text}\nwritten to {out}")
+
+
+def _plan(args: argparse.Namespace, comparison, *, table: bool) -> tuple:
+    """What can be known before the first run: rows that can learn from the data, why others are left out, and the
+    number of processes and the budget."""
+    from fl_components.run.budget import Budget
+    from fl_components.run.compare import cases
+    from fl_components.run.trial import estimates, fitting_processes, try_rows
+
+    limited, how = args.budget < float("inf"), {"processes": args.processes or 1, "budget": None}
+    if not (table or args.data or limited):
+        return comparison, {}, how
+    first = cases(replace(comparison, seeds=comparison.seeds[:1]), Path())
+    trials, without = try_rows(first, optional=table and not args.rows)
+    for row, why in without.items():
+        print(f"{row}: left out: {why}", flush=True)
+    if table and not args.processes:
+        how["processes"] = fitting_processes(trials)
+    how["budget"] = Budget(args.budget, estimates(trials)) if limited else None
+    return replace(comparison, rows=[row for row in comparison.rows if row not in without]), without, how
+
+
+def _time(text: str) -> float:
+    from fl_components.run.budget import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+
+
+def _bar():
+    from fl_components.run.progress import Bar
+
+    return Bar()

@@ -1,0 +1,108 @@
+"""What the command makes of its words; runs and trials are stood in for."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from cli_calls import call
+from factories import ROOT
+
+from fl_components.cli import build_parser
+from fl_components.run.compare import Comparison
+
+JOBS = ROOT / "jobs"
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What the parts of the command were given."""
+
+    def try_rows(cases, *, optional):
+        found.tried = [case.row for case in cases], optional
+        return {case.row: "trial" for case in cases}, found.without
+
+    def compare(comparison, out, **how):
+        found.comparison, found.out, found.how = comparison, out, how
+        return {row: [row] for row in ("own", *comparison.rows)}
+
+    def paper_table(comparison, runs, without, out, metric):
+        found.table = runs, without, metric
+        return "table"
+
+    found = Namespace(without={})
+    monkeypatch.setattr("fl_components.run.trial.try_rows", try_rows)
+    monkeypatch.setattr("fl_components.run.trial.estimates", lambda trials: {"own": 7.0})
+    monkeypatch.setattr("fl_components.run.trial.fitting_processes", lambda trials: 5)
+    monkeypatch.setattr("fl_components.run.compare.compare", compare)
+    monkeypatch.setattr("fl_components.run.paper_rows.paper_table", paper_table)
+    monkeypatch.setattr("fedmend.report.run_folder.load_run", lambda folder: f"run {folder}")
+    monkeypatch.setattr("fedmend.report.paper_table.write_paper_table", lambda table, out: "the table")
+    monkeypatch.setattr("fedmend.report.paired.write_comparison", lambda runs, out, metric: "two tables")
+    return found
+
+
+def test_a_problem_is_the_table_of_its_main_job_in_a_folder_of_its_name(seen, capsys):
+    seen.without = {"fedavg_pl": "expected x"}
+    assert call("compare", "missing-classes", "--seeds", "0-1", "--metric", "f1") == 0
+    tried, optional = seen.tried
+    assert tried[:3] == ["fedmlp", "fedavg", "fedavg_pl"]
+    assert optional
+    assert seen.comparison.job == JOBS / "fedmlp_ich"
+    assert "fedavg" in seen.comparison.rows
+    assert "fedavg_pl" not in seen.comparison.rows
+    assert (seen.out, seen.how["processes"], seen.how["budget"]) == (Path("runs/missing-classes"), 5, None)
+    assert seen.table[1:] == ({"fedavg_pl": "expected x"}, "f1")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["fedavg_pl: left out: expected x", "the table", f"written to {Path('runs/missing-classes')}"]
+
+
+def test_rows_that_a_person_names_take_the_place_of_the_tables_and_must_all_learn(seen, tmp_path):
+    words = ["compare", JOBS / "fedmlp_ich", "--table", "--rows", "fedavg+learning_rate=0.1", "--out", tmp_path]
+    assert call(*words, "--processes", 2, "--budget", "2h") == 0
+    assert seen.tried == (["fedmlp", "fedavg+learning_rate=0.1"], False)
+    assert seen.how["processes"] == 2
+    assert (seen.how["budget"].expected("own"), seen.how["budget"].fits("own")) == (7.0, True)
+
+
+def test_a_job_with_rows_alone_is_compared_as_ever(seen, tmp_path, capsys):
+    assert call("compare", JOBS / "fedmlp_ich", "--rows", "fedavg", "--out", tmp_path) == 0
+    assert not hasattr(seen, "tried")
+    assert seen.comparison == Comparison(JOBS / "fedmlp_ich", ["fedavg"], [0, 1, 2], [], [], [])
+    assert (seen.how["processes"], seen.how["budget"], seen.how["cluster"]) == (1, None, "")
+    assert capsys.readouterr().out == f"two tables\nwritten to {tmp_path}\n"
+
+
+def test_workers_of_a_cluster_are_given_whole_paths(seen, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("compare", JOBS / "fedmlp_ich", "--out", "runs", "--cluster", "tcp://x:1") == 0
+    assert (seen.out, seen.how["cluster"]) == (tmp_path / "runs", "tcp://x:1")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("compare jobs/x", "--out: expected a folder for runs and tables, got none"),
+        (
+            "compare jobs/x --out o --data d --sites 3",
+            "--sites: expected no number beside --data, whose folders are the sites",
+        ),
+    ],
+)
+def test_words_that_do_not_go_together_are_one_sentence(seen, capsys, words, sentence):
+    assert call(*words.split()) == 1
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+
+
+def test_a_time_that_is_none_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["compare", "jobs/x", "--out", "o", "--budget", "2"])
+    assert "expected a time like 2h, 90m or 300s, got '2'" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(seen, tmp_path, monkeypatch, capsys):
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fl_components.run.compare.compare", interrupted)
+    assert call("compare", JOBS / "fedmlp_ich", "--out", tmp_path) == 130
+    assert capsys.readouterr().err == "stopped; complete runs are kept, and the same command goes on\n"
