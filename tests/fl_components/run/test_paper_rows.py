@@ -59,7 +59,7 @@ def test_a_folder_is_a_job_and_another_word_is_refused_with_those_that_there_are
 def test_the_rows_of_the_table_are_the_variants_that_say_so_in_its_order(job):
     assert table_rows(job) == ["fedavg", "late"]
     assert own_entry(job).title == "Own"
-    assert table_rows(JOBS / "fedmlp_ich")[:2] == ["fedavg", "fedavg_pl"]
+    assert table_rows(JOBS / "fedmlp_ich")[:3] == ["all_labels", "fedavg", "fedavg_pl"]
 
 
 def test_a_job_without_a_row_of_its_own_has_no_table(tmp_path):
