@@ -214,6 +214,7 @@ def test_the_page_lies_beside_the_json_file(client, server, caplog):
     page = (records / "report.html").read_text()
     assert "? of 60" in page
     assert "2 of 2 sites counted" in page
+    assert "<code>fedmend configure jobs/fedmlp_ich advised --sites 2" in page
     sites, classes = read_audit(records / "audit.json")
     assert (list(sites), classes) == (["site-1", "site-2"], CLASSES)
     assert sites["site-1"].counts.tolist() == [[60, 60, 0], [30, -1, 0], [0, 0, 60]]
