@@ -212,8 +212,9 @@ def alone(facts: Facts) -> str:
 
 
 def votes(facts: Facts) -> str:
-    """How sure the detection is."""
-    return f"{facts.losses.vote_share:.0%} of the fits agree on the noisy sites." if facts.losses else ""
+    """How sure the detection of noisy sites is."""
+    found = facts.losses and facts.losses.noisy
+    return f"{facts.losses.vote_share:.0%} of the fits agree on the noisy sites." if found else ""
 
 
 def real_masks(facts: Facts) -> str:

@@ -104,6 +104,7 @@ def test_at_most_one_job_is_recommended_and_it_is_the_first_that_fits(facts, nam
         ("real images", federation(site((400, 80, 0), (0, 0, 400), phantom=True), OTHER_GAP)),
         ("real volumes", federation(masks(phantom=True), masks())),
         ("noise, one label", federation(*[LABELLED] * 4, losses=CLEAN)),
+        ("vote share", federation(*[LABELLED] * 4, losses=CLEAN)),
         ("class without a sample", federation(NEVI, MELANOMA)),
         ("one value", federation(site((400, Q, 0), (400, 80, 0)), FULL)),
         ("missing and noisy", federation(FULL, FULL)),
