@@ -15,10 +15,10 @@ from nvflare.app_common.app_constant import StatisticsConstants as StC
 from nvflare.app_common.statistics.json_stats_file_persistor import JsonStatsFileWriter
 from nvflare.fuel.utils import fobs
 
-from fedmend.data.manifest import CARD_NAME, load_card
+from fedmend.data.manifest import CARD_NAME, KIND_NAMES, load_card
 from fedmend.errors import FedMendError
-from fedmend.kinds import kind_of
-from fedmend.label_audit import COUNTS, HELD_BACK, SiteLabels, hold_back
+from fedmend.files import write_text
+from fedmend.label_audit import AUDIT_FILE, COUNTS, HELD_BACK, LARGEST, SiteLabels, audit_text, count_labels
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.report.audit import audit_page
 from fedmend.report.records import RunRecords
@@ -29,18 +29,20 @@ from fl_components.workspace import load_site_config
 
 LOG = logging.getLogger("fedmend.audit")
 SAMPLES, PHANTOM_SAMPLES = "training samples", "PHANTOM training samples"
+KIND_SAMPLES = {f"{kind} samples": kind for kind in KIND_NAMES}
+OWN_FEATURES = {SAMPLES, PHANTOM_SAMPLES, *KIND_SAMPLES}
 PAGE_NAME = "report.html"
-LARGEST = 2**31
 TASKS = {StC.STATS_1st_STATISTICS, StC.STATS_2nd_STATISTICS}
 
 
 class LabelStatistics(Statistics):
     """Counts of the training labels of a site, for FLARE's StatisticsExecutor with the statistic ``count``.
 
-    The datasets are ``annotated``, ``positive`` and ``missing``, their features the classes and the number of training
-    samples, whose name says whether they are synthetic. A class whose number the site holds back is no feature of that
-    dataset. The site decides by the ``min_count`` of its own ``fedmend.json``: FLARE's MinCountCleanser is set by the
-    job, and lets every ``count`` pass. A site that cannot be counted has one feature, the sentence that says why.
+    The datasets are ``annotated``, ``positive`` and ``missing``, their features the classes and twice the number of
+    training samples: the name of one says whether they are synthetic, that of the other their kind of labels. A class
+    whose number the site holds back is no feature of that dataset. The site decides by the ``min_count`` of its own
+    ``fedmend.json``: FLARE's MinCountCleanser is set by the job, and lets every ``count`` pass. A site that cannot be
+    counted has one feature, the sentence that says why.
 
     Args:
         classes: C class names.
@@ -91,25 +93,19 @@ class LabelStatistics(Statistics):
                 f"{name}: {CARD_NAME}, field classes: expected the {len(self._classes)} classes of the job, got"
                 f" {sorted(card.classes)}"
             )
-        kind = kind_of(card.kind)
-        counts = kind.label_counts(card, self._classes)
-        samples = int(counts[COUNTS.index("annotated"), 0] + counts[COUNTS.index("missing"), 0])
-        if samples < max(config.min_count, 1):
-            raise FedMendError(
-                f"{name}: {card.splits['train']}: expected at least min_count training {kind.sample}, got fewer"
-            )
-        told = hold_back(counts, min_count=config.min_count, one_label=kind.one_label)
-        if held := int((told == HELD_BACK).sum()):
+        told = count_labels(card, self._classes, min_count=config.min_count)
+        if held := int((told.counts == HELD_BACK).sum()):
             LOG.info("%s: %d counts held back: fewer than %d samples, or next to such", name, held, config.min_count)
-        mark = PHANTOM_SAMPLES if card.phantom else SAMPLES
+        kind = next(feature for feature, kind in KIND_SAMPLES.items() if kind == told.kind)
+        marks = dict.fromkeys([PHANTOM_SAMPLES if told.phantom else SAMPLES, kind], told.samples)
         return {
-            name: {mark: samples, **{c: n for c, n in zip(self._classes, row, strict=True) if n != HELD_BACK}}
-            for name, row in zip(COUNTS, told.tolist(), strict=True)
+            name: marks | {c: n for c, n in zip(self._classes, row, strict=True) if n != HELD_BACK}
+            for name, row in zip(COUNTS, told.counts.tolist(), strict=True)
         }
 
 
 class LabelAuditWriter(JsonStatsFileWriter):
-    """FLARE's writer of statistics, and ``report.html`` beside its file.
+    """FLARE's writer of statistics, and beside its file ``report.html`` and what ``fedmend advise`` reads.
 
     Args:
         classes: C class names.
@@ -132,6 +128,7 @@ class LabelAuditWriter(JsonStatsFileWriter):
         page = Path(self.get_output_path(fl_ctx)).with_name(PAGE_NAME)
         page.parent.mkdir(exist_ok=True)
         page.write_text(audit_page(sites, self._classes), encoding="utf-8")
+        write_text(page.with_name(AUDIT_FILE), audit_text(sites, self._classes))
         records = RunRecords(page.parent)
         for name, site in sites.items():
             if site.problem:
@@ -168,7 +165,8 @@ def _site_labels(told: Mapping[str, Mapping[str, int]], classes: Sequence[str]) 
     mark = next((name for name in (SAMPLES, PHANTOM_SAMPLES) if name in told), None)
     if mark is None:
         return SiteLabels(0, counts, problem=next(iter(told)))
-    return SiteLabels(told[mark].get(COUNTS[0], 0), counts, phantom=mark == PHANTOM_SAMPLES)
+    kind = next((kind for feature, kind in KIND_SAMPLES.items() if feature in told), "")
+    return SiteLabels(told[mark].get(COUNTS[0], 0), counts, phantom=mark == PHANTOM_SAMPLES, kind=kind)
 
 
 def check_statistics(dxo: DXO, site: str, *, min_count: int, max_bytes: int) -> None:
@@ -213,5 +211,5 @@ def _shown(name: object) -> str:
 
 
 def _check_classes(classes: Sequence[str]) -> None:
-    if not classes or len(set(classes)) < len(classes) or {SAMPLES, PHANTOM_SAMPLES} & set(classes):
+    if not classes or len(set(classes)) < len(classes) or OWN_FEATURES & set(classes):
         raise ValueError(f"expected different class names other than {SAMPLES!r}, got others")

@@ -17,6 +17,7 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
+from fedmend.label_audit import read_audit
 from fedmend.phantoms.sites import SOURCE
 from fl_components.guard import ReportGuard
 from fl_components.statistics import (
@@ -32,6 +33,7 @@ from fl_components.statistics import (
 FIRST, SECOND = StC.STATS_1st_STATISTICS, StC.STATS_2nd_STATISTICS
 COUNT = {"count": {}}
 # 60 samples: 30 with edema, 4 with fracture; nodule has no column.
+SAID = {SAMPLES: 60, "multilabel samples": 60}
 LABELS = np.stack([np.arange(60) < 30, np.arange(60) < 4, np.full(60, -1)], axis=1).astype(np.int8)
 
 
@@ -65,15 +67,15 @@ def client(tmp_path, folder):
 
 def test_a_site_tells_what_is_annotated_positive_and_missing(client):
     assert client(min_count=3).ask()["count"] == {
-        "annotated": {SAMPLES: 60, "edema": 60, "fracture": 60, "nodule": 0},
-        "positive": {SAMPLES: 60, "edema": 30, "fracture": 4, "nodule": 0},
-        "missing": {SAMPLES: 60, "edema": 0, "fracture": 0, "nodule": 60},
+        "annotated": {**SAID, "edema": 60, "fracture": 60, "nodule": 0},
+        "positive": {**SAID, "edema": 30, "fracture": 4, "nodule": 0},
+        "missing": {**SAID, "edema": 0, "fracture": 0, "nodule": 60},
     }
 
 
 def test_a_count_below_the_minimum_of_the_site_stays_there(client):
     told = client(min_count=5).ask()["count"]
-    assert told["positive"] == {SAMPLES: 60, "edema": 30, "nodule": 0}
+    assert told["positive"] == {**SAID, "edema": 30, "nodule": 0}
     assert told["annotated"]["fracture"] == 60
 
 
@@ -102,7 +104,7 @@ def test_the_pre_run_handshake_that_a_job_may_ask_for_tells_nothing(client):
 def test_data_are_opened_once(client, folder, monkeypatch):
     site = client()
     first = site.ask()
-    monkeypatch.setattr("fl_components.statistics.kind_of", None)
+    monkeypatch.setattr("fl_components.statistics.count_labels", None)
     assert site.ask(task=SECOND)["count"] == first["count"]
 
 
@@ -167,7 +169,7 @@ def test_a_phantom_says_that_it_is_one(client, tmp_path, monkeypatch):
     assert PHANTOM_SAMPLES in site.ask()["count"]["annotated"]
 
 
-@pytest.mark.parametrize("classes", [[], ["a", "a"], ["a", SAMPLES]])
+@pytest.mark.parametrize("classes", [[], ["a", "a"], ["a", SAMPLES], ["a", "multilabel samples"]])
 def test_impossible_classes_are_refused_at_once(classes):
     for build in (LabelStatistics, lambda **c: LabelAuditWriter(output_path="x.json", **c)):
         with pytest.raises(ValueError, match="expected different class names"):
@@ -212,6 +214,11 @@ def test_the_page_lies_beside_the_json_file(client, server, caplog):
     page = (records / "report.html").read_text()
     assert "? of 60" in page
     assert "2 of 2 sites counted" in page
+    assert "<code>fedmend configure jobs/fedmlp_ich advised --sites 2" in page
+    sites, classes = read_audit(records / "audit.json")
+    assert (list(sites), classes) == (["site-1", "site-2"], CLASSES)
+    assert sites["site-1"].counts.tolist() == [[60, 60, 0], [30, -1, 0], [0, 0, 60]]
+    assert sites["site-1"].kind == "multilabel"
     assert caplog.messages[-2:] == ["label audit: 2 of 2 sites counted", f"report: {records / 'report.html'}"]
 
 

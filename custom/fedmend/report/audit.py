@@ -1,12 +1,13 @@
-"""The page of a label audit: classes × sites, with what each site says."""
+"""The page of a label audit: classes × sites, with what each site says, and what to run on such labels."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
 
+from fedmend.advice import NO_JOB, PARTS, RUN, Facts, advise, next_command
 from fedmend.label_audit import COUNTS, HELD_BACK, SiteLabels
-from fedmend.report.page import Markup, heat, phantom_note, table, td, whole_page
+from fedmend.report.page import Markup, heat, phantom_note, section, table, td, whole_page
 
 HIDDEN = "?"  # how a number that was held back reads
 NOTE = (
@@ -19,7 +20,7 @@ FOOTER = "FedMend label audit · counts only, no patient data"
 
 
 def audit_page(sites: Mapping[str, SiteLabels], classes: Sequence[str]) -> str:
-    """The table of classes and sites.
+    """The table of classes and sites, and the advice that follows from it.
 
     Args:
         sites: site → what it says, in the order of the columns.
@@ -43,6 +44,7 @@ def audit_page(sites: Mapping[str, SiteLabels], classes: Sequence[str]) -> str:
         below += phantom_note(f"Every label counted{which} is synthetic; no patient was examined.")
     heads = [f"{name} (PHANTOM)" if mixed and name in phantom else name for name in counted]
     body = f"{problems}{_counts(counted, heads, classes)}<p class='fine'>{NOTE}</p>\n"
+    body += _advice(Facts(sites, classes))
     return whole_page("Label audit", below, body, FOOTER, phantom=bool(phantom))
 
 
@@ -61,6 +63,20 @@ def _counts(counted: Mapping[str, SiteLabels], heads: Sequence[str], classes: Se
         rows if counted else [],  # without a counted site there is nothing to say about any class
         ["training samples", *(f"{n:,}" for n in [*samples, sum(samples)]), ""],
     )
+
+
+def _advice(facts: Facts) -> str:
+    findings, body = advise(facts), ""
+    for part in PARTS:
+        found = [f for f in findings if f.rule.part == part]
+        if found or part == RUN:
+            body += f"<h3>{part}</h3>\n" + ("" if found else f"<p>{NO_JOB}</p>\n")
+        for finding in found:
+            evidence = f"<br><span class='fine'>Evidence: {escape(finding.evidence)}</span>" if finding.evidence else ""
+            body += f"<p>{escape(finding.text)}{evidence}</p>\n"
+    if command := next_command(findings, facts):
+        body += f"<h3>Next</h3>\n<p><code>{escape(command)}</code></p>\n"
+    return section("advice", "Advice", body)
 
 
 def _word(number: int) -> str:

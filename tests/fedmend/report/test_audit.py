@@ -57,3 +57,21 @@ def test_the_page_of_no_counted_site_tells_no_numbers():
     page = audit_page({"site-1": site((-1, -1, -1), samples=0, problem="site-1: bad")}, ("edema",))
     assert "0 of 1 sites counted" in page
     assert '<th scope="row">edema</th>' not in page
+
+
+def test_the_page_has_the_advice_of_the_table_of_rules():
+    sites = {
+        "site-1": site((400, 80, 0), (0, 0, 400), samples=400, kind="multilabel"),
+        "site-2": site((0, 0, 400), (400, 80, 0), samples=400, kind="multilabel"),
+    }
+    advice = audit_page(sites, ("edema", "<i>")).split('<section id="advice">')[1]
+    assert "Why: Classes that sites do not know (site-1: &lt;i&gt;; site-2: edema)." in advice
+    assert "Evidence: FedMLP minus FedAvg-PL +5.0 [3.1, 6.9] AUC" in advice
+    assert "<code>fedmend configure jobs/fedmlp_ich advised --sites 2 --set run_name=advised" in advice
+    assert "<i>" not in advice
+
+
+def test_the_page_recommends_no_job_where_there_is_none():
+    advice = audit_page({"site-1": site((9, 5, 0))}, ("edema",)).split('<section id="advice">')[1]
+    assert "<h3>Recommendation</h3>\n<p>No job yet: see the other points.</p>" in advice
+    assert "<h3>Next</h3>" not in advice

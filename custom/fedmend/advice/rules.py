@@ -1,0 +1,400 @@
+"""The table of rules: when which advice holds, and what it rests on.
+
+Of the rules that recommend a job the first that holds for the kind of labels counts, of the others all that hold. The
+``evidence`` of a rule is a heading of docs/results.md and numbers that stand below it, those of ``fedmend compare``
+where it has paired differences. Who measures something anew changes the rule with the page; a test compares them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedmend.advice import reasons as why
+from fedmend.advice.facts import Facts
+from fedmend.data.manifest import KIND_NAMES, MULTILABEL, SEGMENTATION, SINGLELABEL
+
+FIRST, RUN, WATCH, UNKNOWN = PARTS = ("First", "Recommendation", "Look out for", "Not known")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a rule rests on.
+
+    Attributes:
+        section: heading in docs/results.md; empty where nothing was measured.
+        numbers: as they stand below it, the paired difference where there is one.
+    """
+
+    section: str
+    numbers: str
+
+    def __str__(self) -> str:
+        return f"{self.numbers} (docs/results.md, {self.section})" if self.section else self.numbers
+
+
+NOT_MEASURED = Evidence("", "not measured yet")
+CHECKED = Evidence("", "nothing to measure: it follows from the counts, or a job checks it")
+NO_PAIRS = "paired difference not measured yet"
+CT, LESIONS = "FedMLP, phantom CT", "FedIA, phantom MS lesions"
+PARTIAL = Evidence(
+    LESIONS,
+    "Dice of the last ten rounds, FedIA minus FedAvg +8.9 [0.2, 17.6]; of the final model, FedIA minus its correction"
+    " alone -4.9 [-9.6, -0.1]",
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of the table.
+
+    Attributes:
+        name: for tests.
+        part: one of ``PARTS``.
+        why: facts → why it holds; empty where it does not.
+        advice: what to do, or to keep in mind.
+        evidence: what that rests on.
+        kinds: kinds of labels that it is about; an empty one: no kind that all sites have.
+        job: folder in jobs/ that it recommends.
+        variant: variant of the job.
+        rows: other variants to compare with.
+    """
+
+    name: str
+    part: str
+    why: Callable[[Facts], str]
+    advice: str
+    evidence: Evidence
+    kinds: Sequence[str] = (*KIND_NAMES, "")
+    job: str = ""
+    variant: str = ""
+    rows: Sequence[str] = ()
+
+
+MULTI, SINGLE, MASKS = (MULTILABEL,), (SINGLELABEL,), (SEGMENTATION,)
+RULES: tuple[Rule, ...] = (
+    # ---- what stops a job
+    Rule("too few sites", FIRST, why.too_few_sites, "A federation needs two sites that can be counted.", CHECKED),
+    Rule(
+        "kinds differ",
+        FIRST,
+        why.kinds_differ,
+        "A job needs one kind of labels at all sites: make a federation for each.",
+        CHECKED,
+    ),
+    Rule(
+        "kind not said",
+        FIRST,
+        why.kind_unsaid,
+        "Run the audit with this version at all sites: without the kind of labels no job can be recommended.",
+        CHECKED,
+    ),
+    Rule(
+        "class nowhere",
+        FIRST,
+        why.class_nowhere,
+        "No method learns a class that nobody labels, and every job refuses it. Leave it out of the classes, or have it"
+        " labelled.",
+        CHECKED,
+    ),
+    Rule(
+        "one value",
+        FIRST,
+        why.one_value,
+        "A job refuses such a site. Leave the column out there; the class then counts as not annotated.",
+        CHECKED,
+        MULTI,
+    ),
+    Rule(
+        "one class",
+        FIRST,
+        why.one_class,
+        "A job refuses such a site: there is nothing to tell apart.",
+        CHECKED,
+        SINGLE,
+    ),
+    Rule(
+        "unlabelled samples",
+        FIRST,
+        why.unlabelled_alike,
+        "FedNoRo and its baselines refuse a sample without a label, and FedLSM gives one a pseudo-label only where the"
+        " site does not know every class. Leave these samples out of the training table, and audit again.",
+        NOT_MEASURED,
+        SINGLE,
+    ),
+    # ---- which job: several labels per sample
+    Rule(
+        "rare classes missing",
+        RUN,
+        why.rare_gaps,
+        "Run FedLSM. FedMLP keeps its tags for good, and of its positive tags of rare findings most were wrong.",
+        Evidence(
+            "FedLSM, phantom chest films",
+            f"AUC 85.3 ± 0.1, FedAvg* + FixMatch 82.6 ± 0.6, FedAvg* 81.1 ± 1.3, older preset; {NO_PAIRS}",
+        ),
+        MULTI,
+        job="fedlsm_cxr14",
+        rows=("fixmatch_masked", "fedavg_masked"),
+    ),
+    Rule(
+        "classes missing",
+        RUN,
+        why.gaps,
+        "Run FedMLP, and compare it with federated averaging with a partial loss, which costs less. Plain FedAvg, which"
+        " takes a missing label for a negative one, is not enough.",
+        Evidence(CT, "FedMLP minus FedAvg-PL +5.0 [3.1, 6.9] AUC, minus FedAvg +10.1 [8.6, 11.6] AUC"),
+        MULTI,
+        job="fedmlp_ich",
+        rows=("fedavg_pl", "fedavg"),
+    ),
+    Rule(
+        "blank cells",
+        RUN,
+        why.blank_cells,
+        "Run federated averaging with a partial loss, which leaves blanks out. FedMLP repairs a class only where a site"
+        " annotates none of it.",
+        NOT_MEASURED,
+        MULTI,
+        job="fedmlp_ich",
+        variant="fedavg_pl",
+        rows=("fedavg",),
+    ),
+    Rule(
+        "nothing missing",
+        RUN,
+        why.complete,
+        "Plain FedAvg is enough: there is no missing label to repair.",
+        Evidence(CT, f"AUC of FedAvg on all labels 94.6 ± 0.3, of FedMLP on a fifth of them 87.1 ± 1.7; {NO_PAIRS}"),
+        MULTI,
+        job="fedmlp_ich",
+        variant="fedavg",
+    ),
+    # ---- one label per sample
+    Rule(
+        "label sets differ",
+        RUN,
+        why.gaps,
+        "Run FedLSM; plain FedAvg loses the classes that few sites know. The job scales and flips pictures of skin: for"
+        " grey images add pixel_mean=[] pixel_deviation=[] vertical_flip=false to --set.",
+        Evidence(
+            "FedLSM, real brain MR slices",
+            f"macro F1 72.9 ± 1.2, FedAvg* + FixMatch 59.1 ± 1.9, FedAvg 31.7 ± 2.2, older preset; {NO_PAIRS}",
+        ),
+        SINGLE,
+        job="fedlsm_isic2018",
+        rows=("fixmatch_masked", "fedavg_masked", "fedavg"),
+    ),
+    Rule(
+        "noisy sites",
+        RUN,
+        why.judged_noisy,
+        "Run FedNoRo.",
+        Evidence("FedNoRo, real brain MR slices", f"BACC 79.5 ± 0.2, FedLA 76.7 ± 0.8, FedAvg 70.7 ± 2.9; {NO_PAIRS}"),
+        SINGLE,
+        job="fednoro_ich",
+        rows=("fedla", "fedavg"),
+    ),
+    Rule(
+        "clean and balanced",
+        RUN,
+        why.clean_and_balanced,
+        "Plain FedAvg is enough: there is neither noise nor imbalance to make up for.",
+        NOT_MEASURED,
+        SINGLE,
+        job="fednoro_ich",
+        variant="fedavg",
+        rows=("fedla",),
+    ),
+    Rule(
+        "clean",
+        RUN,
+        why.judged_clean,
+        "Run federated averaging with logit adjustment (FedLA), which makes up for imbalance.",
+        Evidence("FedNoRo, phantom CT", "without a noisy site FedNoRo goes on as FedLA, BACC 82.4, one seed"),
+        SINGLE,
+        job="fednoro_ich",
+        variant="fedla",
+        rows=("fedavg",),
+    ),
+    Rule(
+        "too few sites to judge",
+        RUN,
+        why.few_to_judge,
+        "Run federated averaging with logit adjustment (FedLA). FedNoRo refuses fewer than four sites.",
+        Evidence("FedNoRo, real brain MR slices", f"at eight sites FedLA 76.7 ± 0.8, FedAvg 70.7 ± 2.9; {NO_PAIRS}"),
+        SINGLE,
+        job="fednoro_ich",
+        variant="fedla",
+        rows=("fedavg",),
+    ),
+    Rule(
+        "noise unknown",
+        RUN,
+        why.unjudged,
+        "Run FedNoRo. Its warm-up compares the losses of the sites, and where it finds no noisy one it goes on as"
+        " federated averaging with logit adjustment (FedLA), so that little is lost by asking.",
+        Evidence("FedNoRo, phantom CT", "without a noisy site every digit is FedLA's, BACC 82.4, one seed"),
+        SINGLE,
+        job="fednoro_ich",
+        rows=("fedla", "fedavg"),
+    ),
+    # ---- masks
+    Rule(
+        "masks complete",
+        RUN,
+        why.masks_complete,
+        "Plain FedAvg is enough: whatever a correction adds to a complete mask is wrong.",
+        Evidence(LESIONS, "FedIA minus FedAvg on complete masks -5.6 [-13.4, 2.2] Dice, last ten rounds"),
+        MASKS,
+        job="fedia_ms",
+        variant="fedavg",
+    ),
+    Rule(
+        "masks partial",
+        RUN,
+        why.masks_partial,
+        "Run FedIA's correction alone if you want the final model, and FedIA beside it (jobs/fedia_lung for CT).",
+        PARTIAL,
+        MASKS,
+        job="fedia_ms",
+        variant="correction_only",
+        rows=("fedavg",),
+    ),
+    Rule(
+        "masks unknown",
+        RUN,
+        why.masks_unknown,
+        "Ask each site whether it marks all lesions. If all do, plain FedAvg is enough (--variant fedavg). If not, run"
+        " FedIA's correction alone, and FedIA beside it (jobs/fedia_lung for CT).",
+        PARTIAL,
+        MASKS,
+        job="fedia_ms",
+        variant="correction_only",
+        rows=("fedavg",),
+    ),
+    Rule(
+        "not told",
+        RUN,
+        why.not_told,
+        "No job yet. Ask these sites which classes they label; the numbers themselves may stay there.",
+        CHECKED,
+        (*MULTI, *SINGLE),
+    ),
+    # ---- what to look out for
+    Rule("phantom", WATCH, why.phantom, "The advice is about this phantom, not about any hospital.", CHECKED),
+    Rule("not counted", WATCH, why.uncounted, "What they have may change the advice.", CHECKED),
+    Rule("held back", WATCH, why.held_back, "No advice rests on one: it may be small, or next to such.", CHECKED),
+    Rule(
+        "few samples",
+        WATCH,
+        why.few_samples,
+        "The smallest sites of a measured federation had about as many.",
+        Evidence(CT, "about 190 training slices at a site"),
+        (*MULTI, *SINGLE),
+    ),
+    Rule(
+        "few positives",
+        WATCH,
+        why.few_positives,
+        "Do not expect the sites to teach much about them.",
+        NOT_MEASURED,
+        (*MULTI, *SINGLE),
+    ),
+    Rule(
+        "large sites",
+        WATCH,
+        why.large_sites,
+        "With more data FedMLP's lead over the partial loss (FedAvg-PL) shrinks, perhaps to nothing.",
+        Evidence(CT, "two thirds more slices: FedMLP minus FedAvg-PL +1.5 [-0.1, 3.1] AUC"),
+        MULTI,
+    ),
+    Rule(
+        "real images",
+        WATCH,
+        why.real_images,
+        "On real slices FedMLP only equalled the partial loss: compare before you choose.",
+        Evidence("FedMLP, real brain MR slices", f"AUC 88.5 ± 0.6, FedAvg-PL 89.1 ± 0.7, earlier preset; {NO_PAIRS}"),
+        MULTI,
+    ),
+    Rule(
+        "one annotator",
+        WATCH,
+        why.alone,
+        "What is learnt of such a class comes from the labels of one site: have them checked.",
+        NOT_MEASURED,
+        MULTI,
+    ),
+    Rule(
+        "one site with the class",
+        WATCH,
+        why.alone,
+        "An average by samples loses such a class, one by class keeps it, as FedLSM does. It says nothing about noise.",
+        Evidence("FedLSM, phantom dermoscopy", "F1 of three such classes: by samples 15, 3, 35, FedLSM 53, 96, 66"),
+        SINGLE,
+    ),
+    Rule(
+        "vote share",
+        WATCH,
+        why.votes,
+        "A high share is no proof.",
+        Evidence(
+            "FedNoRo, how often the noisy sites are found",
+            "it was 97 % although three of the seven sets were not exact",
+        ),
+        SINGLE,
+    ),
+    Rule(
+        "real volumes",
+        WATCH,
+        why.real_masks,
+        "On three real patients neither FedIA nor any baseline learnt anything useful.",
+        Evidence(
+            "FedIA, three real patients", "Dice 5.6 with FedAvg, 2.9 with FedIA, 4.9 with complete masks, one seed"
+        ),
+        MASKS,
+    ),
+    # ---- what is not known
+    Rule(
+        "noise, one label",
+        UNKNOWN,
+        why.no_losses,
+        "Counts cannot tell careless labels from careful ones. Losses after a warm-up can: where every sample has a"
+        " label, run jobs/fednoro_ich, then this command with --losses and its run folder.",
+        Evidence(
+            "FedNoRo, how often the noisy sites are found",
+            "percent: exactly the noisy sites 57, recall 83, precision 95",
+        ),
+        SINGLE,
+    ),
+    Rule(
+        "noise, several labels",
+        UNKNOWN,
+        why.no_losses,
+        "Counts cannot tell careless labels from careful ones: have a sample of each site's labels checked.",
+        NOT_MEASURED,
+        MULTI,
+    ),
+    Rule(
+        "missing and noisy",
+        UNKNOWN,
+        why.missing_and_noisy,
+        "Each method was measured with one of the two. FedMLP and FedLSM take the labels that there are for right, and"
+        " FedNoRo refuses blanks.",
+        NOT_MEASURED,
+        (*MULTI, *SINGLE),
+    ),
+    Rule("two methods", UNKNOWN, why.two_methods, "Which does better on the same sites?", NOT_MEASURED, MULTI),
+    Rule(
+        "class without a sample",
+        UNKNOWN,
+        why.without_sample,
+        "The site may have no such case, or call it by another name: ask.",
+        NOT_MEASURED,
+        SINGLE,
+    ),
+    Rule(
+        "class not told",
+        UNKNOWN,
+        why.doubtful,
+        "It may be too rare to be learnt, and a class without a positive sample anywhere stops a job.",
+        CHECKED,
+    ),
+)
