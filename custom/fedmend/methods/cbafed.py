@@ -168,8 +168,7 @@ class CBAFedWorkflow(Workflow):
             return
         if round_num > began:
             old = KEPT[stage]
-            model = {name: (1 - old) * new + old * fed.memory.model[name] for name, new in fed.model.items()}
-            fed.model = {name: value.astype(fed.model[name].dtype) for name, value in model.items()}
+            fed.model = {name: (1 - old) * new + old * fed.memory.model[name] for name, new in fed.model.items()}
         fed.memory.model = dict(fed.model)
 
     @staticmethod
