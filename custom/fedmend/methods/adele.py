@@ -38,7 +38,6 @@ Cost in time and in the memory of a step, where federated averaging is 1: 0.49 +
 scales. A correction adds 3.74 inferences. With ``consistency`` 0 the network sees one scale.
 """
 
-import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -58,6 +57,7 @@ from fedmend.methods.slices import (
     CORRECTION_FLAG,
     DONE,
     WAITS,
+    Relabelling,
     SliceMethod,
     SliceRound,
     base_loss,
@@ -65,7 +65,6 @@ from fedmend.methods.slices import (
 )
 from fedmend.training import infer_masks
 
-LOG = logging.getLogger("fedmend.adele")
 RULE = "adele.correction"
 CURVE = "adele"
 SCALES = (0.7, 1.0, 1.5)
@@ -269,22 +268,15 @@ class Adele(SliceMethod):
 
     def correct_masks(self, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Gives pixels the label that the received model is sure of (D1, D6)."""
-        split = site.data.train
-        own, before = split.masks > 0, site.ledger.apply(split.masks)
-        change, confidence = np.zeros(own.shape, dtype=np.int8), np.zeros(len(split))
+        marks = Relabelling(site)
         predictor = MeanOfScales(model, SCALES if self.consistency else (1.0,))
-        for index, lesion in infer_masks(predictor, split, site):
-            now = before[index]
+        for index, lesion in infer_masks(predictor, site.data.train, site):
+            now = marks.before[index]
             after = np.where(lesion > self.threshold, True, (1 - lesion <= self.threshold) & now)
-            kept = spared(now, after) | (self.skip_unmarked & ~own[index].any((1, 2)))
+            kept = spared(now, after) | (self.skip_unmarked & ~marks.own[index].any((1, 2)))
             after[kept] = now[kept]
-            # What an earlier correction changed is named again, so that this one alone says what the masks are.
-            named = (after != now) | (after != own[index])
-            change[index] = np.where(named, np.where(after, 1, -1), 0)
-            sure = np.where(after, lesion, 1 - lesion) * named
-            confidence[index] = sure.sum((1, 2)) / np.maximum(named.sum((1, 2)), 1)
-        site.ledger.record(RULE, task.ledger_round, change, confidence)
-        LOG.info("%s: %d pixels are lesion and %d background now", site.name, (change > 0).sum(), (change < 0).sum())
+            marks.put(index, after, lesion)
+        marks.record(RULE, task)
 
 
 def spared(before: np.ndarray, after: np.ndarray) -> np.ndarray:

@@ -1,8 +1,10 @@
 """What methods for masks share: training on slices with the annotation in force, and the flag of their repair."""
 
+import logging
 from abc import abstractmethod
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from fedmend.fields import Field
 from fedmend.losses import soft_dice_loss
 from fedmend.method import LocalMethod, Round, RoundTask, Site
 
+LOG = logging.getLogger("fedmend.slices")
 WAITS, TRIGGERED, DONE, EXEMPT = range(4)  # what a site says about its correction
 CORRECTION_FLAG = Field(
     (1,), "int64", WAITS, EXEMPT, "each round: 0 waits, 1 triggered, 2 corrected, 3 spared", "one flag for the site"
@@ -35,6 +38,41 @@ def base_loss(name: str, logits: Tensor, marks: Tensor) -> Tensor:
 def check_base_loss(name: str) -> None:
     """Refuses another name than those of :func:`base_loss`."""
     check_variables(name in (CE, DICE), f"one of {[CE, DICE]}", base_loss=name)
+
+
+class Relabelling:
+    """What a rule makes of the marks of a site, lesion and background.
+
+    What an earlier repair changed of a slice is named again, so that this one alone says what the slice's marks are.
+
+    Attributes:
+        own: (N, H, W) bool, the site's own marks.
+        before: (N, H, W) bool, the marks in force.
+    """
+
+    def __init__(self, site: Site):
+        self._site, masks = site, site.data.train.masks
+        self.own, self.before = masks > 0, site.ledger.apply(masks)
+        self._change, self._confidence = np.zeros(masks.shape, dtype=np.int8), np.zeros(len(masks))
+
+    def put(self, index: np.ndarray, after: np.ndarray, lesion: np.ndarray) -> None:
+        """Marks of some slices from now on.
+
+        Args:
+            index: (B,) slice numbers.
+            after: (B, H, W) bool, their marks.
+            lesion: (B, H, W) probabilities, of which the confidence in what is named is the mean.
+        """
+        named = (after != self.before[index]) | (after != self.own[index])
+        self._change[index] = np.where(named, np.where(after, 1, -1), 0)
+        sure = np.where(after, lesion, 1 - lesion) * named
+        self._confidence[index] = sure.sum((1, 2)) / np.maximum(named.sum((1, 2)), 1)
+
+    def record(self, rule: str, task: RoundTask) -> None:
+        """Puts it into the ledger."""
+        site, change = self._site, self._change
+        site.ledger.record(rule, task.ledger_round, change, self._confidence)
+        LOG.info("%s: repairs of %d slices by %s", site.name, change.any((1, 2)).sum(), rule)
 
 
 class SliceBatchRound(Round):

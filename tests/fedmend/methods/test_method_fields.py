@@ -16,6 +16,7 @@ from fedmend.method import LocalMethod, Workflow
 from fedmend.methods import (
     baselines,
     confident_learning,
+    fedcorr_masks,
     fedia,
     fedlsm,
     fedmlp,
@@ -75,6 +76,13 @@ STAGES = {
     ],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "Adele": [(TRAIN, "train", "", ("correction",))],
+    "FedCorrMasks": [
+        (TRAIN, fedcorr_masks.TURN, "", ("lid",)),
+        (COLLECT, fedcorr_masks.CORRECT, fedcorr_masks.NOISY, ("noise_level",)),
+        (TRAIN, fedcorr_masks.FINETUNE, "", NOTHING),
+        (COLLECT, fedcorr_masks.RELABEL, fedcorr_masks.NOISY, NOTHING),
+        (TRAIN, fedcorr_masks.USUAL, "", NOTHING),
+    ],
     "FedIA": [
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),

@@ -9,7 +9,7 @@ from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
 from fedmend.data.manifest import SEGMENTATION
-from fedmend.methods.slices import SliceMethod, SliceRound, base_loss, check_base_loss
+from fedmend.methods.slices import Relabelling, SliceMethod, SliceRound, base_loss, check_base_loss
 
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
 MASKS[0, 2, 3] = MASKS[3, 5, 5] = 1
@@ -92,3 +92,28 @@ def test_the_base_loss_is_the_cross_entropy_of_all_pixels_or_dice():
 def test_another_base_loss_is_refused():
     with refused("job variable base_loss: expected one of ['ce', 'dice'], got 'focal'"):
         check_base_loss("focal")
+
+
+def test_a_relabelling_names_again_what_an_earlier_one_changed_and_is_sure_of_what_it_names(tmp_path):
+    site = make_mask_site(tmp_path, MASKS)
+
+    def record(round_num, slice_number, after, lesion):
+        marks = Relabelling(site)
+        marks.put(np.array([slice_number]), after[None], np.full((1, 8, 8), lesion))
+        marks.record("test.rule", make_task(round_num=round_num))
+
+    first = MASKS[0] > 0
+    first[2, 3], first[0, :2] = False, True
+    record(1, 0, first, 0.25)
+    assert np.argwhere(site.ledger.change()).tolist() == [[0, 0, 0], [0, 0, 1], [0, 2, 3]]
+    second = first.copy()
+    second[2, 3] = True
+    second[0, 1] = False
+    record(2, 0, second, 0.75)
+    np.testing.assert_array_equal(site.ledger.apply(MASKS)[0], second)
+    one, two = site.ledger.history()
+    assert (one["old"], one["new"], two["old"], two["new"]) == (1, 2, 1, 2)
+    assert one["confidence"] == pytest.approx((2 * 0.25 + 0.75) / 3)
+    assert two["confidence"] == pytest.approx((2 * 0.75 + 0.25) / 3)  # lesion twice, background once
+    site.ledger.undo(from_round=2)
+    np.testing.assert_array_equal(site.ledger.apply(MASKS)[0], first)
