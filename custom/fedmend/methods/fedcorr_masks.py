@@ -36,9 +36,11 @@ local intrinsic dimension, see :mod:`fedmend.methods.dimensions`; K sites, R rou
 - D10 a site that does not answer in its turn stops the run. One that joins a resumed run in stage 1 counts as noisy;
   before its first turn its mu_k is 1 and it relabels nothing.
 
-A network trained on incomplete marks predicts little, so the LID of an incomplete site may as well be the lower one;
-the record ``noisy_sites`` shows it. Cost of a sample and round, federated averaging = 1: about 1, and one inference for
-each turn and each relabelling; in stage 1 sites work one after the other.
+A network trained on incomplete marks predicts little, so the LID of an incomplete site need not be the higher one; on a
+phantom it was not. The record ``noisy_sites`` shows it.
+
+Cost of a sample and round, where federated averaging is 1: about 1, and one inference for each turn and each
+relabelling; in stage 1 sites work one after the other.
 """
 
 import math
@@ -295,6 +297,8 @@ class FedCorrMasksWorkflow(Workflow):
                 "noise_level": {site: round(level, 4) for site, level in memory.levels.items()},
             },
         )
+        if corrected := [site for site in memory.noisy if memory.levels.get(site)]:
+            fed.record("corrected", corrected)
 
     def _clean(self, fed: Federation) -> list[str]:
         """The sites of stage 2; all where none of the clean ones is there."""
@@ -305,4 +309,5 @@ class FedCorrMasksWorkflow(Workflow):
     def _relabel(fed: Federation) -> None:
         noisy = [site for site in fed.memory.noisy if site in fed.sites]
         if noisy:
-            fed.collect(RELABEL, sites=noisy, roles=dict.fromkeys(noisy, NOISY))
+            answers = fed.collect(RELABEL, sites=noisy, roles=dict.fromkeys(noisy, NOISY))
+            fed.record("corrected", list(answers))

@@ -86,6 +86,13 @@ def test_sites_of_a_high_dimension_are_noisy_and_learn_their_own_role_alone(tmp_
     assert two["vote_share"] == 1
 
 
+def test_sites_that_correct_are_recorded(tmp_path):
+    noisy = ["site-2", "site-4"]
+    assert play(tmp_path).decisions("corrected") == [(1, noisy), (2, noisy), (6, noisy)]
+    none = play(tmp_path / "b", answers(level={"site-2": 0.4}))  # site-4 has no slice that stands out
+    assert none.decisions("corrected") == [(1, ["site-2"]), (2, ["site-2"]), (6, noisy)]
+
+
 def test_the_threshold_decides_who_is_clean_enough_for_stage_2(tmp_path):
     run = play(tmp_path, clean_threshold=0.01)
     assert asked(run, FINETUNE)[0][1] == ["site-1", "site-3", "site-5"]
