@@ -133,7 +133,11 @@ def test_the_guard_names_every_field_and_what_counts_it(copy):
         == (field.shape, field.dtype, field.low, field.high)
         for told, field in ((fields[name], field) for name, field in report_fields().items())
     )
-    assert guard["args"]["counts"] == {"class_loss": "class_count", "prototypes": "prototype_counts"}
+    assert guard["args"]["counts"] == {
+        "centroids": "centroid_counts",
+        "class_loss": "class_count",
+        "prototypes": "prototype_counts",
+    }
 
 
 def test_fields_of_all_methods_are_reported_once_each():
