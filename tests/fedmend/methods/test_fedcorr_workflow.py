@@ -177,6 +177,19 @@ def test_a_site_that_joins_later_is_noisy_as_nothing_speaks_for_it(tmp_path):
     assert run.decisions("noisy_sites")[-1][1]["noisy"] == [*NOISY, "site-6"]
 
 
+def test_a_site_that_missed_a_turn_is_noisy_however_low_its_lid(tmp_path):
+    def silent(site, when):
+        return failing(answers(), site=site, when=lambda *now: now == when, error="")
+
+    turn = next(r for r, s in trained(play(tmp_path / "whole"), TURN).items() if r >= 5 and s == ["site-1"])
+    run = tmp_path / "run"
+    assert play(run, silent("site-1", (TRAIN, turn))).stopped
+    assert play(run, silent("site-2", (COLLECT, 10)), sites=SITES[1:]).stopped
+    resumed = play(run)
+    assert resumed.stopped == ""
+    assert resumed.decisions("noisy_sites")[-1][1]["noisy"] == ["site-1", *NOISY]
+
+
 @pytest.mark.parametrize("when", [(TRAIN, 11), (COLLECT, 10), (COLLECT, 12), (TRAIN, 13)])
 def test_a_job_that_goes_on_makes_the_same_decisions(tmp_path, when):
     whole = play(tmp_path / "whole")

@@ -144,6 +144,7 @@ def test_the_guard_names_every_field_and_what_counts_it(copy):
         for told, field in ((fields[name], field) for name, field in report_fields().items())
     )
     assert guard["args"]["counts"] == {
+        "centroids": "centroid_counts",
         "class_loss": "class_count",
         "prototypes": "prototype_counts",
         "relation": "relation_count",
