@@ -95,6 +95,6 @@ def test_two_workers_of_a_cluster_give_the_same_numbers(table, home, sites, tmp_
     how = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
     with distributed.LocalCluster(**how, local_directory=tmp_path / "dask") as cluster:
         out = tmp_path / "out"
-        code, said = fedmend(*words(sites, out, "--cluster", cluster.scheduler_address), home=home)
+        code, said = fedmend(*words(sites, out, "--cluster", cluster.scheduler_address), home=home, timeout=1200)
     assert code == 0, said
     assert numbers(out) == numbers(table)
