@@ -179,6 +179,7 @@ class FedCorrWorkflow(Workflow):
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    least_sites = MIN_SITES
 
     @dataclass
     class Memory:
@@ -206,10 +207,6 @@ class FedCorrWorkflow(Workflow):
 
     def run(self, fed: Federation) -> None:
         """T1 K rounds of one site each, then R rounds."""
-        if len(fed.sites) < MIN_SITES:
-            raise FedMendError(
-                f"census: expected at least {MIN_SITES} sites to tell noisy from clean ones, got {len(fed.sites)}"
-            )
         fed.memory.sites = fed.memory.sites or sorted(fed.sites)
         turns = self.warmup_rounds = self.iterations * len(fed.memory.sites)
         usual = turns + max(round(self.finetune_share * fed.num_rounds), 1)

@@ -221,6 +221,7 @@ class FedCorrMasksWorkflow(Workflow):
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    least_sites = MIN_SITES
 
     @dataclass
     class Memory:
@@ -244,10 +245,6 @@ class FedCorrMasksWorkflow(Workflow):
 
     def run(self, fed: Federation) -> None:
         """R rounds, T1 of them stage 1."""
-        if len(fed.sites) < MIN_SITES:
-            raise FedMendError(
-                f"census: expected at least {MIN_SITES} sites to tell noisy from clean ones, got {len(fed.sites)}"
-            )
         usual = self.warmup_rounds + round(self.finetune_share * (fed.num_rounds - self.warmup_rounds))
         for r in fed.rounds():
             if 0 < r <= self.warmup_rounds:

@@ -128,7 +128,7 @@ def test_a_run_of_stage_1_alone_ends_without_a_question(tmp_path):
 def test_fewer_than_four_sites_are_refused(tmp_path):
     three = {site: SITES[site] for site in list(SITES)[:3]}
     run = play(tmp_path, answers(sites=three), sites=three)
-    assert run.stopped == "census: expected at least 4 sites to tell noisy from clean ones, got 3"
+    assert run.stopped == "census: expected at least 4 sites for the method of this job, got 3"
 
 
 @pytest.mark.parametrize("crash", [(TRAIN, 1), (COLLECT, 2), (TRAIN, 4), (COLLECT, 6)])

@@ -147,7 +147,7 @@ def test_stage_2_has_its_share_of_the_rounds_and_at_least_one(tmp_path, share, r
 
 def test_fewer_than_four_sites_are_refused_before_any_training(tmp_path):
     run = play(tmp_path, sites=SITES[:3])
-    assert run.stopped == "census: expected at least 4 sites to tell noisy from clean ones, got 3"
+    assert run.stopped == "census: expected at least 4 sites for the method of this job, got 3"
     assert run.rounds() == []
 
 

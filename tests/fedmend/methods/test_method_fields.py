@@ -96,6 +96,7 @@ STAGES = {
         (TRAIN, fedcorr.FINETUNE, "", NOTHING),
         (COLLECT, fedcorr.RELABEL, fedcorr.NOISY, NOTHING),
         (TRAIN, fedcorr.USUAL, "", NOTHING),
+    ],
     "RoFL": [(TRAIN, "train", "", ("centroids", "centroid_counts"))] * 2,
     "RHFL": [(TRAIN, "train", "", ("local_loss",))],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
