@@ -14,19 +14,19 @@ SMALL = {
 }
 
 
-DICE = {"base_loss": "dice"}  # with cross-entropy these find nothing in so few rounds
+# Seen: adele .62, fedcorr .51. With cross-entropy, ADELE found nothing in 13 rounds of the default preset, as in the
+# paper's row of m = 3.
+DICE = {"base_loss": "dice"}
+SETTINGS = {"adele": DICE, "fedcorr": DICE | {"finetune_share": 0.2}}
 
 
-@pytest.mark.parametrize(
-    ("variant", "settings"),
-    [("elr", {}), ("fednoro", {}), ("rmd", {}), ("nr_dice", {}), ("adele", DICE), ("fedcorr", DICE)],
-)
-def test_a_row_of_fedia_learns(tmp_path, tmp_path_factory, variant, settings):
+@pytest.mark.parametrize("variant", ["elr", "fednoro", "rmd", "nr_dice", "adele", "fedcorr"])
+def test_a_row_of_fedia_learns(tmp_path, tmp_path_factory, variant):
     results = run_local(
         ROOT / "jobs" / "fedia_ms",
         tmp_path,
         threads=1,
-        variables=SMALL | settings,
+        variables=SMALL | SETTINGS.get(variant, {}),
         variants=[variant],
         site_settings={"cache_dir": str(tmp_path_factory.getbasetemp() / "cache")},  # the phantom is drawn once
         quiet=True,
