@@ -20,6 +20,5 @@ def test_a_row_of_fedlsm_learns(tmp_path, tmp_path_factory, variant):
         site_settings={"cache_dir": str(tmp_path_factory.getbasetemp() / "cache")},  # the phantom is drawn once
         quiet=True,
     )
-    final = results["final"]["test"]
-    print(variant, final)
-    assert final["auc"] > 0.6
+    # Seen: AUC 0.87 (fedpu), 0.80 (fpsl), 0.86 (fssl), 0.85 (fedavg_masked_ignored).
+    assert results["final"]["test"]["auc"] > 0.7
