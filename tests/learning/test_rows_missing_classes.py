@@ -32,5 +32,6 @@ def test_a_row_ranks_images_better_than_chance(row, cache, tmp_path):
         quiet=True,
     )
     # Seen with seed 0: FedNoRo 0.623, FedLSR 0.608, FedFixMatch 0.635, RSCFed 0.655, FedIRM 0.663, CBAFed 0.612; the
-    # partial loss without any of them 0.640.
+    # partial loss without any of them 0.640. With seed 1: 0.681, 0.622, 0.630, 0.647, 0.663,
+    # and CBAFed 0.511: on so few images its pseudo-labels can also lead it astray.
     assert results["final"]["test"]["auc"] > 0.57

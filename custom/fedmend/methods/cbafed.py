@@ -93,7 +93,7 @@ class CBAFedRound(FedAvgPLRound):
         self._pseudo.record(RULE, self.task, self.site)
         labels = (self.site.data.train.labels >= 0).sum(0)
         pseudo = (self._pseudo.labels >= 0).sum(0).cpu().numpy()
-        return {"label_counts": np.where(self.site.data.annotated, labels, pseudo).astype(np.int64)}
+        return {"label_counts": (labels + pseudo).astype(np.int64)}
 
 
 class CBAFed(FedAvgPL):

@@ -110,7 +110,7 @@ class FedIRMRound(FedAvgPLRound):
     def _count(self, logits: Tensor, index: Tensor) -> None:
         """Adds the logits of the batch to the sums of the classes that its samples have."""
         rows = index.to(self.site.device, non_blocking=True)
-        positive = self._target[rows] * self._counted[rows]
+        positive = self._target[rows]
         with torch.autocast(logits.device.type, enabled=False):
             self._sums += positive.T @ logits
         self._counts += positive.sum(0)

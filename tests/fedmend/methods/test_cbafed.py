@@ -184,17 +184,17 @@ def test_models_are_averaged_by_samples_then_by_labels_in_use(tmp_path):
 
 
 def test_a_long_run_blends_its_models_and_starts_anew_after_the_warm_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmend.methods.cbafed.RESIDUAL_ROUNDS", 0.2)  # a blend in every second of ten rounds
-    run = play(tmp_path, answers(steps={"site-1": 1.0, "site-2": 1.0}), rounds=10, warmup=5)
+    monkeypatch.setattr("fedmend.methods.cbafed.RESIDUAL_ROUNDS", 0.2)  # a blend in every second of 11 rounds
+    run = play(tmp_path, answers(steps={"site-1": 1.0, "site-2": 1.0}), rounds=11, warmup=5)
     assert run.stopped == ""
     w = memory = 0.0
-    for r in range(10):
+    for r in range(11):
         w += 1
         began, old = (0, 0.8) if r < 5 else (5, 0.5)
         if (r - began) % 2 == 0:
             w = memory = w if r == began else (1 - old) * w + old * memory
     assert run.moved() == pytest.approx([w] * 2, rel=1e-5)
-    assert w == pytest.approx(4.8)
+    assert w == pytest.approx(5.8)
 
 
 def test_a_short_run_blends_nothing_and_keeps_no_second_model(tmp_path):
