@@ -82,9 +82,9 @@ def test_weights_that_are_not_there_are_missed_before_the_first_run(ask):
 
 
 def test_steps_are_those_of_all_epochs_and_evaluations_cost_a_third():
-    settings = read_job(JOBS / "fedmlp_ich")  # 8 rounds of 4 epochs, batches of 32, evaluated in each
+    settings = read_job(JOBS / "fedmlp_ich")  # 6 rounds of 6 epochs, batches of 32, evaluated in each
     sizes = {"a": {"train": 65, "test": 32}, "b": {"train": 32}}
-    assert run_steps(settings, sizes) == pytest.approx(8 * 4 * (3 + 1) + 9 / 3)
+    assert run_steps(settings, sizes) == pytest.approx(6 * 6 * (3 + 1) + 7 / 3)
     settings = read_job(JOBS / "fedlsm_isic2018")  # 10 rounds of 50 steps
     assert run_steps(settings, {"a": {"train": 65}, "b": {"train": 32}}) == 2 * 10 * 50
 
