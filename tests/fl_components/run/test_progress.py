@@ -26,5 +26,6 @@ def test_a_bar_counts_runs_and_says_the_time_left(monkeypatch):
     assert "about 10 min left" in out.getvalue()
 
 
-def test_a_bar_that_never_began_ends_quietly():
+def test_a_bar_that_never_began_ends_quietly(capsys):
     Bar().end()
+    assert capsys.readouterr() == ("", "")
