@@ -105,19 +105,20 @@ def test_a_report_field_that_the_site_policy_does_not_name_stops_the_run(checkou
     assert not (records(home / "guarded") / "results.json").exists()
 
 
-def test_sites_with_bad_data_stop_the_run_with_a_sentence_each(sites, home):
-    for name in SITES:  # beside the good ones, because their images are named from there
-        shutil.copytree(sites / name, sites / f"bad-{name}")
-    other_classes, other_label = sites / "bad-site-3" / "site.json", sites / "bad-site-2" / "train.csv"
-    card = json.loads(other_classes.read_text())
-    card["classes"][0] = "extradural"
-    other_classes.write_text(json.dumps(card))
+def test_sites_with_bad_data_stop_the_run_with_a_sentence_each(sites, home, tmp_path):
+    cards = {name: json.loads((sites / name / "site.json").read_text()) for name in SITES}
+    cards["site-3"]["classes"][0] = "extradural"
+    for name, card in cards.items():  # copies, because other tests read these folders
+        shutil.copytree(sites / name, tmp_path / name)
+        card["image_root"] = str((sites / name / card["image_root"]).resolve())
+        (tmp_path / name / "site.json").write_text(json.dumps(card))
+    other_label = tmp_path / "site-2" / "train.csv"
     table = other_label.read_text().splitlines()
     table[2] = table[2].rsplit(",", 1)[0] + ",yes"
     other_label.write_text("\n".join(table))
     code, out = fedmend(
         *("simulate", JOB, "--workspace", home / "refused", "--threads", 3, "--sites", 3, "--set", *SETTINGS),
-        *("--site", f"data_root={sites}/bad-{{SITE_NAME}}", f"cache_dir={home}/cache"),
+        *("--site", f"data_root={tmp_path}/{{SITE_NAME}}", f"cache_dir={home}/cache"),
         home=home,
     )
     assert code == 1
