@@ -1,7 +1,8 @@
 """The label ledger: every repaired label of a site, who repaired it and when; originals are never written.
 
 SQLite, one file per run and site, append-only: an entry is never changed or deleted, it is taken out of force by a
-later row in ``retractions``. A round is one transaction, and recording a (rule, round) again takes its earlier entries
+later row in ``retractions``. What people decide stands above all entries, see :mod:`fedmend.repairs.verdicts`. A round
+is one transaction, and recording a (rule, round) again takes its earlier entries
 and those of later rounds out of force first, so that a repeated or resumed round leaves the ledger as if it had run
 once.
 
@@ -23,6 +24,8 @@ import numpy as np
 from fedmend.data.manifest import NOT_ANNOTATED
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.files import make_folder
+from fedmend.repairs import verdicts as people
+from fedmend.repairs.verdicts import Verdict
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -83,15 +86,25 @@ class LabelLedger:
         images: N image paths, for people who read the ledger.
         classes: C class names.
         site: site name for messages.
+        one_label: each sample has one class: verdicts are about samples.
 
     Raises:
         FedMendError: the file is a ledger of another data set, or no ledger, or it cannot be opened and written; the
             last is said by ``record``, ``undo`` and ``repairs`` too.
     """
 
-    def __init__(self, path: Path, *, fingerprint: str, images: Sequence[str], classes: Sequence[str], site: str):
-        self._path, self._shape = Path(path), (len(images), len(classes))
-        self._where = f"{site}: label ledger"
+    def __init__(
+        self,
+        path: Path,
+        *,
+        fingerprint: str,
+        images: Sequence[str],
+        classes: Sequence[str],
+        site: str,
+        one_label: bool = False,
+    ):
+        self._path, self._shape, self._fingerprint = Path(path), (len(images), len(classes)), fingerprint
+        self._one_label, self._where = one_label, f"{site}: label ledger"
         try:
             make_folder(self._path.parent)
         except OSError as e:
@@ -99,7 +112,7 @@ class LabelLedger:
                 f"{self._where}: expected a file that can be opened and written, got: {e.strerror}"
             ) from None
         with self._transaction() as db:
-            db.executescript(_SCHEMA + _MARKS)
+            db.executescript(_SCHEMA + _MARKS + people.SCHEMA)
             known = dict(db.execute("SELECT key, value FROM about"))
             if known.get("fingerprint", fingerprint) != fingerprint:
                 raise FedMendError(
@@ -198,17 +211,72 @@ class LabelLedger:
             ).fetchall()
 
     def repairs(self) -> np.ndarray:
-        """(N, C) int8: the repaired label in force of each sample and class, -1 where there is none."""
+        """(N, C) int8: the repaired label in force of each sample and class, -1 where there is none.
+
+        Labels that people have given count as repaired; those that they have rejected do not.
+        """
         matrix = np.full(self._shape, NOT_ANNOTATED, dtype=np.int8)
         if rows := self.in_force():
             sample, label_class, new, _, _ = zip(*rows, strict=True)
             matrix[list(sample), list(label_class)] = new
-        return matrix
+        banned = self.banned()
+        return self.judged(np.where(people.refused(matrix, banned, one_label=self._one_label), NOT_ANNOTATED, matrix))
 
     def apply(self, labels: np.ndarray) -> np.ndarray:
         """The training target: ``labels`` (N, C) int8 with the repairs in force put in; a new array."""
         repaired = self.repairs()
         return np.where(repaired != NOT_ANNOTATED, repaired, labels)
+
+    # ---- what people say --------------------------------------------------------------------------------------------
+    def judge(self, verdict: Verdict, *, seen: str = "") -> Verdict:
+        """Writes a person's verdict; it counts from the next question of the server on.
+
+        Args:
+            verdict: without name and time.
+            seen: name of the verdict that the person saw about this label; empty: none.
+
+        Raises:
+            FedMendError: see :func:`fedmend.repairs.verdicts.add`.
+        """
+        with self._transaction() as db:
+            db.execute("BEGIN IMMEDIATE")
+            written = people.add(db, verdict, seen=seen, one_label=self._one_label)
+            _leave_mark(db)
+        return written
+
+    def verdicts(self) -> list[Verdict]:
+        """All verdicts, in the order in which they count."""
+        with self._transaction() as db:
+            return people.all_verdicts(db)
+
+    def take_over(self, path: Path) -> int:
+        """Appends the verdicts in another ledger on the same data; the number of those that this one lacked.
+
+        Args:
+            path: an SQLite file.
+
+        Raises:
+            FedMendError: no ledger.
+        """
+        with _transaction(path, f"{self._where} of another run") as db:
+            same = db.execute("SELECT value FROM about WHERE key = 'fingerprint'").fetchone() == (self._fingerprint,)
+            others = people.all_verdicts(db) if same else []
+        if not others:
+            return 0
+        with self._transaction() as db:
+            db.execute("BEGIN IMMEDIATE")
+            count = people.take_over(db, others)
+            if count:
+                _leave_mark(db)
+        return count
+
+    def judged(self, labels: np.ndarray) -> np.ndarray:
+        """``labels`` (N, C) int8 with those that people have fixed or given put in; a new array."""
+        return people.judged(labels, self.verdicts(), one_label=self._one_label)
+
+    def banned(self) -> np.ndarray:
+        """(N, C, 2) bool: whether people have rejected the label 0, and 1, of each sample and class."""
+        return people.banned(self.verdicts(), self._shape, one_label=self._one_label)
 
     def history(self) -> list[dict]:
         """All entries in the order in which they were made, with ``in_force`` 1 or 0; what ``to_csv`` writes."""

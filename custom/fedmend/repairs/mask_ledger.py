@@ -2,13 +2,15 @@
 
 A row says how many lesion voxels a slice has in the site's own label file and after the repair. Taking a row out of
 force, as :mod:`fedmend.repairs.label_ledger` does, gives the slice its original mask back; label files are never
-written.
+written. A verdict keeps the pixels that the person saw changed: accepted ones stay changed, whatever becomes of the
+repair, and rejected ones are never changed in that way again.
 """
 
 import shutil
 import zipfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,9 @@ import numpy as np
 from fedmend.data.slices import VolumeSplit, write_repaired
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.files import make_folder, whole_folder, write_atomically
+from fedmend.repairs import verdicts as people
 from fedmend.repairs.label_ledger import ANY_RULE, LabelLedger, Repairs
+from fedmend.repairs.verdicts import ACCEPT, Verdict
 
 
 class MaskLedger:
@@ -80,14 +84,44 @@ class MaskLedger:
         """See :meth:`fedmend.repairs.label_ledger.LabelLedger.check_mark`."""
         self._rows.check_mark(mark)
 
+    # ---- what people say --------------------------------------------------------------------------------------------
+    def judge(self, verdict: Verdict, *, seen: str = "") -> Verdict:
+        """Writes a person's verdict about the marks of a slice; see :meth:`LabelLedger.judge`.
+
+        Args:
+            verdict: with the pixels that the person saw changed; without any, those that are changed now.
+            seen: see there.
+        """
+        pixels = verdict.pixels or _frozen(self.change()[verdict.sample])
+        return self._rows.judge(replace(verdict, pixels=pixels), seen=seen)
+
+    def verdicts(self) -> list[Verdict]:
+        """See :meth:`LabelLedger.verdicts`."""
+        return self._rows.verdicts()
+
+    def take_over(self, path: Path) -> int:
+        """See :meth:`LabelLedger.take_over`."""
+        return self._rows.take_over(path)
+
     def change(self) -> np.ndarray:
         """(N, size, size) int8: pixels made lesion (1) or background (-1) by the repairs in force, others 0.
 
-        Where several repairs change a pixel, the one recorded last counts.
+        Where several repairs change a pixel, the one recorded last counts; above all what people accept and reject.
 
         Raises:
             FedMendError: the folder ``masks`` beside the ledger lacks a file, or one is damaged.
         """
+        total, verdicts = self._recorded(), self.verdicts()
+        for v in people.refusals(verdicts, one_label=False):
+            rejected = _thawed(v.pixels, total.shape[1])
+            total[v.sample][(rejected != 0) & (total[v.sample] == rejected)] = 0
+        for v in people.latest(verdicts, one_label=False).values():
+            if v.word == ACCEPT:
+                accepted = _thawed(v.pixels, total.shape[1])
+                total[v.sample] = np.where(accepted, accepted, total[v.sample])
+        return total
+
+    def _recorded(self) -> np.ndarray:
         size = self._split.masks.shape[1]
         total = np.zeros(self._split.masks.shape, dtype=np.int8)
         in_force: dict[tuple[str, int], list[int]] = {}  # in the order in which they were recorded
@@ -142,3 +176,15 @@ def _packed(pixels: np.ndarray) -> np.ndarray:
 def _unpacked(packed: np.ndarray, size: int) -> np.ndarray:
     """(M, size, size) uint8 of 0 and 1; the inverse of :func:`_packed`."""
     return np.unpackbits(packed, axis=1, count=size**2).reshape(-1, size, size)
+
+
+def _frozen(change: np.ndarray) -> bytes:
+    """The change of a slice (size, size) int8 as bytes."""
+    return zlib.compress(_packed(np.stack([change > 0, change < 0])).tobytes())
+
+
+def _thawed(pixels: bytes, size: int) -> np.ndarray:
+    """The inverse of :func:`_frozen`."""
+    packed = np.frombuffer(zlib.decompress(pixels), dtype=np.uint8).reshape(2, -1)
+    added, removed = _unpacked(packed, size).astype(np.int8)
+    return added - removed

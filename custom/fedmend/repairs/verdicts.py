@@ -1,0 +1,207 @@
+"""What people decide about labels: rows of the ledger that no rule, no repeated round and no ``undo`` takes back.
+
+A verdict is about one label (in masks: the marks of one slice). It is never changed or deleted; of several about the
+same label the latest counts, so that taking one back is a further row. Every row has a random name, by which the
+ledgers of several runs on the same data take them over from each other.
+"""
+
+import re
+import secrets
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from fedmend.errors import FedMendError
+
+ACCEPT, REJECT, UNSURE, RELABEL, WITHDRAW = "accept", "reject", "unsure", "relabel", "withdraw"
+WORDS = (ACCEPT, REJECT, UNSURE, RELABEL, WITHDRAW)
+LONGEST_NOTE = 500
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS verdicts (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, sample INTEGER NOT NULL,
+    label_class INTEGER NOT NULL, word TEXT NOT NULL, old INTEGER NOT NULL, value INTEGER NOT NULL, rule TEXT NOT NULL,
+    round_num INTEGER NOT NULL, reviewer TEXT NOT NULL, note TEXT NOT NULL, made TEXT NOT NULL, pixels BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS verdicts_of_a_label ON verdicts (sample, label_class);
+"""
+
+
+class JudgedMeanwhile(FedMendError):
+    """Somebody else has judged a label after it was shown."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A person's word about one label, or about the marks of one slice.
+
+    Attributes:
+        sample: sample number.
+        label_class: class number; of data with one label per sample that of the label that the word is about.
+        word: ``accept`` fixes the label ``value``; ``reject`` forbids it, and the original counts; ``relabel`` fixes
+            the label ``value``, which is another one; ``unsure`` leaves open what is right, and ``withdraw`` whether
+            anybody has looked.
+        old: the original label, -1 where there was none; of masks lesion voxels.
+        value: label 0 or 1; of masks lesion voxels.
+        rule: of the repair that was judged; empty: an original label was.
+        round_num: of the repair; -1: an original label was judged.
+        reviewer: initials.
+        note: free words.
+        made: time, UTC; empty: now.
+        name: of the row; empty: a new one.
+        pixels: of masks what the repair had changed, packed; see :mod:`fedmend.repairs.mask_ledger`.
+    """
+
+    sample: int
+    label_class: int
+    word: str
+    old: int
+    value: int
+    rule: str = ""
+    round_num: int = -1
+    reviewer: str = ""
+    note: str = ""
+    made: str = ""
+    name: str = ""
+    pixels: bytes = b""
+
+
+_COLUMNS = tuple(f.name for f in fields(Verdict))
+_INSERT = f"INSERT INTO verdicts ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+
+
+def check_verdict(verdict: Verdict) -> None:
+    """Refuses what no person can have meant.
+
+    Raises:
+        FedMendError: an unknown word, initials or a note of another form, or the rejection of an original label.
+    """
+    if verdict.word not in WORDS:
+        raise FedMendError(f"verdict: expected one of {', '.join(WORDS)}, got another word")
+    if not re.fullmatch(r"[^\W_][\w.-]{0,11}", verdict.reviewer):
+        raise FedMendError("verdict, initials: expected 1 to 12 letters, digits, '.' or '-', got others")
+    if len(verdict.note) > LONGEST_NOTE or not verdict.note.replace("\n", "").isprintable():
+        raise FedMendError(f"verdict, note: expected at most {LONGEST_NOTE} printable characters, got others")
+    if verdict.word == REJECT and not verdict.rule:
+        raise FedMendError("verdict: expected another label for an original one that is wrong, got its rejection")
+
+
+def all_verdicts(db: sqlite3.Connection) -> list[Verdict]:
+    """All rows in the order in which they count; none in a ledger of an earlier version."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'verdicts'").fetchone():
+        return []
+    rows = db.execute(f"SELECT {', '.join(_COLUMNS)} FROM verdicts ORDER BY made, number")
+    return [Verdict(*row) for row in rows]
+
+
+def latest(verdicts: Iterable[Verdict], *, one_label: bool) -> dict[tuple[int, int], Verdict]:
+    """Key of a label → its last verdict, also one that takes another back.
+
+    Args:
+        verdicts: in the order in which they count.
+        one_label: see :func:`key_of`.
+    """
+    return {key_of(v, one_label=one_label): v for v in verdicts}
+
+
+def refusals(verdicts: Iterable[Verdict], *, one_label: bool) -> list[Verdict]:
+    """The rejections that hold: those of a label after which nobody said anything else about it."""
+    found: dict[tuple[int, int], list[Verdict]] = {}
+    for v in verdicts:
+        before = found.get(key_of(v, one_label=one_label), [])
+        found[key_of(v, one_label=one_label)] = [*before, v] if v.word == REJECT else []
+    return [v for several in found.values() for v in several]
+
+
+def key_of(verdict: Verdict, *, one_label: bool) -> tuple[int, int]:
+    """What a verdict is about: sample and class, or, where each sample has one class, the sample and 0."""
+    return verdict.sample, 0 if one_label else verdict.label_class
+
+
+def add(db: sqlite3.Connection, verdict: Verdict, *, seen: str, one_label: bool) -> Verdict:
+    """Appends a verdict.
+
+    Args:
+        db: in a transaction that may write.
+        verdict: without name and time.
+        seen: name of the verdict that the person saw about this label; empty: none.
+        one_label: see :func:`key_of`.
+
+    Returns:
+        The verdict as it was written.
+
+    Raises:
+        FedMendError: see :func:`check_verdict`; JudgedMeanwhile: another one came between.
+    """
+    check_verdict(verdict)
+    chosen = "sample = ?" if one_label else "sample = ? AND label_class = ?"
+    before = db.execute(
+        f"SELECT name, reviewer FROM verdicts WHERE {chosen} ORDER BY made DESC, number DESC LIMIT 1",
+        (verdict.sample,) if one_label else (verdict.sample, verdict.label_class),
+    ).fetchone()
+    if (before[0] if before else "") != seen:
+        who = before[1] if before else "nobody"
+        raise JudgedMeanwhile(f"verdict: expected a label as it was shown, {who} was the last to judge it; look again")
+    (last,) = db.execute("SELECT MAX(made) FROM verdicts").fetchone()
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    made = max(now, last or now)  # a clock that was put back must not let an earlier one win
+    written = replace(verdict, name=secrets.token_hex(8), made=made)
+    _insert(db, [written])
+    return written
+
+
+def take_over(db: sqlite3.Connection, others: Sequence[Verdict]) -> int:
+    """Appends the verdicts of another ledger that this one lacks; their number."""
+    known = {v.name for v in all_verdicts(db)}
+    new = [v for v in others if v.name not in known]
+    _insert(db, new)
+    return len(new)
+
+
+def _insert(db: sqlite3.Connection, verdicts: Sequence[Verdict]) -> None:
+    db.executemany(_INSERT, [tuple(getattr(v, name) for name in _COLUMNS) for v in verdicts])
+
+
+# ---- what they mean for labels --------------------------------------------------------------------------------------
+def judged(labels: np.ndarray, verdicts: Sequence[Verdict], *, one_label: bool) -> np.ndarray:
+    """Labels (N, C) int8 with those that people have fixed or given put in; a new array.
+
+    Args:
+        labels: of the data set.
+        verdicts: in the order in which they count.
+        one_label: see :func:`key_of`.
+    """
+    result = labels.copy()
+    for v in latest(verdicts, one_label=one_label).values():
+        if v.word in (ACCEPT, RELABEL):
+            if one_label:
+                result[v.sample] = 0
+            result[v.sample, v.label_class] = v.value
+    return result
+
+
+def banned(verdicts: Sequence[Verdict], shape: tuple[int, int], *, one_label: bool) -> np.ndarray:
+    """(N, C, 2) bool: whether people have rejected the label 0, and 1, of each sample and class.
+
+    Args:
+        verdicts: in the order in which they count.
+        shape: (N, C).
+        one_label: see :func:`key_of`.
+    """
+    found = np.zeros((*shape, 2), dtype=bool)
+    for v in refusals(verdicts, one_label=one_label):
+        found[v.sample, v.label_class, v.value] = True
+    return found
+
+
+def refused(labels: np.ndarray, banned: np.ndarray, *, one_label: bool) -> np.ndarray:
+    """(N, C) bool: the labels that people have rejected; with one label per sample its whole row.
+
+    Args:
+        labels: (N, C) int8.
+        banned: (N, C, 2) of :func:`banned`.
+        one_label: see :func:`key_of`.
+    """
+    found = (labels == 0) & banned[..., 0] | (labels == 1) & banned[..., 1]
+    return np.broadcast_to(found.any(1, keepdims=True), found.shape) if one_label else found
