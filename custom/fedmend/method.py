@@ -90,6 +90,10 @@ class Site:
     stop: Callable[[], bool] = lambda: False
     _views: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
+    def labels(self) -> np.ndarray:
+        """(N, C) int8 labels of the training split, with those that people have fixed or given in a review."""
+        return self.ledger.judged(self.data.train.labels)
+
     def generator(self, task: RoundTask, purpose: str) -> torch.Generator:
         """A CPU generator that depends on run seed, site, round and purpose only."""
         name = hashlib.sha256(f"{self.name}/{purpose}".encode()).digest()

@@ -22,6 +22,8 @@ from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.networks import TIMM, build_network, get_weights, set_weights
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.private_training import PrivateSite, check_bearable, withhold
+from fedmend.repairs.label_ledger import LabelLedger
+from fedmend.repairs.mask_ledger import MaskLedger
 from fedmend.results import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, RunSpec, SiteResult
 from fedmend.site_config import SiteConfig, site_folder
 from fedmend.state import StateStore
@@ -29,6 +31,7 @@ from fedmend.training import LocalTrainer, Stopped
 
 LOG = logging.getLogger("fedmend.executor")
 LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
+OPINIONS = "opinions"  # of the final model about the training samples, in the site's state
 PREDECESSOR = 30.0  # seconds until the process of an earlier job has ended
 # What a job may ask a site to hold; no honest job comes near it, and more would fill memory or disk.
 LARGEST_IMAGE = 2048
@@ -209,13 +212,21 @@ class SiteWorker:
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
         elif question == COLLECT:
             result.report = dict(self.method.collect(model, task, site))
-        elif question == EVALUATE and (config.gallery or opened.card.phantom):
-            page = kind.gallery(site, opened.truth, phantom=opened.card.phantom)
-            if page:  # beside the ledger, where only the site sees it
-                (config.state_dir / run.run_name / name / GALLERY_NAME).write_text(page, encoding="utf-8")
+        elif question == EVALUATE:
+            self._leave_for_review(opened, model, run, config)
         result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()
         self._log(opened, question, task, result, time.monotonic() - started)
         return result
+
+    @staticmethod
+    def _leave_for_review(opened: "OpenSite", model: torch.nn.Module, run: RunSpec, config: SiteConfig) -> None:
+        """Keeps at the site what its people may look at: opinions of the final model, and the gallery if wanted."""
+        site, kind = opened.site, opened.kind
+        site.state.save(OPINIONS, torch.from_numpy(kind.opinions(model, site)))
+        if config.gallery or opened.card.phantom:
+            page = kind.gallery(site, opened.truth, phantom=opened.card.phantom)
+            if page:  # beside the ledger, where only the site sees it
+                (config.state_dir / run.run_name / site.name / GALLERY_NAME).write_text(page, encoding="utf-8")
 
     @staticmethod
     def _log(opened: "OpenSite", question: str, task: RoundTask, result: SiteResult, seconds: float) -> None:
@@ -284,6 +295,7 @@ class SiteWorker:
             )
         state_dir = config.state_dir / run.run_name / name
         ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
+        take_over_verdicts(ledger, state_dir / LEDGER_NAME)
         site = Site(name, device, data, ledger, StateStore(state_dir), self._batch_size)
         private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, self._batch_size)
         if private:
@@ -301,6 +313,23 @@ class SiteWorker:
             "phantom": opened.card.phantom,
             **({} if self._all_labels else kind.census_extras(opened.card)),
         }
+
+
+def take_over_verdicts(ledger: LabelLedger | MaskLedger, own: Path) -> None:
+    """What people of the site said about the same data in other runs counts in this one.
+
+    Args:
+        ledger: of this run.
+        own: its file, ``<state_dir>/<run>/<site>/ledger.sqlite``.
+    """
+    site, state_dir = own.parent.name, own.parents[2]
+    for run in sorted(state_dir.iterdir()):
+        other = run / site / own.name
+        if other != own and other.is_file():
+            try:
+                ledger.take_over(other)
+            except FedMendError as e:  # another run's damage is not this one's
+                LOG.warning("%s", e)
 
 
 def _finite(values: object) -> bool:

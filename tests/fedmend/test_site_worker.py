@@ -6,19 +6,24 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from factories import make_site_folder, refused
+import torch
+from factories import CLASSES, make_site_folder, refused
 from torch_factories import PlainMethod, PlainRound, TinyNetwork
 from worker_factories import SETTINGS, Client, census_task, global_model, one_site
 
 from fedmend import site_worker
+from fedmend.data.manifest import load_card
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.fields import Field
 from fedmend.files import locked
+from fedmend.kinds import kind_of
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg
 from fedmend.phantoms.sites import SOURCE
 from fedmend.repairs.label_ledger import Repairs
-from fedmend.site_worker import LEDGER_NAME, SiteWorker
+from fedmend.repairs.verdicts import REJECT, Verdict
+from fedmend.site_worker import LEDGER_NAME, OPINIONS, SiteWorker
+from fedmend.state import StateStore
 from fedmend.training import Stopped
 
 TRUTH = np.array([[1, 1, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=np.int8)
@@ -355,6 +360,50 @@ def test_knowledge_that_does_not_fit_its_field_is_refused_by_the_site(client, qu
     result = site.ask(question, RoundTask("look", 1, 3, knowledge, seed=7), global_model())
     assert result.error == f"{WHERE} {wrong}"
     assert (result.weights, result.report, result.repairs) == ({}, {}, {})
+
+
+# ---- what people of the site say ------------------------------------------------------------------------------------
+
+
+def judge(site, word, **more):
+    """A verdict about the second class of the sample that :class:`Tagging` tags in round 0."""
+    state = site.config.state_dir / site.run.run_name / "site-1"
+    card = load_card(site.folder / "data", "site-1")
+    data = kind_of(card.kind).load(
+        card, CLASSES, cache_dir=site.config.cache_dir, image_size=32, device=torch.device("cpu")
+    )
+    ledger = kind_of(card.kind).open_ledger(state / LEDGER_NAME, card, data)
+    return ledger.judge(Verdict(0, 1, word, -1, 1, "rule", 0, "AB", **more))
+
+
+def test_a_rejected_repair_is_not_in_the_next_answer_nor_in_that_of_a_later_run(client):
+    site = client(Tagging())
+    labelled = int(site.train(0).report["labels"][1])
+    judge(site, REJECT)
+    assert site.train(0).report["labels"][1] == labelled - 1
+    site.run = replace(site.run, run_name="later")
+    site.start()
+    assert site.train(0).report["labels"][1] == labelled - 1
+
+
+def test_a_damaged_ledger_of_another_run_stops_nobody(client, caplog):
+    site = client(Tagging())
+    broken = site.config.state_dir / "earlier" / "site-1"
+    broken.mkdir(parents=True)
+    (broken / LEDGER_NAME).write_bytes(b"no ledger" * 1000)
+    assert site.train(0).error == ""
+    assert "site-1: label ledger of another run: expected an SQLite ledger" in caplog.text
+
+
+def test_the_final_model_leaves_its_opinions_at_the_site(client):
+    site = client()
+    site.train(0)
+    result = site.ask("evaluate", RoundTask("evaluate", 3, 3, seed=7, training=False), global_model(), evaluate=True)
+    assert result.error == ""
+    scores = StateStore(site.config.state_dir / "run-1" / "site-1").load(OPINIONS)
+    assert scores.shape == (len(TRUTH), len(CLASSES))
+    assert ((scores > 0) & (scores < 1)).all()
+    assert not any(np.array_equal(scores.numpy(), value) for value in result.report.values())
 
 
 # ---- Adam over rounds -----------------------------------------------------------------------------------------------

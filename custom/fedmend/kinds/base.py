@@ -100,6 +100,11 @@ class Kind(ABC):
     def repairs(self, site: "Site", truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         """Counts (C,) int64 of what the ledger of a site has repaired; empty when nothing is."""
 
+    @abstractmethod
+    def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
+        """What a model thinks of the training samples: (N, C) float32 probabilities of labels; of masks (N, 1), the
+        mean difference between probability and mark in force over the pixels of a slice."""
+
     def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:
         """A page with pictures of repairs, for the site's own eyes; empty where there is nothing to look at."""
         return ""

@@ -64,7 +64,12 @@ class LabelKind(Kind):
         """See :class:`Kind`."""
         table = data.train.table
         return LabelLedger(
-            path, fingerprint=table.fingerprint(), images=table.images, classes=data.classes, site=card.site
+            path,
+            fingerprint=table.fingerprint(),
+            images=table.images,
+            classes=data.classes,
+            site=card.site,
+            one_label=self.one_label,
         )
 
     def load_truth(self, card: SiteCard, data: SiteData) -> np.ndarray | None:

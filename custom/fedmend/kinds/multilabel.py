@@ -51,6 +51,10 @@ class MultiLabel(LabelKind):
         """See :func:`score_histograms`."""
         return score_histograms(infer(model, split, site)[1].numpy(), split.labels)
 
+    def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
+        """See :class:`Kind`; the sigmoid."""
+        return infer(model, site.data.train, site)[1].sigmoid().numpy()
+
     def counts_shape(self, num_classes: int) -> tuple[int, ...]:
         """See :class:`Kind`."""
         return (2, BINS)

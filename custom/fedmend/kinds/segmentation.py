@@ -98,6 +98,14 @@ class Segmentation(Kind):
         change = site.ledger.change()
         return mask_repair_counts(change, site.data.train.masks, truth) if change.any() else {}
 
+    def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
+        """See :class:`Kind`."""
+        train, found = site.data.train, np.zeros((len(site.data.train), 1), dtype=np.float32)
+        marks = site.ledger.apply(train.masks)
+        for index, probability in infer_masks(model, train, site):
+            found[index, 0] = np.abs(probability - marks[index]).mean((1, 2))
+        return found
+
     def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:
         """See :func:`fedmend.report.gallery.gallery_page`."""
         from fedmend.report.gallery import gallery_page

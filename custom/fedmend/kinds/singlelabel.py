@@ -49,6 +49,10 @@ class SingleLabel(LabelKind):
         """See :func:`singlelabel_counts`."""
         return singlelabel_counts(infer(model, split, site)[1].numpy(), split.labels)
 
+    def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
+        """See :class:`Kind`; the softmax."""
+        return infer(model, site.data.train, site)[1].softmax(1).numpy()
+
     def counts_shape(self, num_classes: int) -> tuple[int, ...]:
         """See :class:`Kind`."""
         return (num_classes + 2 * BINS,)

@@ -41,7 +41,8 @@ class FedAvgRound(Round):
 
     def __init__(self, method: "FedAvg", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        labels, self._entries = np.maximum(site.data.train.labels, 0), self.counted()
+        self.labels = site.labels()  # (N, C)
+        labels, self._entries = np.maximum(self.labels, 0), self.counted()
         counts = np.where(self._entries, labels, -1) if method.weighted else np.zeros_like(labels[:0])
         weight = positive_weight(counts)
         self._target = torch.from_numpy(labels.astype(np.float32)).to(site.device)
@@ -50,7 +51,7 @@ class FedAvgRound(Round):
 
     def counted(self) -> np.ndarray:
         """(N, C) bool: the entries of the loss; here all."""
-        return np.ones(self.site.data.train.labels.shape, dtype=bool)
+        return np.ones(self.labels.shape, dtype=bool)
 
     def columns(self) -> int:
         """Classes that the loss is averaged over."""
@@ -96,8 +97,8 @@ class FedAvgPLRound(FedAvgRound):
         self.missing = torch.from_numpy(np.flatnonzero(~site.data.annotated)).to(site.device)
 
     def counted(self) -> np.ndarray:
-        """(N, C) bool: the annotated entries."""
-        return self.site.data.train.labels >= 0
+        """(N, C) bool: the entries that somebody has annotated."""
+        return self.labels >= 0
 
     def columns(self) -> int:
         """Annotated classes."""

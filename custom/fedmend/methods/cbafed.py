@@ -85,13 +85,13 @@ class CBAFedRound(FedAvgPLRound):
         logits = logits[:, self.missing]
         p = logits.detach().sigmoid()
         used = (p > self._tau) | (p < 1 - self._tau)
-        self._pseudo.keep(index.to(self.site.device, non_blocking=True), self.missing, p, used)
+        used = self._pseudo.keep(index.to(self.site.device, non_blocking=True), self.missing, p, used)
         return loss + pseudo_loss(logits, used)
 
     def report(self) -> Report:
         """Numbers of labels in use; writes the pseudo-labels into the ledger."""
         self._pseudo.record(RULE, self.task, self.site)
-        labels = (self.site.data.train.labels >= 0).sum(0)
+        labels = (self.labels >= 0).sum(0)
         pseudo = (self._pseudo.labels >= 0).sum(0).cpu().numpy()
         return {"label_counts": (labels + pseudo).astype(np.int64)}
 

@@ -53,9 +53,9 @@ class FedFixMatchRound(FedAvgPLRound):
         probabilities = logits.detach()[:, self.missing].sigmoid()
         sure = sure_images(probabilities, self.method.tau_positive, self.method.tau_negative)
         used = sure[:, None].expand_as(probabilities)
-        self._pseudo.keep(index.to(self.site.device, non_blocking=True), self.missing, probabilities, used)
-        terms = F.binary_cross_entropy_with_logits(other, (probabilities > 0.5).float(), reduction="none").mean(1)
-        return loss + (terms * sure).sum() / sure.sum().clamp(min=1)
+        used = self._pseudo.keep(index.to(self.site.device, non_blocking=True), self.missing, probabilities, used)
+        terms = F.binary_cross_entropy_with_logits(other, (probabilities > 0.5).float(), reduction="none")
+        return loss + (terms * used).mean(1).sum() / sure.sum().clamp(min=1)
 
     def report(self) -> Report:
         """Writes the pseudo-labels into the ledger; nothing leaves but the weights."""

@@ -118,7 +118,7 @@ class FedLSMRound(PseudoLabelRound):
         left_out[self._pools[0]] = True
         self._uncertain = torch.from_numpy(left_out).to(self.site.device)
         if self.method.keep_labelled:
-            left_out = left_out & (self.site.data.train.labels == NOT_ANNOTATED).all(1)
+            left_out = left_out & (self.labels == NOT_ANNOTATED).all(1).cpu().numpy()
         return np.flatnonzero(~left_out)
 
     def labelled_by_teacher(self, rows: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class FedLSMRound(PseudoLabelRound):
         rows = index.to(self.site.device, non_blocking=True)
         inputs, mixed = self.strong_views(main), None
         if len(paired):
-            mixed = self._mix(paired, predicted[size:], self.labels[rows[size:]])
+            mixed = self._mix(paired, predicted[size:], rows[size:])
             inputs = torch.cat([inputs, mixed[0]])
         logits = self.model(data.to_network(inputs))[1].float()
         loss = self.main_loss(logits[:size], predicted[:size], rows[:size])
@@ -168,14 +168,14 @@ class FedLSMRound(PseudoLabelRound):
             for own, other in zip(self._teacher.buffers(), self.model.buffers(), strict=True):
                 own.copy_(other)
 
-    def _mix(self, paired: Tensor, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _mix(self, paired: Tensor, predicted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mixed images, targets and the entries that count, Eq. (6)."""
         method, half = self.method, len(paired) // 2  # the uncertain images, then the confident ones
         unknown = ~self.known
         ude = method.ude_tau_positive, method.ude_tau_negative
-        uncertain = self.reading.pseudo_labels(predicted[:half], labels[:half], unknown, *ude)
+        uncertain = self.targets(predicted[:half], rows[:half], unknown, *ude)
         taus = method.tau_positive, method.tau_negative
-        confident = self.reading.pseudo_labels(predicted[half:], labels[half:], unknown, *taus)
+        confident = self.targets(predicted[half:], rows[half:], unknown, *taus)
         weight = float(self._mixing.beta(method.mixup_alpha, method.mixup_alpha))
         images = torch.lerp(paired[:half], paired[half:], weight)
         return images, torch.lerp(uncertain[0], confident[0], weight), uncertain[1] & confident[1]

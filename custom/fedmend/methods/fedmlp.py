@@ -99,9 +99,7 @@ class FedMLPRound(Round):
         self._detecting = task.stage == DETECT
         self._views = site.views(task, 1 if self._detecting else 2)  # (V, N, 2, 3)
         self._teacher = self._prepare_teacher()
-        labels = site.data.train.labels
-        if self._detecting:
-            labels = site.ledger.apply(labels)
+        labels = site.ledger.apply(site.data.train.labels) if self._detecting else site.labels()
         known = labels != NOT_ANNOTATED
         self._target = torch.from_numpy((labels == 1).astype(np.float32)).to(site.device)
         self._known = torch.from_numpy(known).to(site.device)

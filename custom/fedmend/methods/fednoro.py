@@ -112,7 +112,7 @@ class FedNoRo(SingleLabelMethod):
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Class-wise mean losses of the received model, eval mode, no logit adjustment."""
         logits = infer(model, site.data.train, site)[1].double()
-        target = torch.from_numpy(class_numbers(site, site.data.train.labels))
+        target = torch.from_numpy(class_numbers(site, site.labels()))
         loss = F.cross_entropy(logits, target, reduction="none").numpy()
         count = np.bincount(target.numpy(), minlength=logits.shape[1])
         total = np.bincount(target.numpy(), weights=loss, minlength=logits.shape[1])

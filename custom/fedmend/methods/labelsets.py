@@ -79,15 +79,14 @@ class LabelSetRound(Round):
 
     def __init__(self, method: "LabelSetMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        labels = site.data.train.labels
         self.reading = READINGS[site.data.kind]
-        known = self.reading.known_classes(labels)
+        known = self.reading.known_classes(site.data.train.labels)  # a review may give an unknown class some labels
         if not known.any():
             raise FedMendError(
                 f"{site.name}: {site.data.train.table.file}: expected labels of at least one class, got none"
             )
         self.known = torch.from_numpy(known).to(site.device)
-        self.labels = torch.from_numpy(labels.astype(np.float32)).to(site.device)
+        self.labels = torch.from_numpy(site.labels().astype(np.float32)).to(site.device)
         weight = self.reading.positive_weight(task)
         self.pos_weight = None if weight is None else weight.to(site.device)
         self.generator = site.generator(task, "augment")
@@ -158,6 +157,7 @@ class PseudoLabelRound(LabelSetRound):
         shape = site.data.train.labels.shape
         self._pseudo = torch.full(shape, NOT_ANNOTATED, dtype=torch.int8, device=site.device)
         self._confidence = torch.zeros(shape, device=site.device)
+        self._banned = torch.from_numpy(site.ledger.banned()).to(site.device)
 
     def main_loss(self, logits: Tensor, predicted: Tensor, rows: Tensor) -> Tensor:
         """L_I + L_U, Eqs. (4)-(5), Deng et al., MICCAI 2023; keeps the last pseudo-label of each sample.
@@ -169,12 +169,26 @@ class PseudoLabelRound(LabelSetRound):
         """
         method, labels = self.method, self.labels[rows]
         taus = method.tau_positive, method.tau_negative
-        target, valid = self.reading.pseudo_labels(predicted, labels, self.labelled_by_teacher(rows), *taus)
+        target, valid = self.targets(predicted, rows, self.labelled_by_teacher(rows), *taus)
         new = valid & (labels == NOT_ANNOTATED)
         self._pseudo[rows] = torch.where(new, target, torch.full_like(target, NOT_ANNOTATED)).to(torch.int8)
         self._confidence[rows] = (predicted - 0.5).abs()
         over_batch = method.loss_mean == "batch"
         return self.reading.loss(logits, target, valid, labels, self.pos_weight, over_batch=over_batch)
+
+    def targets(self, predicted: Tensor, rows: Tensor, unknown: Tensor, *taus: float) -> tuple[Tensor, Tensor]:
+        """:meth:`fedmend.methods.readings.Reading.pseudo_labels` without those that people have rejected.
+
+        Args:
+            predicted: (B, M) probabilities.
+            rows: (B,) sample numbers on the device.
+            unknown: (M,) or (B, M) bool: classes that may get pseudo-labels.
+            taus: thresholds for positive and negative ones.
+        """
+        labels, banned = self.labels[rows], self._banned[rows]
+        target, valid = self.reading.pseudo_labels(predicted, labels, unknown, *taus)
+        refused = torch.where(target > 0.5, banned[..., 1], banned[..., 0]) & (labels == NOT_ANNOTATED)
+        return target, valid & ~(refused.any(1, keepdim=True) if self.site.data.kind == SINGLELABEL else refused)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(B, M) probabilities that thresholds are compared with, of (B, M) logits."""

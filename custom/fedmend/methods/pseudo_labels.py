@@ -22,19 +22,28 @@ class PseudoLabels:
         shape = site.data.train.labels.shape
         self.labels = torch.full(shape, NOT_ANNOTATED, dtype=torch.int8, device=site.device)
         self._confidence = torch.zeros(shape, device=site.device)
+        # What people have rejected, and what they have given a label, gets no pseudo-label.
+        self._closed = torch.from_numpy(site.ledger.banned() | (site.labels() != NOT_ANNOTATED)[..., None])
+        self._closed = self._closed.to(site.device)
 
-    def keep(self, rows: Tensor, columns: Tensor, probabilities: Tensor, used: Tensor) -> None:
+    def keep(self, rows: Tensor, columns: Tensor, probabilities: Tensor, used: Tensor) -> Tensor:
         """Takes these entries in the place of earlier ones.
 
         Args:
             rows: (B,) sample numbers on the device.
             columns: (M,) class numbers on the device.
             probabilities: (B, M); the pseudo-label is 1 above .5, and the confidence the distance to .5.
-            used: (B, M) bool: the entries that were trained on.
+            used: (B, M) bool: the entries that may be trained on.
+
+        Returns:
+            (B, M) bool: those of them that people leave open.
         """
+        closed = self._closed[rows[:, None], columns]
+        used = used & ~torch.where(probabilities > 0.5, closed[..., 1], closed[..., 0])
         new = torch.where(used, (probabilities > 0.5).to(torch.int8), NOT_ANNOTATED)
         self.labels[rows[:, None], columns] = new
         self._confidence[rows[:, None], columns] = (probabilities - 0.5).abs()
+        return used
 
     def record(self, rule: str, task: RoundTask, site: Site) -> None:
         """Writes into the ledger what is new against the repairs in force."""

@@ -29,8 +29,8 @@ class SingleLabelRound(Round):
         self.views: Tensor | None = None  # (VIEWS, N, 2, 3) of the epoch
 
     def labels(self) -> np.ndarray:
-        """(N, C) labels to learn from; default: the site's own. A method that relabels takes the ledger's."""
-        return self.site.data.train.labels
+        """(N, C) labels to learn from; default: those of people. A method that relabels takes the ledger's."""
+        return self.site.labels()
 
     def batches(self, epoch: int) -> Iterable[Tensor]:
         """See :class:`Round`; draws the augmented views of the epoch."""

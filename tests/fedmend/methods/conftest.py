@@ -51,7 +51,7 @@ def make_net():
 def make_site(tmp_path):
     """A site from labels (N, C) and grey values (N,); ``annotated`` defaults to the columns with a label."""
 
-    def build(labels, values=None, *, annotated=None, name="site-1", batch_size=4, folder="disk"):
+    def build(labels, values=None, *, annotated=None, name="site-1", batch_size=4, folder="disk", single=False):
         labels = np.array(labels, dtype=np.int8)
         labels.setflags(write=False)
         samples, number = labels.shape
@@ -63,9 +63,8 @@ def make_site(tmp_path):
         images = np.broadcast_to(values[:, None, None], (samples, 5, 5))
         train = Split(images, table, torch.device("cpu"))
         home = tmp_path / folder / name
-        ledger = LabelLedger(
-            home / "ledger.sqlite", fingerprint=table.fingerprint(), images=names, classes=classes, site=name
-        )
+        about = {"fingerprint": table.fingerprint(), "images": names, "classes": classes}
+        ledger = LabelLedger(home / "ledger.sqlite", **about, site=name, one_label=single)
         data = SiteData(classes, annotated, train, {})
         return Site(name, torch.device("cpu"), data, ledger, StateStore(home), batch_size)
 
@@ -80,7 +79,7 @@ def site_of(make_site):
         labels = np.asarray(labels)
         single = labels.ndim == 1
         labels = one_hot(labels, classes) if single else labels
-        site = make_site(labels, 10 * np.arange(len(labels)), **options)
+        site = make_site(labels, 10 * np.arange(len(labels)), single=single, **options)
         if single:
             site.data = dataclasses.replace(site.data, kind=SINGLELABEL, annotated=np.ones(classes, dtype=bool))
         return site

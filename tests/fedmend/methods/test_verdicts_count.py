@@ -1,0 +1,117 @@
+"""What people say about labels counts in every method that learns from labels."""
+
+import numpy as np
+import pytest
+import torch
+from torch_factories import Says, one_hot
+
+from fedmend.method import RoundTask
+from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
+from fedmend.methods.cbafed import CBAFed
+from fedmend.methods.fedfixmatch import FedFixMatch
+from fedmend.methods.fedlsm import FedLSM
+from fedmend.methods.fedlsr import FedLSR
+from fedmend.methods.fedlsr_multilabel import MultiLabelFedLSR
+from fedmend.methods.fedmlp import RULE, WARMUP, FedMLP
+from fedmend.methods.fednoro import FedNoRo
+from fedmend.methods.fixmatch import FixMatch
+from fedmend.methods.labelsets import LabelSetFedAvg
+from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, Verdict
+
+MULTI = [[1, 0], [0, 1], [0, 1], [1, 0], [0, 0], [1, 1]]
+SINGLE = [0, 1, 2, 0, 1, 2]
+WEIGHT = {"pos_weight": np.ones(2, dtype=np.float32)}
+
+
+def said(word, sample, label_class, value, rule="r"):
+    return Verdict(sample, label_class, word, -1, value, rule if word == REJECT else "", 0, "AB")
+
+
+def learnt(method, site, net, play, stage="train"):
+    play(method, net, RoundTask(stage, 0, 4, WEIGHT if method.KNOWLEDGE.get("pos_weight") else {}), site)
+    return [p.detach().numpy() for p in net.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("method", "stage"),
+    [
+        *((m, "train") for m in (FedAvg(), FedAvgPL(), FedProx(), MultiLabelFedLSR(), CBAFed(), FedFixMatch())),
+        (FedMLP(warmup_distillation=0.0), WARMUP),
+        (LabelSetFedAvg(local_iterations=3), "train"),
+        (FixMatch(local_iterations=3), "train"),
+        (FedLSM(local_iterations=3, pairs=1, high=1, low=1), "train"),
+    ],
+    ids=lambda m: type(m).__name__ if not isinstance(m, str) else m,
+)
+def test_a_label_that_a_person_gives_counts_like_one_in_the_table(make_site, make_net, play, method, stage):
+    corrected = np.array(MULTI)
+    corrected[0, 1] = 1
+    by_table = make_site(corrected, folder="table")
+    by_word = make_site(MULTI, folder="word")
+    by_word.ledger.judge(said(RELABEL, 0, 1, 1))
+    a, b, c = (learnt(method, s, make_net(2), play, stage) for s in (by_table, by_word, make_site(MULTI, folder="o")))
+    assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    assert any(not np.array_equal(x, y) for x, y in zip(a, c, strict=True))
+
+
+@pytest.mark.parametrize(
+    "method", [SingleLabelFedAvg(la=True), SingleLabelFedProx(), FedLSR(), FedNoRo()], ids=lambda m: type(m).__name__
+)
+def test_a_class_that_a_person_gives_counts_like_one_in_the_table(site_of, make_net, play, method):
+    by_table, by_word = site_of([1, *SINGLE[1:]], folder="table"), site_of(SINGLE, folder="word")
+    by_word.ledger.judge(said(RELABEL, 0, 1, 1))
+    assert by_word.labels().tolist() == one_hot([1, *SINGLE[1:]], 3).tolist()
+    a, b, c = (learnt(method, s, make_net(3), play) for s in (by_table, by_word, site_of(SINGLE, folder="o")))
+    assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    assert any(not np.array_equal(x, y) for x, y in zip(a, c, strict=True))
+
+
+def test_a_label_that_fedmlp_tagged_and_a_person_rejected_is_missing_again(make_site):
+    site = make_site([[1, -1], [0, -1], [1, -1], [0, -1]])
+    site.ledger.judge(said(REJECT, 0, 1, 1, RULE))
+    site.ledger.judge(said(ACCEPT, 1, 1, 1))
+    assert site.ledger.repairs()[:, 1].tolist() == [-1, 1, -1, -1]
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """No augmentation."""
+    monkeypatch.setattr("fedmend.methods.fixmatch.weak", lambda images, generator: images)
+    monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
+
+
+def test_a_rejected_pseudo_label_of_several_is_not_trained_on(site_of, plain):
+    site, table = site_of([[1, -1], [0, -1]]), np.array([[0.0, 9.0], [0.0, 9.0]])
+    site.ledger.judge(said(REJECT, 0, 1, 1))
+    net = Says(table)
+    work = FixMatch(local_iterations=1).start(net, RoundTask("train", 0, 4, WEIGHT), site)
+    work.loss(torch.arange(2)).backward()
+    assert net.table.grad[:2, 1].ne(0).tolist() == [False, True]
+    assert work.pseudo_labels()[:, 1].tolist() == [-1, 1]
+
+
+def test_a_rejected_pseudo_label_of_one_takes_the_whole_sample_out(site_of, plain):
+    site, table = site_of([0, 1, -1, -1]), np.array([[9.0, 0, 0], [0, 9.0, 0], [0, 0, 9.0], [0, 0, 9.0]])
+    site.ledger.judge(said(REJECT, 2, 2, 1))
+    net = Says(table)
+    work = FixMatch(local_iterations=1).start(net, RoundTask("train", 0, 4), site)
+    work.loss(torch.arange(4)).backward()
+    assert net.table.grad[2:4].ne(0).any(1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("method", [CBAFed(), FedFixMatch()], ids=lambda m: type(m).__name__)
+def test_a_rejected_pseudo_label_of_a_missing_class_is_not_trained_on(make_site, make_net, method):
+    site, net = make_site([[1, -1], [0, -1]], annotated=[True, False]), make_net(2)
+    with torch.no_grad():
+        net.classifier.weight.zero_()
+        net.classifier.bias.copy_(torch.tensor([9.0, 9.0]))
+    task = RoundTask("pseudo", 0, 4, {"thresholds": np.full(2, 0.9, dtype=np.float32)})
+    for rejected in (0, 1):
+        site.ledger.judge(said(REJECT, rejected, 1, 1))
+        work = method.start(net, task, site)
+        list(work.batches(0))
+        net.zero_grad()
+        work.loss(torch.arange(2)).backward()
+        work.report()
+        assert (site.ledger.repairs()[:, 1] == 1).tolist() == [False, rejected == 0]
+        assert bool(net.classifier.bias.grad[1]) == (rejected == 0)
