@@ -70,7 +70,7 @@ def test_a_table_that_was_stopped_has_all_rows_on_the_same_data_from_the_same_we
     assert (published["fedmlp"], published["fedavg"]) == ("88.47", "76.32")
     text = (table / "comparison.md").read_text()
     assert "**PHANTOM**" in text
-    assert "Best simple baseline: FedAvg" in text
+    assert "Strongest simple baseline: FedAvg" in text
     assert "<svg" in (table / "comparison.html").read_text()
 
 
