@@ -11,7 +11,7 @@ image twice, and its import costs 6 s.
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmend.data.manifest import SiteCard
+from fedmend.data.manifest import SiteCard, stays_below
 from fedmend.errors import FedMendError
 from fedmend.json_files import read_json
 
@@ -86,6 +86,6 @@ def _below(value: object, where: str) -> str:
     """A relative path that stays below its root."""
     if not isinstance(value, str) or not value:
         raise FedMendError(f"{where}: expected a path, got none")
-    if Path(value).is_absolute() or ".." in Path(value).parts:
+    if not stays_below(value):
         raise FedMendError(f"{where}: expected a path below its folder, got another")
     return Path(value).as_posix()  # one spelling of each path

@@ -123,6 +123,11 @@ def _is_number(value) -> bool:
     return isinstance(value, int | float) and abs(value) <= WIDEST
 
 
+def stays_below(path: str) -> bool:
+    """Whether a path stays below the folder that it starts from."""
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
 def _is_text_mapping(value) -> bool:
     return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
 
@@ -194,7 +199,7 @@ def _check_files(splits: object, truth: object, where: str) -> None:
     if not _is_text_mapping(truth):
         raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {_type(truth)}")
     for name in (*splits.values(), *truth.values()):  # they stand in messages, which may travel
-        if Path(name).is_absolute() or ".." in Path(name).parts or len(name) > LONGEST_NAME or not name.isprintable():
+        if not stays_below(name) or len(name) > LONGEST_NAME or not name.isprintable():
             raise FedMendError(
                 f"{where}, fields splits and truth: expected file names below the site folder, got another"
             )
@@ -300,7 +305,7 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
         image = record["image"].strip()
         if not image:
             raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
-        if Path(image).is_absolute() or ".." in Path(image).parts:
+        if not stays_below(image):
             raise FedMendError(f"{where} row {row}, column image: expected a path below image_root, got another")
         label = written.labels(record, columns, len(classes), f"{where} row {row}")
         if image in seen:

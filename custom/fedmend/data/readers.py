@@ -8,6 +8,7 @@ which a site process would pay in every round where FLARE starts one per task.
 
 import functools
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,32 @@ MOST_PIXELS = 50_000_000  # of one image; more would need over 1 GB, and headers
 
 class UnreadableImage(Exception):
     """Why one image cannot be used, in words that name neither file nor patient."""
+
+
+@dataclass(frozen=True)
+class RawImage:
+    """One image as its file has it, before a window.
+
+    Attributes:
+        values: (H, W) numbers, in HU for CT; of a picture (H, W) or, in colour, (H, W, 3) uint8.
+        window: (centre, width) that the card asks for; None for a picture, which has no window.
+        own_window: (centre, width) of the DICOM header, where it has one.
+        inverted: a larger value is darker (MONOCHROME1).
+        ras: rows run from front to back, columns from the patient's left to the right, as from a NIfTI volume.
+    """
+
+    values: np.ndarray
+    window: tuple[float, float] | None = None
+    own_window: tuple[float, float] | None = None
+    inverted: bool = False
+    ras: bool = False
+
+    def seen(self, window: tuple[float, float] | None) -> np.ndarray:
+        """The image through a window: uint8 of the shape of ``values``; a picture as it is."""
+        if self.window is None:
+            return self.values
+        grey = apply_window(self.values, *window)
+        return 255 - grey if self.inverted else grey
 
 
 def apply_window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
@@ -39,7 +66,7 @@ def apply_window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
     return (np.clip((values.astype(np.float32) - low) / width, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def _read_dicom(path: Path, window: Window) -> np.ndarray:
+def _read_dicom(path: Path, window: Window) -> RawImage:
     import pydicom
     from pydicom.errors import InvalidDicomError
     from pydicom.pixels import apply_modality_lut
@@ -56,15 +83,7 @@ def _read_dicom(path: Path, window: Window) -> np.ndarray:
                 raise UnreadableImage(f"expected a grey DICOM file, got {dataset.SamplesPerPixel} samples per pixel")
             _check_pixels(int(dataset.Rows) * int(dataset.Columns))
             values = apply_modality_lut(dataset.pixel_array, dataset)
-            if window == "file":
-                centre, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
-                if centre is None or width is None:
-                    raise UnreadableImage(
-                        "expected a window in the DICOM header (site.json says window: file), got none"
-                    )
-                window = tuple(
-                    float(v[0] if isinstance(v, pydicom.multival.MultiValue) else v) for v in (centre, width)
-                )
+            own = _own_window(dataset, wanted=window == "file")
             inverted = dataset.get("PhotometricInterpretation") == "MONOCHROME1"
     except (UnreadableImage, OSError):
         raise
@@ -74,7 +93,8 @@ def _read_dicom(path: Path, window: Window) -> np.ndarray:
         raise UnreadableImage(
             f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
-    if window is None or not (abs(window[0]) <= WIDEST and NARROWEST <= window[1] <= WIDEST):
+    asked = own if window == "file" else window
+    if asked is None or not is_window(*asked):
         raise UnreadableImage(
             "expected a window in site.json for DICOM ('file', a name or [centre, width] in HU), got none"
         )
@@ -82,8 +102,30 @@ def _read_dicom(path: Path, window: Window) -> np.ndarray:
         raise UnreadableImage(f"expected one frame, got {len(values)}")
     if not (np.abs(values) <= WIDEST).all():
         raise UnreadableImage("expected values of which a window can be taken, got NaN, infinity or over 10^9")
-    grey = apply_window(values, *window)
-    return 255 - grey if inverted else grey
+    return RawImage(values, asked, own, inverted)
+
+
+def _own_window(dataset, *, wanted: bool) -> tuple[float, float] | None:
+    """The first window of a DICOM header; without ``wanted`` a damaged one counts as none."""
+    from pydicom.multival import MultiValue
+
+    try:
+        centre, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
+        if centre is None or width is None:
+            if wanted:
+                raise UnreadableImage("expected a window in the DICOM header (site.json says window: file), got none")
+            return None
+        own = tuple(float(v[0] if isinstance(v, MultiValue) else v) for v in (centre, width))
+    except Exception:
+        if wanted:
+            raise
+        return None
+    return own if wanted or is_window(*own) else None
+
+
+def is_window(centre: float, width: float) -> bool:
+    """Whether an image can be seen through a window; none has NaN or no width."""
+    return abs(centre) <= WIDEST and NARROWEST <= width <= WIDEST
 
 
 def _check_pixels(number: int) -> None:
@@ -91,7 +133,7 @@ def _check_pixels(number: int) -> None:
         raise UnreadableImage(f"expected at most {MOST_PIXELS} pixels, got more")
 
 
-def _read_picture(path: Path, color: bool) -> np.ndarray:
+def _read_picture(path: Path, color: bool) -> RawImage:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -99,7 +141,7 @@ def _read_picture(path: Path, color: bool) -> np.ndarray:
             _check_pixels(picture.width * picture.height)
             if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
                 raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
-            return np.asarray(picture.convert("RGB" if color else "L"))
+            return RawImage(np.asarray(picture.convert("RGB" if color else "L")))
     except Image.DecompressionBombError:
         _check_pixels(MOST_PIXELS + 1)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
@@ -131,7 +173,7 @@ def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
     return nibabel.apply_orientation(volume, orientation)
 
 
-def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
+def _read_nifti(path: Path, index: str, window: Window) -> RawImage:
     volume = nifti_volume(path, path.stat().st_mtime_ns)
     if not index and volume.shape[2] != 1:
         raise UnreadableImage(
@@ -142,26 +184,14 @@ def _read_nifti(path: Path, index: str, window: Window) -> np.ndarray:
     plane = np.rot90(volume[:, :, int(index or 0)])  # RAS columns → rows from anterior to posterior
     if not (np.abs(plane) <= LARGEST_VOXEL).all():
         raise UnreadableImage("expected finite voxels, got NaN or infinity")
-    if isinstance(window, tuple):
-        return apply_window(plane, *window)
-    low, high = np.percentile(plane, (0.5, 99.5))
-    return apply_window(plane, (low + high) / 2, max(high - low, 1e-6))
+    if not isinstance(window, tuple):
+        low, high = np.percentile(plane, (0.5, 99.5))
+        window = ((low + high) / 2, max(high - low, 1e-6))
+    return RawImage(plane, window, ras=True)
 
 
-def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray:
-    """Reads one image.
-
-    DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1. NIfTI
-    volumes are brought to RAS; ``name.nii.gz#12`` is their axial slice 12; they take the card's (centre, width) or,
-    without one, the 0.5-99.5 percentiles of the slice. PNG and JPEG are taken as they are.
-
-    Args:
-        path: image file, with ``#slice`` behind a NIfTI volume.
-        window: see :class:`fedmend.data.manifest.SiteCard`.
-        color: keep the colour of a picture; otherwise it is turned to grey.
-
-    Returns:
-        (H, W) uint8, with ``color`` (H, W, 3).
+def read_raw(path: Path, window: Window, *, color: bool = False) -> RawImage:
+    """Reads one image, and the window through which a site sees it; see :func:`read_image`.
 
     Raises:
         OSError: the file cannot be opened; FileNotFoundError where there is none.
@@ -179,6 +209,29 @@ def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray
     if lower.endswith(NIFTI_SUFFIXES):
         return _read_nifti(path, index, window)
     return _read_dicom(path, window)
+
+
+def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray:
+    """Reads one image as a site sees it.
+
+    DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1. NIfTI
+    volumes are brought to RAS; ``name.nii.gz#12`` is their axial slice 12; they take the card's (centre, width) or,
+    without one, the 0.5-99.5 percentiles of the slice. PNG and JPEG are taken as they are.
+
+    Args:
+        path: image file, with ``#slice`` behind a NIfTI volume.
+        window: see :class:`fedmend.data.manifest.SiteCard`.
+        color: keep the colour of a picture; otherwise it is turned to grey.
+
+    Returns:
+        (H, W) uint8, with ``color`` (H, W, 3).
+
+    Raises:
+        OSError: the file cannot be opened; FileNotFoundError where there is none.
+        UnreadableImage: the file cannot be used; the message says why without naming it.
+    """
+    image = read_raw(path, window, color=color)
+    return image.seen(image.window)
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:

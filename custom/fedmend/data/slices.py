@@ -134,7 +134,7 @@ def open_volume_store(
     Raises:
         FedMendError: a case that cannot be used, or no space on the disk.
     """
-    files = [_stamp(f) for item in items for f in (item.image, item.label)]
+    files = [file_stamp(f) for item in items for f in (item.image, item.label)]
     about = json.dumps([STORE_FORMAT, files, [item.slices for item in items], window, size, foreground])
     folder = Path(cache_dir) / "stores" / f"volumes-{hashlib.sha256(about.encode()).hexdigest()[:24]}"
     if not _finished(folder, size):
@@ -149,12 +149,13 @@ def open_volume_store(
     return images, masks, case, plane
 
 
-def _stamp(path: Path) -> list:
+def file_stamp(path: Path) -> tuple:
+    """Name, size and time of a file, which change with its content; the name alone where there is none."""
     try:
         known = path.stat()
     except OSError:  # gets its sentence where it is read
-        return [str(path)]
-    return [str(path), known.st_size, known.st_mtime_ns]
+        return (str(path),)
+    return (str(path), known.st_size, known.st_mtime_ns)
 
 
 def _finished(folder: Path, size: int) -> bool:
@@ -183,7 +184,12 @@ def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str
 
 
 # ---- a site ---------------------------------------------------------------------------------------------------------
-def _window(card: SiteCard) -> tuple[float, float] | None:
+def volume_window(card: SiteCard) -> tuple[float, float] | None:
+    """The card's window for volumes, see :func:`fedmend.data.volumes.scale`.
+
+    Raises:
+        FedMendError: the card says ``file``, which only DICOM files have.
+    """
     if isinstance(card.window, str):
         raise FedMendError(
             f"{card.site}: site.json, field window: expected null or [centre, width] for volumes, got text"
@@ -221,7 +227,7 @@ def load_volumes(
         raise FedMendError(f"{site}: site.json, field classes: expected one class of lesions, got {len(card.classes)}")
     if all_labels and "train" not in card.truth:
         raise FedMendError(f"{site}: site.json, field truth: expected complete masks for all_labels, got none")
-    window = _window(card)
+    window = volume_window(card)
 
     def load_split(file: str, split: str) -> VolumeSplit | None:
         items = load_datalist(card, file, split)
@@ -313,7 +319,7 @@ def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foregro
         for row in mine:
             plane = volume[:, :, split.plane[row]]
             counts[row, 0] = plane.sum()
-            _repair(plane, change[row])
+            plane[:] = np.rot90(repaired_plane(np.rot90(plane), change[row]), -1)
             counts[row, 1] = plane.sum()
         back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
         # Whole numbers, which are never scaled, whatever the header's data type.
@@ -323,9 +329,15 @@ def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foregro
     return counts
 
 
-def _repair(plane: np.ndarray, change: np.ndarray) -> None:
-    """Changes one plane of a volume in place; the pixels of ``change`` are brought to its own resolution."""
-    shape = np.rot90(plane).shape
-    added, removed = (np.rot90(resize_masks(part[None], shape)[0] > 0, -1) for part in (change > 0, change < 0))
-    plane |= added
-    plane &= ~removed
+def repaired_plane(mask: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """One slice of a mask with a repair, at its own resolution.
+
+    Args:
+        mask: (H, W) bool, as :func:`fedmend.data.volumes.axial_plane` gives it.
+        change: (size, size) int8, pixels that become lesion (1) or background (-1), others 0.
+
+    Returns:
+        (H, W) bool.
+    """
+    added, removed = (resize_masks(part[None], mask.shape)[0] > 0 for part in (change > 0, change < 0))
+    return (mask | added) & ~removed

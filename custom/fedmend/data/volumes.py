@@ -93,6 +93,15 @@ def has_value(value: int, voxels: np.ndarray) -> np.ndarray:
     return np.abs(voxels - np.float32(value)) < MASK_TOLERANCE
 
 
+def grey_range(voxels: np.ndarray, window: tuple[float, float] | None) -> tuple[float, float]:
+    """The lowest value that is not black, and the width up to white; see :func:`scale`."""
+    if window is not None:
+        return window[0] - window[1] / 2, window[1]
+    tissue = voxels[voxels != 0]
+    low, high = np.percentile(tissue, ROBUST_PERCENTILES) if len(tissue) else (0.0, 1.0)
+    return low, max(high - low, 1e-6)
+
+
 def scale(voxels: np.ndarray, window: tuple[float, float] | None) -> np.ndarray:
     """Grey values of a volume → 0..1.
 
@@ -104,12 +113,7 @@ def scale(voxels: np.ndarray, window: tuple[float, float] | None) -> np.ndarray:
     Returns:
         float32 of the same shape.
     """
-    if window is not None:
-        low, width = window[0] - window[1] / 2, window[1]
-    else:
-        tissue = voxels[voxels != 0]
-        low, high = np.percentile(tissue, ROBUST_PERCENTILES) if len(tissue) else (0.0, 1.0)
-        width = max(high - low, 1e-6)
+    low, width = grey_range(voxels, window)
     return np.clip((voxels - np.float32(low)) / np.float32(width), 0, 1).astype(np.float32)
 
 

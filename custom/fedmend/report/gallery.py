@@ -3,19 +3,23 @@
 import base64
 import io
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from fedmend.data.slices import VolumeSplit
 from fedmend.report.page import whole_page
+
+if TYPE_CHECKING:
+    from fedmend.data.slices import VolumeSplit
 
 ANNOTATED, ADDED, COMPLETE = (86, 180, 233), (230, 159, 0), (200, 0, 120)  # seen on bright lesions as well as on tissue
 PICTURE = 480  # pixels
 DETAIL = 3  # a detail is at least this part of the slice in width
 MARGIN = 1.3
 LINE = 2  # pixels
+TINT = 0.45  # of what was added
 DASH = 6
 PAGE_CSS = """
 .row{display:grid;grid-template-columns:repeat(3,1fr);gap:12px}figcaption{font-size:13px;color:#52606b}
@@ -35,7 +39,7 @@ FOOTER = (
 
 
 def gallery_page(
-    split: VolumeSplit, target: np.ndarray, complete: np.ndarray | None, *, phantom: bool, cases: int = 4
+    split: "VolumeSplit", target: np.ndarray, complete: np.ndarray | None, *, phantom: bool, cases: int = 4
 ) -> str:
     """Slices with the site's own annotation, what was added to it and, where it is known, the complete annotation.
 
@@ -74,7 +78,7 @@ def gallery_page(
 
 def _legend(*, corrected: bool, known: bool) -> str:
     keys = [("site's annotation", ANNOTATED, "solid", 0.0)]
-    keys += [("added by the correction", ADDED, "solid", 0.45)] if corrected else []
+    keys += [("added by the correction", ADDED, "solid", TINT)] if corrected else []
     keys += [("complete annotation", COMPLETE, "dashed", 0.0)] if known else []
     return "".join(
         f'<span class="key">'
@@ -104,7 +108,7 @@ def _chosen(masks: np.ndarray, case: np.ndarray) -> list[int]:
     return list(largest.values())
 
 
-def _slice(split: VolumeSplit, row: int, own: np.ndarray, added: np.ndarray, complete: np.ndarray | None) -> str:
+def _slice(split: "VolumeSplit", row: int, own: np.ndarray, added: np.ndarray, complete: np.ndarray | None) -> str:
     """A slice as a whole, its part with lesions, and the same part with what is marked."""
     image = np.asarray(split.images[row], dtype=np.float32)
     marked = own | added if complete is None else own | added | complete
@@ -153,7 +157,7 @@ def _picture(image: np.ndarray) -> np.ndarray:
 def _framed(image: np.ndarray, part: tuple[slice, slice]) -> np.ndarray:
     picture, inside = _picture(image), np.zeros(image.shape, dtype=bool)
     inside[part] = True
-    picture[_edge(_enlarged(inside, Image.Resampling.NEAREST), inner=True)] = 255
+    picture[edge(_enlarged(inside, Image.Resampling.NEAREST), inner=True)] = 255
     return picture
 
 
@@ -161,23 +165,29 @@ def _overlay(plain: np.ndarray, own: np.ndarray, added: np.ndarray, complete: np
     """The complete annotation runs along the outside, so that it does not hide the others where they agree."""
     picture = plain.copy()
     own, added = (_enlarged(mask, Image.Resampling.NEAREST) for mask in (own, added))
-    picture[added] = (0.55 * picture[added] + 0.45 * np.array(ADDED)).astype(np.uint8)
-    picture[_edge(added, inner=True)] = ADDED
-    picture[_edge(own, inner=True)] = ANNOTATED
+    picture[added] = ((1 - TINT) * picture[added] + TINT * np.array(ADDED)).astype(np.uint8)
+    picture[edge(added, inner=True)] = ADDED
+    picture[edge(own, inner=True)] = ANNOTATED
     if complete is not None:
         y, x = np.indices((PICTURE, PICTURE)) // DASH
-        dashed = _edge(_enlarged(complete, Image.Resampling.NEAREST), inner=False) & ((x + y) % 2 == 0)
+        dashed = edge(_enlarged(complete, Image.Resampling.NEAREST), inner=False) & ((x + y) % 2 == 0)
         picture[dashed] = COMPLETE
     return picture
 
 
-def _edge(mask: np.ndarray, *, inner: bool) -> np.ndarray:
+def edge(mask: np.ndarray, *, inner: bool) -> np.ndarray:
+    """The outline of a mask, ``LINE`` pixels wide, along its inside or its outside; (H, W) bool both."""
     if inner:
         return mask & ~ndimage.binary_erosion(mask, iterations=LINE)
     return ndimage.binary_dilation(mask, iterations=LINE) & ~mask
 
 
-def _data_uri(pixels: np.ndarray) -> str:
+def png_bytes(pixels: np.ndarray, compression: int = -1) -> bytes:
+    """A PNG file of (H, W), (H, W, 3) or (H, W, 4) uint8; ``compression`` from 1, fast, to 9, small; -1: zlib's own."""
     stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    Image.fromarray(np.ascontiguousarray(pixels)).save(stream, format="PNG", compress_level=compression)
+    return stream.getvalue()
+
+
+def _data_uri(pixels: np.ndarray) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png_bytes(pixels)).decode()}"
