@@ -31,7 +31,8 @@ from fedmend.training import LocalTrainer, Stopped
 
 LOG = logging.getLogger("fedmend.executor")
 LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
-OPINIONS = "opinions"  # of the final model about the training samples, in the site's state
+# In the site's state, for a review: where its data are and how they were opened; opinions of the final model.
+OPENED, OPINIONS = "opened", "opinions"
 PREDECESSOR = 30.0  # seconds until the process of an earlier job has ended
 # What a job may ask a site to hold; no honest job comes near it, and more would fill memory or disk.
 LARGEST_IMAGE = 2048
@@ -277,15 +278,13 @@ class SiteWorker:
             images=self._batch_size,
             edge=self._image_size,
         )
-        data = kind.load(
-            card,
-            run.classes,
-            cache_dir=config.cache_dir,
-            image_size=self._image_size,
-            device=device,
-            max_unreadable=config.max_unreadable,
-            all_labels=self._all_labels,
-        )
+        how = {
+            "cache_dir": config.cache_dir,
+            "image_size": self._image_size,
+            "max_unreadable": config.max_unreadable,
+            "all_labels": self._all_labels,
+        }
+        data = kind.load(card, run.classes, device=device, **how)
         if self._scaling:
             data = data.scaled(*self._scaling)
         if len(data.train) < self._batch_size:
@@ -297,6 +296,8 @@ class SiteWorker:
         ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
         take_over_verdicts(ledger, state_dir / LEDGER_NAME)
         site = Site(name, device, data, ledger, StateStore(state_dir), self._batch_size)
+        about = {"data": str(card.folder.absolute()), "classes": list(run.classes), **how}
+        site.state.save(OPENED, about | {"cache_dir": str(config.cache_dir)})
         private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, self._batch_size)
         if private:
             site.data = replace(data, evaluation={})  # what a model does on patients of val and test stays here

@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +44,28 @@ _IN_FORCE = """NOT EXISTS (SELECT 1 FROM retractions r WHERE (r.rule = e.rule OR
                            AND r.from_round <= e.round AND e.entry <= r.last_entry)"""
 ANY_RULE = "*"
 SYNCHRONOUS = "EXTRA"  # FULL, SQLite's default, may lose the last transaction when the power fails
+
+
+class Entry(NamedTuple):
+    """One row of the ledger.
+
+    Attributes:
+        sample: sample number.
+        label_class: class number.
+        old: label before, -1 where there was none; of masks lesion voxels of the slice.
+        new: label after; likewise.
+        rule: who repaired it.
+        round_num: communication round.
+        confidence: the rule's own measure.
+    """
+
+    sample: int
+    label_class: int
+    old: int
+    new: int
+    rule: str
+    round_num: int
+    confidence: float
 
 
 @dataclass(frozen=True)
@@ -203,12 +226,12 @@ class LabelLedger:
                     ' allow_changes=["ledgers"]'
                 )
 
-    def in_force(self) -> list[tuple[int, int, int, str, int]]:
-        """(sample, class, new, rule, round) of the entries in force, in the order in which they were made."""
+    def in_force(self) -> list[Entry]:
+        """The entries in force, in the order in which they were made; also those that people have rejected."""
+        columns = "e.sample, e.class, e.old, e.new, e.rule, e.round, e.confidence"
         with self._transaction() as db:
-            return db.execute(
-                f"SELECT e.sample, e.class, e.new, e.rule, e.round FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry"
-            ).fetchall()
+            rows = db.execute(f"SELECT {columns} FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry").fetchall()
+        return [Entry(*row) for row in rows]
 
     def repairs(self) -> np.ndarray:
         """(N, C) int8: the repaired label in force of each sample and class, -1 where there is none.
@@ -216,8 +239,8 @@ class LabelLedger:
         Labels that people have given count as repaired; those that they have rejected do not.
         """
         matrix = np.full(self._shape, NOT_ANNOTATED, dtype=np.int8)
-        if rows := self.in_force():
-            sample, label_class, new, _, _ = zip(*rows, strict=True)
+        if entries := self.in_force():
+            sample, label_class, _, new, *_ = zip(*entries, strict=True)
             matrix[list(sample), list(label_class)] = new
         banned = self.banned()
         return self.judged(np.where(people.refused(matrix, banned, one_label=self._one_label), NOT_ANNOTATED, matrix))

@@ -19,7 +19,7 @@ from fedmend.data.slices import VolumeSplit, write_repaired
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.files import make_folder, whole_folder, write_atomically
 from fedmend.repairs import verdicts as people
-from fedmend.repairs.label_ledger import ANY_RULE, LabelLedger, Repairs
+from fedmend.repairs.label_ledger import ANY_RULE, Entry, LabelLedger, Repairs
 from fedmend.repairs.verdicts import ACCEPT, Verdict
 
 
@@ -92,7 +92,7 @@ class MaskLedger:
             verdict: with the pixels that the person saw changed; without any, those that are changed now.
             seen: see there.
         """
-        pixels = verdict.pixels or _frozen(self.change()[verdict.sample])
+        pixels = verdict.pixels or _frozen(self.recorded(verdict.sample))
         return self._rows.judge(replace(verdict, pixels=pixels), seen=seen)
 
     def verdicts(self) -> list[Verdict]:
@@ -111,7 +111,13 @@ class MaskLedger:
         Raises:
             FedMendError: the folder ``masks`` beside the ledger lacks a file, or one is damaged.
         """
-        total, verdicts = self._recorded(), self.verdicts()
+        total, verdicts = np.zeros(self._split.masks.shape, dtype=np.int8), self.verdicts()
+        in_force: dict[tuple[str, int], list[int]] = {}  # in the order in which they were recorded
+        for entry in self.in_force():
+            in_force.setdefault((entry.rule, entry.round_num), []).append(entry.sample)
+        for (rule, round_num), samples in in_force.items():
+            rows, changed = self._pixels(rule, round_num, samples)
+            total[rows] = np.where(changed, changed, total[rows])
         for v in people.refusals(verdicts, one_label=False):
             rejected = _thawed(v.pixels, total.shape[1])
             total[v.sample][(rejected != 0) & (total[v.sample] == rejected)] = 0
@@ -121,28 +127,38 @@ class MaskLedger:
                 total[v.sample] = np.where(accepted, accepted, total[v.sample])
         return total
 
-    def _recorded(self) -> np.ndarray:
-        size = self._split.masks.shape[1]
-        total = np.zeros(self._split.masks.shape, dtype=np.int8)
-        in_force: dict[tuple[str, int], list[int]] = {}  # in the order in which they were recorded
-        for sample, _, _, rule, round_num in self._rows.in_force():
-            in_force.setdefault((rule, round_num), []).append(sample)
-        for (rule, round_num), samples in in_force.items():
-            file = self._file(rule, round_num)
-            if not file.is_file():
-                raise FedMendError(
-                    f"{self._site}: label ledger: expected the folder masks beside it with the pixels of round"
-                    f" {round_num + 1}, not found"
-                )
-            try:
-                rows, changed = _read_pixels(file, samples, size)
-            except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-                raise FedMendError(
-                    f"{self._site}: label ledger: expected the pixels of round {round_num + 1} in the folder masks"
-                    f" beside it, got a damaged file; {WAY_ON}"
-                ) from None
-            total[rows] = np.where(changed, changed, total[rows])
+    def in_force(self) -> list[Entry]:
+        """See :meth:`LabelLedger.in_force`."""
+        return self._rows.in_force()
+
+    def recorded(self, sample: int) -> np.ndarray:
+        """(size, size) int8: the change of a slice by the repairs in force, before people had their say.
+
+        Raises:
+            FedMendError: as :meth:`change`.
+        """
+        total = np.zeros(self._split.masks.shape[1:], dtype=np.int8)
+        for entry in self.in_force():
+            if entry.sample == sample:
+                _, changed = self._pixels(entry.rule, entry.round_num, [sample])
+                total = np.where(changed[0], changed[0], total)
         return total
+
+    def _pixels(self, rule: str, round_num: int, samples: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """See :func:`_read_pixels`."""
+        file = self._file(rule, round_num)
+        if not file.is_file():
+            raise FedMendError(
+                f"{self._site}: label ledger: expected the folder masks beside it with the pixels of round"
+                f" {round_num + 1}, not found"
+            )
+        try:
+            return _read_pixels(file, samples, self._split.masks.shape[1])
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            raise FedMendError(
+                f"{self._site}: label ledger: expected the pixels of round {round_num + 1} in the folder masks"
+                f" beside it, got a damaged file; {WAY_ON}"
+            ) from None
 
     def added(self) -> np.ndarray:
         """(N, size, size) bool: the pixels made lesion by the repairs in force; otherwise as :meth:`change`."""

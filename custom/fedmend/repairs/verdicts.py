@@ -79,12 +79,22 @@ def check_verdict(verdict: Verdict) -> None:
     """
     if verdict.word not in WORDS:
         raise FedMendError(f"verdict: expected one of {', '.join(WORDS)}, got another word")
-    if not re.fullmatch(r"[^\W_][\w.-]{0,11}", verdict.reviewer):
-        raise FedMendError("verdict, initials: expected 1 to 12 letters, digits, '.' or '-', got others")
+    check_reviewer(verdict.reviewer)
     if len(verdict.note) > LONGEST_NOTE or not verdict.note.replace("\n", "").isprintable():
         raise FedMendError(f"verdict, note: expected at most {LONGEST_NOTE} printable characters, got others")
     if verdict.word == REJECT and not verdict.rule:
         raise FedMendError("verdict: expected another label for an original one that is wrong, got its rejection")
+
+
+def check_reviewer(initials: str) -> str:
+    """The same initials.
+
+    Raises:
+        FedMendError: not 1 to 12 letters, digits, dots or hyphens.
+    """
+    if not re.fullmatch(r"[^\W_][\w.-]{0,11}", initials):
+        raise FedMendError("verdict, initials: expected 1 to 12 letters, digits, '.' or '-', got others")
+    return initials
 
 
 def all_verdicts(db: sqlite3.Connection) -> list[Verdict]:

@@ -1,0 +1,319 @@
+"""The page of a review: Starlette with templates of the server, on loopback, for one person at a time.
+
+Starlette and Jinja2 rather than a framework that keeps a page alive over a socket: every step is a plain form, so that
+it works by keyboard and screen reader, survives a restart of the server, and can be tested without a browser.
+
+What it trusts: nobody who does not hold the token that the command prints. The token opens one session, which is a
+cookie of this browser; every form carries a second secret of it. Requests for another host name (DNS rebinding), forms
+from another origin (CSRF) and unknown sessions are refused. The page loads nothing from elsewhere, and no browser
+keeps what it has shown.
+"""
+
+import hmac
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlencode
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.templating import Jinja2Templates
+
+from fedmend.errors import FedMendError
+from fedmend.repairs.verdicts import JudgedMeanwhile, check_reviewer
+from fedmend.review.desk import ALL, JUDGED, OPEN, ORDERS, OWN, REPAIRS, Choice, Desk
+from fedmend.review.shown import Shown
+
+HERE = Path(__file__).parent
+COOKIE = "fedmend_review"
+PAGE = 50  # items on a page of the queue
+LARGEST_FORM = 20_000  # bytes
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Session:
+    """The one session of a server: its token before, its cookie afterwards."""
+
+    def __init__(self):
+        self.token: str | None = secrets.token_urlsafe(24)
+        self.form = secrets.token_urlsafe(24)
+        self._cookie = secrets.token_urlsafe(24)
+        self._lock = threading.Lock()
+
+    def open(self, token: str) -> str | None:
+        """The cookie for the first one who brings the token."""
+        with self._lock:
+            if self.token is None or not hmac.compare_digest(self.token.encode(), token.encode()):
+                return None
+            self.token = None
+            return self._cookie
+
+    def is_mine(self, cookie: str) -> bool:
+        """Whether a browser holds the session."""
+        return hmac.compare_digest(self._cookie.encode(), cookie.encode())
+
+
+class Guard:
+    """Lets requests of the session pass, and puts the headers on all answers; a plain ASGI middleware."""
+
+    def __init__(self, app, session: Session, hosts: Callable[[], set[str]]):
+        self._app, self._session, self._hosts = app, session, hosts
+
+    async def __call__(self, scope, receive, send):
+        """See Starlette's documentation of middleware."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message):
+            if message["type"] == "http.response.start":
+                known = {name.lower() for name, _ in message["headers"]}
+                extra = [
+                    (k.lower().encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in known
+                ]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        refused = self._refusal(Request(scope))
+        await (refused or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        if host not in self._hosts():
+            return PlainTextResponse("expected a request for this machine itself, got one for another host name", 421)
+        if request.method not in ("GET", "HEAD", "POST"):
+            return PlainTextResponse("expected GET or POST", 405)
+        if request.method == "POST" and request.headers.get("origin", "") != f"http://{host}":
+            return PlainTextResponse("expected a form of this page, got one from another origin", 403)
+        if request.url.path != "/" and not self._session.is_mine(request.cookies.get(COOKIE, "")):
+            return PlainTextResponse("expected the browser that opened the link; start fedmend review again", 403)
+        return None
+
+
+def review_app(desk: Desk, session: Session, hosts: Callable[[], set[str]]) -> Starlette:
+    """The application.
+
+    Args:
+        desk: what is reviewed.
+        session: whoever brings its token holds it.
+        hosts: names and ports by which the server may be called; asked at every request.
+    """
+    pages = Pages(desk, session)
+    routes = [
+        Route("/", pages.start),
+        Route("/hello", pages.hello, methods=["GET", "POST"]),
+        Route("/queue", pages.queue),
+        Route("/next", pages.next),
+        Route("/item/{sample:int}/{label_class:int}", pages.item),
+        Route("/judge/{sample:int}/{label_class:int}", pages.judge, methods=["POST"]),
+        Route("/picture/{sample:int}.png", pages.picture),
+        Route("/outline/{sample:int}/{which}.png", pages.outline),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+    ]
+    errors = {FedMendError: pages.problem, HTTPException: pages.problem}
+    guard = Middleware(Guard, session=session, hosts=hosts)
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=errors)
+
+
+class Pages:
+    """The pages of one desk."""
+
+    def __init__(self, desk: Desk, session: Session):
+        self._desk, self._session, self._shown = desk, session, Shown(desk)
+        self._reviewer = ""
+        self._templates = Jinja2Templates(directory=HERE / "templates")
+
+    def _page(self, request: Request, name: str, status: int = 200, **words) -> Response:
+        desk = self._desk
+        common = {"run": desk.run, "site": desk.site, "phantom": desk.card.phantom, "reviewer": self._reviewer}
+        given = {**common, "classes": desk.classes, "form": self._session.form, "masks": desk.masks, **words}
+        return self._templates.TemplateResponse(request, f"{name}.html", given, status_code=status)
+
+    def problem(self, request: Request, error: Exception) -> Response:
+        """A page with one sentence."""
+        status = error.status_code if isinstance(error, HTTPException) else 409
+        words = error.detail if isinstance(error, HTTPException) else str(error)
+        return self._page(request, "problem", status, sentence=words)
+
+    def start(self, request: Request) -> Response:
+        """Takes the token once, and leaves the cookie."""
+        token = request.query_params.get("token", "")
+        cookie = self._session.open(token) if token else None
+        if cookie is None and not self._session.is_mine(request.cookies.get(COOKIE, "")):
+            return PlainTextResponse("expected the link that fedmend review printed, which opens one browser once", 403)
+        answer = RedirectResponse("/queue" if self._reviewer else "/hello", 303)
+        if cookie:
+            answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict")
+        return answer
+
+    async def hello(self, request: Request) -> Response:
+        """Asks for initials."""
+        if request.method == "GET":
+            return self._page(request, "hello")
+        form = await self._form(request)
+        try:
+            self._reviewer = check_reviewer(str(form.get("reviewer", "")))
+        except FedMendError as e:
+            return self._page(request, "hello", 422, sentence=str(e))
+        return RedirectResponse("/queue", 303)
+
+    async def _form(self, request: Request):
+        if int(request.headers.get("content-length") or LARGEST_FORM + 1) > LARGEST_FORM:
+            raise HTTPException(413, f"expected a form of at most {LARGEST_FORM} bytes, got a larger one")
+        form = await request.form()
+        if not hmac.compare_digest(str(form.get("form", "")).encode(), self._session.form.encode()):
+            raise HTTPException(403, "expected a form of this session, got another; open the page again")
+        return form
+
+    def queue(self, request: Request) -> Response:
+        """The items of a choice, page by page."""
+        choice, items = _choice(request), self._desk.items()
+        found, page = self._desk.queue(choice, items), _number(request, "page", 0)
+        return self._page(
+            request,
+            "queue",
+            lines=[self._shown.line(item) for item in found[page * PAGE : (page + 1) * PAGE]],
+            count=len(found),
+            page=page,
+            pages=max(1, -(-len(found) // PAGE)),
+            choice=choice,
+            link=_link(choice),
+            orders=list(ORDERS),
+            whats=[ALL, REPAIRS, OWN],
+            states=[OPEN, JUDGED, ALL],
+            rounds=sorted({item.round_num for item in items if item.rule}),
+            done=sum(item.judged for item in items),
+            total=len(items),
+        )
+
+    def next(self, request: Request) -> Response:
+        """The first item of a choice, or the one behind another."""
+        choice = _choice(request)
+        found = [(item.sample, item.label_class) for item in self._desk.queue(choice)]
+        after = (_number(request, "sample", -1), _number(request, "class", -1))
+        place = found.index(after) + 1 if after in found else 0
+        if place >= len(found):
+            return RedirectResponse(f"/queue?{_link(choice)}", 303)
+        return RedirectResponse(f"/item/{found[place][0]}/{found[place][1]}?{_link(choice)}", 303)
+
+    def item(self, request: Request) -> Response:
+        """One label, with its image."""
+        choice, items = _choice(request), self._desk.items()
+        item = self._item(request)
+        found = [(i.sample, i.label_class) for i in self._desk.queue(choice, items)]
+        place = found.index((item.sample, item.label_class)) if (item.sample, item.label_class) in found else None
+        return self._page(
+            request,
+            "item",
+            item=item,
+            line=self._shown.line(item),
+            picture=self._shown.about(item.sample),
+            place=place,
+            count=len(found),
+            link=_link(choice),
+            done=sum(i.judged for i in items),
+            total=len(items),
+            one_label=self._desk.kind.one_label,
+        )
+
+    def _item(self, request: Request):
+        sample, label_class = request.path_params["sample"], request.path_params["label_class"]
+        if not (sample < len(self._desk.data.train) and label_class < len(self._desk.classes)):
+            raise HTTPException(404, "expected the number of a sample and a class, got others")
+        return self._desk.item(sample, label_class)
+
+    async def judge(self, request: Request) -> Response:
+        """Writes a verdict, and goes on to the next item."""
+        form = await self._form(request)
+        if not self._reviewer:
+            raise HTTPException(409, "expected your initials first; go to /hello")
+        item, choice = self._item(request), _choice(request)
+        word, note = str(form.get("word", "")), str(form.get("note", "")).replace("\r", "")
+        following = self._following(choice, item)
+        try:
+            if word == "back":
+                self._desk.take_back(item, reviewer=self._reviewer)
+            else:
+                value = (
+                    int(str(form["value"])) if word == "relabel" and str(form.get("value", "")).isdecimal() else None
+                )
+                if word == "relabel" and value is None:
+                    raise FedMendError("verdict, label: expected one of the job's, got another")
+                said = {"reviewer": self._reviewer, "note": note, "value": value}
+                self._desk.judge(item, word, seen=str(form.get("seen", "")), **said)
+        except JudgedMeanwhile as e:
+            return self._page(
+                request, "problem", 409, sentence=str(e), back=f"{request.url.path.replace('judge', 'item')}"
+            )
+        here = f"/item/{item.sample}/{item.label_class}?{_link(choice)}"
+        return RedirectResponse(here if word == "back" else following, 303)
+
+    def _following(self, choice: Choice, item) -> str:
+        """Address of what comes after an item in the queue, as it is now."""
+        found = [(i.sample, i.label_class) for i in self._desk.queue(choice)]
+        place = found.index((item.sample, item.label_class)) + 1 if (item.sample, item.label_class) in found else 0
+        if place >= len(found):
+            return f"/queue?{_link(choice)}"
+        return f"/item/{found[place][0]}/{found[place][1]}?{_link(choice)}"
+
+    def picture(self, request: Request) -> Response:
+        """The image of a sample through a window."""
+        window = [_decimal(request, name) for name in ("centre", "width")]
+        return self._png(lambda: self._shown.png(self._sample(request), *window))
+
+    def outline(self, request: Request) -> Response:
+        """Original or changed marks of a slice, to lay over its image."""
+        return self._png(lambda: self._shown.outline(self._sample(request), request.path_params["which"]))
+
+    def _sample(self, request: Request) -> int:
+        sample = request.path_params["sample"]
+        if sample >= len(self._desk.data.train):
+            raise HTTPException(404, "expected the number of a sample, got another")
+        return sample
+
+    def _png(self, make: Callable[[], bytes]) -> Response:
+        from fedmend.data.readers import UnreadableImage
+        from fedmend.review.pictures import picture_problem
+
+        try:
+            return Response(make(), media_type="image/png")
+        except (UnreadableImage, OSError, FedMendError) as e:
+            return PlainTextResponse(f"image: {picture_problem(e)}", 404)
+
+
+def _choice(request: Request) -> Choice:
+    """The choice in an address; what is unknown in it is as by default."""
+    query, usual = request.query_params, Choice()
+    known = {"what": (ALL, REPAIRS, OWN), "state": (OPEN, JUDGED, ALL), "order": tuple(ORDERS)}
+    words = {k: query[k] for k, allowed in known.items() if query.get(k) in allowed}
+    numbers = {k: _number(request, k, getattr(usual, k)) for k in ("label_class", "round_num")}
+    return Choice(**words, **numbers)
+
+
+def _link(choice: Choice) -> str:
+    return urlencode({k: v for k, v in vars(choice).items() if v != getattr(Choice, k)})
+
+
+def _number(request: Request, name: str, usual: int) -> int:
+    text = request.query_params.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else usual
+
+
+def _decimal(request: Request, name: str) -> float | None:
+    try:
+        return float(request.query_params[name])
+    except (KeyError, ValueError):
+        return None

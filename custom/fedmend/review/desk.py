@@ -1,0 +1,265 @@
+"""The desk of a reviewer: a run of a site, what was repaired in it, what its model doubts, and what people say.
+
+Where to look first: the value of a look is the probability that a label is wrong times its weight in training. The
+final model gives the first, as one minus its probability of the label. The second is the balanced weight of the label
+in its class, n / (2 n_label), by which class-balanced losses weigh it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from fedmend.data.manifest import NOT_ANNOTATED, SEGMENTATION, load_card
+from fedmend.errors import FedMendError
+from fedmend.kinds import kind_of
+from fedmend.repairs.label_ledger import Entry
+from fedmend.repairs.verdicts import REJECT, WITHDRAW, Verdict, key_of, latest
+from fedmend.site_worker import LEDGER_NAME, OPENED, OPINIONS, take_over_verdicts
+from fedmend.state import StateStore
+
+VALUE, CONFIDENCE, DOUBT, ROUND, RANDOM = "value", "confidence", "doubt", "round", "random"
+REPAIRS, OWN = "repairs", "own"
+OPEN, JUDGED = "open", "judged"
+ALL = "all"
+ORDERS = {
+    VALUE: lambda item: -item.value,
+    CONFIDENCE: lambda item: item.confidence,
+    DOUBT: lambda item: -item.doubt,
+    ROUND: lambda item: -item.round_num,
+    RANDOM: lambda item: crc32(f"{item.sample}-{item.label_class}".encode()),  # the same order at every look
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A label that waits for a person, or has met one.
+
+    Attributes:
+        sample: sample number.
+        label_class: class number; of data with one label per sample that of the new one.
+        old: original label, -1 where there was none; of masks lesion voxels of the slice.
+        new: the repaired one, or the original one that the model doubts.
+        rule: of the repair; empty: an original label that the model doubts.
+        round_num: of the repair; -1 for an original label.
+        confidence: the rule's own measure; of an original label the model's probability.
+        doubt: the final model's probability that the label is wrong; of masks its mean difference from the marks.
+        value: of a look at it.
+        verdict: the last one; None: nobody has looked.
+    """
+
+    sample: int
+    label_class: int
+    old: int
+    new: int
+    rule: str
+    round_num: int
+    confidence: float
+    doubt: float
+    value: float
+    verdict: Verdict | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether a person has decided about it; a new repair of a label whose earlier one was rejected is open."""
+        v = self.verdict
+        return v is not None and v.word != WITHDRAW and not (v.word == REJECT and v.value != self.new and self.rule)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is in the queue, and in which order.
+
+    Attributes:
+        what: ``repairs``, ``own`` (labels of the site that the model doubts) or ``all``.
+        state: ``open``, ``judged`` or ``all``.
+        label_class: class number; -1: all.
+        round_num: round of the repair; -1: all.
+        order: key of :data:`ORDERS`.
+    """
+
+    what: str = ALL
+    state: str = OPEN
+    label_class: int = -1
+    round_num: int = -1
+    order: str = VALUE
+
+    def holds(self, item: Item) -> bool:
+        """Whether an item is in the queue."""
+        return (
+            self.what in (ALL, REPAIRS if item.rule else OWN)
+            and self.state in (ALL, JUDGED if item.judged else OPEN)
+            and self.label_class in (-1, item.label_class)
+            and self.round_num in (-1, item.round_num)
+        )
+
+
+class Desk:
+    """A run of a site under review; several people may sit at desks of the same run.
+
+    Args:
+        folder: ``<state_dir>/<run>/<site>``.
+
+    Raises:
+        FedMendError: no such run, or its data cannot be opened any more.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+        self.site, self.run = self.folder.name, self.folder.parent.name
+        where = f"run {self.run}, {self.site}"
+        if not (self.folder / LEDGER_NAME).is_file():
+            raise FedMendError(f"{where}: expected a ledger, found none")
+        state = StateStore(self.folder)
+        opened = state.load(OPENED)
+        if opened is None:
+            raise FedMendError(f"{where}: expected a run of this version of FedMend, got an earlier one; run it again")
+        self.card = load_card(Path(opened.pop("data")), self.site)
+        self.kind, self.classes = kind_of(self.card.kind), tuple(opened.pop("classes"))
+        how = opened | {"cache_dir": Path(opened["cache_dir"]), "device": torch.device("cpu")}
+        self.data = self.kind.load(self.card, self.classes, **how)
+        self.ledger = self.kind.open_ledger(self.folder / LEDGER_NAME, self.card, self.data)
+        take_over_verdicts(self.ledger, self.folder / LEDGER_NAME)
+        opinions = state.load(OPINIONS)
+        self._opinions = None if opinions is None else opinions.numpy()
+
+    @property
+    def masks(self) -> bool:
+        """Whether labels are masks."""
+        return self.card.kind == SEGMENTATION
+
+    def items(self) -> list[Item]:
+        """Everything that a person may judge."""
+        verdicts = latest(self.ledger.verdicts(), one_label=self.kind.one_label)
+        found = self._mask_items() if self.masks else [*(repaired := self._repaired()), *self._doubted(repaired)]
+        keyed = {self._key(item): item for item in found}
+        return [replace(item, verdict=verdicts.get(key)) for key, item in keyed.items()]
+
+    def queue(self, choice: Choice, items: Sequence[Item] | None = None) -> list[Item]:
+        """The chosen items, those first at which a look is worth most."""
+        chosen = [item for item in (self.items() if items is None else items) if choice.holds(item)]
+        return sorted(chosen, key=lambda item: (ORDERS[choice.order](item), item.sample, item.label_class))
+
+    def item(self, sample: int, label_class: int) -> Item:
+        """One of them.
+
+        Raises:
+            FedMendError: nothing about this label can be judged (any more).
+        """
+        wanted = (sample, 0 if self.kind.one_label else label_class)
+        for item in self.items():
+            if self._key(item) == wanted:
+                return item
+        raise FedMendError("review: expected a label that was repaired or is doubted, got another; look at the queue")
+
+    def judge(self, item: Item, word: str, *, reviewer: str, note: str = "", value: int | None = None, seen: str = ""):
+        """Writes a verdict about an item; see :meth:`fedmend.repairs.label_ledger.LabelLedger.judge`.
+
+        Args:
+            item: what was shown.
+            word: see :class:`fedmend.repairs.verdicts.Verdict`.
+            reviewer: initials.
+            note: free words.
+            value: with ``relabel`` the label; of data with one label per sample the class number.
+            seen: name of the verdict that was shown with the item.
+        """
+        label_class, label = item.label_class, item.new
+        if value is not None and self.kind.one_label:
+            label_class, label = value, 1
+        elif value is not None:
+            label = value
+        self._check_value(label_class, label)
+        about = {"old": item.old, "rule": item.rule, "round_num": item.round_num}
+        verdict = Verdict(item.sample, label_class, word, value=label, reviewer=reviewer, note=note, **about)
+        return self.ledger.judge(verdict, seen=seen)
+
+    def _check_value(self, label_class: int, label: int) -> None:
+        if not 0 <= label_class < len(self.classes) or (not self.masks and label not in (0, 1)):
+            raise FedMendError("verdict, label: expected one of the job's, got another")
+
+    def take_back(self, item: Item, *, reviewer: str):
+        """The verdict before the last one about an item counts again."""
+        said = [v for v in self.ledger.verdicts() if self._verdict_key(v) == self._key(item)]
+        if not said:
+            raise FedMendError("verdict: expected one to take back, found none")
+        before = said[-2] if len(said) > 1 else replace(said[-1], word=WITHDRAW, note="")
+        return self.ledger.judge(replace(before, reviewer=reviewer, name="", made=""), seen=said[-1].name)
+
+    # ---- where items come from --------------------------------------------------------------------------------------
+    def _key(self, item: Item) -> tuple[int, int]:
+        return item.sample, 0 if self.kind.one_label else item.label_class
+
+    def _verdict_key(self, verdict: Verdict) -> tuple[int, int]:
+        return key_of(verdict, one_label=self.kind.one_label)
+
+    def _repaired(self) -> list[Item]:
+        """The last entry in force of each label; with one label per sample that of its new class."""
+        labels, found = self.data.train.labels, {}
+        for entry in self.ledger.in_force():
+            if not self.kind.one_label or entry.new == 1:
+                found[entry.sample, 0 if self.kind.one_label else entry.label_class] = entry
+        weights = self._weights(self.ledger.apply(labels))
+        return [self._item(entry, int(labels[entry.sample, entry.label_class]), weights) for entry in found.values()]
+
+    def _item(self, entry: Entry, old: int, weights: np.ndarray) -> Item:
+        doubt = self._doubt(entry.sample, entry.label_class, entry.new)
+        value = doubt * float(weights[entry.label_class, entry.new])
+        return Item(*entry[:2], old, entry.new, entry.rule, entry.round_num, entry.confidence, doubt, value)
+
+    def _doubt(self, sample: int, label_class: int, label: int) -> float:
+        if self._opinions is None:
+            return 0.5
+        p = float(self._opinions[sample, label_class])
+        return 1 - p if label else p
+
+    def _weights(self, labels: np.ndarray) -> np.ndarray:
+        """(C, 2): weight of the labels 0 and 1 of each class."""
+        counts = np.stack([(labels == 0).sum(0), (labels == 1).sum(0)], 1)
+        return counts.sum(1, keepdims=True) / (2 * np.maximum(counts, 1))
+
+    def _doubted(self, repaired: Sequence[Item]) -> list[Item]:
+        """Labels of the site that nothing repaired and for which another label, or class, is more probable."""
+        if self._opinions is None:
+            return []
+        labels, p = self.data.train.labels, self._opinions
+        if self.kind.one_label:
+            doubted = (labels == 1) & (p.argmax(1) != labels.argmax(1))[:, None]
+        else:
+            doubted = (labels != NOT_ANNOTATED) & ((p > 0.5) != (labels == 1))
+        for item in repaired:
+            doubted[item.sample, ... if self.kind.one_label else item.label_class] = False
+        weights, found = self._weights(labels), []
+        for sample, label_class in np.argwhere(doubted).tolist():
+            label = int(labels[sample, label_class])
+            doubt = self._doubt(sample, label_class, label)
+            value = doubt * float(weights[label_class, label])
+            found.append(Item(sample, label_class, label, label, "", -1, 1 - doubt, doubt, value))
+        return found
+
+    def _mask_items(self) -> list[Item]:
+        """Slices whose marks were repaired."""
+        last = {entry.sample: entry for entry in self.ledger.in_force()}
+        doubts = np.zeros(len(self.data.train)) if self._opinions is None else self._opinions[:, 0]
+        found = []
+        for entry in last.values():
+            doubt = float(doubts[entry.sample])
+            found.append(Item(entry.sample, 0, *entry[2:6], entry.confidence, doubt, doubt))
+        return found
+
+
+def reviewable(folder: Path) -> list[Path]:
+    """Runs that can be reviewed, ``<state_dir>/<run>/<site>``, the newest first.
+
+    Args:
+        folder: one of them, or any folder above.
+
+    Raises:
+        FedMendError: there is none.
+    """
+    ledgers = sorted(Path(folder).glob(f"**/{LEDGER_NAME}"), key=lambda file: -file.stat().st_mtime)
+    if not ledgers:
+        raise FedMendError("review: expected a folder with the ledger of a run (the state_dir of a site), found none")
+    return [ledger.parent for ledger in ledgers]

@@ -1,0 +1,146 @@
+"""What the page shows of a label: words, the image through a window, outlines, and the slices beside it."""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmend.data.manifest import NOT_ANNOTATED
+from fedmend.data.readers import UnreadableImage
+from fedmend.errors import FedMendError
+from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, Verdict
+from fedmend.report.gallery import ADDED, ANNOTATED
+from fedmend.review.desk import Desk, Item
+from fedmend.review.pictures import Neighbours, Picture, SlicePicture, open_picture, open_slice, overlay_png, png
+from fedmend.review.pictures import picture_problem as problem_of
+
+REMOVED = (220, 50, 47)
+OUTLINES = ("original", "added", "removed")
+SAID = {ACCEPT: "accepted", REJECT: "rejected", UNSURE: "unsure", RELABEL: "another label"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """An item in words.
+
+    Attributes:
+        item: the item.
+        name: class.
+        before: original label.
+        after: label now, or the one in doubt.
+        rule: who repaired it; "own label" where nobody did.
+        verdict: what people said; "": nothing.
+    """
+
+    item: Item
+    name: str
+    before: str
+    after: str
+    rule: str
+    verdict: str
+
+
+class Shown:
+    """Words and images of one desk.
+
+    Args:
+        desk: whose.
+    """
+
+    def __init__(self, desk: Desk):
+        self._desk = desk
+        self._neighbours = None if desk.masks else Neighbours(desk.data.train.table)
+        self._one_at_a_time = threading.Lock()  # the volume that is kept is one
+
+    # ---- words ------------------------------------------------------------------------------------------------------
+    def line(self, item: Item) -> Line:
+        """An item in words."""
+        name = self._desk.classes[item.label_class]
+        before, after = self._label(item, item.old), self._label(item, item.new)
+        if self._desk.kind.one_label:
+            own = self._desk.data.train.labels[item.sample]
+            before, after = (self._desk.classes[int(own.argmax())] if own.any() else "blank"), name
+        return Line(item, name, before, after, item.rule or "own label", self._verdict(item.verdict))
+
+    def _label(self, item: Item, value: int) -> str:
+        if self._desk.masks:
+            return f"{value:,} voxels"
+        return {NOT_ANNOTATED: "blank", 0: "no", 1: "yes"}[value]
+
+    def _verdict(self, verdict: Verdict | None) -> str:
+        if verdict is None or verdict.word not in SAID:
+            return ""
+        words = SAID[verdict.word]
+        if verdict.word == RELABEL:
+            named = (
+                self._desk.classes[verdict.label_class] if self._desk.kind.one_label else ("no", "yes")[verdict.value]
+            )
+            words = f"{words}: {named}"
+        return f"{words}, {verdict.reviewer}, {verdict.made[:16].replace('T', ' ')} UTC"
+
+    # ---- images -----------------------------------------------------------------------------------------------------
+    def about(self, sample: int) -> dict:
+        """Windows, size and neighbours of an image; ``problem`` in their place where it cannot be read."""
+        try:
+            picture = self._open(sample)
+        except (UnreadableImage, OSError, FedMendError) as e:
+            return {"problem": problem_of(e), "windows": {}, "neighbours": [sample], "place": 0}
+        beside = self._beside(sample)
+        rows, columns = picture.shape
+        return {
+            "problem": "",
+            "windows": picture.windows,
+            "neighbours": beside,
+            "place": beside.index(sample),
+            "rows": rows,
+            "columns": columns,
+        }
+
+    def _beside(self, sample: int) -> list[int]:
+        """The slices of the same volume, or the images of the same patient, in order."""
+        if self._neighbours is not None:
+            return self._neighbours.of(sample)
+        case = self._desk.data.train.case
+        return np.flatnonzero(case == case[sample]).tolist()
+
+    def _open(self, sample: int) -> Picture:
+        train = self._desk.data.train
+        if self._neighbours is not None:
+            return open_picture(self._desk.card, train.table.images[sample])
+        return open_slice(self._desk.card, train.items[train.case[sample]], int(train.plane[sample]))
+
+    def png(self, sample: int, centre: float | None = None, width: float | None = None) -> bytes:
+        """The image as PNG.
+
+        Args:
+            sample: sample number.
+            centre: of the window; None: that of the site.
+            width: likewise.
+
+        Raises:
+            UnreadableImage, OSError, FedMendError: see :func:`fedmend.review.pictures.open_picture` and ``open_slice``.
+        """
+        with self._one_at_a_time:
+            return png(self._open(sample), centre, width)
+
+    def outline(self, sample: int, which: str) -> bytes:
+        """Marks of a slice as a PNG to lay over its image.
+
+        Args:
+            sample: slice number.
+            which: ``original``, the site's own marks; ``added`` or ``removed``, pixels that repairs changed.
+
+        Raises:
+            UnreadableImage, OSError, FedMendError: as :meth:`png`, or there is nothing of the kind.
+        """
+        if not self._desk.masks or which not in OUTLINES:
+            raise UnreadableImage(f"expected {', '.join(OUTLINES)} of a slice, got another")
+        if which == "original":
+            with self._one_at_a_time:
+                picture = self._open(sample)
+            assert isinstance(picture, SlicePicture)
+            return overlay_png(picture.mask, ANNOTATED)
+        change = self._desk.ledger.recorded(sample)
+        if which == "added":
+            return overlay_png(change > 0, ADDED, filled=True)
+        return overlay_png(change < 0, REMOVED)

@@ -1,0 +1,106 @@
+"use strict";
+// Keys, the window of the image, the slices beside it and outlines. Without this script every form still works.
+
+const stack = document.getElementById("stack");
+const picture = document.getElementById("picture");
+
+function typing(target) {
+  return target.matches("input:not([type=checkbox]), textarea, select");
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (typing(event.target)) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const button = document.querySelector(`#judge button[data-key="${CSS.escape(event.key)}"]`);
+  const links = { j: "skip", q: "queue" };
+  if (button) button.click();
+  else if (event.key in links) document.getElementById(links[event.key]).click();
+  else if (event.key === "n") document.getElementById("note").focus();
+  else if (event.key === "o") document.querySelectorAll(".switch").forEach((box) => box.click());
+  else if (event.key === "ArrowUp") beside(-1);
+  else if (event.key === "ArrowDown") beside(1);
+  else return;
+  event.preventDefault();
+});
+
+// A verdict is sent once, however often a key is pressed.
+document.getElementById("judge").addEventListener("submit", (event) => {
+  if (event.target.dataset.sent) event.preventDefault();
+  event.target.dataset.sent = "yes";
+});
+
+if (stack) {
+  const neighbours = JSON.parse(stack.dataset.neighbours);
+  const windows = JSON.parse(stack.dataset.windows);
+  let place = Number(stack.dataset.place);
+  let level = null; // [centre, width]; null: the site's own
+  let waiting = false;
+  let again = false;
+
+  function address() {
+    const window = level ? `?centre=${level[0]}&width=${level[1]}` : "";
+    return `/picture/${neighbours[place]}.png${window}`;
+  }
+
+  function draw() { // one request at a time; the last one counts
+    if (waiting) { again = true; return; }
+    waiting = true;
+    picture.src = address();
+  }
+
+  function drawn() {
+    waiting = false;
+    if (again) { again = false; draw(); }
+  }
+  picture.addEventListener("load", drawn);
+  picture.addEventListener("error", drawn);
+
+  function say() {
+    const shown = document.getElementById("levels");
+    if (shown) shown.textContent = level ? `centre ${Math.round(level[0])}, width ${Math.round(level[1])}` : "";
+  }
+
+  const choice = document.getElementById("window");
+  if (choice) choice.addEventListener("change", () => { level = [...windows[choice.value]]; say(); draw(); });
+
+  let start = null;
+  stack.addEventListener("pointerdown", (event) => {
+    if (!choice) return;
+    start = { x: event.clientX, y: event.clientY, level: level || [...windows[choice.value]] };
+    stack.setPointerCapture(event.pointerId);
+  });
+  stack.addEventListener("pointermove", (event) => {
+    if (!start) return;
+    const [centre, width] = start.level;
+    const step = width / stack.clientWidth; // across the image: the width of the window once
+    const narrowest = width / 100;
+    level = [centre + (event.clientY - start.y) * step, Math.max(narrowest, width + (event.clientX - start.x) * 2 * step)];
+    say();
+    draw();
+  });
+  stack.addEventListener("pointerup", () => { start = null; });
+  stack.addEventListener("pointercancel", () => { start = null; });
+
+  window.beside = (step) => {
+    const next = place + step;
+    if (next < 0 || next >= neighbours.length) return;
+    place = next;
+    document.getElementById("place").textContent = `${place + 1} of ${neighbours.length}`;
+    document.querySelectorAll(".outline").forEach((outline) => {
+      outline.src = `/outline/${neighbours[place]}/${outline.id}.png`;
+    });
+    draw();
+  };
+  for (const [id, step] of [["before", -1], ["after", 1]]) {
+    const button = document.getElementById(id);
+    if (button) button.addEventListener("click", () => window.beside(step));
+  }
+  document.querySelectorAll(".switch").forEach((box) => {
+    box.addEventListener("change", () => { document.getElementById(box.dataset.of).hidden = !box.checked; });
+  });
+} else {
+  window.beside = () => {};
+}
