@@ -104,6 +104,9 @@ SLOW = {
     "opacus",
     "distributed",
     "dask",
+    "highdicom",
+    "starlette",
+    "uvicorn",
 }  # monai: 6 s and 340 MB
 
 

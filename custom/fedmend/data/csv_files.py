@@ -3,10 +3,13 @@
 import contextlib
 import csv
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedmend.errors import FedMendError
+
+_FIELD = re.compile(r'(?:"[^"]*(?:""[^"]*)*")?[^,\r\n]*')
 
 
 def read_csv(path: Path, where: str) -> tuple[list[str], Iterator[tuple[int, dict]]]:
@@ -23,16 +26,54 @@ def read_csv(path: Path, where: str) -> tuple[list[str], Iterator[tuple[int, dic
     Raises:
         FedMendError: no such file, another encoding, or a field that never ends; the last one also while rows are read.
     """
+    reader = csv.DictReader(io.StringIO(_text(path, where)))
+    with _bounded_fields(where):
+        header = list(reader.fieldnames or [])
+    return header, _rows(reader, where)
+
+
+def _text(path: Path, where: str, newline: str | None = None) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with open(path, encoding="utf-8-sig", newline=newline) as stream:
+            return stream.read()
     except (FileNotFoundError, IsADirectoryError):
         raise FedMendError(f"{where}: expected beside site.json, not found") from None
     except UnicodeDecodeError:
         raise FedMendError(f"{where}: expected UTF-8 text, got another encoding") from None
-    reader = csv.DictReader(io.StringIO(text))
+
+
+def read_as_written(path: Path, where: str) -> Iterator[tuple[list[str], list[str], str]]:
+    """Opens a table that is to be written again.
+
+    Args:
+        path: UTF-8 text.
+        where: words that name it in messages.
+
+    Yields:
+        Of each row, the header first: its fields; the same as they are written, with quotation marks; the end of the
+        line. The written fields, joined by commas, with their ends are the file.
+
+    Raises:
+        FedMendError: as :func:`read_csv`, and a quotation mark without its partner.
+    """
+    taken: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in io.StringIO(_text(path, where, newline=""), newline=""):
+            taken.append(line)
+            yield line
+
     with _bounded_fields(where):
-        header = list(reader.fieldnames or [])
-    return header, _rows(reader, where)
+        for fields in csv.reader(lines()):
+            text, written, place = "".join(taken), [], 0
+            taken.clear()
+            while not written or text[place : place + 1] == ",":
+                found = _FIELD.match(text, place + bool(written))
+                written.append(found.group())
+                place = found.end()
+            if len(written) != max(len(fields), 1) or text[place:].strip("\r\n"):
+                raise FedMendError(f"{where}: expected quotation marks in pairs, got one without its partner")
+            yield fields, written, text[place:]
 
 
 def _rows(reader: csv.DictReader, where: str) -> Iterator[tuple[int, dict]]:

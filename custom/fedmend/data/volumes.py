@@ -26,8 +26,8 @@ AFFINE_TOLERANCE = 1e-3  # mm
 MASK_TOLERANCE = 1e-3
 
 
-def _load(path: Path, where: str):
-    """A NIfTI file and its voxels (X, Y, Z) float32, in the orientation of the file."""
+def load_nifti(path: Path, where: str):
+    """A NIfTI file and its voxels (X, Y, Z) float32, in the orientation of the file; raises as :func:`read_pair`."""
     import nibabel
 
     try:
@@ -76,8 +76,8 @@ def read_pair(item: VolumeItem, where: str, foreground: int = 1) -> tuple[np.nda
         FedMendError: a file is missing, damaged, empty, not 3-D or not finite, shapes or affines differ, or the label
             has other values.
     """
-    image, voxels = _load(item.image, f"{where}, image")
-    label, values = _load(item.label, f"{where}, label")
+    image, voxels = load_nifti(item.image, f"{where}, image")
+    label, values = load_nifti(item.label, f"{where}, label")
     if values.shape != voxels.shape:
         raise FedMendError(f"{where}: expected a label of the image's shape {voxels.shape}, got {values.shape}")
     if not np.allclose(image.affine, label.affine, atol=AFFINE_TOLERANCE, rtol=0):
