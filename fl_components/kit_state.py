@@ -109,6 +109,16 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     return target, [run.name for run in runs]
 
 
+def state_of(kit: Path) -> Path:
+    """The folder in which a startup kit keeps ledgers and state.
+
+    Raises:
+        FedMendError: no kit, or its ``fedmend.json`` cannot be used.
+    """
+    root, site = kit.resolve(), _name(kit)
+    return read_site_config(root / "local" / CONFIG_NAME, root, site).state_dir
+
+
 def _name(kit: Path) -> str:
     for name, side in KIT_FILES.items():
         try:

@@ -1,0 +1,53 @@
+"""``review``: the page on which people of a site judge what was repaired."""
+
+import argparse
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+
+
+def add(commands) -> None:
+    """Adds the command."""
+    review = commands.add_parser("review", help="look at repaired labels in a browser on this machine, and judge them")
+    where = review.add_mutually_exclusive_group(required=True)
+    where.add_argument("place", type=Path, nargs="?", help="workspace of a simulation, or a run in it")
+    where.add_argument("--state", type=Path, help="state_dir of a site")
+    where.add_argument("--kit", type=Path, help="startup kit of a site")
+    review.add_argument("--run", dest="run_name", help="name of the run (default: the newest)")
+    review.add_argument("--site", help="name of the site, where the folder holds several")
+    review.add_argument("--port", type=int, default=0, help="port of the page (default: any free one)")
+    review.set_defaults(run=_review)
+
+
+def _review(args: argparse.Namespace) -> None:
+    from fedmend.review.desk import Desk
+    from fedmend.review.server import serve
+
+    serve(Desk(find_run(args)), port=args.port)
+
+
+def find_run(args: argparse.Namespace) -> Path:
+    """The run that the arguments name.
+
+    Raises:
+        FedMendError: there is none, or there are several sites to choose from.
+    """
+    from fedmend.review.desk import reviewable
+    from fl_components.kit_state import state_of
+
+    folder = state_of(args.kit) if args.kit else args.state or args.place
+    found = reviewable(folder)
+    for option, wanted, named in (
+        ("--run", args.run_name, lambda run: run.parent.name),
+        ("--site", args.site, lambda run: run.name),
+    ):
+        if wanted:
+            names = sorted({named(run) for run in found})
+            found = [run for run in found if named(run) == wanted]
+            if not found:
+                raise FedMendError(f"{option}: expected one of {', '.join(names)}, got {wanted}")
+    newest = [run for run in found if run.parent.name == found[0].parent.name]
+    if len(newest) > 1:
+        names = sorted(run.name for run in newest)
+        raise FedMendError(f"--site: expected one of {', '.join(names)}")
+    return newest[0]

@@ -1,0 +1,225 @@
+import html
+import re
+
+import numpy as np
+import pytest
+from nifti_factories import lesion, make_volume_site
+from review_factories import make_desk, make_run, open_run
+from starlette.testclient import TestClient
+
+from fedmend.repairs.verdicts import ACCEPT, REJECT
+from fedmend.review.app import HEADERS, Session, review_app
+from fedmend.review.desk import Choice, Desk
+
+TAGS = ((0, 1, 1, 0, 0.9), (1, 1, 0, 0, 0.5), (2, 1, 0, 1, 0.7))
+HOST = "127.0.0.1:5000"
+ORIGIN = {"origin": f"http://{HOST}"}
+
+
+class Browser:
+    """A browser at a desk; it has taken the link and given its initials unless told otherwise."""
+
+    def __init__(self, desk, *, enter=True):
+        self.desk, self.session = desk, Session()
+        self.token = self.session.token
+        app = review_app(desk, self.session, lambda: {HOST})
+        self.client = TestClient(app, base_url=f"http://{HOST}", follow_redirects=False)
+        if enter:
+            assert self.get(f"/?token={self.token}").headers["location"] == "/hello"
+            assert self.post("/hello", reviewer="AB").headers["location"] == "/queue"
+
+    def get(self, address, **options):
+        return self.client.get(address, **options)
+
+    def post(self, address, *, headers=ORIGIN, form=None, **fields):
+        return self.client.post(address, data={"form": form or self.session.form, **fields}, headers=headers)
+
+    def judge(self, sample, word, **fields):
+        return self.post(f"/judge/{sample}/1", word=word, **{"seen": "", **fields})
+
+
+@pytest.fixture
+def browser(tmp_path):
+    return Browser(make_desk(tmp_path, *TAGS))
+
+
+def words(answer):
+    """The text of a page, without markup."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", answer.text)))
+
+
+# ---- what is shown --------------------------------------------------------------------------------------------------
+def test_the_queue_shows_what_was_repaired_and_how_much_is_done(browser):
+    page = words(browser.get("/queue"))
+    assert "0 of 3 judged" in page
+    assert "Look at the first of 3" in page
+    assert "fracture , sample 0 blank yes fedmlp.missing_label_detection 1 0.900 0.500" in page
+    assert "PHANTOM" not in page
+
+
+def test_a_queue_of_several_pages_leads_from_one_to_the_next(tmp_path):
+    labels = np.tile([[1, -1, 0], [0, -1, 1]], (30, 1))
+    browser = Browser(make_desk(tmp_path, *[(i, 1, 1, 0, 0.5) for i in range(60)], labels=labels))
+    first, second = browser.get("/queue").text, browser.get("/queue?page=1").text
+    assert (first.count("<tr>"), second.count("<tr>")) == (51, 11)
+    assert 'href="/queue?&amp;page=1" rel="next"' in first
+    assert "Page 2 of 2" in second
+
+
+def test_an_item_shows_its_image_and_both_labels(browser):
+    page = browser.get("/item/0/1")
+    assert "Original blank Repaired yes Rule fedmlp.missing_label_detection Round 1" in words(page)
+    assert 'src="/picture/0.png"' in page.text
+    image = browser.get("/picture/0.png")
+    assert (image.headers["content-type"], image.content[:4]) == ("image/png", b"\x89PNG")
+
+
+def test_an_image_that_has_vanished_is_a_sentence_and_the_label_can_still_be_judged(browser, tmp_path):
+    (tmp_path / "data" / "images" / "img0.png").unlink()
+    sentence = "image: expected a file below image_root, not found: it was moved or deleted"
+    answer = browser.get("/picture/0.png")
+    assert (answer.status_code, answer.text.startswith(sentence)) == (404, True)
+    assert sentence in browser.get("/item/0/1").text
+    assert browser.judge(0, ACCEPT).status_code == 303
+
+
+def test_of_masks_original_and_added_marks_can_be_laid_over_the_image(tmp_path):
+    make_volume_site(tmp_path / "data", [lesion(((2, 4), (2, 4), (1, 2)))])
+    data, ledger, _ = open_run(tmp_path, classes=("lesion",), size=8)
+    change = np.zeros(data.train.masks.shape, dtype=np.int8)
+    change[1, 5, 5] = 1
+    ledger.record("fedia.correction", 2, change, np.full(len(change), 0.9))
+    browser = Browser(Desk(tmp_path / "state" / "run-1" / "site-1"))
+    assert 'id="added"' in browser.get("/item/1/0").text
+    for which in ("original", "added", "removed"):
+        assert browser.get(f"/outline/1/{which}.png").content[:4] == b"\x89PNG"
+    assert (
+        browser.get("/outline/1/other.png").text == "image: expected original, added, removed of a slice, got another"
+    )
+    assert browser.get("/picture/1.png?centre=0&width=nan").status_code == 404
+
+
+# ---- what is said ---------------------------------------------------------------------------------------------------
+def test_a_verdict_counts_at_once_and_leads_to_the_next_item(browser):
+    first, second = [(i.sample, i.label_class) for i in browser.desk.queue(Choice())[:2]]
+    answer = browser.post(f"/judge/{first[0]}/{first[1]}", word=REJECT, seen="", note="motion")
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/item/{second[0]}/{second[1]}?")
+    (verdict,) = browser.desk.ledger.verdicts()
+    assert (verdict.word, verdict.reviewer, verdict.note) == (REJECT, "AB", "motion")
+    assert browser.desk.ledger.repairs()[first] == -1
+    assert "rejected, AB" in words(browser.get(f"/item/{first[0]}/{first[1]}"))
+
+
+def test_after_the_last_item_comes_the_queue(browser):
+    for _ in range(3):
+        here = browser.get("/next").headers["location"]
+        answer = browser.post(here.replace("item", "judge"), word=ACCEPT, seen="")
+    assert answer.headers["location"] == "/queue?"
+    assert "Nothing of this kind is left" in browser.get("/queue").text
+    assert browser.get("/next").headers["location"] == "/queue?"
+
+
+def test_another_label_and_taking_back(browser):
+    assert browser.judge(0, "relabel", value="0").status_code == 303
+    assert browser.desk.ledger.repairs()[0, 1] == 0
+    assert browser.judge(0, "back").headers["location"] == "/item/0/1?"
+    assert browser.desk.ledger.repairs()[0, 1] == 1
+
+
+def test_two_people_do_not_write_over_each_other(tmp_path):
+    run = make_run(tmp_path, *TAGS)
+    one, other = Browser(Desk(run)), Browser(Desk(run))
+    assert one.judge(0, ACCEPT).status_code == 303
+    answer = other.judge(0, REJECT)
+    assert answer.status_code == 409
+    assert "expected a label as it was shown, AB was the last to judge it; look again" in words(answer)
+    assert [v.word for v in other.desk.ledger.verdicts()] == [ACCEPT]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "sentence"),
+    [
+        ({"word": "perhaps"}, 409, "expected one of accept, reject, unsure, relabel, withdraw, got another word"),
+        ({"word": "relabel", "value": "7"}, 409, "verdict, label: expected one of the job's, got another"),
+        ({"word": "relabel", "value": "no"}, 409, "verdict, label: expected one of the job's, got another"),
+        ({"word": ACCEPT, "note": "x" * 501}, 409, "verdict, note: expected at most 500 printable characters"),
+        ({"word": ACCEPT, "note": "x" * 30_000}, 413, "expected a form of at most 20000 bytes, got a larger one"),
+        ({"word": ACCEPT, "form": "other"}, 403, "expected a form of this session, got another"),
+        ({"word": ACCEPT, "seen": "unknown"}, 409, "expected a label as it was shown, nobody was the last to judge it"),
+    ],
+)
+def test_a_form_that_this_page_did_not_make_changes_nothing(browser, fields, status, sentence):
+    answer = browser.post("/judge/0/1", **{"seen": "", **fields})
+    assert answer.status_code == status
+    assert sentence in words(answer)
+    assert browser.desk.ledger.verdicts() == []
+
+
+@pytest.mark.parametrize("initials", ["", "a b", "<b>", "x" * 13])
+def test_initials_are_letters(tmp_path, initials):
+    browser = Browser(make_desk(tmp_path, *TAGS), enter=False)
+    browser.get(f"/?token={browser.token}")
+    answer = browser.post("/hello", reviewer=initials)
+    assert answer.status_code == 422
+    assert "initials: expected 1 to 12 letters" in words(answer)
+    assert "<b>" not in answer.text.replace("<body>", "")
+    assert "go to /hello" in words(browser.judge(0, ACCEPT))
+
+
+# ---- who is let in --------------------------------------------------------------------------------------------------
+def test_the_link_opens_one_browser_once(tmp_path):
+    browser = Browser(make_desk(tmp_path, *TAGS), enter=False)
+    assert browser.get("/queue").status_code == 403
+    assert browser.get("/?token=wrong").status_code == 403
+    assert browser.get(f"/?token={browser.token}").status_code == 303
+    assert browser.get("/hello").status_code == 200
+    browser.client.cookies.clear()
+    answer = browser.get(f"/?token={browser.token}")
+    assert answer.status_code == 403
+    assert answer.text == "expected the link that fedmend review printed, which opens one browser once"
+    assert browser.get("/picture/0.png").status_code == 403
+
+
+def test_the_cookie_is_for_this_page_alone(tmp_path):
+    browser = Browser(make_desk(tmp_path, *TAGS), enter=False)
+    cookie = browser.get(f"/?token={browser.token}").headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:5000", "127.0.0.1:80", "127.0.0.1.evil.example:5000", ""]
+)
+def test_another_host_name_is_refused_also_with_the_cookie(browser, host):
+    assert browser.get("/queue", headers={"host": host}).status_code == 421
+    assert browser.get("/picture/0.png", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("origin", [{}, {"origin": "null"}, {"origin": "http://evil.example"}])
+def test_a_form_of_another_origin_is_refused_also_with_the_secret(browser, origin):
+    assert browser.post("/judge/0/1", headers=origin, word=ACCEPT, seen="").status_code == 403
+    assert browser.desk.ledger.verdicts() == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/item/99/1", "/item/0/9", "/picture/99.png", "/outline/99/added.png", "/picture/..%2f..%2fetc%2fpasswd.png"),
+        *("/item/-1/0", "/item/x/0", "/static/../app.py", "/static/%2e%2e/app.py", "/nothing"),
+    ],
+)
+def test_paths_and_numbers_lead_nowhere_else(browser, path):
+    answer = browser.get(path)
+    assert answer.status_code == 404
+    assert "import" not in answer.text
+
+
+def test_nothing_is_kept_by_the_browser_or_loaded_from_elsewhere(browser):
+    for path in ("/queue", "/item/0/1", "/picture/0.png", "/static/review.js", "/nothing"):
+        answer = browser.get(path)
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS, path
+        assert not re.search(r"(src|href)=[\"'](https?:)?//", answer.text if "image" not in path else "")
+
+
+def test_other_methods_are_refused(browser):
+    assert browser.client.request("DELETE", "/item/0/1").status_code == 405

@@ -1,0 +1,153 @@
+import shutil
+
+import numpy as np
+import pytest
+from factories import LABELS, refused
+from nifti_factories import lesion, make_volume_site
+from review_factories import RULE, make_desk, make_run, open_run
+
+from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE
+from fedmend.review.desk import CONFIDENCE, DOUBT, JUDGED, OWN, RANDOM, REPAIRS, ROUND, Choice, Desk, reviewable
+
+# Class 1 is missing at the site; class 0 is (1, 0, blank, 0, 1, 0) and class 2 (0, 1, 0, 0, 1, blank).
+TAGS = ((0, 1, 1, 0, 0.9), (1, 1, 0, 0, 0.5), (2, 1, 0, 1, 0.7), (2, 0, 1, 1, 0.6))
+OPINIONS = np.full((6, 3), 0.5) + 0.4 * np.array(
+    [[1, 1, -1], [-1, -1, 1], [-0.5, 0.5, -1], [-1, 0, -1], [-0.75, 0, 1], [-1, 0, 0]]
+)
+
+
+def places(items):
+    return [(item.sample, item.label_class) for item in items]
+
+
+def test_repairs_and_labels_that_the_model_doubts_wait_each_with_its_words(tmp_path):
+    items = {(i.sample, i.label_class): i for i in make_desk(tmp_path, *TAGS, opinions=OPINIONS).items()}
+    assert sorted(items) == [(0, 1), (1, 1), (2, 0), (2, 1), (4, 0)]
+    tagged, own = items[2, 1], items[4, 0]
+    assert (tagged.old, tagged.new, tagged.rule, tagged.round_num, tagged.confidence) == (-1, 0, RULE, 1, 0.7)
+    assert tagged.doubt == pytest.approx(0.7)  # the model gives the class 0.7
+    assert (own.old, own.new, own.rule, own.round_num) == (1, 1, "", -1)
+    assert own.doubt == pytest.approx(0.8)
+
+
+def test_the_value_of_a_look_is_doubt_times_the_balanced_weight_of_the_label(tmp_path):
+    items = {(i.sample, i.label_class): i for i in make_desk(tmp_path, *TAGS, opinions=OPINIONS).items()}
+    # Class 1 has the tags 1, 0, 0: weights 3/2 and 3/4. Class 0 has three 1 with the tag and three 0.
+    assert items[0, 1].value == pytest.approx(0.1 * 3 / 2)
+    assert items[2, 1].value == pytest.approx(0.7 * 3 / 4)
+    assert items[2, 0].value == pytest.approx(0.7 * 6 / 6)
+    assert items[4, 0].value == pytest.approx(0.8 * 5 / 4)  # of the originals: two 1 of five
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        ({}, [(4, 0), (2, 0), (2, 1), (0, 1), (1, 1)]),
+        ({"order": CONFIDENCE}, [(4, 0), (1, 1), (2, 0), (2, 1), (0, 1)]),
+        ({"order": DOUBT}, [(4, 0), (2, 0), (2, 1), (0, 1), (1, 1)]),
+        ({"order": ROUND, "what": REPAIRS}, [(2, 0), (2, 1), (0, 1), (1, 1)]),
+        ({"what": OWN}, [(4, 0)]),
+        ({"label_class": 1, "round_num": 0}, [(0, 1), (1, 1)]),
+        ({"state": JUDGED}, []),
+    ],
+)
+def test_the_queue_is_chosen_and_ordered(tmp_path, choice, wanted):
+    assert places(make_desk(tmp_path, *TAGS, opinions=OPINIONS).queue(Choice(**choice))) == wanted
+
+
+def test_the_random_order_is_the_same_at_every_look(tmp_path):
+    desk = make_desk(tmp_path, *TAGS, opinions=OPINIONS)
+    order = places(desk.queue(Choice(order=RANDOM)))
+    assert order == places(Desk(desk.folder).queue(Choice(order=RANDOM)))
+    assert order != sorted(order)
+
+
+def test_without_opinions_repairs_alone_wait(tmp_path):
+    desk = make_desk(tmp_path, *TAGS)
+    assert sorted(places(desk.items())) == [(0, 1), (1, 1), (2, 0), (2, 1)]
+    assert {item.doubt for item in desk.items()} == {0.5}
+
+
+def test_a_verdict_takes_an_item_out_of_the_queue_and_counts_at_once(tmp_path):
+    desk = make_desk(tmp_path, *TAGS, opinions=OPINIONS)
+    desk.judge(desk.item(0, 1), REJECT, reviewer="AB", note="motion")
+    desk.judge(desk.item(4, 0), RELABEL, reviewer="AB", value=0)
+    assert places(desk.queue(Choice())) == [(2, 0), (2, 1), (1, 1)]
+    assert sorted(places(desk.queue(Choice(state=JUDGED)))) == [(0, 1), (4, 0)]
+    target = Desk(desk.folder).ledger.apply(LABELS)
+    assert (target[0, 1], target[4, 0]) == (-1, 0)
+    assert desk.item(0, 1).verdict.note == "motion"
+
+
+def test_a_new_repair_of_a_label_whose_earlier_one_was_rejected_waits_again(tmp_path):
+    desk = make_desk(tmp_path, *TAGS)
+    desk.judge(desk.item(0, 1), REJECT, reviewer="AB")
+    make_again = (0, 1, 0, 3, 0.8)
+    shutil.rmtree(tmp_path / "data")
+    desk = Desk(make_run(tmp_path, make_again))
+    assert (0, 1) in places(desk.queue(Choice()))
+
+
+def test_taking_back_returns_to_the_verdict_before(tmp_path):
+    desk = make_desk(tmp_path, *TAGS)
+    first = desk.judge(desk.item(0, 1), ACCEPT, reviewer="AB")
+    desk.judge(desk.item(0, 1), REJECT, reviewer="AB", seen=first.name)
+    desk.take_back(desk.item(0, 1), reviewer="CD")
+    assert (desk.item(0, 1).verdict.word, desk.item(0, 1).verdict.reviewer) == (ACCEPT, "CD")
+    assert desk.ledger.repairs()[0, 1] == 1
+    other = desk.judge(desk.item(1, 1), UNSURE, reviewer="AB")
+    desk.take_back(desk.item(1, 1), reviewer="AB")
+    assert not desk.item(1, 1).judged
+    assert other.word == UNSURE
+
+
+def test_with_one_label_per_sample_an_item_is_a_sample_and_its_new_class(tmp_path):
+    labels, opinions = np.array([0, 1, 2, 0]), np.eye(3)[[2, 1, 0, 0]] * 0.8 + 0.05
+    desk = make_desk(tmp_path, (0, 0, 0, 0, 0.9), (0, 2, 1, 0, 0.9), labels=labels, opinions=opinions)
+    assert [(i.sample, i.label_class, i.old, i.rule) for i in desk.items()] == [(0, 2, 0, RULE), (2, 2, 1, "")]
+    desk.judge(desk.item(0, 2), REJECT, reviewer="AB")
+    desk.judge(desk.item(2, 2), RELABEL, reviewer="AB", value=0)
+    assert desk.ledger.apply(desk.data.train.labels).argmax(1).tolist() == [0, 1, 0, 0]
+
+
+def test_another_label_is_one_of_the_job(tmp_path):
+    desk = make_desk(tmp_path, *TAGS)
+    with refused("verdict, label: expected one of the job's, got another"):
+        desk.judge(desk.item(0, 1), RELABEL, reviewer="AB", value=2)
+    with refused("review: expected a label that was repaired or is doubted, got another; look at the queue"):
+        desk.item(5, 2)
+    with refused("verdict: expected one to take back, found none"):
+        desk.take_back(desk.item(0, 1), reviewer="AB")
+
+
+def test_of_masks_slices_with_repairs_wait(tmp_path):
+    make_volume_site(tmp_path / "data", [lesion(((2, 4), (2, 4), (1, 2)))])
+    data, ledger, _ = open_run(tmp_path, classes=("lesion",), size=8)
+    change = np.zeros(data.train.masks.shape, dtype=np.int8)
+    change[1, 5, 5] = 1
+    ledger.record("fedia.correction", 2, change, np.full(len(change), 0.9))
+    desk = Desk(tmp_path / "state" / "run-1" / "site-1")
+    (item,) = desk.items()
+    assert (item.sample, item.new - item.old, item.rule, item.round_num) == (1, 1, "fedia.correction", 2)
+    desk.judge(item, REJECT, reviewer="AB")
+    assert not desk.ledger.change().any()
+    assert desk.ledger.recorded(1).sum() == 1
+    desk.take_back(desk.item(1, 0), reviewer="AB")
+    assert desk.ledger.change().sum() == 1
+
+
+def test_runs_are_found_below_a_folder_the_newest_first(tmp_path):
+    run = make_run(tmp_path, *TAGS)
+    assert reviewable(tmp_path) == [run]
+    assert reviewable(run) == [run]
+    with refused("review: expected a folder with the ledger of a run (the state_dir of a site), found none"):
+        reviewable(tmp_path / "data")
+
+
+def test_a_run_that_cannot_be_opened_is_one_sentence(tmp_path):
+    with refused("run run-9, site-1: expected a ledger, found none"):
+        Desk(tmp_path / "run-9" / "site-1")
+    run = make_run(tmp_path, *TAGS)
+    (run / "opened.pt").unlink()
+    with refused("run run-1, site-1: expected a run of this version of FedMend, got an earlier one; run it again"):
+        Desk(run)

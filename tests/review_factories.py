@@ -1,0 +1,53 @@
+"""A site's run as a worker leaves it, ready for a review."""
+
+import numpy as np
+import torch
+from factories import CLASSES, make_site_folder
+
+from fedmend.data.manifest import load_card
+from fedmend.kinds import kind_of
+from fedmend.repairs.label_ledger import Repairs
+from fedmend.review.desk import Desk
+from fedmend.site_worker import LEDGER_NAME, OPENED, OPINIONS
+from fedmend.state import StateStore
+
+RULE = "fedmlp.missing_label_detection"
+
+
+def open_run(folder, *, classes=CLASSES, size=32):
+    """Ledger and state of a run on the site folder ``folder / "data"``; what the worker notes is there."""
+    card = load_card(folder / "data", "site-1")
+    about = {"image_size": size, "max_unreadable": 0, "all_labels": False}
+    kind, cache = kind_of(card.kind), folder / "cache"
+    data = kind.load(card, classes, cache_dir=cache, device=torch.device("cpu"), **about)
+    run = folder / "state" / "run-1" / "site-1"
+    ledger, state = kind.open_ledger(run / LEDGER_NAME, card, data), StateStore(run)
+    state.save(OPENED, {**about, "data": str(folder / "data"), "classes": list(classes), "cache_dir": str(cache)})
+    return data, ledger, state
+
+
+def make_run(folder, *repairs, opinions=None, labels=None, classes=CLASSES, **options):
+    """A run with repaired labels.
+
+    Args:
+        folder: made here.
+        repairs: rows of (sample, class, new, round, confidence).
+        opinions: (N, C) probabilities of the final model.
+        labels: of the site; default: those of ``make_site_folder``.
+        classes: names.
+        options: of ``make_site_folder``.
+    """
+    given = {} if labels is None else {"labels": labels}
+    make_site_folder(folder / "data", classes=classes, **given, **options)
+    data, ledger, state = open_run(folder, classes=classes)
+    for round_num in sorted({r[3] for r in repairs}):
+        sample, label_class, new, _, sure = np.array([r for r in repairs if r[3] == round_num], dtype=float).T
+        ledger.record(RULE, round_num, data.train.labels, Repairs(sample, label_class, new, sure))
+    if opinions is not None:
+        state.save(OPINIONS, torch.tensor(np.asarray(opinions), dtype=torch.float32))
+    return folder / "state" / "run-1" / "site-1"
+
+
+def make_desk(folder, *repairs, **options):
+    """The desk of :func:`make_run`."""
+    return Desk(make_run(folder, *repairs, **options))
