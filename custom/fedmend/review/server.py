@@ -29,6 +29,7 @@ def serve(desk: Desk, *, port: int = 0, show: Callable[[str], None] = print) -> 
             f"review: expected the packages of the page, {e.name} is not installed: pip install .[review]"
         ) from None
     listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just given back is free
     try:
         listener.bind((LOOPBACK, port))
     except OSError:

@@ -1,0 +1,174 @@
+"""The page of a review in a real browser: Chromium, driven through Selenium, against the command itself."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from factories import ROOT, make_dicom, make_site_folder
+from review_factories import RULE, open_run
+
+from fedmend.repairs.label_ledger import Repairs
+from fedmend.review.desk import Desk
+
+selenium = pytest.importorskip("selenium")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver"),
+]
+OPTIONS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
+SAMPLES = 24
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A site of CT slices of three patients, on which a rule has labelled class 1."""
+    labels = np.array([[i % 2, -1] for i in range(SAMPLES)])
+    make_site_folder(tmp_path / "data", labels, classes=("edema", "bleeding"), suffix=".dcm", window="brain", size=64)
+    images = sorted((tmp_path / "data" / "images").glob("*.dcm"))
+    for number, image in enumerate(images):
+        make_dicom(image, np.arange(64 * 64).reshape(64, 64) % 200 - number)
+    table = tmp_path / "data" / "train.csv"
+    table.write_text(re.sub(r",p(\d+)", lambda m: f",patient {int(m[1]) // 8}", table.read_text()))
+    data, ledger, _ = open_run(tmp_path, classes=("edema", "bleeding"))
+    every = np.arange(SAMPLES)
+    repairs = Repairs(every, np.ones(SAMPLES), every % 2, np.linspace(0.5, 0.9, SAMPLES))
+    ledger.record(RULE, 0, data.train.labels, repairs)
+    return tmp_path / "state" / "run-1" / "site-1"
+
+
+@pytest.fixture
+def browser(tmp_path):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for word in [*OPTIONS.split(), "--window-size=1280,900", f"--user-data-dir={tmp_path / 'profile'}"]:
+        options.add_argument(word)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+class Server:
+    """The command, and the link that it prints."""
+
+    def __init__(self, run, port=0):
+        words = [sys.executable, "-u", "-m", "fl_components.cli", "review", run, "--port", port]
+        env = {"PYTHONPATH": f"{ROOT / 'custom'}:{ROOT}", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([*map(str, words)], env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        said = [self.process.stdout.readline() for _ in range(3)]
+        self.link = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=\S+", "".join(said))
+        assert self.link, said
+        self.port = int(self.link[1])
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def server(run):
+    started = Server(run)
+    yield started
+    started.kill()
+
+
+def enter(browser, server):
+    browser.get(server.link[0])
+    browser.find_element(By.ID, "reviewer").send_keys("AB\n")
+    until(browser, lambda: "/queue" in browser.current_url)
+
+
+def until(browser, holds):
+    WebDriverWait(browser, 20).until(lambda _: holds())
+
+
+def press(browser, *keys):
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def image_size(browser):
+    return browser.execute_script("const i = document.getElementById('picture'); return [i.naturalWidth, i.complete]")
+
+
+def judge_by_key(browser, key):
+    """Presses a key and waits for the next page."""
+    before = browser.current_url
+    press(browser, key)
+    until(browser, lambda: browser.current_url != before)
+
+
+def test_twenty_repairs_by_keyboard_a_window_by_drag_and_on_after_the_server_was_killed(run, browser, server):
+    enter(browser, server)
+    browser.find_element(By.ID, "start").click()
+    until(browser, lambda: "/item/" in browser.current_url)
+    until(browser, lambda: image_size(browser) == [64, True])
+    assert browser.find_element(By.ID, "place").text.endswith(" of 8")
+
+    before = browser.find_element(By.ID, "picture").get_attribute("src")
+    stack = browser.find_element(By.ID, "stack")
+    ActionChains(browser).drag_and_drop_by_offset(stack, 60, 40).perform()
+    until(browser, lambda: "centre=" in browser.find_element(By.ID, "picture").get_attribute("src"))
+    assert browser.find_element(By.ID, "picture").get_attribute("src") != before
+    assert re.fullmatch(r"centre \d+, width \d+", browser.find_element(By.ID, "levels").text)
+    place = browser.find_element(By.ID, "place").text
+    press(browser, "\ue015" if not place.startswith("8 ") else "\ue013")  # arrow down, or up at the last one
+    until(browser, lambda: browser.find_element(By.ID, "place").text != place)
+
+    for number in range(10):
+        judge_by_key(browser, "ar"[number % 2])
+    port = server.port
+    server.kill()  # in the middle
+    again = Server(run, port)
+    try:
+        enter(browser, again)
+        assert "10 of 24 judged" in browser.find_element(By.TAG_NAME, "main").text
+        browser.find_element(By.ID, "start").click()
+        until(browser, lambda: "/item/" in browser.current_url)
+        for number in range(10):
+            judge_by_key(browser, "ur"[number % 2])
+        desk = Desk(run)
+        words = [v.word for v in desk.ledger.verdicts()]
+        assert words == ["accept", "reject"] * 5 + ["unsure", "reject"] * 5
+        assert (desk.ledger.repairs()[:, 1] >= 0).sum() == SAMPLES - 10
+    finally:
+        again.kill()
+
+
+def test_a_note_and_taking_back(run, browser, server):
+    enter(browser, server)
+    browser.find_element(By.ID, "start").click()
+    until(browser, lambda: "/item/" in browser.current_url)
+    here = browser.current_url
+    press(browser, "n")
+    browser.switch_to.active_element.send_keys("rare, and a key in a note")
+    assert browser.current_url == here  # r and a are letters there
+    browser.find_element(By.CSS_SELECTOR, "[data-key=r]").click()
+    until(browser, lambda: browser.current_url != here)
+    browser.get(here)
+    assert "rejected, AB" in browser.find_element(By.ID, "verdict").text
+    assert "rare, and a key in a note" in browser.find_element(By.ID, "verdict").text
+    press(browser, "z")
+    until(browser, lambda: not browser.find_elements(By.ID, "verdict"))
+    assert [v.word for v in Desk(run).ledger.verdicts()] == ["reject", "withdraw"]
+
+
+def test_at_125_percent_nothing_is_cut_off_and_every_control_has_a_name(browser, server):
+    enter(browser, server)
+    browser.find_element(By.ID, "start").click()
+    until(browser, lambda: "/item/" in browser.current_url)
+    browser.execute_script("document.documentElement.style.fontSize = '125%'")
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    for control in browser.find_elements(By.CSS_SELECTOR, "main button, main select, main textarea, main a"):
+        assert control.accessible_name
+    severe = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert severe == []
