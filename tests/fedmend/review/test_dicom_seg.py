@@ -126,7 +126,9 @@ def test_a_folder_without_dicom_files_is_refused(tmp_path):
     segmentation_refused(tmp_path, tmp_path / "series", "expected the DICOM files of a series, got none")
 
 
-@pytest.mark.parametrize(("intact", "damaged"), [(b"\\-27", b"\\-2x"), (b"(\0\x10\0US", b"(\0\x10\0Up")])
+@pytest.mark.parametrize(
+    ("intact", "damaged"), [(b"\\-27", b"\\-2x"), (b"\\-27.0", b"\\nan  "), (b"(\0\x10\0US", b"(\0\x10\0Up")]
+)
 def test_a_damaged_header_is_one_sentence(tmp_path, series, intact, damaged):
     content = (series / "2.dcm").read_bytes()
     assert intact in content

@@ -161,6 +161,12 @@ def test_voxels_that_are_no_numbers_are_one_sentence(tmp_path):
     assert problem_of(card_of(tmp_path), "v.nii") == "expected finite voxels, got NaN or infinity"
 
 
+def test_a_site_with_colour_shows_pictures_alone(tmp_path):
+    make_dicom(tmp_path / "a.dcm", HU)
+    sentence = "expected a PNG or JPEG picture (site.json says color: true), got another format"
+    assert problem_of(card_of(tmp_path, window=(40.0, 80.0), color=True), "a.dcm") == sentence
+
+
 def test_a_file_that_may_not_be_opened_is_one_sentence():
     assert picture_problem(PermissionError(13, "no", "/secret")) == (
         "expected a file that can be opened, got an error (PermissionError)"
