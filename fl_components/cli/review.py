@@ -1,4 +1,4 @@
-"""``review``: the page on which people of a site judge what was repaired."""
+"""``review`` and ``dicom-seg``: people of a site judge what was repaired, and take it into their own formats."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from fedmend.errors import FedMendError
 
 
 def add(commands) -> None:
-    """Adds the command."""
+    """Adds the commands."""
     review = commands.add_parser("review", help="look at repaired labels in a browser on this machine, and judge them")
     where = review.add_mutually_exclusive_group(required=True)
     where.add_argument("place", type=Path, nargs="?", help="workspace of a simulation, or a run in it")
@@ -16,14 +16,42 @@ def add(commands) -> None:
     review.add_argument("--run", dest="run_name", help="name of the run (default: the newest)")
     review.add_argument("--site", help="name of the site, where the folder holds several")
     review.add_argument("--port", type=int, default=0, help="port of the page (default: any free one)")
+    review.add_argument(
+        "--export", type=Path, metavar="OUT", help="write corrected copies of the labels and a page to sign instead"
+    )
+    review.add_argument("--unseen", action="store_true", help="with --export: also repairs that nobody has judged")
     review.set_defaults(run=_review)
+    seg = commands.add_parser("dicom-seg", help="write a mask as DICOM segmentation of the series it was drawn on")
+    seg.add_argument("mask", type=Path, help="NIfTI label volume, e.g. of fedmend review --export")
+    seg.add_argument("series", type=Path, help="folder of the DICOM series")
+    seg.add_argument("out", type=Path, help="file to write")
+    seg.add_argument("--label", default="lesion", help="name of the segment (default lesion)")
+    seg.add_argument("--foreground", type=int, default=1, help="value of the lesion in the mask (default 1)")
+    seg.set_defaults(run=_dicom_seg)
 
 
 def _review(args: argparse.Namespace) -> None:
     from fedmend.review.desk import Desk
     from fedmend.review.server import serve
 
-    serve(Desk(find_run(args)), port=args.port)
+    desk = Desk(find_run(args))
+    if args.export is None:
+        if args.unseen:
+            raise FedMendError("--unseen: expected --export beside it")
+        serve(desk, port=args.port)
+        return
+    from fedmend.review.sign_off import export
+
+    for line in export(desk, args.export, unseen=args.unseen):
+        print(line)
+
+
+def _dicom_seg(args: argparse.Namespace) -> None:
+    from fedmend.review.dicom_seg import mask_on_series, write_dicom_seg
+
+    mask = mask_on_series(args.mask, args.series, args.foreground)
+    write_dicom_seg(args.series, mask, args.label, args.out)
+    print(f"{args.out} written")
 
 
 def find_run(args: argparse.Namespace) -> Path:

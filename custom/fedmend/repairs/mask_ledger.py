@@ -121,10 +121,15 @@ class MaskLedger:
         for v in people.refusals(verdicts, one_label=False):
             rejected = _thawed(v.pixels, total.shape[1])
             total[v.sample][(rejected != 0) & (total[v.sample] == rejected)] = 0
-        for v in people.latest(verdicts, one_label=False).values():
+        accepted = self.accepted()
+        return np.where(accepted, accepted, total)
+
+    def accepted(self) -> np.ndarray:
+        """As :meth:`change`, of the pixels that people have accepted."""
+        total = np.zeros(self._split.masks.shape, dtype=np.int8)
+        for v in people.latest(self.verdicts(), one_label=False).values():
             if v.word == ACCEPT:
-                accepted = _thawed(v.pixels, total.shape[1])
-                total[v.sample] = np.where(accepted, accepted, total[v.sample])
+                total[v.sample] = _thawed(v.pixels, total.shape[1])
         return total
 
     def in_force(self) -> list[Entry]:

@@ -272,7 +272,11 @@ def test_entries_in_force_are_listed_as_they_were_made(tmp_path):
     book = ledger(tmp_path)
     book.record(RULE, 0, LABELS, repairs((3, 0, 1), (1, 1, 0)))
     book.record(OTHER, 1, LABELS, repairs((3, 0, 0)))
-    assert book.in_force() == [(3, 0, 1, RULE, 0), (1, 1, 0, RULE, 0), (3, 0, 0, OTHER, 1)]
+    assert book.in_force() == [
+        (3, 0, -1, 1, RULE, 0, 0.5),
+        (1, 1, -1, 0, RULE, 0, 1.0),
+        (3, 0, -1, 0, OTHER, 1, 0.5),
+    ]
     book.undo(rule=RULE)
     assert book.in_force() == [(3, 0, 0, OTHER, 1)]
 
