@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from factories import refused
 from torch import nn
-from torch_factories import SaysMasks, make_mask_site, make_task
+from torch_factories import SaysMasks, make_mask_site, make_task, sure_of
 
 from fedmend.losses import soft_dice_loss
 from fedmend.method import RoundTask
@@ -161,23 +161,13 @@ def test_nothing_leaves_after_stage_1_but_the_weights(tmp_path, stage):
 APART = [2.0, 0.1, 1.9, 0.1, 0.12, 0.09]  # losses: the first and the third stand out
 
 
-def sure_of(*, lesion=(), background=()):
-    """Probabilities that are sure of these (slice, row, column) and of nothing else."""
-    table = np.full(MASKS.shape, 0.5)
-    for place in lesion:
-        table[place] = 0.9
-    for place in background:
-        table[place] = 0.1
-    return SaysMasks(table)
-
-
 def ask(folder, *, stage=CORRECT, role=NOISY, losses=APART, model=None, site=None, **options):
     """A question before round 3; returns site and report."""
     if site is None:
         site = make_mask_site(folder, MASKS)
         if losses is not None:
             site.state.save_turn(LOSSES, 2, torch.tensor(losses))
-    model = model or sure_of(lesion=[(0, 0, 0), (2, 7, 7), (3, 3, 3)], background=[(0, 2, 2), (1, 5, 5)])
+    model = model or sure_of(MASKS, lesion=[(0, 0, 0), (2, 7, 7), (3, 3, 3)], background=[(0, 2, 2), (1, 5, 5)])
     task = RoundTask(stage, 3, 9, role=role, seed=7, training=False)
     return site, FedCorrMasks(**options).collect(model, task, site)
 

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 from factories import refused
-from federation_factories import Run, failing, plain_answers, same_models
+from federation_factories import Run, dice_counts, failing, plain_answers, same_models
 
-from fedmend.kinds.segmentation import DICE_UNIT
 from fedmend.methods.fedcorr_masks import (
     CLEAN,
     CORRECT,
@@ -24,8 +23,7 @@ STEP = {"site-1": 0.1, "site-2": 0.2, "site-3": 0.4, "site-4": 0.8, "site-5": 1.
 
 
 def answers(lid=LID, level=LEVEL, *, sites=SITES, drop=""):
-    counts = lambda round_num: {"test": np.array([[10, 5 * DICE_UNIT, 2, DICE_UNIT // 2, 30, 10, 20]])}  # noqa: E731
-    plain = plain_answers(sites, samples=SAMPLES, step=STEP, counts=counts, kind="segmentation")
+    plain = plain_answers(sites, samples=SAMPLES, step=STEP, counts=dice_counts, kind="segmentation")
 
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)
