@@ -436,6 +436,7 @@ def test_fewer_than_four_sites_with_all_turns_stop_the_run(tmp_path):
     assert play(tmp_path, crashing((COLLECT, 1)), sites=SITES[:4]).stopped
     run = play(tmp_path, sites=[*SITES[1:4], "site-6"])
     assert run.stopped == "stage 1: expected LID of at least 4 sites, got 3"
+    assert asked(run, TURN) == []  # of those that are there
 
 
 @pytest.mark.parametrize("when", [(TRAIN, 1), (COLLECT, 2), (TRAIN, 3), (COLLECT, 4), (TRAIN, 5)])
