@@ -366,6 +366,7 @@ def test_without_a_clean_site_all_take_part_in_stage_2_and_the_records_say_so(tm
 
 def test_where_all_are_alike_no_site_is_noisy_and_none_relabels(tmp_path):
     run = play_masks(tmp_path, answers(dict.fromkeys(SITES, 1.0), kind="segmentation"))
+    assert run.stopped == ""
     assert noisy_sites(run) == []
     assert asked(run, FINETUNE)[0][1] == SITES
     assert run.roles(RELABEL) == {}
@@ -417,11 +418,13 @@ def test_a_site_that_joins_in_stage_1_is_noisy_and_has_not_corrected_before_its_
     assert run.decisions("corrected")[:2] == [(1, HIGH_LID), (2, [*HIGH_LID, "site-6"])]
 
 
-def test_a_site_that_joins_in_stage_2_waits_for_stage_3(tmp_path):
+def test_in_stage_2_a_site_that_joins_waits_for_stage_3_and_one_that_has_left_is_not_asked_to_relabel(tmp_path):
     assert play(tmp_path, crashing((TRAIN, 3))).stopped
-    run = play(tmp_path, sites=[*SITES, "site-6"])
+    sites = ["site-1", *SITES[2:], "site-6"]
+    run = play(tmp_path, sites=sites)
     assert asked(run, FINETUNE) == [(3, ["site-1", "site-3", "site-4", "site-5"])]
-    assert asked(run, USUAL)[0] == (4, [*SITES, "site-6"])
+    assert asked(run, RELABEL) == [(4, ["site-4"])]
+    assert asked(run, USUAL)[0] == (4, sites)
 
 
 def test_a_site_that_missed_a_turn_is_noisy_however_low_its_lid(tmp_path):
