@@ -15,6 +15,7 @@ from fedmend.errors import FedMendError
 from fedmend.federation import RunningFederation, RunSettings
 from fedmend.fields import Field
 from fedmend.kinds.multilabel import BINS
+from fedmend.kinds.segmentation import DICE_UNIT
 from fedmend.method import RoundTask, Workflow
 from fedmend.results import CENSUS, TRAIN, SiteResult
 from fedmend.transport import Transport
@@ -241,6 +242,11 @@ def confusion(*recalls):
     right = np.round(10 * np.array(recalls)).astype(np.int64)
     matrix = np.diag(right) + np.roll(np.diag(10 - right), 1, axis=1)
     return np.hstack([matrix, histograms(*[1] * len(right)).reshape(len(right), -1)])
+
+
+def dice_counts(round_num):
+    """Counts of a test split of ten slices with Dice 0.5 and two volumes with 0.25."""
+    return {"test": np.array([[10, 5 * DICE_UNIT, 2, DICE_UNIT // 2, 30, 10, 20]])}
 
 
 def census(annotated, *, samples=10, round_num=0, positives=4, kind="multilabel"):

@@ -14,6 +14,7 @@ SHARED = {
     "__init__",
     "baselines",
     "dimensions",
+    "fedcorr_stages",
     "labelsets",
     "mean_teacher",
     "noisy_sites",

@@ -76,16 +76,17 @@ def log_class_prior(labels: np.ndarray) -> np.ndarray:
 
 
 def distillation(logits: Tensor, soft: Tensor) -> Tensor:
-    """KL divergence from the teacher's probabilities to the student's, mean over samples, sum over classes.
+    """KL divergence from the teacher's probabilities to the student's, mean over samples or pixels, sum over classes.
 
     Args:
-        logits: (B, C) of the student; -inf for a class that it cannot predict: the teacher's mass on it is left out.
-        soft: (B, C) probabilities of the teacher.
+        logits: (B, C, ...) of the student; -inf for a class that it cannot predict: the teacher's mass on it is left
+            out.
+        soft: (B, C, ...) probabilities of the teacher.
     """
     possible = torch.isfinite(logits)
     student = logits.log_softmax(1).masked_fill(~possible, 0)
     soft = soft.masked_fill(~possible, 0)
-    return F.kl_div(student, soft, reduction="batchmean")
+    return F.kl_div(student, soft, reduction="sum") / (logits.numel() // logits.shape[1])
 
 
 def soft_dice_loss(probability: Tensor, target: Tensor) -> Tensor:

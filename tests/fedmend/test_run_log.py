@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from federation_factories import Run, Script, confusion, failing, histograms, in_rounds, plain_answers
+from federation_factories import Run, Script, confusion, dice_counts, failing, histograms, in_rounds, plain_answers
 
-from fedmend.kinds.segmentation import DICE_UNIT
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.results import EVALUATE, TRAIN, SiteResult
 
@@ -220,8 +219,7 @@ def test_repairs_are_written_for_the_classes_that_a_site_lacks(tmp_path):
 
 def test_repaired_masks_are_written_for_the_class_that_is_annotated(tmp_path):
     sites = {"site-1": [1], "site-2": [1]}
-    dice = np.array([[10, 5 * DICE_UNIT, 2, DICE_UNIT // 2, 30, 10, 20]])
-    plain = plain_answers(sites, counts=lambda r: {"test": dice}, kind="segmentation")
+    plain = plain_answers(sites, counts=dice_counts, kind="segmentation")
 
     def answer(site, question, *rest):
         result = plain(site, question, *rest)

@@ -62,6 +62,10 @@ class Split:
         """(N, C) int8, read-only; -1 = not annotated here."""
         return self.table.labels
 
+    def fingerprint(self) -> str:
+        """See :meth:`LabelTable.fingerprint`."""
+        return self.table.fingerprint()
+
     def view(self, index: Tensor, matrices: Tensor | None = None) -> Tensor:
         """Network input of some samples.
 

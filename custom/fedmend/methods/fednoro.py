@@ -39,7 +39,6 @@ Passes per training sample and round: E forward-backward; at noisy sites in stag
 it sees the student's augmented batch; one inference in all for the detection.
 """
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,10 +53,9 @@ from fedmend.averaging import by_samples
 from fedmend.distances import model_distances
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import Field, Report
-from fedmend.losses import distillation
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
 from fedmend.methods.dimensions import MIN_SITES, detect_noisy_clients
-from fedmend.methods.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP
+from fedmend.methods.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
 from fedmend.methods.ramp_up import gaussian_ramp_up
 from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 from fedmend.training import infer
@@ -66,30 +64,14 @@ BY_DISTANCE, BY_SAMPLES, CLEAN_ONLY = AGGREGATIONS = ("distance", "samples", "cl
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
-class FedNoRoRound(SingleLabelRound):
-    """One round at a site; at a noisy one in stage 2 the received model is the teacher."""
+class FedNoRoRound(TaughtRound, SingleLabelRound):
+    """One round at a site."""
 
     method: "FedNoRo"
 
-    def __init__(self, method: "FedNoRo", model: nn.Module, task: RoundTask, site: Site):
-        super().__init__(method, model, task, site)
-        self._teacher: nn.Module | None = None
-        self._weight = 0.0
-        if task.stage == ROBUST and task.role == NOISY:
-            self._weight = float(task.word("distillation_weight"))
-            if self._weight > 0:
-                self._teacher = copy.deepcopy(model).eval().requires_grad_(False)
-
-    def loss(self, index: Tensor) -> Tensor:
-        """Logit-adjusted cross-entropy; at a noisy site in stage 2 Eq. (5)."""
-        images, target = self.batch(index)
-        logits = self.adjusted(self.model(images)[1])
-        own = F.cross_entropy(logits, target)
-        if self._teacher is None:
-            return own
-        with torch.no_grad():
-            soft = (self._teacher(images)[1].float() / self.method.temperature).softmax(1)  # Eq. (4)
-        return self._weight * distillation(logits, soft) + (1 - self._weight) * own  # Eq. (5)
+    def own_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy of (B, C) logits and (B,) classes."""
+        return F.cross_entropy(logits, target)
 
 
 class FedNoRo(SingleLabelMethod):

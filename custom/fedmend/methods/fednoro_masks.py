@@ -24,7 +24,6 @@ Decisions:
 Cost as FedAvg; of a noisy site after the detection 4/3 of it; one inference in all for the detection.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -34,17 +33,16 @@ from torch import Tensor, nn
 
 from fedmend.errors import check_variables
 from fedmend.fields import Field, Report
-from fedmend.losses import distillation
 from fedmend.method import Round, RoundTask, Site
-from fedmend.methods.noisy_sites import FIELDS, KNOWLEDGE, NOISY, ROBUST
+from fedmend.methods.noisy_sites import FIELDS, KNOWLEDGE, TaughtRound
 from fedmend.methods.slices import CE, SliceBatchRound, SliceMethod, base_loss, check_base_loss
 from fedmend.training import infer_masks
 
 SMALLEST = 1e-7  # probability of a pixel's class
 
 
-class FedNoRoMasksRound(SliceBatchRound):
-    """One round at a site; at a noisy one after the detection the received model is the teacher."""
+class FedNoRoMasksRound(TaughtRound, SliceBatchRound):
+    """One round at a site."""
 
     method: "FedNoRoMasks"
 
@@ -52,23 +50,14 @@ class FedNoRoMasksRound(SliceBatchRound):
         super().__init__(method, model, task, site)
         shift = log_prior(self._target.numpy()) if method.base_loss == CE else np.zeros(2, dtype=np.float32)
         self._shift = torch.from_numpy(shift).view(1, 2, 1, 1).to(site.device)
-        self._teacher: nn.Module | None = None
-        self._weight = 0.0
-        if task.stage == ROBUST and task.role == NOISY:
-            self._weight = float(task.word("distillation_weight"))
-            if self._weight > 0:
-                self._teacher = copy.deepcopy(model).eval().requires_grad_(False)
 
-    def loss(self, index: Tensor) -> Tensor:
-        """The base loss; at a noisy site after the detection with the teacher's."""
-        images, marks = self.batch(index)
-        logits = self.model(images)[1].float() + self._shift
-        own = base_loss(self.method.base_loss, logits, marks)
-        if self._teacher is None:
-            return own
-        with torch.no_grad():
-            soft = (self._teacher(images)[1].float() / self.method.temperature).softmax(1)
-        return self._weight * distillation(_pixels(logits), _pixels(soft)) + (1 - self._weight) * own
+    def adjusted(self, logits: Tensor) -> Tensor:
+        """(B, 2, H, W) float32 logits plus ln pi."""
+        return logits.float() + self._shift
+
+    def own_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Base loss of (B, 2, H, W) logits and (B, H, W) marks."""
+        return base_loss(self.method.base_loss, logits, target)
 
 
 class FedNoRoMasks(SliceMethod):
@@ -107,8 +96,3 @@ def log_prior(marks: np.ndarray) -> np.ndarray:
     lesion = int(marks.sum())
     counts = np.array([marks.size - lesion + 1, lesion + 1], dtype=np.float64)
     return np.log(counts / counts.sum()).astype(np.float32)
-
-
-def _pixels(values: Tensor) -> Tensor:
-    """(B, 2, H, W) → (B H W, 2): the divergence is a mean over pixels, not over slices."""
-    return values.movedim(1, -1).reshape(-1, values.shape[1])

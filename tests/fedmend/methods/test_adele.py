@@ -5,11 +5,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from factories import refused
-from federation_factories import Run, failing, plain_answers
+from federation_factories import Run, dice_counts, failing, plain_answers
 from torch import nn
-from torch_factories import SaysMasks, make_mask_site, make_task
+from torch_factories import SaysMasks, make_mask_site, make_task, sure_of
 
-from fedmend.kinds.segmentation import DICE_UNIT, mask_repair_counts
+from fedmend.kinds.segmentation import mask_repair_counts
 from fedmend.losses import soft_dice_loss
 from fedmend.methods import adele
 from fedmend.methods.adele import (
@@ -245,16 +245,6 @@ def test_later_points_weigh_more(monkeypatch):
 SLOW = exponential(9, length=0.5)
 
 
-def sure_of(*, lesion=(), background=()):
-    """Probabilities that are sure of these (slice, row, column) and of nothing else."""
-    table = np.full(MASKS.shape, 0.5)
-    for place in lesion:
-        table[place] = 0.9
-    for place in background:
-        table[place] = 0.1
-    return SaysMasks(table)
-
-
 def marked(work):
     """Pixels that the round trains on against the site's own annotation: those gained and those lost."""
     target = work._target.numpy()
@@ -262,7 +252,7 @@ def marked(work):
 
 
 def test_a_correction_marks_and_unmarks_what_the_received_model_is_sure_of(tmp_path):
-    model = sure_of(lesion=[(1, 0, 0), (2, 7, 7)], background=[(0, 2, 2), (3, 3, 3)])
+    model = sure_of(MASKS, lesion=[(1, 0, 0), (2, 7, 7)], background=[(0, 2, 2), (3, 3, 3)])
     work = start(tmp_path, model=model, round_num=9, curve=SLOW)
     assert marked(work) == ([[1, 0, 0], [2, 7, 7]], [[0, 2, 2]])
     assert all(not training for training, _ in model.calls)
@@ -275,22 +265,24 @@ def test_a_correction_marks_and_unmarks_what_the_received_model_is_sure_of(tmp_p
 
 
 def test_the_threshold_decides_what_is_sure(tmp_path):
-    work = start(tmp_path, model=sure_of(lesion=[(2, 7, 7)]), round_num=9, curve=SLOW, threshold=0.91)
+    work = start(tmp_path, model=sure_of(MASKS, lesion=[(2, 7, 7)]), round_num=9, curve=SLOW, threshold=0.91)
     assert marked(work) == ([], [])
-    other = start(tmp_path / "b", model=sure_of(lesion=[(2, 7, 7)]), round_num=9, curve=SLOW, threshold=0.89)
+    other = start(tmp_path / "b", model=sure_of(MASKS, lesion=[(2, 7, 7)]), round_num=9, curve=SLOW, threshold=0.89)
     assert marked(other)[0] == [[2, 7, 7]]
 
 
 def test_slices_without_a_mark_can_be_left_alone(tmp_path):
-    model = sure_of(lesion=[(1, 0, 0), (2, 7, 7)])
+    model = sure_of(MASKS, lesion=[(1, 0, 0), (2, 7, 7)])
     assert marked(start(tmp_path, model=model, round_num=9, curve=SLOW, skip_unmarked=True)) == ([[1, 0, 0]], [])
 
 
 def test_a_slice_that_would_lose_more_than_half_of_its_lesion_and_be_nearly_empty_is_spared(tmp_path):
     square = [(0, 2, 2), (0, 2, 3), (0, 3, 2), (0, 3, 3)]
-    half = start(tmp_path / "a", model=sure_of(background=square[:2]), round_num=9, curve=SLOW)
+    half = start(tmp_path / "a", model=sure_of(MASKS, background=square[:2]), round_num=9, curve=SLOW)
     assert len(marked(half)[1]) == 2
-    more = start(tmp_path / "b", model=sure_of(background=square[:3], lesion=[(0, 0, 0)]), round_num=9, curve=SLOW)
+    more = start(
+        tmp_path / "b", model=sure_of(MASKS, background=square[:3], lesion=[(0, 0, 0)]), round_num=9, curve=SLOW
+    )
     assert marked(more) == ([], [])
 
 
@@ -304,7 +296,7 @@ def test_a_slice_is_not_spared_that_keeps_five_percent_of_lesion():
 
 
 def test_no_correction_before_the_curve_slows_or_at_a_threshold_of_1(tmp_path):
-    model = sure_of(lesion=[(2, 7, 7)])
+    model = sure_of(MASKS, lesion=[(2, 7, 7)])
     assert marked(start(tmp_path / "a", model=model, round_num=7, curve=SLOW[:7])) == ([], [])
     assert marked(start(tmp_path / "b", model=model, round_num=9, curve=SLOW, threshold=1)) == ([], [])
     assert marked(start(tmp_path / "c", model=model)) == ([], [])
@@ -322,7 +314,7 @@ def test_a_later_correction_starts_from_the_marks_in_force_and_says_alone_what_t
     method = Adele(augment=False)
 
     def correct(round_num, **sure):
-        method.correct_masks(sure_of(**sure), make_task(round_num=round_num), site)
+        method.correct_masks(sure_of(MASKS, **sure), make_task(round_num=round_num), site)
 
     correct(9, lesion=[(2, 7, 7), (2, 7, 6), (2, 7, 5)], background=[(0, 2, 2)])
     correct(11, lesion=[(0, 2, 2)], background=[(2, 7, 7)])
@@ -342,7 +334,7 @@ def test_a_repeated_round_leaves_curve_and_masks_as_if_it_had_run_once(tmp_path)
         site.state.save_turn(CURVE, 8, {"iou": SLOW, "corrected": []})
         for r in rounds:
             site.ledger.undo(from_round=r)  # as the executor does
-            work = method.start(sure_of(lesion=[(2, 7, r % 8)]), make_task(round_num=r, total_rounds=20), site)
+            work = method.start(sure_of(MASKS, lesion=[(2, 7, r % 8)]), make_task(round_num=r, total_rounds=20), site)
             work.loss(ALL)
             work.report()
         return site.state.last_turn(CURVE, before=99), site.ledger.change()
@@ -372,9 +364,8 @@ FIRST = {"site-1": 1, "site-2": 3}  # round of a site's first correction
 
 
 def answers():
-    counts = lambda round_num: {"test": np.array([[10, 5 * DICE_UNIT, 2, DICE_UNIT // 2, 30, 10, 20]])}  # noqa: E731
     samples, step = {"site-1": 10, "site-2": 30}, {"site-1": 1.0, "site-2": 2.0}
-    plain = plain_answers(SITES, samples=samples, step=step, counts=counts, kind="segmentation")
+    plain = plain_answers(SITES, samples=samples, step=step, counts=dice_counts, kind="segmentation")
 
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)

@@ -1,37 +1,23 @@
+"""FedCorr for masks: the base losses, the dimension and the losses of slices, and pixels that are relabelled."""
+
 import math
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from factories import refused
 from torch import nn
-from torch_factories import SaysMasks, make_mask_site, make_task
+from torch_factories import SaysMasks, make_mask_site, make_task, sure_of
 
 from fedmend.losses import soft_dice_loss
 from fedmend.method import RoundTask
 from fedmend.methods.dimensions import local_intrinsic_dimension
-from fedmend.methods.fedcorr_masks import (
-    CLEAN,
-    CORRECT,
-    FINETUNE,
-    LEVEL,
-    LOSSES,
-    NOISY,
-    RELABEL,
-    RULE,
-    TURN,
-    USUAL,
-    FedCorrMasks,
-    slice_losses,
-    squares,
-)
-from fedmend.training import LocalTrainer
+from fedmend.methods.fedcorr_masks import FedCorrMasks, slice_losses, squares
+from fedmend.methods.fedcorr_stages import CORRECT, LOSSES, NOISY, RELABEL, RULE, TURN, USUAL, keep, kept
 
 SIZE = 8
 MASKS = np.zeros((6, SIZE, SIZE), dtype=np.uint8)
 MASKS[0, 2:4, 2:4] = MASKS[1, 5, 5] = 1
-ALL = torch.arange(6)
 
 
 class Straight(nn.Module):
@@ -46,10 +32,8 @@ class Straight(nn.Module):
         return None, torch.stack([torch.zeros_like(lesion), lesion], 1)
 
 
-def start(folder, *, model=None, stage=TURN, round_num=0, level=None, **options):
+def start(folder, *, model=None, stage=TURN, round_num=0, **options):
     site = make_mask_site(folder, MASKS)
-    if level is not None:
-        site.state.save_turn(LEVEL, round_num - 1, level)
     model = Straight() if model is None else model
     return FedCorrMasks(**{"augment": False, **options}).start(model, make_task(stage, round_num), site)
 
@@ -58,54 +42,24 @@ def start(folder, *, model=None, stage=TURN, round_num=0, level=None, **options)
 
 
 @pytest.mark.parametrize("base", ["ce", "dice"])
-@pytest.mark.parametrize("stage", [TURN, FINETUNE, USUAL])
-def test_without_mixup_and_level_a_step_is_the_base_loss_digit_by_digit(tmp_path, base, stage):
-    model = SaysMasks(np.random.default_rng(0).random(MASKS.shape))
-    work = start(tmp_path, model=model, stage=stage, round_num=1, level=0.0, mixup=False, base_loss=base)
-    index = torch.tensor([1, 0, 3])
-    logits, marks = model(work.site.data.train.pixels(index))[1], torch.from_numpy(MASKS[index.numpy()])
-    plain = F.cross_entropy(logits, marks.long()) if base == "ce" else soft_dice_loss(logits.softmax(1)[:, 1], marks)
-    assert torch.equal(work.loss(index), plain)
-
-
-@pytest.mark.parametrize("stage", [TURN, FINETUNE, USUAL])
-def test_mixup_mixes_slices_and_losses_by_one_share(tmp_path, stage):
-    work, index = start(tmp_path, stage=stage), torch.tensor([0, 1, 2, 5])
+def test_mixup_mixes_slices_and_base_losses_by_one_share(tmp_path, base):
+    work, index = start(tmp_path, stage=USUAL, base_loss=base), torch.tensor([0, 1, 2, 5])
     generator = work.site.generator(work.task, "mixup")
     share, order = torch.rand((), generator=generator).item(), torch.randperm(4, generator=generator)
     assert order.tolist() != [0, 1, 2, 3]
     numbers = index.double()
-    p = torch.sigmoid(3 * ((share * numbers + (1 - share) * numbers[order]) / 10 - 0.5)).tolist()
-    sizes = [int(MASKS[i].sum()) for i in index]
+    p = torch.sigmoid(3 * ((share * numbers + (1 - share) * numbers[order]) / 10 - 0.5))
 
-    def entropy(n, q):
-        return -(n * math.log(q) + (64 - n) * math.log(1 - q)) / 64
+    def entropy(marks):
+        n, q = marks.sum((1, 2)), p.numpy()
+        return -(n * np.log(q) + (64 - n) * np.log(1 - q)).mean() / 64
 
-    own = np.mean([entropy(n, q) for n, q in zip(sizes, p, strict=True)])
-    other = np.mean([entropy(sizes[j], q) for j, q in zip(order, p, strict=True)])
-    assert work.loss(index).item() == pytest.approx(share * own + (1 - share) * other, rel=1e-3)
+    def dice(marks):
+        return soft_dice_loss(p[:, None, None].expand(4, SIZE, SIZE), torch.from_numpy(marks)).item()
 
-
-def test_the_pull_is_beta_times_level_times_the_distance_and_finite_at_0(tmp_path):
-    work = start(tmp_path, round_num=1, level=0.25, mixup=False, beta=4.0)
-    plain = start(tmp_path / "plain", round_num=1, level=0.0, mixup=False)
-    first = work.loss(ALL)
-    first.backward()
-    assert torch.isfinite(work.model.weight.grad)
-    assert first.item() == pytest.approx(plain.loss(ALL).item(), abs=1e-5)
-    for each in (work, plain):
-        with torch.no_grad():
-            each.model.weight += 0.5
-    assert (work.loss(ALL) - plain.loss(ALL)).item() == pytest.approx(4 * 0.25 * 0.5, rel=1e-4)
-
-
-@pytest.mark.parametrize("stage", [FINETUNE, USUAL])
-def test_nothing_pulls_after_stage_1(tmp_path, stage):
-    work = start(tmp_path, stage=stage, round_num=1, level=1.0, mixup=False)
-    with torch.no_grad():
-        work.model.weight += 0.5
-    plain = start(tmp_path / "plain", stage=stage, model=Straight(3.5), mixup=False)
-    assert torch.equal(work.loss(ALL), plain.loss(ALL))
+    loss, marks = {"ce": entropy, "dice": dice}[base], MASKS[index.numpy()]
+    expected = share * loss(marks) + (1 - share) * loss(marks[order.numpy()])
+    assert work.loss(index).item() == pytest.approx(expected, rel=1e-3)
 
 
 # ---- what a turn leaves ---------------------------------------------------------------------------------------------
@@ -132,17 +86,15 @@ def test_a_turn_reports_the_mean_dimension_of_slices_that_are_not_blank_and_keep
     probabilities = np.random.default_rng(1).random(MASKS.shape).astype(np.float32)
     probabilities[4] = 0.04
     probabilities[5] = 0.01
-    work = start(tmp_path, model=SaysMasks(probabilities), round_num=2)
-    work.site.ledger.record("test", 0, np.where(np.arange(6)[:, None, None] == 2, 1, MASKS * 0), np.ones(6))
-    work = FedCorrMasks(augment=False).start(work.model, work.task, work.site)
-    report = work.report()
+    site = make_mask_site(tmp_path, MASKS)
+    site.ledger.record("test", 0, np.where(np.arange(6)[:, None, None] == 2, 1, MASKS * 0), np.ones(6))
+    report = FedCorrMasks(augment=False).start(SaysMasks(probabilities), make_task(TURN, 2), site).report()
     expected = local_intrinsic_dimension(squares(probabilities[:4])).mean()
     assert report["lid"].dtype == np.float32
     assert report["lid"] == pytest.approx(expected, rel=1e-3)
     marks = MASKS > 0
     marks[2] = True  # in force
-    round_num, losses = work.site.state.last_turn(LOSSES, before=9)
-    assert round_num == 2
+    losses = kept(LOSSES, make_task(round_num=3), site)
     np.testing.assert_allclose(losses, slice_losses(probabilities, marks), rtol=1e-4)
 
 
@@ -150,35 +102,17 @@ def test_blank_predictions_alone_have_dimension_0(tmp_path):
     assert start(tmp_path, model=SaysMasks(np.full(MASKS.shape, 0.01))).report() == {"lid": 0}
 
 
-@pytest.mark.parametrize("stage", [FINETUNE, USUAL])
-def test_nothing_leaves_after_stage_1_but_the_weights(tmp_path, stage):
-    work = start(tmp_path, stage=stage)
-    assert work.report() == {}
-    assert work.site.state.last_turn(LOSSES, before=9) is None
-
-
 # ---- relabelling ----------------------------------------------------------------------------------------------------
 APART = [2.0, 0.1, 1.9, 0.1, 0.12, 0.09]  # losses: the first and the third stand out
 
 
-def sure_of(*, lesion=(), background=()):
-    """Probabilities that are sure of these (slice, row, column) and of nothing else."""
-    table = np.full(MASKS.shape, 0.5)
-    for place in lesion:
-        table[place] = 0.9
-    for place in background:
-        table[place] = 0.1
-    return SaysMasks(table)
-
-
-def ask(folder, *, stage=CORRECT, role=NOISY, losses=APART, model=None, site=None, **options):
-    """A question before round 3; returns site and report."""
+def ask(folder, *, stage=CORRECT, site=None, **options):
+    """A question to a noisy site before round 3; returns site and report."""
+    task = RoundTask(stage, 3, 9, role=NOISY, seed=7, training=False)
     if site is None:
         site = make_mask_site(folder, MASKS)
-        if losses is not None:
-            site.state.save_turn(LOSSES, 2, torch.tensor(losses))
-    model = model or sure_of(lesion=[(0, 0, 0), (2, 7, 7), (3, 3, 3)], background=[(0, 2, 2), (1, 5, 5)])
-    task = RoundTask(stage, 3, 9, role=role, seed=7, training=False)
+        keep(LOSSES, np.float32(APART), 2, task, site)
+    model = sure_of(MASKS, lesion=[(0, 0, 0), (2, 7, 7), (3, 3, 3)], background=[(0, 2, 2), (1, 5, 5)])
     return site, FedCorrMasks(**options).collect(model, task, site)
 
 
@@ -188,44 +122,17 @@ def changed(site):
     return np.argwhere(change > 0).tolist(), np.argwhere(change < 0).tolist()
 
 
-def test_a_clean_site_has_level_0_and_changes_nothing(tmp_path):
-    site, report = ask(tmp_path, role=CLEAN)
-    assert report == {"noise_level": 0}
-    assert changed(site) == ([], [])
-    assert site.state.last_turn(LEVEL, before=3) == (2, 0.0)
-
-
 def test_a_noisy_site_relabels_pixels_of_the_slices_with_the_largest_losses(tmp_path):
     site, report = ask(tmp_path, relabel_ratio=0.5)
     assert report["noise_level"] == pytest.approx(2 / 6)
-    assert report["noise_level"].dtype == np.float32
     assert changed(site) == ([[0, 0, 0]], [[0, 2, 2]])  # int(6 * 1/3 * 0.5) = 1 slice
-    assert site.state.last_turn(LEVEL, before=3) == (2, pytest.approx(2 / 6))
     assert [(r["rule"], r["round"], r["old"], r["new"]) for r in site.ledger.history()] == [(RULE, 2, 4, 4)]
     both, _ = ask(tmp_path / "both", relabel_ratio=1.0)
     assert changed(both) == ([[0, 0, 0], [2, 7, 7]], [[0, 2, 2]])
 
 
-def test_with_a_ratio_of_0_a_noisy_site_relabels_nothing(tmp_path):
-    site, report = ask(tmp_path, relabel_ratio=0)
-    assert report["noise_level"] == pytest.approx(2 / 6)
-    assert site.ledger.history() == []
-
-
 def test_the_confidence_decides_which_pixels_are_relabelled(tmp_path):
     assert changed(ask(tmp_path, relabel_ratio=1.0, confidence=0.91)[0]) == ([], [])
-
-
-def test_equal_losses_give_level_0(tmp_path):
-    site, report = ask(tmp_path, losses=[0.5] * 6)
-    assert report == {"noise_level": 0}
-    assert changed(site) == ([], [])
-
-
-def test_a_noisy_site_without_a_turn_has_level_1_and_relabels_nothing(tmp_path):
-    site, report = ask(tmp_path, losses=None)
-    assert report == {"noise_level": 1}
-    assert changed(site) == ([], [])
 
 
 def test_at_the_end_of_stage_2_all_slices_are_relabelled_whatever_their_loss(tmp_path):
@@ -246,29 +153,17 @@ def test_a_question_that_is_asked_again_leaves_the_ledger_as_if_it_had_been_aske
 
 def test_a_repaired_site_trains_on_its_repairs_with_its_level(tmp_path):
     site, _ = ask(tmp_path, relabel_ratio=1.0)
-    work = FedCorrMasks().start(Straight(), make_task(TURN, 3), site)
-    assert np.argwhere(work._target.numpy() & (MASKS == 0)).tolist() == [[0, 0, 0], [2, 7, 7]]
-    assert work._pull == pytest.approx(5 * 2 / 6)
+    model = Straight()
+    work = FedCorrMasks(beta=4.0, augment=False).start(model, make_task(TURN, 3), site)
+    target = work.batch(torch.arange(6))[1].numpy()
+    assert np.argwhere((target > 0) & (MASKS == 0)).tolist() == [[0, 0, 0], [2, 7, 7]]
+    plain = FedCorrMasks(beta=0.0, augment=False).start(model, make_task(TURN, 3), site)
+    with torch.no_grad():
+        model.weight += 0.5
+    index = torch.arange(6)
+    assert (work.loss(index) - plain.loss(index)).item() == pytest.approx(4 * 2 / 6 * 0.5, rel=1e-4)
 
 
-def test_a_round_is_determined_by_the_seed(tmp_path):
-    weights = []
-    for folder in ("a", "b"):
-        work = start(tmp_path / folder, round_num=1, level=0.5, augment=True)
-        LocalTrainer(learning_rate=0.1).train(work)
-        weights.append(work.model.weight.item())
-    assert weights[0] == weights[1] != 3.0
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"beta": -1}, "job variable beta: expected >= 0, got -1"),
-        ({"relabel_ratio": 2}, "job variable relabel_ratio: expected 0 to 1, got 2"),
-        ({"confidence": 0.4}, "job variable confidence: expected 0.5 to 1, got 0.4"),
-        ({"base_loss": "focal"}, "job variable base_loss: expected one of ['ce', 'dice'], got 'focal'"),
-    ],
-)
-def test_settings_out_of_range_are_refused_in_one_sentence(options, sentence):
-    with refused(sentence):
-        FedCorrMasks(**options)
+def test_another_base_loss_is_refused_in_one_sentence():
+    with refused("job variable base_loss: expected one of ['ce', 'dice'], got 'focal'"):
+        FedCorrMasks(base_loss="focal")

@@ -3,9 +3,8 @@ import math
 import numpy as np
 import pytest
 from factories import refused
-from federation_factories import Run, failing, plain_answers, same_models
+from federation_factories import Run, dice_counts, failing, plain_answers, same_models
 
-from fedmend.kinds.segmentation import DICE_UNIT
 from fedmend.methods.fedia import DONE, EXEMPT, TRIGGERED, WAITS, FedIAWorkflow
 from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN
 
@@ -17,11 +16,6 @@ STEP = {"site-1": 1.0, "site-2": 2.0, "site-3": 4.0}
 # Round → how far the corrections of the three sites are; the last known one goes on.
 NEVER = {0: (WAITS, WAITS, WAITS)}
 ALL_BY_4 = {0: (WAITS,) * 3, 2: (TRIGGERED, WAITS, WAITS), 3: (DONE, TRIGGERED, DONE), 4: (DONE,) * 3}
-
-
-def dice_counts(round_num):
-    """Ten slices and two volumes with Dice 0.5 and 0.25."""
-    return {"test": np.array([[10, 5 * DICE_UNIT, 2, DICE_UNIT // 2, 30, 10, 20]])}
 
 
 def answers(progress=NEVER, *, lesions=LESIONS, loss=LOSS, change=lambda site, question, task, result: result):

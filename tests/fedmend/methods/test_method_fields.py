@@ -17,8 +17,7 @@ from fedmend.methods import (
     baselines,
     cbafed,
     confident_learning,
-    fedcorr,
-    fedcorr_masks,
+    fedcorr_stages,
     fedia,
     fedirm,
     fedlsm,
@@ -57,6 +56,13 @@ KNOWLEDGE = {  # what a server sends
 # Stages of a method, in their order: (question, stage, role, fields of the report). Default: one without a report.
 TRAIN, COLLECT = "train", "collect"
 NOTHING, EVERYTHING = (), tuple(fedmlp.FIELDS)
+FEDCORR = [
+    (TRAIN, fedcorr_stages.TURN, "", ("lid",)),
+    (COLLECT, fedcorr_stages.CORRECT, fedcorr_stages.NOISY, ("noise_level",)),
+    (TRAIN, fedcorr_stages.FINETUNE, "", NOTHING),
+    (COLLECT, fedcorr_stages.RELABEL, fedcorr_stages.NOISY, NOTHING),
+    (TRAIN, fedcorr_stages.USUAL, "", NOTHING),
+]
 STAGES = {
     "FedMLP": [
         (TRAIN, fedmlp.WARMUP, "", NOTHING),
@@ -90,24 +96,12 @@ STAGES = {
         (TRAIN, cbafed.WARMUP, "", ("label_counts",)),
         (TRAIN, cbafed.PSEUDO, "", ("label_counts",)),
     ],
-    "FedCorr": [
-        (TRAIN, fedcorr.TURN, "", ("lid",)),
-        (COLLECT, fedcorr.CORRECT, fedcorr.NOISY, ("noise_level",)),
-        (TRAIN, fedcorr.FINETUNE, "", NOTHING),
-        (COLLECT, fedcorr.RELABEL, fedcorr.NOISY, NOTHING),
-        (TRAIN, fedcorr.USUAL, "", NOTHING),
-    ],
+    "FedCorr": FEDCORR,
     "RoFL": [(TRAIN, "train", "", ("centroids", "centroid_counts"))] * 2,
     "RHFL": [(TRAIN, "train", "", ("local_loss",))],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "Adele": [(TRAIN, "train", "", ("correction",))],
-    "FedCorrMasks": [
-        (TRAIN, fedcorr_masks.TURN, "", ("lid",)),
-        (COLLECT, fedcorr_masks.CORRECT, fedcorr_masks.NOISY, ("noise_level",)),
-        (TRAIN, fedcorr_masks.FINETUNE, "", NOTHING),
-        (COLLECT, fedcorr_masks.RELABEL, fedcorr_masks.NOISY, NOTHING),
-        (TRAIN, fedcorr_masks.USUAL, "", NOTHING),
-    ],
+    "FedCorrMasks": FEDCORR,
     "FedIA": [
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
