@@ -140,7 +140,7 @@ def test_packages_that_take_seconds_are_imported_where_they_are_used(file):
     text = file.read_text()
     assert imported_at_once(text) & SLOW == set()
     assert not re.search(
-        r"^(from fedmend.review.app |from fedmend.review import .*app|import fedmend.review.app)", text, re.M
+        r"^(from fedmend.review.app |from fedmend.review import .*app|import .*review.app)", text, re.M
     )
 
 

@@ -278,7 +278,7 @@ def test_entries_in_force_are_listed_as_they_were_made(tmp_path):
         (3, 0, -1, 0, OTHER, 1, 0.5),
     ]
     book.undo(rule=RULE)
-    assert book.in_force() == [(3, 0, 0, OTHER, 1)]
+    assert book.in_force() == [(3, 0, -1, 0, OTHER, 1, 0.5)]
 
 
 # ---- marks and power ------------------------------------------------------------------------------------------------
