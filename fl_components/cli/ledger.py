@@ -31,7 +31,7 @@ def add(commands) -> None:
 
 
 def _show(args: argparse.Namespace) -> None:
-    from fedmend.repairs.label_ledger import read_history
+    from fedmend.repairs.label_ledger import read_history, read_verdicts
 
     rows = [r for r in read_history(args.ledger) if args.all or r["in_force"]]
     for r in rows[-args.last :]:
@@ -41,6 +41,12 @@ def _show(args: argparse.Namespace) -> None:
         print(f"{change}  confidence {r['confidence']:.4f}  {r['rule']}{state}")
     shown = f"newest {args.last} of " if len(rows) > args.last else ""
     print(f"{shown}{len(rows)} repairs; originals are unchanged")
+    said = read_verdicts(args.ledger)
+    for v in said[-args.last :]:
+        note = f"  {v['note']!r}" if v["note"] else ""
+        print(f"{v['made'][:16]}Z  {v['image']}  {v['class']}: {v['word']} {v['value']}  {v['reviewer']}{note}")
+    if said:
+        print(f"{len(said)} verdicts of people; the last one about a label counts")
 
 
 def _export(args: argparse.Namespace) -> None:

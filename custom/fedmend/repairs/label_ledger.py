@@ -326,6 +326,27 @@ def read_history(path: Path) -> list[dict]:
     return [dict(row) for row in rows]
 
 
+def read_verdicts(path: Path) -> list[dict]:
+    """Reads what people said in a ledger file, without its data set: image, class and the fields of ``Verdict`` but
+    numbers and pixels, in the order in which verdicts count.
+
+    Args:
+        path: the SQLite file.
+
+    Raises:
+        FedMendError: as :func:`read_history`.
+    """
+    read_history(path)
+    with _transaction(path, f"label ledger {path}") as db:
+        images, classes = dict(db.execute("SELECT * FROM samples")), dict(db.execute("SELECT * FROM classes"))
+        rows = people.all_verdicts(db)
+    told = ("word", "old", "value", "rule", "round_num", "reviewer", "note", "made")
+    return [
+        {"image": images[v.sample], "class": classes[v.label_class], **{name: getattr(v, name) for name in told}}
+        for v in rows
+    ]
+
+
 def undo_file(path: Path, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
     """:meth:`LabelLedger.undo` on a ledger file, without its data set."""
     read_history(path)
@@ -346,18 +367,23 @@ def _leave_mark(db: sqlite3.Connection) -> None:
 
 
 def to_csv(path: Path, out: Path) -> int:
-    """Writes the history of a ledger file as CSV (image, class, old, new, rule, round, confidence, in_force).
+    """Writes the history of a ledger file as CSV, and behind it what people said.
 
-    Rounds count from 1, as in all that people read; ``old`` is blank where nobody had annotated.
+    Columns are image, class, old, new, rule, round, confidence, in_force, and of verdicts word, reviewer, note and
+    made. Rounds count from 1, as in all that people read; ``old`` is blank where nobody had annotated.
 
     Returns:
         Number of entries written.
     """
     rows = read_history(path)
+    said = [{**v, "new": v["value"], "round": v["round_num"]} for v in read_verdicts(path)]
+    columns = ["image", "class", "old", "new", "rule", "round", "confidence", "in_force"]
     with open(out, "w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, ["image", "class", "old", "new", "rule", "round", "confidence", "in_force"])
+        writer = csv.DictWriter(
+            stream, [*columns, "word", "reviewer", "note", "made"], restval="", extrasaction="ignore"
+        )
         writer.writeheader()
-        for row in rows:
+        for row in [*rows, *said]:
             old = "" if row["old"] == NOT_ANNOTATED else row["old"]
-            writer.writerow({**row, "old": old, "round": row["round"] + 1})
-    return len(rows)
+            writer.writerow({**row, "old": old, "round": row["round"] + 1 if row["rule"] else ""})
+    return len(rows) + len(said)

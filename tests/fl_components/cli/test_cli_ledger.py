@@ -1,4 +1,5 @@
 import csv
+import re
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from cli_calls import call
 from torch_factories import make_mask_site
 
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.repairs.verdicts import Verdict
 
 
 @pytest.fixture
@@ -28,6 +30,33 @@ def test_a_ledger_is_shown_in_words(ledger, capsys):
         "round    2  img2  edema: blank -> 0  confidence 0.5000  second",
         "2 repairs; originals are unchanged",
     ]
+
+
+@pytest.fixture
+def judged(ledger):
+    """The same, and the repair of sample 1 is rejected."""
+    book = LabelLedger(
+        ledger, fingerprint="ab", images=["img0", "img1", "img2"], classes=["edema", "nodule"], site="site-1"
+    )
+    book.judge(Verdict(1, 1, "reject", -1, 1, "first", 0, "AB", "motion"))
+    return ledger
+
+
+def test_verdicts_of_people_are_shown_behind_the_repairs(judged, capsys):
+    call("ledger", "show", judged)
+    *_, verdict, total = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ  img1  nodule: reject 1  AB  'motion'", verdict)
+    assert total == "1 verdicts of people; the last one about a label counts"
+
+
+def test_verdicts_of_people_are_exported_and_survive_that_rounds_are_taken_back(judged, tmp_path):
+    call("ledger", "undo", judged)
+    call("ledger", "export", judged, tmp_path / "out.csv")
+    with open(tmp_path / "out.csv") as stream:
+        *repairs, verdict = csv.DictReader(stream)
+    assert [(r["in_force"], r["word"]) for r in repairs] == [("0", ""), ("0", "")]
+    told = ("image", "old", "new", "rule", "round", "in_force", "word", "reviewer", "note")
+    assert [verdict[name] for name in told] == ["img1", "", "1", "first", "1", "", "reject", "AB", "motion"]
 
 
 def test_the_newest_entries_of_a_ledger_are_shown_last(ledger, capsys):
