@@ -162,7 +162,22 @@ def test_a_ledger_file_can_be_read_undone_and_exported_without_its_data(tmp_path
     with open(tmp_path / "out.csv", newline="") as stream:
         rows = list(csv.reader(stream))
     assert rows == [
-        [*"image class old new rule round confidence in_force word reviewer note made".split()],
+        [
+            *[
+                "image",
+                "class",
+                "old",
+                "new",
+                "rule",
+                "round",
+                "confidence",
+                "in_force",
+                "word",
+                "reviewer",
+                "note",
+                "made",
+            ]
+        ],
         ["w", "b", "", "1", RULE, "1", "0.5", "1", *[""] * 4],
         ["x", "b", "", "0", RULE, "2", "0.5", "0", *[""] * 4],
     ]
