@@ -171,7 +171,7 @@ def test_a_repeated_or_later_round_finds_a_ledger_that_is_ahead_in_order(client)
 def test_a_damaged_state_file_is_said_without_a_path(client):
     site = client(PlainMethod(), keep_moments=True)
     site.train(0)
-    (file,) = (site.folder / "state" / "run-1" / "site-1").glob("*.pt")
+    (file,) = (site.folder / "state" / "run-1" / "site-1").glob("*-0.pt")
     file.write_bytes(file.read_bytes()[:-1])
     assert site.train(1).error == (
         f"site-1: state file {file.name}: expected what FedMend saved, got a damaged file; {WAY_ON}"
