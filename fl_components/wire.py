@@ -22,6 +22,7 @@ REPORT = "report"
 CLASSES = "fedmend_classes"  # under which a site's guard finds the number of classes of the run
 NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
 TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative", "missing")
+JUDGED = ("accepted", "rejected")
 CENSUS_FIELDS = {"annotated", "positives", "sizes", "kind", "phantom"}
 LESIONS = "lesions"  # may stand in the census too
 PRIVACY = "privacy"  # may stand in the content too
@@ -176,7 +177,8 @@ def parse_content(content, site: str) -> SiteResult:
         known = value.ndim > 1 and any(value.shape[1:] == kind.counts_shape(len(value)) for kind in kinds)
         need(known, f"counts {split}", f"{', '.join(others)} or {last} counts")
     names = set(content["repairs"])
-    need(not names or {*TAGGED} <= names <= {*TAGGED, *CORRECT}, "repairs", f"{[*TAGGED, *CORRECT]}")
+    known = [*TAGGED, *CORRECT, *JUDGED]
+    need(not names or {*TAGGED} <= names <= {*known}, "repairs", f"{known}")
     need(all(v.ndim == 1 for v in content["repairs"].values()), "repairs", "one count per class")
     _check_census(content["census"], need)
     return SiteResult(

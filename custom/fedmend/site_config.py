@@ -30,6 +30,7 @@ class SiteConfig:
         memory_gb: most memory of a training step, in GB, by the estimate of :mod:`fedmend.limits`; 0 = what is free.
         weights_dir: the server's folder of ImageNet weights, see :func:`fedmend.initial_weights.weights_file`.
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
+        share_verdicts: tell the server how many repairs of each class people have judged right and wrong.
         privacy: differential privacy of the site's patients, see :mod:`fedmend.privacy`; None: none.
     """
 
@@ -44,13 +45,14 @@ class SiteConfig:
     max_hours: float = 720.0
     memory_gb: float = 0.0
     gallery: bool = False
+    share_verdicts: bool = False
     privacy: Privacy | None = None
     weights_dir: Path = Path("weights")
 
 
 _TEXT, _WEIGHTS = ("data_root", "cache_dir", "state_dir"), "weights_dir"
 _NUMBERS = ("min_count", "max_unreadable", "threads", "max_rounds", "max_epochs")
-_AMOUNTS, _FLAGS, _PRIVACY = ("max_hours", "memory_gb"), ("gallery",), "privacy"
+_AMOUNTS, _FLAGS, _PRIVACY = ("max_hours", "memory_gb"), ("gallery", "share_verdicts"), "privacy"
 
 
 def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:

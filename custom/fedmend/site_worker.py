@@ -24,6 +24,7 @@ from fedmend.phantoms.sites import phantom_spec
 from fedmend.private_training import PrivateSite, check_bearable, withhold
 from fedmend.repairs.label_ledger import LabelLedger
 from fedmend.repairs.mask_ledger import MaskLedger
+from fedmend.repairs.verdicts import verdict_counts
 from fedmend.results import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, RunSpec, SiteResult
 from fedmend.site_config import SiteConfig, site_folder
 from fedmend.state import StateStore
@@ -216,6 +217,9 @@ class SiteWorker:
         elif question == EVALUATE:
             self._leave_for_review(opened, model, run, config)
         result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()
+        if result.repairs and config.share_verdicts:
+            how = {"one_label": kind.one_label, "min_count": config.min_count}
+            result.repairs |= verdict_counts(site.ledger.verdicts(), len(run.classes), **how)
         self._log(opened, question, task, result, time.monotonic() - started)
         return result
 

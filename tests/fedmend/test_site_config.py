@@ -58,8 +58,8 @@ def test_the_word_phantom_is_no_folder(read):
         (
             {**SETTINGS, "data_rot": "x"},
             ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads',"
-            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'privacy', 'weights_dir'], got also"
-            " ['data_rot']",
+            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'share_verdicts', 'privacy',"
+            " 'weights_dir'], got also ['data_rot']",
         ),
         ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got None"),
         ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),

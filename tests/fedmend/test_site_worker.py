@@ -386,6 +386,16 @@ def test_a_rejected_repair_is_not_in_the_next_answer_nor_in_that_of_a_later_run(
     assert site.train(0).report["labels"][1] == labelled - 1
 
 
+def test_counts_of_verdicts_leave_where_the_site_says_so(client):
+    site = client(Tagging())
+    site.train(0)
+    judge(site, REJECT)
+    assert set(site.train(1).repairs) & {"accepted", "rejected"} == set()
+    site.config = replace(site.config, share_verdicts=True, min_count=1)
+    shared = site.train(1).repairs
+    assert (shared["accepted"].tolist(), shared["rejected"].tolist()) == ([0, 0, 0], [0, 1, 0])
+
+
 def test_a_damaged_ledger_of_another_run_stops_nobody(client, caplog):
     site = client(Tagging())
     broken = site.config.state_dir / "earlier" / "site-1"

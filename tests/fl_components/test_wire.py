@@ -174,7 +174,10 @@ def test_a_run_name_that_could_leave_its_folder_is_refused_by_the_site(name):
 
 KNOWN = ["census", "counts", "error", "ledger_mark", "loss", "repairs", "report", "round", "samples"]
 COUNTS = f"counts val: expected (C, 2, {BINS}), (C, C + {2 * BINS}) or (C, 7) counts"
-REPAIRS = "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative', 'missing']"
+REPAIRS = (
+    "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative', 'missing',"
+    " 'accepted', 'rejected']"
+)
 CENSUS = "census: expected ['annotated', 'kind', 'phantom', 'positives', 'sizes']"
 SIZES = "census sizes: expected samples per split"
 

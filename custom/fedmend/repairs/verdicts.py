@@ -173,6 +173,29 @@ def _insert(db: sqlite3.Connection, verdicts: Sequence[Verdict]) -> None:
     db.executemany(_INSERT, [tuple(getattr(v, name) for name in _COLUMNS) for v in verdicts])
 
 
+def verdict_counts(
+    verdicts: Sequence[Verdict], num_classes: int, *, one_label: bool, min_count: int
+) -> dict[str, np.ndarray]:
+    """How many repairs people have judged right and wrong, for the server if the site shares that.
+
+    Args:
+        verdicts: in the order in which they count.
+        num_classes: C.
+        one_label: see :func:`key_of`.
+        min_count: a class with fewer verdicts counts as without any.
+
+    Returns:
+        accepted: (C,) int64, accepted repairs; rejected: (C,) int64, rejected ones and those that got another label.
+    """
+    words = {ACCEPT: "accepted", REJECT: "rejected", RELABEL: "rejected"}
+    counts = {name: np.zeros(num_classes, dtype=np.int64) for name in ("accepted", "rejected")}
+    for v in latest(verdicts, one_label=one_label).values():
+        if v.word in words and v.rule:
+            counts[words[v.word]][v.label_class] += 1
+    enough = counts["accepted"] + counts["rejected"] >= min_count
+    return {name: np.where(enough, values, 0) for name, values in counts.items()}
+
+
 # ---- what they mean for labels --------------------------------------------------------------------------------------
 def judged(labels: np.ndarray, verdicts: Sequence[Verdict], *, one_label: bool) -> np.ndarray:
     """Labels (N, C) int8 with those that people have fixed or given put in; a new array.

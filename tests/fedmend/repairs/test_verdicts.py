@@ -163,6 +163,23 @@ def test_what_nobody_can_have_meant_is_refused(tmp_path, verdict, sentence):
     assert book.verdicts() == []
 
 
+def test_verdicts_about_repairs_are_counted_per_class_from_a_number_on(tmp_path):
+    book = ledger(tmp_path)
+    repair(book, (0, 1, 1), (1, 1, 1), (2, 1, 0))
+    book.judge(word(ACCEPT))
+    book.judge(word(REJECT, sample=1))
+    book.judge(word(RELABEL, sample=2, value=1))
+    book.judge(word(ACCEPT, sample=0, label_class=0, old=1, rule=""))  # an original label
+    counts = {
+        least: {
+            name: found.tolist()
+            for name, found in verdicts.verdict_counts(book.verdicts(), 2, one_label=False, min_count=least).items()
+        }
+        for least in (3, 4)
+    }
+    assert counts == {3: {"accepted": [0, 1], "rejected": [0, 2]}, 4: {"accepted": [0, 0], "rejected": [0, 0]}}
+
+
 # ---- masks ----------------------------------------------------------------------------------------------------------
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)  # two volumes of two slices
 MASKS[1, 2:4, 3:6] = 1

@@ -34,18 +34,28 @@ def pseudo_labels(run: Run) -> str:
     return section("pseudo-labels", "Pseudo-labels", body)
 
 
+def _judged(record: Mapping) -> tuple[object, object]:
+    """How many repairs people have judged, and the share of right ones."""
+    if "accepted" not in record:
+        return None, None
+    count = record["accepted"] + record["rejected"]
+    return count, record["accepted"] / count if count else None
+
+
 def _latest_table(run: Run) -> str:
     """Counts after the last round of each site."""
     classes, kinds = run.info["classes"], run.kind.pseudo_labels
     latest = {(r["site"], classes.index(r["class"])): r for r in run.repairs}
     rows, sums = [], dict.fromkeys(("positive", "negative", "untagged"), 0)
+    shared = any("accepted" in r for r in latest.values())  # the sites that tell it
     for _, r in sorted(latest.items(), key=lambda item: item[0]):
         cells = [x for kind in kinds for x in (r[kind], r.get(f"correct_{kind}"), _precision(r, kind))]
-        rows.append([f"{r['site']}, {r['class']}", *cells, r["untagged"]])
+        rows.append([f"{r['site']}, {r['class']}", *cells, r["untagged"], *(_judged(r) if shared else ())])
         sums = {kind: sums[kind] + r[kind] for kind in sums}
     head = ["Site, class", *(x for words in kinds.values() for x in (words.column, "of these right", "precision"))]
     untagged = "" if run.kind.one_label else sums["untagged"]  # every class would count the same images
-    head, total = [*head, "no label yet"], ["Sum", *(x for kind in kinds for x in (sums[kind], "", "")), untagged]
+    head = [*head, "no label yet", *(("judged by people", "of these right") if shared else ())]
+    total = ["Sum", *(x for kind in kinds for x in (sums[kind], "", "")), untagged, *(("", "") if shared else ())]
     note = "n/a: the truth is not known at this site, or there is no pseudo-label of this kind."
     counts = table("Pseudo-labels after the last round of each site", head, rows, total)
     return f'{counts}<p class="fine">{note}</p>'

@@ -31,6 +31,13 @@ def test_where_an_image_has_one_class_a_pseudo_label_counts_for_its_class_alone(
     assert pseudo_label_lines(run) == ["Pseudo-labels: 20, precision 0.750"]
 
 
+def test_what_people_judged_stands_beside_where_a_site_tells_it():
+    run = make_label_set_run(repairs=[TAGS[0] | {"accepted": 3, "rejected": 1}, *TAGS[1:]], confusion=True)
+    head, first, second, total = rows_in(pseudo_labels(run))
+    assert head[-2:] == ["judged by people", "of these right"]
+    assert (first[-2:], second[-2:], total[-2:]) == (["4", "0.750"], ["n/a", "n/a"], ["", ""])
+
+
 def test_where_an_image_has_several_classes_negative_pseudo_labels_are_counted_too():
     run = make_label_set_run(repairs=TAGS)
     section = pseudo_labels(run)
