@@ -125,6 +125,7 @@ class Desk:
         take_over_verdicts(self.ledger, self.folder / LEDGER_NAME)
         opinions = state.load(OPINIONS)
         self._opinions = None if opinions is None else opinions.numpy()
+        self._known: tuple[str, list[Item]] | None = None
 
     @property
     def masks(self) -> bool:
@@ -133,10 +134,16 @@ class Desk:
 
     def items(self) -> list[Item]:
         """Everything that a person may judge."""
+        mark = self.ledger.mark()  # another one as soon as a repair or a verdict came
+        if self._known is None or self._known[0] != mark:
+            self._known = mark, self._items()
+        return self._known[1]
+
+    def _items(self) -> list[Item]:
         verdicts = latest(self.ledger.verdicts(), one_label=self.kind.one_label)
         found = self._mask_items() if self.masks else [*(repaired := self._repaired()), *self._doubted(repaired)]
         keyed = {self._key(item): item for item in found}
-        return [replace(item, verdict=verdicts.get(key)) for key, item in keyed.items()]
+        return [replace(item, verdict=verdicts[k]) if k in verdicts else item for k, item in keyed.items()]
 
     def queue(self, choice: Choice, items: Sequence[Item] | None = None) -> list[Item]:
         """The chosen items, those first at which a look is worth most."""
