@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from fedmend.errors import FedMendError
+from fedmend.repairs.label_ledger import read_verdicts
 from fedmend.report.tables import mean_and_sd
 from fedmend.site_config import CONFIG_NAME, PHANTOM
 from fl_components.run.jobs import configure_job
@@ -33,7 +34,7 @@ def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
 
     Raises:
         FedMendError: the policy is not there (FedMend was not installed from its checkout), or the workspace holds
-            other files.
+            other files, or verdicts of people.
     """
     if not POLICY.is_dir():
         raise FedMendError("site policy: expected simulator_workspace/local in the FedMend checkout, not found")
@@ -43,8 +44,22 @@ def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
     empty = not workspace.exists() or (workspace.is_dir() and not any(workspace.iterdir()))
     if workspace.resolve() == POLICY.parent or not (earlier_run or empty):
         raise FedMendError("--workspace: expected a new folder or one of an earlier run, got one with other files")
+    _refuse_verdicts(workspace)
     shutil.copytree(POLICY, workspace / "local", dirs_exist_ok=True)
     file.write_text(local_settings(site_settings))
+
+
+def _refuse_verdicts(workspace: Path) -> None:
+    """What people said in a review is not emptied with the workspace."""
+    for ledger in sorted(workspace.rglob("ledger.sqlite")):
+        count = 0
+        with contextlib.suppress(FedMendError):  # of a damaged file nobody can say what it held
+            count = len(read_verdicts(ledger))
+        if count:
+            raise FedMendError(
+                f"--workspace: expected one without verdicts of people, got {count} of {ledger.parent.name}; choose"
+                " another workspace, and the same state_dir outside of both (--site state_dir=...) for both runs"
+            )
 
 
 def local_settings(site_settings: Mapping[str, object]) -> str:

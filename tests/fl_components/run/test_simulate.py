@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from factories import ROOT, refused
 from job_factories import write_job
+from review_factories import make_run
 
 from fedmend.errors import FedMendError
+from fedmend.review.desk import Desk
 from fl_components.run import simulate
 from fl_components.run.simulate import lay_policy, seed_lines
 
@@ -214,3 +216,23 @@ def test_mean_and_deviation_over_seeds():
     ]
     assert seed_lines(runs) == ["test AUC: 80.00 ± 10.00", "test mAP: 55.00 ± 7.07"]
     assert seed_lines(runs[:1]) == ["test AUC: 70.00 ± 0.00", "test mAP: 50.00 ± 0.00"]
+
+
+def test_a_workspace_with_verdicts_of_people_is_not_emptied(tmp_path):
+    run = make_run(tmp_path / "workspace" / "site-1", (0, 1, 1, 0, 0.9))
+    lay_policy_over(tmp_path / "workspace")
+    desk = Desk(run)
+    desk.judge(desk.item(0, 1), "accept", reviewer="AB")
+    with refused(
+        "--workspace: expected one without verdicts of people, got 1 of site-1; choose another workspace, and the same"
+        " state_dir outside of both (--site state_dir=...) for both runs"
+    ):
+        lay_policy(tmp_path / "workspace", {})
+    assert len(Desk(run).ledger.verdicts()) == 1
+
+
+def lay_policy_over(workspace):
+    """As an earlier run leaves a workspace."""
+    (workspace / "local").mkdir()
+    (workspace / "local" / "fedmend.json").write_text("{}")
+    lay_policy(workspace, {})
