@@ -3,8 +3,10 @@
 import importlib.util
 import sys
 
+import numpy as np
 import pytest
 from factories import ROOT
+from review_factories import make_desk
 
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
@@ -55,6 +57,23 @@ def test_the_table_of_the_detection_counts_what_each_rule_finds(capsys):
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "LA agreed rho 0.4 eta (0.5, 0.7) exact 1 of 2"
     assert lines[1] == "LA agreed all: exact 50.0 recall 100.0 precision 75.0 vote share 100.0"
+
+
+def test_what_a_review_finds_early_is_pooled_over_the_sites():
+    pooled = load("review").pooled
+    queues = [[False, True, True, True], [True, True, False, False, True]]  # right ones; each site looks at its first
+    assert pooled(queues, 0.05) == 1 / 3
+    assert pooled(queues, 0.5) == 2 / 3
+    assert pooled([[True, True]], 0.5) is None
+
+
+def test_a_simulated_reader_accepts_what_is_right_and_gives_the_true_label_for_what_is_wrong(tmp_path):
+    truth = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0]])
+    desk = make_desk(tmp_path, (0, 1, 1, 0, 0.9), (1, 1, 0, 0, 0.5), (2, 1, 1, 0, 0.7), truth=truth)
+    load("review").read(desk, "confidence", 2)  # the least confident two: samples 1 and 2
+    assert [(v.sample, v.word, v.value) for v in desk.ledger.verdicts()] == [(1, "relabel", 1), (2, "relabel", 0)]
+    load("review").read(desk, "confidence", 2)
+    assert [(v.sample, v.word) for v in desk.ledger.verdicts()[2:]] == [(0, "accept")]
 
 
 @pytest.mark.parametrize("name", [file.stem for file in BENCHMARKS])
