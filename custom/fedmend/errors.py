@@ -11,6 +11,9 @@ class FedMendError(Exception):
     """
 
 
+LONGEST_VALUE = 120  # characters of a refused value
+
+
 def check_variables(holds: bool, expected: str, **given: object) -> None:
     """Refuses job variables that are out of range.
 
@@ -23,5 +26,5 @@ def check_variables(holds: bool, expected: str, **given: object) -> None:
         FedMendError: ``holds`` is false.
     """
     if not holds:
-        names, values = ", ".join(given), ", ".join(map(repr, given.values()))
+        names, values = ", ".join(given), ", ".join(f"{value!r:.{LONGEST_VALUE}}" for value in given.values())
         raise FedMendError(f"job variable{'s' * (len(given) > 1)} {names}: expected {expected}, got {values}")

@@ -22,3 +22,8 @@ def test_variables_that_do_not_go_together_are_named_in_their_order(values):
     low, high = values
     with refused(f"job variables low, high: expected low < high, got {low}, {high}"):
         check_variables(False, "low < high", low=low, high=high)
+
+
+def test_a_long_value_is_cut_off():
+    with refused("job variable share: expected 0 to 1, got '" + 119 * "9"):
+        check_variables(False, "0 to 1", share=1000 * "9")

@@ -106,9 +106,9 @@ def damaged_bytes(good: bytes, pieces: Sequence[bytes] = PIECES) -> st.SearchStr
     return CHOICES.map(damage)
 
 
-def json_files(good: object) -> st.SearchStrategy[bytes]:
+def json_files(good: object, nasty: Sequence = NASTY) -> st.SearchStrategy[bytes]:
     """Damaged JSON: half of the cases parse and hold other values, half have other characters."""
-    return damaged(good).map(lambda value: json.dumps(value).encode()) | damaged_bytes(json.dumps(good).encode())
+    return damaged(good, nasty).map(lambda value: json.dumps(value).encode()) | damaged_bytes(json.dumps(good).encode())
 
 
 def is_sentence(words: str) -> bool:

@@ -44,7 +44,7 @@ def test_any_job_that_arrives_is_accepted_or_refused_in_one_sentence(tmp_path, c
         named = json.loads(content)
         assert isinstance(named, dict)
 
-    try_all(json_files(FILES[CONFIG]), arrive, cases)
+    try_all(json_files(FILES[CONFIG], NOT_PRIVATE), arrive, cases)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -59,7 +59,7 @@ def test_any_job_folder_is_read_or_refused_in_one_sentence(tmp_path, name, cases
         for component in (settings.workflow, settings.method):
             settings.build(component)
 
-    try_all(json_files(FILES[name]), read, cases)
+    try_all(json_files(FILES[name], NOT_PRIVATE), read, cases)
 
 
 @number_of_cases

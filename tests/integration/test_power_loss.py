@@ -73,7 +73,7 @@ def keep_ledger(disk, value):
 
 
 def read_ledger(disk):
-    return max((round_num for *_, round_num in open_ledger(disk).in_force()), default=None)
+    return max((entry.round_num for entry in open_ledger(disk).in_force()), default=None)
 
 
 WAYS = {
