@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from factories import CLASSES, make_site_folder
+from nifti_factories import lesion, make_volume_site
 
 from fedmend.data.manifest import load_card
 from fedmend.kinds import kind_of
@@ -51,3 +52,13 @@ def make_run(folder, *repairs, opinions=None, labels=None, classes=CLASSES, **op
 def make_desk(folder, *repairs, **options):
     """The desk of :func:`make_run`."""
     return Desk(make_run(folder, *repairs, **options))
+
+
+def make_mask_run(folder, *slices):
+    """A run in whose round 2 the pixel (5, 5) of these slices of 8 x 8 became lesion."""
+    make_volume_site(folder / "data", [lesion(((2, 4), (2, 4), (1, 2)))])
+    data, ledger, _ = open_run(folder, classes=("lesion",), size=8)
+    change = np.zeros(data.train.masks.shape, dtype=np.int8)
+    change[list(slices), 5, 5] = 1
+    ledger.record("fedia.correction", 2, change, np.full(len(change), 0.9))
+    return folder / "state" / "run-1" / "site-1"

@@ -3,8 +3,7 @@ import re
 
 import numpy as np
 import pytest
-from nifti_factories import lesion, make_volume_site
-from review_factories import make_desk, make_run, open_run
+from review_factories import make_desk, make_mask_run, make_run
 from starlette.testclient import TestClient
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT
@@ -84,12 +83,7 @@ def test_an_image_that_has_vanished_is_a_sentence_and_the_label_can_still_be_jud
 
 
 def test_of_masks_original_and_added_marks_can_be_laid_over_the_image(tmp_path):
-    make_volume_site(tmp_path / "data", [lesion(((2, 4), (2, 4), (1, 2)))])
-    data, ledger, _ = open_run(tmp_path, classes=("lesion",), size=8)
-    change = np.zeros(data.train.masks.shape, dtype=np.int8)
-    change[1, 5, 5] = 1
-    ledger.record("fedia.correction", 2, change, np.full(len(change), 0.9))
-    browser = Browser(Desk(tmp_path / "state" / "run-1" / "site-1"))
+    browser = Browser(Desk(make_mask_run(tmp_path, 1)))
     assert 'id="added"' in browser.get("/item/1/0").text
     for which in ("original", "added", "removed"):
         assert browser.get(f"/outline/1/{which}.png").content[:4] == b"\x89PNG"

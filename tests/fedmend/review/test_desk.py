@@ -3,8 +3,7 @@ import shutil
 import numpy as np
 import pytest
 from factories import LABELS, refused
-from nifti_factories import lesion, make_volume_site
-from review_factories import RULE, make_desk, make_run, open_run
+from review_factories import RULE, make_desk, make_mask_run, make_run
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE
 from fedmend.review.desk import CONFIDENCE, DOUBT, JUDGED, OWN, RANDOM, REPAIRS, ROUND, Choice, Desk, reviewable
@@ -121,12 +120,7 @@ def test_another_label_is_one_of_the_job(tmp_path):
 
 
 def test_of_masks_slices_with_repairs_wait(tmp_path):
-    make_volume_site(tmp_path / "data", [lesion(((2, 4), (2, 4), (1, 2)))])
-    data, ledger, _ = open_run(tmp_path, classes=("lesion",), size=8)
-    change = np.zeros(data.train.masks.shape, dtype=np.int8)
-    change[1, 5, 5] = 1
-    ledger.record("fedia.correction", 2, change, np.full(len(change), 0.9))
-    desk = Desk(tmp_path / "state" / "run-1" / "site-1")
+    desk = Desk(make_mask_run(tmp_path, 1))
     (item,) = desk.items()
     assert (item.sample, item.new - item.old, item.rule, item.round_num) == (1, 1, "fedia.correction", 2)
     desk.judge(item, REJECT, reviewer="AB")

@@ -1,7 +1,6 @@
 import nibabel
 import numpy as np
-from nifti_factories import lesion, make_volume_site
-from review_factories import make_desk, open_run
+from review_factories import make_desk, make_mask_run
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, WITHDRAW
 from fedmend.review.desk import Desk
@@ -70,16 +69,11 @@ def test_the_page_to_sign_names_no_sample(tmp_path):
 
 
 def test_of_masks_the_accepted_pixels_are_in_the_corrected_volume(tmp_path):
-    make_volume_site(tmp_path / "data", [lesion(((2, 4), (2, 4), (1, 2)))])
-    data, ledger, _ = open_run(tmp_path, classes=("lesion",), size=8)
-    change = np.zeros(data.train.masks.shape, dtype=np.int8)
-    change[1, 5, 5] = change[2, 5, 5] = 1
-    ledger.record("fedia.correction", 2, change, np.full(len(change), 0.9))
-    desk = Desk(tmp_path / "state" / "run-1" / "site-1")
+    desk = Desk(make_mask_run(tmp_path, 1, 2))
     desk.judge(desk.item(1, 0), ACCEPT, reviewer="AB")
     added = []
     for name, unseen in (("judged", False), ("all", True)):
         export(desk, tmp_path / name, unseen=unseen)
         (file,) = (tmp_path / name / "masks").iterdir()
-        added.append(int((nibabel.load(file).get_fdata() > 0).sum() - data.train.masks.sum()))
+        added.append(int((nibabel.load(file).get_fdata() > 0).sum() - desk.data.train.masks.sum()))
     assert added == [1, 2]
