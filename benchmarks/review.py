@@ -1,6 +1,6 @@
 """Measures what a review is worth: how soon wrong repairs are found, and how much better the next model is.
 
-One command: ``python benchmarks/review.py`` (seeds 0 to 4; about 20 minutes on two cores). For each seed the job runs
+One command: ``python benchmarks/review.py`` (seeds 0 to 4; eight minutes on two cores). For each seed the job runs
 on its phantom. Then every site's queue of repairs is put into each order, and the phantom's truth says which share of
 the wrong ones are among the first 5, 10 and 20 %. For two of the orders a simulated reader, who knows the truth, judges
 the first ``--checked`` repairs of each site, in copies of the sites' state: right ones are accepted, wrong ones get the
