@@ -1,7 +1,7 @@
 """The page of a review: Starlette with templates of the server, on loopback, for one person at a time.
 
 Starlette and Jinja2 rather than a framework that keeps a page alive over a socket: every step is a plain form, so that
-it works by keyboard and screen reader, survives a restart of the server, and can be tested without a browser.
+it works by keyboard, survives a restart of the server, and can be tested without a browser.
 
 What it trusts: nobody who does not hold the token that the command prints. The token opens one session, which is a
 cookie of this browser; every form carries a second secret of it. Requests for another host name (DNS rebinding), forms
