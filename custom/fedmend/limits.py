@@ -62,19 +62,19 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
     return MODELS * held + 2 * batch.nbytes + sum(sizes) + 2 * max(sizes, default=0) + sum(o.nbytes for o in outputs)
 
 
-def check_step(name: str, config: SiteConfig, device: torch.device, **step: int | str) -> None:
+def check_step(name: str, config: SiteConfig, device: torch.device, need: float) -> None:
     """Refuses a job whose training step needs more memory than the site gives it.
 
     Args:
         name: the site's name.
         config: its settings.
         device: where training happens.
-        step: arguments of :func:`step_bytes`.
+        need: bytes of the step, see :func:`step_bytes`.
 
     Raises:
-        FedMendError: the estimate is above ``memory_gb``, or where that is 0 above the memory that is free now.
+        FedMendError: they are above ``memory_gb``, or where that is 0 above the memory that is free now.
     """
-    need = step_bytes(**step) * (HALF if device.type == "cuda" else 1.0)
+    need *= HALF if device.type == "cuda" else 1.0
     limit, word = config.memory_gb * GB, f"memory_gb of this site's {CONFIG_NAME}"
     if not limit:
         limit, word = _free(device), "free at this site"

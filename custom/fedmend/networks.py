@@ -51,8 +51,8 @@ class NarrowResNet(nn.Module):
     reached what ResNet-18 reached (macro F1 .74 and .71 after six epochs, all labels) in an eighth of the time.
 
     MONAI's ``ResNet`` with these arguments has the same names, the same initial weights and the same output to the last
-    digit. It is made of torchvision's blocks here because importing MONAI's networks takes 4 seconds, which a site pays
-    in every round where FLARE starts a process per task.
+    digit. It is written out here because importing MONAI's networks takes 4 seconds, and torchvision's, which bring
+    PyTorch's compiler with them, 2; a site pays that in every round where FLARE starts a process per task.
 
     Args:
         num_classes: C.
@@ -75,22 +75,43 @@ class NarrowResNet(nn.Module):
 
 def _narrow_backbone(widths: Sequence[int]) -> nn.Sequential:
     """(B, 3, H, W) → (B, last width): a stem, a basic block per width, all but the first of stride 2, global mean."""
-    from torchvision.models.resnet import BasicBlock, conv1x1
-
     backbone, planes = nn.Sequential(), widths[0]
     backbone.conv1 = nn.Conv2d(3, planes, 3, stride=2, padding=1, bias=False)
     backbone.bn1, backbone.relu = nn.BatchNorm2d(planes), nn.ReLU(inplace=True)
     for stage, width in enumerate(widths, 1):
         stride, shortcut = (1 if stage == 1 else 2), None
         if width != planes:
-            shortcut = nn.Sequential(conv1x1(planes, width, stride), nn.BatchNorm2d(width))
-        setattr(backbone, f"layer{stage}", nn.Sequential(BasicBlock(planes, width, stride, shortcut)))
+            shortcut = nn.Sequential(nn.Conv2d(planes, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
+        setattr(backbone, f"layer{stage}", nn.Sequential(_BasicBlock(planes, width, stride, shortcut)))
         planes = width
     backbone.avgpool, backbone.flatten = nn.AdaptiveAvgPool2d(1), nn.Flatten()
     for module in backbone.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return backbone
+
+
+class _BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al., CVPR 2016), with the names of torchvision's.
+
+    Args:
+        inplanes: channels of the input.
+        planes: channels of the output.
+        stride: of the first convolution.
+        downsample: makes the input fit the output; None: it fits.
+    """
+
+    def __init__(self, inplanes: int, planes: int, stride: int, downsample: nn.Module | None):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inplanes, planes, 3, stride=stride, padding=1, bias=False)
+        self.bn1, self.relu = nn.BatchNorm2d(planes), nn.ReLU(inplace=True)
+        self.conv2, self.bn2 = nn.Conv2d(planes, planes, 3, padding=1, bias=False), nn.BatchNorm2d(planes)
+        self.downsample = downsample
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, inplanes, H, W) → (B, planes, H / stride, W / stride)."""
+        branch = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(images)))))
+        return self.relu(branch + (images if self.downsample is None else self.downsample(images)))
 
 
 class DenseNet121(nn.Module):

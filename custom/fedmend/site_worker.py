@@ -17,7 +17,7 @@ from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import check_fields
 from fedmend.files import locked
 from fedmend.kinds import Kind, kind_of
-from fedmend.limits import Clock, check_order, check_step
+from fedmend.limits import Clock, check_order, check_step, step_bytes
 from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.networks import TIMM, build_network, get_weights, set_weights
 from fedmend.phantoms.sites import phantom_spec
@@ -34,6 +34,7 @@ LOG = logging.getLogger("fedmend.executor")
 LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
 # In the site's state, for a review: where its data are and how they were opened; opinions of the final model.
 OPENED, OPINIONS = "opened", "opinions"
+STEP = "training_step"  # what it needs of memory
 PREDECESSOR = 30.0  # seconds until the process of an earlier job has ended
 # What a job may ask a site to hold; no honest job comes near it, and more would fill memory or disk.
 LARGEST_IMAGE = 2048
@@ -273,15 +274,9 @@ class SiteWorker:
         if config.privacy:
             check_bearable(name, self.method, run.network, decay=self._trainer.decay)
         kind = kind_of(card.kind)
-        check_step(
-            name,
-            config,
-            device,
-            network=run.network,
-            num_classes=len(run.classes),
-            images=self._batch_size,
-            edge=self._image_size,
-        )
+        state_dir = config.state_dir / run.run_name / name
+        state = StateStore(state_dir)
+        check_step(name, config, device, self._step_bytes(state, run))
         how = {
             "cache_dir": config.cache_dir,
             "image_size": self._image_size,
@@ -296,16 +291,29 @@ class SiteWorker:
                 f"{name}: {data.train.file}: expected at least {self._batch_size} samples (batch_size), got"
                 f" {len(data.train)}"
             )
-        state_dir = config.state_dir / run.run_name / name
         ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
         take_over_verdicts(ledger, state_dir / LEDGER_NAME)
-        site = Site(name, device, data, ledger, StateStore(state_dir), self._batch_size)
+        site = Site(name, device, data, ledger, state, self._batch_size)
         about = {"data": str(card.folder.absolute()), "classes": list(run.classes), **how}
         site.state.save(OPENED, about | {"cache_dir": str(config.cache_dir)})
         private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, self._batch_size)
         if private:
             site.data = replace(data, evaluation={})  # what a model does on patients of val and test stays here
         return OpenSite(site, kind, card, kind.load_truth(card, data), private)
+
+    def _step_bytes(self, state: StateStore, run: RunSpec) -> int:
+        """Estimated once in a run: PyTorch imports its compiler for it, which takes 2 seconds in each new process."""
+        step = {
+            "network": run.network,
+            "num_classes": len(run.classes),
+            "images": self._batch_size,
+            "edge": self._image_size,
+        }
+        known = state.load(STEP)
+        if known is None or known["step"] != step:
+            known = {"step": step, "bytes": step_bytes(**step)}
+            state.save(STEP, known)
+        return known["bytes"]
 
     def _census(self, opened: "OpenSite") -> dict:
         data, kind = opened.site.data, opened.kind

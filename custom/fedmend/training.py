@@ -1,5 +1,6 @@
 """Local training and inference at a site, the same for every method."""
 
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,19 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
         model.train(mode)
 
 
+class EagerAdam(torch.optim.Adam):
+    """PyTorch's Adam, or AdamW, without the decorators that import PyTorch's compiler at the first use.
+
+    That takes 2 seconds in each new process, and nothing is compiled here.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.Adam.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalTrainer:
     """Adam with a learning rate that is constant within a round.
@@ -190,11 +204,12 @@ class LocalTrainer:
         groups = [{"params": [p for p in model.parameters() if p not in ours]}]
         if ours:
             groups.append({"params": [p for p in model.parameters() if p in ours], "weight_decay": 0.0})
-        optimizer = (torch.optim.AdamW if self.decay == DECOUPLED else torch.optim.Adam)(
+        optimizer = EagerAdam(
             groups,
             lr=self.learning_rate * self.learning_rate_decay**task.round_num,
             betas=(0.9, self.second_momentum),
             weight_decay=self.weight_decay,
+            decoupled_weight_decay=self.decay == DECOUPLED,
             fused=True,
         )
         before = site.state.last_turn(MOMENTS, before=task.round_num) if keep else None

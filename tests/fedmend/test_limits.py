@@ -100,26 +100,26 @@ STEP = {"network": "one", "num_classes": 2, "images": 1000, "edge": 100}
 def test_a_step_above_the_site_s_own_limit_is_refused_and_one_below_it_is_not(one_layer, config):
     # 1000 * 100 * 100 * 4 bytes are 0.04 GB: 3 channels of images 2 + 1 times, 8 of activations 1 + 2 times
     assert step_bytes(**STEP) / 1e9 == pytest.approx(0.04 * (3 * 3 + 8 * 3), rel=0.01)
-    check_step("site-1", config(memory_gb=1.4), CPU, **STEP)
+    check_step("site-1", config(memory_gb=1.4), CPU, step_bytes(**STEP))
     with refused(f"{STEP_WORDS} 1.2 GB (memory_gb {SITE}), got one of about 1.3 GB"):
-        check_step("site-1", config(memory_gb=1.2), CPU, **STEP)
+        check_step("site-1", config(memory_gb=1.2), CPU, step_bytes(**STEP))
 
 
 @pytest.mark.parametrize("free", [1.4e9, 1.2e9])
 def test_without_a_limit_it_is_what_is_free_that_counts(one_layer, config, monkeypatch, free):
     monkeypatch.setattr(limits.psutil, "virtual_memory", lambda: type("Memory", (), {"available": free}))
     if free > 1.33e9:
-        check_step("site-1", config(), CPU, **STEP)
+        check_step("site-1", config(), CPU, step_bytes(**STEP))
         return
     with refused(f"{STEP_WORDS} 1.2 GB (free at this site), got one of about 1.3 GB"):
-        check_step("site-1", config(), CPU, **STEP)
+        check_step("site-1", config(), CPU, step_bytes(**STEP))
 
 
 def test_on_a_gpu_its_own_free_memory_counts_and_half_of_the_estimate(one_layer, config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0.6e9, 80e9))
     with refused(f"{STEP_WORDS} 0.6 GB (free at this site), got one of about 0.7 GB"):
-        check_step("site-1", config(), CUDA, **STEP)
-    check_step("site-1", config(memory_gb=0.7), CUDA, **STEP)
+        check_step("site-1", config(), CUDA, step_bytes(**STEP))
+    check_step("site-1", config(memory_gb=0.7), CUDA, step_bytes(**STEP))
 
 
 # ---- rounds and epochs ----------------------------------------------------------------------------------------------

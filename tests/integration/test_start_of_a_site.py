@@ -1,0 +1,44 @@
+"""What a site's process loads: FLARE's simulator starts one for every task, so each second of a start is paid often."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from factories import CLASSES, ROOT, make_site_folder
+
+pytestmark = pytest.mark.slow
+LABELS = np.array([[1, -1, -1], [0, -1, -1]] * 3)
+ROUND = """
+import sys
+from pathlib import Path
+from fedmend.method import RoundTask
+from fedmend.methods.fedmlp import WARMUP, FedMLP
+from fedmend.networks import initial_network
+from fedmend.results import TRAIN, RunSpec
+from fedmend.site_config import SiteConfig
+from fedmend.site_worker import SiteWorker
+
+folder, run = Path(sys.argv[1]), RunSpec("run-1", {classes}, "resnet_narrow", 7)
+config = SiteConfig(folder / "data", folder / "cache", folder / "state", threads=1)
+weights = initial_network(run.network, run.classes, 7).state_dict()
+worker = SiteWorker(learning_rate=0.1, batch_size=4, image_size=32, keep_moments=True)
+worker.method = FedMLP(st=False)
+task = RoundTask(WARMUP, int(sys.argv[2]), 3, seed=7)
+weights = {{k: v.numpy() for k, v in weights.items() if v.ndim}}
+result = worker.answer("site-1", TRAIN, weights, task, run, evaluate=True, config=config)
+assert result.weights, result.error
+print(*(m for m in ("torch._dynamo", "torchvision", "monai", "sklearn", "matplotlib", "pydicom") if m in sys.modules))
+"""
+
+
+def test_a_round_after_the_first_loads_no_compiler_and_no_library_that_it_does_not_use(tmp_path):
+    make_site_folder(tmp_path / "data", LABELS, splits=("val",), size=32)
+    script = ROUND.format(classes=CLASSES)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "custom"), str(ROOT)])}
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    said = [subprocess.run([*words, str(r)], env=env, capture_output=True, text=True, timeout=120) for r in (0, 1)]
+    assert [run.returncode for run in said] == [0, 0], said
+    assert "torch._dynamo" in said[0].stdout  # the memory that a step needs is estimated once
+    assert said[1].stdout.split() == []
