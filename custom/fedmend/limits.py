@@ -9,7 +9,9 @@ import time
 import psutil
 import torch
 
+from fedmend.devices import free_bytes
 from fedmend.errors import FedMendError
+from fedmend.gpu_settings import BF16
 from fedmend.method import RoundTask
 from fedmend.networks import build_network
 from fedmend.site_config import CONFIG_NAME, SiteConfig
@@ -74,10 +76,11 @@ def check_step(name: str, config: SiteConfig, device: torch.device, need: float)
     Raises:
         FedMendError: they are above ``memory_gb``, or where that is 0 above the memory that is free now.
     """
-    need *= HALF if device.type == "cuda" else 1.0
+    if device.type == "cuda" and config.gpu.precision == BF16:
+        need *= HALF
     limit, word = config.memory_gb * GB, f"memory_gb of this site's {CONFIG_NAME}"
     if not limit:
-        limit, word = _free(device), "free at this site"
+        limit, word = _free(device, config), "free at this site"
     if need > limit:
         raise FedMendError(
             f"{name}: job variables network, batch_size, image_size: expected a training step of at most"
@@ -85,8 +88,8 @@ def check_step(name: str, config: SiteConfig, device: torch.device, need: float)
         )
 
 
-def _free(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+def _free(device: torch.device, config: SiteConfig) -> float:
+    return free_bytes(device, config.gpu) if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def check_order(name: str, config: SiteConfig, task: RoundTask, epochs: int) -> None:

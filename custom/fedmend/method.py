@@ -77,7 +77,9 @@ class Site:
         data: :class:`fedmend.data.site.SiteData` or, for masks, ``VolumeData``; original labels are read-only.
         ledger: repaired labels or masks.
         state: small objects that outlive the task.
-        batch_size: B of the local training and of inference passes.
+        batch_size: B of the local training.
+        inference_batch: samples of an inference pass; 0: B.
+        autocast: a GPU computes in bfloat16 where it can.
         stop: asked before every batch; True when the job was aborted.
     """
 
@@ -87,6 +89,8 @@ class Site:
     ledger: Any
     state: StateStore
     batch_size: int = 32
+    inference_batch: int = 0
+    autocast: bool = True
     stop: Callable[[], bool] = lambda: False
     _views: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 

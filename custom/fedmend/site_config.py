@@ -1,10 +1,11 @@
 """``local/fedmend.json``: the settings that belong to a site (or to the server) and never travel."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedmend.errors import FedMendError
+from fedmend.gpu_settings import Gpu, read_gpu
 from fedmend.json_files import read_json
 from fedmend.phantoms.sites import PhantomSpec, ensure_phantom
 from fedmend.privacy import Privacy, read_privacy
@@ -30,6 +31,7 @@ class SiteConfig:
         memory_gb: most memory of a training step, in GB, by the estimate of :mod:`fedmend.limits`; 0 = what is free.
         weights_dir: the server's folder of ImageNet weights, see :func:`fedmend.initial_weights.weights_file`.
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
+        gpu: which GPUs it uses and how, see :mod:`fedmend.devices`.
         share_verdicts: tell the server how many repairs of each class people have judged right and wrong.
         privacy: differential privacy of the site's patients, see :mod:`fedmend.privacy`; None: none.
     """
@@ -47,12 +49,13 @@ class SiteConfig:
     gallery: bool = False
     share_verdicts: bool = False
     privacy: Privacy | None = None
+    gpu: Gpu = field(default_factory=Gpu)
     weights_dir: Path = Path("weights")
 
 
 _TEXT, _WEIGHTS = ("data_root", "cache_dir", "state_dir"), "weights_dir"
 _NUMBERS = ("min_count", "max_unreadable", "threads", "max_rounds", "max_epochs")
-_AMOUNTS, _FLAGS, _PRIVACY = ("max_hours", "memory_gb"), ("gallery", "share_verdicts"), "privacy"
+_AMOUNTS, _FLAGS, _OBJECTS = ("max_hours", "memory_gb"), ("gallery", "share_verdicts"), ("gpu", "privacy")
 
 
 def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
@@ -79,7 +82,7 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
     if not isinstance(raw, dict):
         raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
-    known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS, _PRIVACY, _WEIGHTS]
+    known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS, *_OBJECTS, _WEIGHTS]
     if unknown := sorted(f"{name:.40}" for name in set(raw) - set(known)):
         raise FedMendError(f"{where}: expected the fields {known}, got also {unknown}")
     raw.setdefault(_WEIGHTS, str(SiteConfig.weights_dir))
@@ -105,7 +108,8 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         cache_dir=folder("cache_dir"),
         state_dir=folder("state_dir"),
         weights_dir=folder(_WEIGHTS),
-        privacy=read_privacy(raw.get(_PRIVACY), where),
+        gpu=read_gpu(raw.get("gpu"), where),
+        privacy=read_privacy(raw.get("privacy"), where),
         **{name: raw[name] for name in (*_NUMBERS, *_AMOUNTS, *_FLAGS) if name in raw},
     )
 

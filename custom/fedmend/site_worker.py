@@ -13,9 +13,13 @@ import numpy as np
 import torch
 
 from fedmend.data.manifest import SEGMENTATION, SiteCard, load_card
+from fedmend.data.site import SiteData
+from fedmend.data.slices import VolumeData
+from fedmend.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import check_fields
 from fedmend.files import locked
+from fedmend.gpu_settings import BF16
 from fedmend.kinds import Kind, kind_of
 from fedmend.limits import Clock, check_order, check_step, step_bytes
 from fedmend.method import LocalMethod, RoundTask, Site
@@ -256,8 +260,8 @@ class SiteWorker:
         return self._opened[1]
 
     def _open_site(self, name: str, run: RunSpec, config: SiteConfig) -> "OpenSite":
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        torch.backends.cudnn.deterministic = True  # as far as a GPU can: upsampling adds in any order
+        device = device_of(name, config.gpu)
+        prepare(device, config.gpu)
         card = load_card(site_folder(name, config, self._phantom), name)
         if card.kind not in self.method.KINDS:
             known = " or ".join(map(repr, self.method.KINDS))
@@ -276,7 +280,8 @@ class SiteWorker:
         kind = kind_of(card.kind)
         state_dir = config.state_dir / run.run_name / name
         state = StateStore(state_dir)
-        check_step(name, config, device, self._step_bytes(state, run))
+        need = self._step_bytes(state, run)
+        check_step(name, config, device, need)
         how = {
             "cache_dir": config.cache_dir,
             "image_size": self._image_size,
@@ -293,7 +298,12 @@ class SiteWorker:
             )
         ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
         take_over_verdicts(ledger, state_dir / LEDGER_NAME)
-        site = Site(name, device, data, ledger, state, self._batch_size)
+        autocast = config.gpu.precision == BF16
+        site = Site(name, device, data, ledger, state, self._batch_size, autocast=autocast)
+        if device.type == "cuda":
+            site.data = _with_resident_images(data, RESIDENT * free_bytes(device, config.gpu))
+            if not config.gpu.deterministic:
+                site.inference_batch = inference_batch(need, self._batch_size, free_bytes(device, config.gpu))
         about = {"data": str(card.folder.absolute()), "classes": list(run.classes), **how}
         site.state.save(OPENED, about | {"cache_dir": str(config.cache_dir)})
         private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, self._batch_size)
@@ -343,6 +353,15 @@ def take_over_verdicts(ledger: LabelLedger | MaskLedger, own: Path) -> None:
                 ledger.take_over(other)
             except FedMendError as e:  # another run's damage is not this one's
                 LOG.warning("%s", e)
+
+
+def _with_resident_images(data: SiteData | VolumeData, room: float) -> SiteData | VolumeData:
+    """The splits with their images on the device, as long as there is room; training comes first."""
+    splits = {"train": data.train, **data.evaluation}
+    for name, split in splits.items():
+        splits[name] = with_resident_images(split, room)
+        room -= split.images.nbytes if splits[name].resident is not None else 0
+    return replace(data, train=splits.pop("train"), evaluation=splits)
 
 
 def _finite(values: object) -> bool:

@@ -24,9 +24,9 @@ class Stopped(Exception):
     """The job was aborted while a batch loop ran."""
 
 
-def mixed_precision(device: torch.device) -> torch.autocast:
-    """bfloat16 autocast on a GPU, nothing on a CPU."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+def mixed_precision(site: Site) -> torch.autocast:
+    """bfloat16 autocast on a GPU unless the site wants another precision, nothing on a CPU."""
+    return torch.autocast(site.device.type, torch.bfloat16, enabled=site.device.type == "cuda" and site.autocast)
 
 
 @torch.no_grad()
@@ -48,12 +48,11 @@ def infer(model: nn.Module, split: Split, site: Site, matrices: Tensor | None = 
     """
     mode = model.training
     model.eval()
-    device = next(model.parameters()).device
     features, logits = [], []
-    for index in torch.arange(len(split)).split(site.batch_size):
+    for index in torch.arange(len(split)).split(site.inference_batch or site.batch_size):
         if site.stop():
             raise Stopped
-        with mixed_precision(device):
+        with mixed_precision(site):
             f, z = model(split.view(index, matrices))
         features.append(f.float())
         logits.append(z.float())
@@ -87,12 +86,11 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
     """
     mode = model.training
     model.eval()
-    device = next(model.parameters()).device
     try:
-        for index in torch.arange(len(split)).split(site.batch_size):
+        for index in torch.arange(len(split)).split(site.inference_batch or site.batch_size):
             if site.stop():
                 raise Stopped
-            with mixed_precision(device):
+            with mixed_precision(site):
                 _, logits = model(split.pixels(index))
             _check_scores(logits, site)
             yield index.numpy(), logits.float().softmax(1)[:, 1].cpu().numpy()
@@ -228,7 +226,7 @@ def _decay_supervised_rows(model: nn.Module, weight_decay: float) -> None:
 
 
 def _gradient(work: Round, index: Tensor) -> Tensor:
-    with mixed_precision(work.site.device):
+    with mixed_precision(work.site):
         loss = work.loss(index)
     loss.backward()
     return loss
@@ -237,7 +235,7 @@ def _gradient(work: Round, index: Tensor) -> Tensor:
 def _private_gradient(work: Round, batch: Sequence[Tensor], private: PatientSteps) -> Tensor:
     """Mean loss of the patients of a step; 0 where there are none."""
     losses = torch.zeros(2, device=work.site.device)  # sum, number
-    with mixed_precision(work.site.device):
+    with mixed_precision(work.site):
         for loss in private.losses(work, batch):
             if work.site.stop():
                 raise Stopped

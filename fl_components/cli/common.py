@@ -40,6 +40,14 @@ def site_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def gpus(text: str) -> list[int]:
+    """Numbers of GPUs like ``0,1``, none of ``''``, for :mod:`argparse`."""
+    try:
+        return [int(word) for word in text.split(",")] if text else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers of GPUs like 0,1, got {text!r}") from None
+
+
 def seeds(text: str) -> list[int]:
     """Whole numbers like ``0,1,2`` or ``0-2``, for :mod:`argparse`."""
     try:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import given, job_arguments, seeds, site_settings
+from fl_components.cli.common import given, gpus, job_arguments, seeds, site_settings
 
 
 def add(commands) -> None:
@@ -32,6 +32,12 @@ def add(commands) -> None:
     )
     simulate.add_argument(
         "--threads", type=int, help="sites that run at the same time (default: 1, with --local as many as cores)"
+    )
+    simulate.add_argument(
+        "--gpu",
+        type=gpus,
+        metavar="N[,N]",
+        help="GPUs over which the sites are spread, e.g. 0,1; '' = the CPU (default: all sites on the first GPU)",
     )
     simulate.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
     site_settings(simulate)
@@ -75,6 +81,7 @@ def _simulate(args: argparse.Namespace) -> None:
     else:
         from fl_components.run.simulate import simulate as run
     threads = {"threads": args.threads} if args.threads else {}
+    gpu = {} if args.gpu is None else {"gpu": {"devices": args.gpu}}
     runs, base = [], args.workspace or Path("runs") / args.job.resolve().name
     for seed in args.seeds or [None]:
         variables = parse_assignments(args.set) | ({} if seed is None else {"seed": seed})
@@ -83,7 +90,7 @@ def _simulate(args: argparse.Namespace) -> None:
             args.job,
             workspace,
             variables=variables,
-            site_settings=parse_assignments(args.site),
+            site_settings=parse_assignments(args.site) | gpu,
             **given(args, "variants", "sites", "quiet"),
             **threads,
         )

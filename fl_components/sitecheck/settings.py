@@ -93,24 +93,16 @@ def limits(site: CheckedSite) -> Result:
         return Result(SKIP, "needs --kit and --job")
     if not site.job.method_path:
         return Result(SKIP, "the job trains no model")
-    import torch
-
-    from fedmend.limits import check_order, check_step
+    from fedmend.devices import device_of
+    from fedmend.limits import check_order, check_step, step_bytes
     from fedmend.method import RoundTask
     from fedmend.private_training import check_bearable
 
     needs, config = site.job, site.config
     method = needs.method()(**needs.method_args)
     check_order(site.name, config, RoundTask("", 0, needs.num_rounds), needs.local_epochs)
-    check_step(
-        site.name,
-        config,
-        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-        network=needs.network,
-        num_classes=len(needs.classes),
-        images=needs.batch_size,
-        edge=needs.image_size,
-    )
+    step = step_bytes(needs.network, len(needs.classes), needs.batch_size, needs.image_size)
+    check_step(site.name, config, device_of(site.name, config.gpu), step)
     if config.privacy:
         check_bearable(site.name, method, needs.network, decay=needs.decay)
         if find_spec("opacus") is None:

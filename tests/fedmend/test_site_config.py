@@ -58,7 +58,7 @@ def test_the_word_phantom_is_no_folder(read):
         (
             {**SETTINGS, "data_rot": "x"},
             ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads',"
-            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'share_verdicts', 'privacy',"
+            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'share_verdicts', 'gpu', 'privacy',"
             " 'weights_dir'], got also ['data_rot']",
         ),
         ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got None"),

@@ -16,6 +16,7 @@ from fedmend.data.manifest import load_card
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.fields import Field
 from fedmend.files import locked
+from fedmend.gpu_settings import Gpu
 from fedmend.kinds import kind_of
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg
@@ -87,6 +88,25 @@ def test_the_census_says_what_is_annotated_and_nothing_about_single_samples(clie
     assert result.census["sizes"] == {"train": 6, "val": 6, "test": 6}
     assert (result.census["kind"], result.census["phantom"]) == ("multilabel", False)
     assert (result.samples, result.weights, result.counts, result.report) == (6, {}, {}, {})
+
+
+def test_a_site_with_a_gpu_that_is_not_there_says_so(client):
+    site = client()
+    site.config = replace(site.config, gpu=Gpu(devices=(4096,)))
+    found = torch.cuda.device_count()
+    assert site.ask("census", census_task()).error == (
+        "site-1: local/fedmend.json, field gpu.devices: expected GPUs of this machine, which has"
+        f" {found}, got number 4096"
+    )
+
+
+@pytest.mark.parametrize(("room", "resident"), [(128 * 6, ["train"]), (128 * 18, ["train", "val", "test"]), (0, [])])
+def test_training_images_come_first_onto_a_gpu(client, room, resident):
+    site = client()
+    site.train()
+    data = site_worker._with_resident_images(site.worker._opened[1].site.data, room * 8)
+    splits = {"train": data.train, **data.evaluation}
+    assert [name for name, split in splits.items() if split.resident is not None] == resident
 
 
 def test_training_gives_a_changed_model_of_the_same_tensors(client):

@@ -122,9 +122,17 @@ def strong(images: Tensor, generator: torch.Generator, *, vertical_flip: bool = 
     noisy = (kind >= 2) & (kind < 3)
     if len(rows := _rows(noisy, device)):
         deviation = uniform(5.0, 30.0)[noisy].sqrt() / 255  # the variance is given for 8-bit grey values
-        noise = torch.randn((len(rows), *images.shape[1:]), generator=generator) * deviation.view(-1, 1, 1, 1)
-        images[rows] += noise.to(device)
+        noise = _normal((len(rows), *images.shape[1:]), generator, device)
+        images[rows] += noise * deviation.view(-1, 1, 1, 1).to(device)
     return warp(images.clamp(0, 1), maps.to(device)).clamp(0, 1)
+
+
+def _normal(shape: Sequence[int], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Standard normal numbers; a GPU draws them itself, from a seed of the CPU's generator."""
+    if device.type == "cpu":
+        return torch.randn(shape, generator=generator)
+    seed = int(torch.randint(2**62, (), generator=generator))
+    return torch.randn(shape, device=device, generator=torch.Generator(device).manual_seed(seed))
 
 
 def _rows(chosen: Tensor, device: torch.device) -> Tensor:

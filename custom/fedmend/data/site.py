@@ -25,10 +25,20 @@ LOG = logging.getLogger("fedmend.data")
 EVALUATION_SPLITS = ("val", "test")
 
 
-def to_device(pixels: np.ndarray, device: torch.device) -> Tensor:
-    """A batch of pixels on the device; a GPU copies it while the CPU goes on."""
-    tensor = torch.from_numpy(pixels)
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+def chosen(split: "Split", index: Tensor) -> Tensor:
+    """Stored images of some samples, on the device; a GPU copies while the CPU goes on.
+
+    Args:
+        split: or a :class:`fedmend.data.slices.VolumeSplit`.
+        index: (B,) int64 sample numbers.
+
+    Returns:
+        (B, ...) of the store's type.
+    """
+    if split.resident is not None:
+        return split.resident[index.to(split.device, non_blocking=True)]
+    pixels = torch.from_numpy(split.images[index.numpy()])
+    return (pixels.pin_memory() if split.device.type == "cuda" else pixels).to(split.device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,7 @@ class Split:
         device: where views are made.
         mean: of the pixels, by which views are scaled: one number, or one for each colour.
         deviation: likewise.
+        resident: the same images on the device, where they are kept there.
     """
 
     images: np.ndarray
@@ -48,6 +59,7 @@ class Split:
     device: torch.device
     mean: Sequence[float] = IMAGENET_MEAN
     deviation: Sequence[float] = IMAGENET_STD
+    resident: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.table.images)
@@ -91,7 +103,7 @@ class Split:
         Args:
             index: (B,) int64 sample numbers.
         """
-        images = to_device(self.images[index.numpy()], self.device)
+        images = chosen(self, index)
         return (images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)).float().div_(255)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
 from fedmend.data.manifest import SEGMENTATION, SiteCard, check_classes, load_card
-from fedmend.data.site import EVALUATION_SPLITS, to_device
+from fedmend.data.site import EVALUATION_SPLITS, chosen
 from fedmend.data.volumes import axial_plane, has_value, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
 from fedmend.files import disk_errors, locked, whole_folder
@@ -36,6 +36,7 @@ class VolumeSplit:
         case: (N,) number of the case that a slice is of.
         plane: (N,) axial slice of that case.
         device: where training happens.
+        resident: the same images on the device, where they are kept there.
     """
 
     file: str
@@ -45,6 +46,7 @@ class VolumeSplit:
     case: np.ndarray
     plane: np.ndarray
     device: torch.device
+    resident: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.case)
@@ -55,7 +57,7 @@ class VolumeSplit:
         Args:
             index: (B,) int64 slice numbers.
         """
-        return to_device(self.images[index.numpy()], self.device).float().unsqueeze(1)
+        return chosen(self, index).float().unsqueeze(1)
 
     @property
     def names(self) -> list[str]:

@@ -14,6 +14,7 @@ SEEDS = "expected different whole numbers like 0,1,2 or 0-2"
             "simulate jobs/x --seeds 0,",
             "argument --seeds: expected different whole numbers like 0,1,2 or 0-2, got '0,'",
         ),
+        ("simulate jobs/x --gpu 0,x", "argument --gpu: expected numbers of GPUs like 0,1, got '0,x'"),
         ("prepare rsna-ich a b --healthy-share x", "argument --healthy-share: expected a number or 'all', got 'x'"),
     ],
 )

@@ -46,6 +46,14 @@ def test_simulate_passes_everything_on(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(("words", "devices"), [("0,1", [0, 1]), ("", [])])
+def test_simulate_spreads_the_sites_over_gpus(monkeypatch, words, devices):
+    seen = []
+    monkeypatch.setattr("fl_components.run.simulate.simulate", lambda *a, **k: seen.append(k) or {"final": {}})
+    assert call("simulate", "jobs/x", "--gpu", words, "--site", "min_count=4") == 0
+    assert seen[0]["site_settings"] == {"min_count": 4, "gpu": {"devices": devices}}
+
+
 def test_several_seeds_are_several_runs_with_mean_and_deviation(tmp_path, monkeypatch, capsys):
     def run(job, workspace, *, variables, **options):
         seen.append((workspace.name, variables))
