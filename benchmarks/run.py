@@ -4,7 +4,8 @@
     PyTorch loop that does the same passes,
 (b) images per second of the data path, cold and warm, against decoding in every epoch,
 (c) seconds of detection, prototypes and ledger as samples grow from 1,000 to 100,000,
-(d) seconds and server memory of FedAvg and of distance-aware aggregation with the ResNet-18 models of 20 and 50 sites.
+(d) seconds and server memory of FedAvg and of distance-aware aggregation with the ResNet-18 models of 20 and 50 sites,
+(e) seconds until a site's new process has loaded what a round needs, against PyTorch alone.
 
 Writes ``benchmarks/results/results.json`` and prints a table.
 """
@@ -290,6 +291,27 @@ def _fold(results: Mapping[str, tuple], averages: Mapping[str, Callable]) -> flo
     return time.monotonic() - started
 
 
+def start() -> dict:
+    """(e) the fastest of five, in a process of its own each."""
+    loads = {
+        "torch": "import torch",
+        "a site's process": (
+            "import nvflare.private.fed.app.simulator.simulator_worker, fl_components.executor, fedmend.methods.fedmlp;"
+            " from fedmend.networks import build_network; from fedmend.training import EagerAdam;"
+            " EagerAdam(build_network('resnet_narrow', 5).parameters(), fused=True)"
+        ),
+    }
+    seconds = {}
+    for name, script in loads.items():
+        taken = []
+        for _ in range(5):
+            started = time.monotonic()
+            subprocess.run([sys.executable, "-c", script], check=True)
+            taken.append(time.monotonic() - started)
+        seconds[name] = min(taken)
+    return seconds
+
+
 def print_results(results: Mapping[str, Mapping]) -> None:
     """One line per row of each part."""
     costs = results.get("a", {})
@@ -307,15 +329,18 @@ def print_results(results: Mapping[str, Mapping]) -> None:
         for name in sorted(row.keys() - {"models_mb"}):
             r = row[name]
             print(f"{models:14s} {name:8s} {r['seconds']:6.2f} s  {r['peak_memory_mb']:8.0f} MB at most")
+    for name, seconds in results.get("e", {}).items():
+        print(f"{name:20s} {seconds:6.2f} s until it is loaded")
 
 
 def main() -> None:
     """Runs the chosen parts and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="abcd", help="which of a, b, c, d to run (default abcd)")
+    parser.add_argument("--parts", default="abcde", help="which of a, b, c, d, e to run (default: all)")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/fedmend").expanduser())
     args = parser.parse_args()
-    parts = {"a": lambda: federations(args.cache), "b": lambda: data_path(args.cache), "c": growth, "d": aggregation}
+    parts = {"a": lambda: federations(args.cache), "b": lambda: data_path(args.cache), "c": growth}
+    parts |= {"d": aggregation, "e": start}
     machine = f"{platform.machine()}, {psutil.cpu_count()} cores, torch {torch.__version__}"
     results = {"machine": machine, **{p: parts[p]() for p in args.parts}}
     out = ROOT / "benchmarks" / "results"

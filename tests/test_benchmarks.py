@@ -76,6 +76,26 @@ def test_a_simulated_reader_accepts_what_is_right_and_gives_the_true_label_for_w
     assert [(v.sample, v.word) for v in desk.ledger.verdicts()[2:]] == [(0, "accept")]
 
 
+def test_a_stage_that_makes_more_passes_is_compared_by_operations():
+    gpu = load("gpu")
+    bare = gpu.Timing(seconds=2.0, images=100, operations=1e9)  # 50 images and 0.5e9 operations a second
+    row = gpu.row("fedmlp_ich", "detect", gpu.Timing(seconds=4.0, images=80, operations=1.8e9), bare)
+    assert row["images_per_second"] == 20
+    assert row["share_of_bare_loop"] == pytest.approx(0.9)
+    assert (row["share_of_peak"], row["peak_memory"]) == (None, 0)
+
+
+def test_the_stopwatch_leaves_out_the_first_training_of_a_stage_and_takes_its_operations():
+    gpu = load("gpu")
+    watch = gpu.Stopwatch()
+    inf = float("inf")
+    watch.stages = {
+        "warmup": [gpu.Timing(inf, 10, 500.0), gpu.Timing(4.0, 20), gpu.Timing(1.0, 10)],
+        "detect": [gpu.Timing(inf, 10, 500.0)],
+    }
+    assert watch.fastest() == {"warmup": gpu.Timing(1.0, 10, 500.0)}
+
+
 @pytest.mark.parametrize("name", [file.stem for file in BENCHMARKS])
 def test_every_benchmark_says_how_it_is_called(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
