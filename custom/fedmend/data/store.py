@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.data.dicom_files import dicom_file
 from fedmend.data.readers import UnreadableImage, Window, nifti_volume, read_image, resize
 from fedmend.errors import FedMendError
 from fedmend.files import disk_errors, locked, whole_folder
@@ -58,7 +59,8 @@ def _decode(paths: Sequence[Path], window: Window, shape: tuple[int, ...]) -> li
             decoded.append(str(e))
         except OSError as e:
             decoded.append(f"expected a file that can be opened, got an error ({type(e).__name__})")
-    nifti_volume.cache_clear()  # a training process must not hold a volume for good
+    nifti_volume.cache_clear()  # a training process must not hold a volume or film for good
+    dicom_file.cache_clear()
     return decoded
 
 
