@@ -9,7 +9,7 @@ column per annotated class with 1, 0 or blank (``task: multilabel``) or the colu
 import csv
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -294,10 +294,35 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
             one image different labels.
     """
     where = f"{card.site}: {file}"
-    classes, written = tuple(classes), _FORMATS[card.kind]
+    header, records = read_csv(card.folder / file, where)
+    return read_rows(header, records, card.kind, classes, file=file, where=where)
+
+
+def read_rows(
+    header: Sequence[str],
+    records: Iterable[tuple[int, Mapping]],
+    kind: str,
+    classes: Sequence[str],
+    *,
+    file: str,
+    where: str,
+) -> LabelTable:
+    """What :func:`load_table` makes of a table that is open.
+
+    Args:
+        header: the columns.
+        records: number and content of each row, see :func:`fedmend.data.csv_files.read_csv`.
+        kind: ``multilabel`` or ``singlelabel``.
+        classes: see there.
+        file: name that the result has.
+        where: words that name it in messages.
+
+    Raises:
+        FedMendError: see there.
+    """
+    classes, written = tuple(classes), _FORMATS[kind]
     rows, images, patients, labels = [], [], [], []
     seen: dict[str, int] = {}
-    header, records = read_csv(card.folder / file, where)
     columns = written.columns(header, classes, where)
     for row, record in records:
         if None in record or None in record.values():
@@ -363,8 +388,12 @@ def write_card(
     color: bool = False,
     foreground: int = 1,
     provenance: Mapping | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``."""
+    """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``.
+
+    ``notes``, field → why it is so, are for people; nothing reads them.
+    """
     card = {
         "format": CARD_FORMAT,
         "task": task,
@@ -377,5 +406,6 @@ def write_card(
         "color": color,
         "foreground": foreground,
         "provenance": dict(provenance or {}),
+        **({"notes": dict(notes)} if notes else {}),
     }
     (Path(folder) / CARD_NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
