@@ -4,7 +4,7 @@ The images stay where they are. Patients become running numbers: nothing needs m
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +96,7 @@ def write_own_site(
     root: Path,
     choices: SiteChoices,
     source: str,
+    parts: Mapping[str, np.ndarray] | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> None:
     """Writes ``out``: a table for each split and the card.
@@ -107,6 +108,7 @@ def write_own_site(
         root: folder of the images.
         choices: what the hospital decides.
         source: what the card names as source.
+        parts: split → numbers of its samples; None: drawn as the hospital decides.
         say: called with one line of text at a time.
 
     Raises:
@@ -119,13 +121,12 @@ def write_own_site(
     check_files(table.images, root, lambda i: f"{table.file} row {table.rows[i]}, column image")
     units = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(table.patients)]
     numbers = {unit: f"p{n}" for n, unit in enumerate(dict.fromkeys(u for u in units if u.startswith("p")), 1)}
-    parts = split_units(units, choices)
+    drawn = parts is None
+    parts = split_units(units, choices) if drawn else parts
     card, notes = seen_card(root, table.images, choices, say)
     single = kind == "singlelabel"
-    notes["splits"] = (
-        f"drawn with seed {choices.seed} by {'patient' if numbers else 'image, as no column names patients'}:"
-        f" {', '.join(f'{name} {len(index)}' for name, index in parts.items())} images"
-    )
+    by = "patient" if numbers else "image, as no column names patients"
+    notes["splits"] = splits_note({k: len(v) for k, v in parts.items()}, choices.seed if drawn else None, by)
     columns = [name for name, has in zip(table.classes, table.annotated, strict=True) if has]
     with whole_folder(out.resolve()) as folder:
         for name, index in parts.items():
@@ -146,6 +147,12 @@ def write_own_site(
             **card,
         )
     say(f"{notes['splits']}; {len(numbers)} patients")
+
+
+def splits_note(sizes: Mapping[str, int], seed: int | None, by: str) -> str:
+    """Why the splits are as they are; without a seed they were given."""
+    how = "as in the list" if seed is None else f"drawn with seed {seed} by {by}"
+    return f"{how}: {', '.join(f'{name} {count}' for name, count in sizes.items())} images"
 
 
 def check_out(out: Path) -> None:
