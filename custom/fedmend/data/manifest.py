@@ -299,26 +299,17 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
 
 
 def read_rows(
-    header: Sequence[str],
-    records: Iterable[tuple[int, Mapping]],
-    kind: str,
-    classes: Sequence[str],
-    *,
-    file: str,
-    where: str,
+    header: Sequence[str], records: Iterable, kind: str, classes: Sequence[str], *, file: str, where: str
 ) -> LabelTable:
-    """What :func:`load_table` makes of a table that is open.
+    """What :func:`load_table` makes, with its errors, of an open table, see :func:`fedmend.data.csv_files.read_csv`.
 
     Args:
         header: the columns.
-        records: number and content of each row, see :func:`fedmend.data.csv_files.read_csv`.
+        records: number and content of each row.
         kind: ``multilabel`` or ``singlelabel``.
-        classes: see there.
+        classes: the job's classes.
         file: name that the result has.
-        where: words that name it in messages.
-
-    Raises:
-        FedMendError: see there.
+        where: words that name the table in messages.
     """
     classes, written = tuple(classes), _FORMATS[kind]
     rows, images, patients, labels = [], [], [], []
@@ -390,10 +381,8 @@ def write_card(
     provenance: Mapping | None = None,
     notes: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``.
-
-    ``notes``, field → why it is so, are for people; nothing reads them.
-    """
+    """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``, and
+    ``notes``, field → why it is so, for people only."""
     card = {
         "format": CARD_FORMAT,
         "task": task,

@@ -67,31 +67,12 @@ def prepare(
     own = identified_classes(sites, count, least if classes_per_site is None else classes_per_site, seed=seed)
     deals = [_deal(data, split, sites, train_per_site, seed) for split in SPLITS]
     parts = [dict(zip(SPLITS, shares, strict=True)) for shares in zip(*deals, strict=True)]
-    about = {
-        **_provenance(data),
-        "arguments": {
-            "sites": sites,
-            "classes_per_site": int(own[0].sum()),
-            "train_per_site": train_per_site,
-            "seed": seed,
-        },
-    }
-    write = _write_label_sets if label_sets else _write_columns
+    arguments = {"sites": sites, "classes_per_site": int(own[0].sum()), "train_per_site": train_per_site, "seed": seed}
     with _whole(Path(out)) as folder:
         with site_folders(folder, sites, folder / IMAGES) as (folders, image_root):
             for site, part, mine in zip(folders, parts, own, strict=True):
-                write(site, data, part, mine)
-                write_card(
-                    site,
-                    task=SINGLELABEL if label_sets else MULTILABEL,
-                    classes=data.classes,
-                    splits={split: f"{split}.csv" for split in SPLITS},
-                    truth={"train": "truth/train.csv"},
-                    image_root=image_root,
-                    modality=data.known.modality if data.known else "",
-                    color=data.color,
-                    provenance={**about, "site": {"classes": [data.classes[c] for c in np.flatnonzero(mine)]}},
-                )
+                (_write_label_sets if label_sets else _write_columns)(site, data, part, mine)
+                _write_card(site, data, mine, arguments, image_root, SINGLELABEL if label_sets else MULTILABEL)
         _write_images(data, {k: np.concatenate([part[k] for part in parts]) for k in SPLITS}, folder / IMAGES, say)
     say(f"{sites} site folders written")
 
@@ -201,6 +182,21 @@ def _write_label_sets(site: Path, data: MedMNIST, part: Chosen, own: np.ndarray)
     for file, split, shown in _files(own, np.ones(len(own), dtype=bool)):
         labels = data.labels[split][part[split]]
         write_table(site / file, _names(split, part), np.where(shown[labels], labels, NOT_ANNOTATED), data.classes)
+
+
+def _write_card(site: Path, data: MedMNIST, own: np.ndarray, arguments: Mapping, image_root: str, task: str) -> None:
+    about = {"arguments": arguments, "site": {"classes": [data.classes[c] for c in np.flatnonzero(own)]}}
+    write_card(
+        site,
+        task=task,
+        classes=data.classes,
+        splits={split: f"{split}.csv" for split in SPLITS},
+        truth={"train": "truth/train.csv"},
+        image_root=image_root,
+        modality=data.known.modality if data.known else "",
+        color=data.color,
+        provenance={**_provenance(data), **about},
+    )
 
 
 def _files(own: np.ndarray, everything: np.ndarray) -> tuple[tuple[str, str, np.ndarray], ...]:

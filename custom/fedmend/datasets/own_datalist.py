@@ -69,7 +69,7 @@ def prepare(
     """
     say, source = progress or (lambda line: None), Path(source)
     root = source.parent if images is None else Path(images)
-    items = _read(source, say)
+    items = read_items(source, say)
     kinds = {_kind(item["label"]) for item in items}
     if len(kinds) > 1 or None in kinds:
         raise FedMendError(f"{source.name}: expected masks, class numbers or lists of 0 and 1 as labels, got a mixture")
@@ -85,8 +85,12 @@ def prepare(
     )
 
 
-def _read(file: Path, say: Callable[[str], object]) -> list[Item]:
-    """All items with a label, training ones first."""
+def read_items(file: Path, say: Callable[[str], object]) -> list[Item]:
+    """All items with a label, training ones first.
+
+    Raises:
+        FedMendError: a datalist that cannot be used.
+    """
     try:
         raw = read_json(file)
     except (FileNotFoundError, IsADirectoryError):

@@ -125,6 +125,7 @@ def write_own_site(
     parts = split_units(units, choices) if drawn else parts
     card, notes = seen_card(root, table.images, choices, say)
     single = kind == "singlelabel"
+    notes["task"] = "one column 'label'" if single else "one column for each class"
     by = "patient" if numbers else "image, as no column names patients"
     notes["splits"] = splits_note({k: len(v) for k, v in parts.items()}, choices.seed if drawn else None, by)
     columns = [name for name, has in zip(table.classes, table.annotated, strict=True) if has]
