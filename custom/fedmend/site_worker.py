@@ -24,6 +24,7 @@ from fedmend.kinds import Kind, kind_of
 from fedmend.limits import Clock, check_order, check_step, step_bytes
 from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.networks import TIMM, build_network, get_weights, set_weights
+from fedmend.parallel import ALLOWED
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.private_training import PrivateSite, check_bearable, withhold
 from fedmend.repairs.label_ledger import LabelLedger
@@ -187,6 +188,7 @@ class SiteWorker:
         started = time.monotonic()
         if config.threads:
             torch.set_num_threads(config.threads)
+        ALLOWED.set(config.threads)
         opened = self._open(name, run, config)
         site, kind = opened.site, opened.kind
         site.stop = stop

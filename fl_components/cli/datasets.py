@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fl_components.cli.common import subcommands
 
 GROUPS = {  # command → one line about it, and the package whose modules have its commands
-    "prepare": ("turn an official download into site folders", "fedmend.datasets"),
+    "prepare": ("turn an official download or your own data into site folders", "fedmend.datasets"),
     "phantom": ("write synthetic data", "fedmend.phantoms.specs"),
 }
 

@@ -12,12 +12,13 @@ from fedmend.errors import FedMendError
 _FIELD = re.compile(r'(?:"[^"]*(?:""[^"]*)*")?[^,\r\n]*')
 
 
-def read_csv(path: Path, where: str) -> tuple[list[str], Iterator[tuple[int, dict]]]:
+def read_csv(path: Path, where: str, *, delimiters: str = ",") -> tuple[list[str], Iterator[tuple[int, dict]]]:
     """Opens a table.
 
     Args:
         path: UTF-8 text with a header.
         where: words that name it in messages.
+        delimiters: characters of which the one that the header has most of parts the fields.
 
     Returns:
         The header; number and content of each row, the header being row 1. A field that is missing is None, those that
@@ -26,7 +27,9 @@ def read_csv(path: Path, where: str) -> tuple[list[str], Iterator[tuple[int, dic
     Raises:
         FedMendError: no such file, another encoding, or a field that never ends; the last one also while rows are read.
     """
-    reader = csv.DictReader(io.StringIO(_text(path, where)))
+    text = _text(path, where)
+    delimiter = max(delimiters, key=text.partition("\n")[0].count)
+    reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     with _bounded_fields(where):
         header = list(reader.fieldnames or [])
     return header, _rows(reader, where)

@@ -9,7 +9,7 @@ column per annotated class with 1, 0 or blank (``task: multilabel``) or the colu
 import csv
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -294,10 +294,26 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
             one image different labels.
     """
     where = f"{card.site}: {file}"
-    classes, written = tuple(classes), _FORMATS[card.kind]
+    header, records = read_csv(card.folder / file, where)
+    return read_rows(header, records, card.kind, classes, file=file, where=where)
+
+
+def read_rows(
+    header: Sequence[str], records: Iterable, kind: str, classes: Sequence[str], *, file: str, where: str
+) -> LabelTable:
+    """What :func:`load_table` makes, with its errors, of an open table, see :func:`fedmend.data.csv_files.read_csv`.
+
+    Args:
+        header: the columns.
+        records: number and content of each row.
+        kind: ``multilabel`` or ``singlelabel``.
+        classes: the job's classes.
+        file: name that the result has.
+        where: words that name the table in messages.
+    """
+    classes, written = tuple(classes), _FORMATS[kind]
     rows, images, patients, labels = [], [], [], []
     seen: dict[str, int] = {}
-    header, records = read_csv(card.folder / file, where)
     columns = written.columns(header, classes, where)
     for row, record in records:
         if None in record or None in record.values():
@@ -363,8 +379,10 @@ def write_card(
     color: bool = False,
     foreground: int = 1,
     provenance: Mapping | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``."""
+    """Writes ``site.json``; fields as in :class:`SiteCard`, ``image_root`` absolute or relative to ``folder``, and
+    ``notes``, field → why it is so, for people only."""
     card = {
         "format": CARD_FORMAT,
         "task": task,
@@ -377,5 +395,6 @@ def write_card(
         "color": color,
         "foreground": foreground,
         "provenance": dict(provenance or {}),
+        **({"notes": dict(notes)} if notes else {}),
     }
     (Path(folder) / CARD_NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")

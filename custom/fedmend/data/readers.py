@@ -1,13 +1,11 @@
 """One image file → one 8-bit image: DICOM, PNG/JPEG and NIfTI slices in grey, pictures in colour where a card says so.
 
-DICOM and NIfTI are read with pydicom and nibabel themselves and not through MONAI's readers: windowing, MONOCHROME1 and
-the refusal of multi-frame files and time series need header fields and shapes that MONAI's readers do not hand on. A
-NIfTI volume comes out as by MONAI's LoadImage and Orientation, to the last bit. Importing these takes 6 s and 340 MB,
-which a site process would pay in every round where FLARE starts one per task.
+NIfTI is read with nibabel itself and not through MONAI's reader: the refusal of time series needs shapes that it does
+not hand on. A volume comes out as by MONAI's LoadImage and Orientation, to the last bit. Importing these takes 6 s and
+340 MB, which a site process would pay in every round where FLARE starts one per task.
 """
 
 import functools
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,69 +64,13 @@ def apply_window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
     return (np.clip((values.astype(np.float32) - low) / width, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def _read_dicom(path: Path, window: Window) -> RawImage:
-    import pydicom
-    from pydicom.errors import InvalidDicomError
-    from pydicom.pixels import apply_modality_lut
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dataset = pydicom.dcmread(path)
-            if int(dataset.get("NumberOfFrames") or 1) > 1:
-                raise UnreadableImage(
-                    f"expected one frame, got a multi-frame DICOM file with {dataset.NumberOfFrames} frames"
-                )
-            if int(dataset.get("SamplesPerPixel", 1)) != 1:
-                raise UnreadableImage(f"expected a grey DICOM file, got {dataset.SamplesPerPixel} samples per pixel")
-            _check_pixels(int(dataset.Rows) * int(dataset.Columns))
-            values = apply_modality_lut(dataset.pixel_array, dataset)
-            own = _own_window(dataset, wanted=window == "file")
-            inverted = dataset.get("PhotometricInterpretation") == "MONOCHROME1"
-    except (UnreadableImage, OSError):
-        raise
-    except InvalidDicomError:
-        raise UnreadableImage("expected a DICOM file, got something else") from None
-    except Exception as e:  # pydicom raises many types for a damaged file, some only when a field is looked at
-        raise UnreadableImage(
-            f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
-        ) from None
-    asked = own if window == "file" else window
-    if asked is None or not is_window(*asked):
-        raise UnreadableImage(
-            "expected a window in site.json for DICOM ('file', a name or [centre, width] in HU), got none"
-        )
-    if values.ndim != 2:  # more pixel data than one frame needs
-        raise UnreadableImage(f"expected one frame, got {len(values)}")
-    if not (np.abs(values) <= WIDEST).all():
-        raise UnreadableImage("expected values of which a window can be taken, got NaN, infinity or over 10^9")
-    return RawImage(values, asked, own, inverted)
-
-
-def _own_window(dataset, *, wanted: bool) -> tuple[float, float] | None:
-    """The first window of a DICOM header; without ``wanted`` a damaged one counts as none."""
-    from pydicom.multival import MultiValue
-
-    try:
-        centre, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
-        if centre is None or width is None:
-            if wanted:
-                raise UnreadableImage("expected a window in the DICOM header (site.json says window: file), got none")
-            return None
-        own = tuple(float(v[0] if isinstance(v, MultiValue) else v) for v in (centre, width))
-    except Exception:
-        if wanted:
-            raise
-        return None
-    return own if wanted or is_window(*own) else None
-
-
 def is_window(centre: float, width: float) -> bool:
     """Whether an image can be seen through a window; none has NaN or no width."""
     return abs(centre) <= WIDEST and NARROWEST <= width <= WIDEST
 
 
-def _check_pixels(number: int) -> None:
+def check_pixels(number: int) -> None:
+    """Refuses an image with more pixels than anybody needs."""
     if number > MOST_PIXELS:
         raise UnreadableImage(f"expected at most {MOST_PIXELS} pixels, got more")
 
@@ -138,12 +80,12 @@ def _read_picture(path: Path, color: bool) -> RawImage:
 
     try:
         with Image.open(path) as picture:
-            _check_pixels(picture.width * picture.height)
+            check_pixels(picture.width * picture.height)
             if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
                 raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
             return RawImage(np.asarray(picture.convert("RGB" if color else "L")))
     except Image.DecompressionBombError:
-        _check_pixels(MOST_PIXELS + 1)
+        check_pixels(MOST_PIXELS + 1)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
         raise UnreadableImage(
             f"expected a PNG or JPEG picture, got a corrupt or truncated file ({type(e).__name__})"
@@ -208,18 +150,21 @@ def read_raw(path: Path, window: Window, *, color: bool = False) -> RawImage:
         raise UnreadableImage("expected a PNG or JPEG picture (site.json says color: true), got another format")
     if lower.endswith(NIFTI_SUFFIXES):
         return _read_nifti(path, index, window)
-    return _read_dicom(path, window)
+    from fedmend.data.dicom_files import read_dicom
+
+    return read_dicom(path, index, window)
 
 
 def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray:
     """Reads one image as a site sees it.
 
-    DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1. NIfTI
-    volumes are brought to RAS; ``name.nii.gz#12`` is their axial slice 12; they take the card's (centre, width) or,
-    without one, the 0.5-99.5 percentiles of the slice. PNG and JPEG are taken as they are.
+    DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1;
+    ``name#12`` is frame 12, from 0, of a multi-frame file. NIfTI volumes are brought to RAS; ``name.nii.gz#12`` is
+    their axial slice 12; they take the card's (centre, width) or, without one, the 0.5-99.5 percentiles of the slice.
+    PNG and JPEG are taken as they are.
 
     Args:
-        path: image file, with ``#slice`` behind a NIfTI volume.
+        path: image file, with ``#slice`` behind a NIfTI volume and ``#frame`` behind a multi-frame DICOM file.
         window: see :class:`fedmend.data.manifest.SiteCard`.
         color: keep the colour of a picture; otherwise it is turned to grey.
 

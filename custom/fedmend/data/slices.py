@@ -19,6 +19,7 @@ from fedmend.data.site import EVALUATION_SPLITS, chosen
 from fedmend.data.volumes import axial_plane, has_value, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
 from fedmend.files import disk_errors, locked, whole_folder
+from fedmend.parallel import threaded
 
 LOG = logging.getLogger("fedmend.volumes")
 STORE_FORMAT = 1
@@ -175,8 +176,8 @@ def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str
     numbers: list[tuple[int, int]] = []
     with whole_folder(folder) as temporary:
         with open(temporary / "images.f16", "wb") as images, open(temporary / "masks.u8", "wb") as masks:
-            for case, item in enumerate(items):
-                image, mask, planes = _slices(item, where(case), **how)
+            made = threaded(lambda case: _slices(items[case], where(case), **how), range(len(items)))
+            for case, (image, mask, planes) in enumerate(made):
                 images.write(image.tobytes())
                 masks.write(mask.tobytes())
                 numbers += [(case, plane) for plane in planes]

@@ -10,25 +10,24 @@ import hashlib
 import json
 import logging
 import math
-import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from fedmend.data.dicom_files import dicom_file
 from fedmend.data.readers import UnreadableImage, Window, nifti_volume, read_image, resize
 from fedmend.errors import FedMendError
 from fedmend.files import disk_errors, locked, whole_folder
+from fedmend.parallel import mapped
 
 STORE_FORMAT = 2
-PARALLEL_FROM = 512  # starting worker processes costs more than reading fewer images than this
-CHUNK = 64
+CHUNK = 16  # images that a process decodes at a time
 LOG = logging.getLogger("fedmend.store")
 
 
@@ -58,18 +57,9 @@ def _decode(paths: Sequence[Path], window: Window, shape: tuple[int, ...]) -> li
             decoded.append(str(e))
         except OSError as e:
             decoded.append(f"expected a file that can be opened, got an error ({type(e).__name__})")
-    nifti_volume.cache_clear()  # a training process must not hold a volume for good
+    nifti_volume.cache_clear()  # a training process must not hold a volume or film for good
+    dicom_file.cache_clear()
     return decoded
-
-
-def _decode_all(paths: Sequence[Path], window: Window, shape: tuple[int, ...], processes: int) -> Iterator[list]:
-    chunks = [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
-    work = partial(_decode, window=window, shape=shape)
-    if processes == 1 or len(paths) < PARALLEL_FROM:
-        yield from map(work, chunks)
-    else:  # spawn: the caller may hold threads and CUDA, which a fork would not survive
-        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            yield from pool.map(work, chunks)
 
 
 def _build(
@@ -78,7 +68,7 @@ def _build(
     window: Window,
     shape: tuple[int, ...],
     where: Callable[[int], str],
-    processes: int,
+    processes: int | None,
 ) -> dict[int, str]:
     """Writes ``images.u8`` into ``folder`` and returns index → reason for unreadable images."""
     unreadable: dict[int, str] = {}
@@ -86,7 +76,8 @@ def _build(
     with open(folder / "images.u8", "wb") as stream:
         if total:
             os.posix_fallocate(stream.fileno(), 0, total * math.prod(shape))  # a full disk shows here, not half-way
-        for chunk in _decode_all(paths, window, shape, processes):
+        chunks = [paths[i : i + CHUNK] for i in range(0, total, CHUNK)]
+        for chunk in mapped(partial(_decode, window=window, shape=shape), chunks, processes=processes):
             for image in chunk:
                 if image is None:
                     raise FedMendError(f"{where(done)}, column image: expected a file below image_root, not found")
@@ -124,7 +115,7 @@ def open_store(
         where: index → words that name the manifest row, for messages.
         color: keep the colour of pictures.
         max_unreadable: how many unreadable images are tolerated (and left out); more of them is an error.
-        processes: decoding processes; default: one per core.
+        processes: decoding processes, at most; None: one per core that this site may use.
 
     Raises:
         FedMendError: a missing file, more than ``max_unreadable`` unreadable ones, or no space on the disk.
@@ -140,9 +131,7 @@ def open_store(
             unreadable = _finished(folder, num_bytes)
             if unreadable is None:
                 paths = [image_root / image for image in images]
-                unreadable = _build_beside(
-                    folder, paths, window, shape, where, max_unreadable, processes or os.cpu_count() or 1
-                )
+                unreadable = _build_beside(folder, paths, window, shape, where, max_unreadable, processes)
     _check_unreadable(unreadable, where, max_unreadable)
     if unreadable:
         LOG.warning(

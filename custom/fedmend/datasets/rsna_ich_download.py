@@ -5,10 +5,8 @@ Reference: Flanders et al., Radiology: Artificial Intelligence 2(3):e190211, 202
 """
 
 import csv
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -16,12 +14,12 @@ from typing import TextIO
 import numpy as np
 
 from fedmend.errors import FedMendError
+from fedmend.parallel import mapped
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 TABLE, FOLDER = "stage_2_train.csv", "stage_2_train"
 CORRUPT = frozenset({"ID_6431af929"})  # its pixel data is cut short in the official download
 
-_CHUNK = 256  # headers per message to a process; a pool pays off above a few of them
 # Two bits per label, "said to be 0" and "said to be 1": one integer per slice holds all its rows, and a contradiction
 # shows as both bits set. "any" is the union of the five, checked for contradictions and not used further.
 _FLAGS = {f"{kind}{v}": 1 << (2 * c + v) for c, kind in enumerate((*CLASSES, "any")) for v in (0, 1)}
@@ -151,16 +149,6 @@ def _header(path: str) -> tuple[str, str] | None:
     return str(header.get("PatientID") or "").strip(), str(header.get("StationName") or "").strip()
 
 
-def _map_headers(paths: list[str], processes: int | None) -> Iterator[tuple[str, str] | None]:
-    workers = min(processes or os.cpu_count() or 1, len(paths) // _CHUNK)
-    if workers <= 1:
-        yield from map(_header, paths)
-        return
-    # spawn: the caller may run threads (torch), which a forked process does not survive reliably.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_header, paths, chunksize=_CHUNK)
-
-
 def read_headers(
     source: Path, slices: Slices, needed: Mapping[str, bool], *, processes: int | None, say: Callable[[str], object]
 ) -> dict[str, np.ndarray]:
@@ -178,7 +166,7 @@ def read_headers(
     """
     paths = [os.path.join(source, FOLDER, f"{i}.dcm") for i in slices.ids]
     values = []
-    for header in _map_headers(paths, processes):
+    for header in mapped(_header, paths, processes=processes):
         where = f"{TABLE} row {slices.rows[len(values)]}"
         if header is None:
             raise FedMendError(f"{where}: expected a readable DICOM file for this slice, got another one")

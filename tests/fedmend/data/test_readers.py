@@ -63,7 +63,7 @@ def test_a_name_without_known_suffix_is_read_as_dicom(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "window", "sentence"),
     [
-        ({"NumberOfFrames": 2}, BRAIN, "expected one frame, got a multi-frame DICOM file with 2 frames"),
+        ({"NumberOfFrames": 2}, BRAIN, "expected 'file#frame' for a multi-frame DICOM file, got no frame of 2"),
         ({"SamplesPerPixel": 3}, BRAIN, "expected a grey DICOM file, got 3 samples per pixel"),
         (
             {},

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from factories import color_pixels, make_dicom, pixels, refused, write_png
 
+from fedmend import parallel
 from fedmend.data import store
 from fedmend.data.store import open_store
 
@@ -164,7 +165,8 @@ def test_a_process_killed_while_building_leaves_no_store_and_no_lock(root):
 def test_several_decoding_processes_give_the_same_store(root, monkeypatch):
     one = np.array(opened(root).images)
     shutil.rmtree(root.parent / "cache")
-    monkeypatch.setattr(store, "PARALLEL_FROM", 2)
+    monkeypatch.setattr(parallel, "SAMPLE", 0)
+    monkeypatch.setattr(parallel, "WORTH", 0)
     monkeypatch.setattr(store, "CHUNK", 1)
     assert np.array_equal(opened(root, processes=2).images, one)
 

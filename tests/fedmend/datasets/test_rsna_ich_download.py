@@ -13,8 +13,8 @@ from rsna_ich_factories import (
     write_rows,
 )
 
+from fedmend import parallel
 from fedmend.data.manifest import load_card
-from fedmend.datasets import rsna_ich_download
 from fedmend.datasets.rsna_ich import CLASSES, prepare
 from fedmend.errors import FedMendError
 
@@ -36,7 +36,8 @@ def test_the_same_arguments_give_the_same_bytes_whatever_the_order_and_the_proce
     for path in sorted((official / "stage_2_train").iterdir(), reverse=True):
         shutil.copy(path, other / "stage_2_train")
     write_rows(other, table_rows()[::-1])
-    monkeypatch.setattr(rsna_ich_download, "_CHUNK", 16)
+    monkeypatch.setattr(parallel, "SAMPLE", 0)
+    monkeypatch.setattr(parallel, "WORTH", 0)
     prepare(other, other / "out", **BASE, processes=2)
     one, two = content(tmp_path / "one"), content(other / "out")
     assert one.keys() == two.keys()

@@ -254,3 +254,22 @@ def test_other_commands_do_not_wait_for_the_import_of_datasets(words):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "['fl_components.cli.datasets']\n"
+
+
+@pytest.mark.parametrize(("word", "label_sets"), [("medmnist", False), ("medmnist-sets", True)])
+def test_a_file_of_medmnist_is_prepared_as_asked(monkeypatch, word, label_sets):
+    seen = capture(monkeypatch, "fedmend.datasets.medmnist.prepare")
+    words = ["--sites", 4, "--classes-per-site", 2, "--train-per-site", 9, "--seed", 3]
+    assert call("prepare", word, "x.npz", "out", *words) == 0
+    ((places, arguments),) = seen
+    assert places == (Path("x.npz"), Path("out"))
+    arguments.pop("progress")
+    expected = {"sites": 4, "classes_per_site": 2, "train_per_site": 9, "seed": 3}
+    assert arguments == {**expected, "label_sets": label_sets}
+
+
+def test_a_file_of_medmnist_is_prepared_with_noise(monkeypatch):
+    seen = capture(monkeypatch, "fedmend.datasets.medmnist.prepare_single_label")
+    assert call("prepare", "medmnist-single", "x.npz", "out", "--train-per-site", 9, *NOISE) == 0
+    arguments = seen[0][1]
+    assert (arguments["protocol"], arguments["train_per_site"]) == (PROTOCOL, 9)

@@ -1,0 +1,192 @@
+"""What the images of a hospital are like, from a look at some of them, and how a site card should have them read."""
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.manifest import WINDOWS
+from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, UnreadableImage, nifti_volume, read_raw
+
+LOOKED_AT = 20  # images
+SOFT_TISSUE = (40.0, 400.0)
+SIZES = (32, 64, 128, 224)  # edge lengths that jobs and papers have
+LONGEST_WORD = 16  # of DICOM's code strings
+AIR = -500  # HU; no MR image has values below
+# Body part, as DICOM writes it, → window. Other parts get the one for soft tissue.
+BODY_PARTS = {"HEAD": "brain", "BRAIN": "brain", "SKULL": "brain", "CHEST": "lung", "LUNG": "lung", "THORAX": "lung"}
+
+
+@dataclass
+class Look:
+    """What has been seen.
+
+    Attributes:
+        formats: DICOM, picture or NIfTI → number of images.
+        unreadable: reason → number of images that could not be read.
+        sizes: rows and columns of each image.
+        words: what headers say, e.g. ``bits`` → Counter of them: bits, photometric, modality, part, spacing (mm).
+        color: pictures whose channels differ.
+        own_windows: DICOM images whose header has a window.
+        values: the 0.5 and 99.5 percentiles of each image that is no picture.
+    """
+
+    formats: Counter = field(default_factory=Counter)
+    unreadable: Counter = field(default_factory=Counter)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    words: dict[str, Counter] = field(default_factory=dict)
+    color: int = 0
+    own_windows: int = 0
+    values: list[tuple[float, float]] = field(default_factory=list)
+
+    def say(self, name: str, word: object) -> None:
+        """Counts a word of a header; a blank is none."""
+        if word not in (None, ""):
+            self.words.setdefault(name, Counter())[str(word)] += 1
+
+    def lines(self) -> list[str]:
+        """What people are told; no word of it is about one image or patient."""
+        found = [f"{n} {name}" for name, n in self.formats.most_common()]
+        lines = [f"looked at {sum(self.formats.values())} images: {', '.join(found) or 'none'}"]
+        if self.sizes:
+            low, high = np.min(self.sizes, axis=0), np.max(self.sizes, axis=0)
+            lines.append(f"rows x columns: {low[0]} x {low[1]} to {high[0]} x {high[1]}")
+        for name, words in self.words.items():
+            lines.append(f"{name}: " + ", ".join(f"{word[:40]} ({n})" for word, n in words.most_common(5)))
+        if self.values:
+            lines.append(f"values: {self._range()[0]:g} to {self._range()[1]:g} (0.5 and 99.5 percentiles)")
+        lines += [f"unreadable: {reason} ({n})" for reason, n in self.unreadable.most_common(5)]
+        return lines
+
+    def _range(self) -> tuple[float, float]:
+        return min(low for low, _ in self.values), max(high for _, high in self.values)
+
+    def most(self, name: str) -> str:
+        """The word that most headers say, or nothing."""
+        return self.words[name].most_common(1)[0][0] if name in self.words else ""
+
+    def window(self) -> tuple[str | tuple[float, float] | None, str]:
+        """Through which window the images should be seen, and why."""
+        dicom, nifti = self.formats["DICOM"], self.formats["NIfTI"]
+        if not dicom and not nifti:
+            return None, "pictures in 8 bits are taken as they are"
+        low, high = self._range() if self.values else (0.0, 1.0)
+        if self.most("modality") == "CT" or (not dicom and low < AIR):
+            part = self.most("part").upper()
+            if part in BODY_PARTS:
+                name = BODY_PARTS[part]
+                return name, f"CT of the body part {part}: {name} is {list(WINDOWS[name])}; [40, 400] shows soft tissue"
+            return (
+                SOFT_TISSUE,
+                "CT of no body part that has a window of its own: centre and width for soft tissue, in HU",
+            )
+        if not dicom:
+            return None, "grey values without a unit: each image is scaled by its own 0.5 and 99.5 percentiles"
+        if self.own_windows == dicom:
+            return "file", "each DICOM file that was looked at has a window of its own"
+        why = "no unit, and not every file has a window: the 0.5 and 99.5 percentiles of what was looked at"
+        return (round((low + high) / 2, 3), round(max(high - low, 1e-3), 3)), why
+
+    def in_color(self) -> tuple[bool, str]:
+        """Whether pictures should be read in colour, and why."""
+        if self.formats["picture"] == sum(self.formats.values()) and self.color:
+            return True, f"{self.color} of {self.formats['picture']} pictures have channels that differ"
+        return False, "no picture that was looked at has colour" if not self.color else "not all images are pictures"
+
+    def image_size(self) -> tuple[int, str]:
+        """A value for a job's ``image_size``, and why."""
+        edge = int(np.median([min(size) for size in self.sizes])) if self.sizes else SIZES[-1]
+        size = max((s for s in SIZES if s <= edge), default=SIZES[0])
+        return (
+            size,
+            f"for image_size of a job, not of this card: the shorter edge is {edge} pixels, the papers have 224",
+        )
+
+
+def some_of(images: Sequence[str], most: int = LOOKED_AT) -> list[str]:
+    """Some images, evenly spread over the list."""
+    return [images[i] for i in np.unique(np.linspace(0, len(images) - 1, min(most, len(images))).astype(int))]
+
+
+def look_at(root: Path, images: Iterable[str]) -> Look:
+    """Opens some images.
+
+    Args:
+        root: folder that the paths start from.
+        images: paths below it, with ``#slice`` or ``#frame`` where there are several; of a NIfTI volume without it the
+            middle slice is taken.
+    """
+    seen = Look()
+    for image in images:
+        path = root / image
+        try:
+            _look(seen, path, path.name.partition("#")[0].lower())
+        except UnreadableImage as e:
+            seen.unreadable[str(e)] += 1
+        except Exception as e:  # of the file system, or of a damaged header
+            seen.unreadable[f"expected a file that can be opened, got an error ({type(e).__name__})"] += 1
+    nifti_volume.cache_clear()
+    return seen
+
+
+def _look(seen: Look, path: Path, name: str) -> None:
+    if name.endswith(PICTURE_SUFFIXES):
+        seen.formats["picture"] += 1
+        values = read_raw(path, None, color=True).values
+        seen.color += bool((values != values[..., :1]).any())
+    elif name.endswith(NIFTI_SUFFIXES):
+        seen.formats["NIfTI"] += 1
+        if "#" not in path.name and path.is_file():
+            planes = nifti_volume(path, path.stat().st_mtime_ns).shape[2]
+            path = path.with_name(f"{path.name}#{planes // 2}")
+        values = read_raw(path, None).values
+    else:
+        seen.formats["DICOM"] += 1
+        raw = read_raw(path, SOFT_TISSUE)
+        values = raw.values
+        _look_at_header(seen, path)
+        seen.own_windows += raw.own_window is not None
+    seen.sizes.append(values.shape[:2])
+    if not name.endswith(PICTURE_SUFFIXES):
+        seen.values.append(tuple(float(v) for v in np.percentile(values, (0.5, 99.5))))
+
+
+def _look_at_header(seen: Look, path: Path) -> None:
+    import pydicom
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        header = pydicom.dcmread(path.with_name(path.name.partition("#")[0]), stop_before_pixels=True)
+        seen.say("modality", header.get("Modality"))
+        seen.say("part", header.get("BodyPartExamined"))
+        seen.say("bits", f"{header.get('BitsStored')}{' signed' if header.get('PixelRepresentation') else ''}")
+        seen.say("photometric", header.get("PhotometricInterpretation"))
+        seen.say("transfer syntax", header.file_meta.TransferSyntaxUID.name)
+        if spacing := header.get("PixelSpacing") or header.get("ImagerPixelSpacing"):
+            seen.say("spacing in mm", " x ".join(f"{float(v):g}" for v in spacing))
+
+
+def proposal(seen: Look) -> dict[str, tuple[object, str]]:
+    """Field of the card (and ``image_size`` of a job) → value and reason."""
+    modality = seen.most("modality")[:LONGEST_WORD]
+    return {
+        "modality": (modality, "what most of the DICOM headers say" if modality else "no header says it"),
+        "window": seen.window(),
+        "color": seen.in_color(),
+        "image_size": seen.image_size(),
+    }
+
+
+def notes_of(proposed: Mapping[str, tuple[object, str]], asked: Mapping[str, object]) -> dict[str, str]:
+    """Field → reason, for the card; what a person has asked for has this as its reason."""
+    shown = {name: json.dumps(value) for name, (value, _) in proposed.items()}
+    return {
+        name: f"as asked; looking at the images would give {shown[name]}: {why}"
+        if name in asked and asked[name] != value
+        else (f"{shown[name]} {why}" if name == "image_size" else why)
+        for name, (value, why) in proposed.items()
+    }

@@ -1,0 +1,297 @@
+"""MedMNIST v2 (2-D sets, 28 to 224 pixels) → sites that each annotate some classes (FedMLP; FedLSM where an image has
+several), sites of which some are noisy (FedNoRo), or sites that each identify some of the classes (FedLSM).
+
+The set's own splits are kept; those of its images that are used are written as PNG files beside the site folders. No
+image names its patient. The result depends on the file and the arguments alone.
+"""
+
+import math
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL, write_card, write_table
+from fedmend.datasets import command_line
+from fedmend.datasets.imperfections import identified_classes
+from fedmend.datasets.medmnist_files import CITATION, SPLITS, MedMNIST, read_medmnist
+from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, write_noisy_sites
+from fedmend.datasets.site_folders import site_folders
+from fedmend.discovery import Command
+from fedmend.errors import FedMendError
+from fedmend.files import whole_folder
+
+IMAGES = "images"
+Chosen = Mapping[str, np.ndarray]  # split → numbers of the images that are used
+
+
+def prepare(
+    source: Path,
+    out: Path,
+    *,
+    sites: int = 5,
+    classes_per_site: int | None = None,
+    train_per_site: int | None = None,
+    label_sets: bool = False,
+    seed: int = 1037,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Writes ``out/site-1`` .. ``out/site-S``, which each know some classes, and ``out/images``.
+
+    Each split is shuffled and dealt evenly. ``train.csv`` and ``val.csv`` have the labels of the site's own classes,
+    ``test.csv`` and ``truth/train.csv`` all.
+
+    Args:
+        source: file of MedMNIST.
+        out: folder that is not there yet, or empty.
+        sites: number of sites S.
+        classes_per_site: classes that each site knows; None: as few as reach all, with ``label_sets`` at least 2.
+        train_per_site: most training images of a site; None: all.
+        label_sets: single-label data, in which an image of another class is blank; otherwise multi-label data with a
+            column for each own class, where an image of one class has 0 in the other columns.
+        seed: of the deal and of the classes, 0 or more.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: a wrong argument or file, ``out`` is taken, or a site would learn nothing from its labels.
+    """
+    say, data = progress or (lambda line: None), read_medmnist(Path(source))
+    _check_arguments(sites, train_per_site, seed)
+    if label_sets:
+        _need_one_class(data)
+    count = len(data.classes)
+    least = max(math.ceil(count / sites), 2 if label_sets else 1)
+    own = identified_classes(sites, count, least if classes_per_site is None else classes_per_site, seed=seed)
+    deals = [_deal(data, split, sites, train_per_site, seed) for split in SPLITS]
+    parts = [dict(zip(SPLITS, shares, strict=True)) for shares in zip(*deals, strict=True)]
+    arguments = {"sites": sites, "classes_per_site": int(own[0].sum()), "train_per_site": train_per_site, "seed": seed}
+    with _whole(Path(out)) as folder:
+        with site_folders(folder, sites, folder / IMAGES) as (folders, image_root):
+            for site, part, mine in zip(folders, parts, own, strict=True):
+                (_write_label_sets if label_sets else _write_columns)(site, data, part, mine)
+                _write_card(site, data, mine, arguments, image_root, SINGLELABEL if label_sets else MULTILABEL)
+        _write_images(data, {k: np.concatenate([part[k] for part in parts]) for k in SPLITS}, folder / IMAGES, say)
+    say(f"{sites} site folders written")
+
+
+def prepare_single_label(
+    source: Path,
+    out: Path,
+    *,
+    protocol: NoiseProtocol,
+    train_per_site: int | None = None,
+    soft_labels: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """A set with one class an image → sites of which some are noisy; the set's own test split, no validation split.
+
+    Args:
+        source: file of MedMNIST.
+        out: folder that is not there yet, or empty.
+        protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
+        train_per_site: most training images of a site, on average; None: all.
+        soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`; images are called ``train-000007``.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: a wrong argument or file, ``out`` is taken, or a site would get no samples.
+    """
+    say, data = progress or (lambda line: None), read_medmnist(Path(source))
+    _check_arguments(protocol.sites, train_per_site, protocol.partition_seed)
+    _need_one_class(data)
+    most = None if train_per_site is None else train_per_site * protocol.sites
+    drawn = np.random.default_rng([protocol.partition_seed, 2]).permutation(len(data.labels["train"]))[:most]
+    chosen = {"train": np.sort(drawn), "test": np.arange(len(data.labels["test"]))}
+    about = _provenance(data)
+    with _whole(Path(out)) as folder:
+        _write_images(data, chosen, folder / IMAGES, say)
+        write_noisy_sites(
+            folder,
+            LabelledImages(
+                images=[_name(split, i) for split, index in chosen.items() for i in index],
+                labels=np.concatenate([data.labels[split][index] for split, index in chosen.items()]),
+                classes=data.classes,
+                image_root=folder / IMAGES,
+                test=np.arange(sum(map(len, chosen.values()))) >= len(drawn),
+                modality=data.known.modality if data.known else "",
+                color=data.color,
+            ),
+            protocol=protocol,
+            source_name=", ".join(about.values()),
+            soft_labels=soft_labels,
+            progress=say,
+        )
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """The folder that becomes ``out`` when everything in it is complete."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FedMendError("medmnist, argument out: expected a folder that is empty or not there, got another")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with whole_folder(out.resolve(), synced=False) as folder:
+        yield folder
+
+
+def _check_arguments(sites: int, train_per_site: int | None, seed: int) -> None:
+    if sites < 1 or (train_per_site is not None and train_per_site < 2) or seed < 0:
+        raise FedMendError(
+            "medmnist, arguments sites, train_per_site and seed: expected at least 1, at least 2 or None, and at least"
+            f" 0, got {sites}, {train_per_site} and {seed}"
+        )
+
+
+def _need_one_class(data: MedMNIST) -> None:
+    if data.multilabel:
+        raise FedMendError(
+            "medmnist, argument source: expected a set with one class an image, got one with several; fedmend prepare"
+            " medmnist takes both"
+        )
+
+
+def _deal(data: MedMNIST, split: str, sites: int, train_per_site: int | None, seed: int) -> list[np.ndarray]:
+    """Sorted image numbers of each site."""
+    shuffled = np.random.default_rng([seed, SPLITS.index(split)]).permutation(len(data.labels[split]))
+    if len(shuffled) < sites:
+        raise FedMendError(f"medmnist: expected at least {sites} images in the split {split}, got {len(shuffled)}")
+    most = train_per_site if split == "train" else None
+    return [np.sort(shuffled[s::sites][:most]) for s in range(sites)]
+
+
+def _write_columns(site: Path, data: MedMNIST, part: Chosen, own: np.ndarray) -> None:
+    """Multi-label tables, with the columns of the site's own classes."""
+    everything = np.ones(len(data.classes), dtype=bool)
+    labels = {split: data.hot(split) for split in SPLITS}
+    for c in np.flatnonzero(own):
+        if len(values := np.unique(labels["train"][part["train"], c])) < 2:  # a site refuses to train on such a column
+            raise FedMendError(
+                f"{site.name}: train.csv, column {data.classes[c]}: expected both 0 and 1, got only {values[0]}"
+            )
+    for file, split, shown in _files(own, everything):
+        columns = [name for name, has in zip(data.classes, shown, strict=True) if has]
+        write_table(site / file, _names(split, part), labels[split][part[split]][:, shown], columns)
+
+
+def _write_label_sets(site: Path, data: MedMNIST, part: Chosen, own: np.ndarray) -> None:
+    """Single-label tables, in which classes that are not the site's own are blank."""
+    if len(found := np.flatnonzero(np.bincount(data.labels["train"][part["train"]], minlength=len(own)) * own)) < 2:
+        raise FedMendError(f"{site.name}: train.csv, column label: expected at least 2 classes, got {len(found)}")
+    for file, split, shown in _files(own, np.ones(len(own), dtype=bool)):
+        labels = data.labels[split][part[split]]
+        write_table(site / file, _names(split, part), np.where(shown[labels], labels, NOT_ANNOTATED), data.classes)
+
+
+def _write_card(site: Path, data: MedMNIST, own: np.ndarray, arguments: Mapping, image_root: str, task: str) -> None:
+    about = {"arguments": arguments, "site": {"classes": [data.classes[c] for c in np.flatnonzero(own)]}}
+    write_card(
+        site,
+        task=task,
+        classes=data.classes,
+        splits={split: f"{split}.csv" for split in SPLITS},
+        truth={"train": "truth/train.csv"},
+        image_root=image_root,
+        modality=data.known.modality if data.known else "",
+        color=data.color,
+        provenance={**_provenance(data), **about},
+    )
+
+
+def _files(own: np.ndarray, everything: np.ndarray) -> tuple[tuple[str, str, np.ndarray], ...]:
+    """Table, its split, and the classes that it shows."""
+    return (
+        ("train.csv", "train", own),
+        ("val.csv", "val", own),
+        ("test.csv", "test", everything),
+        ("truth/train.csv", "train", everything),
+    )
+
+
+def _names(split: str, part: Chosen) -> list[str]:
+    return [_name(split, i) for i in part[split]]
+
+
+def _name(split: str, number: int) -> str:
+    return f"{split}-{number:06d}.png"
+
+
+def _write_images(data: MedMNIST, chosen: Chosen, folder: Path, say: Callable[[str], object]) -> None:
+    from PIL import Image
+
+    total = sum(map(len, chosen.values()))
+    need, free = total * math.prod(data.shapes["train"][1:]), shutil.disk_usage(folder.parent).free
+    if need > free:
+        raise FedMendError(f"medmnist: expected {need // 10**6 + 1} MB of free space for the images, got less")
+    folder.mkdir()
+    done = 0
+    for split, index in chosen.items():
+        used = set(index.tolist())
+        for number, image in enumerate(data.images(split)):
+            if number in used:
+                Image.fromarray(image).save(folder / _name(split, number))
+                done += 1
+                if done * 10 // total > (done - 1) * 10 // total:
+                    say(f"{done} of {total} images written")
+
+
+def _provenance(data: MedMNIST) -> dict[str, str]:
+    source = f"MedMNIST v2, {data.name} of {data.known.source}" if data.known else f"{data.name} in MedMNIST's format"
+    licence = {"licence": data.known.licence, "citation": CITATION} if data.known else {}
+    return {"source": source, **licence}
+
+
+def _source_and_out(parser: ArgumentParser) -> None:
+    command_line.source_and_out(parser, "file of MedMNIST, e.g. bloodmnist_64.npz")
+    parser.add_argument("--train-per-site", type=int, help="cap of each site's training images (default: all)")
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    _source_and_out(parser)
+    parser.add_argument("--sites", type=int, default=5)
+    parser.add_argument("--classes-per-site", type=int, help="default: as few as reach all classes")
+    parser.add_argument("--seed", type=int, default=1037)
+
+
+def _run(args: Namespace, *, label_sets: bool = False) -> None:
+    given = command_line.given(args, "sites", "classes_per_site", "train_per_site", "seed")
+    prepare(args.source, args.out, **given, label_sets=label_sets, progress=print)
+    print(f"{args.sites} site folders are in {args.out}")
+
+
+def _run_sets(args: Namespace) -> None:
+    _run(args, label_sets=True)
+
+
+def _add_arguments_single(parser: ArgumentParser) -> None:
+    _source_and_out(parser)
+    command_line.noise_arguments(parser)
+    command_line.soft_labels_argument(parser)
+
+
+def _run_single(args: Namespace) -> None:
+    given = command_line.given(args, "train_per_site", "soft_labels")
+    prepare_single_label(args.source, args.out, protocol=command_line.protocol_of(args), **given, progress=print)
+
+
+COMMANDS = (
+    Command(
+        name="medmnist",
+        help="a file of MedMNIST, 2-D: classes missing per site",
+        add_arguments=_add_arguments,
+        run=_run,
+    ),
+    Command(
+        name="medmnist-single",
+        help="the same with one class an image, some sites noisy",
+        add_arguments=_add_arguments_single,
+        run=_run_single,
+    ),
+    Command(
+        name="medmnist-sets",
+        help="the same with one class an image, some classes blank per site",
+        add_arguments=_add_arguments,
+        run=_run_sets,
+    ),
+)

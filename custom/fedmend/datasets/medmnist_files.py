@@ -1,0 +1,224 @@
+"""Reads a file of MedMNIST v2, 2-D: ``chestmnist_64.npz`` with the arrays ``train_images`` (N, H, W) or (N, H, W, 3)
+and ``train_labels`` (N, 1) or (N, C), both uint8, and the same of ``val`` and ``test``.
+
+Images are read one after the other, since the larger files hold more than a computer does; nothing is unpickled.
+Reference: Yang et al., Scientific Data 10:41, 2023.
+"""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from fedmend.errors import FedMendError
+
+SPLITS = ("train", "val", "test")
+CITATION = "Yang et al., MedMNIST v2, Scientific Data 10:41, 2023, https://doi.org/10.1038/s41597-022-01721-8"
+MOST_IMAGES, MOST_CLASSES, LARGEST_EDGE = 1_000_000, 1_000, 1_024
+_ORGANS = (
+    *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left"),
+    *("lung-right", "pancreas", "spleen"),
+)
+_ABDOMEN = "LiTS (Bilic et al.) and its organ boxes (Xu et al.)"
+_FINDINGS = (
+    *("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia", "pneumothorax"),
+    *("consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia"),
+)
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    """What MedMNIST says of a set: class names, modality for people, where the images are from, licence."""
+
+    classes: tuple[str, ...]
+    modality: str
+    source: str
+    licence: str = "CC BY 4.0"
+
+
+KNOWN: Mapping[str, KnownSet] = {
+    "pathmnist": KnownSet(
+        (
+            *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa"),
+            *("cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+        ),
+        "SM",
+        "NCT-CRC-HE (Kather et al.)",
+    ),
+    "chestmnist": KnownSet(_FINDINGS, "DX", "NIH ChestX-ray14 (Wang et al.)"),
+    "dermamnist": KnownSet(
+        (
+            *("actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma"),
+            *("benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi", "vascular lesions"),
+        ),
+        "XC",
+        "HAM10000 (Tschandl et al.)",
+        "CC BY-NC 4.0",
+    ),
+    "octmnist": KnownSet(
+        ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"), "OPT", "Kermany et al."
+    ),
+    "pneumoniamnist": KnownSet(("normal", "pneumonia"), "DX", "Kermany et al."),
+    "retinamnist": KnownSet(("0", "1", "2", "3", "4"), "OP", "DeepDRiD (Liu et al.)"),
+    "breastmnist": KnownSet(("malignant", "normal, benign"), "US", "Al-Dhabyani et al."),
+    "bloodmnist": KnownSet(
+        (
+            *("basophil", "eosinophil", "erythroblast"),
+            "immature granulocytes(myelocytes, metamyelocytes and promyelocytes)",
+            *("lymphocyte", "monocyte", "neutrophil", "platelet"),
+        ),
+        "SM",
+        "Acevedo et al.",
+    ),
+    "tissuemnist": KnownSet(
+        (
+            *("Collecting Duct, Connecting Tubule", "Distal Convoluted Tubule", "Glomerular endothelial cells"),
+            *("Interstitial endothelial cells", "Leukocytes", "Podocytes", "Proximal Tubule Segments"),
+            "Thick Ascending Limb",
+        ),
+        "SM",
+        "BBBC051 (Woloshuk et al.; Ljosa et al.)",
+    ),
+    "organamnist": KnownSet(_ORGANS, "CT", _ABDOMEN),
+    "organcmnist": KnownSet(_ORGANS, "CT", _ABDOMEN),
+    "organsmnist": KnownSet(_ORGANS, "CT", _ABDOMEN),
+}
+
+
+@dataclass(frozen=True)
+class MedMNIST:
+    """A file, its images unread.
+
+    Attributes:
+        file: the file.
+        shapes: split → (N, H, W) or (N, H, W, 3) of its images.
+        labels: split → (N,) int64 class numbers, or (N, C) int8 of 0 and 1 where images have several classes.
+        classes: C names.
+        known: what MedMNIST says of the set; None of a file of another name.
+        name: its name, ``chestmnist`` of ``chestmnist_64.npz``.
+    """
+
+    file: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    labels: Mapping[str, np.ndarray]
+    classes: tuple[str, ...]
+    known: KnownSet | None
+    name: str
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image may have several classes."""
+        return self.labels["train"].ndim == 2
+
+    @property
+    def color(self) -> bool:
+        """Whether the images are in colour."""
+        return len(self.shapes["train"]) == 4
+
+    def hot(self, split: str) -> np.ndarray:
+        """(N, C) int8 of 0 and 1, also where each image has one class."""
+        labels = self.labels[split]
+        return labels if self.multilabel else (labels[:, None] == np.arange(len(self.classes))).astype(np.int8)
+
+    def images(self, split: str) -> Iterator[np.ndarray]:
+        """One image after the other, uint8.
+
+        Raises:
+            FedMendError: the file ends before its images do, or is damaged.
+        """
+        number, *shape = self.shapes[split]
+        with _array(self.file, f"{split}_images") as (stream, _, _):
+            for _ in range(number):
+                yield np.frombuffer(_exactly(stream, int(np.prod(shape))), dtype=np.uint8).reshape(shape)
+
+
+def read_medmnist(file: Path) -> MedMNIST:
+    """Reads the labels of a file and checks what it says about its images.
+
+    Args:
+        file: the file; the name before ``_64.npz`` or ``.npz`` tells which set it is.
+
+    Raises:
+        FedMendError: no such file, another format, 3-D images, or arrays that do not fit each other.
+    """
+    shapes, labels = {}, {}
+    for split in SPLITS:
+        with _array(file, f"{split}_images") as (_, shape, dtype):
+            _check_images(f"{split}_images", shape, dtype)
+            shapes[split] = shape
+        labels[split] = _labels(file, split, shape[0])
+    name = re.sub(r"_\d+$", "", file.stem)
+    for what, found in (
+        ("images", {s[1:] for s in shapes.values()}),
+        ("labels", {v.shape[1] for v in labels.values()}),
+    ):
+        if len(found) > 1:
+            raise _wrong(f"{what} of one shape in all splits", "several")
+    known, width = KNOWN.get(name), labels["train"].shape[1]
+    largest = max(int(v.max(initial=0)) for v in labels.values())
+    count = width if width > 1 else largest + 1
+    classes = known.classes if known else tuple(f"class_{c}" for c in range(count))
+    if largest >= (2 if width > 1 else len(classes)) or (width > 1 and width != len(classes)) or len(classes) < 2:
+        raise _wrong(f"the labels of {name}" if known else "labels of at least 2 classes", "others")
+    kept = {k: v.astype(np.int8) if width > 1 else v[:, 0].astype(np.int64) for k, v in labels.items()}
+    return MedMNIST(file, shapes, kept, classes, known, name)
+
+
+def _check_images(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    flat = len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)
+    if not flat:
+        raise _wrong(
+            f"2-D images in {name}, (N, H, W) or (N, H, W, 3)", f"{len(shape)} dimensions; 3-D sets are not supported"
+        )
+    if dtype != np.uint8:
+        raise _wrong(f"numbers of type uint8 in {name}", "others")
+    if not (1 <= shape[0] <= MOST_IMAGES and all(1 <= edge <= LARGEST_EDGE for edge in shape[1:3])):
+        raise _wrong(f"1 to {MOST_IMAGES} images of at most {LARGEST_EDGE} pixels in {name}", "others")
+
+
+def _labels(file: Path, split: str, number: int) -> np.ndarray:
+    """(N, C) of one split."""
+    with _array(file, f"{split}_labels") as (stream, shape, dtype):
+        good = dtype.kind in "iu" and len(shape) == 2 and shape[0] == number and 1 <= shape[1] <= MOST_CLASSES
+        if not good:
+            raise _wrong(f"{number} rows of whole numbers in {split}_labels", "another array")
+        labels = np.frombuffer(_exactly(stream, number * shape[1] * dtype.itemsize), dtype=dtype).reshape(shape)
+    if labels.min() < 0 or labels.max() >= MOST_CLASSES:
+        raise _wrong(f"numbers from 0 to {MOST_CLASSES - 1} in {split}_labels", "others")
+    return labels
+
+
+@contextmanager
+def _array(file: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
+    """A stream that has come to the values of an array, its shape and type."""
+    try:
+        with zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as stream:
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, by_column, dtype = read[np.lib.format.read_magic(stream)](stream)
+            if dtype.hasobject:  # they are pickled, and can run any code
+                raise _wrong(f"numbers in {name}", "Python objects")
+            if by_column and len(shape) > 1:
+                raise _wrong(f"{name} in C order", "Fortran order")
+            yield stream, shape, dtype
+    except FileNotFoundError:
+        raise _wrong("a file", "none") from None
+    except KeyError:
+        raise _wrong(f"the array {name} in a format of numpy", "none") from None
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as e:
+        raise _wrong("an .npz file", f"a damaged one or another ({type(e).__name__})") from None
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    if len(content := stream.read(size)) < size:
+        raise EOFError
+    return content
+
+
+def _wrong(expected: str, got: str) -> FedMendError:
+    return FedMendError(f"medmnist, argument source: expected {expected}, got {got}")

@@ -1,0 +1,198 @@
+"""A hospital's own table of images and labels → its site folder.
+
+The table has a column ``image``, optionally ``patient``, and a column for each class with 1, 0 or blank, or one column
+``label`` with a class name or blank. Options tell which columns have other names; a spreadsheet's semicolons and byte
+order mark are understood.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fedmend.data.csv_files import read_csv
+from fedmend.data.manifest import MULTILABEL, SINGLELABEL, LabelTable, read_rows
+from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
+from fedmend.discovery import Command
+from fedmend.errors import FedMendError
+
+SOURCE = "own table"
+DELIMITERS = ",;\t"
+MOST_CLASSES = 200
+_WRITTEN = {"1.0": "1", "0.0": "0"}  # what data frames make of a column with blanks
+_OTHER = ("image", "patient")
+
+
+def prepare(
+    source: Path,
+    out: Path,
+    *,
+    images: Path | None = None,
+    classes: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+    choices: SiteChoices,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Writes the site folder ``out``.
+
+    Args:
+        source: CSV file.
+        out: folder that is not there yet, or empty.
+        images: folder that the paths in the table start from; None: that of the table.
+        classes: all classes of the federation; the table's other columns are left out. Empty: all its columns are
+            classes, or all names in the column ``label``.
+        columns: ``image``, ``patient``, ``label`` or a class → name of its column in the table.
+        choices: what the hospital decides.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: a table that cannot be used, an image that is missing or outside its folder, or ``out`` is taken.
+    """
+    say, source = progress or (lambda line: None), Path(source)
+    kind, table = read_own_table(source, classes=classes, columns=columns or {}, say=say)
+    root = source.parent if images is None else Path(images)
+    write_own_site(out, table, kind=kind, root=root, choices=choices, source=SOURCE, say=say)
+
+
+def read_own_table(
+    file: Path, *, classes: Sequence[str], columns: Mapping[str, str], say: Callable[[str], object]
+) -> tuple[str, LabelTable]:
+    """Kind of labels, and the table; arguments as of :func:`prepare`.
+
+    Raises:
+        FedMendError: a table that cannot be used.
+    """
+    header, rows = open_table(file, columns)
+    return labels_of(header, rows, classes, file=file.name, say=say)
+
+
+def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[int, dict]]]:
+    """Header and rows of a table, the columns with the names that FedMend has for them.
+
+    Raises:
+        FedMendError: no such file or column, a name that two columns would have, or a row of another length.
+    """
+    where = file.name
+    if not file.is_file():
+        raise FedMendError(f"{where}: expected a table, not found")
+    header, records = read_csv(file, where, delimiters=DELIMITERS)
+    rows, header = list(records), [(name or "").strip() for name in header]
+    if lacking := [name for name in columns.values() if name not in header]:
+        raise FedMendError(f"{where}, header: expected the columns that --columns names, got none for {len(lacking)}")
+    new = {old: name for name, old in columns.items()}
+    shown = [new.get(name, name) for name in header]
+    if len(set(shown)) < len(shown):
+        raise FedMendError(f"{where}, header: expected each column once, got {len(shown) - len(set(shown))} twice")
+    for number, record in rows:
+        if None in record or None in record.values():
+            raise FedMendError(
+                f"{where} row {number}: expected {len(header)} fields as in the header, got another number"
+            )
+    return shown, [(n, dict(zip(shown, map(_cell, record.values()), strict=True))) for n, record in rows]
+
+
+def _cell(value: str) -> str:
+    value = value.strip()
+    return _WRITTEN.get(value, value)
+
+
+def labels_of(
+    header: Sequence[str],
+    rows: Iterable[tuple[int, dict]],
+    classes: Sequence[str],
+    *,
+    file: str,
+    say: Callable[[str], object],
+) -> tuple[str, LabelTable]:
+    """Kind of labels and table of rows that are open.
+
+    Args:
+        header: the columns, one of them ``image``.
+        rows: number and content of each row.
+        classes: see :func:`prepare`.
+        file: name of the table.
+        say: called with one line of text at a time.
+
+    Raises:
+        FedMendError: no classes, or rows that cannot be used.
+    """
+    if "image" not in header:
+        words = "a column 'image' (or --columns image=ITS_NAME)"
+        raise FedMendError(f"{file}, header: expected {words}, got {len(header)} other columns")
+    rows = list(rows)
+    kind = SINGLELABEL if "label" in header else MULTILABEL
+    if not classes and kind == SINGLELABEL:
+        classes = sorted({record["label"] for _, record in rows} - {""})
+    elif not classes:
+        classes = [name for name in header if name not in _OTHER]
+    labels = ["label"] if kind == SINGLELABEL else [name for name in header if name in classes]
+    if not labels or not 1 <= len(classes) <= MOST_CLASSES:
+        raise FedMendError(
+            f"{file}, header: expected a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with"
+            f" --classes), got {len(classes) if labels else 'none'}"
+        )
+    kept = [name for name in header if name in (*_OTHER, *labels)]
+    if others := len(header) - len(kept):
+        say(f"{others} other columns are left out")
+    shown = ((number, {name: record[name] for name in kept}) for number, record in rows)
+    try:
+        return kind, read_rows(kept, shown, kind, classes, file=file, where=file)
+    except FedMendError as e:
+        hint = "; name the columns of classes with --classes" if "expected 1, 0 or blank" in str(e) else ""
+        raise FedMendError(f"{e}{hint}") from None
+
+
+def column_names(words: Sequence[str]) -> dict[str, str]:
+    """``NAME=COLUMN`` → name and column.
+
+    Raises:
+        FedMendError: a word of another form.
+    """
+    pairs = [word.partition("=")[::2] for word in words]
+    if any(not name or not column for name, column in pairs) or len({name for name, _ in pairs}) < len(pairs):
+        raise FedMendError("argument columns: expected different words like image=File_Name, got others")
+    return dict(pairs)
+
+
+def class_arguments(parser: ArgumentParser) -> None:
+    """Adds how the columns of a table are to be understood."""
+    parser.add_argument(
+        "--classes",
+        default="",
+        help="all classes of the federation, comma-separated (default: all columns but image and patient)",
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        default=[],
+        metavar="NAME=COLUMN",
+        help="columns with other names, e.g. image=File patient=PatientID label=Diagnosis",
+    )
+
+
+def class_names(args: Namespace) -> tuple[str, ...]:
+    """What ``--classes`` says."""
+    return tuple(name.strip() for name in args.classes.split(",") if name.strip())
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="CSV file")
+    parser.add_argument("out", type=Path, help="the site folder that is made")
+    parser.add_argument("--images", type=Path, help="folder of the images (default: that of the CSV file)")
+    class_arguments(parser)
+    add_choices(parser)
+
+
+def _run(args: Namespace) -> None:
+    names = {"classes": class_names(args), "columns": column_names(args.columns)}
+    prepare(args.source, args.out, images=args.images, **names, choices=choices_of(args), progress=print)
+    print(done(args.out))
+
+
+COMMANDS = (
+    Command(
+        name="csv",
+        help="your own table of images and labels: one site folder",
+        add_arguments=_add_arguments,
+        run=_run,
+    ),
+)

@@ -1,0 +1,252 @@
+"""A hospital's own datalist, as MONAI and the Medical Segmentation Decathlon write them → its site folder.
+
+``{"training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}], "test": [...]}``: masks make a
+segmentation site, class numbers a single-label one, lists of 0 and 1 a multi-label one. Items without label, as the
+Decathlon's test images, are left out. An item may name its ``patient``. Without labelled items in the sections
+``validation`` or ``test`` those splits are drawn.
+"""
+
+import json
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from fedmend.data.datalist import SECTIONS
+from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL, stays_below, write_card
+from fedmend.data.readers import NIFTI_SUFFIXES
+from fedmend.data.volumes import has_value, load_nifti
+from fedmend.datasets.own_csv import class_names, labels_of
+from fedmend.datasets.own_site import (
+    SiteChoices,
+    add_choices,
+    check_files,
+    check_out,
+    choices_of,
+    done,
+    seen_card,
+    split_units,
+    splits_note,
+    write_own_site,
+)
+from fedmend.datasets.site_folders import root_in_card
+from fedmend.discovery import Command
+from fedmend.errors import FedMendError
+from fedmend.files import whole_folder
+from fedmend.json_files import read_json
+
+SOURCE = "own datalist"
+DATALIST = "datalist.json"
+LOOKED_AT = 5  # masks, of which each holds a volume
+Item = dict[str, object]  # image, label, patient and split
+
+
+def prepare(
+    source: Path,
+    out: Path,
+    *,
+    images: Path | None = None,
+    classes: Sequence[str] = (),
+    choices: SiteChoices,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Writes the site folder ``out``; images stay where they are, masks are copied into it.
+
+    Args:
+        source: the datalist.
+        out: folder that is not there yet, or empty.
+        images: folder that the paths in the datalist start from; None: that of the datalist.
+        classes: names of the classes, in the order of their numbers; empty: ``lesion``, or ``class_0``, ...
+        choices: what the hospital decides.
+        progress: called with one line of text at a time.
+
+    Raises:
+        FedMendError: a datalist that cannot be used, a file that is missing or outside its folder, masks with several
+            values, or ``out`` is taken.
+    """
+    say, source = progress or (lambda line: None), Path(source)
+    root = source.parent if images is None else Path(images)
+    items = read_items(source, say)
+    kinds = {_kind(item["label"]) for item in items}
+    if len(kinds) > 1 or None in kinds:
+        raise FedMendError(f"{source.name}: expected masks, class numbers or lists of 0 and 1 as labels, got a mixture")
+    if kinds == {SEGMENTATION}:
+        _write_volumes(out, items, root, classes, choices, source.name, say)
+        return
+    header, rows = _rows(items, kinds.pop(), classes, source.name)
+    kind, table = labels_of(header, rows, classes, file=source.name, say=say)
+    if len(table.images) < len(items):
+        raise FedMendError(f"{source.name}: expected each image once, got {len(items) - len(table.images)} repeated")
+    write_own_site(
+        out, table, kind=kind, root=root, choices=choices, source=SOURCE, parts=_parts(items, choices), say=say
+    )
+
+
+def read_items(file: Path, say: Callable[[str], object]) -> list[Item]:
+    """All items with a label, training ones first.
+
+    Raises:
+        FedMendError: a datalist that cannot be used.
+    """
+    try:
+        raw = read_json(file)
+    except (FileNotFoundError, IsADirectoryError):
+        raise FedMendError(f"{file.name}: expected a datalist, not found") from None
+    except ValueError:
+        raise FedMendError(f"{file.name}: expected JSON, got a file that does not parse") from None
+    if not isinstance(raw, dict) or not isinstance(raw.get("training"), list):
+        raise FedMendError(f"{file.name}: expected a list under 'training', got none")
+    items, unlabelled = [], 0
+    for split, section in SECTIONS.items():
+        listed = raw.get(section, [])
+        for number, given in enumerate(listed if isinstance(listed, list) else [None], 1):
+            where = f"{file.name}, {section} item {number}"
+            if isinstance(given, str) or (isinstance(given, dict) and given.get("label") is None):
+                unlabelled += 1
+                continue
+            image = given.get("image") if isinstance(given, dict) else None
+            if not isinstance(image, str) or not image or not stays_below(image):
+                raise FedMendError(f"{where}, field image: expected one path below the folder of the images, got none")
+            patient = given.get("patient", "")
+            path = PurePosixPath(image).as_posix()
+            items.append(
+                {"image": path, "label": given["label"], "patient": str(patient), "split": split, "where": where}
+            )
+    if unlabelled:
+        say(f"{unlabelled} items without label are left out")
+    if not items:
+        raise FedMendError(f"{file.name}: expected items with a label, got none")
+    return items
+
+
+def _kind(label: object) -> str | None:
+    if isinstance(label, str):
+        return SEGMENTATION if label.lower().endswith(NIFTI_SUFFIXES) else None
+    if type(label) is int and label >= 0:
+        return SINGLELABEL
+    return MULTILABEL if isinstance(label, list) and label and all(v in (0, 1, None) for v in label) else None
+
+
+def _parts(items: Sequence[Item], choices: SiteChoices) -> dict[str, np.ndarray]:
+    """Split → numbers of its items: those of the sections, and where one has none, drawn from the training ones."""
+    split_of = np.array([item["split"] for item in items])
+    given = {name: np.flatnonzero(split_of == name) for name in SECTIONS}
+    shares = {f"{name}_share": 0.0 for name in ("test", "val") if len(given[name])}
+    train = given["train"]
+    units = [items[i]["patient"] or f"item {i}" for i in train]
+    drawn = {name: train[index] for name, index in split_units(units, replace(choices, **shares)).items()}
+    return {**drawn, **{name: index for name, index in given.items() if name != "train" and len(index)}}
+
+
+def _rows(
+    items: Sequence[Item], kind: str, classes: Sequence[str], file: str
+) -> tuple[list[str], list[tuple[int, dict]]]:
+    """Items with labels of classes as header and rows of a table."""
+    labels = [item["label"] for item in items]
+    widths = {len(label) for label in labels} if kind == MULTILABEL else {max(labels) + 1}
+    names = list(classes) or [f"class_{c}" for c in range(max(widths))]
+    if len(widths) > 1 or max(widths) > len(names) or (kind == MULTILABEL and max(widths) < len(names)):
+        raise FedMendError(f"{file}: expected labels of {len(names)} classes, got others")
+    rows = []
+    for number, (item, label) in enumerate(zip(items, labels, strict=True), 1):
+        cells = {"label": names[label]} if kind == SINGLELABEL else dict(zip(names, map(_cell, label), strict=True))
+        rows.append((number, {"image": item["image"], "patient": item["patient"], **cells}))
+    return list(rows[0][1]), rows
+
+
+def _cell(value: int | None) -> str:
+    return "" if value is None else str(int(value))
+
+
+def _write_volumes(
+    out: Path,
+    items: Sequence[Item],
+    root: Path,
+    classes: Sequence[str],
+    choices: SiteChoices,
+    file: str,
+    say: Callable[[str], object],
+) -> None:
+    """A segmentation site: ``datalist.json`` and copies of the masks."""
+    check_out(out)
+    for name in ("image", "label"):
+        check_files([item[name] for item in items], root, lambda i, name=name: f"{items[i]['where']}, field {name}")
+    images = [item["image"] for item in items]
+    if len(set(images)) < len(images):
+        raise FedMendError(f"{file}: expected each image once, got {len(images) - len(set(images))} repeated")
+    if len(classes) > 1:
+        raise FedMendError(f"argument classes: expected one class of lesions, got {len(classes)}")
+    foreground, parts = _foreground(items, root), _parts(items, choices)
+    card, notes = seen_card(root, images, choices, say)
+    drawn = any(items[i]["split"] != name for name, index in parts.items() for i in index)
+    sizes, by = {name: len(index) for name, index in parts.items()}, "patient, or volume where none is named"
+    notes["splits"] = splits_note(sizes, choices.seed if drawn else None, by)
+    notes["foreground"] = f"the one value but 0 of the {min(LOOKED_AT, len(items))} masks that were looked at"
+    with whole_folder(out.resolve()) as folder:
+        (folder / "labels").mkdir()
+        listed = {section: [] for split, section in SECTIONS.items() if split in parts}
+        for split, index in parts.items():
+            for i in index:
+                label = items[i]["label"]
+                ending = ".nii.gz" if label.lower().endswith(".gz") else ".nii"
+                shutil.copyfile(root / label, folder / "labels" / f"{i + 1:05d}{ending}")
+                listed[SECTIONS[split]].append({"image": images[i], "label": f"labels/{i + 1:05d}{ending}"})
+        (folder / DATALIST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+        write_card(
+            folder,
+            task=SEGMENTATION,
+            classes=list(classes) or ["lesion"],
+            splits=dict.fromkeys(parts, DATALIST),
+            image_root=root_in_card(root.resolve(), out.resolve(), out.resolve().parent),
+            foreground=foreground,
+            provenance={"source": SOURCE, "seed": choices.seed},
+            notes=notes,
+            **card,
+        )
+    say(notes["splits"])
+
+
+def _foreground(items: Sequence[Item], root: Path) -> int:
+    """The one value of lesions in some of the masks."""
+    values: set[int] = set()
+    for item in items[:LOOKED_AT]:
+        where = f"{item['where']}, label"
+        _, voxels = load_nifti(root / item["label"], where)
+        present = np.unique(voxels)
+        whole = [int(v) for v in np.round(present)] if len(present) <= 256 else []
+        if not whole or min(whole) < 0 or not all(has_value(v, present).any() for v in whole):
+            raise FedMendError(f"{where}: expected a mask of whole numbers from 0, got others")
+        values |= set(whole) - {0}
+    if len(values) > 1:
+        raise FedMendError(
+            f"labels: expected masks of 0 and one other value, got {len(values)} other values; write masks of one of"
+            " them first"
+        )
+    return values.pop() if values else 1
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="datalist (JSON)")
+    parser.add_argument("out", type=Path, help="the site folder that is made")
+    parser.add_argument("--images", type=Path, help="folder that its paths start from (default: that of the datalist)")
+    parser.add_argument("--classes", default="", help="names of the classes, in the order of their numbers")
+    add_choices(parser)
+
+
+def _run(args: Namespace) -> None:
+    given = {"images": args.images, "classes": class_names(args), "choices": choices_of(args)}
+    prepare(args.source, args.out, **given, progress=print)
+    print(done(args.out))
+
+
+COMMANDS = (
+    Command(
+        name="datalist",
+        help="your own datalist of MONAI, volumes with masks or images with classes: one site folder",
+        add_arguments=_add_arguments,
+        run=_run,
+    ),
+)

@@ -1,0 +1,235 @@
+"""A hospital's own images and labels → its site folder: splits by patient, a card whose notes say why it is so.
+
+The images stay where they are. Patients become running numbers: nothing needs more than who is the same.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.look import look_at, notes_of, proposal, some_of
+from fedmend.data.manifest import WINDOWS, LabelTable, stays_below, write_card, write_table
+from fedmend.data.readers import is_window
+from fedmend.datasets.noisy_sites import hold_out
+from fedmend.datasets.site_folders import root_in_card
+from fedmend.errors import FedMendError
+from fedmend.files import whole_folder
+
+AS_SEEN = object()  # what a look at the images proposes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteChoices:
+    """What a hospital decides about its folder.
+
+    Attributes:
+        test_share: share of the patients in the test split, in [0, 1); 0 writes none.
+        val_share: share of the other patients in the validation split, in [0, 1); 0 writes none.
+        seed: of the split, 0 or more.
+        window: see :class:`fedmend.data.manifest.SiteCard`, or ``AS_SEEN``.
+
+    Raises:
+        FedMendError: a number out of its range, or an unknown window.
+    """
+
+    test_share: float = 0.2
+    val_share: float = 0.1
+    seed: int = 1037
+    window: object = AS_SEEN
+
+    def __post_init__(self):
+        if not (0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.seed >= 0):
+            raise FedMendError(
+                "arguments test_share, val_share and seed: expected 0 or numbers below 1, and at least 0, got"
+                f" {self.test_share}, {self.val_share} and {self.seed}"
+            )
+
+
+def check_files(images: Sequence[str], root: Path, where: Callable[[int], str]) -> None:
+    """Refuses an image that is missing or lies outside its folder, also behind a link.
+
+    Args:
+        images: paths below ``root``, with ``#`` and a number behind a file with several.
+        root: folder of the images.
+        where: index → words that name its row.
+
+    Raises:
+        FedMendError: names the first such row.
+    """
+    top = root.resolve()
+    for i, image in enumerate(images):
+        file = root / image
+        file = file.with_name(file.name.partition("#")[0])
+        if not stays_below(image) or not file.resolve().is_relative_to(top):
+            raise FedMendError(f"{where(i)}: expected a file below the folder of the images, got another")
+        if not file.is_file():
+            raise FedMendError(f"{where(i)}: expected a file below the folder of the images, not found")
+
+
+def split_units(units: Sequence[str], choices: SiteChoices) -> dict[str, np.ndarray]:
+    """Split → sorted numbers of its samples; samples of one unit (a patient) stay together.
+
+    Args:
+        units: N keys.
+        choices: shares and seed.
+
+    Raises:
+        FedMendError: too few units.
+    """
+    units = np.asarray(units, dtype=str)
+    rest, found = np.arange(len(units)), {}
+    for name, share in (("test", choices.test_share), ("val", choices.val_share)):
+        if share:
+            held = hold_out(units[rest], share, seed=choices.seed)
+            found[name], rest = rest[held], rest[~held]
+    return {"train": rest, **found}
+
+
+def write_own_site(
+    out: Path,
+    table: LabelTable,
+    *,
+    kind: str,
+    root: Path,
+    choices: SiteChoices,
+    source: str,
+    parts: Mapping[str, np.ndarray] | None = None,
+    say: Callable[[str], object] = lambda line: None,
+) -> None:
+    """Writes ``out``: a table for each split and the card.
+
+    Args:
+        out: folder that is not there yet, or empty.
+        table: all samples; rows without a patient are a unit each.
+        kind: ``multilabel`` or ``singlelabel``.
+        root: folder of the images.
+        choices: what the hospital decides.
+        source: what the card names as source.
+        parts: split → numbers of its samples; None: drawn as the hospital decides.
+        say: called with one line of text at a time.
+
+    Raises:
+        FedMendError: ``out`` is taken, an image is missing or outside its folder, none of those that are looked at can
+            be read, or there are too few patients.
+    """
+    check_out(out)
+    if not table.images:
+        raise FedMendError(f"{table.file}: expected at least one image, got none")
+    check_files(table.images, root, lambda i: f"{table.file} row {table.rows[i]}, column image")
+    units = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(table.patients)]
+    numbers = {unit: f"p{n}" for n, unit in enumerate(dict.fromkeys(u for u in units if u.startswith("p")), 1)}
+    drawn = parts is None
+    parts = split_units(units, choices) if drawn else parts
+    card, notes = seen_card(root, table.images, choices, say)
+    single = kind == "singlelabel"
+    notes["task"] = "one column 'label'" if single else "one column for each class"
+    by = "patient" if numbers else "image, as no column names patients"
+    notes["splits"] = splits_note({k: len(v) for k, v in parts.items()}, choices.seed if drawn else None, by)
+    columns = [name for name, has in zip(table.classes, table.annotated, strict=True) if has]
+    with whole_folder(out.resolve()) as folder:
+        for name, index in parts.items():
+            keys = [numbers.get(units[i], "") for i in index] if numbers else ()
+            labels = table.labels[index]
+            # One-hot rows, or all blank, become class numbers or -1.
+            shown = np.where(labels.max(1) == 1, labels.argmax(1), -1) if single else labels[:, table.annotated]
+            images = [table.images[i] for i in index]
+            write_table(folder / f"{name}.csv", images, shown, table.classes if single else columns, patients=keys)
+        write_card(
+            folder,
+            task=kind,
+            classes=table.classes,
+            splits={name: f"{name}.csv" for name in parts},
+            image_root=root_in_card(root.resolve(), out.resolve(), out.resolve().parent),
+            provenance={"source": source, "seed": choices.seed},
+            notes=notes,
+            **card,
+        )
+    say(f"{notes['splits']}; {len(numbers)} patients")
+
+
+def splits_note(sizes: Mapping[str, int], seed: int | None, by: str) -> str:
+    """Why the splits are as they are; without a seed they were given."""
+    how = "as in the list" if seed is None else f"drawn with seed {seed} by {by}"
+    return f"{how}: {', '.join(f'{name} {count}' for name, count in sizes.items())} images"
+
+
+def check_out(out: Path) -> None:
+    """Refuses a folder that holds something; makes the folder above.
+
+    Raises:
+        FedMendError: ``out`` is taken.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FedMendError("argument out: expected a folder that is empty or not there, got another")
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def seen_card(
+    root: Path, images: Sequence[str], choices: SiteChoices, say: Callable[[str], object]
+) -> tuple[dict, dict[str, str]]:
+    """The fields of the card that depend on the images, and field → reason.
+
+    Raises:
+        FedMendError: none of the images that are looked at can be read.
+    """
+    seen = look_at(root, some_of(images))
+    for line in seen.lines():
+        say(line)
+    if not seen.sizes:
+        reason = next(iter(seen.unreadable))
+        raise FedMendError(
+            f"images: expected some that can be read, got none of {sum(seen.formats.values())}: {reason}"
+        )
+    proposed = proposal(seen)
+    asked = {} if choices.window is AS_SEEN else {"window": choices.window}
+    notes = notes_of(proposed, asked)
+    card = {name: asked.get(name, value) for name, (value, _) in proposed.items() if name != "image_size"}
+    for name, why in notes.items():
+        say(f"{name}{f' = {card[name]}' if name in card else ''}: {why}")
+    return card, notes
+
+
+def parse_window(text: str) -> object:
+    """A window in words: ``file``, ``none``, a name, or ``40,80``.
+
+    Raises:
+        FedMendError: another word.
+    """
+    if text == "file" or text in WINDOWS:
+        return text
+    if text == "none":
+        return None
+    try:
+        centre, width = (float(word) for word in text.split(","))
+    except ValueError:
+        centre = width = 0.0
+    if not is_window(centre, width):
+        words = f"file, none, one of {sorted(WINDOWS)} or CENTRE,WIDTH"
+        raise FedMendError(f"argument window: expected {words}, got {text!r:.40}")
+    return (centre, width)
+
+
+def add_choices(parser: ArgumentParser) -> None:
+    """Adds the fields of :class:`SiteChoices`."""
+    defaults = SiteChoices()
+    for name in ("test_share", "val_share"):
+        words = f"share of the patients (default {getattr(defaults, name)}); 0 writes no such split"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name), help=words)
+    parser.add_argument("--seed", type=int, default=defaults.seed, help="of the split")
+    parser.add_argument(
+        "--window", help="file, none, brain, subdural, bone, lung or CENTRE,WIDTH (default: by a look at the images)"
+    )
+
+
+def choices_of(args: Namespace) -> SiteChoices:
+    """What :func:`add_choices` have parsed."""
+    window = AS_SEEN if args.window is None else parse_window(args.window)
+    return SiteChoices(test_share=args.test_share, val_share=args.val_share, seed=args.seed, window=window)
+
+
+def done(out: Path) -> str:
+    """The last line of a command."""
+    return f"the site folder is {out}; check it: fedmend sitecheck {out}"

@@ -1,0 +1,247 @@
+"""Asks a hospital about its data, looks at them, proposes each choice with a reason, and writes the site folder.
+
+Every question has a proposal, which an empty answer takes. The work is that of ``fedmend prepare csv``, ``datalist``
+and ``dicom``; a line says which command would do the same.
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmend.data.look import look_at, proposal, some_of
+from fedmend.data.manifest import CARD_NAME
+from fedmend.datasets import own_csv, own_datalist, own_dicom
+from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window
+from fedmend.errors import FedMendError
+
+NONE = "none"
+SAMPLE = 500  # rows that columns are judged by
+_CLASS_CELLS = {"", "0", "1"}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What has been said on the command line; None: it is asked.
+
+    Attributes:
+        folder: of the images.
+        labels: table or datalist, or the word ``none``.
+        out: the site folder.
+        classes: all classes of the federation, comma-separated.
+        columns: names of columns, see :func:`own_csv.column_names`.
+        window: see :func:`fedmend.datasets.own_site.parse_window`.
+        test_share: share of the patients in the test split.
+        val_share: share of the other patients in the validation split.
+        seed: of the split.
+    """
+
+    folder: str | None = None
+    labels: str | None = None
+    out: str | None = None
+    classes: str | None = None
+    columns: tuple[str, ...] | None = None
+    window: str | None = None
+    test_share: float | None = None
+    val_share: float | None = None
+    seed: int = SiteChoices.seed
+
+
+class Wizard:
+    """One conversation.
+
+    Args:
+        given: what needs no question.
+        ask: a question with its proposal → the answer.
+        say: takes a line.
+    """
+
+    def __init__(self, given: Answers, ask: Callable[[str], str], say: Callable[[str], object] = print):
+        self._given, self._ask, self._say = given, ask, say
+
+    def run(self) -> Path:
+        """Asks, and writes the folder that it gives back.
+
+        Raises:
+            FedMendError: data that cannot be used.
+        """
+        folder = Path(self._answer("folder", "Folder of the images", ".", "the images stay there"))
+        if not folder.is_dir():
+            raise FedMendError("init, folder of the images: expected a folder, not found")
+        labels = self._labels(folder)
+        if labels is not None and labels.suffix.lower() == ".json":
+            return self._datalist(folder, labels)
+        columns, classes, header, rows = self._columns(folder, labels)
+        by_key = labels is not None and "image" not in header
+        if labels is None or by_key:
+            return self._dicom(folder, labels, columns, classes)
+        _, table = own_csv.labels_of(header, rows, classes, file=labels.name, say=self._say)
+        choices = self._choices(folder, table.images)
+        out = self._out(folder)
+        self._tell("csv", labels, out, classes=classes, columns=columns, images=folder, choices=choices)
+        own_csv.prepare(labels, out, images=folder, classes=classes, columns=columns, choices=choices)
+        return self._end(out)
+
+    def _answer(self, name: str, question: str, proposed: object, why: str) -> str:
+        given = getattr(self._given, name)
+        if given is not None:
+            return str(given)
+        self._say(f"{question}: {proposed} is proposed: {why}")
+        try:
+            return self._ask(f"{question} [{proposed}]: ").strip() or str(proposed)
+        except EOFError:
+            raise FedMendError(
+                "init: expected an answer, got the end of the input; --yes takes what is proposed"
+            ) from None
+
+    def _labels(self, folder: Path) -> Path | None:
+        tables = sorted(f for f in folder.iterdir() if f.suffix.lower() in (".csv", ".tsv", ".json"))
+        proposed = tables[0] if tables else NONE
+        why = "the first table or datalist in the folder" if tables else "no CSV or JSON file lies in the folder"
+        answer = self._answer("labels", "Table of labels (CSV) or datalist (JSON)", proposed, why)
+        if answer == NONE:
+            return None
+        if not Path(answer).is_file():
+            raise FedMendError("init, table of labels: expected a file, not found")
+        return Path(answer)
+
+    def _columns(self, folder: Path, labels: Path | None):
+        """Names of columns, classes, and the table with these names."""
+        if labels is None:
+            words = self._answer(
+                "classes", "Classes, comma-separated", "finding", "each gets an empty column to fill in"
+            )
+            return {}, _words(words), [], []
+        header, rows = own_csv.open_table(labels, {})
+        guessed = guess_columns(header, [record for _, record in rows[:SAMPLE]], folder)
+        shown = " ".join(f"{name}={column}" for name, column in guessed.items()) or NONE
+        why = f"of the columns {', '.join(header)[:200]}"
+        if self._given.columns is None and guessed:
+            answer = self._answer("columns", "Columns with other names", shown, why)
+            columns = (
+                guessed if answer == shown else own_csv.column_names([] if answer == NONE else shlex.split(answer))
+            )
+        else:
+            columns = own_csv.column_names(self._given.columns or ())
+        header, rows = own_csv.open_table(labels, columns)
+        found = guess_classes(header, rows)
+        why = "all names in the column label" if "label" in header else "the columns of 1, 0 and blank"
+        words = self._answer("classes", "All classes of the federation, comma-separated", ",".join(found), why)
+        return columns, _words(words), header, rows
+
+    def _choices(self, folder: Path, images: Sequence[str]) -> SiteChoices:
+        seen = look_at(folder, some_of(images))
+        for line in seen.lines():
+            self._say(line)
+        window, why = proposal(seen)["window"]
+        shown = NONE if window is None else window if isinstance(window, str) else ",".join(f"{v:g}" for v in window)
+        answer = self._answer("window", "Window", shown, why)
+        chosen = AS_SEEN if answer == shown else parse_window(answer)
+        shares = {}
+        for name, split in (("test_share", "test"), ("val_share", "validation")):
+            why = "patient by patient; 0 makes no such split, and a site without a test split measures nothing"
+            shares[name] = self._share(name, f"Share of the {split} split", getattr(SiteChoices, name), why)
+        return SiteChoices(**shares, seed=self._given.seed, window=chosen)
+
+    def _share(self, name: str, question: str, proposed: float, why: str) -> float:
+        answer = self._answer(name, question, proposed, why)
+        try:
+            return float(answer)
+        except ValueError:
+            raise FedMendError(f"init, {name}: expected a number, got another answer") from None
+
+    def _out(self, folder: Path) -> Path:
+        resolved = folder.resolve()
+        proposed = resolved.with_name(f"{resolved.name}-site")
+        return Path(
+            self._answer("out", "Site folder to write", proposed, "beside the images, so that both can be moved")
+        )
+
+    def _datalist(self, folder: Path, labels: Path) -> Path:
+        items = own_datalist.read_items(labels, self._say)
+        choices = self._choices(folder, [item["image"] for item in items])
+        words = self._answer("classes", "Classes, comma-separated", "by the list", "a lesion, or class_0, class_1, ...")
+        classes = () if words == "by the list" else _words(words)
+        out = self._out(folder)
+        self._tell("datalist", labels, out, classes=classes, columns={}, images=folder, choices=choices)
+        own_datalist.prepare(labels, out, images=folder, classes=classes, choices=choices)
+        return self._end(out)
+
+    def _dicom(self, folder: Path, labels: Path | None, columns: Mapping[str, str], classes: Sequence[str]) -> Path:
+        choices = SiteChoices()
+        if labels is not None:
+            images, _ = own_dicom.find_images(folder)
+            choices = self._choices(folder, [image.image for image in images])
+        out = self._out(folder)
+        self._tell("dicom", folder, out, classes=classes, columns=columns, labels=labels, choices=choices)
+        how = {"labels": labels, "classes": classes, "columns": columns, "choices": choices, "progress": self._say}
+        own_dicom.prepare(folder, out, **how)
+        return out if labels is None else self._end(out)
+
+    def _tell(self, command: str, source: Path, out: Path, *, classes, columns, choices, **folders) -> None:
+        """The command that does the same."""
+        words = ["fedmend", "prepare", command, source, out]
+        words += [w for name, folder in folders.items() if folder is not None for w in (f"--{name}", folder)]
+        words += ["--classes", ",".join(classes)] if classes else []
+        words += ["--columns", *(f"{name}={column}" for name, column in columns.items())] if columns else []
+        window = choices.window
+        if window is not AS_SEEN:
+            shown = NONE if window is None else window if isinstance(window, str) else ",".join(map(str, window))
+            words.append(f"--window={shown}")
+        words += ["--test-share", choices.test_share, "--val-share", choices.val_share, "--seed", choices.seed]
+        self._say("the same again: " + shlex.join(map(str, words)))
+
+    def _end(self, out: Path) -> Path:
+        card = json.loads((out / CARD_NAME).read_text(encoding="utf-8"))
+        for name, why in card["notes"].items():
+            self._say(f"{name}{f' = {json.dumps(card[name])}' if name in card else ''}: {why}")
+        self._say(f"these reasons are in the notes of {CARD_NAME}")
+        self._say(done(out))
+        return out
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def guess_columns(header: Sequence[str], records: Sequence[Mapping[str, str]], root: Path) -> dict[str, str]:
+    """``image``, ``patient``, ``label`` → the column that seems to be it under another name.
+
+    Args:
+        header: the columns.
+        records: some rows.
+        root: folder of the images.
+    """
+    found = {}
+    others = [name for name in header if name not in own_dicom.KEYS]
+
+    def files(name: str) -> int:
+        return sum(bool(record[name]) and (root / record[name].partition("#")[0]).is_file() for record in records)
+
+    if "image" not in header and others and (most := max(others, key=files)) and files(most):
+        found["image"] = most
+    free = [name for name in others if name not in ("image", *found.values())]
+    keyed = "image" not in header and "image" not in found
+    patients = [name for name in free if "patient" in name.lower() and "age" not in name.lower()]
+    if "patient" not in header and patients and not keyed:
+        found["patient"] = patients[0]
+    free = [name for name in free if name not in ("patient", *found.values())]
+    if "label" not in header and not any(_is_class(record[name] for record in records) for name in free):
+        few = [n for n in free if 2 <= len({record[n] for record in records} - {""}) <= max(2, len(records) // 4)]
+        found |= {"label": few[0]} if few else {}
+    return found
+
+
+def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]]) -> list[str]:
+    """The names in the column ``label``, or the columns of 1, 0 and blank."""
+    records = [record for _, record in rows]
+    if "label" in header:
+        return sorted({record["label"] for record in records} - {""})
+    free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS)]
+    return [name for name in free if _is_class(record[name] for record in records)]
+
+
+def _is_class(cells) -> bool:
+    cells = set(cells)
+    return "1" in cells and cells <= _CLASS_CELLS

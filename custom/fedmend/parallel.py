@@ -1,0 +1,65 @@
+"""Work on many files, on several cores where it takes long enough."""
+
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import TypeVar
+
+T, R = TypeVar("T"), TypeVar("R")
+SAMPLE, WORTH = 0.2, 2.0  # seconds: work that is timed here, and that other processes must save to be worth their start
+SHARES = 16  # messages to each process, so that none waits long for the last one
+
+ALLOWED: ContextVar[int] = ContextVar("threads of the site", default=0)  # 0: any number
+
+
+def cores() -> int:
+    """Cores that this site may use."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ALLOWED.get() or there
+
+
+def mapped(work: Callable[[T], R], items: Sequence[T], *, processes: int | None = None) -> Iterator[R]:
+    """The results of ``work``, in the order of ``items``.
+
+    The first ones are made here and timed; where the others would take long, processes make them.
+
+    Args:
+        work: a function that other processes can import, or a partial of one.
+        items: what it is called with.
+        processes: at most; None: one per core that this site may use.
+    """
+    spent = done = 0
+    processes = processes or cores()
+    for done, item in enumerate(items, 1):
+        started = time.monotonic()
+        result = work(item)
+        spent += time.monotonic() - started
+        yield result
+        if processes > 1 and spent > SAMPLE and spent / done * (len(items) - done) * (1 - 1 / processes) > WORTH:
+            break
+    if rest := items[done:]:
+        # spawn: the caller may hold threads and CUDA, which a fork would not survive
+        context, chunk = multiprocessing.get_context("spawn"), max(1, len(rest) // (processes * SHARES))
+        with ProcessPoolExecutor(min(processes, len(rest)), mp_context=context) as pool:
+            yield from pool.map(work, rest, chunksize=chunk)
+
+
+def threaded(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """The results of ``work``, in the order of ``items``, by a thread per core that this site may use.
+
+    For work that leaves Python most of the time. Few items are in the making at once, and few more are made after an
+    error.
+    """
+    count = cores()
+    with ThreadPoolExecutor(count) as pool:
+        pending: deque = deque()
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) > count:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()

@@ -1,0 +1,241 @@
+"""A hospital's own table as a site folder."""
+
+import json
+
+import numpy as np
+import pytest
+from factories import make_dicom, pixels, refused, write_png
+from PIL import Image
+
+from fedmend.data.manifest import load_card, load_table
+from fedmend.data.readers import read_image
+from fedmend.datasets.own_csv import column_names, prepare
+from fedmend.datasets.own_site import SiteChoices, parse_window
+from fedmend.errors import FedMendError
+
+CHOICES = SiteChoices(test_share=0.25, val_share=0.25)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes 16 pictures of 8 patients and a table of their labels; gives its path."""
+
+    def write(header="image,patient,a,b", row="{i}.png,Patient {p},{a},{b}", *, encoding="utf-8", rows=16):
+        for i in range(rows):
+            write_png(tmp_path / "data" / f"{i}.png", i, 40)
+        cells = ({"i": i, "p": i // 2, "a": i % 2, "b": "" if i % 3 else 1, "c": "xyz"[i % 3]} for i in range(rows))
+        lines = [header, *(row.format(**cell) for cell in cells)]
+        (tmp_path / "data" / "labels.csv").write_text("\r\n".join(lines) + "\r\n", encoding=encoding)
+        return tmp_path / "data" / "labels.csv"
+
+    return write
+
+
+def prepared(source, out, **options):
+    prepare(source, out, choices=options.pop("choices", CHOICES), **options)
+    card = load_card(out, "site-1")
+    return card, {name: load_table(card, file, card.classes) for name, file in card.splits.items()}
+
+
+def rows_of(tables):
+    return {
+        image: tuple(labels.tolist())
+        for table in tables.values()
+        for image, labels in zip(table.images, table.labels, strict=True)
+    }
+
+
+EXPECTED = {f"{i}.png": (i % 2, -1 if i % 3 else 1) for i in range(16)}
+
+
+def test_every_row_keeps_its_labels_and_every_patient_is_in_one_split(table, tmp_path):
+    card, tables = prepared(table(), tmp_path / "out")
+    assert (card.kind, card.classes, card.window, card.color) == ("multilabel", ("a", "b"), None, False)
+    assert rows_of(tables) == EXPECTED
+    assert {name: len(t.images) for name, t in tables.items()} == {"train": 8, "test": 4, "val": 4}
+    seen = [set(t.patients) for t in tables.values()]
+    assert sum(map(len, seen)) == len(set.union(*seen)) == 8
+    assert read_image(card.image_root / "3.png", card.window).shape == (40, 40)
+
+
+def test_patients_become_numbers_and_no_file_of_the_site_folder_names_one(table, tmp_path):
+    _, tables = prepared(table(), tmp_path / "out")
+    assert {p for t in tables.values() for p in t.patients} == {f"p{n}" for n in range(1, 9)}
+    for file in (tmp_path / "out").iterdir():
+        assert "Patient" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "encoding"),
+    [
+        ("image;patient;a;b", "{i}.png;Patient {p};{a};{b}", "utf-8-sig"),
+        ("image\tpatient\ta\tb", "{i}.png\tPatient {p}\t{a}\t{b}", "utf-8"),
+        ('" image ","patient",a,b', '"{i}.png ","Patient, {p}",{a}.0,{b}', "utf-8-sig"),
+    ],
+)
+def test_tables_of_spreadsheets_are_understood(table, tmp_path, header, row, encoding):
+    _, tables = prepared(table(header, row, encoding=encoding), tmp_path / "out")
+    assert rows_of(tables) == EXPECTED
+    assert len({p for t in tables.values() for p in t.patients}) == 8
+
+
+def test_columns_of_other_names_are_named_and_other_columns_left_out(table, tmp_path):
+    source = table("Datei,PatID,Alter,A!,b", "{i}.png,Patient {p},63,{a},{b}")
+    columns = {"image": "Datei", "patient": "PatID", "a": "A!"}
+    told = []
+    card, tables = prepared(source, tmp_path / "out", columns=columns, classes=("c", "a", "b"), progress=told.append)
+    assert card.classes == ("c", "a", "b")
+    assert tables["train"].annotated.tolist() == [False, True, True]
+    assert rows_of(tables) == {image: (-1, *labels) for image, labels in EXPECTED.items()}
+    assert "1 other columns are left out" in told
+
+
+@pytest.mark.parametrize(("given", "classes"), [((), ("x", "y", "z")), (("z", "w", "y", "x"),) * 2])
+def test_a_column_of_class_names_makes_single_label_data(table, tmp_path, given, classes):
+    card, tables = prepared(table("image,label", "{i}.png,{c}"), tmp_path / "out", classes=given)
+    assert (card.kind, card.classes) == ("singlelabel", classes)
+    for image, labels in rows_of(tables).items():
+        assert classes[labels.index(1)] == "xyz"[int(image[:-4]) % 3]
+    assert all(set(t.patients) == {""} for t in tables.values())
+
+
+def test_a_blank_label_stays_blank(table, tmp_path):
+    _, tables = prepared(table("image,label", "{i}.png,{b}"), tmp_path / "out", classes=("1", "2"))
+    assert rows_of(tables) == {f"{i}.png": (-1, -1) if i % 3 else (1, 0) for i in range(16)}
+
+
+def test_the_same_seed_gives_the_same_split(table, tmp_path):
+    source = table()
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        prepare(source, tmp_path / name, choices=SiteChoices(seed=seed))
+    read = [(tmp_path / name / "test.csv").read_text() for name in "abc"]
+    assert read[0] == read[1] != read[2]
+
+
+def test_without_shares_all_rows_are_for_training(table, tmp_path):
+    card, _ = prepared(table(), tmp_path / "out", choices=SiteChoices(test_share=0, val_share=0))
+    assert card.splits == {"train": "train.csv"}
+
+
+def test_the_card_says_why_each_choice_was_made(table, tmp_path):
+    prepare(table(), tmp_path / "out", choices=CHOICES)
+    notes = json.loads((tmp_path / "out" / "site.json").read_text())["notes"]
+    assert notes["window"] == "pictures in 8 bits are taken as they are"
+    assert notes["color"] == "no picture that was looked at has colour"
+    assert notes["splits"] == "drawn with seed 1037 by patient: train 8, test 4, val 4 images"
+    assert notes["image_size"].startswith("32 for image_size of a job")
+
+
+def test_pictures_in_colour_are_read_in_colour(table, tmp_path):
+    source = table()
+    for i in range(16):
+        write_png(tmp_path / "data" / f"{i}.png", i, color=True)
+    assert prepared(source, tmp_path / "out")[0].color
+
+
+def test_ct_of_the_head_gets_the_window_for_the_brain_and_another_one_if_asked(table, tmp_path):
+    source = table("image,a", "{i}.dcm,{a}")
+    for i in range(16):
+        make_dicom(tmp_path / "data" / f"{i}.dcm", pixels(i), Modality="CT", BodyPartExamined="HEAD")
+    assert prepared(source, tmp_path / "a")[0].window == (40, 80)
+    asked = SiteChoices(window=(600.0, 2800.0))
+    assert prepared(source, tmp_path / "b", choices=asked)[0].window == (600, 2800)
+    notes = json.loads((tmp_path / "b" / "site.json").read_text())["notes"]
+    assert notes["window"].startswith('as asked; looking at the images would give "brain": CT of the body part HEAD')
+
+
+def test_images_may_lie_elsewhere(table, tmp_path):
+    source = table()
+    source.rename(tmp_path / "labels.csv")
+    card, _ = prepared(tmp_path / "labels.csv", tmp_path / "out", images=tmp_path / "data")
+    assert card.image_root == tmp_path / "data"
+    assert json.loads((tmp_path / "out" / "site.json").read_text())["image_root"] == "../data"
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "sentence"),
+    [
+        ("file,a", "{i}.png,{a}", "labels.csv, header: expected a column 'image' (or --columns image=ITS_NAME), got 2"
+         " other columns"),
+        ("image,a,a", "{i}.png,{a},1", "labels.csv, header: expected each column once, got 1 twice"),
+        ("image,patient", "{i}.png,{p}", "labels.csv, header: expected a column 'label' or 1 to 200 columns of classes"
+         " (name them with --classes), got none"),
+        ("image,a,Name", "{i}.png,{a},Jane", "labels.csv row 2, column Name: expected 1, 0 or blank, got text of 4"
+         " characters; name the columns of classes with --classes"),
+        ("image,a", "../{i}.png,{a}", "labels.csv row 2, column image: expected a path below image_root, got another"),
+        ("image,a", "/etc/{i},{a}", "labels.csv row 2, column image: expected a path below image_root, got another"),
+        ("image,a", "x{i}.png,{a}", "labels.csv row 2, column image: expected a file below the folder of the images,"
+         " not found"),
+        ("image,a", "{i}.png,{a},1", "labels.csv row 2: expected 2 fields as in the header, got another number"),
+        ("image,a", "1.png,{a}", "labels.csv row 3: expected the labels of row 2, which names the same image, got"
+         " others"),
+        ("image,label", "{i}.png,", "labels.csv, header: expected a column 'label' or 1 to 200 columns of classes (name"
+         " them with --classes), got 0"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_used_is_refused(table, tmp_path, header, row, sentence):
+    with refused(sentence):
+        prepare(table(header, row), tmp_path / "out", choices=CHOICES)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_encoding_is_refused(table, tmp_path):
+    with refused("labels.csv: expected UTF-8 text, got another encoding"):
+        prepare(table("image,a,b\u00fc", "{i}.png,{a},1", encoding="cp1252"), tmp_path / "out", choices=CHOICES)
+
+
+def test_a_missing_table_or_column_is_refused(table, tmp_path):
+    with refused("no.csv: expected a table, not found"):
+        prepare(tmp_path / "no.csv", tmp_path / "out", choices=CHOICES)
+    with refused("labels.csv, header: expected the columns that --columns names, got none for 1"):
+        prepare(table(), tmp_path / "out", choices=CHOICES, columns={"image": "File"})
+
+
+def test_a_link_out_of_the_folder_of_the_images_is_refused(table, tmp_path):
+    source = table()
+    write_png(tmp_path / "secret.png")
+    (tmp_path / "data" / "4.png").unlink()
+    (tmp_path / "data" / "4.png").symlink_to(tmp_path / "secret.png")
+    sentence = "labels.csv row 6, column image: expected a file below the folder of the images, got another"
+    with refused(sentence):
+        prepare(source, tmp_path / "out", choices=CHOICES)
+
+
+def test_images_that_nobody_can_read_are_refused(table, tmp_path):
+    source = table()
+    for i in range(16):
+        Image.fromarray(np.full((4, 4), 1000, dtype=np.uint16)).save(tmp_path / "data" / f"{i}.png")
+    with refused("images: expected some that can be read, got none of 16: expected an 8-bit picture, got mode I;16"):
+        prepare(source, tmp_path / "out", choices=CHOICES)
+
+
+def test_a_folder_with_content_is_not_written_into(table, tmp_path):
+    source = table()
+    with refused("argument out: expected a folder that is empty or not there, got another"):
+        prepare(source, tmp_path / "data", choices=CHOICES)
+
+
+def test_shares_out_of_their_range_are_refused():
+    with pytest.raises(FedMendError, match="test_share, val_share and seed: expected 0 or numbers below 1"):
+        SiteChoices(test_share=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [("file", "file"), ("brain", "brain"), ("none", None), ("40,80", (40, 80)), ("-6,1.5", (-6, 1.5))],
+)
+def test_a_window_is_read_from_words(text, window):
+    assert parse_window(text) == window
+
+
+@pytest.mark.parametrize("text", ["", "skin", "40", "40,0", "40,nan", "1,2,3"])
+def test_other_words_are_no_window(text):
+    with pytest.raises(FedMendError, match="argument window: expected file, none, one of"):
+        parse_window(text)
+
+
+def test_names_of_columns_are_read_from_words():
+    assert column_names(["image=File Name", "a=x=y"]) == {"image": "File Name", "a": "x=y"}
+    for words in (["image"], ["=x"], ["a="], ["a=b", "a=c"]):
+        with pytest.raises(FedMendError, match="argument columns: expected different words"):
+            column_names(words)

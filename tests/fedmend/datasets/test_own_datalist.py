@@ -1,0 +1,165 @@
+"""A datalist of MONAI as a site folder."""
+
+import json
+
+import nibabel
+import numpy as np
+import pytest
+from factories import refused, write_png
+
+from fedmend.data.datalist import load_datalist
+from fedmend.data.manifest import load_card, load_table
+from fedmend.data.volumes import read_pair
+from fedmend.datasets.own_datalist import prepare
+from fedmend.datasets.own_site import SiteChoices
+
+CHOICES = SiteChoices(test_share=0.25, val_share=0)
+CASES = 8
+
+
+def volume(path, values):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
+
+
+@pytest.fixture
+def decathlon(tmp_path):
+    """Writes volumes with masks and their datalist, as the Decathlon has them; gives the latter's path."""
+
+    def write(value=1, **sections):
+        for i in range(CASES):
+            rng = np.random.default_rng(i)
+            volume(tmp_path / "data" / "imagesTr" / f"{i}.nii.gz", rng.integers(1, 900, (6, 6, 4)).astype(np.int16))
+            volume(
+                tmp_path / "data" / "labelsTr" / f"{i}.nii.gz", (rng.random((6, 6, 4)) > 0.5).astype(np.uint8) * value
+            )
+        items = [
+            {"image": f"./imagesTr/{i}.nii.gz", "label": f"./labelsTr/{i}.nii.gz", "fold": 0} for i in range(CASES)
+        ]
+        listed = {"name": "MS", "training": items, "test": ["./imagesTs/99.nii.gz"], **sections}
+        (tmp_path / "data" / "dataset.json").write_text(json.dumps(listed))
+        return tmp_path / "data" / "dataset.json"
+
+    return write
+
+
+def cases(out):
+    card = load_card(out, "site-1")
+    return card, {split: load_datalist(card, file, split) for split, file in card.splits.items()}
+
+
+def test_every_volume_keeps_its_mask_and_a_share_is_held_out(decathlon, tmp_path):
+    told = []
+    prepare(decathlon(), tmp_path / "out", choices=CHOICES, progress=told.append)
+    card, found = cases(tmp_path / "out")
+    assert (card.kind, card.classes, card.window, card.foreground) == ("segmentation", ("lesion",), None, 1)
+    assert {split: len(items) for split, items in found.items()} == {"train": 6, "test": 2}
+    assert len({item.name for items in found.values() for item in items}) == CASES
+    for item in (item for items in found.values() for item in items):
+        original = item.name.replace("images", "labels")
+        mask = np.asarray(nibabel.load(tmp_path / "data" / original).dataobj)
+        assert np.array_equal(read_pair(item, "case")[1], mask == 1)
+    assert "1 items without label are left out" in told
+
+
+def test_sections_of_the_list_are_kept(decathlon, tmp_path):
+    def items(numbers):
+        return [{"image": f"imagesTr/{i}.nii.gz", "label": f"labelsTr/{i}.nii.gz"} for i in numbers]
+
+    source = decathlon(training=items(range(5)), validation=items([5]), test=items([6, 7]))
+    prepare(source, tmp_path / "out", choices=SiteChoices(test_share=0.5, val_share=0.5))
+    _, found = cases(tmp_path / "out")
+    assert {split: len(items) for split, items in found.items()} == {"train": 5, "val": 1, "test": 2}
+    assert [item.name for item in found["test"]] == ["imagesTr/6.nii.gz", "imagesTr/7.nii.gz"]
+    notes = json.loads((tmp_path / "out" / "site.json").read_text())["notes"]
+    assert notes["splits"] == "as in the list: train 5, val 1, test 2 images"
+
+
+def test_volumes_of_a_patient_stay_in_one_split(decathlon, tmp_path):
+    source = decathlon()
+    listed = json.loads(source.read_text())
+    for i, item in enumerate(listed["training"]):
+        item["patient"] = f"Jane {i // 2}"
+    source.write_text(json.dumps(listed))
+    prepare(source, tmp_path / "out", choices=CHOICES)
+    _, found = cases(tmp_path / "out")
+    owners = [{int(item.name.split("/")[1][0]) // 2 for item in items} for items in found.values()]
+    assert not set.intersection(*owners)
+    assert "Jane" not in (tmp_path / "out" / "datalist.json").read_text()
+
+
+def test_masks_of_another_value_are_read_with_it(decathlon, tmp_path):
+    prepare(decathlon(value=4), tmp_path / "out", choices=CHOICES, classes=("plaque",))
+    card, found = cases(tmp_path / "out")
+    assert (card.foreground, card.classes) == (4, ("plaque",))
+    assert read_pair(found["train"][0], "case", card.foreground)[1].any()
+
+
+def test_masks_of_several_values_are_refused(decathlon, tmp_path):
+    source = decathlon()
+    volume(tmp_path / "data" / "labelsTr" / "1.nii.gz", np.arange(144, dtype=np.uint8).reshape(6, 6, 4) % 3)
+    with refused(
+        "labels: expected masks of 0 and one other value, got 2 other values; write masks of one of them first"
+    ):
+        prepare(source, tmp_path / "out", choices=CHOICES)
+
+
+@pytest.mark.parametrize(
+    ("label", "given", "kind", "classes", "row"),
+    [
+        (2, ("x", "y", "z"), "singlelabel", ("x", "y", "z"), [0, 0, 1]),
+        (2, (), "singlelabel", ("class_0", "class_1", "class_2"), [0, 0, 1]),
+        ([1, 0, None], ("x", "y", "z"), "multilabel", ("x", "y", "z"), [1, 0, -1]),
+    ],
+)
+def test_class_numbers_and_lists_of_classes_become_tables(tmp_path, label, given, kind, classes, row):
+    items = []
+    for i in range(CASES):
+        write_png(tmp_path / "data" / f"{i}.png", i)
+        items.append({"image": f"{i}.png", "label": i % 3 if i and isinstance(label, int) else label})
+    (tmp_path / "data" / "list.json").write_text(json.dumps({"training": items}))
+    prepare(tmp_path / "data" / "list.json", tmp_path / "out", classes=given, choices=CHOICES)
+    card = load_card(tmp_path / "out", "site-1")
+    assert (card.kind, set(card.classes)) == (kind, set(classes))
+    tables = [load_table(card, file, classes) for file in card.splits.values()]
+    assert [len(table.images) for table in tables] == [6, 2]
+    rows = {image: labels.tolist() for t in tables for image, labels in zip(t.images, t.labels, strict=True)}
+    assert rows["0.png"] == row
+
+
+GOOD = {"image": "imagesTr/0.nii.gz", "label": "labelsTr/0.nii.gz"}
+BELOW = "dataset.json, training item 1, field image: expected one path below the folder of the images, got none"
+
+
+@pytest.mark.parametrize(
+    ("items", "sentence"),
+    [
+        ([{**GOOD, "image": "../x.nii.gz"}], BELOW),
+        ([{**GOOD, "image": ["a", "b"]}], BELOW),
+        ([7], BELOW),
+        ([{**GOOD, "label": "../../x.nii.gz"}], "dataset.json, training item 1, field label: expected a file below the"
+         " folder of the images, got another"),
+        ([{**GOOD, "image": "no.nii.gz"}], "dataset.json, training item 1, field image: expected a file below the"
+         " folder of the images, not found"),
+        ([GOOD, {**GOOD, "label": 1}], "dataset.json: expected masks, class numbers or lists of 0 and 1 as labels, got"
+         " a mixture"),
+        ([{**GOOD, "label": "benign"}], "dataset.json: expected masks, class numbers or lists of 0 and 1 as labels, got"
+         " a mixture"),
+        ([GOOD] * 3, "dataset.json: expected each image once, got 2 repeated"),
+        (["a", "b"], "dataset.json: expected items with a label, got none"),
+        (None, "dataset.json: expected a list under 'training', got none"),
+    ],
+)  # fmt: skip
+def test_a_list_that_cannot_be_used_is_refused(decathlon, tmp_path, items, sentence):
+    source = decathlon(training=items, test=[])
+    with refused(sentence):
+        prepare(source, tmp_path / "out", choices=CHOICES)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_no_json_or_none_is_refused(tmp_path):
+    with refused("no.json: expected a datalist, not found"):
+        prepare(tmp_path / "no.json", tmp_path / "out", choices=CHOICES)
+    (tmp_path / "x.json").write_text("{")
+    with refused("x.json: expected JSON, got a file that does not parse"):
+        prepare(tmp_path / "x.json", tmp_path / "out", choices=CHOICES)

@@ -1,0 +1,259 @@
+"""DICOM files as archives export them."""
+
+import csv
+import json
+
+import numpy as np
+import pydicom
+import pytest
+from factories import make_dicom, pixels, refused, write_png
+from pydicom import uid
+from pydicom.dataset import Dataset
+
+from fedmend.data.manifest import load_card, load_table
+from fedmend.data.readers import read_raw
+from fedmend.datasets.own_dicom import find_images, prepare
+from fedmend.datasets.own_site import SiteChoices
+
+CHOICES = SiteChoices(test_share=0.25, val_share=0)
+AXIAL = [1, 0, 0, 0, 1, 0]
+
+
+def place(folder, name, *, patient=1, study=1, series=1, height=0.0, number=1, stored=None, **fields):
+    """A slice with the UIDs of its patient, study and series."""
+    about = {
+        "PatientID": f"MRN{patient}",
+        "StudyInstanceUID": f"1.2.{patient}.{study}",
+        "SeriesInstanceUID": f"1.2.{patient}.{study}.{series}",
+        "SOPInstanceUID": f"1.2.{patient}.{study}.{series}.{number}",
+        "AccessionNumber": f"A{patient}{study}",
+        "InstanceNumber": number,
+        "ImagePositionPatient": [0, 0, height],
+        "ImageOrientationPatient": AXIAL,
+        "Modality": "CT",
+    }
+    make_dicom(folder / name, pixels(number, 16) if stored is None else stored, **{**about, **fields})
+
+
+@pytest.fixture
+def export(tmp_path):
+    """Two patients with a series of three slices each, files in no order, at different depths."""
+    folder = tmp_path / "export"
+    for patient in (2, 1):
+        for number, (name, height) in enumerate([("b", 5.0), ("deep/er/a", -2.5), ("IM0001", 0.0)], 1):
+            place(folder / f"P{patient}", name, patient=patient, height=height, number=number)
+    return folder
+
+
+def table_of(out):
+    with open(out / "images.csv", newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def prepared(export, out, labels, **options):
+    """Writes the labels, prepares the site folder; image → its labels, 9 in the place of none."""
+    file = export.parent / "labels.csv"
+    file.write_text(labels)
+    prepare(export, out, labels=file, choices=CHOICES, **options)
+    card = load_card(out, "site-1")
+    tables = [load_table(card, name, card.classes) for name in card.splits.values()]
+    return card, {
+        image: (patient, *row.tolist())
+        for table in tables
+        for image, patient, row in zip(table.images, table.patients, table.labels, strict=True)
+    }
+
+
+def test_slices_are_sorted_along_their_normal_whatever_their_names_and_numbers(export):
+    images, passed = find_images(export)
+    assert [image.image for image in images] == [
+        f"P{p}/{name}" for p in (1, 2) for name in ("deep/er/a", "IM0001", "b")
+    ]
+    assert not passed
+
+
+def test_the_normal_of_other_slices_is_theirs(tmp_path):
+    for number, side in enumerate([3.0, -1.0, 2.0], 1):
+        fields = {"ImageOrientationPatient": [0, 1, 0, 0, 0, 1], "ImagePositionPatient": [side, 9 - side, 0]}
+        place(tmp_path, f"s{number}", number=number, **fields)
+    assert [image.image for image in find_images(tmp_path)[0]] == ["s2", "s3", "s1"]
+
+
+def test_without_a_place_the_numbers_of_the_images_count(tmp_path):
+    for name, number in (("a", 10), ("b", 9), ("c", 2)):
+        position = [0, 0, -10] if name == "a" else []
+        place(tmp_path, name, number=number, ImagePositionPatient=position)
+    assert [image.image for image in find_images(tmp_path)[0]] == ["c", "b", "a"]
+
+
+def test_frames_are_images_of_their_own_sorted_along_the_normal(tmp_path):
+    frames = []
+    for height in (2.0, 0.0, 1.0):
+        frame, plane = Dataset(), Dataset()
+        plane.ImagePositionPatient = [0, 0, height]
+        frame.PlanePositionSequence = [plane]
+        frames.append(frame)
+    shared, turn = Dataset(), Dataset()
+    turn.ImageOrientationPatient = AXIAL
+    shared.PlaneOrientationSequence = [turn]
+    stored = np.arange(3)[:, None, None] * np.ones((3, 16, 16))
+    place(
+        tmp_path,
+        "film",
+        stored=stored,
+        NumberOfFrames=3,
+        PerFrameFunctionalGroupsSequence=frames,
+        SharedFunctionalGroupsSequence=[shared],
+    )
+    names = [image.image for image in find_images(tmp_path)[0]]
+    assert names == ["film#1", "film#2", "film#0"]
+    assert read_raw(tmp_path / names[1], (0.0, 1.0)).values[0, 0] == 2
+
+
+def test_other_files_are_counted_and_passed_over(export, tmp_path):
+    (export / "DICOMDIR").write_bytes(b"x")
+    (export / "report.txt").write_text("text")
+    write_png(export / "scout.png")
+    place(export, "report", number=7, Modality="SR")
+    place(export, "colour", number=8, SamplesPerPixel=3)
+    place(export, "a#1", number=9)
+    (export / "line\nbreak").write_bytes(b"")
+    place(tmp_path / "outside", "secret", patient=9)
+    (export / "link").symlink_to(tmp_path / "outside" / "secret")
+    whole = (export / "P1" / "b").read_bytes()
+    (export / "cut").write_bytes(whole[:300])
+    images, passed = find_images(export)
+    assert len(images) == 6
+    assert passed == {
+        "DICOMDIR": 1,
+        "files of other kinds": 1,
+        "pictures and volumes of other formats": 1,
+        "DICOM without images, e.g. reports": 2,  # a file that ends before its Rows has none either
+        "DICOM in colour": 1,
+        "names with # or signs that cannot be printed": 2,
+        "links that lead out of the folder": 1,
+    }
+
+
+@pytest.mark.parametrize("fields", [{"NumberOfFrames": 2**31 - 1}, {"InstanceNumber": 2**31 - 1, "NumberOfFrames": -1}])
+def test_a_header_that_asks_for_too_much_is_a_damaged_file(tmp_path, fields):
+    place(tmp_path, "a", **fields)
+    images, passed = find_images(tmp_path)
+    assert (images, passed) == ([], {"damaged DICOM files": 1})
+
+
+def test_a_transfer_syntax_that_cannot_be_decoded_here_is_named_with_the_packages_for_it(export, tmp_path, monkeypatch):
+    for name in ("P1/b", "P2/b"):
+        dataset = pydicom.dcmread(export / name)
+        dataset.compress(uid.JPEGLSLossless)
+        dataset.save_as(export / name)
+    assert len(find_images(export)[0]) == 6
+    monkeypatch.setattr(pydicom.pixels.get_decoder(uid.JPEGLSLossless), "_available", {})
+    with refused(
+        "dicom: expected transfer syntaxes that can be decoded here (pip install .[dicom]), got also JPEG-LS Lossless"
+        " Image Compression (2 files)"
+    ):
+        prepare(export, tmp_path / "out", choices=CHOICES)
+
+
+def test_without_labels_a_table_to_be_labelled_is_written_that_names_no_patient(export, tmp_path):
+    prepare(export, tmp_path / "out", classes=("a", "b"), choices=CHOICES)
+    rows = table_of(tmp_path / "out")
+    assert rows[1] == {
+        **{"image": "P1/IM0001", "patient": "p1", "study": "1", "series": "1", "slice": "2", "modality": "CT"},
+        **{"a": "", "b": ""},
+    }
+    assert [(row["patient"], row["slice"]) for row in rows] == [(f"p{p}", f"{s}") for p in (1, 2) for s in (1, 2, 3)]
+    assert "MRN" not in (tmp_path / "out" / "images.csv").read_text()
+
+
+def test_the_table_filled_in_becomes_a_site_folder(export, tmp_path):
+    from fedmend.datasets import own_csv
+
+    prepare(export, tmp_path / "out", classes=("a", "b"), choices=CHOICES)
+    file = tmp_path / "out" / "images.csv"
+    file.write_text(file.read_text().replace(",CT,,", ",CT,1,0"))
+    own_csv.prepare(file, tmp_path / "site", images=export, classes=("a", "b", "c"), choices=CHOICES)
+    card = load_card(tmp_path / "site", "site-1")
+    train = load_table(card, "train.csv", card.classes)
+    assert train.labels.tolist() == [[1, 0, -1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("StudyInstanceUID", ("1.2.1.1", "1.2.2.1")),
+        ("SeriesInstanceUID", ("1.2.1.1.1", "1.2.2.1.1")),
+        ("AccessionNumber", ("A11", "A21")),
+        ("PatientID", ("MRN1", "MRN2")),
+    ],
+)
+def test_labels_of_studies_series_or_patients_count_for_all_their_images(export, tmp_path, key, values):
+    labels = f"{key},a\n{values[0]},1\n{values[1]},0\n"
+    card, found = prepared(export, tmp_path / "out", labels)
+    assert found == {f"P{p}/{name}": (f"p{p}", 2 - p) for p in (1, 2) for name in ("b", "deep/er/a", "IM0001")}
+    assert card.window == (40, 400)
+    assert card.modality == "CT"
+    assert "MRN" not in "".join(file.read_text() for file in (tmp_path / "out").iterdir())
+
+
+def test_labels_of_single_images_come_before_those_of_their_study(export, tmp_path):
+    labels = "StudyInstanceUID;SOPInstanceUID;label\n1.2.1.1;1.2.1.1.1.2;sick\n1.2.2.1;1.2.2.1.1.3;well\n9;9;sick\n"
+    told = []
+    card, found = prepared(export, tmp_path / "out", labels, progress=told.append)
+    assert card.kind == "singlelabel"
+    assert found == {"P1/deep/er/a": ("p1", 1, 0), "P2/IM0001": ("p2", 0, 1)}
+    assert "labels by SOPInstanceUID: 2 images have some, 4 are left out; 1 of 3 labels have no image" in told
+
+
+def test_a_key_of_another_name_is_named(export, tmp_path):
+    _, found = prepared(export, tmp_path / "out", "Fall,a\nA11,1\nA21,0\n", columns={"AccessionNumber": "Fall"})
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        ("id,a\n1,1\n", "labels.csv, header: expected one of the columns ['SOPInstanceUID', 'SeriesInstanceUID',"
+         " 'StudyInstanceUID', 'AccessionNumber', 'PatientID'], got none"),
+        ("PatientID,a\nMRN1,1\nMRN1,0\n", "labels.csv row 3: expected the labels of row 2, which has the same"
+         " PatientID, got others"),
+        ("PatientID,a\n,1\n", "labels.csv row 2, column PatientID: expected a value, got a blank"),
+        ("PatientID,a\nMRN7,1\n", "labels.csv, column PatientID: expected values that the images have, got none of"
+         " them"),
+        ("PatientID,a\nMRN1,yes\n", "labels.csv row 2, column a: expected 1, 0 or blank, got text of 3 characters;"
+         " name the columns of classes with --classes"),
+    ],
+)  # fmt: skip
+def test_labels_that_cannot_be_used_are_refused(export, tmp_path, labels, sentence):
+    with refused(sentence):
+        prepared(export, tmp_path / "out", labels)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_images_or_none_is_refused(tmp_path):
+    with refused("dicom, argument source: expected a folder, not found"):
+        prepare(tmp_path / "no", tmp_path / "out", choices=CHOICES)
+    (tmp_path / "export").mkdir()
+    with refused("dicom, argument source: expected DICOM images in it, found none"):
+        prepare(tmp_path / "export", tmp_path / "out", choices=CHOICES)
+
+
+def test_processes_find_the_same(export, monkeypatch):
+    from fedmend import parallel
+
+    one = find_images(export, processes=1)
+    monkeypatch.setattr(parallel, "SAMPLE", 0)
+    monkeypatch.setattr(parallel, "WORTH", 0)
+    assert find_images(export, processes=2) == one
+
+
+def test_the_card_of_chest_films_takes_the_windows_of_the_files(tmp_path):
+    for patient in range(8):
+        fields = {"Modality": "DX", "WindowCenter": 100, "WindowWidth": 200, "PhotometricInterpretation": "MONOCHROME1"}
+        place(tmp_path / "export", f"{patient}", patient=patient, **fields)
+    labels = "PatientID,a\n" + "".join(f"MRN{p},{p % 2}\n" for p in range(8))
+    card, _ = prepared(tmp_path / "export", tmp_path / "out", labels)
+    assert card.window == "file"
+    notes = json.loads((tmp_path / "out" / "site.json").read_text())["notes"]
+    assert notes["window"] == "each DICOM file that was looked at has a window of its own"

@@ -1,0 +1,151 @@
+"""The questions of ``fedmend init``, their proposals, and what comes of the answers."""
+
+import json
+import shlex
+
+import pytest
+from cli_calls import call
+from factories import make_dicom, pixels, refused, write_png
+
+from fedmend.data.manifest import load_card, load_table
+from fedmend.datasets.own_wizard import Answers, Wizard, guess_columns
+
+
+@pytest.fixture
+def films(tmp_path):
+    """Twelve pictures of six patients with a spreadsheet's table."""
+    lines = ["File;Patient ID;Age;effusion;mass"]
+    for i in range(12):
+        write_png(tmp_path / "films" / f"{i}.png", i, 64)
+        lines.append(f"{i}.png;Jane {i // 2};6{i};{i % 2};{'' if i % 3 else 1}")
+    (tmp_path / "films" / "labels.csv").write_text("\n".join(lines), encoding="utf-8-sig")
+    return tmp_path / "films"
+
+
+@pytest.fixture
+def talk():
+    """Plays a conversation; gives the folder, the questions and what was said."""
+
+    def play(answers, **given):
+        questions, said, answers = [], [], iter(answers)
+
+        def ask(question):
+            questions.append(question)
+            return next(answers)
+
+        return Wizard(Answers(**given), ask, said.append).run(), questions, said
+
+    return play
+
+
+def test_empty_answers_take_what_is_proposed(films, talk, monkeypatch):
+    monkeypatch.chdir(films)
+    out, questions, said = talk([""] * 8)
+    card = load_card(out, "site-1")
+    assert out == films.with_name("films-site")
+    assert (card.kind, card.classes, card.window) == ("multilabel", ("effusion", "mass"), None)
+    assert card.image_root == films
+    assert [question.split(" [")[0] for question in questions] == [
+        "Folder of the images",
+        "Table of labels (CSV) or datalist (JSON)",
+        "Columns with other names",
+        "All classes of the federation, comma-separated",
+        "Window",
+        "Share of the test split",
+        "Share of the validation split",
+        "Site folder to write",
+    ]
+    assert questions[2].endswith("[image=File patient=Patient ID]: ")
+    assert "Window: none is proposed: pictures in 8 bits are taken as they are" in said
+    assert "rows x columns: 64 x 64 to 64 x 64" in said
+    sizes = {name: len(load_table(card, file, card.classes).images) for name, file in card.splits.items()}
+    assert sizes == {"train": 8, "test": 2, "val": 2}
+
+
+def test_other_answers_are_taken_and_noted(films, talk, tmp_path):
+    out, _, said = talk(
+        ["40,80", "0.5", "0", str(tmp_path / "x")], folder=str(films), labels=str(films / "labels.csv"),
+        columns=("image=File",), classes="mass,nodule",
+    )  # fmt: skip
+    card = load_card(out, "site-1")
+    assert (card.classes, card.window, set(card.splits)) == (("mass", "nodule"), (40, 80), {"train", "test"})
+    notes = json.loads((out / "site.json").read_text())["notes"]
+    assert notes["window"].startswith("as asked; looking at the images would give null: pictures in 8 bits")
+    assert any(line.startswith("splits = ") and line.endswith(notes["splits"]) for line in said)
+
+
+def test_the_command_that_it_names_makes_the_same_folder(films, talk, tmp_path):
+    given = {"folder": str(films), "labels": str(films / "labels.csv"), "columns": ("image=File",), "classes": "mass"}
+    out, _, said = talk([], **given, window="40,80", test_share=0.5, val_share=0.0, out=str(tmp_path / "a"))
+    (command,) = [line.removeprefix("the same again: ") for line in said if line.startswith("the same again: ")]
+    words = shlex.split(command)[1:]
+    words[words.index(str(tmp_path / "a"))] = str(tmp_path / "b")
+    assert call(*words) == 0
+    for file in ("site.json", "train.csv", "test.csv"):
+        assert (out / file).read_text() == (tmp_path / "b" / file).read_text()
+
+
+def test_a_column_of_few_words_is_taken_for_the_label(tmp_path):
+    records = [{"File": "x", "Name": f"n{i}", "Diagnosis": "ab"[i % 2]} for i in range(12)]
+    assert guess_columns(["File", "Name", "Diagnosis"], records, tmp_path) == {"label": "Diagnosis"}
+
+
+def test_dicom_files_without_labels_become_a_table_to_be_filled_in(tmp_path, talk):
+    make_dicom(tmp_path / "ct" / "a", pixels(1), Modality="CT", PatientID="MRN1")
+    out, _, said = talk(["edema,mass", ""], folder=str(tmp_path / "ct"), labels="none")
+    assert (out / "images.csv").read_text().startswith("image,patient,study,series,slice,modality,edema,mass\n")
+    assert "1 images of 1 patients in 0 studies and 0 series" in said
+
+
+def test_labels_by_study_are_joined_to_dicom_files(tmp_path, talk):
+    lines = ["AccessionNumber,finding"]
+    for i in range(8):
+        make_dicom(
+            tmp_path / "ct" / f"IM{i}", pixels(i), Modality="CT", BodyPartExamined="HEAD", AccessionNumber=f"A{i}"
+        )
+        lines.append(f"A{i},{i % 2}")
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    out, questions, _ = talk([""] * 5, folder=str(tmp_path / "ct"), labels=str(tmp_path / "labels.csv"))
+    card = load_card(out, "site-1")
+    assert (card.window, card.classes) == ((40, 80), ("finding",))
+    assert questions[0].endswith("[finding]: ")
+
+
+def test_a_datalist_becomes_a_site_of_its_kind(tmp_path, talk):
+    items = []
+    for i in range(8):
+        write_png(tmp_path / "data" / f"{i}.png", i)
+        items.append({"image": f"{i}.png", "label": i % 2})
+    (tmp_path / "data" / "list.json").write_text(json.dumps({"training": items}))
+    out, _, _ = talk([""] * 6, folder=str(tmp_path / "data"))
+    assert load_card(out, "site-1").classes == ("class_0", "class_1")
+
+
+def test_the_command_asks_nothing_with_yes(films, capsys, monkeypatch):
+    monkeypatch.setattr("builtins.input", None)
+    assert call("init", films, "--yes") == 0
+    assert "fedmend sitecheck" in capsys.readouterr().out
+    assert load_card(films.with_name("films-site"), "site-1").kind == "multilabel"
+
+
+def test_an_input_that_ends_is_one_sentence(films, capsys, monkeypatch):
+    def end(_):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    assert call("init", films) == 1
+    sentence = "fedmend: init: expected an answer, got the end of the input; --yes takes what is proposed\n"
+    assert capsys.readouterr().err == sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"folder": "no"}, "init, folder of the images: expected a folder, not found"),
+        ({"labels": "no.csv"}, "init, table of labels: expected a file, not found"),
+        ({"test_share": "much"}, "init, test_share: expected a number, got another answer"),
+    ],
+)
+def test_wrong_answers_are_refused(films, talk, given, sentence):
+    with refused(sentence):
+        talk([""] * 9, **{"folder": str(films), **given})
