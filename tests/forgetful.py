@@ -37,7 +37,7 @@ class ForgetfulSite:
             return pool.submit(self._worker.answer, *words, **options).result()
 
 
-def run_here(job, workspace, *, sites, settings, variants=(), forgetful=False):
+def run_here(job, workspace, *, sites, settings, variants=(), forgetful=False, site_settings=None, threads=2):
     """A run on one thread in this process; returns its workspace."""
     worker = ForgetfulSite if forgetful else SiteWorker
     before = torch.get_num_threads()
@@ -47,11 +47,11 @@ def run_here(job, workspace, *, sites, settings, variants=(), forgetful=False):
             run_local(
                 ROOT / "jobs" / job,
                 workspace,
-                threads=2,
+                threads=threads,
                 variables=parse_assignments(settings),
                 variants=variants,
                 sites=sites,
-                site_settings={"threads": 1},
+                site_settings={"threads": 1, **(site_settings or {})},
                 quiet=True,
             )
     finally:

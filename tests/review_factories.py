@@ -1,4 +1,7 @@
-"""A site's run as a worker leaves it, ready for a review."""
+"""A site's run as a worker leaves it, ready for a review, and a browser at its page."""
+
+import html
+import re
 
 import numpy as np
 import torch
@@ -13,6 +16,8 @@ from fedmend.site_worker import LEDGER_NAME, OPENED, OPINIONS
 from fedmend.state import StateStore
 
 RULE = "fedmlp.missing_label_detection"
+HOST = "127.0.0.1:5000"
+ORIGIN = {"origin": f"http://{HOST}"}
 
 
 def open_run(folder, *, classes=CLASSES, size=32):
@@ -62,3 +67,34 @@ def make_mask_run(folder, *slices):
     change[list(slices), 5, 5] = 1
     ledger.record("fedia.correction", 2, change, np.full(len(change), 0.9))
     return folder / "state" / "run-1" / "site-1"
+
+
+class Browser:
+    """A browser at a desk; it has taken the link and given its initials unless told otherwise."""
+
+    def __init__(self, desk, *, enter=True):
+        from starlette.testclient import TestClient
+
+        from fedmend.review.app import Session, review_app
+
+        self.desk, self.session = desk, Session()
+        self.token = self.session.token
+        app = review_app(desk, self.session, lambda: {HOST})
+        self.client = TestClient(app, base_url=f"http://{HOST}", follow_redirects=False)
+        if enter:
+            assert self.get(f"/?token={self.token}").headers["location"] == "/hello"
+            assert self.post("/hello", reviewer="AB").headers["location"] == "/queue"
+
+    def get(self, address, **options):
+        return self.client.get(address, **options)
+
+    def post(self, address, *, headers=ORIGIN, form=None, **fields):
+        return self.client.post(address, data={"form": form or self.session.form, **fields}, headers=headers)
+
+    def judge(self, sample, word, **fields):
+        return self.post(f"/judge/{sample}/1", word=word, **{"seen": "", **fields})
+
+
+def words(answer):
+    """The text of a page, without markup."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", answer.text)))

@@ -32,6 +32,7 @@ def serve(desk: Desk, *, port: int = 0, show: Callable[[str], None] = print) -> 
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just given back is free
     try:
         listener.bind((LOOPBACK, port))
+        listener.listen()  # a browser that is quicker than the server waits
     except OSError:
         raise FedMendError(f"--port: expected a free port, {port} is taken or not allowed") from None
     number, session = listener.getsockname()[1], Session()

@@ -1,50 +1,19 @@
-import html
 import re
 
 import numpy as np
 import pytest
-from review_factories import make_desk, make_mask_run, make_run
-from starlette.testclient import TestClient
+from review_factories import Browser, make_desk, make_mask_run, make_run, words
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT
-from fedmend.review.app import HEADERS, Session, review_app
+from fedmend.review.app import HEADERS
 from fedmend.review.desk import Choice, Desk
 
 TAGS = ((0, 1, 1, 0, 0.9), (1, 1, 0, 0, 0.5), (2, 1, 0, 1, 0.7))
-HOST = "127.0.0.1:5000"
-ORIGIN = {"origin": f"http://{HOST}"}
-
-
-class Browser:
-    """A browser at a desk; it has taken the link and given its initials unless told otherwise."""
-
-    def __init__(self, desk, *, enter=True):
-        self.desk, self.session = desk, Session()
-        self.token = self.session.token
-        app = review_app(desk, self.session, lambda: {HOST})
-        self.client = TestClient(app, base_url=f"http://{HOST}", follow_redirects=False)
-        if enter:
-            assert self.get(f"/?token={self.token}").headers["location"] == "/hello"
-            assert self.post("/hello", reviewer="AB").headers["location"] == "/queue"
-
-    def get(self, address, **options):
-        return self.client.get(address, **options)
-
-    def post(self, address, *, headers=ORIGIN, form=None, **fields):
-        return self.client.post(address, data={"form": form or self.session.form, **fields}, headers=headers)
-
-    def judge(self, sample, word, **fields):
-        return self.post(f"/judge/{sample}/1", word=word, **{"seen": "", **fields})
 
 
 @pytest.fixture
 def browser(tmp_path):
     return Browser(make_desk(tmp_path, *TAGS))
-
-
-def words(answer):
-    """The text of a page, without markup."""
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", answer.text)))
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
