@@ -80,7 +80,7 @@ def test_a_job_from_python_is_submitted_and_its_run_opened_without_the_ledgers_o
     run = job.run(deployment.federation.lead, tmp_path, progress=False)
     assert (run.name, list(run.metrics()["round"].unique())) == ("python", [0, 1, 2])
     assert not run.model().training
-    with pytest.raises(FedMendError, match="^repairs: expected the ledger of site-1 beside this run, not found; "):
+    with pytest.raises(FedMendError, match=r"^repairs: expected the ledger of site-1 beside this run, not found; "):
         run.repairs("site-1")
 
 
