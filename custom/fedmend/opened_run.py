@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ MODEL, BEST_MODEL = "FL_global_model.pt", "best_FL_global_model.pt"  # as FLARE 
 MACRO = "macro"
 _FIGURE = re.compile(r"<svg .*?</svg>", re.DOTALL)
 _WHOLE = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" '  # of a document of its own
+_ALT = re.compile(r'aria-label="([^"]*)"')
 _KEY = re.compile(r' id="([\w-]+)-figure_1"')
 
 
@@ -24,6 +26,10 @@ class Figure(str):
 
     def _repr_svg_(self) -> str:
         return str(self)
+
+    def __repr__(self) -> str:
+        """What it shows, for a reader who cannot see it."""
+        return unescape(_ALT.search(self)[1])
 
 
 class Run:

@@ -105,6 +105,7 @@ def test_figures_are_those_of_the_report_as_documents_of_their_own(workspace):
     for figure in figures.values():
         assert ET.fromstring(figure._repr_svg_()).tag == "{http://www.w3.org/2000/svg}svg"
     assert run.figure("auc-curves") == figures["auc-curves"]
+    assert repr(figures["auc-curves"]).startswith("AUC over rounds 0 to 2: macro from 0.51 to 0.62; ")
     with refused(f"figure: expected one of {sorted(figures)}, got 'auc'"):
         run.figure("auc")
 
