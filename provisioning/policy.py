@@ -34,12 +34,19 @@ class SitePolicyBuilder(Builder):
         weight_filters: name of a further privacy scope → stock filter (``path``, ``args``) that its results pass at the
             site. The filter sees the change of the weights in the round, not the weights; ReportGuard is last in every
             scope.
+        site_settings: fields of every site's ``fedmend.json``, where all of them are on one machine, as in a trial.
 
     Raises:
         ValueError: a storage folder that is not absolute, a filter without a path, or homomorphic encryption.
     """
 
-    def __init__(self, *, server_storage: str, weight_filters: Mapping[str, Mapping] | None = None):
+    def __init__(
+        self,
+        *,
+        server_storage: str,
+        weight_filters: Mapping[str, Mapping] | None = None,
+        site_settings: Mapping[str, object] | None = None,
+    ):
         if not isinstance(server_storage, str) or not os.path.isabs(server_storage):
             raise ValueError(f"SitePolicyBuilder, server_storage: expected an absolute folder, got {server_storage!r}")
         for scope, chosen in (weight_filters or {}).items():
@@ -48,12 +55,13 @@ class SitePolicyBuilder(Builder):
             if re.search(r"\.(he|homomorphic_encryption)\.", str(chosen["path"])):  # the server could check nothing
                 raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected no homomorphic encryption")
         self._storage, self._weight_filters = Path(server_storage), dict(weight_filters or {})
+        self._site_settings = {**SITE_SETTINGS, **(site_settings or {})}
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """Called by FLARE once per provisioning."""
         os.chmod(ctx.get_state_dir(), 0o700)  # holds all private keys in a file that FLARE leaves readable
         for site in project.get_clients():
-            self._write(site, ctx, SITE_SETTINGS, self._weight_filters)
+            self._write(site, ctx, self._site_settings, self._weight_filters)
         # the server filters what arrives: its scopes have the same names, but noise is added once, at the site
         self._write(project.get_server(), ctx, SERVER_SETTINGS, dict.fromkeys(self._weight_filters))
         resources = Path(ctx.get_local_dir(project.get_server())) / ProvFileName.RESOURCES_JSON_DEFAULT

@@ -25,6 +25,7 @@ SHARED = {
     "singlelabel",
     "slices",
 }
+FRONT_DOOR = FEDMEND / "__init__.py"  # fedmend.Job and fedmend.Run come from the glue, when somebody asks for them
 SOURCES = [FEDMEND.parent, GLUE, ROOT / "provisioning", ROOT / "benchmarks"]
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
 ONE_SUBJECT = {"phantoms"}  # files and folders of this name may be longer: what they draw belongs together
@@ -69,7 +70,11 @@ def test_the_reader_of_imports_sees_every_way_to_import():
 def test_fedmend_knows_neither_flare_nor_the_glue(file):
     names = imports_of(file)
     assert within(names, "nvflare") == []
-    assert within(names, "fl_components") == []
+    assert within(names, "fl_components") == (["fl_components", "fl_components.api"] if file == FRONT_DOOR else [])
+
+
+def test_the_front_door_opens_only_when_somebody_asks():
+    assert imported_at_once(FRONT_DOOR.read_text()) == set()
 
 
 @pytest.mark.parametrize("file", modules(GLUE), ids=name_of)

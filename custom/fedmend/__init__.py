@@ -1,7 +1,28 @@
 """FedMend: federated learning on medical images whose labels are imperfect.
 
+From Python, in a few lines::
+
+    import fedmend
+
+    run = fedmend.Job("jobs/fedmlp_ich", variants=["fedavg"], num_rounds=4).run("local")
+    run.metrics().plot(x="round", y="auc")
+
 This package holds the methods, the data path and the site-side state. It imports no NVIDIA FLARE; the FLARE
-components that use it live in :mod:`fl_components`.
+components that use it live in :mod:`fl_components`, and so does what runs a job: ``Job`` and ``Run`` are taken from
+there when they are asked for, which a site or method never does.
 """
 
 __version__ = "0.1.0"
+__all__ = ["Job", "Run", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Job", "Run"):
+        from fl_components import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,11 +1,9 @@
 """``submit`` and ``poc``: jobs on a federation."""
 
 import argparse
-import contextlib
 import logging
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from fedmend.errors import FedMendError
@@ -36,28 +34,13 @@ def _quiet_flare() -> None:
 
 def _submit(args: argparse.Namespace) -> None:
     from fl_components.run.arguments import parse_assignments
-    from fl_components.run.submit import configured, fetch, follow, open_session, submit_job, what_came_out
+    from fl_components.run.submit import submit, what_came_out
 
     if bool(args.job) == bool(args.job_id):
         raise FedMendError(f"submit: expected a job folder or --job-id, got {'both' if args.job else 'none'}")
     _quiet_flare()
-    left = threading.Event()
-
-    def leave(*_) -> None:
-        left.set()  # FLARE swallows the exception where it waits for an answer
-        raise KeyboardInterrupt
-
-    with contextlib.ExitStack() as stack:
-        stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, leave))
-        if args.job:  # a mistyped setting is refused before the server is asked
-            variables = parse_assignments(args.set)
-            job = stack.enter_context(configured(args.job, variables, **given(args, "variants", "sites")))
-        session = stack.enter_context(open_session(args.kit))
-        job_id = args.job_id or submit_job(session, job)
-        back = f"fedmend submit --kit {args.kit} --job-id {job_id} --out {args.out}"
-        print(f"job {job_id}; Ctrl-C leaves it running, and this comes back to it: {back}", flush=True)
-        follow(session, job_id, show=_show, left=left.is_set)
-        folder = fetch(session, job_id, args.out)
+    given_job = given(args, "variants", "sites", "job_id")
+    folder = submit(args.job, args.kit, args.out, variables=parse_assignments(args.set), show=_show, **given_job)
     print("\n".join(what_came_out(folder)))
 
 

@@ -92,9 +92,23 @@ def configure_job(
     Raises:
         FedMendError: no job, unknown variant or setting, or a value of another kind than the job's.
     """
+    meta, configs = _changed(job, variables, variants, sites)
+    before_meta, before = _load(job)
+    shutil.copytree(job, out)
+    for file, config in configs.items():
+        if config != before[file]:  # what nobody changes stays as it was written
+            (out / file.relative_to(job)).write_text(json.dumps(config, indent=2) + "\n")
+    if meta != before_meta:
+        (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+def _changed(
+    job: Path, variables: Mapping[str, object], variants: Sequence[str], sites: int
+) -> tuple[dict, dict[Path, dict]]:
+    """What :func:`_load` gives, with other settings."""
     meta, configs = _load(job)
     client, server = configs.values()
-    chosen = choose(variants_of(job, server.get("problem", "")), variants)
+    chosen = choose(variants_of(job, server.get("problem", "")), variants) if variants else []
     among = parts(client, server)
     homes = [part.args for part in among if "run_name" in part.args]
     names = [args["run_name"] for args in homes]
@@ -105,35 +119,40 @@ def configure_job(
     among = parts(client, server)
     for name, value in variables.items():
         assign(name, value, among)
-    shutil.copytree(job, out)
-    for file, config in configs.items():
-        (out / file.relative_to(job)).write_text(json.dumps(config, indent=2) + "\n")
     if sites:
         names = ["server", *(f"site-{i + 1}" for i in range(sites))]
         meta["deploy_map"], meta["min_clients"] = dict.fromkeys(meta["deploy_map"], names), sites
-        (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    return meta, configs
 
 
-def read_job(job: Path) -> JobSettings:
-    """What a job folder says.
+def read_job(
+    job: Path, variables: Mapping[str, object] | None = None, *, variants: Sequence[str] = (), sites: int = 0
+) -> JobSettings:
+    """What a job folder says, or would say with other settings.
+
+    Args:
+        job: job folder.
+        variables: see :func:`configure_job`.
+        variants: see there.
+        sites: see there.
 
     Raises:
-        FedMendError: no job, or one without a method, such as the label audit.
+        FedMendError: see there; or a job without a method, such as the label audit.
     """
-    meta, configs = _load(job)
+    meta, configs = _changed(job, variables or {}, variants, sites)
     client, server = configs.values()
     found = {part.id: part for part in parts(client, server)}
     name = meta["name"]
     if missing := [part for part in (METHOD, WORKFLOW, CONTROLLER, EXECUTOR) if part not in found]:
         raise FedMendError(f"job {name}: expected a job that trains, found no {missing[0]}; it runs with FLARE alone")
-    sites = {site for place in meta["deploy_map"].values() for site in place} - {"server"}
-    if not sites or "@ALL" in sites:
+    names = {site for place in meta["deploy_map"].values() for site in place} - {"server"}
+    if not names or "@ALL" in names:
         raise FedMendError(f"job {name}: expected named sites in deploy_map, got all that there are; give --sites")
     return JobSettings(
         name=name,
         problem=server.get("problem", ""),
         app=next(iter(configs)).parents[1],
-        sites=tuple(sorted(sites)),
+        sites=tuple(sorted(names)),
         run=found[CONTROLLER].args,
         site=found[EXECUTOR].args,
         workflow=found[WORKFLOW],

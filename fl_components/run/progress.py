@@ -1,7 +1,9 @@
-"""How far a comparison is: a bar on a terminal, lines elsewhere."""
+"""How far a comparison is, and how far a run is."""
 
+import contextlib
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 
 from fedmend.report.page import duration
 
@@ -66,3 +68,31 @@ class Bar(Lines):
         """See :class:`Lines`."""
         if self._bar is not None:
             self._bar.close()
+
+
+@contextlib.contextmanager
+def rounds_bar(name: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar over the rounds of one run, on a terminal or in a notebook.
+
+    Args:
+        name: of the run.
+        total: its rounds.
+
+    Yields:
+        A function that gets what the run says, line by line, and moves the bar with the line of each round.
+    """
+    from fedmend.run_log import ROUND_LINE
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a notebook without ipywidgets, where the bar is text
+        from tqdm.auto import tqdm
+
+    form = "{desc} |{bar:20}| round {n_fmt} of {total_fmt}, {elapsed}{postfix}"
+    with tqdm(desc=name, total=total, bar_format=form) as bar:
+
+        def show(line: str) -> None:
+            if found := ROUND_LINE.search(line):
+                bar.n = int(found[1])
+                bar.set_postfix_str(found[4])  # draws it
+
+        yield show

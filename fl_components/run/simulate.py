@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -81,6 +81,7 @@ def simulate(
     sites: int = 0,
     site_settings: Mapping[str, object] | None = None,
     quiet: bool = False,
+    show: Callable[[str], None] | None = None,
 ) -> dict:
     """Runs one job in FLARE's simulator and returns its ``results.json``.
 
@@ -93,6 +94,7 @@ def simulate(
         sites: see :func:`configure_job`.
         site_settings: fields of ``fedmend.json`` to override.
         quiet: keep the simulator's output in ``<workspace>.log`` instead of showing it.
+        show: gets the lines of the server's log, a second late.
 
     Raises:
         FedMendError: the workspace holds other files, the simulator failed, or a site's result was refused.
@@ -117,7 +119,7 @@ def simulate(
         records, server_log = workspace / RUN_FOLDER, workspace / "server" / "log.txt"
         with open(log if quiet else os.devnull, "w") as output:
             streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
-            code = _run_simulator(command, records / "results.json", server_log, **streams)
+            code = _run_simulator(command, records / "results.json", server_log, show=show, **streams)
     refused = refused_results(records)
     if code or refused or not (records / "results.json").is_file():
         reasons = refused[:1] or _stopped(server_log)[-1:] or [f"see {log if quiet else server_log}"]
@@ -125,28 +127,40 @@ def simulate(
     return json.loads((records / "results.json").read_text())
 
 
-def _run_simulator(command: Sequence[str], results: Path, server_log: Path, **streams) -> int:
+def _run_simulator(
+    command: Sequence[str], results: Path, server_log: Path, *, show: Callable[[str], None] | None = None, **streams
+) -> int:
     """Exit code of the simulator. Where a site's process starts while the server stops, FLARE 2.9 waits for it
     forever: a simulator that has written its results, or said why the run stopped, is stopped after ``GRACE``."""
     for earlier in (results, server_log):
         earlier.unlink(missing_ok=True)
     process = subprocess.Popen(command, **streams)
-    end = float("inf")
+    end, seen = float("inf"), 0
     try:
         while time.monotonic() < end:
             try:
                 return process.wait(1)
             except subprocess.TimeoutExpired:
+                seen = _show_new(server_log, seen, show)
                 if end == float("inf") and (results.is_file() or _stopped(server_log)):
                     end = time.monotonic() + GRACE
         return 0
     finally:
+        _show_new(server_log, seen, show)
         if process.poll() is None:
             simulator = psutil.Process(process.pid)
             for running in [*simulator.children(recursive=True), simulator]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     running.kill()
             process.wait()
+
+
+def _show_new(log: Path, seen: int, show: Callable[[str], None] | None) -> int:
+    """Shows the lines after the first ``seen`` ones; how many there are now, without one that is half written."""
+    lines = log.read_text().split("\n")[:-1] if show and log.is_file() else []
+    for line in lines[seen:]:
+        show(line)
+    return max(seen, len(lines))
 
 
 def refused_results(records: Path) -> list[str]:

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import re
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -103,6 +105,57 @@ def _in_one_sentence(person: str, server: str) -> Iterator[None]:
         raise FedMendError("result: expected a job that has ended, this one still runs") from None
     except (InvalidJobDefinition, InternalError) as e:
         raise FedMendError(f"server: expected a job or command that it accepts, it said: {e}") from None
+
+
+def submit(
+    job: Path | None,
+    kit: Path,
+    out: Path,
+    *,
+    job_id: str = "",
+    variables: Mapping[str, object] | None = None,
+    variants: Sequence[str] = (),
+    sites: int = 0,
+    show: Callable[[str], None] = print,
+    announce: Callable[[str], None] | None = None,
+) -> Path:
+    """Runs one job on a provisioned federation and fetches its result; Ctrl-C leaves it running there.
+
+    Args:
+        job: job folder; None: come back to a job.
+        kit: startup kit of the lead researcher.
+        out: folder for results.
+        job_id: of the job to come back to.
+        variables: settings of the job to override.
+        variants: see :func:`configure_job`.
+        sites: see :func:`configure_job`.
+        show: gets one line at a time.
+        announce: gets the line with the job's id and the way back to it; None: ``show`` does.
+
+    Returns:
+        Folder of the result, see :func:`fetch`.
+
+    Raises:
+        FedMendError: the job is refused, no server, or the job does not complete.
+        KeyboardInterrupt: the person has left.
+    """
+    left = threading.Event()
+
+    def leave(*_) -> None:
+        left.set()  # FLARE swallows the exception where it waits for an answer
+        raise KeyboardInterrupt
+
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():  # no other one may ask for signals
+            stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, leave))
+        if job:  # a mistyped setting is refused before the server is asked
+            folder = stack.enter_context(configured(job, variables or {}, variants=variants, sites=sites))
+        session = stack.enter_context(open_session(kit))
+        job_id = job_id or submit_job(session, folder)
+        back = f"fedmend submit --kit {kit} --job-id {job_id} --out {out}"
+        (announce or show)(f"job {job_id}; Ctrl-C leaves it running, and this comes back to it: {back}")
+        follow(session, job_id, show=show, left=left.is_set)
+        return fetch(session, job_id, out)
 
 
 def submit_job(session: Session, job: Path) -> str:

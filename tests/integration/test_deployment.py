@@ -20,8 +20,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from deployment import DAEMON, JOB, PARENT, TINY, deployed, tiny_job
 from factories import ROOT, refused
+from nvflare.recipe import ProdEnv
 from simulation import fedmend, run
 
+from fedmend import Job, Run
+from fedmend.errors import FedMendError
+from fl_components.recipes import FedMLPRecipe
 from fl_components.run.submit import configured, open_session, submit_job
 
 pytestmark = pytest.mark.slow
@@ -69,6 +73,23 @@ def test_a_job_is_submitted_left_alone_and_fetched_within_six_minutes(deployment
         assert (federation.kits / "fedmend-state" / site / "fedmlp_ich" / site / "ledger.sqlite").is_file()
     assert not list(federation.kits.glob("*/*/app*/custom"))
     assert time.monotonic() - began < 360
+
+
+def test_a_job_from_python_is_submitted_and_its_run_opened_without_the_ledgers_of_the_sites(deployment, tmp_path):
+    job = Job("fedmlp_ich", run_name="python", **TINY)
+    run = job.run(deployment.federation.lead, tmp_path, progress=False)
+    assert (run.name, list(run.metrics()["round"].unique())) == ("python", [0, 1, 2])
+    assert not run.model().training
+    with pytest.raises(FedMendError, match=r"^repairs: expected the ledger of site-1 beside this run, not found; "):
+        run.repairs("site-1")
+
+
+def test_a_recipe_is_submitted_by_flares_production_environment(deployment):
+    kit = deployment.federation.lead
+    started = FedMLPRecipe("ich", run_name="recipe", **TINY).execute(ProdEnv(str(kit), username=kit.name))
+    run = Run(started.get_result())
+    assert (started.get_status(), run.name) == ("FINISHED:COMPLETED", "recipe")
+    assert run.final["test"]["auc"] > 0
 
 
 def test_server_and_sites_run_under_a_daemon_each(deployment):

@@ -25,6 +25,13 @@ def test_nothing_changes_without_variables(job, tmp_path):
     assert configs(tmp_path / "out") == (CLIENT, SERVER)
 
 
+def test_a_file_that_nobody_changes_is_copied_to_the_byte(job, tmp_path):
+    configure_job(job, tmp_path / "out", {"num_rounds": 3})
+    client = "app/config/config_fed_client.json"
+    for name in ("meta.json", client):
+        assert (tmp_path / "out" / name).read_bytes() == (job / name).read_bytes()
+
+
 def test_settings_are_changed_in_the_copy_alone(job, tmp_path):
     configure_job(job, tmp_path / "out", {"num_rounds": 3, "phantom.images": 300})
     client, server = configs(tmp_path / "out")
@@ -69,6 +76,12 @@ def test_a_job_says_what_runs_where(job):
     assert (found.run["num_rounds"], found.site["batch_size"]) == (9, 4)
     assert (found.method.path, found.workflow.args["warmup_rounds"]) == ("fedmend.methods.own.Own", 3)
     assert found.settings["mu"] == 0.5
+
+
+def test_a_job_says_what_it_would_be_with_other_settings(job):
+    found = read_job(job, {"num_rounds": 3}, sites=3)
+    assert (found.run["num_rounds"], found.sites) == (3, ("site-1", "site-2", "site-3"))
+    assert read_job(job).run["num_rounds"] == 9
 
 
 def test_a_job_that_does_not_train_is_refused(tmp_path):

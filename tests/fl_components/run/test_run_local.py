@@ -103,6 +103,15 @@ def test_a_run_with_a_refused_site_fails_with_its_sentence(play):
         play(Run({"what": "best_model", "round": 0, "value": {}}, refusal))
 
 
+def test_lines_of_a_quiet_run_are_shown_where_nobody_has_set_up_logging(play, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
+    play(Run(), quiet=True, show=seen.append)
+    assert seen == ["round 1/1"]
+    assert "round 1/1" in (tmp_path / "work.log").read_text()
+    assert logging.getLogger("fedmend").level == logging.NOTSET
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_quiet_run_keeps_what_it_says_in_a_file(play, tmp_path, caplog, quiet):
     play(Run(), quiet=quiet)

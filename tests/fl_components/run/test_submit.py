@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from factories import ROOT, refused
@@ -303,6 +304,16 @@ def test_the_console_command_submits_a_configured_job_and_says_how_to_come_back(
         "FINISHED:COMPLETED",
         f"result: {out / ID}",
     ]
+
+
+def test_the_line_with_the_jobs_id_may_go_elsewhere_and_signals_are_asked_for_in_the_main_thread_alone(server, kit):
+    said, shown, given = [], [], {"job_id": ID}
+    how = {"show": shown.append, "announce": said.append}
+    with ThreadPoolExecutor(1) as pool:
+        folder = pool.submit(submit.submit, None, kit, kit.parent / "out", **given, **how).result()
+    assert folder == kit.parent / "out" / ID
+    assert shown == ["FINISHED:COMPLETED"]
+    assert [line.partition(";")[0] for line in said] == [f"job {ID}"]
 
 
 def test_the_console_command_comes_back_to_a_job(server, kit, capsys):

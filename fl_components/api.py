@@ -1,0 +1,189 @@
+"""What ``import fedmend`` offers: jobs and runs from Python.
+
+It starts the same functions as the console command ``fedmend`` and refuses what they refuse, in the same sentences.
+"""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fedmend.opened_run import Run
+from fl_components.run.jobs import configure_job, job_variants, read_job
+from fl_components.run.variants import SHARED
+
+__all__ = ["Job", "Run"]
+LOCAL, SIMULATOR, POC = "local", "simulator", "poc"
+
+
+class Job:
+    """A job folder with other settings.
+
+    Args:
+        folder: the folder, or the name of one of FedMend's jobs, e.g. ``fedmlp_ich``.
+        variants: names of its variants, e.g. ``["paper", "fedavg"]``.
+        sites: their number; 0: as in the job.
+        variables: settings by name; those inside a mapping as ``**{"phantom.images": 300}``.
+
+    Attributes:
+        folder: the folder.
+        name: its name.
+        run_name: under which a run is kept, with the names of the variants.
+        method: short name of the method.
+        sites: names of the sites.
+        variables: name → value of all settings, the changed ones too.
+        variants: name → line of all variants that the job has.
+
+    Raises:
+        FedMendError: no job, or one that does not train; unknown variant or setting, or a value of another kind.
+
+    Example::
+
+        run = fedmend.Job("jobs/fedmlp_ich", variants=["fedavg"], num_rounds=4).run()
+    """
+
+    def __init__(self, folder: Path | str, /, *, variants: Sequence[str] = (), sites: int = 0, **variables: object):
+        self.folder = _found(Path(folder))
+        self._changes = {"variables": variables, "variants": list(variants), "sites": sites}
+        settings = read_job(self.folder, **self._changes)
+        self.name, self.sites, self.variables = settings.name, settings.sites, dict(settings.settings)
+        self.run_name, self.method = settings.run["run_name"], settings.run["method"]
+        self._rounds = settings.run["num_rounds"]
+        self.variants = {name: variant.about for name, variant in job_variants(self.folder).items()}
+
+    def save(self, out: Path | str) -> Path:
+        """Writes the job folder with these settings, ready for any of FLARE's ways to submit it.
+
+        Args:
+            out: must not exist.
+
+        Raises:
+            FedMendError: it exists.
+        """
+        if (out := Path(out)).exists():
+            raise FedMendError(f"configure: expected a new folder, {out} exists")
+        configure_job(self.folder, out, **self._changes)
+        return out
+
+    def run(
+        self,
+        place: Path | str = LOCAL,
+        workspace: Path | str | None = None,
+        *,
+        threads: int = 0,
+        site: Mapping[str, object] | None = None,
+        progress: bool = True,
+    ) -> Run:
+        """Runs the job and waits for its end.
+
+        Args:
+            place: ``local``: in this process, without FLARE; ``simulator``: FLARE's; ``poc``: a federation of this
+                machine that exists for this job; else the folder of the startup kit with which to submit it.
+            workspace: folder of the run; of a simulation a new one or that of an earlier run, which is emptied; of
+                ``poc`` a new or empty one. None: ``runs/`` and ``run_name``; of a startup kit ``runs/results``.
+            threads: sites of a simulation that run at the same time; 0: in the simulator one, locally one per core.
+            site: fields of ``fedmend.json`` to override, e.g. ``{"data_root": "/data/{SITE_NAME}"}``; not with a
+                startup kit: hospitals have their own.
+            progress: show a bar over the rounds.
+
+        Returns:
+            The run. What it said is in a file beside its workspace.
+
+        Raises:
+            FedMendError: what the commands ``simulate``, ``poc`` and ``submit`` refuse, or no such place.
+        """
+        workspace = Path(workspace) if workspace else None
+        with self._bar(progress) as show:
+            if place in (LOCAL, SIMULATOR):
+                return self._simulate(place, workspace or Path("runs") / self.run_name, threads, site, show)
+            if threads:
+                raise FedMendError(f"threads: expected none with a federation, got {threads}")
+            with _quiet_flare():
+                if place == POC:
+                    from fl_components.run.poc import poc
+
+                    folder = workspace or Path("runs") / self.run_name
+                    return Run(poc(self.folder, folder, **self._changes, site_settings=site, show=show))
+                return self._submit(Path(place), workspace or Path("runs") / "results", site, show, progress)
+
+    def _simulate(
+        self, place: str, workspace: Path, threads: int, site: Mapping[str, object] | None, show: Callable
+    ) -> Run:
+        from fl_components.run.local import run_local
+        from fl_components.run.simulate import RUN_FOLDER, simulate
+
+        start = run_local if place == LOCAL else simulate
+        how = {"threads": threads} if threads else {}
+        with _script_runs_once():
+            start(self.folder, workspace, **self._changes, site_settings=site, quiet=True, show=show, **how)
+        return Run(workspace / RUN_FOLDER)
+
+    def _submit(self, kit: Path, out: Path, site: Mapping | None, show: Callable, progress: bool) -> Run:
+        from fl_components.run.submit import submit
+
+        if not kit.is_dir():
+            raise FedMendError(
+                f"place: expected {LOCAL}, {SIMULATOR}, {POC} or the folder of a startup kit, got {str(kit)!r}"
+            )
+        if site:
+            raise FedMendError("site: expected no settings with a startup kit, whose sites have their own fedmend.json")
+        return Run(submit(self.folder, kit, out, **self._changes, show=show, announce=print if progress else None))
+
+    @contextlib.contextmanager
+    def _bar(self, wanted: bool) -> Iterator[Callable[[str], None]]:
+        from fl_components.run.progress import rounds_bar
+
+        with rounds_bar(self.run_name, self._rounds) if wanted else contextlib.nullcontext(_nothing) as show:
+            yield show
+
+    def __repr__(self) -> str:
+        chosen = f" with {', '.join(self._changes['variants'])}" if self._changes["variants"] else ""
+        return f"job {self.name}{chosen}: {self.method}, {len(self.sites)} sites, {self._rounds} rounds"
+
+    def __str__(self) -> str:
+        """All variables with their values, and all variants with their lines."""
+        blocks = {"variables": self.variables, "variants": self.variants}
+        lines = [line for word, block in blocks.items() for line in (f"{word}:", *_columns(block))]
+        return "\n".join([repr(self), *lines])
+
+
+def _found(folder: Path) -> Path:
+    """The folder, or FedMend's own job of this name."""
+    own = SHARED.parent / folder
+    return own if len(folder.parts) == 1 and not folder.exists() and own.is_dir() else folder
+
+
+def _columns(block: Mapping[str, object]) -> list[str]:
+    width = max(map(len, block), default=0)
+    return [f"  {name:{width}}  {value}".rstrip() for name, value in block.items()]
+
+
+@contextlib.contextmanager
+def _script_runs_once() -> Iterator[None]:
+    """The processes that read images would begin by running the person's script, which would start the run again."""
+    main = sys.modules["__main__"]
+    hidden = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__dict__.pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
+
+
+def _nothing(line: str) -> None:
+    return
+
+
+@contextlib.contextmanager
+def _quiet_flare() -> Iterator[None]:
+    """What goes wrong is said in a sentence of ours."""
+    log = logging.getLogger("nvflare")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,190 @@
+"""FLARE recipes of FedMend's jobs: one for each method that the folder ``jobs`` has, e.g. ``FedMLPRecipe``.
+
+::
+
+    from nvflare.recipe import SimEnv
+    from fl_components.recipes import FedMLPRecipe
+
+    recipe = FedMLPRecipe("ich", variants=["fedavg"], num_rounds=4)
+    run = recipe.execute(SimEnv(num_clients=5))
+
+A recipe has no numbers of its own: it takes a job folder and changes it as ``fedmend configure`` does.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from nvflare.apis.job_def import ALL_SITES
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.fed_job_config import FedJobConfig
+from nvflare.recipe import PocEnv, SimEnv
+from nvflare.recipe.spec import ExecEnv, Recipe
+from nvflare.tool.poc.poc_commands import get_prod_dir
+
+from fedmend.errors import FedMendError
+from fl_components.api import Job
+from fl_components.job_rules import check_job
+from fl_components.kit_state import DEFAULT
+from fl_components.run.jobs import all_jobs, read_job
+from fl_components.run.poc import CHECKOUT, PROJECT, local_project
+from fl_components.run.simulate import lay_policy, local_settings
+from fl_components.run.variants import SHARED
+
+ENDING = "Recipe"
+LOGIN = 60.0  # seconds that a server may take to start
+
+
+class FolderConfig(FedJobConfig):
+    """What FLARE writes of a job: the configured folder itself.
+
+    FLARE would make it anew from objects. It leaves out arguments that have their default, where our jobs hold every
+    value, and copies our classes into ``app/custom``, which would be BYOC: such a job switches the check of classes off
+    and is refused by every site.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: Job):
+        super().__init__(job_name=job.name, min_clients=len(job.sites))
+        self._job = job
+
+    def generate_job_config(self, job_root: str) -> None:
+        """Writes the folder into ``job_root``; ``meta.json`` has also what ``set_recipe_meta`` has set.
+
+        Raises:
+            FedMendError: it is there already, or server and sites would refuse the job.
+        """
+        os.makedirs(job_root, exist_ok=True)
+        folder = self._job.save(Path(job_root) / self.job_name)
+        if self.meta_props:
+            meta = folder / "meta.json"
+            meta.write_text(json.dumps({**json.loads(meta.read_text()), **self.meta_props}, indent=2) + "\n")
+        check_job(folder)
+
+
+class FolderJob(FedJob):
+    """A job folder as FLARE's environments want it.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: Job):
+        super().__init__(name=job.name, min_clients=len(job.sites))
+        self.job = FolderConfig(job)
+        self.clients = [ALL_SITES]  # the environment names them
+
+    def to(self, obj: object, target: str, id: str | None = None, **kwargs: object) -> None:
+        """Refuses what a recipe would add to the job besides its settings."""
+        raise FedMendError("recipe: expected variables and variants alone, got a component, filter, file or parameter")
+
+
+class JobRecipe(Recipe):
+    """A recipe of any job folder.
+
+    Args:
+        folder: see :class:`fl_components.api.Job`.
+        variants: see there.
+        sites: see there.
+        site: fields of ``fedmend.json`` to override where all sites are on this machine (SimEnv, PocEnv).
+        variables: see there.
+
+    Attributes:
+        settings: the job with its settings.
+
+    Raises:
+        FedMendError: see there.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        /,
+        *,
+        variants: Sequence[str] = (),
+        sites: int = 0,
+        site: Mapping[str, object] | None = None,
+        **variables: object,
+    ):
+        self.settings, self._site = Job(folder, variants=variants, sites=sites, **variables), dict(site or {})
+        super().__init__(FolderJob(self.settings))
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Puts the site policy, without which sites refuse every job, where the environment's sites will look for it.
+
+        Raises:
+            FedMendError: an environment of other sites than the job's, or a workspace with other files.
+        """
+        if isinstance(env, SimEnv | PocEnv):
+            self._check_sites(env.clients or [f"site-{i + 1}" for i in range(env.num_clients)], type(env).__name__)
+        if isinstance(env, SimEnv):
+            lay_policy(Path(env.workspace_root) / self.name, self._site)
+        elif isinstance(env, PocEnv):
+            self._provide_kits(env)
+
+    def _check_sites(self, names: Sequence[str], where: str) -> None:
+        if sorted(names) != sorted(self.settings.sites):
+            wanted = ", ".join(self.settings.sites)
+            raise FedMendError(f"{where}: expected the sites of the job, {wanted}, got {', '.join(names)}")
+
+    def _provide_kits(self, env: PocEnv) -> None:
+        """PocEnv makes startup kits and starts them in one go: ours come from our project, whose policy lets the lead
+        submit and not, as FLARE's, the project admin."""
+        if not PROJECT.is_file():
+            raise FedMendError("provisioning: expected provisioning/project.yml in the FedMend checkout, not found")
+        if str(CHECKOUT) not in sys.path:
+            sys.path.append(str(CHECKOUT))  # FLARE imports provisioning.policy
+        workspace = Path(env.poc_workspace).resolve()
+        settings = json.loads(local_settings({"state_dir": DEFAULT, **self._site}))
+        project = local_project(yaml.safe_load(PROJECT.read_text(encoding="utf-8")), workspace, self.settings.sites)
+        project["builders"][-1]["args"]["site_settings"] = settings
+        (lead,) = (p["name"] for p in project["participants"] if p.get("role") == "lead")
+        workspace.mkdir(parents=True, exist_ok=True)
+        file = workspace / "fedmend-project.json"  # JSON is YAML
+        file.write_text(json.dumps(project, indent=2) + "\n", encoding="utf-8")
+        env.project_conf_path, env.username = str(file), lead
+        env.extra.setdefault("login_timeout", LOGIN)
+        env._get_admin_startup_kit_path = lambda: os.path.join(get_prod_dir(env.poc_workspace, project["name"]), lead)
+
+
+@functools.cache
+def _recipes() -> dict[str, dict[str, Path]]:
+    """Name of a method → data set → job folder."""
+    found: dict[str, dict[str, Path]] = {}
+    for folder in all_jobs(SHARED.parent):
+        method, _, dataset = folder.name.partition("_")
+        with contextlib.suppress(FedMendError):  # the label audit does not train
+            cls = read_job(folder).method.path.rpartition(".")[2]
+            if cls.lower() == method:
+                found.setdefault(cls, {})[dataset] = folder
+    return found
+
+
+@functools.cache
+def _recipe(method: str) -> type[JobRecipe]:
+    folders = _recipes()[method]
+
+    def start(self, dataset: str, /, **settings: object) -> None:
+        if dataset not in folders:
+            raise FedMendError(f"{method}{ENDING}: expected one of {sorted(folders)}, got {dataset!r:.60}")
+        JobRecipe.__init__(self, folders[dataset], **settings)
+
+    about = f"The jobs of {method}: data set, one of {', '.join(sorted(folders))}, and settings of :class:`JobRecipe`."
+    return type(f"{method}{ENDING}", (JobRecipe,), {"__init__": start, "__doc__": about, "__module__": __name__})
+
+
+def __getattr__(name: str) -> type[JobRecipe]:
+    if name.endswith(ENDING) and name.removesuffix(ENDING) in _recipes():
+        return _recipe(name.removesuffix(ENDING))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *(f"{method}{ENDING}" for method in _recipes())])

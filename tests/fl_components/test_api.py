@@ -1,0 +1,196 @@
+"""Jobs from Python before anything runs; what the places do has tests of its own."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from factories import ROOT, refused
+from job_factories import write_job
+from run_factories import make_run
+
+from fl_components import api
+from fl_components.api import Job
+from fl_components.run.simulate import RUN_FOLDER
+
+
+@pytest.fixture
+def job(tmp_path):
+    variant = {"about": "a longer run", "set": {"num_rounds": 20}}
+    return write_job(tmp_path / "job", long=variant)
+
+
+class Place:
+    """Stands in for a run function: notes what it is given and leaves a run where that function would."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, *args, **options):
+        self.args, self.options = args, options
+        self.main = vars(sys.modules["__main__"]).get("__file__")
+        self.level = logging.getLogger("nvflare").level
+        folder = args[1] / RUN_FOLDER if self.folder is None else self.folder / "workspace" / "fedmend"
+        folder.mkdir(parents=True)
+        make_run(folder)
+        return {} if self.folder is None else self.folder
+
+
+@pytest.fixture
+def places(monkeypatch, tmp_path):
+    from fl_components.run import local, poc, simulate, submit
+
+    made = {"local": Place(None), "simulator": Place(None), "poc": Place(tmp_path / "p"), "kit": Place(tmp_path / "k")}
+    monkeypatch.setattr(local, "run_local", made["local"])
+    monkeypatch.setattr(simulate, "simulate", made["simulator"])
+    monkeypatch.setattr(poc, "poc", made["poc"])
+    monkeypatch.setattr(submit, "submit", made["kit"])
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_a_job_shows_its_name_method_variables_and_variants(job):
+    opened = Job(job, variants=["long"], sites=3, batch_size=2, **{"phantom.images": 99})
+    assert (opened.name, opened.method, opened.run_name) == ("job", "own", "job_long")
+    assert opened.sites == ("site-1", "site-2", "site-3")
+    assert (opened.variables["num_rounds"], opened.variables["batch_size"]) == (20, 2)
+    assert opened.variables["phantom"]["images"] == 99
+    assert opened.variants == {"long": "a longer run"}
+    assert repr(opened) == "job job with long: own, 3 sites, 20 rounds"
+    shown = str(opened).splitlines()
+    assert shown[:2] == [repr(opened), "variables:"]
+    assert "  batch_size      2" in shown
+    assert shown[-2:] == ["variants:", "  long  a longer run"]
+
+
+def test_a_job_of_ours_is_found_by_its_name_and_a_folder_here_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Job("fedmlp_ich").folder == ROOT / "jobs" / "fedmlp_ich"
+    assert Job("fedmlp_ich").method == "fedmlp"
+    write_job(tmp_path / "fedmlp_ich")
+    assert Job("fedmlp_ich").method == "own"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"num_round": 3},
+            "--set: expected a setting of this job, got 'num_round'; nearest: num_rounds, warmup_rounds",
+        ),
+        ({"num_rounds": "x"}, "job variable num_rounds: expected a whole number, got 'x'"),
+        ({"variants": ["short"]}, "--variant: expected one of ['long'], got 'short'"),
+    ],
+)
+def test_what_the_command_refuses_is_refused_at_once(job, given, sentence):
+    with refused(sentence):
+        Job(job, **given)
+
+
+def test_a_job_is_saved_with_its_settings_into_a_new_folder(job, tmp_path):
+    assert Job(job, num_rounds=2).save(tmp_path / "out") == tmp_path / "out"
+    server = json.loads((tmp_path / "out" / "app" / "config" / "config_fed_server.json").read_text())
+    assert server["workflows"][0]["args"]["num_rounds"] == 2
+    with refused(f"configure: expected a new folder, {tmp_path / 'out'} exists"):
+        Job(job).save(tmp_path / "out")
+
+
+@pytest.mark.parametrize("place", ["local", "simulator"])
+def test_a_simulation_gets_all_settings_and_gives_back_its_run(job, places, place):
+    run = Job(job, variants=["long"], sites=3, batch_size=2).run(place, threads=2, site={"min_count": 4})
+    assert run.folder == Path("runs/job_long") / RUN_FOLDER
+    assert run.name == "demo"
+    assert places[place].args == (job, Path("runs/job_long"))
+    options = places[place].options
+    assert options.pop("show")
+    assert options == {
+        "variables": {"batch_size": 2},
+        "variants": ["long"],
+        "sites": 3,
+        "threads": 2,
+        "site_settings": {"min_count": 4},
+        "quiet": True,
+    }
+
+
+def test_without_threads_a_place_has_its_own_number(job, places):
+    Job(job).run(workspace="w")
+    assert places["local"].args == (job, Path("w"))
+    assert "threads" not in places["local"].options
+
+
+def test_a_federation_of_this_machine_is_quiet_and_gives_back_what_was_fetched(job, places, tmp_path):
+    run = Job(job).run("poc", site={"min_count": 4})
+    assert run.folder == tmp_path / "p" / "workspace" / "fedmend"
+    assert places["poc"].args == (job, Path("runs/job"))
+    assert places["poc"].options["site_settings"] == {"min_count": 4}
+    assert (places["poc"].level, logging.getLogger("nvflare").level) == (logging.CRITICAL, logging.NOTSET)
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_startup_kit_submits_the_job_and_says_its_id_unless_told_not_to(job, places, tmp_path, progress):
+    (tmp_path / "kit").mkdir()
+    run = Job(job, num_rounds=2).run(tmp_path / "kit", progress=progress)
+    assert run.folder == tmp_path / "k" / "workspace" / "fedmend"
+    assert places["kit"].args == (job, tmp_path / "kit", Path("runs/results"))
+    assert places["kit"].options["variables"] == {"num_rounds": 2}
+    assert places["kit"].options["announce"] is (print if progress else None)
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "sentence"),
+    [
+        ("simulate", {}, "place: expected local, simulator, poc or the folder of a startup kit, got 'simulate'"),
+        (
+            ".",
+            {"site": {"a": 1}},
+            "site: expected no settings with a startup kit, whose sites have their own fedmend.json",
+        ),
+        ("poc", {"threads": 2}, "threads: expected none with a federation, got 2"),
+    ],
+)
+def test_what_a_place_does_not_have_is_refused(job, places, place, options, sentence):
+    with refused(sentence):
+        Job(job).run(place, **options)
+
+
+def test_progress_is_a_bar_and_none_where_nobody_wants_one(job, places, capsys):
+    Job(job).run("local", "a", progress=False)
+    assert capsys.readouterr().err == ""
+    Job(job).run("simulator", "b")
+    assert "round 0 of 9" in capsys.readouterr().err
+
+
+SCRIPT = """
+import sys
+from multiprocessing import get_context
+
+def work(run):
+    with get_context("spawn").Pool(1) as pool:
+        print("made of", pool.apply(abs, (-3,)))
+
+from fl_components.api import _script_runs_once
+print("script runs")
+with _script_runs_once():
+    work(1)
+print(__file__ == sys.argv[0])
+"""
+
+
+def test_a_script_without_a_guard_does_not_run_again_in_the_processes_that_read_images(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "custom"), str(ROOT)])}
+    words = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env, check=True)
+    assert done.stdout.splitlines() == ["script runs", "made of 3", "True"]
+
+
+def test_a_local_run_hides_the_script_and_puts_it_back(job, places):
+    before = vars(sys.modules["__main__"]).get("__file__")
+    Job(job).run("local", "w")
+    assert places["local"].main is None
+    assert vars(sys.modules["__main__"]).get("__file__") == before
+    assert api.__all__ == ["Job", "Run"]
