@@ -12,6 +12,7 @@ from torch_factories import PlainMethod, PlainRound, TinyNetwork
 from worker_factories import SETTINGS, Client, census_task, global_model, one_site
 
 from fedmend import site_worker
+from fedmend.data import site as site_data
 from fedmend.data.manifest import load_card
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.fields import Field
@@ -19,6 +20,7 @@ from fedmend.files import locked
 from fedmend.kinds import kind_of
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg
+from fedmend.parallel import cores
 from fedmend.phantoms.sites import SOURCE
 from fedmend.repairs.label_ledger import Repairs
 from fedmend.repairs.verdicts import REJECT, Verdict
@@ -87,6 +89,16 @@ def test_the_census_says_what_is_annotated_and_nothing_about_single_samples(clie
     assert result.census["sizes"] == {"train": 6, "val": 6, "test": 6}
     assert (result.census["kind"], result.census["phantom"]) == ("multilabel", False)
     assert (result.samples, result.weights, result.counts, result.report) == (6, {}, {}, {})
+
+
+def test_images_are_decoded_on_as_many_cores_as_the_site_allows(client, monkeypatch):
+    opened = []
+    open_store = site_data.open_store
+    monkeypatch.setattr(site_data, "open_store", lambda *a, **k: opened.append(cores()) or open_store(*a, **k))
+    site = client()
+    site.config = replace(site.config, threads=3)
+    site.ask("census", census_task())
+    assert set(opened) == {3}
 
 
 def test_training_gives_a_changed_model_of_the_same_tensors(client):
