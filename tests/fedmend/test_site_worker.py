@@ -12,6 +12,7 @@ from torch_factories import PlainMethod, PlainRound, TinyNetwork
 from worker_factories import SETTINGS, Client, census_task, global_model, one_site
 
 from fedmend import site_worker
+from fedmend.data import site as site_data
 from fedmend.data.manifest import load_card
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.fields import Field
@@ -20,6 +21,7 @@ from fedmend.gpu_settings import Gpu
 from fedmend.kinds import kind_of
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg
+from fedmend.parallel import cores
 from fedmend.phantoms.sites import SOURCE
 from fedmend.repairs.label_ledger import Repairs
 from fedmend.repairs.verdicts import REJECT, Verdict
@@ -107,6 +109,16 @@ def test_training_images_come_first_onto_a_gpu(client, room, resident):
     data = site_worker._with_resident_images(site.worker._opened[1].site.data, room * 8)
     splits = {"train": data.train, **data.evaluation}
     assert [name for name, split in splits.items() if split.resident is not None] == resident
+
+
+def test_images_are_decoded_on_as_many_cores_as_the_site_allows(client, monkeypatch):
+    opened = []
+    open_store = site_data.open_store
+    monkeypatch.setattr(site_data, "open_store", lambda *a, **k: opened.append(cores()) or open_store(*a, **k))
+    site = client()
+    site.config = replace(site.config, threads=3)
+    site.ask("census", census_task())
+    assert set(opened) == {3}
 
 
 def test_training_gives_a_changed_model_of_the_same_tensors(client):

@@ -85,7 +85,10 @@ class Look:
                 "CT of no body part that has a window of its own: centre and width for soft tissue, in HU",
             )
         if not dicom:
-            return None, "grey values without a unit: each image is scaled by its own 0.5 and 99.5 percentiles"
+            return (
+                None,
+                "grey values without a unit: each slice or volume is scaled by its own 0.5 and 99.5 percentiles",
+            )
         if self.own_windows == dicom:
             return "file", "each DICOM file that was looked at has a window of its own"
         why = "no unit, and not every file has a window: the 0.5 and 99.5 percentiles of what was looked at"

@@ -21,6 +21,7 @@ from fedmend.errors import FedMendError
 SPLITS = ("train", "val", "test")
 CITATION = "Yang et al., MedMNIST v2, Scientific Data 10:41, 2023, https://doi.org/10.1038/s41597-022-01721-8"
 MOST_IMAGES, MOST_CLASSES, LARGEST_EDGE = 1_000_000, 1_000, 1_024
+MOST_BYTES = 200_000_000  # of labels, which are read at once
 _ORGANS = (
     *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left"),
     *("lung-right", "pancreas", "spleen"),
@@ -186,7 +187,7 @@ def _labels(file: Path, split: str, number: int) -> np.ndarray:
     """(N, C) of one split."""
     with _array(file, f"{split}_labels") as (stream, shape, dtype):
         good = dtype.kind in "iu" and len(shape) == 2 and shape[0] == number and 1 <= shape[1] <= MOST_CLASSES
-        if not good:
+        if not good or number * shape[1] * dtype.itemsize > MOST_BYTES:
             raise _wrong(f"{number} rows of whole numbers in {split}_labels", "another array")
         labels = np.frombuffer(_exactly(stream, number * shape[1] * dtype.itemsize), dtype=dtype).reshape(shape)
     if labels.min() < 0 or labels.max() >= MOST_CLASSES:

@@ -140,7 +140,9 @@ class Wizard:
         chosen = AS_SEEN if answer == shown else parse_window(answer)
         shares = {}
         for name, split in (("test_share", "test"), ("val_share", "validation")):
-            why = "patient by patient; 0 makes no such split, and a site without a test split measures nothing"
+            why = "of the patients, " + (
+                "on whom models are measured" if split == "test" else "on whom models are chosen"
+            )
             shares[name] = self._share(name, f"Share of the {split} split", getattr(SiteChoices, name), why)
         return SiteChoices(**shares, seed=self._given.seed, window=chosen)
 
@@ -175,8 +177,8 @@ class Wizard:
             choices = self._choices(folder, [image.image for image in images])
         out = self._out(folder)
         self._tell("dicom", folder, out, classes=classes, columns=columns, labels=labels, choices=choices)
-        how = {"labels": labels, "classes": classes, "columns": columns, "choices": choices, "progress": self._say}
-        own_dicom.prepare(folder, out, **how)
+        say = self._say if labels is None else None  # the other lines have been said
+        own_dicom.prepare(folder, out, labels=labels, classes=classes, columns=columns, choices=choices, progress=say)
         return out if labels is None else self._end(out)
 
     def _tell(self, command: str, source: Path, out: Path, *, classes, columns, choices, **folders) -> None:

@@ -9,6 +9,7 @@ from medmnist_factories import SIZES, make_medmnist
 
 from fedmend.data.manifest import NOT_ANNOTATED, load_card, load_table
 from fedmend.data.readers import read_image
+from fedmend.datasets import medmnist_files
 from fedmend.datasets.medmnist import prepare, prepare_single_label
 from fedmend.datasets.medmnist_files import KNOWN
 from fedmend.datasets.noisy_sites import NoiseProtocol
@@ -158,6 +159,12 @@ def test_arrays_that_are_not_as_described_are_refused(tmp_path, arrays, sentence
     with refused(SOURCE + sentence):
         prepare(source, tmp_path / "out", sites=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_labels_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(medmnist_files, "MOST_BYTES", 39)
+    with refused(SOURCE + "40 rows of whole numbers in train_labels, got another array"):
+        prepare(make_medmnist(tmp_path / "x.npz"), tmp_path / "out", sites=2)
 
 
 def test_labels_that_are_not_the_sets_are_refused(tmp_path):
