@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedmend.errors import FedMendError
@@ -30,8 +31,25 @@ def add(commands) -> None:
     poc.set_defaults(run=_poc)
 
 
-def _quiet_flare() -> None:
-    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what goes wrong is said in a sentence of ours
+def quiet_flare() -> None:
+    """What goes wrong in FLARE is said in a sentence of ours."""
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+
+
+@contextlib.contextmanager
+def leaving() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event and interrupts; FLARE swallows the exception where it waits for an answer."""
+    left = threading.Event()
+
+    def leave(*_) -> None:
+        left.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield left
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _submit(args: argparse.Namespace) -> None:
@@ -40,15 +58,9 @@ def _submit(args: argparse.Namespace) -> None:
 
     if bool(args.job) == bool(args.job_id):
         raise FedMendError(f"submit: expected a job folder or --job-id, got {'both' if args.job else 'none'}")
-    _quiet_flare()
-    left = threading.Event()
-
-    def leave(*_) -> None:
-        left.set()  # FLARE swallows the exception where it waits for an answer
-        raise KeyboardInterrupt
-
+    quiet_flare()
     with contextlib.ExitStack() as stack:
-        stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, leave))
+        left = stack.enter_context(leaving())
         if args.job:  # a mistyped setting is refused before the server is asked
             variables = parse_assignments(args.set)
             job = stack.enter_context(configured(args.job, variables, **given(args, "variants", "sites")))
@@ -66,7 +78,7 @@ def _poc(args: argparse.Namespace) -> None:
     from fl_components.run.poc import poc
     from fl_components.run.submit import what_came_out
 
-    _quiet_flare()
+    quiet_flare()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # by way of every finally, which stops the federation
     folder = poc(

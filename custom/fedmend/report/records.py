@@ -28,6 +28,16 @@ class RunRecords:
         """The decisions so far."""
         return self._lines[DECISIONS]
 
+    @property
+    def metric_lines(self) -> list[dict]:
+        """The metrics so far."""
+        return self._lines[METRICS]
+
+    @property
+    def repair_lines(self) -> list[dict]:
+        """The counts of repairs so far."""
+        return self._lines[REPAIRS]
+
     def start(self, description: Mapping) -> None:
         """Writes ``run.json``."""
         self._write_text(RUN, json.dumps(description, indent=2))
