@@ -35,7 +35,7 @@ class Picture:
         curves: metric → pairs of round and value.
         highest: metric → round and highest value of a trained model.
         repairs: class → count → number.
-        sites: site → ``state``, last ``round``, ``samples``, ``seconds``, round in which it was last ``refused``, as far
+        sites: site → ``state``, last ``round``, ``samples``, ``seconds``, round of the last ``refused`` result, as far
             as known.
         decisions: the newest, with ``time``, ``round``, ``what``, ``value``.
     """

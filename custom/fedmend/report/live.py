@@ -74,7 +74,7 @@ def _bar(picture: Picture, silent: float, console: Console) -> RenderableType:
 
 def _table(title: str, *columns: str) -> Table:
     """A table whose first column holds names and the others numbers."""
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False, expand=False)
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, expand=False)
     for i, name in enumerate(columns):
         table.add_column(Text(name, style="dim"), justify="right" if i else "left", no_wrap=True, overflow="ellipsis")
     return table
