@@ -26,7 +26,7 @@ EVALUATION_SPLITS = ("val", "test")
 
 
 def to_device(pixels: np.ndarray, device: torch.device) -> Tensor:
-    """A batch of pixels on the device; a GPU copies it while the CPU goes on."""
+    """A batch of pixels, any shape, on the device; a GPU copies it while the CPU goes on."""
     tensor = torch.from_numpy(pixels)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 

@@ -57,7 +57,15 @@ class RunRecords:
     def repairs(
         self, round_num: int, site: str, classes: Sequence[str], annotated: np.ndarray, counts: Mapping[str, np.ndarray]
     ) -> None:
-        """Repaired labels of a site after ``round_num`` rounds, one line per class that the site does not annotate."""
+        """Repaired labels of a site, one line per class that the site does not annotate.
+
+        Args:
+            round_num: rounds done.
+            site: its name.
+            classes: C names.
+            annotated: (C,) bool, classes without a line.
+            counts: count → (C,) numbers.
+        """
         lines = self._lines[REPAIRS]
         for index in np.flatnonzero(~annotated):
             now = {name: int(values[index]) for name, values in counts.items()}
