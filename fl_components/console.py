@@ -31,6 +31,7 @@ def quiet_console(fl_ctx: FLContext) -> None:
 def log_picture(picture: Mapping) -> None:
     """Writes the picture of a run into ``log.json`` alone, which a job's submitter may read while it runs."""
     files = [handler for handler in logging.getLogger().handlers if isinstance(handler.formatter, JsonFormatter)]
-    record = logging.LogRecord(PICTURES, logging.INFO, "", 0, json.dumps(picture), None, None)
+    text = json.dumps(picture).replace("]: ", "]:\\u0020")  # inside texts, where FLARE would take it for its own mark
+    record = logging.LogRecord(PICTURES, logging.INFO, "", 0, text, None, None)
     for handler in files:
         handler.handle(record)
