@@ -25,7 +25,7 @@ from fedmend.fingerprint import SUBMITTER
 from fedmend.method import Workflow
 from fedmend.results import CENSUS, SiteResult
 from fedmend.transport import Question, Transport
-from fl_components.console import quiet_console
+from fl_components.console import log_picture, quiet_console
 from fl_components.run.arguments import WORKFLOW, job_settings, parts
 from fl_components.wire import pack_task, unpack_result
 from fl_components.workspace import load_site_config
@@ -168,3 +168,7 @@ class FlareTransport(Transport):
         dxo = create_analytic_dxo(tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step)
         with self._controller.engine.new_context() as fl_ctx:
             send_analytic_dxo(self._controller, dxo, fl_ctx)
+
+    def show(self, picture: Mapping[str, object]) -> None:
+        """By the server's log of the job."""
+        log_picture(picture)

@@ -82,7 +82,17 @@ class FolderJob(FedJob):
         self.clients = [ALL_SITES]  # the environment names them
 
     def to(self, obj: object, target: str, id: str | None = None, **kwargs: object) -> None:
-        """Refuses what a recipe would add to the job besides its settings."""
+        """Refuses what a recipe would add to the job besides its settings.
+
+        Args:
+            obj: what would be added.
+            target: to whom.
+            id: its name.
+            kwargs: further words of FLARE.
+
+        Raises:
+            FedMendError: always.
+        """
         raise FedMendError("recipe: expected variables and variants alone, got a component, filter, file or parameter")
 
 

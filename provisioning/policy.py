@@ -6,7 +6,7 @@ Allow list and ReportGuard have their one home in ``simulator_workspace/local``,
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nvflare.lighter.constants import ProvFileName
@@ -16,6 +16,7 @@ from nvflare.lighter.spec import Builder
 
 HERE = Path(__file__).resolve().parent
 POLICY = HERE.parent / "simulator_workspace" / "local"
+RECEIVERS = ("fl_components.tracking.mlflow.MLflow", "fl_components.tracking.wandb.WandB")  # off unless asked for
 CONVERT = "nvflare.app_common.filters.convert_weights.ConvertWeights"
 STATE = "../fedmend-state/{SITE_NAME}"  # beside the kit, in which FLARE makes and deletes folders
 SITE_SETTINGS = {"data_root": "", "cache_dir": "cache", "state_dir": STATE, "min_count": 5}  # "" is refused by name
@@ -35,9 +36,12 @@ class SitePolicyBuilder(Builder):
             site. The filter sees the change of the weights in the round, not the weights; ReportGuard is last in every
             scope.
         site_settings: fields of every site's ``fedmend.json``, where all of them are on one machine, as in a trial.
+        tracking: full names of classes of ``fl_components.tracking`` that jobs may name at the server, which hands its
+            metrics to them.
 
     Raises:
-        ValueError: a storage folder that is not absolute, a filter without a path, or homomorphic encryption.
+        ValueError: a storage folder that is not absolute, a filter without a path, homomorphic encryption, or another
+            class.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class SitePolicyBuilder(Builder):
         server_storage: str,
         weight_filters: Mapping[str, Mapping] | None = None,
         site_settings: Mapping[str, object] | None = None,
+        tracking: Sequence[str] = (),
     ):
         if not isinstance(server_storage, str) or not os.path.isabs(server_storage):
             raise ValueError(f"SitePolicyBuilder, server_storage: expected an absolute folder, got {server_storage!r}")
@@ -54,8 +59,11 @@ class SitePolicyBuilder(Builder):
                 raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected path and args, got {chosen!r}")
             if re.search(r"\.(he|homomorphic_encryption)\.", str(chosen["path"])):  # the server could check nothing
                 raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected no homomorphic encryption")
+        if unknown := sorted(set(tracking) - set(RECEIVERS)):
+            raise ValueError(f"SitePolicyBuilder, tracking: expected some of {', '.join(RECEIVERS)}, got {unknown}")
         self._storage, self._weight_filters = Path(server_storage), dict(weight_filters or {})
         self._site_settings = {**SITE_SETTINGS, **(site_settings or {})}
+        self._tracking = list(tracking)
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """Called by FLARE once per provisioning."""
@@ -66,6 +74,7 @@ class SitePolicyBuilder(Builder):
         self._write(project.get_server(), ctx, SERVER_SETTINGS, dict.fromkeys(self._weight_filters))
         resources = Path(ctx.get_local_dir(project.get_server())) / ProvFileName.RESOURCES_JSON_DEFAULT
         content = _read(resources)
+        content["class_allow_list"] += self._tracking
         content["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
         (jobs,) = (c for c in content["components"] if c["id"] == "job_manager")
         jobs["args"]["uri_root"] = str(self._storage / "jobs")

@@ -5,7 +5,6 @@
 :mod:`fedmend.local_federation`.
 """
 
-import datetime
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from fedmend.fingerprint import fingerprint
 from fedmend.initial_weights import weights_file
 from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage, Workflow
 from fedmend.networks import get_weights, initial_network
+from fedmend.progress import Progress
 from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN, Expected, RunSpec, SiteResult, check_result
 from fedmend.run_log import RunLog
 from fedmend.safety_net import SafetyNet
@@ -116,6 +116,7 @@ class RunningFederation(Federation):
         self._settings, self._workflow, self._transport = settings, workflow, transport
         self._folder, self._described = folder, described
         self._weights_dirs = app_dir, weights_dir
+        self._progress = Progress(folder, transport.show)
         self._made_by = {"workflow": type(workflow).__name__, **(made_by or {})}
         self._spec = RunSpec(settings.run_name, tuple(settings.classes), settings.network, settings.seed)
         self._state_dir = state_dir / settings.run_name / "server"
@@ -144,7 +145,8 @@ class RunningFederation(Federation):
         Raises:
             FedMendError: bad input or too few valid results, in one sentence.
         """
-        with failing_disk("server"), locked(self._state_dir / "in_use", patience=PREDECESSOR) as alone:
+        in_use = self._state_dir / "in_use"
+        with self._progress, failing_disk("server"), locked(in_use, patience=PREDECESSOR) as alone:
             if not alone:
                 raise FedMendError(
                     f"run_name {self._spec.run_name!r}: expected no other job of this run, one still runs; abort it"
@@ -246,7 +248,7 @@ class RunningFederation(Federation):
         weights = weights_file(chosen.weights, chosen.network, *self._weights_dirs)
         made_by = fingerprint(asdict(chosen), self._described, self._made_by, weights=weights)
         self._checkpoint = Checkpoint(self._state_dir, chosen.run_name, made_by, chosen.allow_changes)
-        self._log = RunLog(self._folder, self.classes, self._checkpoint, self._transport.stream)
+        self._log = RunLog(self._folder, self.classes, self._checkpoint, self._transport.stream, self._progress)
         saved = self._checkpoint.load()
         LOG.info("census: every site opens and checks its data")
         self._marks = saved.marks if saved else {}
@@ -279,7 +281,7 @@ class RunningFederation(Federation):
             "num_rounds": self.num_rounds,
             "warmup_rounds": self._workflow.warmup_rounds,
             "seed": self.seed,
-            "started": datetime.datetime.now().isoformat(timespec="seconds"),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
             "sites": self._census.described,
             "settings": dict(self._described),
         }
@@ -289,8 +291,7 @@ class RunningFederation(Federation):
         files = {"global model": self._transport.save_model(self.model)}  # first: the evaluation may fail
         self._round = self.num_rounds
         self._evaluate()
-        best = self._checkpoint.best_model()
-        if best is not None:
+        if (best := self._checkpoint.best_model()) is not None:
             files["best model"] = self._transport.save_model(best, best=True)
         self._log.finish(files)
         self._save(self.num_rounds, finished=True)
@@ -349,6 +350,7 @@ class RunningFederation(Federation):
         def receive(site: str, answer: SiteResult | FedMendError) -> None:
             if site in results or site in refused or site not in tasks:
                 return
+            self._progress.answered(site, name)
             try:
                 self._check(name, tasks[site], answer)
                 if net:
@@ -361,8 +363,8 @@ class RunningFederation(Federation):
             answer.weights = {}
             results[site] = answer
 
-        model = {} if name == CENSUS else self.model
-        question = Question(name, model, tasks, self._spec, evaluate)
+        self._progress.asked(name, next(iter(tasks.values())).stage, round_num, sites)
+        question = Question(name, {} if name == CENSUS else self.model, tasks, self._spec, evaluate)
         self._transport.exchange(question, receive, lambda: len(results) >= needed)
         for site, reason in net.outliers().items() if net else ():
             refused[site] = f"{site}: result of round {round_num}, {reason}"

@@ -167,7 +167,7 @@ def disk_errors(where: str, need: int, folder: Path) -> Iterator[None]:
 
     Raises:
         FedMendError: the block needs more than half of the free space; or instead of such an OSError. Every other error
-        passes.
+            passes.
     """
     try:
         there = next(f for f in (folder, *folder.absolute().parents) if f.is_dir())

@@ -57,7 +57,7 @@ class RoundTask:
         return self.round_num if self.training else self.round_num - 1
 
     def word(self, name: str) -> np.ndarray:
-        """One array of the knowledge, which was checked when the task came in.
+        """One array of the knowledge, any shape; it was checked when the task came in.
 
         Raises:
             FedMendError: the server did not send it.
@@ -113,7 +113,7 @@ class Site:
         return self._views[key]
 
     def batches(self, order: Tensor) -> list[Tensor]:
-        """Cuts sample numbers into batches; a last batch of one joins the one before, which BatchNorm needs."""
+        """Cuts (n,) sample numbers into batches; a last batch of one joins the one before, which BatchNorm needs."""
         parts = list(order.split(self.batch_size))
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]

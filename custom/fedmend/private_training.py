@@ -56,7 +56,7 @@ class PatientSteps:
         self.per_epoch = math.ceil(len(patients) / batch_size)
 
     def batches(self) -> Iterator[list[Tensor]]:
-        """The steps of one epoch: the image numbers of each patient drawn; a step may be without any."""
+        """The steps of one epoch: the image numbers, (n,) int64, of each patient drawn; a step may be without any."""
         for _ in range(self.per_epoch):
             drawn = np.flatnonzero(self._random.random(len(self._patients)) < self.rate)
             yield [self._some(self._patients[i]) for i in drawn]
@@ -68,6 +68,13 @@ class PatientSteps:
 
     def losses(self, work: "Round", batch: Sequence[Tensor]) -> Iterator[Tensor]:
         """The loss of each patient; when all are used up, the parameters hold the gradient of the step.
+
+        Args:
+            work: the round.
+            batch: image numbers, (n,) int64, of each patient.
+
+        Yields:
+            scalars.
 
         A gradient that is not finite counts as none: to stop because of it would tell that such a patient exists.
         """
@@ -88,7 +95,7 @@ class PatientSteps:
 
 
 def patients_of(table: LabelTable) -> list[Tensor]:
-    """Image numbers of each patient of a table; an image without a patient is one by itself."""
+    """Image numbers, (n,) int64, of each patient of a table; an image without a patient is one by itself."""
     found: dict[object, list[int]] = {}
     for i, patient in enumerate(table.patients or [""] * len(table.images)):
         found.setdefault(patient or i, []).append(i)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmend.census import Census
 from fedmend.checkpoint import Checkpoint, Saved
+from fedmend.progress import ASIDE, Progress, curves, last_decisions, repaired
 from fedmend.report.records import RunRecords
 from fedmend.report.report import summary_text, write_report
 from fedmend.results import EVALUATE, SiteResult
@@ -19,7 +20,6 @@ BEST_SPLITS = ("val", "test")  # the first that there is
 UNTRAINED = "untrained_model"  # the decision that says so, and later that it is no longer
 # Round, number of rounds, stage and metrics in a line of :meth:`RunLog.progress`, wherever it is read again.
 ROUND_LINE = re.compile(r"round (\d+)/(\d+) ([^|]+) \| received model: ([^|]+) \| \d+ sites")
-ASIDE = ("ece", "bacc_val")  # metrics for records and report alone
 
 
 class RunLog:
@@ -30,6 +30,7 @@ class RunLog:
         classes: C class names.
         checkpoint: keeps the best model.
         stream: takes one number for those who watch: tag, value, round.
+        progress: the picture of the run.
 
     Attributes:
         census: set when it is known.
@@ -41,8 +42,10 @@ class RunLog:
         classes: Sequence[str],
         checkpoint: Checkpoint,
         stream: Callable[[str, float, int], None],
+        progress: Progress,
     ):
         self._records, self._classes, self._checkpoint, self._stream = RunRecords(folder), classes, checkpoint, stream
+        self._progress = progress
         self.census: Census | None = None
         self._started, self._first = time.monotonic(), 0
         self._best = checkpoint.best()
@@ -71,6 +74,18 @@ class RunLog:
     def start(self, described: Mapping) -> None:
         """Writes ``run.json``."""
         self._records.start(described)
+        self._progress.begin(described, self.census.kind.unit)
+        self._draw()
+
+    def _draw(self, **facts: object) -> None:
+        """Brings the picture of the run up to date with the records."""
+        lines = self._records
+        self._progress.tell(
+            **curves(lines.metric_lines),
+            repairs=repaired(lines.repair_lines, self._classes),
+            decisions=last_decisions(lines.decisions),
+            **facts,
+        )
 
     def dump(self) -> str:
         """Everything so far, for the checkpoint."""
@@ -79,6 +94,9 @@ class RunLog:
     def decision(self, what: str, value: object, round_num: int | None) -> None:
         """Adds a line to ``decisions.jsonl``."""
         self._records.decision(what, value, round_num)
+        if what == "refused":
+            self._progress.refused(value["site"])
+        self._progress.tell(decisions=last_decisions(self._records.decisions))
 
     def warn(self, text: str) -> None:
         """A sentence in the log."""
@@ -148,6 +166,7 @@ class RunLog:
                 self._stream(f"loss/{site}", result.loss, round_num)
         self._keep_best(metrics, round_num, model)
         self._records.write()
+        self._draw()
         return metrics
 
     def _with_val(self, split: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -173,6 +192,7 @@ class RunLog:
         """One line about a round."""
         elapsed = time.monotonic() - self._started
         remaining = elapsed / (round_num + 1 - self._first) * (num_rounds - round_num - 1)
+        self._progress.tell(done=round_num + 1, elapsed=round(elapsed, 1), remaining=round(remaining, 1))
         split = "test" if "test" in metrics else next(iter(metrics), None)
         values = metrics[split]["macro"] if split else {}
         known = {k: v for k, v in values.items() if v is not None and k not in ASIDE}

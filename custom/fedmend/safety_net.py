@@ -31,7 +31,7 @@ def check_range(name: str, value: np.ndarray | torch.Tensor, where: str) -> None
 
     Args:
         name: of the tensor in the state dict.
-        value: finite.
+        value: finite, any shape.
         where: first words of the sentence.
 
     Raises:

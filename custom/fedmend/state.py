@@ -114,7 +114,8 @@ class StateStore:
             fingerprint: what the rows must belong to.
 
         Returns:
-            the array; None where there is none, where it belongs to something else or where its file is damaged.
+            the array, any shape; None where there is none, where it belongs to something else or where its file is
+            damaged.
         """
         for number in sorted((r for r in self._rounds(name, ".npy.json") if r < before), reverse=True):
             path, about = self._array_files(name, number)

@@ -59,3 +59,8 @@ class Transport(ABC):
     @abstractmethod
     def stream(self, tag: str, value: float, step: int) -> None:
         """One number for those who watch."""
+
+    def show(self, picture: Mapping[str, object]) -> None:
+        """Hands on the run's picture, see :mod:`fedmend.progress`, to people who cannot read its folder; by default
+        there are none."""
+        return

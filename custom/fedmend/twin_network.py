@@ -28,5 +28,5 @@ class TwinNetwork(nn.Module):
         return nn.ModuleList([self.first.classifier, self.second.classifier])
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and logits of the first network, which is the one that is evaluated."""
+        """(B, ...) images → features and logits of the first network, which is the one that is evaluated."""
         return self.first(images)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from fedmend.errors import FedMendError
-from fl_components.cli import advise, checks, compare, datasets, federation, init, jobs, ledger, policy, review
+from fl_components.cli import advise, checks, compare, datasets, federation, init, jobs, ledger, policy, review, watch
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -22,7 +22,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
-    for group in (init, jobs, compare, federation, ledger, review, checks, advise, policy):
+    for group in (init, jobs, compare, federation, watch, ledger, review, checks, advise, policy):
         group.add(commands)
     return parser
 

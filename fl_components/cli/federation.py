@@ -28,8 +28,9 @@ def add(commands) -> None:
     poc.set_defaults(run=_poc)
 
 
-def _quiet_flare() -> None:
-    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what goes wrong is said in a sentence of ours
+def quiet_flare() -> None:
+    """What goes wrong in FLARE is said in a sentence of ours."""
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
 
 
 def _submit(args: argparse.Namespace) -> None:
@@ -38,7 +39,7 @@ def _submit(args: argparse.Namespace) -> None:
 
     if bool(args.job) == bool(args.job_id):
         raise FedMendError(f"submit: expected a job folder or --job-id, got {'both' if args.job else 'none'}")
-    _quiet_flare()
+    quiet_flare()
     given_job = given(args, "variants", "sites", "job_id")
     folder = submit(args.job, args.kit, args.out, variables=parse_assignments(args.set), show=_show, **given_job)
     print("\n".join(what_came_out(folder)))
@@ -49,7 +50,7 @@ def _poc(args: argparse.Namespace) -> None:
     from fl_components.run.poc import poc
     from fl_components.run.submit import what_came_out
 
-    _quiet_flare()
+    quiet_flare()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # by way of every finally, which stops the federation
     folder = poc(

@@ -18,6 +18,13 @@ def add(commands) -> None:
     job_arguments(configure)
     configure.add_argument("out", type=Path)
     configure.add_argument("--sites", type=int, default=0, help="sites named in meta.json (default: as in the job)")
+    configure.add_argument(
+        "--tracking",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="NAME[,NAME]",
+        help="also hand metrics to mlflow or wandb; the server's policy must list them",
+    )
     configure.set_defaults(run=_configure)
 
     simulate = commands.add_parser("simulate", help="run a job on this machine, in FLARE's simulator or without FLARE")
@@ -68,7 +75,7 @@ def _configure(args: argparse.Namespace) -> None:
 
     if args.out.exists():
         raise FedMendError(f"configure: expected a new folder, {args.out} exists")
-    configure_job(args.job, args.out, parse_assignments(args.set), variants=args.variants, sites=args.sites)
+    configure_job(args.job, args.out, parse_assignments(args.set), **given(args, "variants", "sites", "tracking"))
     print(f"job written to {args.out}")
 
 

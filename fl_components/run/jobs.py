@@ -22,6 +22,7 @@ from fl_components.run.arguments import (
 )
 from fl_components.run.shape import check_shape
 from fl_components.run.variants import Variant, apply, choose, variants_of
+from fl_components.tracking import RECEIVERS
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,13 @@ class JobSettings:
 
 
 def configure_job(
-    job: Path, out: Path, variables: Mapping[str, object], *, variants: Sequence[str] = (), sites: int = 0
+    job: Path,
+    out: Path,
+    variables: Mapping[str, object],
+    *,
+    variants: Sequence[str] = (),
+    sites: int = 0,
+    tracking: Sequence[str] = (),
 ) -> None:
     """Copies a job folder with other settings.
 
@@ -88,11 +95,16 @@ def configure_job(
         variants: names of variants, see :mod:`fl_components.run.variants`. ``run_name`` gets their names as an ending,
             always in the same order, unless a variant or ``variables`` sets it.
         sites: number of sites ``site-1`` … in meta.json; 0 keeps what stands there.
+        tracking: receivers of metrics to add, see :data:`fl_components.tracking.RECEIVERS`.
 
     Raises:
-        FedMendError: no job, unknown variant or setting, or a value of another kind than the job's.
+        FedMendError: no job, unknown variant, setting or receiver, or a value of another kind than the job's.
     """
+    if unknown := set(tracking) - set(RECEIVERS):
+        raise FedMendError(f"--tracking: expected some of {', '.join(RECEIVERS)}, got {', '.join(sorted(unknown))}")
     meta, configs = _changed(job, variables, variants, sites)
+    _, server = configs.values()
+    server.setdefault("components", []).extend({"id": name, "path": RECEIVERS[name]} for name in tracking)
     before_meta, before = _load(job)
     shutil.copytree(job, out)
     for file, config in configs.items():
@@ -171,6 +183,20 @@ def job_parts(job: Path, *, variants: Sequence[str] = ()) -> list[Part]:
     client, server = configs.values()
     apply(choose(variants_of(job, server.get("problem", "")), variants), client, server)
     return parts(client, server)
+
+
+def list_receivers(job: Path, resources: Path) -> None:
+    """Lists the receivers of metrics that a job names in the policy of a simulation, whose server is the person's own.
+
+    Args:
+        job: job folder.
+        resources: the policy's ``resources.json``, which is written anew.
+    """
+    _, configs = _load(job)
+    named = {part.get("path") for config in configs.values() for part in config.get("components", [])}
+    policy = json.loads(resources.read_text(encoding="utf-8"))
+    policy["class_allow_list"] += [path for path in RECEIVERS.values() if path in named]
+    resources.write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")
 
 
 def all_jobs(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from fedmend.errors import FedMendError
 from fedmend.repairs.label_ledger import read_verdicts
 from fedmend.report.tables import mean_and_sd
 from fedmend.site_config import CONFIG_NAME, PHANTOM
-from fl_components.run.jobs import configure_job
+from fl_components.run.jobs import configure_job, list_receivers
 
 POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
 RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
@@ -104,6 +104,7 @@ def simulate(
         configured = Path(folder) / job.resolve().name
         configure_job(job, configured, variables or {}, variants=variants, sites=sites)
         lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
+        list_receivers(configured, workspace / "local" / "resources.json")
         command = [
             sys.executable,
             "-m",

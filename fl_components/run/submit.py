@@ -107,6 +107,21 @@ def _in_one_sentence(person: str, server: str) -> Iterator[None]:
         raise FedMendError(f"server: expected a job or command that it accepts, it said: {e}") from None
 
 
+@contextlib.contextmanager
+def leaving() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event and interrupts; FLARE swallows the exception where it waits for an answer."""
+    left = threading.Event()
+
+    def leave(*_) -> None:
+        left.set()
+        raise KeyboardInterrupt
+
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():  # no other one may ask for signals
+            stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, leave))
+        yield left
+
+
 def submit(
     job: Path | None,
     kit: Path,
@@ -139,15 +154,8 @@ def submit(
         FedMendError: the job is refused, no server, or the job does not complete.
         KeyboardInterrupt: the person has left.
     """
-    left = threading.Event()
-
-    def leave(*_) -> None:
-        left.set()  # FLARE swallows the exception where it waits for an answer
-        raise KeyboardInterrupt
-
     with contextlib.ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():  # no other one may ask for signals
-            stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, leave))
+        left = stack.enter_context(leaving())
         if job:  # a mistyped setting is refused before the server is asked
             folder = stack.enter_context(configured(job, variables or {}, variants=variants, sites=sites))
         session = stack.enter_context(open_session(kit))
@@ -196,11 +204,11 @@ def follow(
         if left():
             raise KeyboardInterrupt
         meta = session.get_job_meta(job_id)
-        state = _state(meta)
+        state = job_state(meta)
         if state != last_state:
             show(state)
             last_state = state
-        log = _server_log(session, job_id)
+        log = server_log(session, job_id) or []
         ours = [entry for entry in log if entry["fullName"].startswith("fedmend.") and job_id not in entry["message"]]
         lines = [f"{entry['asctime'][11:19]} {entry['message']}" for entry in ours]
         stamps = [entry["asctime"] + entry["message"] for entry in ours]
@@ -212,10 +220,11 @@ def follow(
             break
         time.sleep(interval)
     if meta["status"] != RunStatus.FINISHED_COMPLETED.value:
-        raise FedMendError(f"job {job_id}: expected it to complete, got {meta['status']}: {_reason(meta, log)}")
+        raise FedMendError(f"job {job_id}: expected it to complete, got {meta['status']}: {reason(meta, log)}")
 
 
-def _state(meta: Mapping) -> str:
+def job_state(meta: Mapping) -> str:
+    """The status of a job, by its description; with who refused it, and what it waits for."""
     waits = meta["status"] == RunStatus.SUBMITTED.value
     return ", ".join([meta["status"], *_not_deployed(meta), *(_history(meta)[-1:] if waits else [])])
 
@@ -230,12 +239,12 @@ def _not_deployed(meta: Mapping) -> list[str]:
     return [d.replace(f"{ERROR_MSG_PREFIX}: ", "") for d in details if not d.endswith(": OK")]
 
 
-def _server_log(session: Session, job_id: str) -> list[dict]:
-    """Entries of the server's log of the job, whose last 5 MB FLARE sends; none where FLARE's policy denies it."""
+def server_log(session: Session, job_id: str) -> list[dict] | None:
+    """Entries of the server's log of the job, whose last 5 MB FLARE sends; None where FLARE's policy denies it."""
     try:
         text = session.get_job_logs(job_id, log_file_name="log.json")["logs"].get("server", "")
     except AuthorizationError:
-        return []
+        return None
     entries = []
     for line in text.splitlines():
         with contextlib.suppress(json.JSONDecodeError):  # the first one may be cut, the last one half written
@@ -243,7 +252,8 @@ def _server_log(session: Session, job_id: str) -> list[dict]:
     return [e for e in entries if isinstance(e, dict) and e.keys() >= LOG_KEYS]
 
 
-def _reason(meta: Mapping, log: list[dict]) -> str:
+def reason(meta: Mapping, log: list[dict]) -> str:
+    """Why a job did not complete: its description and the entries of the server's log, in one sentence."""
     if meta["status"] == RunStatus.FINISHED_ABORTED.value:
         return "somebody aborted it"
     if meta["status"] == RunStatus.FINISHED_CANT_SCHEDULE.value:

@@ -14,6 +14,9 @@ def clock(site: CheckedSite) -> Result:
     """The site's clock.
 
     No server tells its time; but a clock outside the validity of the site's certificate gets no connection.
+
+    Raises:
+        FedMendError: the kit's certificate is none.
     """
     from cryptography import x509
 
@@ -36,6 +39,9 @@ def connection(site: CheckedSite) -> Result:
     """The rule of FLARE's preflight check that opens a connection with the site's certificate.
 
     Its other half starts a client, which the server then takes for a present site for ten minutes.
+
+    Raises:
+        FedMendError: the kit does not name its server.
     """
     from nvflare.tool.package_checker.check_rule import CHECK_PASSED, CheckServerAvailable
     from nvflare.tool.package_checker.utils import NVFlareRole

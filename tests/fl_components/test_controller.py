@@ -91,6 +91,13 @@ def test_metrics_and_losses_are_streamed_by_flare_s_analytics_event(tmp_path):
     assert ("loss/site-2", 2) in tags
 
 
+def test_the_picture_of_the_run_is_handed_to_the_log_of_the_job(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr("fl_components.controller.log_picture", lambda picture: shown.append(picture["state"]))
+    play(tmp_path, plain_answers(BOTH))
+    assert (shown[0], shown[-1]) == ("starts", "finished")
+
+
 def test_the_state_is_kept_where_the_server_s_settings_say_and_a_job_goes_on(tmp_path):
     crash = failing(plain_answers(BOTH), site="site-1", when=lambda name, r: (name, r) == (TRAIN, 2))
     assert play(tmp_path, crash).engine.panics()

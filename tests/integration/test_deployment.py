@@ -92,6 +92,19 @@ def test_a_recipe_is_submitted_by_flares_production_environment(deployment):
     assert run.final["test"]["auc"] > 0
 
 
+def test_the_submitter_watches_the_rounds_of_a_job_and_a_member_its_status(deployment, tmp_path):
+    kits = deployment.federation.kits
+    code, seen = fedmend("watch", "--kit", deployment.federation.lead, home=tmp_path)
+    assert code == 0, seen
+    assert "2 of 2 rounds" in seen
+    assert re.search(r"PHANTOM finished: 2 rounds, test AUC 0\.\d{3}", seen)
+    (member,) = (kit for kit in kits.iterdir() if kit.name.startswith("member@"))
+    code, seen = fedmend("watch", "--kit", member, "--once", home=tmp_path)
+    assert code == 0, seen
+    assert "the server's log of this job is for its submitter and the project admin" in seen
+    assert "rounds" not in seen
+
+
 def test_server_and_sites_run_under_a_daemon_each(deployment):
     for name in (deployment.federation.server, *SITES):
         daemon, parent = (deployment.process(name, role) for role in (DAEMON, PARENT))

@@ -245,6 +245,8 @@ def test_every_class_that_a_job_names_is_allowed(kits, site):
         "nvflare.app_common.workflows.lr.np_persistor.LRModelPersistor",
         "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",  # sends where an argument says
         "nvflare.app_opt.tracking.wandb.wandb_receiver.WandBReceiver",
+        "fl_components.tracking.mlflow.MLflow",  # off unless the project asks for it
+        "fl_components.tracking.wandb.WandB",
         "nvflare.app_opt.xgboost.histogram_based_v2.csv_data_loader.CSVDataLoader",
         "nvflare.app_opt.he.model_encryptor.HEModelEncryptor",
     ],
@@ -383,3 +385,27 @@ def test_provisioning_knows_flares_provisioning_alone():
         names = imported(file.read_text(), "provisioning")
         assert within(names, "nvflare") == within(names, "nvflare.lighter")
         assert within(names, "fedmend") == within(names, "fl_components") == []
+
+
+def test_the_server_alone_lists_the_receivers_that_the_project_asks_for(tmp_path, monkeypatch):
+    project = json.loads(json.dumps(PROJECT))
+    (args,) = (b["args"] for b in project["builders"] if b["path"] == "provisioning.policy.SitePolicyBuilder")
+    args["tracking"] = ["fl_components.tracking.mlflow.MLflow"]
+    (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
+    done = provision(tmp_path / "out", home=tmp_path, project=tmp_path / "project.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    kits = tmp_path / "out" / "fedmend" / "prod_00"
+    check_class(kits / SERVER, "fl_components.tracking.mlflow.MLflow")
+    for kit, path in (
+        (SERVER, "fl_components.tracking.wandb.WandB"),
+        ("site-1", "fl_components.tracking.mlflow.MLflow"),
+    ):
+        with pytest.raises(UnsafeComponentError, match="is not in allow_list"):
+            check_class(kits / kit, path)
+
+
+def test_a_receiver_that_is_none_of_ours_is_refused():
+    with pytest.raises(ValueError, match=r"^SitePolicyBuilder, tracking: expected some of fl_components.tracking"):
+        SitePolicyBuilder(
+            server_storage="/x", tracking=["nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"]
+        )

@@ -301,7 +301,7 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
 def read_rows(
     header: Sequence[str], records: Iterable, kind: str, classes: Sequence[str], *, file: str, where: str
 ) -> LabelTable:
-    """What :func:`load_table` makes, with its errors, of an open table, see :func:`fedmend.data.csv_files.read_csv`.
+    """What :func:`load_table` makes of an open table, see :func:`fedmend.data.csv_files.read_csv`.
 
     Args:
         header: the columns.
@@ -310,6 +310,9 @@ def read_rows(
         classes: the job's classes.
         file: name that the result has.
         where: words that name the table in messages.
+
+    Raises:
+        FedMendError: see :func:`load_table`.
     """
     classes, written = tuple(classes), _FORMATS[kind]
     rows, images, patients, labels = [], [], [], []

@@ -27,7 +27,16 @@ MASK_TOLERANCE = 1e-3
 
 
 def load_nifti(path: Path, where: str):
-    """A NIfTI file and its voxels (X, Y, Z) float32, in the orientation of the file; raises as :func:`read_pair`."""
+    """A NIfTI file and its voxels (X, Y, Z) float32, in the orientation of the file.
+
+    Args:
+        path: the file.
+        where: first words of a sentence.
+
+    Raises:
+        FedMendError: it cannot be read, or has another number of dimensions, NaN or infinity, or a degenerate affine
+            matrix.
+    """
     import nibabel
 
     try:
@@ -89,12 +98,12 @@ def read_pair(item: VolumeItem, where: str, foreground: int = 1) -> tuple[np.nda
 
 
 def has_value(value: int, voxels: np.ndarray) -> np.ndarray:
-    """Which voxels of a label file have a value; bool of the same shape."""
+    """Which voxels of a label file, any shape, have a value; bool of the same shape."""
     return np.abs(voxels - np.float32(value)) < MASK_TOLERANCE
 
 
 def grey_range(voxels: np.ndarray, window: tuple[float, float] | None) -> tuple[float, float]:
-    """The lowest value that is not black, and the width up to white; see :func:`scale`."""
+    """The lowest value that is not black, and the width up to white, of voxels of any shape; see :func:`scale`."""
     if window is not None:
         return window[0] - window[1] / 2, window[1]
     tissue = voxels[voxels != 0]

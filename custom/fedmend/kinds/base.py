@@ -106,7 +106,13 @@ class Kind(ABC):
         mean difference between probability and mark in force over the pixels of a slice."""
 
     def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:
-        """A page with pictures of repairs, for the site's own eyes; empty where there is nothing to look at."""
+        """A page with pictures of repairs, for the site's own eyes; empty where there is nothing to look at.
+
+        Args:
+            site: the site, whose ledger knows the repairs.
+            truth: as :meth:`load_truth` gives it: (N, C), (N, S, S) or None.
+            phantom: whether the images are synthetic.
+        """
         return ""
 
     @abstractmethod
@@ -137,7 +143,7 @@ class Kind(ABC):
         """Refuses counts that a site cannot have made.
 
         Args:
-            counts: what a site sent about a split.
+            counts: what a site sent about a split; expected (C, *counts_shape).
             num_classes: C.
             samples: samples of the split by the site's census.
             where: words that name site, round and split.
@@ -155,7 +161,7 @@ class Kind(ABC):
         """Metrics of the sum of what sites sent: ``per_class`` and ``macro``, and counts that the report shows.
 
         Args:
-            counts: the sum.
+            counts: the sum, (C, *counts_shape) int64.
             chosen_on: that of the validation split, on which thresholds are chosen; None: there is none.
         """
 
@@ -163,7 +169,7 @@ class Kind(ABC):
         """Name in ``macro`` → ends of a 95 % interval; empty where counts are not enough for it.
 
         Args:
-            counts: as for :meth:`metrics`.
+            counts: (C, *counts_shape) int64, as for :meth:`metrics`.
             chosen_on: as there.
         """
         return {}

@@ -51,14 +51,26 @@ class LabelKind(Kind):
         )
 
     def check_training(self, site: str, table: LabelTable) -> None:
-        """Refuses a training table from which nothing can be learnt."""
+        """Refuses a training table from which nothing can be learnt.
+
+        Raises:
+            FedMendError: fewer than two samples, or labels that do not tell classes apart.
+        """
         if len(table.images) < 2:
             raise FedMendError(f"{site}: {table.file}: expected at least 2 samples, got {len(table.images)}")
         self.check_values(table, f"{site}: {table.file}")
 
     @abstractmethod
     def check_values(self, table: LabelTable, where: str) -> None:
-        """Refuses training labels that do not tell classes apart."""
+        """Refuses training labels that do not tell classes apart.
+
+        Args:
+            table: the training table.
+            where: first words of the sentence.
+
+        Raises:
+            FedMendError: they do not.
+        """
 
     def open_ledger(self, path: Path, card: SiteCard, data: SiteData) -> LabelLedger:
         """See :class:`Kind`."""

@@ -189,7 +189,7 @@ def multilabel_intervals(
     class of which it has one label value only.
 
     Args:
-        counts: as there.
+        counts: (C, 2, BINS) int64, as there.
         chosen_on: as there.
         stretch: as there.
 
@@ -219,5 +219,5 @@ def _resampled(histograms: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def interval(values: np.ndarray) -> list[float]:
-    """Ends between which the middle 95 % of resampled values are."""
+    """Ends between which the middle 95 % of (n,) resampled values are."""
     return np.quantile(values, [0.025, 0.975]).tolist()

@@ -160,7 +160,7 @@ def singlelabel_intervals(counts: np.ndarray) -> dict[str, list[float]]:
     :func:`fedmend.kinds.multilabel.multilabel_intervals`, from which those of AUC and calibration error are.
 
     Args:
-        counts: as there.
+        counts: (C, C + 2 * BINS) int64, as there.
 
     Returns:
         Name in ``macro`` → ends of the 95 % interval; empty when nothing can be measured.

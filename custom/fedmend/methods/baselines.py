@@ -70,7 +70,7 @@ class FedAvgRound(Round):
         return self.site.data.train.view(index, self.site.views(self.task, self.VIEWS)[view])
 
     def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
-        """Mean weighted binary cross-entropy over the counted columns."""
+        """Mean weighted binary cross-entropy of (B, C) logits over the counted columns of the samples (B,)."""
         rows = index.to(self.site.device, non_blocking=True)
         divisor = len(index) * self.columns()
         return masked_bce(logits, self._target[rows], self._counted[rows], divisor, self._pos_weight)

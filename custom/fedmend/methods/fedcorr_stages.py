@@ -58,12 +58,13 @@ FIELDS: Mapping[str, Field] = {"lid": LID, "noise_level": NOISE_LEVEL}
 
 # ---- the site -------------------------------------------------------------------------------------------------------
 def keep(name: str, values: np.ndarray, round_num: int, task: RoundTask, site: Site) -> None:
-    """Keeps what a round leaves at the site, for :func:`kept`."""
+    """Keeps an array, any shape, that a round leaves at the site, for :func:`kept`."""
     site.state.save_array(name, round_num, values, fingerprint=_fingerprint(task, site))
 
 
 def kept(name: str, task: RoundTask, site: Site) -> np.ndarray | None:
-    """What the last round before this one left; None where there is none of this run and these samples."""
+    """The array, any shape, that the last round before this one left; None where there is none of this run and these
+    samples."""
     return site.state.last_array(name, before=task.round_num, fingerprint=_fingerprint(task, site))
 
 
@@ -110,7 +111,7 @@ class MixupRound(Round):
         """Scalar loss of a batch.
 
         Args:
-            logits: float32, of the network.
+            logits: float32, of the network: (B, C), of masks (B, 2, H, W).
             target: as ``batch`` gives it.
         """
 

@@ -126,6 +126,6 @@ def view_divergence(first: Tensor, second: Tensor) -> Tensor:
 
 
 def confidence_entropy(logits: Tensor) -> Tensor:
-    """Mean entropy of softmax(q), q the sharpened prediction (D2)."""
+    """Mean entropy of softmax(q), q the sharpened prediction of (B, C) logits (D2); a scalar."""
     again = sharpened(logits).log_softmax(1)
     return -(again.exp() * again).sum(1).mean()

@@ -88,8 +88,16 @@ def mixed_logits(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
 
 
 def divergence(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """Jensen-Shannon divergence of the sharpened probabilities of two views, without their negative parts (D4); mean
-    over entries."""
+    """Jensen-Shannon divergence of the sharpened probabilities of two views, without their negative parts (D4).
+
+    Args:
+        first: (B, C) float32 logits of one view.
+        second: (B, C) float32 logits of the other.
+        temperature: logits are divided by it.
+
+    Returns:
+        Scalar, the mean over entries.
+    """
     one, two = ((z / temperature).sigmoid().clamp(SMALLEST, 1) for z in (first, second))
     middle = ((one + two) / 2).log()
     return sum((q * (q.log() - middle)).mean() for q in (one, two)) / 2

@@ -92,7 +92,7 @@ class LabelSetRound(Round):
         self.generator = site.generator(task, "augment")
 
     def parts(self) -> list[tuple[np.ndarray, int]]:
-        """Pools of sample numbers, and how many of each are in a batch: here B of all samples."""
+        """Pools (n,) of sample numbers, and how many of each are in a batch: here B of all samples."""
         return [(np.arange(len(self.site.data.train)), self.site.batch_size)]
 
     def batches(self, epoch: int) -> Iterable[Tensor]:
@@ -258,8 +258,11 @@ class LabelSetFedAvgRound(LabelSetRound):
         return train.to_network(self.strong_views(train.pixels(index)))
 
     def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
-        """Multi-label: weighted binary cross-entropy by B*M; hidden entries are negative or ignored. Single-label: mean
-        cross-entropy of the labelled samples."""
+        """Loss of (B, M) logits of the samples (B,) by their labels.
+
+        Multi-label: weighted binary cross-entropy by B*M; hidden entries are negative or ignored. Single-label: mean
+        cross-entropy of the labelled samples.
+        """
         labels = self.labels[index.to(self.site.device, non_blocking=True)]
         valid = labels != NOT_ANNOTATED if self.method.hidden == IGNORED else self.reading.counted(labels)
         return self.reading.loss(logits, labels.clamp(min=0), valid, labels, self.pos_weight)
@@ -321,7 +324,11 @@ class LabelSetWorkflow(Workflow):
         self.aggregation, self.cap = aggregation, pos_weight_cap
 
     def run(self, fed: Federation) -> None:
-        """R rounds."""
+        """R rounds.
+
+        Raises:
+            FedMendError: the classifier of the network has another number of rows than there are classes.
+        """
         for key, value in fed.model.items():
             if key.startswith(CLASSIFIER) and len(value) != len(fed.classes):
                 expected = f"a classifier with {len(fed.classes)} rows"

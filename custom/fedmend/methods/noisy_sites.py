@@ -66,6 +66,6 @@ class TaughtRound(Round):
         """Scalar loss by the site's own labels.
 
         Args:
-            logits: float32, adjusted.
+            logits: float32, adjusted: (B, C), of masks (B, 2, H, W).
             target: as ``batch`` gives it.
         """

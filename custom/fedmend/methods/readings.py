@@ -99,7 +99,7 @@ class Reading(ABC):
 
     @abstractmethod
     def mixed_loss(self, logits: Tensor, target: Tensor, valid: Tensor, pos_weight: Tensor | None) -> Tensor:
-        """Loss of mixed pairs, Eq. (6); arguments as in :meth:`loss`."""
+        """Loss of mixed pairs, Eq. (6), from (B, M) logits; arguments as in :meth:`loss`."""
 
     @abstractmethod
     def counted(self, labels: Tensor) -> Tensor:

@@ -111,18 +111,19 @@ def _names(slices: int, seed: int) -> list[str]:
 
 # ---- the head --------------------------------------------------------------------------------------------------------
 def below(x: np.ndarray, limit, width: float) -> np.ndarray:
-    """1 where x < limit, 0 where x > limit, a ramp of the given width between."""
+    """1 where x < limit, 0 where x > limit, a ramp of the given width between; any shape."""
     return np.clip((limit - x) / width + 0.5, 0.0, 1.0)
 
 
 def capsule(u, v, start, end) -> np.ndarray:
-    """Distance of every pixel to a line segment."""
+    """Distance of every pixel to a line segment; coordinates and result of any shape."""
     du, dv = end[0] - start[0], end[1] - start[1]
     along = np.clip(((u - start[0]) * du + (v - start[1]) * dv) / (du * du + dv * dv), 0.0, 1.0)
     return np.hypot(u - start[0] - along * du, v - start[1] - along * dv)
 
 
 def smooth_noise(rng: np.random.Generator, size: int, sigma: float) -> np.ndarray:
+    """(size, size) float32 noise with standard deviation 1, smooth over ``sigma`` times the size; its edges fit."""
     field = gaussian_filter(rng.standard_normal((size, size)).astype(np.float32), sigma * size, mode="wrap")
     return field / field.std()
 

@@ -125,7 +125,7 @@ class MaskLedger:
         return np.where(accepted, accepted, total)
 
     def accepted(self) -> np.ndarray:
-        """As :meth:`change`, of the pixels that people have accepted."""
+        """(N, size, size) int8 as of :meth:`change`, of the pixels that people have accepted."""
         total = np.zeros(self._split.masks.shape, dtype=np.int8)
         for v in people.latest(self.verdicts(), one_label=False).values():
             if v.word == ACCEPT:

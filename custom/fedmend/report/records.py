@@ -28,6 +28,16 @@ class RunRecords:
         """The decisions so far."""
         return self._lines[DECISIONS]
 
+    @property
+    def metric_lines(self) -> list[dict]:
+        """The metrics so far."""
+        return self._lines[METRICS]
+
+    @property
+    def repair_lines(self) -> list[dict]:
+        """The counts of repairs so far."""
+        return self._lines[REPAIRS]
+
     def start(self, description: Mapping) -> None:
         """Writes ``run.json``."""
         self._write_text(RUN, json.dumps(description, indent=2))
@@ -47,7 +57,15 @@ class RunRecords:
     def repairs(
         self, round_num: int, site: str, classes: Sequence[str], annotated: np.ndarray, counts: Mapping[str, np.ndarray]
     ) -> None:
-        """Repaired labels of a site after ``round_num`` rounds, one line per class that the site does not annotate."""
+        """Repaired labels of a site, one line per class that the site does not annotate.
+
+        Args:
+            round_num: rounds done.
+            site: its name.
+            classes: C names.
+            annotated: (C,) bool, classes without a line.
+            counts: count → (C,) numbers.
+        """
         lines = self._lines[REPAIRS]
         for index in np.flatnonzero(~annotated):
             now = {name: int(values[index]) for name, values in counts.items()}

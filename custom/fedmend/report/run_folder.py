@@ -51,14 +51,17 @@ class Run:
 
     @property
     def evaluations(self) -> Sequence[Mapping]:
+        """Those of the split that the report is about."""
         return self.metrics.get(self.split, ())
 
     @property
     def warmup(self) -> int:
+        """Rounds of the warm-up."""
         return self.info.get("warmup_rounds", 0)
 
     @property
     def best_round(self) -> int | None:
+        """Rounds that the best model has seen; None: there is none."""
         chosen = [d["round"] for d in self.decisions if d["what"] == "best_model" and "round" in d]
         return self.results.get("best", {}).get("round", chosen[-1] if chosen else None)
 
@@ -107,6 +110,7 @@ class Run:
         ]
 
     def evaluation(self, round_num: int | None) -> Mapping | None:
+        """The evaluation of the model that has seen so many rounds, if there is one."""
         return next((m for m in self.evaluations if m["round"] == round_num), None)
 
 

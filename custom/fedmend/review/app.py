@@ -236,7 +236,11 @@ class Pages:
         return self._desk.item(sample, label_class)
 
     async def judge(self, request: Request) -> Response:
-        """Writes a verdict, and goes on to the next item."""
+        """Writes a verdict, and goes on to the next item.
+
+        Raises:
+            FedMendError: a verdict that cannot be; the page says it.
+        """
         form = await self._form(request)
         if not self._reviewer:
             raise HTTPException(409, "expected your initials first; go to /hello")

@@ -188,7 +188,11 @@ class Desk:
             raise FedMendError("verdict, label: expected one of the job's, got another")
 
     def take_back(self, item: Item, *, reviewer: str):
-        """The verdict before the last one about an item counts again."""
+        """The verdict before the last one about an item counts again.
+
+        Raises:
+            FedMendError: there is no verdict about it.
+        """
         said = [v for v in self.ledger.verdicts() if self._verdict_key(v) == self._key(item)]
         if not said:
             raise FedMendError("verdict: expected one to take back, found none")

@@ -15,9 +15,10 @@ from fl_components.run.simulate import RUN_FOLDER
 def test_a_job_is_configured_into_a_new_folder(tmp_path, monkeypatch, capsys):
     seen = capture(monkeypatch, "fl_components.run.jobs.configure_job")
     out = tmp_path / "new"
-    words = ["configure", "jobs/x", out, "--variant", "paper,fedavg", "--sites", 3, "--set", "a=1", "b.c=x"]
-    assert call(*words) == 0
-    assert seen == [((Path("jobs/x"), out, {"a": 1, "b.c": "x"}), {"variants": ["paper", "fedavg"], "sites": 3})]
+    words = ["configure", "jobs/x", out, "--variant", "paper,fedavg", "--sites", 3, "--tracking", "mlflow"]
+    assert call(*words, "--set", "a=1", "b.c=x") == 0
+    options = {"variants": ["paper", "fedavg"], "sites": 3, "tracking": ["mlflow"]}
+    assert seen == [((Path("jobs/x"), out, {"a": 1, "b.c": "x"}), options)]
     assert capsys.readouterr().out == f"job written to {out}\n"
 
 

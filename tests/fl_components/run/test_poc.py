@@ -118,7 +118,7 @@ def test_a_site_that_does_not_connect_is_named(provisioned, monkeypatch):
 def calls(monkeypatch, tmp_path):
     """What the console command hands on, and the signals it listens to."""
     made = []
-    monkeypatch.setattr("fl_components.cli.federation._quiet_flare", lambda: None)
+    monkeypatch.setattr("fl_components.cli.federation.quiet_flare", lambda: None)
     monkeypatch.setattr(
         "fl_components.cli.federation.signal.signal", lambda number, handler: made.append((number.name, handler))
     )

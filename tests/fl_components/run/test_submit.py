@@ -285,7 +285,7 @@ def server(kit, monkeypatch):
     """The session that the console command gets."""
     session = Session(("FINISHED:COMPLETED", ""))
     connect(monkeypatch, session)
-    monkeypatch.setattr("fl_components.cli.federation._quiet_flare", lambda: None)
+    monkeypatch.setattr("fl_components.cli.federation.quiet_flare", lambda: None)
     return session
 
 

@@ -3,6 +3,7 @@ import logging
 
 import pytest
 
+from fedmend.progress import Progress
 from fedmend.run_log import RunLog
 from fl_components.run import progress
 from fl_components.run.progress import Bar, Lines, rounds_bar
@@ -43,7 +44,7 @@ def said(tmp_path, caplog):
         def best(self):
             return None
 
-    log = RunLog(tmp_path, ["a"], Checkpoint(), lambda *_: None)
+    log = RunLog(tmp_path, ["a"], Checkpoint(), lambda *_: None, Progress(tmp_path, lambda _: None))
 
     def line(*round_and_metrics):
         with caplog.at_level(logging.INFO):

@@ -1,0 +1,47 @@
+"""Metrics of a real run in MLflow's database and W&B's offline file."""
+
+import socket
+
+import pytest
+from factories import ROOT
+from simulation import SMALL, fedmend, lines
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    job = ROOT / "jobs" / "fedmlp_ich"
+    words = ["configure", job, home / "job", "--tracking", "mlflow,wandb", "--sites", 5, "--set", *SMALL["fedmlp_ich"]]
+    for command in (words, ["simulate", home / "job", "--workspace", home / "work", "--threads", 5]):
+        code, out = fedmend(*command, home=home)
+        assert code == 0, out
+    return home / "work"
+
+
+def run_folder(workspace):
+    return workspace / "server" / "simulate_job"
+
+
+def test_mlflow_has_every_value_of_the_records(workspace):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run_folder(workspace)}/mlflow.db")
+    (experiment,) = (e for e in client.search_experiments() if e.name == "fedmend")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    found = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "test/auc")}
+    assert found == {m["round"]: m["macro"]["auc"] for m in lines(workspace, "metrics.jsonl") if m["split"] == "test"}
+    assert "loss/site-3" in run.data.metrics
+
+
+def test_wandb_has_the_numbers_offline_and_nothing_of_the_machine(workspace):
+    (file,) = run_folder(workspace).glob("wandb/offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    final = [m for m in lines(workspace, "metrics.jsonl") if m["split"] == "test"][-1]["macro"]["auc"]
+    assert str(final).encode() in content
+    assert b"loss/site-3" in content
+    assert str(workspace).encode() not in content
+    assert f'"{socket.gethostname()}"'.encode() not in content
+    assert [f.name for f in (file.parent / "files").rglob("*") if f.is_file()] == []
