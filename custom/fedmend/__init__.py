@@ -4,7 +4,7 @@ From Python, in a few lines::
 
     import fedmend
 
-    run = fedmend.Job("jobs/fedmlp_ich", variants=["fedavg"], num_rounds=4).run("local")
+    run = fedmend.Job("jobs/fedmlp_ich", num_rounds=4).run("local")
     run.metrics().plot(x="round", y="auc")
 
 This package holds the methods, the data path and the site-side state. It imports no NVIDIA FLARE; the FLARE

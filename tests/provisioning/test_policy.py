@@ -369,6 +369,29 @@ def test_a_storage_folder_that_depends_on_the_current_folder_is_refused(storage)
         SitePolicyBuilder(server_storage=storage)
 
 
+class Kits:
+    """FLARE's project and context in one, of a server and a site whose kits are folders."""
+
+    def __init__(self, folder):
+        self.get_local_dir = lambda participant: str(folder / participant)
+        self.get_state_dir = lambda: str(folder)
+        self.get_clients, self.get_server = lambda: ["site-1"], lambda: "server"
+        storage = {"snapshot_persistor": {"args": {"storage": {"args": {}}}}}
+        for name in ("site-1", "server"):
+            (folder / name).mkdir()
+            for kind in ("resources", "authorization"):
+                content = {**storage, "components": [{"id": "job_manager", "args": {}}]}
+                (folder / name / f"{kind}.json.default").write_text(json.dumps(content))
+
+
+def test_settings_of_a_trial_are_those_of_its_sites_and_not_of_the_server(tmp_path):
+    kits = Kits(tmp_path)
+    SitePolicyBuilder(server_storage="/x", site_settings={"data_root": "phantom"}).build(kits, kits)
+    site, server = (read(tmp_path / name / "fedmend.json") for name in ("site-1", "server"))
+    assert site == {"data_root": "phantom", "cache_dir": "cache", "state_dir": STATE, "min_count": 5}
+    assert server["data_root"] == "a server has no data"
+
+
 def test_a_filter_without_a_path_is_refused():
     with pytest.raises(ValueError, match=r"^SitePolicyBuilder, weight_filters x: expected path and args, got 'y'$"):
         SitePolicyBuilder(server_storage="/x", weight_filters={"x": "y"})
