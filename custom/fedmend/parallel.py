@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 T, R = TypeVar("T"), TypeVar("R")
-SAMPLE, WORTH = 0.2, 2.0  # seconds: work that is timed here, and that other processes must save to be worth their start
+SAMPLE, WORTH = 0.2, 5.0  # seconds of work: timed here; that other processes must save, as each needs one to start
 SHARES = 16  # messages to each process, so that none waits long for the last one
 
 ALLOWED: ContextVar[int] = ContextVar("threads of the site", default=0)  # 0: any number

@@ -24,7 +24,8 @@ class SiteConfig:
         state_dir: ledger, state and checkpoints, one folder per run name.
         min_count: fewest samples behind any number that describes a group of patients.
         max_unreadable: tolerated unreadable images per split.
-        threads: CPU threads of the local training; 0 = all cores. Results depend on this number in the last digits.
+        threads: CPU threads of the local training, and cores that decode images; 0 = all cores. Results depend on this
+            number in the last digits.
         max_rounds: most rounds of a job; 0 = any number.
         max_epochs: most epochs of a round; 0 = any number.
         max_hours: longest time that a job may take; 0 = any.

@@ -19,7 +19,7 @@ from fedmend.data.datalist import SECTIONS
 from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL, stays_below, write_card
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
-from fedmend.datasets.own_csv import class_names, labels_of
+from fedmend.datasets.own_csv import MOST_CLASSES, class_names, labels_of
 from fedmend.datasets.own_site import (
     SiteChoices,
     add_choices,
@@ -72,7 +72,9 @@ def prepare(
     items = read_items(source, say)
     kinds = {_kind(item["label"]) for item in items}
     if len(kinds) > 1 or None in kinds:
-        raise FedMendError(f"{source.name}: expected masks, class numbers or lists of 0 and 1 as labels, got a mixture")
+        raise FedMendError(
+            f"{source.name}: expected masks, class numbers or lists of 0 and 1 as labels, got a mixture or others"
+        )
     if kinds == {SEGMENTATION}:
         _write_volumes(out, items, root, classes, choices, source.name, say)
         return
@@ -125,9 +127,10 @@ def read_items(file: Path, say: Callable[[str], object]) -> list[Item]:
 def _kind(label: object) -> str | None:
     if isinstance(label, str):
         return SEGMENTATION if label.lower().endswith(NIFTI_SUFFIXES) else None
-    if type(label) is int and label >= 0:
+    if type(label) is int and 0 <= label < MOST_CLASSES:
         return SINGLELABEL
-    return MULTILABEL if isinstance(label, list) and label and all(v in (0, 1, None) for v in label) else None
+    several = isinstance(label, list) and 1 <= len(label) <= MOST_CLASSES
+    return MULTILABEL if several and all(v in (0, 1, None) for v in label) else None
 
 
 def _parts(items: Sequence[Item], choices: SiteChoices) -> dict[str, np.ndarray]:

@@ -62,11 +62,14 @@ def check_files(images: Sequence[str], root: Path, where: Callable[[int], str]) 
     top = root.resolve()
     for i, image in enumerate(images):
         file = root / image
-        file = file.with_name(file.name.partition("#")[0])
-        if not stays_below(image) or not file.resolve().is_relative_to(top):
-            raise FedMendError(f"{where(i)}: expected a file below the folder of the images, got another")
-        if not file.is_file():
-            raise FedMendError(f"{where(i)}: expected a file below the folder of the images, not found")
+        try:
+            file = file.with_name(file.name.partition("#")[0])
+            inside, there = stays_below(image) and file.resolve().is_relative_to(top), file.is_file()
+        except (ValueError, OSError):  # no name that a file can have
+            inside, there = True, False
+        if not (inside and there):
+            got = "not found" if inside else "got another"
+            raise FedMendError(f"{where(i)}: expected a file below the folder of the images, {got}")
 
 
 def split_units(units: Sequence[str], choices: SiteChoices) -> dict[str, np.ndarray]:

@@ -142,9 +142,11 @@ BELOW = "dataset.json, training item 1, field image: expected one path below the
         ([{**GOOD, "image": "no.nii.gz"}], "dataset.json, training item 1, field image: expected a file below the"
          " folder of the images, not found"),
         ([GOOD, {**GOOD, "label": 1}], "dataset.json: expected masks, class numbers or lists of 0 and 1 as labels, got"
-         " a mixture"),
+         " a mixture or others"),
         ([{**GOOD, "label": "benign"}], "dataset.json: expected masks, class numbers or lists of 0 and 1 as labels, got"
-         " a mixture"),
+         " a mixture or others"),
+        ([{**GOOD, "label": 10**20}], "dataset.json: expected masks, class numbers or lists of 0 and 1 as labels, got a"
+         " mixture or others"),
         ([GOOD] * 3, "dataset.json: expected each image once, got 2 repeated"),
         (["a", "b"], "dataset.json: expected items with a label, got none"),
         (None, "dataset.json: expected a list under 'training', got none"),
