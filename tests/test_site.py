@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -41,6 +42,17 @@ def test_the_pages_of_the_reference_are_all_public_modules():
     found = pages.modules()
     assert {"fedmend.method", "fedmend.methods", "fedmend.methods.fedmlp", "fl_components.run.watch"} <= set(found)
     assert not [name for name in found if "._" in name or name.startswith(("tests", "benchmarks"))]
+
+
+def test_every_page_is_in_the_navigation():
+    config = SimpleNamespace(
+        nav=[{"Start": "README.md"}, {"Guide": ["docs/README.md", {"Methods": "docs/methods.md"}]}]
+    )
+    text = json.dumps(pages.on_config(config).nav)
+    for pattern in pages.PAGES:
+        for page in ROOT.glob(pattern):
+            assert text.count(f'"{pages.path(page)}"') == 1
+    assert '"reference/fedmend.method.md"' in text
 
 
 def test_a_link_to_a_module_leads_to_its_page_and_lists_keep_their_numbers():
