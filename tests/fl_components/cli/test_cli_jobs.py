@@ -17,7 +17,9 @@ def test_a_job_is_configured_into_a_new_folder(tmp_path, monkeypatch, capsys):
     out = tmp_path / "new"
     words = ["configure", "jobs/x", out, "--variant", "paper,fedavg", "--sites", 3, "--set", "a=1", "b.c=x"]
     assert call(*words) == 0
-    assert seen == [((Path("jobs/x"), out, {"a": 1, "b.c": "x"}), {"variants": ["paper", "fedavg"], "sites": 3})]
+    assert seen == [
+        ((Path("jobs/x"), out, {"a": 1, "b.c": "x"}), {"variants": ["paper", "fedavg"], "sites": 3, "tracking": []})
+    ]
     assert capsys.readouterr().out == f"job written to {out}\n"
 
 
