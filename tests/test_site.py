@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -43,6 +44,17 @@ def test_the_pages_of_the_reference_are_all_public_modules():
     assert not [name for name in found if "._" in name or name.startswith(("tests", "benchmarks"))]
 
 
+def test_every_page_is_in_the_navigation():
+    config = SimpleNamespace(
+        nav=[{"Start": "README.md"}, {"Guide": ["docs/README.md", {"Methods": "docs/methods.md"}]}]
+    )
+    text = json.dumps(pages.on_config(config).nav)
+    for pattern in pages.PAGES:
+        for page in ROOT.glob(pattern):
+            assert text.count(f'"{pages.path(page)}"') == 1
+    assert '"reference/fedmend.method.md"' in text
+
+
 def test_a_link_to_a_module_leads_to_its_page_and_lists_keep_their_numbers():
     text = (
         "[x](../custom/fedmend/methods/fedia.py)\n\n1. One\n   ```\n     a\n   ```\n   more\n2. Two\n```\n   code\n```"
@@ -67,7 +79,7 @@ def test_a_link_to_a_module_leads_to_its_page_and_lists_keep_their_numbers():
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]  # --quiet counts no warning
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

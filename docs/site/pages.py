@@ -35,6 +35,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     jobs = [path(page) for page in sorted(ROOT.glob("jobs/*/README.md"))]
     provisioning = [path(page) for page in sorted(ROOT.glob("provisioning/*.md"))]
     reference = [{name: page_of(name)} for name in modules()]
+    (guide,) = (entry["Guide"] for entry in config.nav if "Guide" in entry)
+    listed = {page if isinstance(page, str) else next(iter(page.values())) for page in guide}
+    guide += sorted({path(page) for page in ROOT.glob("docs/*.md")} - listed)
     config.nav += [
         {"Jobs": jobs},
         {"Provisioning": [*provisioning, "provisioning/deploy/README.md"]},
