@@ -1,11 +1,13 @@
 """Measures what a review is worth: how soon wrong repairs are found, and how much better the next model is.
 
-One command: ``python benchmarks/review.py`` (seeds 0 to 4; eight minutes on two cores). For each seed the job runs
-on its phantom. Then every site's queue of repairs is put into each order, and the phantom's truth says which share of
-the wrong ones are among the first 5, 10 and 20 %. For two of the orders a simulated reader, who knows the truth, judges
-the first ``--checked`` repairs of each site, in copies of the sites' state: right ones are accepted, wrong ones get the
-true label, wrong masks are rejected. A second run of the job, with the same seed, starts from there; without a review
-it would be the first one again. Writes ``benchmarks/results/review.json`` and ``review.svg`` and prints two tables.
+One command: ``python benchmarks/review.py`` (seeds 0 to 4; eight minutes on two cores); of masks, on a phantom of its
+own for each seed, ``python benchmarks/review.py --job jobs/fedia_ms --set phantom.seed={SEED}``. For each seed the job
+runs on its phantom. Then every site's queue of repairs is put into each order, and the phantom's truth says which share
+of the wrong ones are among the first 5, 10 and 20 %. For two of the orders a simulated reader, who knows the truth,
+judges the first ``--checked`` repairs (of masks: slices) of each site, in copies of the sites' state: right ones are
+accepted, wrong ones get the true label, wrong masks are rejected. A second run of the job, with the same seed, starts
+from there; without a review it would be the first one again. Writes ``benchmarks/results/review_<job>.json`` and
+``.svg`` and prints two tables, and how many repairs there were.
 """
 
 import argparse
@@ -26,12 +28,14 @@ from fedmend.report.tables import markdown_table, mean_and_sd
 from fedmend.review.desk import ORDERS, RANDOM, REPAIRS, VALUE, Choice, Desk, Item, reviewable
 from fl_components.cli.common import seeds
 from fl_components.run.arguments import parse_assignments
+from fl_components.run.compare import SEED
 from fl_components.run.local import run_local
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOKED = (0.05, 0.1, 0.2)  # shares of the queue
 READERS = (VALUE, RANDOM)
 FIRST = "first"
+METRICS = ("auc", "dice")  # the first that the job has is shown
 
 
 def is_right(desk: Desk, item: Item, truth: np.ndarray) -> bool:
@@ -69,9 +73,10 @@ def truth_of(desk: Desk) -> np.ndarray:
     return truth
 
 
-def one_seed(job: Path, settings: dict, checked: int, out: Path, cache: Path, seed: int) -> dict:
+def one_seed(job: Path, words: Sequence[str], checked: int, out: Path, cache: Path, seed: int) -> dict:
     """All runs of a seed: metrics of each, and what each order finds."""
     home = out / f"seed-{seed}"
+    settings = parse_assignments([word.replace(SEED, str(seed)) for word in words])
     shutil.rmtree(home, ignore_errors=True)
 
     def run(name: str) -> dict:
@@ -106,25 +111,36 @@ def pooled(queues: Sequence[Sequence[bool]], share: float) -> float | None:
     return first / wrong if wrong else None
 
 
-def print_tables(rows: Sequence[dict], metric: str) -> None:
+def cell(values: Sequence[float]) -> str:
+    """Mean ± sd in percent; of one seed the mean alone, of none n/a."""
+    return " ± ".join(filter(None, mean_and_sd(values))) if values else "n/a"
+
+
+def shares(rows: Sequence[dict], order: str) -> list[list[float]]:
+    """For each part of the queue what an order finds in it, of the seeds in which anything was to be found."""
+    return [[row["found"][order][i] for row in rows if row["wrong"]] for i in range(len(LOOKED))]
+
+
+def print_tables(rows: Sequence[dict], metric: str = "") -> None:
     """What each order finds, and the metric after each review.
 
     Args:
         rows: of :func:`one_seed`.
-        metric: key of the final metrics.
+        metric: key of the final metrics; empty: AUC, or Dice of masks.
     """
+    print("repairs, wrong ones:", *(f"{row['repairs']}, {row['wrong']};" for row in rows))
+    metric = metric or next(name for name in METRICS if name in rows[0]["metrics"][FIRST])
     head = ["order", *(f"first {100 * share:.0f} %" for share in LOOKED)]
     lines = []
     for order in rows[0]["found"]:
-        values = [[row["found"][order][i] for row in rows] for i in range(len(LOOKED))]
-        lines.append([order, *(" ± ".join(mean_and_sd(column)) for column in values)])
+        lines.append([order, *map(cell, shares(rows, order))])
     print(markdown_table(head, lines))
     lines = []
     base = [row["metrics"][FIRST][metric] for row in rows]
     for name in (FIRST, *READERS):
         values = [row["metrics"][name][metric] for row in rows]
         difference = "" if name == FIRST else str(paired_difference(values, base) or "n/a")
-        lines.append([{FIRST: "no review"}.get(name, name), " ± ".join(mean_and_sd(values)), difference])
+        lines.append([{FIRST: "no review"}.get(name, name), cell(values), difference])
     print(markdown_table(["order of the review", metric, "more than without"], lines))
 
 
@@ -137,7 +153,7 @@ def figure(rows: Sequence[dict], file: Path) -> None:
 
     drawing, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
     for order in rows[0]["found"]:
-        means = [np.mean([row["found"][order][i] for row in rows]) for i in range(len(LOOKED))]
+        means = [np.mean(found) for found in shares(rows, order)]
         axes.plot([0, *(100 * share for share in LOOKED)], [0, *(100 * m for m in means)], "o-", label=order)
     axes.set(xlabel="part of each site's queue looked at, %", ylabel="wrong repairs found, %", title="PHANTOM")
     axes.legend()
@@ -150,19 +166,21 @@ def main() -> None:
     parser.add_argument("--job", type=Path, default=ROOT / "jobs" / "fedmlp_ich")
     parser.add_argument("--seeds", default="0-4")
     parser.add_argument("--checked", type=int, default=50, help="repairs that a reader judges at each site")
-    parser.add_argument("--metric", default="auc")
+    parser.add_argument("--metric", default="", help="default: AUC, or Dice of masks")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "review")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="{SEED}: the seed")
     args = parser.parse_args()
-    given = (args.job, parse_assignments(args.set), args.checked, args.out.resolve(), args.out.resolve() / "cache")
+    given = (args.job, args.set, args.checked, args.out.resolve(), args.out.resolve() / "cache")
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
         rows = list(pool.map(partial(one_seed, *given), seeds(args.seeds)))
     results = ROOT / "benchmarks" / "results"
     results.mkdir(exist_ok=True)
-    (results / "review.json").write_text(json.dumps(rows, indent=2) + "\n")
+    name = f"review_{args.job.name}"
+    (results / f"{name}.json").write_text(json.dumps(rows, indent=2) + "\n")
     print_tables(rows, args.metric)
-    figure(rows, results / "review.svg")
+    if any(row["wrong"] for row in rows):
+        figure(rows, results / f"{name}.svg")
 
 
 if __name__ == "__main__":

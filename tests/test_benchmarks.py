@@ -6,7 +6,9 @@ import sys
 import numpy as np
 import pytest
 from factories import ROOT
-from review_factories import make_desk
+from review_factories import make_desk, make_mask_run
+
+from fedmend.review.desk import Desk
 
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
@@ -94,6 +96,38 @@ def test_the_stopwatch_leaves_out_the_first_training_of_a_stage_and_takes_its_op
         "detect": [gpu.Timing(inf, 10, 500.0)],
     }
     assert watch.fastest() == {"warmup": gpu.Timing(1.0, 10, 500.0)}
+
+
+@pytest.mark.parametrize(("pixel", "word"), [(5, "accept"), (6, "reject")])
+def test_a_simulated_reader_of_masks_rejects_slices_of_which_most_changed_pixels_are_wrong(
+    tmp_path, monkeypatch, pixel, word
+):
+    desk, review = Desk(make_mask_run(tmp_path, 1)), load("review")
+    truth = np.zeros(desk.data.train.masks.shape, dtype=np.uint8)
+    truth[1, 5, pixel] = 1  # the repair added (5, 5)
+    monkeypatch.setattr(review, "truth_of", lambda _: truth)
+    review.read(desk, "value", 50)
+    assert [(v.sample, v.word) for v in desk.ledger.verdicts()] == [(1, word)]
+
+
+@pytest.mark.parametrize("metric", ["auc", "dice"])
+def test_the_table_of_a_review_shows_auc_or_of_masks_dice(capsys, metric):
+    review = load("review")
+    metrics = {name: {metric: value, "bacc": 0.9} for name, value in (("first", 0.5), ("value", 0.6), ("random", 0.55))}
+    row = {"found": {"value": [0.1, 0.2, 0.3]}, "metrics": metrics, "repairs": 10, "wrong": 5}
+    nothing = {**row, "found": {"value": [None] * 3}, "repairs": 3, "wrong": 0}
+    review.print_tables([row, nothing])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "repairs, wrong ones: 10, 5; 3, 0;"
+    assert lines[3] == "| value | 10.0 | 20.0 | 30.0 |"
+    assert f"| order of the review | {metric} | more than without |" in lines
+
+
+def test_the_pages_of_a_review_are_measured_one_kind_after_another(tmp_path):
+    pages = load("review_pages")
+    found = pages.measure(pages.make_run(tmp_path, 8), times=2)
+    assert len(found) == 5
+    assert all(seconds > 0 for seconds in found.values())
 
 
 @pytest.mark.parametrize("name", [file.stem for file in BENCHMARKS])

@@ -329,18 +329,15 @@ def read_rows(
         label = written.labels(record, columns, len(classes), f"{where} row {row}")
         if image in seen:
             if labels[seen[image]] != label:
-                raise FedMendError(
-                    f"{where} row {row}: expected the labels of row {rows[seen[image]]}, which names the same image,"
-                    " got others"
-                )
+                same = f"row {rows[seen[image]]}, which names the same image"
+                raise FedMendError(f"{where} row {row}: expected the labels of {same}, got others")
             continue
         seen[image] = len(images)
         rows.append(row)
         images.append(image)
         patients.append((record.get("patient") or "").strip())
         labels.append(label)
-    annotated = np.zeros(len(classes), dtype=bool)
-    annotated[list(columns.values())] = True
+    annotated = np.isin(np.arange(len(classes)), list(columns.values()))
     matrix = np.array(labels, dtype=np.int8).reshape(len(labels), len(classes))
     matrix.setflags(write=False)
     return LabelTable(file, np.array(rows, dtype=np.int64), tuple(images), tuple(patients), matrix, annotated, classes)

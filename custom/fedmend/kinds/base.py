@@ -103,7 +103,7 @@ class Kind(ABC):
     @abstractmethod
     def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
         """What a model thinks of the training samples: (N, C) float32 probabilities of labels; of masks (N, 1), the
-        mean difference between probability and mark in force over the pixels of a slice."""
+        mean probability, over the pixels of a slice that repairs changed, that the change is wrong; 0 without any."""
 
     def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:
         """A page with pictures of repairs, for the site's own eyes; empty where there is nothing to look at.

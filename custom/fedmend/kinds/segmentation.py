@@ -100,10 +100,11 @@ class Segmentation(Kind):
 
     def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
         """See :class:`Kind`."""
-        train, found = site.data.train, np.zeros((len(site.data.train), 1), dtype=np.float32)
-        marks = site.ledger.apply(train.masks)
+        train, change = site.data.train, site.ledger.change()
+        found = np.zeros((len(train), 1), dtype=np.float32)
         for index, probability in infer_masks(model, train, site):
-            found[index, 0] = np.abs(probability - marks[index]).mean((1, 2))
+            wrong, changed = np.where(change[index] > 0, 1 - probability, probability), change[index] != 0
+            found[index, 0] = (wrong * changed).sum((1, 2)) / np.maximum(changed.sum((1, 2)), 1)
         return found
 
     def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:

@@ -46,7 +46,7 @@ class Item:
         rule: of the repair; empty: an original label that the model doubts.
         round_num: of the repair; -1 for an original label.
         confidence: the rule's own measure; of an original label the model's probability.
-        doubt: the final model's probability that the label is wrong; of masks its mean difference from the marks.
+        doubt: the final model's probability that the label is wrong; of masks the mean of it over the changed pixels.
         value: of a look at it.
         verdict: the last one; None: nobody has looked.
     """

@@ -103,6 +103,19 @@ def test_removed_pixels_are_counted(tmp_path):
     assert (counts["positive"], counts["negative"], counts["correct_negative"], counts["missing"]) == (0, 2, 1, 0)
 
 
+def test_a_model_doubts_what_was_changed_however_much_lesion_is_beside_it(tmp_path):
+    site = make_mask_site(tmp_path / "site", MASKS, batch_size=3)
+    change, probability = np.zeros(MASKS.shape, dtype=np.int8), np.full(MASKS.shape, 0.3)
+    change[0, 0, :2] = 1  # two pixels became lesion
+    probability[0, 0, :2] = 0.9, 0.5
+    change[1, 2, 2] = -1  # one became background
+    probability[1, 2, 2] = 0.8
+    site.ledger.record("rule", 0, change, np.ones(4))
+    doubts = KIND.opinions(SaysMasks(probability), site)
+    assert doubts.dtype == np.float32
+    assert doubts[:, 0] == pytest.approx([(0.1 + 0.5) / 2, 0.8, 0, 0])
+
+
 def test_the_gallery_shows_repaired_masks(tmp_path):
     site = make_mask_site(tmp_path / "site", MASKS)
     site.ledger.record("rule", 0, np.roll(MASKS, 1, axis=0) > 0, np.ones(4))

@@ -1,0 +1,109 @@
+"""Measures how long the pages of a review take where ten thousand repairs wait.
+
+One command: ``python benchmarks/review_pages.py``. A site of a quarter as many images of noise, 64 x 64, has one class
+of its own and four that a rule has set on every image, and opinions of a model. The pages are asked for without a
+browser, each after another until its last byte: the first one, which opens data and ledger, then pages of the queue,
+an item with its image, and a verdict, after which the queue is read anew. Prints the seconds of each.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+from fedmend.data.manifest import MULTILABEL, load_card, write_card, write_table
+from fedmend.kinds import kind_of
+from fedmend.repairs.label_ledger import Repairs
+from fedmend.repairs.verdicts import ACCEPT
+from fedmend.review.app import Session, review_app
+from fedmend.review.desk import Desk
+from fedmend.site_worker import LEDGER_NAME, OPENED, OPINIONS
+from fedmend.state import StateStore
+
+CLASSES, EDGE, HOST = ("own", "a", "b", "c", "d"), 64, "127.0.0.1:5000"
+
+
+def make_run(folder: Path, repairs: int) -> Path:
+    """A site folder, and the state that a run on it leaves.
+
+    Args:
+        folder: an empty one.
+        repairs: a multiple of four.
+
+    Returns:
+        ``<state_dir>/<run>/<site>``.
+    """
+    rng, count = np.random.default_rng(0), repairs // (len(CLASSES) - 1)
+    images = [f"image{i}.png" for i in range(count)]
+    (folder / "data" / "images").mkdir(parents=True)
+    for image in images:
+        pixels = rng.integers(0, 256, (EDGE, EDGE), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "data" / "images" / image)
+    write_table(folder / "data" / "train.csv", images, rng.integers(0, 2, (count, 1)), CLASSES[:1])
+    about = {"classes": CLASSES, "splits": {"train": "train.csv"}, "image_root": "images"}
+    write_card(folder / "data", task=MULTILABEL, **about)
+    card, run = load_card(folder / "data", "site-1"), folder / "state" / "run" / "site-1"
+    how, kind = {"image_size": 32, "max_unreadable": 0, "all_labels": False}, kind_of(MULTILABEL)
+    data = kind.load(card, CLASSES, cache_dir=folder / "cache", device=torch.device("cpu"), **how)
+    ledger, state = kind.open_ledger(run / LEDGER_NAME, card, data), StateStore(run)
+    sample, label_class = (axis.ravel() for axis in np.indices((count, len(CLASSES) - 1)))
+    set_to, sure = rng.integers(0, 2, len(sample)), rng.random(len(sample))
+    ledger.record("benchmark", 0, data.train.labels, Repairs(sample, label_class + 1, set_to, sure))
+    where = {"data": str(folder / "data"), "cache_dir": str(folder / "cache"), "classes": list(CLASSES)}
+    state.save(OPENED, {**how, **where})
+    state.save(OPINIONS, torch.from_numpy(rng.random((count, len(CLASSES)), dtype=np.float32)))
+    return run
+
+
+def measure(run: Path, times: int) -> dict[str, float]:
+    """Seconds of each kind of page: the median, but for the first one."""
+    started, session = time.perf_counter(), Session()
+    desk = Desk(run)
+    client = TestClient(review_app(desk, session, lambda: {HOST}), base_url=f"http://{HOST}")
+    client.get(f"/?token={session.token}")
+    how = {"headers": {"origin": f"http://{HOST}"}}
+    client.post("/hello", data={"form": session.form, "reviewer": "AB"}, **how)
+    found = {"first page, with opening the run": time.perf_counter() - started}
+
+    def median(do) -> float:
+        seconds = []
+        for number in range(times):
+            before = time.perf_counter()
+            assert do(number).status_code == 200
+            seconds.append(time.perf_counter() - before)
+        return statistics.median(seconds)
+
+    def judge(_):
+        here = str(client.get("/next", follow_redirects=False).headers["location"])
+        return client.post(
+            here.replace("item", "judge"), data={"form": session.form, "word": ACCEPT, "seen": ""}, **how
+        )
+
+    found["page of the queue"] = median(lambda number: client.get(f"/queue?page={number}"))
+    found["item"] = median(lambda number: client.get(f"/item/{number}/1"))
+    found["image"] = median(lambda number: client.get(f"/picture/{number}.png"))
+    found["next item, verdict and the item after it"] = median(judge)
+    assert len(desk.ledger.verdicts()) == times
+    return found
+
+
+def main() -> None:
+    """Makes the run, asks for pages and prints their seconds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repairs", type=int, default=10_000)
+    parser.add_argument("--times", type=int, default=20, help="of each kind of page")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_run(Path(folder), args.repairs)
+        for page, seconds in measure(run, args.times).items():
+            print(f"{page}: {seconds:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
