@@ -68,7 +68,7 @@ def play(home: Path, sites: Path, run: str, *, review: bool, kill: bool) -> None
             "fedmlp_ich",
             home / run,
             sites=len(SITES),
-            settings=[*SMALL["fedmlp_ich"], f"num_rounds={ROUNDS}", f"run_name={run}"],
+            settings=[*SMALL["fedmlp_ich"], f"num_rounds={ROUNDS}", "eval_every=9", f"run_name={run}"],
             site_settings={**where, "state_dir": str(home / "state" / "{SITE_NAME}")},
             threads=1,
         )
