@@ -95,7 +95,7 @@ def test_a_dicom_file_that_cannot_be_used_is_listed_with_its_reason(tmp_path):
     site = make_site_folder(tmp_path / "site-1", suffix=".dcm", window=(40, 80))
     make_dicom(site / "images" / "img0.dcm", pixels(0).astype(np.int16), NumberOfFrames=2)
     assert found("images", site)[1:] == [
-        "        train.csv row 2: expected one frame, got a multi-frame DICOM file with 2 frames"
+        "        train.csv row 2: expected 'file#frame' for a multi-frame DICOM file, got no frame of 2"
     ]
 
 
