@@ -9,7 +9,14 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/*.md", "jobs/*/README.md", "provisioning/*.md", "provisioning/deploy/*.md")
-OTHERS = ("LICENSE", "docs/*.png", "docs/figures/*", "provisioning/project.yml", "simulator_workspace/local/*.json")
+OTHERS = (
+    "LICENSE",
+    "docs/*.png",
+    "docs/figures/*",
+    "docs/notebooks/*.ipynb",
+    "provisioning/project.yml",
+    "simulator_workspace/local/*.json",
+)
 PACKAGES = {"fedmend": ROOT / "custom", "fl_components": ROOT, "provisioning": ROOT}
 REFERENCE = "reference"
 MODULE = re.compile(r"\((\.\./[./]*)(?:custom/)?((?:fedmend|fl_components|provisioning)/[\w/]+)\.py\)")
