@@ -93,8 +93,11 @@ def test_a_resumed_run_shows_the_rounds_of_the_job_before(tmp_path):
 
 def test_a_disk_that_cannot_take_the_picture_stops_nothing(tmp_path):
     (tmp_path / "file").write_text("")
-    with Progress(tmp_path / "file", lambda picture: None) as progress:
+    shown = []
+    with Progress(tmp_path / "file", lambda picture: shown.append((picture["state"], picture.get("done")))) as progress:
         progress.tell(done=1)
+    assert [done for _, done in shown] == [None, 1, 1]
+    assert shown[-1][0] == "finished"
 
 
 def test_single_answers_are_handed_on_at_most_every_few_seconds(tmp_path, monkeypatch):
