@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedmend.data.look import look_at, proposal, some_of
 from fedmend.data.manifest import CARD_NAME
+from fedmend.data.readers import PICTURE_SUFFIXES
 from fedmend.datasets import own_csv, own_datalist, own_dicom
 from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window
 from fedmend.errors import FedMendError
@@ -101,6 +102,9 @@ class Wizard:
         why = "the first table or datalist in the folder" if tables else "no CSV or JSON file lies in the folder"
         answer = self._answer("labels", "Table of labels (CSV) or datalist (JSON)", proposed, why)
         if answer == NONE:
+            kinds = {f.suffix.lower() in PICTURE_SUFFIXES for f in folder.rglob("*") if f.is_file()}
+            if kinds == {True}:
+                raise FedMendError("init, table of labels: expected one beside pictures (--labels FILE), got none")
             return None
         if not Path(answer).is_file():
             raise FedMendError("init, table of labels: expected a file, not found")

@@ -97,6 +97,12 @@ def test_dicom_files_without_labels_become_a_table_to_be_filled_in(tmp_path, tal
     assert "1 images of 1 patients in 0 studies and 0 series" in said
 
 
+def test_pictures_without_labels_are_refused(films, talk):
+    (films / "labels.csv").unlink()
+    with refused("init, table of labels: expected one beside pictures (--labels FILE), got none"):
+        talk([""], folder=str(films))
+
+
 def test_labels_by_study_are_joined_to_dicom_files(tmp_path, talk):
     lines = ["AccessionNumber,finding"]
     for i in range(8):
