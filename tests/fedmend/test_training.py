@@ -17,7 +17,7 @@ from torch_factories import (
 
 from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
-from fedmend.training import LocalTrainer, Stopped, infer, infer_masks
+from fedmend.training import LocalTrainer, Stopped, infer, infer_masks, mixed_precision
 
 LABELS = np.random.default_rng(0).integers(0, 2, (18, 2)).astype(np.int8)
 
@@ -195,6 +195,27 @@ def test_inference_gives_features_and_logits_of_every_sample_in_order(tmp_path):
         assert torch.allclose(f, features, atol=1e-6)
         assert torch.allclose(z, logits, atol=1e-6)
     assert (f.dtype, z.dtype, z.requires_grad) == (torch.float32, torch.float32, False)
+
+
+def test_inference_takes_as_many_samples_at_a_time_as_the_site_says(tmp_path):
+    site, model, seen = make_site(tmp_path, LABELS, batch_size=4), TinyNetwork(2), []
+    model.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    infer(model, site.data.train, site)
+    site.inference_batch = 12
+    infer(model, site.data.train, site)
+    assert seen == [4, 4, 4, 4, 2, 12, 6]
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "found"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_only_a_gpu_computes_in_bfloat16_and_only_where_the_site_wants_it(tmp_path, monkeypatch, device, wanted, found):
+    asked = []
+    monkeypatch.setattr(torch, "autocast", lambda *words, enabled: asked.append((*words, enabled)))
+    site = make_site(tmp_path, LABELS)
+    site.device, site.autocast = torch.device(device), wanted
+    mixed_precision(site)
+    assert asked == [(device, torch.bfloat16, found)]
 
 
 def test_inference_of_a_view_sees_the_view(tmp_path):
