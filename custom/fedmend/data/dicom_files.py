@@ -1,4 +1,5 @@
-"""One frame of a DICOM file: its transfer syntax, its values in the unit of the file, and the window of its header.
+"""One frame of a DICOM file: its transfer syntax, its values in the unit of the file, and the window of its header; of
+a file in colour (dermoscopy, photographs, ultrasound) its RGB picture, which has no window.
 
 Read with pydicom itself and not through MONAI's reader: windowing, MONOCHROME1 and single frames need header fields
 that MONAI's does not hand on. pydicom decodes RLE itself, and with Pillow, which FedMend needs anyway, JPEG in 8 bits
@@ -11,32 +12,46 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.readers import WIDEST, RawImage, UnreadableImage, Window, check_pixels, is_window
+from fedmend.data.readers import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, is_window
 
 EXTRA = "pip install .[dicom]"
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
+_PALETTE = "PALETTE COLOR"  # one sample per pixel, a number in a table of colours
+_COLORS = {_PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 _NO_FRAME_HEADER = {0xC4, 0xC8, 0xCC}  # of the markers C0..CF: tables, and one that is reserved
 
 
-def read_dicom(path: Path, index: str, window: Window) -> RawImage:
+def is_colored(dataset) -> bool:
+    """Whether the header of a DICOM file says that its pixels have a colour."""
+    return int(dataset.get("SamplesPerPixel") or 1) != 1 or dataset.get("PhotometricInterpretation") == _PALETTE
+
+
+def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -> RawImage:
     """Reads one frame; see :func:`fedmend.data.readers.read_image`.
 
     Args:
         path: the file.
         index: number of the frame from 0 in digits; empty for a file with one frame.
-        window: see :class:`fedmend.data.manifest.SiteCard`.
+        window: see :class:`fedmend.data.manifest.SiteCard`; a file in colour has none and needs none.
+        color: keep the colour of a file that has one; otherwise it is turned to grey.
 
     Raises:
         OSError: the file cannot be opened.
         UnreadableImage: it cannot be used.
     """
+    from PIL import Image
     from pydicom.errors import InvalidDicomError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dataset = dicom_file(path, path.stat().st_mtime_ns) if index else dicom_file.__wrapped__(path, 0)
-            values, groups = _frame(dataset, index)
+            number = _frame_number(dataset, index)
+            if is_colored(dataset):
+                return RawImage(as_picture(Image.fromarray(_rgb(dataset, number)), color=color))
+            if color:
+                raise UnreadableImage("expected a DICOM file in colour (site.json says color: true), got a grey one")
+            values, groups = _frame(dataset, number)
             own = _own_window(groups("FrameVOILUTSequence"), wanted=window == "file")
             inverted = dataset.get("PhotometricInterpretation") == "MONOCHROME1"
     except (UnreadableImage, OSError):
@@ -67,23 +82,42 @@ def dicom_file(path: Path, modified_ns: int):
     return pydicom.dcmread(path)
 
 
-def _frame(dataset, index: str):
-    """(H, W) values of one frame after the modality transformation, and where its other fields are."""
-    from pydicom.pixels import apply_modality_lut, pixel_array
-
+def _frame_number(dataset, index: str) -> int:
+    """The frame that a name asks for, of which there is one of a size that can be held."""
     frames = int(dataset.get("NumberOfFrames") or 1)
     if frames > 1 and not index:
         raise UnreadableImage(f"expected 'file#frame' for a multi-frame DICOM file, got no frame of {frames}")
     if index and not (index.isdecimal() and int(index) < frames):
         raise UnreadableImage(f"expected a frame number below {frames} behind '#', got something else")
-    if int(dataset.get("SamplesPerPixel", 1)) != 1:
-        raise UnreadableImage(f"expected a grey DICOM file, got {dataset.SamplesPerPixel} samples per pixel")
     check_pixels(int(dataset.Rows) * int(dataset.Columns))
-    number = int(index or 0)
-    _check_syntax(dataset, number, frames)
+    _check_syntax(dataset, int(index or 0), frames)
+    return int(index or 0)
+
+
+def _frame(dataset, number: int):
+    """(H, W) values of one frame after the modality transformation, and where its other fields are."""
+    from pydicom.pixels import apply_modality_lut, pixel_array
+
+    frames = int(dataset.get("NumberOfFrames") or 1)
     stored = pixel_array(dataset, index=number) if frames > 1 else dataset.pixel_array
     groups = functools.partial(_group, dataset, number)
     return apply_modality_lut(stored, groups("PixelValueTransformationSequence")), groups
+
+
+def _rgb(dataset, number: int) -> np.ndarray:
+    """(H, W, 3) uint8 of one frame; pydicom turns every kind of YBR into RGB."""
+    from pydicom.pixels import apply_color_lut, pixel_array
+
+    if dataset.get("PhotometricInterpretation") not in _COLORS:
+        raise UnreadableImage("expected RGB, YBR or a palette in a DICOM file in colour, got another interpretation")
+    stored = pixel_array(dataset, index=number)
+    if dataset.PhotometricInterpretation == _PALETTE:
+        stored = apply_color_lut(stored, dataset)[..., :3]  # a fourth channel is how opaque it is
+        if stored.dtype == np.uint16:  # tables have 16 bits where scanners show 8
+            stored = (stored >> 8).astype(np.uint8)
+    if stored.dtype != np.uint8 or stored.shape != (dataset.Rows, dataset.Columns, 3):
+        raise UnreadableImage("expected three channels of 8 bits in a DICOM file in colour, got others")
+    return stored
 
 
 def _group(dataset, number: int, name: str):

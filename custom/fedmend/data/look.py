@@ -30,7 +30,8 @@ class Look:
         unreadable: reason → number of images that could not be read.
         sizes: rows and columns of each image.
         words: what headers say, e.g. ``bits`` → Counter of them: bits, photometric, modality, part, spacing (mm).
-        color: pictures whose channels differ.
+        color: pictures, those in DICOM files too, whose channels differ.
+        colored: DICOM images in colour.
         own_windows: DICOM images whose header has a window.
         values: the 0.5 and 99.5 percentiles of each image that is no picture.
     """
@@ -40,6 +41,7 @@ class Look:
     sizes: list[tuple[int, int]] = field(default_factory=list)
     words: dict[str, Counter] = field(default_factory=dict)
     color: int = 0
+    colored: int = 0
     own_windows: int = 0
     values: list[tuple[float, float]] = field(default_factory=list)
 
@@ -71,7 +73,7 @@ class Look:
 
     def window(self) -> tuple[str | tuple[float, float] | None, str]:
         """Through which window the images should be seen, and why."""
-        dicom, nifti = self.formats["DICOM"], self.formats["NIfTI"]
+        dicom, nifti = self.formats["DICOM"] - self.colored, self.formats["NIfTI"]
         if not dicom and not nifti:
             return None, "pictures in 8 bits are taken as they are"
         low, high = self._range() if self.values else (0.0, 1.0)
@@ -96,8 +98,9 @@ class Look:
 
     def in_color(self) -> tuple[bool, str]:
         """Whether pictures should be read in colour, and why."""
-        if self.formats["picture"] == sum(self.formats.values()) and self.color:
-            return True, f"{self.color} of {self.formats['picture']} pictures have channels that differ"
+        pictures = self.formats["picture"] + self.colored
+        if pictures == sum(self.formats.values()) and self.color:
+            return True, f"{self.color} of {pictures} pictures have channels that differ"
         return False, "no picture that was looked at has colour" if not self.color else "not all images are pictures"
 
     def image_size(self) -> tuple[int, str]:
@@ -139,23 +142,26 @@ def look_at(root: Path, images: Iterable[str]) -> Look:
 def _look(seen: Look, path: Path, name: str) -> None:
     if name.endswith(PICTURE_SUFFIXES):
         seen.formats["picture"] += 1
-        values = read_raw(path, None, color=True).values
-        seen.color += bool((values != values[..., :1]).any())
+        raw = read_raw(path, None, color=True)
     elif name.endswith(NIFTI_SUFFIXES):
         seen.formats["NIfTI"] += 1
         if "#" not in path.name and path.is_file():
             planes = nifti_volume(path, path.stat().st_mtime_ns).shape[2]
             path = path.with_name(f"{path.name}#{planes // 2}")
-        values = read_raw(path, None).values
+        raw = read_raw(path, None)
     else:
         seen.formats["DICOM"] += 1
         raw = read_raw(path, SOFT_TISSUE)
-        values = raw.values
         _look_at_header(seen, path)
         seen.own_windows += raw.own_window is not None
-    seen.sizes.append(values.shape[:2])
-    if not name.endswith(PICTURE_SUFFIXES):
-        seen.values.append(tuple(float(v) for v in np.percentile(values, (0.5, 99.5))))
+        if raw.window is None:
+            seen.colored += 1
+            raw = read_raw(path, None, color=True)
+    seen.sizes.append(raw.values.shape[:2])
+    if raw.window is None:
+        seen.color += bool((raw.values != raw.values[..., :1]).any())
+    else:
+        seen.values.append(tuple(float(v) for v in np.percentile(raw.values, (0.5, 99.5))))
 
 
 def _look_at_header(seen: Look, path: Path) -> None:

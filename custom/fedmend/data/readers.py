@@ -1,4 +1,5 @@
-"""One image file → one 8-bit image: DICOM, PNG/JPEG and NIfTI slices in grey, pictures in colour where a card says so.
+"""One image file → one 8-bit image: DICOM, PNG/JPEG and NIfTI slices in grey, pictures (of DICOM files too) in colour
+where a card says so.
 
 NIfTI is read with nibabel itself and not through MONAI's reader: the refusal of time series needs shapes that it does
 not hand on. A volume comes out as by MONAI's LoadImage and Orientation, to the last bit. Importing these takes 6 s and
@@ -29,7 +30,7 @@ class RawImage:
 
     Attributes:
         values: (H, W) numbers, in HU for CT; of a picture (H, W) or, in colour, (H, W, 3) uint8.
-        window: (centre, width) that the card asks for; None for a picture, which has no window.
+        window: (centre, width) that the card asks for; None for a picture and for DICOM in colour, which have none.
         own_window: (centre, width) of the DICOM header, where it has one.
         inverted: a larger value is darker (MONOCHROME1).
         ras: rows run from front to back, columns from the patient's left to the right, as from a NIfTI volume.
@@ -75,6 +76,11 @@ def check_pixels(number: int) -> None:
         raise UnreadableImage(f"expected at most {MOST_PIXELS} pixels, got more")
 
 
+def as_picture(image, *, color: bool) -> np.ndarray:
+    """(H, W, 3) uint8 of a PIL image in colour, (H, W) in grey."""
+    return np.asarray(image.convert("RGB" if color else "L"))
+
+
 def _read_picture(path: Path, color: bool) -> RawImage:
     from PIL import Image, UnidentifiedImageError
 
@@ -83,7 +89,7 @@ def _read_picture(path: Path, color: bool) -> RawImage:
             check_pixels(picture.width * picture.height)
             if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
                 raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
-            return RawImage(np.asarray(picture.convert("RGB" if color else "L")))
+            return RawImage(as_picture(picture, color=color))
     except Image.DecompressionBombError:
         check_pixels(MOST_PIXELS + 1)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
@@ -146,13 +152,13 @@ def read_raw(path: Path, window: Window, *, color: bool = False) -> RawImage:
     lower = name.lower()
     if lower.endswith(PICTURE_SUFFIXES):
         return _read_picture(path, color)
-    if color:
-        raise UnreadableImage("expected a PNG or JPEG picture (site.json says color: true), got another format")
     if lower.endswith(NIFTI_SUFFIXES):
+        if color:
+            raise UnreadableImage("expected a picture in colour (site.json says color: true), got a NIfTI volume")
         return _read_nifti(path, index, window)
     from fedmend.data.dicom_files import read_dicom
 
-    return read_dicom(path, index, window)
+    return read_dicom(path, index, window, color=color)
 
 
 def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray:
@@ -161,7 +167,7 @@ def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray
     DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1;
     ``name#12`` is frame 12, from 0, of a multi-frame file. NIfTI volumes are brought to RAS; ``name.nii.gz#12`` is
     their axial slice 12; they take the card's (centre, width) or, without one, the 0.5-99.5 percentiles of the slice.
-    PNG and JPEG are taken as they are.
+    PNG, JPEG and DICOM in colour are taken as they are.
 
     Args:
         path: image file, with ``#slice`` behind a NIfTI volume and ``#frame`` behind a multi-frame DICOM file.

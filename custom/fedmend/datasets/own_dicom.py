@@ -36,7 +36,7 @@ SOURCE = "own DICOM files"
 TABLE = "images.csv"
 # What labels can be given for, the finest first.
 KEYS = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
-FIELDS = (*KEYS, "Modality", "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "InstanceNumber")
+FIELDS = (*KEYS, "Modality", "Rows", "Columns", "NumberOfFrames", "InstanceNumber")
 PLACE, TURN = "ImagePositionPatient", "ImageOrientationPatient"
 GROUPS = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
 NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
@@ -130,8 +130,6 @@ def _images(path: Path) -> str | tuple[str, list[tuple]]:
             header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=[*FIELDS, PLACE, TURN, *GROUPS])
             if not (header.get("Rows") and header.get("Columns")) or header.get("Modality") in NO_IMAGES:
                 return "DICOM without images, e.g. reports"
-            if int(header.get("SamplesPerPixel") or 1) != 1:
-                return "DICOM in colour"
             frames = int(header.get("NumberOfFrames") or 1)
             if not 1 <= frames <= MOST_FRAMES:
                 return "damaged DICOM files"

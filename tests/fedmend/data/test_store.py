@@ -88,7 +88,7 @@ def test_unreadable_images_of_a_store_in_colour_are_zero(root):
 def test_a_dicom_file_in_a_store_in_colour_is_refused_with_its_row(root):
     make_dicom(root / "b.dcm", pixels(1).astype(np.int16))
     with refused(
-        "site-1: train.csv row 3: expected a PNG or JPEG picture (site.json says color: true), got another format"
+        "site-1: train.csv row 3: expected a DICOM file in colour (site.json says color: true), got a grey one"
         " (max_unreadable allows 0, got 1)"
     ):
         opened(root, ("a.png", "b.dcm"), window=(40.0, 80.0), color=True)

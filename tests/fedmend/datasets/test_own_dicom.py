@@ -115,7 +115,6 @@ def test_other_files_are_counted_and_passed_over(export, tmp_path):
     (export / "report.txt").write_text("text")
     write_png(export / "scout.png")
     place(export, "report", number=7, Modality="SR")
-    place(export, "colour", number=8, SamplesPerPixel=3)
     place(export, "a#1", number=9)
     (export / "line\nbreak").write_bytes(b"")
     place(tmp_path / "outside", "secret", patient=9)
@@ -129,7 +128,6 @@ def test_other_files_are_counted_and_passed_over(export, tmp_path):
         "files of other kinds": 1,
         "pictures and volumes of other formats": 1,
         "DICOM without images, e.g. reports": 2,  # a file that ends before its Rows has none either
-        "DICOM in colour": 1,
         "names with # or signs that cannot be printed": 2,
         "links that lead out of the folder": 1,
     }

@@ -163,7 +163,7 @@ def test_voxels_that_are_no_numbers_are_one_sentence(tmp_path):
 
 def test_a_site_with_colour_shows_pictures_alone(tmp_path):
     make_dicom(tmp_path / "a.dcm", HU)
-    sentence = "expected a PNG or JPEG picture (site.json says color: true), got another format"
+    sentence = "expected a DICOM file in colour (site.json says color: true), got a grey one"
     assert problem_of(card_of(tmp_path, window=(40.0, 80.0), color=True), "a.dcm") == sentence
 
 
