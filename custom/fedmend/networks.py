@@ -14,6 +14,7 @@ from fedmend.errors import FedMendError
 from fedmend.initial_weights import load_initial
 from fedmend.safety_net import check_range
 from fedmend.twin_network import TwinNetwork
+from fedmend.unet import BasicUNet
 
 LOG = logging.getLogger("fedmend.networks")
 SMALLEST_EDGE = 32  # pixels of the smallest images that a network has to take
@@ -139,7 +140,7 @@ class DenseNet121(nn.Module):
 
 
 class UNet(nn.Module):
-    """MONAI's 2D U-Net for one-channel images, with a 1x1 convolution as the classifier of each pixel.
+    """MONAI's 2D U-Net (:mod:`fedmend.unet`) for one-channel images, with a 1x1 convolution as each pixel's classifier.
 
     Two 3x3 convolutions, BatchNorm and ReLU per block, max pooling, bilinear upsampling (align_corners) and
     concatenation, as the U-Net in the code of Xiang et al., MICCAI 2024 (17,262,466 parameters for two image channels;
@@ -156,21 +157,10 @@ class UNet(nn.Module):
     library_heads = ()
 
     def __init__(self, num_classes: int, widths: Sequence[int] = (64, 128, 256, 512, 512, 64)):
-        from monai.networks.nets import BasicUNet
-
         super().__init__()
         self.num_features = widths[-1]
-        self.backbone = BasicUNet(
-            spatial_dims=2,
-            in_channels=1,
-            out_channels=1 + num_classes,
-            features=widths,
-            act=("relu", {"inplace": True}),
-            norm="batch",
-            bias=False,
-            upsample="nontrainable",
-        )
-        self.classifier, self.backbone.final_conv = self.backbone.final_conv, nn.Identity()
+        self.backbone = BasicUNet(widths)
+        self.classifier = nn.Conv2d(self.num_features, 1 + num_classes, 1)
         self.to(memory_format=torch.channels_last)  # a step on a CPU takes a quarter less time so
 
     @property

@@ -13,6 +13,7 @@ from fedmend.data.augment import blur, warp
 from fedmend.data.datalist import load_datalist
 from fedmend.data.manifest import load_card
 from fedmend.kinds.segmentation import segmentation_counts, segmentation_metrics
+from fedmend.losses import soft_dice_loss
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,19 @@ def test_a_datalist_names_the_files_that_monai_finds(monai, tmp_path):
     theirs = load_decathlon_datalist(folder / "datalist.json", True, "training", base_dir=card.image_root)
     assert [str(item.image) for item in ours] == [item["image"] for item in theirs]
     assert len(ours) == 2
+
+
+def test_the_soft_dice_loss_is_monais_to_the_last_digit_of_the_gradient():
+    from monai.losses import DiceLoss
+
+    random = torch.Generator().manual_seed(0)
+    target = (torch.rand(4, 16, 16, generator=random) < torch.tensor([0.0, 0.1, 0.5, 1.0]).view(4, 1, 1)).float()
+    ours, theirs = (torch.rand(4, 16, 16, generator=random.manual_seed(1)).requires_grad_() for _ in range(2))
+    losses = soft_dice_loss(ours, target), DiceLoss(smooth_nr=0, smooth_dr=1e-4)(theirs[:, None], target[:, None])
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.backward()
+    assert torch.equal(ours.grad, theirs.grad)
 
 
 def test_the_dice_of_the_counts_is_monais_mean_over_slices_and_volumes_with_lesion(monai):

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -309,6 +311,39 @@ def brains(height, width, seed=0):
     return torch.rand(2, 1, height, width, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize(("height", "width"), [(48, 48), (16, 31), (60, 50)])
+@pytest.mark.parametrize("network", ["unet_narrow", "unet"])
+def test_the_unet_is_the_one_of_monai_to_the_last_digit_in_output_and_gradients(network, height, width):
+    from monai.networks.nets import BasicUNet
+
+    torch.manual_seed(5)
+    widths = {"unet_narrow": (8, 16, 32, 64, 64, 8), "unet": (64, 128, 256, 512, 512, 64)}[network]
+    like = {"act": ("relu", {"inplace": True}), "norm": "batch", "bias": False, "upsample": "nontrainable"}
+    theirs = BasicUNet(2, 1, 3, widths, **like).to(memory_format=torch.channels_last)
+    ours = initial_network(network, ["a", "b"], 5)
+    head = {name.replace("final_conv", "classifier"): value for name, value in theirs.state_dict().items()}
+    state = {name.removeprefix("backbone."): value for name, value in ours.state_dict().items()}
+    assert list(state) == list(head)
+    assert all(torch.equal(value, head[name]) for name, value in state.items())
+    images = brains(height, width).contiguous(memory_format=torch.channels_last)
+    for model, logits in ((ours, ours.train()(images)[1]), (theirs, theirs.train()(images))):
+        logits.square().mean().backward()
+        model.seen = logits
+    assert torch.equal(ours.seen, theirs.seen)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_unet_and_its_loss_need_no_import_of_monai():
+    code = (
+        "import sys, torch; from fedmend.losses import soft_dice_loss; from fedmend.networks import build_network;"
+        "p = build_network('unet_narrow', 1)(torch.zeros(1, 1, 32, 32))[1].softmax(1)[:, 1];"
+        "soft_dice_loss(p, torch.zeros(1, 32, 32)); print({'monai', 'torchvision'} & set(sys.modules))"
+    )
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize(("height", "width"), [(48, 48), (60, 60), (48, 60), (16, 31)])
 @pytest.mark.parametrize("classes", [1, 3])
 def test_the_unet_gives_features_and_logits_of_every_pixel_with_the_background_first(height, width, classes):
@@ -334,7 +369,7 @@ def test_the_unet_normalises_by_the_batch_and_upsamples_bilinearly_without_dropo
     kinds = [type(m).__name__ for m in model.modules()]
     assert (kinds.count("BatchNorm2d"), kinds.count("ReLU"), kinds.count("ConvTranspose2d")) == (18, 18, 0)
     up = [m for m in model.modules() if isinstance(m, torch.nn.Upsample)]
-    assert [(m.mode, m.align_corners, m.scale_factor) for m in up] == [("bilinear", True, (2.0, 2.0))] * 4
+    assert [(m.mode, m.align_corners, m.scale_factor) for m in up] == [("bilinear", True, 2.0)] * 4
     assert torch.equal(model(brains(32, 32))[1], model(brains(32, 32))[1])
 
 
