@@ -16,6 +16,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -134,7 +135,7 @@ class ClassWiseRounds(Rounds):
 def workflow_of(average: str, count: int) -> Rounds:
     """The rounds of one way of averaging."""
     if average == "class-wise":
-        knowledge = {"class_knowledge": np.full(len(CLASSES), 50, dtype=np.int64)}
+        knowledge = {"class_knowledge": np.full(len(CLASSES), 50, dtype=np.float32)}
         return ClassWiseRounds(by_samples, StandIns(count, knowledge), CLASS_KNOWLEDGE)
     if average == "completeness":
         estimates = {site_name(i): (i % 10 + 1) / 10 for i in range(count)}
@@ -145,7 +146,7 @@ def workflow_of(average: str, count: int) -> Rounds:
     return Rounds(chosen, StandIns(count, {}), {})
 
 
-def measure(average: str, count: int, results: multiprocessing.Queue) -> None:
+def measure(average: str, count: int) -> dict[str, float]:
     """One case, in a process of its own: seconds of the second round, peak memory, bytes to and from all sites."""
     workflow = workflow_of(average, count)
     with tempfile.TemporaryDirectory() as folder:
@@ -162,13 +163,11 @@ def measure(average: str, count: int, results: multiprocessing.Queue) -> None:
         )
         federation.run()
         size = sum(value.nbytes for value in federation.model.values())
-    results.put(
-        {
-            "seconds": workflow.seconds[-1],
-            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-            "sent_mb": 2 * count * size / 1e6,
-        }
-    )
+    return {
+        "seconds": workflow.seconds[-1],
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "sent_mb": 2 * count * size / 1e6,
+    }
 
 
 def fitted(counts: list[int], seconds: list[float], degree: int) -> list[float]:
@@ -186,16 +185,12 @@ def main() -> None:
     args = parser.parse_args()
     out = ROOT / "benchmarks" / "results"
     out.mkdir(exist_ok=True)
-    spawn = multiprocessing.get_context("spawn")
     cases: dict[str, dict] = {}
     for average in args.averages:
         cases[average] = {"sites": {}}
         for count in args.sites:
-            queue = spawn.Queue()
-            process = spawn.Process(target=measure, args=(average, count, queue))
-            process.start()
-            cases[average]["sites"][count] = case = queue.get()
-            process.join()
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+                cases[average]["sites"][count] = case = process.submit(measure, average, count).result()
             print(
                 f"{average:12s} {count:6d} sites  {case['seconds']:8.2f} s  {case['peak_memory_mb']:7.0f} MB"
                 f"  {case['sent_mb']:9.0f} MB sent",

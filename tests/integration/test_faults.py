@@ -164,23 +164,34 @@ def deployment(hospitals, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(deployment, hospitals, tmp_path_factory):
-    originals = {file: file.read_bytes() for site in SITES for file in (hospitals / site).rglob("*") if file.is_file()}
-    assert len(originals) > 10
-    work = Work(deployment, "undisturbed")
-    work.submit()
+def originals(hospitals):
+    files = [file for site in SITES for file in (hospitals / site).rglob("*") if file.is_file()]
+    assert len(files) > 10
+    return {file: file.read_bytes() for file in files}
+
+
+@pytest.fixture(scope="module")
+def side_by_side(deployment, originals):
+    """Three works at once, the last with another seed."""
+    works = [Work(deployment, "undisturbed"), Work(deployment, "beside"), Work(deployment, "other_seed", seed=1)]
+    for work in works:
+        work.submit()
+    until(lambda: all(deployment.processes(STRUCK, JOB, work.jobs[-1]) for work in works))
+    return works
+
+
+@pytest.fixture(scope="module")
+def undisturbed(side_by_side, originals, tmp_path_factory):
+    work = side_by_side[0]
     lines, sentence = work.end()
     assert sentence == ""
     assert any(line.endswith("Corrected: site-1 in round 4, site-2 in round 4") for line in lines)
     return Undisturbed(work, model(work, tmp_path_factory.mktemp("undisturbed")), originals)
 
 
-def test_two_works_at_once_on_the_same_sites_do_not_mix(deployment, undisturbed, tmp_path):
-    same, other = works = Work(deployment, "beside"), Work(deployment, "other_seed", seed=1)
-    for work in works:
-        work.submit()
-    until(lambda: all(deployment.processes(STRUCK, JOB, work.jobs[-1]) for work in works))
-    assert [work.end()[1] for work in works] == ["", ""]
+def test_works_at_once_on_the_same_sites_do_not_mix(side_by_side, undisturbed, tmp_path):
+    _, same, other = side_by_side
+    assert [same.end()[1], other.end()[1]] == ["", ""]
     undisturbed.check(same, tmp_path)
     assert all(in_force(other, site) != in_force(same, site) for site in SITES)
 
@@ -244,8 +255,9 @@ def struck(deployment, undisturbed):
     hung = next(work for work in faults if work.name == "hung")
     strike({hung_for_a_round: hang_for_a_round, hung: hang})  # alone: with four at once, a first round may be late
     strike({work: fault for work, fault in faults.items() if work is not hung})
-    first = {work: work.end() for work in faults}
-    for work in faults:
+    first = {}
+    for work in reversed(faults):  # the hung one ends last
+        first[work] = work.end()
         work.submit()
     again = {work: work.end() for work in faults}
     ends = {work.name: (work, first[work], again[work]) for work in faults}
