@@ -150,5 +150,6 @@ def test_the_evidence_of_a_rule_stands_in_the_page_of_results(rule):
 @pytest.mark.parametrize("rule", [r for r in RULES if r.job], ids=lambda rule: rule.name)
 def test_the_job_of_a_rule_and_its_variants_exist(rule):
     problem = json.loads((ROOT / f"jobs/{rule.job}/app/config/config_fed_server.json").read_text())["problem"]
-    known = {file.stem for file in (ROOT / "jobs/variants" / problem).glob("*.json")}
+    folders = (ROOT / "jobs/variants" / problem, ROOT / f"jobs/{rule.job}/variants")
+    known = {file.stem for folder in folders for file in folder.glob("*.json")}
     assert {rule.variant, *rule.rows} - {""} <= known
