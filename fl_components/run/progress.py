@@ -87,7 +87,8 @@ def rounds_bar(name: str, total: int) -> Iterator[Callable[[str], None]]:
         warnings.simplefilter("ignore")  # of a notebook without ipywidgets, where the bar is text
         from tqdm.auto import tqdm
 
-    form = "{desc} |{bar:20}| round {n_fmt} of {total_fmt}, {elapsed}{postfix}"
+    # Without a width: a notebook would draw a bar of fixed width as text beside its widget.
+    form = "{desc} |{bar}| round {n_fmt} of {total_fmt}, {elapsed}{postfix}"
     with tqdm(desc=name, total=total, bar_format=form) as bar:
 
         def show(line: str) -> None:
