@@ -116,6 +116,20 @@ def test_single_answers_are_handed_on_at_most_every_few_seconds(tmp_path, monkey
     assert json.loads((tmp_path / "progress.json").read_text())["sites"]["b"]["seconds"] == PAUSE
 
 
+def test_answers_of_thousands_of_sites_are_not_written_one_by_one(tmp_path, monkeypatch):
+    now, written = [0.0], []
+    monkeypatch.setattr("fedmend.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedmend.progress.os.replace", lambda *files: written.append(now[0]))
+    sites = [str(i) for i in range(10_000)]
+    with Progress(tmp_path, lambda picture: None) as progress:
+        progress.asked("train", "warmup", 0, sites)
+        before = len(written)
+        for site in sites[:1000]:
+            now[0] += 0.001
+            progress.answered(site, "train")
+    assert len(written) - before == 1000 // 200 + 1  # every 0.2 s, and the end
+
+
 def line(r, auc, split="test"):
     return {"round": r, "split": split, "macro": {"auc": auc, "ece": 0.1}}
 
