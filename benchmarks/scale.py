@@ -1,7 +1,7 @@
 """Measures what a round costs the server alone, from 10 sites to thousands, for every way of averaging.
 
 One command: ``python benchmarks/scale.py`` (10, 100 and 1,000 sites; ``--sites 10 100 1000 10000 --averages samples``
-needs 13 GB of disk and an hour). The sites are stand-ins that answer at once with the narrow ResNet of 1.2 MB that they
+needs 13 GB of disk). The sites are stand-ins that answer at once with the narrow ResNet of 1.2 MB that they
 were sent, changed a little; the time that they take is not counted. All else is the server half that runs in FLARE,
 too: checks, the wait on disk, outliers, the average, checkpoint and records. Every case has a process of its own. A
 line through the seconds, over the number of sites, is fitted to all cases of an average; that of the distances has a
