@@ -66,7 +66,7 @@ def test_the_estimate_of_a_small_network_is_that_by_hand(one_layer):
 
 def test_what_a_reviewer_found_to_pass_is_known_for_what_it_is():
     assert step_bytes("resnet18", 5, 64, 2048) == pytest.approx(160e9, rel=0.05)
-    assert step_bytes("unet", 1, 64, 2048) == pytest.approx(2.14e12, rel=0.05)
+    assert step_bytes("unet", 1, 64, 2048) == pytest.approx(1.94e12, rel=0.05)
 
 
 def test_the_estimate_takes_no_memory_and_no_random_number():

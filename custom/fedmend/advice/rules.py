@@ -172,9 +172,8 @@ RULES: tuple[Rule, ...] = (
         "label sets differ",
         RUN,
         why.gaps,
-        "Run FedLSM, and compare it with FedPU and FSSL, which were ahead of it on phantom dermoscopy; plain FedAvg"
-        " loses the classes that few sites know. The job scales and flips pictures of skin: for grey images add"
-        " pixel_mean=[] pixel_deviation=[] vertical_flip=false to --set.",
+        "Run FedLSM; compare it with FedPU and FSSL, better on phantom dermoscopy. Plain FedAvg loses classes that few"
+        " sites know. For grey images add pixel_mean=[] pixel_deviation=[] vertical_flip=false to --set.",
         Evidence(
             "FedLSM, real brain MR slices",
             f"macro F1 72.9 ± 1.2, FedAvg* + FixMatch 59.1 ± 1.9, FedAvg 31.7 ± 2.2, older preset; {NO_PAIRS}",
