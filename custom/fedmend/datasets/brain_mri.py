@@ -1,6 +1,6 @@
-"""Brain tumour MRI slices (S. Bhuvaji et al., "Brain Tumor Classification (MRI)") → sites that each annotate one tumour
-(FedMLP), sites with all four diagnoses of which some are noisy (FedNoRo), or sites that each identify some of the four
-(FedLSM).
+"""Brain tumour MRI slices (S. Bhuvaji et al., "Brain Tumor Classification (MRI)") → sites that each annotate some
+tumours (FedMLP), sites with all four diagnoses of which some are noisy (FedNoRo), or sites that each identify some of
+the four (FedLSM).
 
 The source folder holds ``labels.csv`` with the columns image, diagnosis (glioma, meningioma, pituitary, no_tumor) and
 split (train, test), and the PNG slices that it names. As multi-label data the three tumours become three binary labels
@@ -11,15 +11,17 @@ identifiers, so slices of one patient may be at several sites and in both splits
 import csv
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL, write_card, write_table
 from fedmend.datasets import command_line
-from fedmend.datasets.imperfections import identified_classes
+from fedmend.datasets.imperfections import annotated_classes, identified_classes
 from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, write_noisy_sites
 from fedmend.datasets.site_folders import site_folders
+from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise, missing_and_noisy
 from fedmend.discovery import Command
 from fedmend.errors import FedMendError
 
@@ -27,6 +29,7 @@ CLASSES = ("glioma", "meningioma", "pituitary")
 HEALTHY = "no_tumor"
 DIAGNOSES = (*CLASSES, HEALTHY)
 TABLE = "labels.csv"
+ALL = np.ones(len(CLASSES), dtype=bool)
 SOURCE = "Brain Tumor Classification (MRI), Bhuvaji et al."
 
 
@@ -50,57 +53,78 @@ def _read(source: Path) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
 
 
 def prepare(
-    source: Path, out: Path, *, val_share: float = 0.1, train_per_site: int | None = None, seed: int = 1037
+    source: Path,
+    out: Path,
+    *,
+    sites: int = 3,
+    annotated_per_site: int = 1,
+    val_share: float = 0.1,
+    train_per_site: int | None = None,
+    noise: SwapNoise = NO_NOISE,
+    seed: int = 1037,
 ) -> None:
-    """Writes ``out/site-1`` (annotates glioma), ``site-2`` (meningioma) and ``site-3`` (pituitary).
+    """Deals the slices to ``out/site-1``, ``site-2``, ...; by default these annotate glioma, meningioma and pituitary.
 
-    Each site gets a third of the training slices at random, ``val_share`` of them as its validation split, and a third
-    of the test slices with all labels; ``truth/train.csv`` keeps the complete labels for evaluation.
+    Each site gets an even share of the training slices at random, ``val_share`` of them as its validation split, and an
+    even share of the test slices with all labels; ``truth/train.csv`` keeps the complete labels for evaluation.
 
     Args:
         source: folder with ``labels.csv`` and the images.
         out: folder for the site folders; must not hold any yet.
+        sites: number of sites S.
+        annotated_per_site: tumours that each site annotates, 1..3, from its own on (rule ``one_each`` of
+            :func:`fedmend.datasets.imperfections.annotated_classes`).
         val_share: share of a site's training slices held out, in [0, 1).
         train_per_site: cap of each site's training slices; None keeps all.
-        seed: of the partition.
+        noise: which sites are noisy besides.
+        seed: of the partition and the noise.
 
     Raises:
-        FedMendError: the source does not look as described, or ``out`` is taken.
+        FedMendError: the source does not look as described, ``out`` is taken, or a number is out of its range.
     """
     if any(out.glob("site-*")):
         raise FedMendError("brain-mri, argument out: expected a folder without site folders, found some")
     images, labels = _read(Path(source))
+    annotated = annotated_classes(sites, len(CLASSES), annotated_per_site, rule="one_each", seed=seed)
     shuffled = {k: np.random.default_rng([seed, i]).permutation(len(v)) for i, (k, v) in enumerate(images.items())}
-    for s, name in enumerate(CLASSES):
-        folder = Path(out) / f"site-{s + 1}"
-        (folder / "truth").mkdir(parents=True)
-        mine = shuffled["train"][s :: len(CLASSES)]
+    own = [shuffled["train"][s::sites] for s in range(sites)]
+    shown, rates = missing_and_noisy(labels["train"], own, annotated, noise=noise, seed=seed)
+    for s, mine in enumerate(own):
         held = round(val_share * len(mine))
-        parts = {"val": mine[:held], "train": mine[held:][:train_per_site]}
-        for split, index in parts.items():
-            write_table(
-                folder / f"{split}.csv", [images["train"][i] for i in index], labels["train"][index][:, [s]], [name]
-            )
-        train = parts["train"]
-        write_table(
-            folder / "truth" / "train.csv", [images["train"][i] for i in train], labels["train"][train], CLASSES
-        )
-        test = shuffled["test"][s :: len(CLASSES)]
-        write_table(folder / "test.csv", [images["test"][i] for i in test], labels["test"][test], CLASSES)
-        write_card(
-            folder,
-            task=MULTILABEL,
-            classes=CLASSES,
-            splits={k: f"{k}.csv" for k in ("train", "val", "test")},
-            truth={"train": "truth/train.csv"},
-            image_root=str(Path(source).resolve()),
-            modality="MR",
-            provenance={
-                "source": SOURCE,
-                "seed": seed,
-                "val_share": val_share,
-            },
-        )
+        train, test = mine[held:][:train_per_site], shuffled["test"][s::sites]
+        tables = {
+            "val.csv": ("train", mine[:held], shown, annotated[s]),
+            "train.csv": ("train", train, shown, annotated[s]),
+            "truth/train.csv": ("train", train, labels["train"], ALL),
+            "test.csv": ("test", test, labels["test"], ALL),
+        }
+        arguments = {"seed": seed, "val_share": val_share, "noise": asdict(noise)}
+        provenance = {"source": SOURCE, **arguments, "site": {"noise_rate": rates[s]}}
+        _write_missing_classes(Path(out) / f"site-{s + 1}", images, tables, str(Path(source).resolve()), provenance)
+
+
+def _write_missing_classes(
+    folder: Path,
+    images: Mapping[str, list[str]],
+    tables: Mapping[str, tuple[str, np.ndarray, np.ndarray, np.ndarray]],
+    image_root: str,
+    provenance: Mapping,
+) -> None:
+    """Writes a site folder; ``tables``: file → split of the set, rows, labels (N, 3) and which classes they show."""
+    (folder / "truth").mkdir(parents=True)
+    for file, (split, index, labels, known) in tables.items():
+        names = [images[split][i] for i in index]
+        write_table(folder / file, names, labels[index][:, known], np.array(CLASSES)[known].tolist())
+    write_card(
+        folder,
+        task=MULTILABEL,
+        classes=CLASSES,
+        splits={k: f"{k}.csv" for k in ("train", "val", "test")},
+        truth={"train": "truth/train.csv"},
+        image_root=image_root,
+        modality="MR",
+        provenance=provenance,
+    )
 
 
 def prepare_single_label(
@@ -238,15 +262,19 @@ def _source_and_out(parser: ArgumentParser) -> None:
 
 def _add_arguments(parser: ArgumentParser) -> None:
     _source_and_out(parser)
+    parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--annotated-per-site", type=int, default=1, help="tumours that each site annotates, 1 to 3")
     parser.add_argument(
         "--train-per-site", type=int, default=None, help="cap of each site's training slices (default: all)"
     )
+    command_line.swap_noise_arguments(parser)
     parser.add_argument("--seed", type=int, default=1037)
 
 
 def _run(args: Namespace) -> None:
-    prepare(args.source, args.out, train_per_site=args.train_per_site, seed=args.seed)
-    print(f"3 site folders are in {args.out}")
+    given = command_line.given(args, "sites", "annotated_per_site", "train_per_site", "seed")
+    prepare(args.source, args.out, **given, noise=command_line.swap_noise_of(args))
+    print(f"{args.sites} site folders are in {args.out}")
 
 
 def _add_arguments_single(parser: ArgumentParser) -> None:
@@ -275,7 +303,7 @@ def _run_sets(args: Namespace) -> None:
 COMMANDS = (
     Command(
         name="brain-mri",
-        help="brain tumour MR slices: three sites, each annotates one tumour",
+        help="brain tumour MR slices: sites that each annotate some of three tumours",
         add_arguments=_add_arguments,
         run=_run,
     ),

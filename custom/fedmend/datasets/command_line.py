@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.datasets.swapped_labels import SwapNoise
 
 
 def given(args: Namespace, *names: str) -> dict:
@@ -26,7 +27,26 @@ def missing_class_arguments(parser: ArgumentParser) -> None:
         "--annotated-per-site", type=int, default=1, help="classes that each site annotates (default 1)"
     )
     parser.add_argument("--rule", choices=["one_each", "random"], default="one_each", help="how they are chosen")
+    swap_noise_arguments(parser)
     parser.add_argument("--seed", type=int, default=1037)
+
+
+def swap_noise_arguments(parser: ArgumentParser) -> None:
+    """Adds the fields of :class:`fedmend.datasets.swapped_labels.SwapNoise`."""
+    parser.add_argument(
+        "--noisy-share", type=float, default=SwapNoise.noisy_share, help="share of noisy sites (default 0: none)"
+    )
+    parser.add_argument(
+        "--noise-low", type=float, default=SwapNoise.noise_low, help="smallest noise rate (default 0.5)"
+    )
+    parser.add_argument(
+        "--noise-high", type=float, default=SwapNoise.noise_high, help="largest noise rate (default 0.7)"
+    )
+
+
+def swap_noise_of(args: Namespace) -> SwapNoise:
+    """What :func:`swap_noise_arguments` have parsed."""
+    return SwapNoise(**given(args, *(f.name for f in fields(SwapNoise))))
 
 
 def noise_arguments(parser: ArgumentParser, *, sites: int = 20, alpha: float = 2.0, presence: float = 0.9) -> None:

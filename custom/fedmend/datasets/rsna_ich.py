@@ -3,11 +3,13 @@ labels of the slices that show exactly one subtype (FedNoRo).
 
 With missing classes, each site gets ``train.csv`` and ``val.csv`` with the columns of its annotated classes, its share
 of the test split in ``test.csv`` with all classes, and ``truth/train.csv`` with the complete labels of ``train.csv``.
+Some of these sites may be noisy, too.
 The result depends on the download and the arguments alone, not on row order, folder order or processes.
 """
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out
 from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, Slices, read_headers, read_slices, take_lists
 from fedmend.datasets.rsna_ich_parts import parts_of_sites, select_slices, sites_of_units
 from fedmend.datasets.site_folders import site_folders
+from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise, missing_and_noisy
 from fedmend.discovery import Command
 from fedmend.errors import FedMendError
 
@@ -41,6 +44,7 @@ def prepare(
     train_per_site: int | None = None,
     healthy_share: float | None = 0.475,
     window: str = "brain",
+    noise: SwapNoise = NO_NOISE,
     seed: int = 1037,
     lists: tuple[Path, Path] | None = None,
     source_name: str = SOURCE,
@@ -67,6 +71,7 @@ def prepare(
         healthy_share: share in [0, 1) of healthy slices among those used; all lesion slices are used. ``None`` uses all
             healthy ones, as does a share that needs more than there are. The paper has 87,948 of 185,051.
         window: HU window in the card: a name of ``manifest.WINDOWS`` or ``file`` (the file's own; the paper).
+        noise: which sites are noisy besides.
         seed: 0 or more.
         lists: tables of a published split, training and test, see
             :func:`fedmend.datasets.rsna_ich_download.take_lists`. Exactly these slices are used, in this order:
@@ -83,13 +88,14 @@ def prepare(
     arguments = {k: v for k, v in locals().items() if k in ARGUMENTS}
     _check_arguments(Path(out), arguments)
     _check_split(split, lists)
-    _convert(Path(source), Path(out), arguments, lists, source_name, processes, progress or (lambda line: None))
+    _convert(Path(source), Path(out), arguments, noise, lists, source_name, processes, progress or (lambda line: None))
 
 
 def _convert(
     source: Path,
     out: Path,
     arguments: Mapping,
+    noise: SwapNoise,
     lists: tuple[Path, Path] | None,
     source_name: str,
     processes: int | None,
@@ -102,10 +108,10 @@ def _convert(
     )
     slices, counts = read_slices(source)
     say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file")
-    test, used = None, dict(arguments)
+    test, used = None, {**arguments, "noise": asdict(noise)}
     if lists:
         slices, test = take_lists(slices, *lists)
-        used = {k: v for k, v in arguments.items() if k not in ("test_share", "healthy_share")}
+        used = {k: v for k, v in used.items() if k not in ("test_share", "healthy_share")}
         used["lists"] = [Path(file).name for file in lists]
     else:
         slices = slices.take(select_slices(slices.labels, arguments["healthy_share"], seed))
@@ -121,9 +127,12 @@ def _convert(
     units = np.unique(patients, return_inverse=True)[1] if by_patient else np.arange(len(slices.ids))
     site_of, stations = sites_of_units(units, scanners if by_station else None, sites, seed)
     parts = parts_of_sites(units, site_of, test, arguments)
-    _check_labels(parts, slices.labels, annotated)
+    own = [np.concatenate([index for name, index in part.items() if name != "test"]) for part in parts]
+    shown, rates = missing_and_noisy(slices.labels, own, annotated, noise=noise, seed=seed)
+    _check_labels(parts, shown, annotated)
     provenance = {"source": source_name, "arguments": used, "counts": counts}
-    _write(source, out, slices, patients, parts, annotated, stations, provenance)
+    of_sites = [{"stations": names, "noise_rate": rate} for names, rate in zip(stations, rates, strict=True)]
+    _write(source, out, slices, shown, patients, parts, annotated, of_sites, provenance)
     say(f"{sites} site folders written")
 
 
@@ -240,26 +249,26 @@ def _write(
     source: Path,
     out: Path,
     slices: Slices,
+    shown: np.ndarray,
     patients: np.ndarray | None,
     parts: list[dict[str, np.ndarray]],
     annotated: np.ndarray,
-    stations: list[list[str]],
+    of_sites: list[dict],
     provenance: Mapping,
 ) -> None:
     columns, everything = np.array(CLASSES), np.ones(len(CLASSES), dtype=bool)
     with site_folders(out, len(parts), source / FOLDER) as (folders, image_root):
         for s, (folder, part) in enumerate(zip(folders, parts, strict=True)):
-            tables = {
-                f"{name}.csv": (index, everything if name == "test" else annotated[s]) for name, index in part.items()
+            tables = {f"{name}.csv": (index, shown, annotated[s]) for name, index in part.items() if name != "test"}
+            tables |= {
+                "test.csv": (part["test"], slices.labels, everything),
+                "truth/train.csv": (part["train"], slices.labels, everything),
             }
-            tables["truth/train.csv"] = (part["train"], everything)
-            for file, (index, shown) in tables.items():
+            for file, (index, labels, known) in tables.items():
                 keys = () if patients is None else patients[index].tolist()
                 names = [f"{i}.dcm" for i in slices.ids[index]]
-                write_table(
-                    folder / file, names, slices.labels[index][:, shown], columns[shown].tolist(), patients=keys
-                )
-            own = {"sizes": {name: len(index) for name, index in part.items()}, "stations": stations[s]}
+                write_table(folder / file, names, labels[index][:, known], columns[known].tolist(), patients=keys)
+            own = {"sizes": {name: len(index) for name, index in part.items()}, **of_sites[s]}
             write_card(
                 folder,
                 task=MULTILABEL,
@@ -325,7 +334,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    prepare(args.source, args.out, **command_line.given(args, *ARGUMENTS), lists=_lists(args), progress=print)
+    given = command_line.given(args, *ARGUMENTS) | {"noise": command_line.swap_noise_of(args), "lists": _lists(args)}
+    prepare(args.source, args.out, **given, progress=print)
     print(f"{args.sites} site folders are in {args.out}")
 
 

@@ -9,6 +9,7 @@ import pytest
 from fedmend.data.manifest import load_card, load_table
 from fedmend.datasets.brain_mri import CLASSES, DIAGNOSES, prepare, prepare_label_sets, prepare_single_label
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.datasets.swapped_labels import SwapNoise
 from fedmend.errors import FedMendError
 
 
@@ -60,6 +61,18 @@ def test_the_training_slices_of_a_site_can_be_capped(source, tmp_path):
     prepare(source, tmp_path / "out", val_share=0.25, train_per_site=4)
     tables = _tables(tmp_path / "out", 1)
     assert [len(tables[k].images) for k in ("train", "truth", "val", "test")] == [4, 4, 2, 2]
+
+
+def test_more_sites_can_annotate_two_tumours_each_and_some_of_them_be_noisy(source, tmp_path):
+    noise = SwapNoise(noisy_share=0.5, noise_low=1.0, noise_high=1.0)
+    prepare(source, tmp_path / "out", sites=4, annotated_per_site=2, val_share=0, noise=noise)
+    wrong = []
+    for s in range(4):
+        tables = _tables(tmp_path / "out", s + 1)
+        known = tables["train"].annotated
+        assert known.tolist() == [(c - s) % 3 < 2 for c in range(3)]
+        wrong.append(bool((tables["train"].labels != tables["truth"].labels)[:, known].any()))
+    assert sum(wrong) == 2
 
 
 def test_an_unknown_diagnosis_is_refused_by_row(source, tmp_path):

@@ -24,11 +24,12 @@ from rsna_ich_factories import (
     write_rows,
 )
 
-from fedmend.data.manifest import load_card
+from fedmend.data.manifest import load_card, load_table
 from fedmend.datasets import rsna_ich
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.rsna_ich import CLASSES, prepare, prepare_single_label
 from fedmend.datasets.rsna_ich_download import Slices
+from fedmend.datasets.swapped_labels import SwapNoise
 from fedmend.errors import FedMendError
 
 
@@ -129,6 +130,17 @@ def test_healthy_share_keeps_all_lesion_slices_and_draws_healthy_ones(official, 
     assert lesion > 75
 
 
+def test_a_noisy_site_shows_wrong_labels_of_its_classes_and_keeps_the_truth_aside(official, tmp_path):
+    prepare(official, tmp_path / "out", **BASE, noise=SwapNoise(noisy_share=0.4, noise_low=0.5, noise_high=0.5))
+    wrong = {}
+    for folder in sorted((tmp_path / "out").glob("site-*")):
+        card = load_card(folder, "")
+        train, truth = (load_table(card, f, CLASSES) for f in (card.splits["train"], card.truth["train"]))
+        changed = (train.labels != truth.labels)[:, train.annotated]
+        wrong.setdefault(card.provenance["site"]["noise_rate"], []).append(changed.any())
+    assert wrong == {0.0: [False, False], 0.5: [True]}
+
+
 def test_the_seed_decides_which_healthy_slices_are_drawn(official, tmp_path):
     used = []
     for seed in (SEED, OTHER_SEED):
@@ -160,9 +172,10 @@ def test_the_card_records_every_argument_and_the_counts(official, tmp_path):
         "val_share": 0.1,
         "train_per_site": None,
         "window": "brain",
+        "noise": {"noisy_share": 0.0, "noise_low": 0.5, "noise_high": 0.7},
     }
     assert provenance["counts"]["label_rows"] == 864
-    assert provenance["site"] == {"sizes": {"train": 28, "val": 4, "test": 16}, "stations": []}
+    assert provenance["site"] == {"sizes": {"train": 28, "val": 4, "test": 16}, "stations": [], "noise_rate": 0.0}
     assert any("144 of 144 DICOM headers" in line for line in lines)
 
 

@@ -201,8 +201,8 @@ def test_a_site_of_the_label_set_phantom_labels_its_own_diagnoses_alone(tmp_path
 
 
 def test_a_field_that_a_phantom_lacks_is_refused():
-    with pytest.raises(FedMendError, match=r"job variable phantom: expected the fields .*, got 'noisy_share'"):
-        phantom_spec({"dataset": "ich", "noisy_share": 0.3})
+    with pytest.raises(FedMendError, match=r"job variable phantom: expected the fields .*, got 'alpha'"):
+        phantom_spec({"dataset": "ich", "alpha": 0.3})
 
 
 @pytest.mark.parametrize(("dataset", "classes", "color"), [("ich_single", ICH, 0), ("isic2019", ISIC, 1)])

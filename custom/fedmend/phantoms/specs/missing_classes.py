@@ -2,10 +2,11 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedmend.datasets import command_line
+from fedmend.datasets.swapped_labels import SwapNoise
 from fedmend.discovery import Command
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
@@ -21,6 +22,9 @@ class MissingClassPhantom(PhantomSpec):
         partition: ``iid`` deals the patients to the sites, whatever their scanner (the paper); ``station`` gives each
             site its own scanner, which then goes with the classes that the site annotates.
         val_share: share of a site's training slices held out for choosing the best model.
+        noisy_share: share of the sites that are noisy besides, see :mod:`fedmend.datasets.swapped_labels`.
+        noise_low: smallest noise rate of a noisy site.
+        noise_high: largest noise rate of a noisy site.
     """
 
     dataset: str = "ich"
@@ -28,6 +32,9 @@ class MissingClassPhantom(PhantomSpec):
     rule: str = "one_each"
     partition: str = "iid"
     val_share: float = 0.1
+    noisy_share: float = 0.0
+    noise_low: float = 0.5
+    noise_high: float = 0.7
 
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
         """See :class:`PhantomSpec`."""
@@ -45,6 +52,7 @@ class MissingClassPhantom(PhantomSpec):
             test_share=self.test_share,
             val_share=self.val_share,
             healthy_share=None,
+            noise=SwapNoise(noisy_share=self.noisy_share, noise_low=self.noise_low, noise_high=self.noise_high),
             seed=self.seed,
             source_name=SOURCE,
             progress=progress,
@@ -63,6 +71,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(args: Namespace) -> None:
     given = command_line.given(args, "sites", "annotated_per_site", "rule", "pixels", "seed")
+    given |= asdict(command_line.swap_noise_of(args))
     sites.make_phantom(args.out, MissingClassPhantom(images=args.slices, **given), progress=print)
     sites.tell(args.out, args.slices, "slices", args.sites)
 
