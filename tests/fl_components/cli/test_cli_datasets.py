@@ -12,6 +12,7 @@ from factories import ROOT
 
 from fedmend.datasets.cxr14 import PROTOCOLS
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.datasets.swapped_labels import SwapNoise
 from fedmend.discovery import commands_of
 from fedmend.errors import FedMendError
 from fedmend.phantoms.specs.label_sets import ChestPhantom, LabelSetPhantom
@@ -168,7 +169,7 @@ def test_a_published_split_has_two_lists(tmp_path, capsys, name):
 def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
     seen = capture(monkeypatch, "fedmend.datasets.rsna_ich.prepare")
     words = "--split slice --partition station --test-share 0.2 --val-share 0 --train-per-site 50 --window subdural"
-    words = [*words.split(), "--healthy-share", word, "--sites", 4, *LISTS]
+    words = [*words.split(), "--healthy-share", word, "--sites", 4, "--noisy-share", 0.4, "--noise-low", 0.3, *LISTS]
     assert call("prepare", "rsna-ich", "in", tmp_path, *words) == 0
     ((source, out), options) = seen[0]
     assert (source, out) == (Path("in"), tmp_path)
@@ -184,6 +185,7 @@ def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
         "train_per_site": 50,
         "healthy_share": share,
         "window": "subdural",
+        "noise": SwapNoise(noisy_share=0.4, noise_low=0.3),
         "seed": 1037,
         **LISTED,
     }
