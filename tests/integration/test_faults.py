@@ -39,7 +39,7 @@ PHANTOM = {
 }
 SMALL = {
     **{"num_rounds": 5, "warmup_rounds": 2, "image_size": 32, "local_epochs": 16, "learning_rate": 0.014},
-    **{"learning_rate_decay": 1.0, "gap": 0, "threshold": 0.5, "min_component": 1},
+    **{"learning_rate_decay": 0.5, "gap": 0, "threshold": 0.5, "min_component": 1},  # falls behind any line at once
 }
 DEADLINE = (
     60  # seconds of a round; much longer than any round of two works side by side, the start of processes included
