@@ -1,4 +1,4 @@
-"""Arms of a learning test: a job as it is and variants of it, trained with the same settings, and what they leave."""
+"""Runs of the learning tests: a job as it is and variants of it, and what they leave."""
 
 import json
 
@@ -10,21 +10,26 @@ from fl_components.run.simulate import RUN_FOLDER
 
 def train(job, home, variants, variables, *, only_method=None, sites=0):
     """Arm → run folder; the job as it is makes the arm ``method``, which alone has the variables ``only_method``."""
-    folders = {}
     for arm in ("method", *variants):
         as_it_is = arm == "method"
-        run_local(
-            ROOT / "jobs" / job,
-            home / arm,
-            threads=1,
-            variables={**variables, **(only_method or {} if as_it_is else {})},
-            variants=[] if as_it_is else [arm],
-            sites=sites,
-            site_settings={"cache_dir": str(home / "cache")},  # the phantom is drawn once
-            quiet=True,
-        )
-        folders[arm] = home / arm / RUN_FOLDER
-    return folders
+        settings = {**variables, **(only_method or {} if as_it_is else {})}
+        train_row(job, "" if as_it_is else arm, home / arm, settings, cache=home / "cache", sites=sites)
+    return {arm: home / arm / RUN_FOLDER for arm in ("method", *variants)}
+
+
+def train_row(job, variant, home, variables, *, cache, sites=0):
+    """Metrics of the final model on the test split; a cache for several rows lets their phantom be drawn once."""
+    results = run_local(
+        ROOT / "jobs" / job,
+        home,
+        threads=1,
+        variables=variables,
+        variants=[variant] if variant else [],
+        sites=sites,
+        site_settings={"cache_dir": str(cache)},
+        quiet=True,
+    )
+    return results["final"]["test"]
 
 
 def lines(folder, name):
@@ -38,3 +43,12 @@ def final(folders, metric):
         arm: json.loads((folder / "results.json").read_text())["final"]["test"][metric]
         for arm, folder in folders.items()
     }
+
+
+def last(folders, metric, *, rounds):
+    """Arm → mean of the metric over the last rounds: on a small test split it jumps from round to round."""
+    means = {}
+    for arm, folder in folders.items():
+        values = [line["macro"][metric] for line in lines(folder, "metrics")[-rounds:]]
+        means[arm] = sum(values) / len(values)
+    return means

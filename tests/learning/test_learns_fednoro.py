@@ -1,16 +1,18 @@
 """FedNoRo learns: on a phantom with noisy sites it beats the strongest simple baseline, logit adjustment alone."""
 
 import pytest
-from arms import final, lines, train
+from arms import last, lines, train
 
 pytestmark = pytest.mark.slow
 SITES = 5  # two of them noisy
 SMALL = {
     **{"phantom.sites": SITES, "phantom.images": 3600, "phantom.pixels": 48, "image_size": 32, "batch_size": 16},
     **{"phantom.noise": "uniform", "phantom.noise_low": 0.7, "phantom.noise_high": 0.9},
-    **{"num_rounds": 6, "local_epochs": 4, "learning_rate": 0.001, "seed": 100},
+    **{"num_rounds": 8, "local_epochs": 4, "learning_rate": 0.001, "seed": 100},
 }
-MARGIN = 0.03  # BACC; seen with this seed: FedNoRo .769, FedLA .684
+# BACC, mean of the last three rounds. Seen over seeds 100 to 109: FedNoRo ahead by .040 to .122, mean .075, and both
+# noisy sites found every time.
+MARGIN = 0.02
 
 
 def test_fednoro_finds_the_noisy_sites_and_beats_logit_adjustment_alone(tmp_path):
@@ -21,5 +23,5 @@ def test_fednoro_finds_the_noisy_sites_and_beats_logit_adjustment_alone(tmp_path
         if line["what"] == "noisy_client_detection"
     ]
     assert found == ["site-2", "site-3"]
-    bacc = final(runs, "bacc")
+    bacc = last(runs, "bacc", rounds=3)
     assert bacc["method"] > bacc["fedla"] + MARGIN, bacc

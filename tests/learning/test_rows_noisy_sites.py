@@ -1,11 +1,9 @@
 """The rows that FedNoRo is compared with learn: on a small phantom with noisy sites each is above chance."""
 
-import json
-
 import pytest
-from factories import ROOT
+from arms import lines, train_row
 
-from fl_components.run.local import run_local
+from fl_components.run.simulate import RUN_FOLDER
 
 pytestmark = pytest.mark.slow
 SITES = 5  # site-2 and site-3 are noisy
@@ -26,29 +24,14 @@ LEAST = {
 }
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The phantom is drawn once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.mark.parametrize("row", LEAST)
 def test_a_row_learns(tmp_path, cache, row):
-    results = run_local(
-        ROOT / "jobs" / "fednoro_ich",
-        tmp_path,
-        threads=1,
-        variables=SMALL | ({"iterations": 1} if row.startswith("fedcorr") else {}),
-        variants=[row],
-        sites=SITES,
-        site_settings={"cache_dir": str(cache)},
-        quiet=True,
-    )
-    found = results["final"]["test"]
+    settings = SMALL | ({"iterations": 1} if row.startswith("fedcorr") else {})
+    found = train_row("fednoro_ich", row, tmp_path, settings, cache=cache, sites=SITES)
     bacc, auc = LEAST[row]
     assert found["bacc"] > bacc, found
     assert found["auc"] > auc, found
     if row.startswith("fedcorr"):  # which also takes one or two clean sites for noisy
-        decisions = (tmp_path / "server" / "simulate_job" / "fedmend" / "decisions.jsonl").read_text()
-        (value,) = [line["value"] for line in map(json.loads, decisions.splitlines()) if line["what"] == "noisy_sites"]
+        decisions = lines(tmp_path / RUN_FOLDER, "decisions")
+        (value,) = [line["value"] for line in decisions if line["what"] == "noisy_sites"]
         assert {"site-2", "site-3"} <= set(value["noisy"]) < {f"site-{i}" for i in range(1, SITES + 1)}
