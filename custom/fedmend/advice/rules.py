@@ -172,11 +172,11 @@ RULES: tuple[Rule, ...] = (
         "label sets differ",
         RUN,
         why.gaps,
-        "Run FedLSM; compare it with FedPU and FSSL, better on phantom dermoscopy. Plain FedAvg loses classes that few"
-        " sites know. For grey images add pixel_mean=[] pixel_deviation=[] vertical_flip=false to --set.",
+        "Run FedLSM; compare it with FedPU and FSSL, which were better in our tests. Plain FedAvg loses classes that"
+        " few sites know. For grey images add pixel_mean=[] pixel_deviation=[] vertical_flip=false to --set.",
         Evidence(
             "FedLSM, real brain MR slices",
-            f"macro F1 72.9 ± 1.2, FedAvg* + FixMatch 59.1 ± 1.9, FedAvg 31.7 ± 2.2, older preset; {NO_PAIRS}",
+            "30 rounds at 48 × 48: macro F1 minus FedAvg* +6.4 [-3.8, 16.5], minus FedPU -8.2 [-16.1, -0.2]",
         ),
         SINGLE,
         job="fedlsm_isic2018",
@@ -290,14 +290,7 @@ RULES: tuple[Rule, ...] = (
         Evidence(CT, "about 190 training slices at a site"),
         (*MULTI, *SINGLE),
     ),
-    Rule(
-        "few positives",
-        WATCH,
-        why.few_positives,
-        "Do not expect the sites to teach much about them.",
-        NOT_MEASURED,
-        (*MULTI, *SINGLE),
-    ),
+    Rule("few positives", WATCH, why.few_positives, "Expect little of these classes.", NOT_MEASURED, (*MULTI, *SINGLE)),
     Rule(
         "large sites",
         WATCH,
@@ -376,10 +369,17 @@ RULES: tuple[Rule, ...] = (
         "missing and noisy",
         UNKNOWN,
         why.missing_and_noisy,
-        "Each method was measured with one of the two. FedMLP and FedLSM take the labels that there are for right, and"
-        " FedNoRo refuses blanks.",
+        "FedLSM takes the labels that there are for right, and FedNoRo refuses blanks.",
         NOT_MEASURED,
-        (*MULTI, *SINGLE),
+        SINGLE,
+    ),
+    Rule(
+        "missing, perhaps noisy",
+        UNKNOWN,
+        why.missing_and_noisy,
+        "FedMLP takes the labels that there are for right. In our tests it stood noise as well as the partial loss.",
+        Evidence("Labels both missing and noisy", "AUC minus FedAvg-PL: CT +2.6 [1.6, 3.7], MR +0.4 [-0.7, 1.6]"),
+        MULTI,
     ),
     Rule("two methods", UNKNOWN, why.two_methods, "Which does better on the same sites?", NOT_MEASURED, MULTI),
     Rule(

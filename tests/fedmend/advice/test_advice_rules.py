@@ -52,7 +52,8 @@ EXAMPLES = {
     "real volumes": federation(masks(), masks()),
     "noise, one label": federation(*[LABELLED] * 4),
     "noise, several labels": federation(FULL, FULL),
-    "missing and noisy": federation(GAP, OTHER_GAP),
+    "missing and noisy": federation(NEVI, MELANOMA),
+    "missing, perhaps noisy": federation(GAP, OTHER_GAP),
     "two methods": federation(GAP, OTHER_GAP),
     "class without a sample": federation(single((400, 400, 0), (400, 0, 0)), LABELLED),
     "class not told": federation(site((400, 80, 0), (400, Q, 0)), GAP),
@@ -107,7 +108,8 @@ def test_at_most_one_job_is_recommended_and_it_is_the_first_that_fits(facts, nam
         ("vote share", federation(*[LABELLED] * 4, losses=CLEAN)),
         ("class without a sample", federation(NEVI, MELANOMA)),
         ("one value", federation(site((400, Q, 0), (400, 80, 0)), FULL)),
-        ("missing and noisy", federation(FULL, FULL)),
+        ("missing and noisy", federation(*[LABELLED] * 4)),
+        ("missing, perhaps noisy", federation(FULL, FULL)),
     ],
 )
 def test_a_rule_does_not_hold_where_its_reason_is_missing_or_not_told(name, facts):
