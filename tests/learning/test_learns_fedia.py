@@ -18,6 +18,6 @@ def test_fedia_finds_unmarked_lesions_and_beats_federated_averaging(tmp_path):
     runs = train("fedia_ms", tmp_path, ["fedavg"], SMALL, only_method=TRIGGER)
     repairs = {line["site"]: line for line in lines(runs["method"], "repairs")}.values()
     right, missing = (sum(line[key] for line in repairs) for key in ("correct_positive", "missing"))
-    assert right > 0.1 * missing
+    assert right > 0.1 * missing  # without its core, the correction by the received model, nothing is found
     dice = last(runs, "dice", rounds=LAST)
     assert dice["method"] > dice["fedavg"] + MARGIN, dice

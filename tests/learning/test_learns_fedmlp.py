@@ -17,7 +17,8 @@ def test_fedmlp_finds_missing_labels_and_beats_the_partial_loss(tmp_path):
     repairs = lines(runs["method"], "repairs")
     last = [line for line in repairs if line["round"] == repairs[-1]["round"]]
     tagged, right = (sum(line[key] for line in last) for key in ("positive", "correct_positive"))
-    # Seeds 0, 1, 2: 79 to 85 positive tags, 69 to 75 % right.
+    # Seeds 0, 1, 2: 79 to 85 positive tags, 69 to 75 % right. Without its core, the tags of
+    # detection, there are none. Without consistency in stage 2 the test still passes.
     assert tagged > 40
     assert right > tagged / 2
     auc = final(runs, "auc")

@@ -24,4 +24,6 @@ def test_fednoro_finds_the_noisy_sites_and_beats_logit_adjustment_alone(tmp_path
     ]
     assert found == ["site-2", "site-3"]
     bacc = last(runs, "bacc", rounds=3)
+    # Its core, the average by distance (aggregation=samples leaves it out): 0.730 against 0.726.
+    # Without distillation at noisy sites the test still passes.
     assert bacc["method"] > bacc["fedla"] + MARGIN, bacc
