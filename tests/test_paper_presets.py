@@ -36,6 +36,11 @@ def own(variant):
     return {name for given in (*args, variant.set) for name in given}
 
 
+@pytest.mark.parametrize("job", ["fedia_ms", "fedia_lung"])
+def test_the_two_networks_of_rmd_have_the_widths_of_the_paper_beside_its_preset(tmp_path, job):
+    assert settings(job, tmp_path, "paper", "rmd")["network"] == "unet_twin"
+
+
 def test_every_job_that_trains_has_a_paper_preset_and_a_table():
     assert set(TABLES) == set(JOBS) == {job.name for job in all_jobs(ROOT / "jobs")} - {"label_audit"}
 

@@ -15,7 +15,7 @@ from fl_components.run.table_entries import Entry, read_entry
 FOLDER = "variants"
 SHARED = Path(__file__).resolve().parents[2] / "jobs" / FOLDER  # of the checkout, for copies of jobs elsewhere
 PAPER = "paper"
-KEYS = ("about", "components", "set", "table")
+KEYS = ("about", "components", "set", "with_paper", "table")
 COMPONENT_KEYS = ("path", "args", "keep")
 
 
@@ -29,6 +29,7 @@ class Variant:
         components: id of a component → what takes its place: ``path``, ``args``, and ``keep``, the names of arguments
             that keep the values that they have in the job.
         set: setting → value, as for ``--set``.
+        with_paper: the same beside ``paper``, where it comes before ``set``.
         own: it belongs to one job, not to all jobs of a problem.
         table: its row in the paper's table; None: it has none.
     """
@@ -37,6 +38,7 @@ class Variant:
     about: str = ""
     components: Mapping[str, Mapping] = field(default_factory=dict)
     set: Mapping[str, object] = field(default_factory=dict)
+    with_paper: Mapping[str, object] = field(default_factory=dict)
     own: bool = False
     table: Entry | None = None
 
@@ -59,7 +61,7 @@ def read_variant(file: Path, *, own: bool = False) -> Variant:
     _check_keys(content, KEYS, where)
     if not isinstance(content.get("about", ""), str):
         raise FedMendError(f"{where}, about: expected text, got {content['about']!r}")
-    for key in ("components", "set"):
+    for key in ("components", "set", "with_paper"):
         if not isinstance(content.get(key, {}), dict):
             raise FedMendError(f"{where}, {key}: expected a mapping, got {content[key]!r}")
     for name, component in content.get("components", {}).items():
@@ -105,6 +107,8 @@ def choose(known: Mapping[str, Variant], names: Sequence[str]) -> list[Variant]:
             raise FedMendError(f"--variant: expected one of {sorted(known)}, got {name!r}")
     if len(set(names)) < len(names):
         raise FedMendError(f"--variant: expected each variant once, got {','.join(names)}")
+    if PAPER in names:
+        known = {name: replace(v, set={**v.set, **v.with_paper}) for name, v in known.items()}
     taken = {setting for name in names if name != PAPER for setting in _values(known[name])}
     chosen = sorted(
         (_without(known[name], taken) if name == PAPER else known[name] for name in names),

@@ -136,6 +136,13 @@ def test_the_papers_settings_give_way_to_those_of_another_variant(configure):
     assert (job.method.args["la"], job.run["seed"], job.site["batch_size"]) == (True, 2, 8)
 
 
+@pytest.mark.parametrize(("names", "size"), [(("a",), 8), (("a", "paper"), 64), (("paper",), 32)])
+def test_a_variant_can_have_other_settings_beside_those_of_the_paper(configure, names, size):
+    a = {"set": {"batch_size": 8}, "with_paper": {"batch_size": 64}}
+    job = configure(*names, a=a, paper={"set": {"batch_size": 32, "seed": 1}})
+    assert job.site["batch_size"] == size
+
+
 def test_a_setting_that_the_job_has_neither_before_nor_after_is_refused(configure):
     with refused("--variant x: expected a setting of this job, got 'nmu_rounds'; nearest: num_rounds"):
         configure("x", "plain", x={"set": {"nmu_rounds": 1}}, plain=PLAIN)
@@ -166,8 +173,8 @@ def test_a_component_that_the_job_lacks_is_refused(configure):
     ("content", "sentence"),
     [
         ("{", "variant x: expected a JSON file, got one that does not parse"),
-        ("[]", "variant x: expected a mapping with about, components, set, table, got []"),
-        ('{"num_rounds": 2}', "variant x: expected the keys about, components, set, table, got also 'num_rounds'"),
+        ("[]", "variant x: expected a mapping with about, components, set, with_paper, table, got []"),
+        ('{"num_rounds": 2}', "variant x: expected the keys about, components, set, with_paper, table, got also 'num_rounds'"),
         ('{"about": 3}', "variant x, about: expected text, got 3"),
         ('{"set": []}', "variant x, set: expected a mapping, got []"),
         (
