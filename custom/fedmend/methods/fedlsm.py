@@ -25,7 +25,8 @@ Where paper and reference code (dzp2095/FedLSM) differ, or the paper is silent:
   counts where it is known or valid in both images.
 - D7 q of Eq. (7) counts samples: positive labels for a class of I_k, and for one of U_k the samples whose last
   pseudo-label of the round is positive, among the samples that were drawn. The code counts draws. The ledger keeps the
-  last pseudo-label of a sample also after the teacher has become unsure.
+  last pseudo-label of a sample also after the teacher has become unsure. Wrong ones count in full, as published, unless
+  ``discount`` is on.
 - D8 Adam's beta_2 is the paper's .99 in the job (``second_momentum``); its moments go on over rounds (code).
 - D9 every round draws another order of samples; the code repeats one. No sample is twice in a batch: a pass over the
   samples ends with its last whole batch.
@@ -184,7 +185,8 @@ class FedLSMRound(PseudoLabelRound):
         """q of Eq. (7) and the histogram of uncertainty; writes the round's new pseudo-labels into the ledger."""
         super().report()
         labels, known = self.site.data.train.labels, self.known.cpu().numpy()
-        knowledge = np.where(known, (labels == 1).sum(0), (self.pseudo_labels() == 1).sum(0))
+        worth = self.probability_of_pseudo_labels() if self.method.discount else 1.0
+        knowledge = np.where(known, (labels == 1).sum(0), ((self.pseudo_labels() == 1) * worth).sum(0))
         report = {"class_knowledge": knowledge.astype(np.float32)}
         if self._entropy is not None:
             report["uncertainty"] = np.histogram(self._entropy, UNCERTAINTY_BINS, (0, 1))[0].astype(np.int64)
@@ -201,6 +203,7 @@ class FedLSM(PseudoLabelMethod):
         pairs: pairs of D_l and D_h that are mixed per step; with them a step has ``batch_size`` images, as many as one
             of the baselines.
         keep_labelled: images of D_h that have a label stay in L_I too; they get no pseudo-labels.
+        discount: a pseudo-label counts in q with its probability, so that q is the number of positives to expect.
         tau_positive: probability from which an unknown class is pseudo-labelled positive; of the largest class in
             single-label data.
         tau_negative: probability up to which it is negative (multi-label).
@@ -226,6 +229,7 @@ class FedLSM(PseudoLabelMethod):
         low: float = 0.2,
         pairs: int = 4,
         keep_labelled: bool = False,
+        discount: bool = False,
         tau_positive: float = 0.85,
         tau_negative: float = 0.01,
         loss_mean: str = "parts",
@@ -250,7 +254,8 @@ class FedLSM(PseudoLabelMethod):
             tau_negative=tau_negative,
             loss_mean=loss_mean,
         )
-        self.high, self.low, self.pairs, self.ue, self.keep_labelled = high, low, pairs, ue, keep_labelled
+        self.high, self.low, self.pairs, self.ue = high, low, pairs, ue
+        self.keep_labelled, self.discount = keep_labelled, discount
         self.ude_tau_positive, self.ude_tau_negative = ude_tau_positive, ude_tau_negative
         self.ude_weight, self.mixup_alpha, self.ema_decay = ude_weight, mixup_alpha, ema_decay
 

@@ -207,6 +207,10 @@ class PseudoLabelRound(LabelSetRound):
         site.ledger.record(self.method.RULE, self.task.ledger_round, site.data.train.labels, repairs)
         return {}
 
+    def probability_of_pseudo_labels(self) -> np.ndarray:
+        """(N, M) float32: the teacher's probability of the last pseudo-label of each entry, 0.5 where it has none."""
+        return 0.5 + self._confidence.cpu().numpy()
+
     def pseudo_labels(self) -> np.ndarray:
         """(N, M) int8: the last pseudo-label of the round, -1 without one."""
         return self._pseudo.cpu().numpy()

@@ -539,6 +539,12 @@ def test_q_counts_labels_of_known_classes_and_positive_pseudo_labels_of_unknown_
     assert set(report) == set(FedLSM.FIELDS)
 
 
+def test_q_counts_pseudo_labels_with_their_probability_where_they_are_discounted(site_of, plain, play):
+    site = site_of(HALF, classes=2)
+    report = played(play, site, multi_table((0, 0.9), (1, 0.86), (2, 0.8), (3, 0.001)), discount=True)
+    assert report["class_knowledge"] == pytest.approx([3, 0.9 + 0.86], abs=1e-6)
+
+
 def test_q_of_uncertain_samples_counts_their_labels_but_no_pseudo_labels(site_of, plain, play):
     site = site_of([[1, -1]] * 6, classes=2)
     report = played(play, site, multi_table(*((i, 0.9) for i in range(5)), (5, 0.86)), pairs=2, ude_weight=0.1)
