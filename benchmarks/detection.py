@@ -35,7 +35,7 @@ from fedmend.datasets.rsna_ich_download import CLASSES, TABLE
 from fedmend.errors import FedMendError
 from fedmend.local_federation import run_locally
 from fedmend.method import Federation, Workflow
-from fedmend.methods.dimensions import detect_noisy_clients
+from fedmend.methods.dimensions import AUTO, detect_noisy_clients
 from fedmend.methods.fednoro import (
     DETECT,
     FIELDS,
@@ -57,13 +57,13 @@ ROUNDS, LOCAL_EPOCHS = 3, 1  # of the warm-up
 ATTEMPTS = 100  # partitions
 REPORTS = "reports"
 REAL = (1497, 13932, 8914, 14717, 28909)  # slices with one type in the lists of the released code, by class
-RULES = {  # per class, normalised, covariance ("": by the number of sites), least share of votes
-    "agreed": (True, True, "", 0.67),
-    "any majority": (True, True, "", 0.0),
+RULES = {  # per class, normalised, covariance, least share of votes
+    "agreed": (True, True, AUTO, 0.67),
+    "any majority": (True, True, AUTO, 0.0),
     "full covariance": (True, True, "full", 0.0),
     "spherical": (True, True, "spherical", 0.0),
-    "one loss per site": (False, True, "", 0.0),
-    "not normalised": (True, False, "", 0.0),
+    "one loss per site": (False, True, AUTO, 0.0),
+    "not normalised": (True, False, AUTO, 0.0),
 }
 Prepare = Callable[..., None]  # out, protocol=...: writes site folders
 

@@ -263,7 +263,8 @@ def test_a_variant_of_fedia_changes_settings_alone(configured, variant, changed)
 
 
 FEDAVG = ("FedAvgWorkflow", {})
-FEDNORO_SERVER = {"ramp_begin": -1, "ramp_end": -1, "ramp_maximum": 0.8, "votes": 9, "min_vote_share": 0.0}
+FEDNORO_SERVER = {"ramp_begin": -1, "ramp_end": -1, "ramp_maximum": 0.8, "votes": 9}
+FEDNORO_SERVER |= {"covariance": "auto", "min_vote_share": 0.0}
 LOSSES = {"gamma": 1.5, "pooling": "slice", "denominator": "squares", "rows": "lesion"}
 
 

@@ -17,6 +17,7 @@ from fedmend.fields import UNBOUNDED, Field
 
 MIN_SITES = 4  # a mixture of two components cannot be told from less
 FULL_COVARIANCE_FROM = 20  # sites
+AUTO = "auto"
 MIXTURES = {"full": {}, "spherical": {"reg_covar": 0.02, "init_params": "random_from_data", "n_init": 10}}
 NEIGHBOURS = 20
 SMALLEST_DISTANCE = 1e-6
@@ -104,13 +105,13 @@ class Detection:
     covariance: str
 
 
-def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str = "") -> Detection:
+def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str = AUTO) -> Detection:
     """Two-component Gaussian mixtures on the losses; the component with the larger mean is noisy.
 
     Args:
         losses: (K, C) normalised losses.
         votes: mixtures with random states 0, 1, ...; the set that most of them find wins, the first one on a tie.
-        covariance: a key of ``MIXTURES``; empty: the one for so many sites.
+        covariance: a key of ``MIXTURES``; ``auto``: full from 20 sites on, else spherical.
 
     Returns:
         The winning set; it may be empty or hold all sites.
@@ -123,7 +124,8 @@ def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str 
 
     if len(losses) < MIN_SITES:
         raise FedMendError(f"noisy-client detection: expected losses of at least {MIN_SITES} sites, got {len(losses)}")
-    covariance = covariance or ("full" if len(losses) >= FULL_COVARIANCE_FROM else "spherical")
+    if covariance == AUTO:
+        covariance = "full" if len(losses) >= FULL_COVARIANCE_FROM else "spherical"
     if (losses == losses[0]).all():
         return Detection(np.zeros(len(losses), dtype=bool), 1.0, covariance)
     found: Counter[tuple[bool, ...]] = Counter()

@@ -26,11 +26,11 @@ Where paper and reference code (commit 6719ad7) differ, or both are silent:
 - Class-wise losses are taken on plain images, where the code leaves the random augmentation on: less noise in Eq. (3).
 - A class without a sample at a site has prior 0: it is never predicted there, and the teacher's mass on it is dropped
   from the divergence (code).
-- Mixture: sklearn's defaults with full covariance from 20 sites on (code, whose K is 20). Few noisy sites lie apart
-  from each other as far as from the clean ones, so that k-means, where the code's fit starts, splits off one of them,
-  and a full matrix has more numbers than there are sites. Below 20 sites: one variance per component, of at least 0.02,
-  so that no site is a component because it is alone, and the likeliest of 10 fits that start at random sites. The floor
-  was chosen on the phantoms.
+- Mixture: sklearn's defaults with full covariance (code, whose K is 20; ``covariance`` = full). Few noisy sites lie
+  apart from each other as far as from the clean ones, so that k-means, where the code's fit starts, splits off one of
+  them, and a full matrix has more numbers than there are sites. ``auto`` therefore is full from 20 sites on, and below
+  spherical: one variance per component, of at least 0.02, so that no site is a component because it is alone, and the
+  likeliest of 10 fits that start at random sites. The floor was chosen on the phantoms.
 - A constant column of Eq. (3), where the code divides by zero, becomes 0. No noisy or no clean site, where the code
   fails: federated averaging goes on.
 - A site that sent no usable losses is treated as noisy: nothing vouches for its labels.
@@ -54,7 +54,7 @@ from fedmend.distances import model_distances
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import Field, Report
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
-from fedmend.methods.dimensions import MIN_SITES, detect_noisy_clients
+from fedmend.methods.dimensions import AUTO, MIN_SITES, MIXTURES, detect_noisy_clients
 from fedmend.methods.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
 from fedmend.methods.ramp_up import gaussian_ramp_up
 from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
@@ -111,6 +111,7 @@ class FedNoRoWorkflow(Workflow):
         ramp_end: round from which lambda has its largest value; -1: round(R / 2) - 1.
         ramp_maximum: largest lambda, in [0, 1].
         votes: mixtures that vote on the set of noisy sites.
+        covariance: of the mixtures: ``full`` (the released code), ``spherical``, or ``auto``: full from 20 sites on.
         min_vote_share: share of the mixtures that must agree on the noisy sites; with less, none is taken for noisy.
         aggregation: how stage 2 averages (rows of the paper's Table 4): ``distance`` (Eqs. 6-7), ``samples`` (Eq. 2) or
             ``clean`` (noisy sites do not take part).
@@ -136,6 +137,7 @@ class FedNoRoWorkflow(Workflow):
         ramp_end: int = -1,
         ramp_maximum: float = 0.8,
         votes: int = 9,
+        covariance: str = AUTO,
         min_vote_share: float = 0.67,
         aggregation: str = BY_DISTANCE,
         detection_per_class: bool = True,
@@ -145,8 +147,10 @@ class FedNoRoWorkflow(Workflow):
         shares = {"ramp_maximum": ramp_maximum, "min_vote_share": min_vote_share}
         check_variables(all(0 <= share <= 1 for share in shares.values()), "0 to 1", **shares)
         check_variables(aggregation in AGGREGATIONS, f"one of {list(AGGREGATIONS)}", aggregation=aggregation)
+        kinds = [AUTO, *MIXTURES]
+        check_variables(covariance in kinds, f"one of {kinds}", covariance=covariance)
         self.warmup_rounds, self.votes, self.min_vote_share = warmup_rounds, votes, min_vote_share
-        self.aggregation = aggregation
+        self.aggregation, self.covariance = aggregation, covariance
         self.ramp_begin, self.ramp_end, self.ramp_maximum = ramp_begin, ramp_end, ramp_maximum
         self.per_class, self.normalise = detection_per_class, detection_normalise
 
@@ -174,7 +178,7 @@ class FedNoRoWorkflow(Workflow):
         reports = {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}
         losses = loss_matrix(reports, per_class=self.per_class)
         normalised = normalise_losses(losses, normalise=self.normalise)
-        detection = detect_noisy_clients(normalised, votes=self.votes)
+        detection = detect_noisy_clients(normalised, votes=self.votes, covariance=self.covariance)
         agreed = detection.vote_share >= self.min_vote_share
         noisy = [site for site, flag in zip(reports, detection.noisy, strict=True) if flag and agreed]
         absent = sorted(set(fed.sites) - set(reports))

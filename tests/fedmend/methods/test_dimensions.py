@@ -8,7 +8,13 @@ import pytest
 from factories import refused
 
 from fedmend.methods import dimensions
-from fedmend.methods.dimensions import detect_noisy_clients, local_intrinsic_dimension, min_max, stands_out
+from fedmend.methods.dimensions import (
+    MIXTURES,
+    detect_noisy_clients,
+    local_intrinsic_dimension,
+    min_max,
+    stands_out,
+)
 
 # ---- local intrinsic dimension --------------------------------------------------------------------------------------
 
@@ -162,11 +168,12 @@ def test_fewer_than_four_sites_are_refused(sites):
 
 
 @pytest.mark.parametrize(("sites", "used"), [(19, "spherical"), (20, "full"), (4, "spherical")])
-def test_the_covariance_is_full_from_20_sites_on(sites, used, mixtures):
+def test_the_covariance_is_full_from_20_sites_on_unless_it_is_named(sites, used, mixtures):
     made = mixtures(lambda seed: [0] * sites)
     losses = np.random.default_rng(1).random((sites, 2))
     assert detect_noisy_clients(losses).covariance == used
     assert {m["covariance_type"] for m in made} == {used}
+    assert [detect_noisy_clients(losses, covariance=kind).covariance for kind in MIXTURES] == list(MIXTURES)
 
 
 @pytest.fixture

@@ -212,6 +212,7 @@ SHARES = "job variables ramp_maximum, min_vote_share: expected 0 to 1, got"
         ({"votes": 0}, f"{ROUNDS} 1, 0"),
         ({"ramp_maximum": 1.1}, f"{SHARES} 1.1, 0.67"),
         ({"min_vote_share": math.nan}, f"{SHARES} 0.8, nan"),
+        ({"covariance": "tied"}, "job variable covariance: expected one of ['auto', 'full', 'spherical'], got 'tied'"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, sentence):
