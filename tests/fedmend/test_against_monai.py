@@ -6,10 +6,11 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from factories import make_dicom
 from nifti_factories import ZYX, make_volume_site, voxels, write_nifti
 
 from fedmend.data import intensity, readers, volumes
-from fedmend.data.augment import blur, warp
+from fedmend.data.augment import blur, median, warp
 from fedmend.data.datalist import load_datalist
 from fedmend.data.manifest import load_card
 from fedmend.kinds.segmentation import segmentation_counts, segmentation_metrics
@@ -63,6 +64,20 @@ def test_blur_is_monais_sampled_gaussian_away_from_the_edge(monai, sigma):
     assert farthest(ours[inside], theirs[inside]) < {0.5: 1e-5, 0.75: 1e-3, 1.0: 1e-2}[sigma]
 
 
+@pytest.mark.parametrize("edge", [3, 5])
+def test_the_median_is_monais_to_the_last_digit(monai, edge):
+    assert torch.equal(median(pictures(), edge), each(monai.MedianSmooth(radius=edge // 2), pictures()))
+
+
+def test_noise_has_the_deviation_of_monais_for_the_same_draws(monai):
+    noise, images = torch.randn(5, 1, 32, 32, generator=torch.Generator().manual_seed(3)), pictures()
+    ours = intensity._noise(images, torch.full((5,), 0.5), torch.Generator().manual_seed(3))
+    add = monai.RandGaussianNoise(prob=1.0, mean=0.0, std=1.0, sample_std=False)
+    for image, mine, drawn in zip(images, ours, noise, strict=True):
+        add.noise = (drawn * 0.05 * image.std()).numpy()
+        assert farthest(mine, add(image, randomize=False)) < 1e-6
+
+
 def test_low_resolution_is_monais_two_resizes_within_the_range_of_the_small_image(monai):
     ours = intensity._low_resolution(pictures(), torch.full((5,), 0.5), torch.Generator())
     small = each(monai.Resize((24, 24), mode="nearest-exact"), pictures())
@@ -78,6 +93,12 @@ def test_grey_values_are_monais_scaling_of_the_range(monai, window):
     low, high = (0.0, 80.0) if window else np.percentile(volume[volume != 0], volumes.ROBUST_PERCENTILES)
     theirs = monai.ScaleIntensityRange(low, high, 0, 1, clip=True)(torch.from_numpy(volume))
     assert farthest(volumes.scale(volume, window), theirs) < 1e-6
+
+
+def test_a_window_is_monais_scaling_of_the_range_in_whole_grey_values(monai):
+    hu = np.random.default_rng(0).integers(-1000, 1000, (64, 64)).astype(np.int16)
+    theirs = monai.ScaleIntensityRange(0, 80, 0, 255, clip=True)(hu.astype(np.float32))
+    assert np.array_equal(readers.apply_window(hu, 40, 80), (np.asarray(theirs) + 0.5).astype(np.uint8))
 
 
 def test_masks_are_resized_as_by_monai(monai):
@@ -97,6 +118,15 @@ def test_a_volume_in_other_axes_is_read_as_by_monai(monai, tmp_path):
     assert nibabel.aff2axcodes(image.affine) != ("R", "A", "S")
     assert farthest(volumes._oriented(stored, image.affine), theirs) == 0
     assert farthest(readers.nifti_volume(file, 0), theirs) == 0
+
+
+def test_pixels_of_a_dicom_file_are_those_of_monais_reader(tmp_path):
+    from monai.data import PydicomReader
+
+    file, reader = tmp_path / "slice.dcm", PydicomReader()
+    make_dicom(file, np.arange(48).reshape(6, 8), RescaleSlope=2, RescaleIntercept=-1024)
+    theirs, _ = reader.get_data(reader.read(str(file)))
+    assert np.array_equal(readers.read_raw(file, (40, 80)).values, np.squeeze(theirs).T)
 
 
 def test_a_datalist_names_the_files_that_monai_finds(monai, tmp_path):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmend.data.augment import blur
+from fedmend.data.augment import blur, normal
 
 
 def augment_intensity(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -45,8 +45,8 @@ def augment_intensity(images: Tensor, generator: torch.Generator) -> Tensor:
 
 # Each step takes (B, 1, H, W) images, their (B,) strengths, uniform in 0..1 on the CPU, and the CPU generator.
 def _noise(images: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(images.shape, generator=generator) * 0.1 * strength.view(-1, 1, 1, 1)
-    return images + noise.to(images.device) * images.std((1, 2, 3), keepdim=True)
+    noise = normal(images.shape, generator, images.device) * 0.1 * strength.view(-1, 1, 1, 1).to(images.device)
+    return images + noise * images.std((1, 2, 3), keepdim=True)
 
 
 def _blur(images: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:

@@ -44,7 +44,7 @@ class MeanTeacher:
         """After a step of the student: alpha times the teacher plus 1 - alpha times the student.
 
         alpha = min(1 - 1/(n + 1), decay) after n steps in all rounds, so that the teacher is the plain mean of all
-        networks so far until ``decay`` bounds its memory.
+        networks so far until ``decay`` bounds its memory. torch's ``AveragedModel`` has one alpha for all steps.
         """
         alpha = min(1 - 1 / (self._steps + 1), self._decay)
         own, other = list(self.network.parameters()), list(student.parameters())
