@@ -37,6 +37,8 @@ Where paper and reference code (dzp2095/FedLSM) differ, or the paper is silent:
   (D3); in the paper they are not said.
 - D15 ``keep_labelled``: D_h leaves L_I in paper and code, and with it the labels of rare classes, which are uncertain.
 - D16 a step of the student has ``batch_size`` images with the mixed ones, as in the paper, and so has a baseline's.
+- D17 in single-label data L_U is divided by N_U (Eq. 4); the code divides labels and pseudo-labels by the batch
+  (``loss_mean``).
 - The known classes of a single-label site are those of which it has a label.
 - The teacher starts each round as the received model (code).
 
