@@ -134,6 +134,9 @@ def normal(shape: Sequence[int], generator: torch.Generator, device: torch.devic
         shape: of the result.
         generator: CPU generator.
         device: of the result.
+
+    Returns:
+        float32 of that shape.
     """
     if device.type == "cpu":
         return torch.randn(shape, generator=generator)
