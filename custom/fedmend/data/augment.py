@@ -131,7 +131,7 @@ def normal(shape: Sequence[int], generator: torch.Generator, device: torch.devic
     """Standard normal numbers; a GPU draws them itself, from a seed of the CPU's generator.
 
     Args:
-        shape: of the result.
+        shape: of the result, any shape.
         generator: CPU generator.
         device: of the result.
 
