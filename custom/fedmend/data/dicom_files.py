@@ -2,8 +2,8 @@
 a file in colour (dermoscopy, photographs, ultrasound) its RGB picture, which has no window.
 
 Read with pydicom itself and not through MONAI's reader: windowing, MONOCHROME1 and single frames need header fields
-that MONAI's does not hand on; the pixels are those of MONAI's, transposed. pydicom decodes RLE itself, and with Pillow, which FedMend needs anyway, JPEG in 8 bits
-and JPEG 2000; all other kinds need the packages of the extra ``dicom``.
+that MONAI's does not hand on; the pixels are those of MONAI's, transposed. pydicom decodes RLE itself, and with Pillow,
+which FedMend needs anyway, JPEG in 8 bits and JPEG 2000; all other kinds need the packages of the extra ``dicom``.
 """
 
 import functools

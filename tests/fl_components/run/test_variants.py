@@ -174,7 +174,10 @@ def test_a_component_that_the_job_lacks_is_refused(configure):
     [
         ("{", "variant x: expected a JSON file, got one that does not parse"),
         ("[]", "variant x: expected a mapping with about, components, set, with_paper, table, got []"),
-        ('{"num_rounds": 2}', "variant x: expected the keys about, components, set, with_paper, table, got also 'num_rounds'"),
+        (
+            '{"num_rounds": 2}',
+            "variant x: expected the keys about, components, set, with_paper, table, got also 'num_rounds'",
+        ),
         ('{"about": 3}', "variant x, about: expected text, got 3"),
         ('{"set": []}', "variant x, set: expected a mapping, got []"),
         (
