@@ -145,7 +145,7 @@ class Segmentation(Kind):
         super().check_counts(counts, num_classes, samples, where)
 
     def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
-        """See :func:`segmentation_metrics`. No intervals: of few volumes, what they take tells the Dice of each patient."""
+        """See :func:`segmentation_metrics`. No intervals: of few volumes they would tell the Dice of each patient."""
         return segmentation_metrics(counts)
 
     def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
