@@ -59,14 +59,14 @@ class PartlyAnnotatedPhantom(PhantomSpec):
 PHANTOMS = dict.fromkeys(("lung", "ms"), PartlyAnnotatedPhantom)
 
 
-def _add_arguments(parser: ArgumentParser, *, hardest: int) -> None:
+def _add_arguments(parser: ArgumentParser, *, m: int, hardest: int) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--images", type=int, default=16, help="number of volumes (default 16)")
     parser.add_argument("--sites", type=int, default=4, help="number of sites, 1..4 (default 4)")
     parser.add_argument("--pixels", type=int, default=48, help="rows and columns of a slice (default 48)")
     parser.add_argument("--depth", type=int, default=24, help="slices of a volume (default 24)")
-    words = f"level of incompleteness, 0..{hardest} (default {hardest}, as in the job)"
-    parser.add_argument("--m", type=int, default=hardest, help=words)
+    words = f"level of incompleteness, 0..{hardest} (default {m}, as in the job)"
+    parser.add_argument("--m", type=int, default=m, help=words)
     parser.add_argument("--test-share", type=float, default=0.38, help="share of the volumes (default 0.38)")
     parser.add_argument("--val-share", type=float, default=0.2, help="share of the others (default 0.2)")
     parser.add_argument("--seed", type=int, default=1037, help="of volumes, test split and lesion removal")
@@ -82,14 +82,14 @@ COMMANDS = (
     Command(
         name="ms",
         help="FLAIR head volumes with MS lesions in the MSSEG-1 layout, and sites that annotate a part of them",
-        add_arguments=partial(_add_arguments, hardest=3),
+        add_arguments=partial(_add_arguments, m=3, hardest=3),
         run=partial(_run, dataset="ms"),
     ),
     Command(
         name="lung",
         help="CT thorax volumes with ground-glass patches in the COVID-19-20 layout, and sites that annotate a part of"
         " them",
-        add_arguments=partial(_add_arguments, hardest=2),
+        add_arguments=partial(_add_arguments, m=1, hardest=2),
         run=partial(_run, dataset="lung"),
     ),
 )
