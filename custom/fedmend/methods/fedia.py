@@ -33,7 +33,8 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 The published trigger has weaknesses. A line over the whole warm-up is too flat where the warm-up begins slowly, so that
 sites correct late or never: ``line_share`` leaves its first rounds out. A site with few annotations has a flat curve,
 which can never fall 0.03 below its line, and a fully annotated site that has a bad round is corrected too:
-``relative``, ``patience`` and ``gate`` mend that. exp(a / l) soon gives one site the whole average: ``temperature``.
+``relative``, ``patience`` and ``gate`` mend that. exp(a / l) soon gives one site the whole average, and at once
+where one estimate is far too high: ``temperature``.
 """
 
 import logging
