@@ -11,7 +11,9 @@ SMALL = {
 }
 TRIGGER = {"gap": 0.0}  # each site corrects
 LAST = 5  # evaluations: the Dice of six test volumes jumps from round to round
-MARGIN = 0.04  # seen over seeds 100 to 104 and 106: FedIA ahead by .088 to .193
+# Dice, mean of the last five evaluations. Seen over seeds 100 to 109: FedIA ahead by .027 to .209, mean .119; 33 s for
+# each of the two runs.
+MARGIN = 0.02
 
 
 def test_an_honest_site_whose_statistics_jump_in_an_early_round_stays_in_the_run(tmp_path):
