@@ -208,7 +208,7 @@ class PseudoLabelRound(LabelSetRound):
         return {}
 
     def probability_of_pseudo_labels(self) -> np.ndarray:
-        """(N, M) float32: the teacher's probability of the last pseudo-label of each entry, 0.5 where it has none."""
+        """(N, M) float32: the teacher's probability of the last pseudo-label; of no meaning where there is none."""
         return 0.5 + self._confidence.cpu().numpy()
 
     def pseudo_labels(self) -> np.ndarray:

@@ -338,6 +338,13 @@ def test_a_split_on_which_the_mixtures_disagree_makes_no_site_noisy(tmp_path, mo
     assert run.roles("robust") == told(noisy)
 
 
+@pytest.mark.parametrize("covariance", ["full", "spherical"])
+def test_the_mixtures_have_the_covariance_of_the_job(tmp_path, covariance):
+    run = play(tmp_path, answers(reports()), covariance=covariance)
+    (found,) = run.decisions("noisy_client_detection")
+    assert found[1]["covariance"] == covariance
+
+
 def test_a_fallback_is_told_to_the_people_who_follow_the_run(tmp_path, caplog):
     play(tmp_path, answers(reports({site: [0.5, 0.5] for site in SITES})))
     assert FALLBACK.format("noisy") in caplog.text
