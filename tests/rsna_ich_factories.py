@@ -1,4 +1,4 @@
-"""A download of RSNA 2019 intracranial haemorrhage, as small as can be, and what is read back from site folders."""
+"""A download of RSNA 2019 intracranial hemorrhage, as small as can be, and what is read back from site folders."""
 
 import csv
 

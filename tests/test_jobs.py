@@ -289,3 +289,10 @@ def test_a_comparison_row_of_fedia_keeps_augmentation_and_warm_up_of_the_preset(
     assert method_of(found) == (method, {"augment": True, **args})
     assert (found.workflow.path.rpartition(".")[2], found.workflow.args) == workflow
     assert found.run["method"] == variant
+
+
+def test_the_label_audit_counts_the_phantom_that_the_main_job_trains_on():
+    def phantom(name):
+        return next(c["args"]["phantom"] for c in components(ROOT / "jobs" / name) if "phantom" in c.get("args", {}))
+
+    assert phantom("label_audit") == phantom("fedmlp_ich")

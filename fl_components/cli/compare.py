@@ -1,6 +1,8 @@
 """``compare``: a job against its variants, or a paper's whole table."""
 
 import argparse
+import hashlib
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +48,8 @@ def add(commands) -> None:
     compare.add_argument(
         "--out",
         type=Path,
-        help="runs and tables; complete runs in it are not repeated (default for a problem: runs/ and its name)",
+        help="runs and tables; complete runs in it are not repeated (default: a folder in runs/, another one for other"
+        " settings or data)",
     )
     compare.set_defaults(run=_compare)
 
@@ -59,9 +62,7 @@ def _compare(args: argparse.Namespace) -> None:
     from fl_components.run.paper_rows import find_job, on_data, paper_table, table_rows
 
     job, named = find_job(args.job)
-    table, out = args.table or named, args.out or (Path("runs") / args.job if named else None)
-    if out is None:
-        raise FedMendError("--out: expected a folder for runs and tables, got none")
+    table, out = args.table or named, args.out or Path("runs") / _name(args)
     if args.data and args.sites:
         raise FedMendError("--sites: expected no number beside --data, whose folders are the sites")
     if args.cluster:
@@ -84,6 +85,14 @@ def _compare(args: argparse.Namespace) -> None:
     else:
         text = write_comparison(runs, out, metric=args.metric)
     print(f"{text}\nwritten to {out}")
+
+
+def _name(args: argparse.Namespace) -> str:
+    """The job's or problem's name, and where more is given than rows and seeds, a digest of it: rows and seeds add to
+    the runs of a folder, other settings would be refused there."""
+    told = [args.variants, args.set, args.site, args.data, args.sites]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:6]
+    return args.job.resolve().name + (f"-{digest}" if any(told) else "")
 
 
 def _plan(args: argparse.Namespace, comparison, *, table: bool) -> tuple:

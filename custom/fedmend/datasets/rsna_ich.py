@@ -1,4 +1,4 @@
-"""RSNA 2019 intracranial haemorrhage: the official download → site folders with missing classes (FedMLP), or with noisy
+"""RSNA 2019 intracranial hemorrhage: the official download → site folders with missing classes (FedMLP), or with noisy
 labels of the slices that show exactly one subtype (FedNoRo).
 
 With missing classes, each site gets ``train.csv`` and ``val.csv`` with the columns of its annotated classes, its share

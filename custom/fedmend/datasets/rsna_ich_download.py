@@ -1,4 +1,4 @@
-"""Reads the official download of RSNA 2019 intracranial haemorrhage: ``stage_2_train.csv`` (rows
+"""Reads the official download of RSNA 2019 intracranial hemorrhage: ``stage_2_train.csv`` (rows
 ``ID_63eb1e259_epidural,0``), the slices ``stage_2_train/ID_63eb1e259.dcm`` and what their headers say.
 
 Reference: Flanders et al., Radiology: Artificial Intelligence 2(3):e190211, 2020.

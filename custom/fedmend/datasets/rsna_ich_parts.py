@@ -1,4 +1,4 @@
-"""RSNA 2019 intracranial haemorrhage with missing classes: which slices are used, at which site and in which split."""
+"""RSNA 2019 intracranial hemorrhage with missing classes: which slices are used, at which site and in which split."""
 
 from collections.abc import Mapping
 

@@ -26,8 +26,9 @@ d7b378d, is for another loader):
 - D4 a part without an image is 0; so is C at a site that knows all classes.
 - D5 optimiser, learning rate and steps are the job's; the code has SGD with .01, momentum .9 and a decay of .992.
 
-A spreads the probability of unlabelled images over all unknown classes, the wrong ones too: at or below FedAvg is what
-the table shows. The server averages by samples. Nothing is reported; cost as FedAvg.
+A spreads the probability of unlabelled images over all unknown classes, the wrong ones too: in the paper's table FedPU
+is at or below FedAvg, in ours (docs/results.md) far above it. The server averages by samples. Nothing is reported; cost
+as FedAvg.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Synthetic CT head slices in the layout of the RSNA download, for tests and trial runs without patient data.
 
-``write_ich`` draws axial CT head slices with intracranial haemorrhage as DICOM files in the layout of the RSNA 2019
+``write_ich`` draws axial CT head slices with intracranial hemorrhage as DICOM files in the layout of the RSNA 2019
 Intracranial Hemorrhage download. Nothing in them comes from a patient. The shapes follow textbook anatomy closely
 enough that the five classes differ as they do in real scans; they are no substitute for real scans in any result.
 """
@@ -217,7 +217,7 @@ def _distract(s: _Slice, rng: np.random.Generator) -> None:
         s.paint(below(np.hypot(s.u - spots[0, 0], s.v - spots[0, 1]), 0.16 + 0.03 * s.coarse, 0.05), 16.0)
 
 
-# ---- haemorrhage -----------------------------------------------------------------------------------------------------
+# ---- hemorrhage ------------------------------------------------------------------------------------------------------
 # Each takes a slice, a generator that is in the same state for all slices of the patient, and how much of its full size
 # the lesion has here (0..1), and paints the blood.
 def _offset(s: _Slice, centre: float) -> np.ndarray:
@@ -352,7 +352,7 @@ def write_ich(
     ``ID_<9 hex>_<class>,0``. The lesions run over neighbouring slices of a patient.
 
     Each class has its share of positive slices in the RSNA subset of 185,051 slices, but never less than 5 % of the
-    slices, so that epidural haemorrhage (1.5 % there) can be learnt from a small phantom. ``StationName``
+    slices, so that epidural hemorrhage (1.5 % there) can be learnt from a small phantom. ``StationName``
     (``scanner-1`` ...) says which scanner a patient was on; scanners differ in field of view, sharpness, noise, HU
     offset and gain, and the stored window. The same arguments give the same bytes, whatever ``processes`` is.
 

@@ -47,7 +47,7 @@ def series(tmp_path):
 # ---- segmentations --------------------------------------------------------------------------------------------------
 def test_a_segmentation_is_read_back_with_pixels_place_and_source(tmp_path, series):
     before = {file.name: file.read_bytes() for file in series.iterdir()}
-    write_dicom_seg(series, MASK, "haemorrhage", tmp_path / "out" / "seg.dcm")
+    write_dicom_seg(series, MASK, "hemorrhage", tmp_path / "out" / "seg.dcm")
     read = highdicom.seg.segread(tmp_path / "out" / "seg.dcm")
     source = [f"1.2.7.{number}" for number in range(3)]
     pixels = read.get_pixels_by_source_instance(source, assert_missing_frames_are_empty=True)

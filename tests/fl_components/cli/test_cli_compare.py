@@ -78,18 +78,24 @@ def test_workers_of_a_cluster_are_given_whole_paths(seen, tmp_path, monkeypatch)
     assert (seen.out, seen.how["cluster"]) == (tmp_path / "runs", "tcp://x:1")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("compare jobs/x", "--out: expected a folder for runs and tables, got none"),
-        (
-            "compare jobs/x --out o --data d --sites 3",
-            "--sites: expected no number beside --data, whose folders are the sites",
-        ),
-    ],
-)
-def test_words_that_do_not_go_together_are_one_sentence(seen, capsys, words, sentence):
-    assert call(*words.split()) == 1
+def test_rows_and_seeds_add_to_a_folder_and_other_settings_have_their_own(seen, monkeypatch):
+    def folder(*words):
+        assert call("compare", *words) == 0
+        return seen.out
+
+    monkeypatch.setattr("fl_components.run.paper_rows.on_data", lambda comparison, data: comparison)
+    job = JOBS / "fedmlp_ich"
+    assert folder(job) == folder(job, "--rows", "fedavg", "--seeds", "3-5") == Path("runs/fedmlp_ich")
+    others = [["--set", "num_rounds=8"], ["--variant", "paper"], ["--site", "data_root=d"], ["--sites", 3]]
+    folders = {folder(job, *words) for words in others} | {folder("missing-classes", "--data", "d")}
+    assert len(folders) == 5
+    assert folder(job, *others[0]) == folder(job, "--rows", "fedavg", *others[0])
+    assert all(str(path).startswith(("runs/fedmlp_ich-", "runs/missing-classes-")) for path in folders)
+
+
+def test_words_that_do_not_go_together_are_one_sentence(seen, capsys):
+    assert call("compare", "jobs/x", "--data", "d", "--sites", 3) == 1
+    sentence = "--sites: expected no number beside --data, whose folders are the sites"
     assert capsys.readouterr().err == f"fedmend: {sentence}\n"
 
 
