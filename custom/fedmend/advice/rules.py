@@ -342,7 +342,7 @@ RULES: tuple[Rule, ...] = (
         why.real_masks,
         "On three real patients, two of them to learn from, FedIA was not ahead of FedAvg.",
         Evidence(
-            "FedIA, three real patients", "minus FedAvg -3.9 [-7.3, -0.5], -8.8 [-26.9, 9.2], +1.9 [-2.2, 6.0] Dice"
+            "FedIA, three real patients", "minus FedAvg -3.0 [-6.8, 0.8], -8.0 [-25.8, 9.8], -2.3 [-12.5, 8.0] Dice"
         ),
         MASKS,
     ),
