@@ -125,7 +125,7 @@ RULES: tuple[Rule, ...] = (
         "rare classes missing",
         RUN,
         why.rare_gaps,
-        "Run FedLSM. FedMLP keeps its tags for good, and of its positive tags of rare findings about half were wrong.",
+        "Run FedLSM. FedMLP keeps its tags for good, and of its positive tags of rare findings most were wrong.",
         Evidence(
             "FedLSM, phantom chest films",
             "AUC, FedLSM minus FedAvg* +2.2 [1.3, 3.2]; with findings in 0.2 % to 2 % of the films -1.7 [-8.7, 5.2]",
