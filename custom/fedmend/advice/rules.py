@@ -242,11 +242,7 @@ RULES: tuple[Rule, ...] = (
         RUN,
         why.masks_complete,
         "Plain FedAvg is enough: whatever a correction adds to a complete mask is wrong.",
-        Evidence(
-            LESIONS,
-            "all masks complete, FedIA minus FedAvg: Dice of the last ten rounds +1.1 [-0.2, 2.4], precision"
-            " -3.9 [-8.1, 0.3]",
-        ),
+        Evidence(LESIONS, "masks complete, FedIA minus FedAvg: Dice +1.1 [-0.2, 2.4], precision -3.9 [-8.1, 0.3]"),
         MASKS,
         job="fedia_ms",
         variant="fedavg",
@@ -342,7 +338,8 @@ RULES: tuple[Rule, ...] = (
         why.real_masks,
         "On three real patients, two of them to learn from, FedIA was not ahead of FedAvg.",
         Evidence(
-            "FedIA, three real patients", "minus FedAvg -3.0 [-6.8, 0.8], -8.0 [-25.8, 9.8], -2.3 [-12.5, 8.0] Dice"
+            "FedIA, three real patients",
+            "Dice, difference -3.0 [-6.8, 0.8], -8.0 [-25.8, 9.8], -2.3 [-12.5, 8.0]",
         ),
         MASKS,
     ),
@@ -379,8 +376,7 @@ RULES: tuple[Rule, ...] = (
         "missing, perhaps noisy",
         UNKNOWN,
         why.missing_and_noisy,
-        "FedMLP takes the labels that there are for right. In our tests it withstood noise at least as well"
-        " as the partial loss.",
+        "FedMLP takes the labels that there are for right. It withstood noise at least as well as the partial loss.",
         Evidence("Labels both missing and noisy", "AUC minus FedAvg-PL: CT +2.6 [1.6, 3.7], MR +0.4 [-0.7, 1.6]"),
         MULTI,
     ),
