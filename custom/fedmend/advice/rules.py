@@ -339,7 +339,7 @@ RULES: tuple[Rule, ...] = (
         "On three real patients, two of them to learn from, FedIA was not ahead of FedAvg.",
         Evidence(
             "FedIA, three real patients",
-            "Dice, difference -3.0 [-6.8, 0.8], -8.0 [-25.8, 9.8], -2.3 [-12.5, 8.0]",
+            "Dice, FedIA minus FedAvg -3.0 [-6.8, 0.8], -8.0 [-25.8, 9.8], -2.3 [-12.5, 8.0]",
         ),
         MASKS,
     ),
