@@ -32,7 +32,7 @@ The published code (commit 2ad28b8) is an ablation snapshot that does not run, s
   code prepares and does not use.
 - D16 coupled L2 is all of the gradient of a missing class in the warm-up, and Adam makes it steps of the full learning
   rate, so its row of the classifier is lost at all sites but those that annotate it. Paper and code leave it so; the
-  jobs spare such rows or decouple the decay (``decay``, see :class:`fedmend.training.LocalTrainer`), but for ``paper``.
+  jobs decouple the decay (``decay``, see :class:`fedmend.training.LocalTrainer`), but for ``paper``.
 
 Passes per training sample and round: warm-up 2 forward-backward; last warm-up round 1 inference more; stage 2 1
 forward-backward and 2 inferences, because one scoring pass of the received model gives both the confidences of Eq. (7)
