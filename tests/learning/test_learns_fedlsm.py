@@ -6,7 +6,7 @@ from arms import final, train
 pytestmark = pytest.mark.slow
 SMALL = {
     **{"phantom.images": 1000, "phantom.pixels": 48, "num_rounds": 10, "local_iterations": 30, "eval_every": 10},
-    "seed": 100,
+    **{"learning_rate_decay": 0.88, "seed": 100},
 }
 MARGIN = 0.04  # of macro F1; seen over seeds 100 to 109: FedLSM ahead by .055 to .193; about a minute for each run
 

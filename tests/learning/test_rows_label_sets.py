@@ -4,7 +4,10 @@ import pytest
 from arms import train_row
 
 pytestmark = pytest.mark.slow
-SMALL = {"phantom.images": 700, "phantom.pixels": 48, "num_rounds": 5, "local_iterations": 30, "eval_every": 5}
+SMALL = {
+    **{"phantom.images": 700, "phantom.pixels": 48, "num_rounds": 5, "local_iterations": 30, "eval_every": 5},
+    "learning_rate_decay": 0.88,
+}
 
 
 @pytest.mark.parametrize("variant", ["fedpu", "fpsl", "fssl", "fedavg_masked_ignored"])

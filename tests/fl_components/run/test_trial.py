@@ -85,8 +85,8 @@ def test_steps_are_those_of_all_epochs_and_evaluations_cost_a_third():
     settings = read_job(JOBS / "fedmlp_ich")  # 6 rounds of 6 epochs, batches of 32, evaluated in each
     sizes = {"a": {"train": 65, "test": 32}, "b": {"train": 32}}
     assert run_steps(settings, sizes) == pytest.approx(6 * 6 * (3 + 1) + 7 / 3)
-    settings = read_job(JOBS / "fedlsm_isic2018")  # 15 rounds of 40 steps
-    assert run_steps(settings, {"a": {"train": 65}, "b": {"train": 32}}) == 2 * 15 * 40
+    settings = read_job(JOBS / "fedlsm_isic2018")  # 25 rounds of 40 steps
+    assert run_steps(settings, {"a": {"train": 65}, "b": {"train": 32}}) == 2 * 25 * 40
 
 
 def test_an_estimate_is_steps_times_seconds_and_steps_of_one_sort_are_measured_once(monkeypatch):
