@@ -1,6 +1,6 @@
 """Measures what a review is worth: how soon wrong repairs are found, and how much better the next model is.
 
-One command: ``python benchmarks/review.py`` (seeds 0 to 4; eight minutes on two cores); of masks, on a phantom of its
+One command: ``python benchmarks/review.py`` (seeds 0 to 4; six minutes on one core); of masks, on a phantom of its
 own for each seed, ``python benchmarks/review.py --job jobs/fedia_ms --set phantom.seed={SEED}``. For each seed the job
 runs on its phantom. Then every site's queue of repairs is put into each order, and the phantom's truth says which share
 of the wrong ones are among the first 5, 10 and 20 %. For two of the orders a simulated reader, who knows the truth,
