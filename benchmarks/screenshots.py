@@ -3,9 +3,7 @@ r"""Takes the pictures of ``docs/review.md`` in Chromium, at the page that ``fed
 Needs Debian's packages chromium and chromium-driver, and the states of two runs, here of their first sites::
 
     fedmend simulate jobs/fedmlp_ich --local --workspace runs/ich --site state_dir=runs/labels/{SITE_NAME}
-    fedmend simulate jobs/fedia_ms --local --workspace runs/ms --site state_dir=runs/masks/{SITE_NAME} --set gap=0 \
-        num_rounds=10 warmup_rounds=5 threshold=0.6 min_component=1 line_share=1 learning_rate_decay=1 eval_every=50 \
-        phantom.pixels=96 phantom.depth=16
+    fedmend simulate jobs/fedia_ms --local --workspace runs/ms --site state_dir=runs/masks/{SITE_NAME}
     python benchmarks/screenshots.py --labels runs/labels/site-1 --masks runs/masks/site-1
 
 Eight repairs of the first run are judged in a copy of its state, so that the page to sign has something to say.
@@ -71,9 +69,13 @@ def enter(driver, link: str) -> str:
     """Opens the page; its address."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.expected_conditions import staleness_of
+    from selenium.webdriver.support.ui import WebDriverWait
 
     driver.get(link)
-    driver.find_element(By.ID, "reviewer").send_keys("AB", Keys.ENTER)
+    field = driver.find_element(By.ID, "reviewer")
+    field.send_keys("AB", Keys.ENTER)
+    WebDriverWait(driver, 10).until(staleness_of(field))  # the queue that follows would replace a page opened at once
     return link.split("/?")[0]
 
 
