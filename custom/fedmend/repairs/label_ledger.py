@@ -306,6 +306,12 @@ class LabelLedger:
         return read_history(self._path)
 
 
+def _existing(path: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+    if not Path(path).is_file():  # which SQLite would make
+        raise FedMendError(f"label ledger {path}: expected a ledger file, not found")
+    return _transaction(path, f"label ledger {path}")
+
+
 def read_history(path: Path) -> list[dict]:
     """Reads a ledger file without its data set, for people.
 
@@ -315,9 +321,7 @@ def read_history(path: Path) -> list[dict]:
     Raises:
         FedMendError: no such ledger, or it cannot be opened.
     """
-    if not Path(path).is_file():
-        raise FedMendError(f"label ledger {path}: expected a ledger file, not found")
-    with _transaction(path, f"label ledger {path}") as db:
+    with _existing(path) as db:
         db.row_factory = sqlite3.Row
         rows = db.execute(
             f"""SELECT s.image, c.name AS class, e.old, e.new, e.rule, e.round, e.confidence, {_IN_FORCE} AS in_force
@@ -336,8 +340,7 @@ def read_verdicts(path: Path) -> list[dict]:
     Raises:
         FedMendError: as :func:`read_history`.
     """
-    read_history(path)
-    with _transaction(path, f"label ledger {path}") as db:
+    with _existing(path) as db:
         images, classes = dict(db.execute("SELECT * FROM samples")), dict(db.execute("SELECT * FROM classes"))
         rows = people.all_verdicts(db)
     told = ("word", "old", "value", "rule", "round_num", "reviewer", "note", "made")
@@ -349,8 +352,7 @@ def read_verdicts(path: Path) -> list[dict]:
 
 def undo_file(path: Path, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
     """:meth:`LabelLedger.undo` on a ledger file, without its data set."""
-    read_history(path)
-    with _transaction(path, f"label ledger {path}") as db:
+    with _existing(path) as db:
         return _undo(db, rule, from_round)
 
 

@@ -11,7 +11,7 @@ import pytest
 from factories import refused
 
 from fedmend.errors import WAY_ON
-from fedmend.repairs.label_ledger import LabelLedger, Repairs, read_history, to_csv, undo_file
+from fedmend.repairs.label_ledger import LabelLedger, Repairs, read_history, read_verdicts, to_csv, undo_file
 
 RULE, OTHER = "fedmlp.missing_label_detection", "fedlsm.relabel"
 LABELS = np.array([[1, -1], [0, -1], [-1, 0], [-1, 1]], dtype=np.int8)
@@ -246,7 +246,19 @@ def test_a_repair_without_confidence_is_a_bug_and_not_blamed_on_the_file(tmp_pat
         )
 
 
-@pytest.mark.parametrize("read", [read_history, undo_file])
+@pytest.mark.parametrize(
+    ("use", "times"),
+    [(undo_file, 1), (read_verdicts, 1), (lambda path: to_csv(path, path.with_name("out.csv")), 2)],
+    ids=["undo", "verdicts", "export"],
+)
+def test_a_ledger_file_is_not_read_as_a_whole_to_learn_that_it_is_there(tmp_path, opened, use, times):
+    ledger(tmp_path).record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    opened.clear()
+    use(tmp_path / "ledger.sqlite")
+    assert len(opened) == times
+
+
+@pytest.mark.parametrize("read", [read_history, read_verdicts, undo_file])
 def test_reading_what_is_not_a_ledger_is_refused(tmp_path, read):
     path = tmp_path / "ledger.sqlite"
     with refused(f"label ledger {path}: expected a ledger file, not found"):

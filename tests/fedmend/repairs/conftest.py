@@ -1,0 +1,18 @@
+import functools
+import sqlite3
+
+import pytest
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """A list that grows by one with every connection that is opened to a ledger file."""
+    found = []
+
+    class Counted(sqlite3.Connection):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            found.append(self)
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Counted))
+    return found
