@@ -13,7 +13,7 @@ import psutil
 import torch
 from factories import ROOT
 
-from fedmend.repairs.label_ledger import read_history
+from fedmend.repairs.ledger import read_history
 
 MARK = "FEDMEND_TEST_RUN"
 LOCAL = "local"

@@ -34,7 +34,7 @@ from fedmend.kinds import kind_of
 from fedmend.method import RoundTask
 from fedmend.methods.fedmlp import DETECT, FedMLP, FedMLPWorkflow
 from fedmend.phantoms.sites import phantom_spec
-from fedmend.repairs.label_ledger import read_history
+from fedmend.repairs.ledger import read_history
 from fedmend.results import TRAIN, Expected, RunSpec, SiteResult, check_result
 from fedmend.site_config import read_site_config
 from fedmend.state import StateStore

@@ -25,7 +25,7 @@ class Saved:
         model: global model, name → array.
         memory: fields of the workflow's memory.
         records: see :meth:`fedmend.report.records.RunRecords.dump`.
-        marks: site → latest mark of its ledger, see :mod:`fedmend.repairs.label_ledger`.
+        marks: site → latest mark of its ledger, see :mod:`fedmend.repairs.ledger`.
         changes: what this job changes on purpose, see :func:`fedmend.fingerprint.changes`.
         damaged: the newest checkpoint could not be read; this is the one before it.
     """

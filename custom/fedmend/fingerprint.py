@@ -12,7 +12,7 @@ from fedmend.files import sha256
 PACKAGES = ("fedmend", "nvflare", "torch", "torchvision", "monai", "numpy")
 SUBMITTER, WEIGHTS = "submitter", "weights_file"
 FREE = ("allow_changes", "without")  # these name what the job does otherwise, on purpose, and are no differences
-LEDGERS = "ledgers"  # may be named too: sites go on with the ledgers that they have, see LabelLedger.check_mark
+LEDGERS = "ledgers"  # may be named too: sites go on with the ledgers that they have, see Ledger.check_mark
 LONGEST_VALUE = 60  # characters of a value in a sentence
 
 Fingerprint = Mapping[str, object]

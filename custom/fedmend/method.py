@@ -35,7 +35,7 @@ class RoundTask:
         seed: the run's seed.
         training: whether the site trains; False: it only reports.
         ledger_mark: the latest mark of the site's ledger that this run was told, see
-            :mod:`fedmend.repairs.label_ledger`; empty: none.
+            :mod:`fedmend.repairs.ledger`; empty: none.
     """
 
     stage: str

@@ -138,7 +138,7 @@ class Run:
         """
         if not site:
             return _frame(self._read.repairs)
-        from fedmend.repairs.label_ledger import read_history
+        from fedmend.repairs.ledger import read_history
 
         rows = _frame(read_history(self._ledger(site)))
         if len(rows):

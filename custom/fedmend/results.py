@@ -58,7 +58,7 @@ class SiteResult:
         census: annotated (C,), positives (C,), sizes of the splits, kind of labels, phantom flag; where masks were made
             incomplete also lesions (2,): the number that the masks mark and the number of all lesions.
         loss: mean training loss.
-        ledger_mark: latest mark of the site's ledger, see :mod:`fedmend.repairs.label_ledger`; it tells nothing.
+        ledger_mark: latest mark of the site's ledger, see :mod:`fedmend.repairs.ledger`; it tells nothing.
         error: one sentence when the site could not do the task, else empty.
         privacy: epsilon, delta, clip and noise multiplier of a site that keeps differential privacy; else empty.
     """

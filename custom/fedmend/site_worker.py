@@ -27,8 +27,7 @@ from fedmend.networks import TIMM, build_network, get_weights, set_weights
 from fedmend.parallel import ALLOWED
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.private_training import PrivateSite, check_bearable, withhold
-from fedmend.repairs.label_ledger import LabelLedger
-from fedmend.repairs.mask_ledger import MaskLedger
+from fedmend.repairs.ledger import Ledger
 from fedmend.repairs.verdicts import verdict_counts
 from fedmend.results import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, RunSpec, SiteResult
 from fedmend.site_config import SiteConfig, site_folder
@@ -340,7 +339,7 @@ class SiteWorker:
         }
 
 
-def take_over_verdicts(ledger: LabelLedger | MaskLedger, own: Path) -> None:
+def take_over_verdicts(ledger: Ledger, own: Path) -> None:
     """What people of the site said about the same data in other runs counts in this one.
 
     Args:

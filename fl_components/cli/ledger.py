@@ -31,7 +31,7 @@ def add(commands) -> None:
 
 
 def _show(args: argparse.Namespace) -> None:
-    from fedmend.repairs.label_ledger import read_history, read_verdicts
+    from fedmend.repairs.ledger import read_history, read_verdicts
 
     rows = [r for r in read_history(args.ledger) if args.all or r["in_force"]]
     for r in rows[-args.last :]:
@@ -50,13 +50,13 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    from fedmend.repairs.label_ledger import to_csv
+    from fedmend.repairs.ledger import to_csv
 
     print(f"{to_csv(args.ledger, args.out)} entries written to {args.out}")
 
 
 def _undo(args: argparse.Namespace) -> None:
-    from fedmend.repairs.label_ledger import undo_file
+    from fedmend.repairs.ledger import undo_file
 
     count = undo_file(args.ledger, rule=args.rule, from_round=args.from_round - 1)
     print(f"{count} repairs taken back; they stay in the history")

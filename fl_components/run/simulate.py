@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from fedmend.errors import FedMendError
-from fedmend.repairs.label_ledger import read_verdicts
+from fedmend.repairs.ledger import read_verdicts
 from fedmend.report.tables import mean_and_sd
 from fedmend.site_config import CONFIG_NAME, PHANTOM
 from fl_components.run.jobs import configure_job, list_receivers

@@ -15,7 +15,7 @@ from fedmend import networks
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg
 from fedmend.methods.fedia import COMPLETENESS, CORRECTION, DONE, TRIGGERED, WAITS, WARMUP, FedIA
-from fedmend.repairs.label_ledger import read_history, undo_file
+from fedmend.repairs.ledger import read_history, undo_file
 from fedmend.results import RunSpec
 from fedmend.site_worker import GALLERY_NAME, LEDGER_NAME
 from fedmend.state import StateStore

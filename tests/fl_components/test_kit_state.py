@@ -13,7 +13,8 @@ from factories import refused
 from fl_factories import Engine, write_settings
 
 from fedmend.files import locked
-from fedmend.repairs.label_ledger import LabelLedger, Repairs, read_history
+from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.repairs.ledger import read_history
 from fl_components import kit_state
 from fl_components.kit_state import DEFAULT, move_state
 from fl_components.workspace import load_site_config

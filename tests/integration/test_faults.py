@@ -20,7 +20,7 @@ from nvflare.fuel.flare_api.api_spec import JobNotDone, NoConnection
 
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import ensure_phantom, phantom_spec
-from fedmend.repairs.label_ledger import read_history
+from fedmend.repairs.ledger import read_history
 from fedmend.state import StateStore
 from fl_components.run.submit import SILENT, configured, fetch, submit_job
 

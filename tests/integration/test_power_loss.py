@@ -17,8 +17,9 @@ from fedmend.files import whole_folder, write_text
 from fedmend.local_federation import LocalTransport, run_locally
 from fedmend.method import Workflow
 from fedmend.methods.baselines import FedAvgWorkflow
-from fedmend.repairs import label_ledger
-from fedmend.repairs.label_ledger import LabelLedger, Repairs, read_history
+from fedmend.repairs import ledger
+from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.repairs.ledger import read_history
 from fedmend.site_config import SiteConfig
 from fedmend.state import StateStore
 
@@ -100,7 +101,7 @@ def test_without_the_syncs_the_last_one_is_lost_so_the_disk_shows_it(power, monk
     disk, sync = power.disk("disk"), files.sync
     keep(disk, 1)
     monkeypatch.setattr(files, "sync", lambda path: None if path.is_dir() else sync(path))
-    monkeypatch.setattr(label_ledger, "SYNCHRONOUS", "FULL")  # SQLite's default
+    monkeypatch.setattr(ledger, "SYNCHRONOUS", "FULL")  # SQLite's default
     keep(disk, 2)
     assert read(power.cut(disk)) == 1
 
@@ -109,7 +110,7 @@ def test_without_the_syncs_the_last_one_is_lost_so_the_disk_shows_it(power, monk
 def test_a_ledger_keeps_its_last_round_with_extra_alone(power, monkeypatch, level, lost):  # noqa: F811
     disk = power.disk("disk")
     keep_ledger(disk, 1)
-    monkeypatch.setattr(label_ledger, "SYNCHRONOUS", level)
+    monkeypatch.setattr(ledger, "SYNCHRONOUS", level)
     keep_ledger(disk, 2)
     told = open_ledger(disk).mark()
     after = power.cut(disk)
@@ -239,7 +240,7 @@ def test_a_site_whose_disk_loses_what_it_said_to_have_kept_says_so(run, power, m
     with other labels."""
     whole, _ = run("whole", disks_of(power, "whole"))
     with monkeypatch.context() as patched:
-        patched.setattr(label_ledger, "SYNCHRONOUS", "FULL")
+        patched.setattr(ledger, "SYNCHRONOUS", "FULL")
         _, left = run("cut", disks_of(power, "cut"), cut="site-1")
     said, _ = run("cut", left)
     assert said == (

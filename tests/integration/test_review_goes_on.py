@@ -16,7 +16,7 @@ from forgetful import FORK_SERVER, IMPORTED, run_here
 from simulation import SMALL, fedmend, lines
 
 from fedmend.local_federation import MODEL_FILES, RUN_FOLDER, LocalTransport
-from fedmend.repairs.label_ledger import read_history, read_verdicts
+from fedmend.repairs.ledger import read_history, read_verdicts
 from fedmend.repairs.verdicts import ACCEPT, REJECT
 from fedmend.review.desk import RANDOM, Choice, Desk, reviewable
 from fedmend.site_worker import LEDGER_NAME

@@ -1,7 +1,7 @@
 """The ledger of repaired masks: a row per slice in SQLite, changed pixels beside it, and repaired volumes for people.
 
 A row says how many lesion voxels a slice has in the site's own label file and after the repair. Taking a row out of
-force, as :mod:`fedmend.repairs.label_ledger` does, gives the slice its original mask back; label files are never
+force, as :mod:`fedmend.repairs.ledger` does, gives the slice its original mask back; label files are never
 written. A verdict keeps the pixels that the person saw changed: accepted ones stay changed, whatever becomes of the
 repair, and rejected ones are never changed in that way again.
 """
@@ -19,11 +19,11 @@ from fedmend.data.slices import VolumeSplit, write_repaired
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.files import make_folder, whole_folder, write_atomically
 from fedmend.repairs import verdicts as people
-from fedmend.repairs.label_ledger import ANY_RULE, Entry, LabelLedger, Repairs
+from fedmend.repairs.ledger import Ledger
 from fedmend.repairs.verdicts import ACCEPT, Verdict
 
 
-class MaskLedger:
+class MaskLedger(Ledger):
     """The mask ledger of one site and run.
 
     Args:
@@ -34,13 +34,13 @@ class MaskLedger:
         foreground: value of the lesion in label files.
 
     Raises:
-        FedMendError: as :class:`fedmend.repairs.label_ledger.LabelLedger`.
+        FedMendError: as :class:`fedmend.repairs.ledger.Ledger`.
     """
 
     def __init__(self, path: Path, *, split: VolumeSplit, classes: Sequence[str], site: str, foreground: int = 1):
-        self._folder, self._split, self._foreground, self._site = Path(path).parent, split, foreground, site
+        self._folder, self._split, self._foreground = Path(path).parent, split, foreground
         counted = [f"{name} voxels" for name in classes]  # what people read beside the numbers
-        self._rows = LabelLedger(path, fingerprint=split.fingerprint(), images=split.names, classes=counted, site=site)
+        super().__init__(path, fingerprint=split.fingerprint(), images=split.names, classes=counted, site=site)
 
     def record(self, rule: str, round_num: int, change: np.ndarray, confidence: np.ndarray) -> None:
         """Records what one rule changes in the masks in one round, in one transaction, and writes the repaired volumes.
@@ -66,42 +66,20 @@ class MaskLedger:
             pixels["removed"] = _packed(removed)
         with write_atomically(self._file(rule, round_num)) as temporary, open(temporary, "wb") as stream:
             np.savez_compressed(stream, rows=rows, **pixels)
-        repairs = Repairs(rows, np.zeros(len(rows)), counts[rows, 1], confidence[rows])
-        self._rows.record(rule, round_num, counts[:, :1], repairs)
+        self._append(rule, round_num, (rows, np.zeros_like(rows), counts[rows, 0], counts[rows, 1], confidence[rows]))
 
     def _file(self, rule: str, round_num: int) -> Path:
         return self._folder / "masks" / f"{rule}-{round_num}.npz"
 
-    def undo(self, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
-        """See :meth:`fedmend.repairs.label_ledger.LabelLedger.undo`."""
-        return self._rows.undo(rule=rule, from_round=from_round)
-
-    def mark(self) -> str:
-        """See :meth:`fedmend.repairs.label_ledger.LabelLedger.mark`."""
-        return self._rows.mark()
-
-    def check_mark(self, mark: str) -> None:
-        """See :meth:`fedmend.repairs.label_ledger.LabelLedger.check_mark`."""
-        self._rows.check_mark(mark)
-
-    # ---- what people say --------------------------------------------------------------------------------------------
     def judge(self, verdict: Verdict, *, seen: str = "") -> Verdict:
-        """Writes a person's verdict about the marks of a slice; see :meth:`LabelLedger.judge`.
+        """Writes a person's verdict about the marks of a slice; see :meth:`Ledger.judge`.
 
         Args:
             verdict: with the pixels that the person saw changed; without any, those that are changed now.
             seen: see there.
         """
         pixels = verdict.pixels or _frozen(self.recorded(verdict.sample))
-        return self._rows.judge(replace(verdict, pixels=pixels), seen=seen)
-
-    def verdicts(self) -> list[Verdict]:
-        """See :meth:`LabelLedger.verdicts`."""
-        return self._rows.verdicts()
-
-    def take_over(self, path: Path) -> int:
-        """See :meth:`LabelLedger.take_over`."""
-        return self._rows.take_over(path)
+        return super().judge(replace(verdict, pixels=pixels), seen=seen)
 
     def change(self) -> np.ndarray:
         """(N, size, size) int8: pixels made lesion (1) or background (-1) by the repairs in force, others 0.
@@ -132,10 +110,6 @@ class MaskLedger:
                 total[v.sample] = _thawed(v.pixels, total.shape[1])
         return total
 
-    def in_force(self) -> list[Entry]:
-        """See :meth:`LabelLedger.in_force`."""
-        return self._rows.in_force()
-
     def recorded(self, sample: int) -> np.ndarray:
         """(size, size) int8: the change of a slice by the repairs in force, before people had their say.
 
@@ -154,14 +128,14 @@ class MaskLedger:
         file = self._file(rule, round_num)
         if not file.is_file():
             raise FedMendError(
-                f"{self._site}: label ledger: expected the folder masks beside it with the pixels of round"
+                f"{self._where}: expected the folder masks beside it with the pixels of round"
                 f" {round_num + 1}, not found"
             )
         try:
             return _read_pixels(file, samples, self._split.masks.shape[1])
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
             raise FedMendError(
-                f"{self._site}: label ledger: expected the pixels of round {round_num + 1} in the folder masks"
+                f"{self._where}: expected the pixels of round {round_num + 1} in the folder masks"
                 f" beside it, got a damaged file; {WAY_ON}"
             ) from None
 
@@ -173,10 +147,6 @@ class MaskLedger:
         """The training target: ``masks`` (N, size, size) with the changes in force; a new bool array."""
         change = self.change()
         return (masks > 0) & (change >= 0) | (change > 0)
-
-    def history(self) -> list[dict]:
-        """See :meth:`LabelLedger.history`; ``old`` and ``new`` are lesion voxels of the slice."""
-        return self._rows.history()
 
 
 def _read_pixels(file: Path, samples: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ import torch
 from fedmend.data.manifest import NOT_ANNOTATED, SEGMENTATION, load_card
 from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
-from fedmend.repairs.label_ledger import Entry
+from fedmend.repairs.ledger import Entry
 from fedmend.repairs.verdicts import REJECT, WITHDRAW, Verdict, key_of, latest
 from fedmend.site_worker import LEDGER_NAME, OPENED, OPINIONS, take_over_verdicts
 from fedmend.state import StateStore
@@ -163,7 +163,7 @@ class Desk:
         raise FedMendError("review: expected a label that was repaired or is doubted, got another; look at the queue")
 
     def judge(self, item: Item, word: str, *, reviewer: str, note: str = "", value: int | None = None, seen: str = ""):
-        """Writes a verdict about an item; see :meth:`fedmend.repairs.label_ledger.LabelLedger.judge`.
+        """Writes a verdict about an item; see :meth:`fedmend.repairs.ledger.Ledger.judge`.
 
         Args:
             item: what was shown.

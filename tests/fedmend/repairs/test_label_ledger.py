@@ -11,7 +11,8 @@ import pytest
 from factories import refused
 
 from fedmend.errors import WAY_ON
-from fedmend.repairs.label_ledger import LabelLedger, Repairs, read_history, read_verdicts, to_csv, undo_file
+from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.repairs.ledger import read_history, read_verdicts, to_csv, undo_file
 
 RULE, OTHER = "fedmlp.missing_label_detection", "fedlsm.relabel"
 LABELS = np.array([[1, -1], [0, -1], [-1, 0], [-1, 1]], dtype=np.int8)

@@ -10,7 +10,7 @@ from torch_factories import make_mask_split
 
 from fedmend.data.slices import load_volumes
 from fedmend.errors import WAY_ON, FedMendError
-from fedmend.repairs.label_ledger import read_history, to_csv, undo_file
+from fedmend.repairs.ledger import read_history, to_csv, undo_file
 from fedmend.repairs.mask_ledger import MaskLedger
 
 RULE, OTHER = "fedia.correction", "fedia.other"
@@ -211,7 +211,7 @@ def test_a_mask_ledger_that_has_fallen_behind_is_refused(tmp_path):
 def test_pixels_without_their_rows_are_not_in_force(tmp_path, monkeypatch):
     book = ledger(tmp_path)
     book.record(RULE, 0, pixels(A), SURE)
-    monkeypatch.setattr(book._rows, "record", lambda *_: 1 / 0)
+    monkeypatch.setattr(book, "_append", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # the process ends between pixels and rows
         book.record(RULE, 0, pixels(B), SURE)
     assert not book.added()[1].any()
