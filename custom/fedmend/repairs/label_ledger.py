@@ -6,7 +6,8 @@ import numpy as np
 
 from fedmend.data.manifest import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
-from fedmend.repairs.ledger import Ledger
+from fedmend.repairs.ledger import Entry, Ledger
+from fedmend.repairs.verdicts import Verdict
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,15 @@ class LabelLedger(Ledger):
 
         Labels that people have given count as repaired; those that they have rejected do not.
         """
-        matrix = np.full(self._shape, NOT_ANNOTATED, dtype=np.int8)
-        if entries := self.in_force():
+        return self._outcome().copy()
+
+    def _combine(self, entries: list[Entry], verdicts: list[Verdict]) -> np.ndarray:
+        matrix, how = np.full(self._shape, NOT_ANNOTATED, dtype=np.int8), {"one_label": self._one_label}
+        if entries:
             sample, label_class, _, new, *_ = zip(*entries, strict=True)
             matrix[list(sample), list(label_class)] = new
-        banned = self.banned()
-        return self.judged(np.where(people.refused(matrix, banned, one_label=self._one_label), NOT_ANNOTATED, matrix))
+        refused = people.refused(matrix, people.banned(verdicts, self._shape, **how), **how)
+        return people.judged(np.where(refused, NOT_ANNOTATED, matrix), verdicts, **how)
 
     def apply(self, labels: np.ndarray) -> np.ndarray:
         """The training target: ``labels`` (N, C) int8 with the repairs in force put in; a new array."""

@@ -15,9 +15,10 @@ import contextlib
 import csv
 import secrets
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,7 +83,7 @@ def _transaction(path: Path, where: str) -> Iterator[sqlite3.Connection]:
         raise
 
 
-class Ledger:
+class Ledger(ABC):
     """The rows of one site and run, their marks, and what people say about them.
 
     Args:
@@ -110,6 +111,7 @@ class Ledger:
     ):
         self._path, self._shape, self._fingerprint = Path(path), (len(images), len(classes)), fingerprint
         self._one_label, self._where = one_label, f"{site}: label ledger"
+        self._known: tuple[str, Any] | None = None
         try:
             make_folder(self._path.parent)
         except OSError as e:
@@ -178,8 +180,7 @@ class Ledger:
     def mark(self) -> str:
         """The latest mark; empty where nothing was ever recorded."""
         with self._transaction() as db:
-            found = db.execute("SELECT mark FROM marks ORDER BY number DESC LIMIT 1").fetchone()
-        return found[0] if found else ""
+            return _latest_mark(db)
 
     def check_mark(self, mark: str) -> None:
         """Refuses to go on with a ledger that has fallen behind.
@@ -200,10 +201,28 @@ class Ledger:
 
     def in_force(self) -> list[Entry]:
         """The entries in force, in the order in which they were made; also those that people have rejected."""
-        columns = "e.sample, e.class, e.old, e.new, e.rule, e.round, e.confidence"
         with self._transaction() as db:
-            rows = db.execute(f"SELECT {columns} FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry").fetchall()
-        return [Entry(*row) for row in rows]
+            return _in_force(db)
+
+    def _outcome(self) -> Any:
+        """What :meth:`_combine` made of the ledger as it is now; to be copied, not changed."""
+        with self._transaction() as db:
+            db.execute("BEGIN")  # all that is read is of one moment, whatever another process writes
+            mark = _latest_mark(db)  # another one as soon as a repair or a verdict came
+            if self._known is not None and self._known[0] == mark:
+                return self._known[1]
+            entries, verdicts = _in_force(db), people.all_verdicts(db)
+        self._known = mark, self._combine(entries, verdicts)
+        return self._known[1]
+
+    @abstractmethod
+    def _combine(self, entries: list[Entry], verdicts: list[Verdict]) -> Any:
+        """What the entries in force change, after what people say about them.
+
+        Args:
+            entries: in the order in which they were made.
+            verdicts: in the order in which they count.
+        """
 
     # ---- what people say --------------------------------------------------------------------------------------------
     def judge(self, verdict: Verdict, *, seen: str = "") -> Verdict:
@@ -308,6 +327,17 @@ def _undo(db: sqlite3.Connection, rule: str, from_round: int) -> int:
     if count:
         _leave_mark(db)
     return count
+
+
+def _latest_mark(db: sqlite3.Connection) -> str:
+    found = db.execute("SELECT mark FROM marks ORDER BY number DESC LIMIT 1").fetchone()
+    return found[0] if found else ""
+
+
+def _in_force(db: sqlite3.Connection) -> list[Entry]:
+    columns = "e.sample, e.class, e.old, e.new, e.rule, e.round, e.confidence"
+    rows = db.execute(f"SELECT {columns} FROM entries e WHERE {_IN_FORCE} ORDER BY e.entry").fetchall()
+    return [Entry(*row) for row in rows]
 
 
 def _leave_mark(db: sqlite3.Connection) -> None:

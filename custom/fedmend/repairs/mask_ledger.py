@@ -19,7 +19,7 @@ from fedmend.data.slices import VolumeSplit, write_repaired
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.files import make_folder, whole_folder, write_atomically
 from fedmend.repairs import verdicts as people
-from fedmend.repairs.ledger import Ledger
+from fedmend.repairs.ledger import Entry, Ledger
 from fedmend.repairs.verdicts import ACCEPT, Verdict
 
 
@@ -89,25 +89,37 @@ class MaskLedger(Ledger):
         Raises:
             FedMendError: the folder ``masks`` beside the ledger lacks a file, or one is damaged.
         """
-        total, verdicts = np.zeros(self._split.masks.shape, dtype=np.int8), self.verdicts()
+        return self._slices(self._outcome())
+
+    def _combine(self, entries: list[Entry], verdicts: list[Verdict]) -> dict[int, np.ndarray]:
+        """Slice number → (size, size) int8 as of :meth:`change`, of the slices that anything changes."""
+        found: dict[int, np.ndarray] = {}
         in_force: dict[tuple[str, int], list[int]] = {}  # in the order in which they were recorded
-        for entry in self.in_force():
+        for entry in entries:
             in_force.setdefault((entry.rule, entry.round_num), []).append(entry.sample)
         for (rule, round_num), samples in in_force.items():
-            rows, changed = self._pixels(rule, round_num, samples)
-            total[rows] = np.where(changed, changed, total[rows])
+            for sample, changed in zip(*self._pixels(rule, round_num, samples), strict=True):
+                found[sample] = np.where(changed, changed, found.get(sample, changed))
         for v in people.refusals(verdicts, one_label=False):
-            rejected = _thawed(v.pixels, total.shape[1])
-            total[v.sample][(rejected != 0) & (total[v.sample] == rejected)] = 0
-        accepted = self.accepted()
-        return np.where(accepted, accepted, total)
+            if v.sample in found:
+                rejected = _thawed(v.pixels, self._split.masks.shape[1])
+                found[v.sample][(rejected != 0) & (found[v.sample] == rejected)] = 0
+        for sample, accepted in self._accepted(verdicts).items():
+            found[sample] = np.where(accepted, accepted, found.get(sample, accepted))
+        return found
 
     def accepted(self) -> np.ndarray:
         """(N, size, size) int8 as of :meth:`change`, of the pixels that people have accepted."""
+        return self._slices(self._accepted(self.verdicts()))
+
+    def _accepted(self, verdicts: list[Verdict]) -> dict[int, np.ndarray]:
+        last = people.latest(verdicts, one_label=False).values()
+        return {v.sample: _thawed(v.pixels, self._split.masks.shape[1]) for v in last if v.word == ACCEPT}
+
+    def _slices(self, found: dict[int, np.ndarray]) -> np.ndarray:
         total = np.zeros(self._split.masks.shape, dtype=np.int8)
-        for v in people.latest(self.verdicts(), one_label=False).values():
-            if v.word == ACCEPT:
-                total[v.sample] = _thawed(v.pixels, total.shape[1])
+        for sample, changed in found.items():
+            total[sample] = changed
         return total
 
     def recorded(self, sample: int) -> np.ndarray:

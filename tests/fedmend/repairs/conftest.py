@@ -3,6 +3,8 @@ import sqlite3
 
 import pytest
 
+from fedmend.repairs import verdicts
+
 
 @pytest.fixture
 def opened(monkeypatch):
@@ -15,4 +17,12 @@ def opened(monkeypatch):
             found.append(self)
 
     monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Counted))
+    return found
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """A list that grows by one whenever all verdicts of a ledger are read."""
+    found, read = [], verdicts.all_verdicts
+    monkeypatch.setattr(verdicts, "all_verdicts", lambda db: found.append(db) or read(db))
     return found

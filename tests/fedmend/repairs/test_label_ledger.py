@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fedmend.errors import WAY_ON
+from fedmend.errors import WAY_ON, FedMendError
+from fedmend.repairs import verdicts
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.repairs.ledger import read_history, read_verdicts, to_csv, undo_file
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 RULE, OTHER = "fedmlp.missing_label_detection", "fedlsm.relabel"
 LABELS = np.array([[1, -1], [0, -1], [-1, 0], [-1, 1]], dtype=np.int8)
@@ -307,6 +309,50 @@ def test_entries_in_force_are_listed_as_they_were_made(tmp_path):
     ]
     book.undo(rule=RULE)
     assert book.in_force() == [(3, 0, -1, 0, OTHER, 1, 0.5)]
+
+
+# ---- how often the file is read -------------------------------------------------------------------------------------
+def test_a_target_opens_the_file_once_and_reads_it_only_when_it_has_changed(tmp_path, opened, parsed):
+    book = ledger(tmp_path)
+    for round_num in range(2):
+        book.record(RULE, round_num, LABELS, repairs((round_num, 1, 1)))
+        opened.clear(), parsed.clear()
+        book.apply(LABELS)
+        assert (len(opened), len(parsed)) == (1, 1)
+        book.apply(LABELS), book.repairs()
+        assert (len(opened), len(parsed)) == (3, 1)
+
+
+def test_what_another_process_writes_counts_in_the_next_target(tmp_path):
+    book, review = ledger(tmp_path), ledger(tmp_path)
+    book.record(RULE, 0, LABELS, repairs((0, 1, 1), (1, 1, 0)))
+    assert book.apply(LABELS)[:2].tolist() == [[1, 1], [0, 0]]
+    review.judge(Verdict(0, 1, REJECT, -1, 1, RULE, 0, "AB"))
+    assert book.apply(LABELS)[:2].tolist() == [[1, -1], [0, 0]]
+    undo_file(tmp_path / "ledger.sqlite")
+    assert book.apply(LABELS)[:2].tolist() == [[1, -1], [0, -1]]
+
+
+def test_repairs_and_verdicts_are_read_as_of_one_moment(tmp_path, monkeypatch):
+    book, other, read = ledger(tmp_path), ledger(tmp_path), verdicts.all_verdicts
+    book.record(RULE, 0, LABELS, repairs((0, 1, 1)))
+
+    def between(db):
+        with pytest.raises(FedMendError, match="database is locked"):
+            other.undo()
+        return read(db)
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0))
+    monkeypatch.setattr(verdicts, "all_verdicts", between)
+    assert book.repairs()[0].tolist() == [-1, 1]
+    assert other.undo() == 1
+
+
+def test_repairs_may_be_written_over(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    book.repairs()[:] = 0
+    assert book.repairs()[0].tolist() == [-1, 1]
 
 
 # ---- marks and power ------------------------------------------------------------------------------------------------

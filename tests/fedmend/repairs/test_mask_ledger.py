@@ -12,6 +12,7 @@ from fedmend.data.slices import load_volumes
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs.ledger import read_history, to_csv, undo_file
 from fedmend.repairs.mask_ledger import MaskLedger
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 RULE, OTHER = "fedia.correction", "fedia.other"
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)  # two volumes of two slices
@@ -206,6 +207,28 @@ def test_a_mask_ledger_that_has_fallen_behind_is_refused(tmp_path):
     (tmp_path / "state" / "ledger.sqlite").unlink()
     with pytest.raises(FedMendError, match="got a ledger without the latest"):
         ledger(tmp_path).check_mark(told)
+
+
+def test_pixels_are_unpacked_once_until_somebody_changes_them(tmp_path, monkeypatch, opened, parsed):
+    book, review, read, load = ledger(tmp_path), ledger(tmp_path), [], np.load
+    monkeypatch.setattr("numpy.load", lambda file: read.append(file) or load(file))
+    book.record(RULE, 0, pixels(A), SURE)
+    book.record(RULE, 1, pixels(C), SURE)
+    opened.clear()
+    for _ in range(2):
+        assert np.array_equal(book.apply(MASKS), (MASKS > 0) | pixels(A, C))
+    assert (len(opened), len(parsed), len(read)) == (2, 1, 2)  # two files of pixels
+    review.judge(Verdict(A[0], 0, REJECT, 0, 1, RULE, 0, "AB"))
+    read.clear()
+    assert np.array_equal(book.added(), pixels(C))
+    assert len(read) == 2
+
+
+def test_changes_may_be_written_over(tmp_path):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, pixels(A), SURE)
+    book.change()[:] = 0
+    assert np.array_equal(book.added(), pixels(A))
 
 
 def test_pixels_without_their_rows_are_not_in_force(tmp_path, monkeypatch):
