@@ -1,8 +1,6 @@
 """A run opened from Python: its numbers as tables of pandas, its figures, its models with their weights."""
 
-import re
 from collections.abc import Iterable, Mapping
-from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,21 +13,23 @@ if TYPE_CHECKING:
 
 MODEL, BEST_MODEL = "FL_global_model.pt", "best_FL_global_model.pt"  # as FLARE names them
 MACRO = "macro"
-_FIGURE = re.compile(r"<svg .*?</svg>", re.DOTALL)
 _WHOLE = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" '  # of a document of its own
-_ALT = re.compile(r'aria-label="([^"]*)"')
-_KEY = re.compile(r' id="([\w-]+)-figure_1"')
 
 
 class Figure(str):
-    """A figure as the text of an SVG document, which notebooks show."""
+    """A figure as the text of an SVG document, which notebooks show.
+
+    Attributes:
+        alt: what it shows, for a reader who cannot see it.
+    """
+
+    alt: str = ""
 
     def _repr_svg_(self) -> str:
         return str(self)
 
     def __repr__(self) -> str:
-        """What it shows, for a reader who cannot see it."""
-        return unescape(_ALT.search(self)[1])
+        return self.alt
 
 
 class Run:
@@ -167,9 +167,12 @@ class Run:
         """Name → figure of the report, in the order of the page; a notebook shows each one."""
         from fedmend.report.parts import find_parts
 
-        page = "".join(show(self._read) for part in find_parts() for show in part.sections)
-        drawn = [svg.replace("<svg ", _WHOLE, 1) for svg in _FIGURE.findall(page)]
-        return {_KEY.search(svg)[1]: Figure(svg) for svg in drawn}
+        found = {}
+        for section in (show(self._read) for part in find_parts() for show in part.sections):
+            for drawn in section.figures:
+                found[drawn.name] = Figure(drawn.svg.replace("<svg ", _WHOLE, 1))
+                found[drawn.name].alt = drawn.alt
+        return found
 
     def figure(self, name: str) -> Figure:
         """One figure of the report.

@@ -12,6 +12,9 @@ from run_factories import CLASSES, EVIL, make_run
 from fedmend.networks import build_network, get_weights
 from fedmend.opened_run import Run
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.report.figures import Line, Panel, grid_figure
+from fedmend.report.page import section
+from fedmend.report.parts import Part
 
 
 @pytest.fixture
@@ -108,6 +111,18 @@ def test_figures_are_those_of_the_report_as_documents_of_their_own(workspace):
     assert repr(figures["auc-curves"]).startswith("AUC over rounds 0 to 2: macro from 0.51 to 0.62; ")
     with refused(f"figure: expected one of {sorted(figures)}, got 'auc'"):
         run.figure("auc")
+
+
+def test_figures_are_those_that_the_parts_hand_over_whatever_the_html_around_them_holds(workspace, monkeypatch):
+    title, alt = "</svg> <svg id=", 'Dice of "a" &lt; <b>: </svg> <svg '
+    curve = [Panel(title, [Line([0, 1], [0.25, 0.5])])]
+    drawn = grid_figure("dice-curves", curve, alt=alt, ylim=(0, 1), last_round=1, legend={"main": "Dice"}, xlabel="x")
+    part = Part(sections=(lambda run: section("dice", "Dice", '<p><svg class="icon"></svg> &lt;svg </p>', drawn),))
+    monkeypatch.setattr("fedmend.report.parts.find_parts", lambda: [part])
+    figures = Run(workspace).figures()
+    assert list(figures) == ["dice-curves"]
+    assert title in ET.fromstring(figures["dice-curves"]).itertext()
+    assert repr(figures["dice-curves"]) == alt
 
 
 def test_a_model_has_the_weights_of_its_file_and_is_ready_to_be_asked(workspace):

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fedmend.report.page import Figure
+
 WIDTH, PANEL_HEIGHT, MAX_COLUMNS = 9.0, 1.05, 6  # inches, inches, panels in a row
 INK, MUTED, RULE, WARMUP = "#1f2933", "#5b6770", "#d5dbe1", "#eef1f4"
 # Okabe-Ito colours: told apart with every common colour vision; the dash patterns say the same again.
@@ -99,13 +101,13 @@ def grid_figure(
     best: int | None = None,
     phantom: bool = False,
     xlim: tuple[float, float] | None = None,
-) -> str:
+) -> Figure:
     """Draws panels with common axes, six in a row at most.
 
     Args:
-        key: unique in the page; prefix of every id in the SVG.
+        key: name of the figure.
         panels: one or more.
-        alt: what the figure shows, for a reader who cannot see it.
+        alt: of the figure.
         ylim: common y range.
         last_round: right end of the common x range, which starts at 0.
         legend: style (of ``STYLES`` or ``STACK``, or "chance") → its words.
@@ -114,12 +116,9 @@ def grid_figure(
         best: round of the best model, marked on the main curves.
         phantom: writes PHANTOM into the figure.
         xlim: common x range where the x axis does not count rounds.
-
-    Returns:
-        an ``<svg>`` element without outside references.
     """
     import matplotlib
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
 
     rows = -(-len(panels) // MAX_COLUMNS)
     columns = -(-len(panels) // rows)
@@ -130,7 +129,7 @@ def grid_figure(
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(RC)
-        figure = Figure(figsize=(WIDTH, height))
+        figure = Drawing(figsize=(WIDTH, height))
         axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         figure.subplots_adjust(0.45 / WIDTH, 0.45 / height, 1 - 0.1 / WIDTH, 1 - (0.25 + title) / height)
         figure.subplots_adjust(wspace=0.14, hspace=gap / PANEL_HEIGHT)
@@ -234,8 +233,8 @@ def _draw_legend(figure, height: float, legend: Mapping[str, str], *, warmup: in
     )
 
 
-def inline(svg: str, key: str, alt: str) -> str:
-    """Makes matplotlib's SVG document an element of an HTML page: own ids, no namespaces, no style sheet, alt text."""
+def inline(svg: str, key: str, alt: str) -> Figure:
+    """Makes matplotlib's SVG document a figure of an HTML page: own ids, no namespaces, no style sheet, alt text."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", svg, flags=re.DOTALL)
 
@@ -245,7 +244,7 @@ def inline(svg: str, key: str, alt: str) -> str:
     svg = re.sub(r"<[^>]+>", rename, svg)
     view = re.search(r'viewBox="[^"]+"', svg)[0]
     body = svg[svg.index(">") + 1 :].strip()
-    return f'<svg role="img" aria-label="{escape(alt)}" {view}>\n{body}\n'
+    return Figure(key, alt, f'<svg role="img" aria-label="{escape(alt)}" {view}>\n{body}')
 
 
 def share_figure(
@@ -256,7 +255,7 @@ def share_figure(
     legend: Mapping[str, str],
     noisy: Collection[str] = (),
     **frame,
-) -> str:
+) -> Figure:
     """One panel per site with its share in the average of the models over rounds, noisy sites first.
 
     Args:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedmend.report.figures import Line, Panel, grid_figure
+from fedmend.report.page import Figure
 
 AROUND_HALF = ("auc", "bacc")  # values per class of which a guess gives one half
 ROUNDS = "training rounds that the model has seen"  # what the x axis counts
@@ -35,7 +36,7 @@ def metric_figure(
     missing: str,
     best: int | None,
     **frame,
-) -> str:
+) -> Figure:
     """One panel for the macro value of a metric over rounds and one for each class, as far as the metric has them.
 
     Args:
@@ -77,7 +78,7 @@ def metric_figure(
     )
 
 
-def metrics_figure(evaluations: Sequence[Mapping], metrics: Sequence[Metric], *, best: int | None, **frame) -> str:
+def metrics_figure(evaluations: Sequence[Mapping], metrics: Sequence[Metric], *, best: int | None, **frame) -> Figure:
     """One panel per metric, where there is one class only.
 
     Args:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 CSS = """
@@ -64,6 +65,31 @@ class Markup(str):
     """HTML that is escaped already; every other string is escaped where it enters a page."""
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a page.
+
+    Attributes:
+        name: unique in the page; prefix of every id in the SVG.
+        alt: what it shows, for a reader who cannot see it.
+        svg: an ``<svg>`` element without outside references.
+    """
+
+    name: str
+    alt: str
+    svg: str
+
+
+class Section(str):
+    """The HTML of a part of the page under a heading.
+
+    Attributes:
+        figures: those in it, in their order.
+    """
+
+    figures: Sequence[Figure] = ()
+
+
 def number(value: float | None) -> str:
     """A metric with three digits; ``None`` reads n/a."""
     return "n/a" if value is None else f"{value:.3f}"
@@ -122,9 +148,12 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], t
     )
 
 
-def section(anchor: str, title: str, body: str) -> str:
-    """A part of the page under a heading, reachable as ``#anchor``; ``body`` is HTML."""
-    return f'<section id="{anchor}"><h2>{escape(title)}</h2>\n{body}</section>\n'
+def section(anchor: str, title: str, *blocks: str | Figure) -> Section:
+    """A part of the page under a heading, reachable as ``#anchor``; a block is HTML or a figure."""
+    body = "".join(f"<figure>{b.svg}\n</figure>\n" if isinstance(b, Figure) else b for b in blocks)
+    found = Section(f'<section id="{anchor}"><h2>{escape(title)}</h2>\n{body}</section>\n')
+    found.figures = [b for b in blocks if isinstance(b, Figure)]
+    return found
 
 
 def phantom_note(sentence: str) -> str:

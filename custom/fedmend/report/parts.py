@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 
 from fedmend.report import sections
+from fedmend.report.page import Section
 from fedmend.report.run_folder import Run
 
 
@@ -17,7 +18,7 @@ class Part:
     Attributes:
         place: parts follow one another in the order of this number, then of their modules' names. The results have 0,
             the decisions and files of the server 1000.
-        sections: functions run → HTML in the order of the page; "" where the run has nothing to show.
+        sections: functions run → section, in the order of the page; an empty one where the run has nothing to show.
         lines: run → lines of the plain text.
         own: decision that these sections show → type of its value; other decisions are listed one by one.
         words: decision → (word → meaning); the glossary of a run with that decision explains them.
@@ -25,7 +26,7 @@ class Part:
     """
 
     place: int = 100
-    sections: Sequence[Callable[[Run], str]] = ()
+    sections: Sequence[Callable[[Run], Section]] = ()
     lines: Callable[[Run], list[str]] = lambda run: []
     own: Mapping[str, type | UnionType] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -77,9 +77,8 @@ def html_page(found: PaperTable, figure: str) -> str:
     facts = "".join(f"<p>{escape(fact)}</p>\n" for fact in found.facts)
     notes = "".join(f"<p class='fine'>[{n}] {escape(note)}</p>\n" for n, note in enumerate(found.notes, 1))
     alt = "Mean over the seeds of each method, round by round, with one standard deviation to each side"
-    drawn = f"<figure>{inline(figure, 'curves', alt)}</figure>\n"
     body = section("results", "Results", facts + _html_table(results) + notes)
-    body += section("curves", "Round by round", drawn)
+    body += section("curves", "Round by round", inline(figure, "curves", alt))
     body += "".join(section(part.word, part.word.capitalize(), _html_table(part)) for part in others)
     footer = (
         f"{'PHANTOM ' if found.phantom else ''}{escape(heading)} · FedMend · sums over samples only, no patient data"

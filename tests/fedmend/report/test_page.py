@@ -1,4 +1,4 @@
-from fedmend.report.page import HEAT, heat, table
+from fedmend.report.page import HEAT, Figure, heat, section, table
 
 
 def test_dark_text_is_readable_on_every_shade_of_a_heat_map():
@@ -15,3 +15,12 @@ def test_dark_text_is_readable_on_every_shade_of_a_heat_map():
 def test_heads_of_a_table_with_many_columns_stand_upright():
     assert '<table class="wide">' in table("c", ["Site", *"abcdefghijkl"], [["site-1", *range(12)]])
     assert "wide" not in table("c", ["Site", *"abcdefghijk"], [["site-1", *range(11)]])
+
+
+def test_a_section_sets_its_blocks_one_below_the_other_and_keeps_its_figures():
+    drawn = Figure("curves", "AUC over rounds", "<svg></svg>")
+    found = section("auc", "A & B", "<p>Words.</p>\n", drawn, "<p>More.</p>\n")
+    figure = "<figure><svg></svg>\n</figure>\n"
+    assert found == f'<section id="auc"><h2>A &amp; B</h2>\n<p>Words.</p>\n{figure}<p>More.</p>\n</section>\n'
+    assert found.figures == [drawn]
+    assert section("auc", "A & B", figure).figures == []

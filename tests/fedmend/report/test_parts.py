@@ -11,7 +11,7 @@ from fedmend.report.report import summary_text, write_report
 GUESS = """
 from collections.abc import Mapping
 
-from fedmend.report.page import section
+from fedmend.report.page import Section, section
 from fedmend.report.parts import Part
 
 OWN = {"guess": Mapping}
@@ -19,7 +19,7 @@ OWN = {"guess": Mapping}
 
 def guesses(run):
     found = run.decided("guess", OWN)
-    return section("guesses", "Guesses", f"<p>{len(found)} rounds</p>") if found else ""
+    return section("guesses", "Guesses", f"<p>{len(found)} rounds</p>") if found else Section()
 
 
 def guess_lines(run):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from fedmend.report.metric_figures import Metric, metric_figure
+from fedmend.report.page import Figure
 
 if TYPE_CHECKING:
     from fedmend.report.run_folder import Run
@@ -106,12 +107,12 @@ class KindReport(ABC):
     def sites(self, run: "Run") -> tuple[str, str]:
         """Title and HTML of the section that shows what each site has; the HTML is empty without a site."""
 
-    def curves(self, run: "Run") -> str:
-        """Figures of the metrics over rounds; there is at least one evaluation."""
-        figures = ""
+    def curves(self, run: "Run") -> list[str | Figure]:
+        """Blocks with the metrics over rounds; there is at least one evaluation."""
+        blocks = []
         for metric in self.metrics:
             if any(m["macro"].get(metric.macro) is not None for m in run.evaluations):
-                svg = metric_figure(
+                figure = metric_figure(
                     run.evaluations,
                     run.info["classes"],
                     metric,
@@ -119,8 +120,8 @@ class KindReport(ABC):
                     best=run.best_round,
                     **run.frame,
                 )
-                figures += f"<h3>{metric.curve}</h3>\n<figure>{svg}</figure>\n"
-        return figures
+                blocks += [f"<h3>{metric.curve}</h3>\n", figure]
+        return blocks
 
     def confusion(self, evaluation: Mapping, classes: Sequence[str], title: str, caption: str) -> str:
         """The confusion matrix of an evaluation; "" where none is counted."""

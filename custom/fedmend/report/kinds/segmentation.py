@@ -6,7 +6,7 @@ from typing import ClassVar
 from fedmend.data.manifest import SEGMENTATION
 from fedmend.report.kinds.base import KindReport
 from fedmend.report.metric_figures import Metric, metrics_figure
-from fedmend.report.page import heat, table, td
+from fedmend.report.page import Figure, heat, table, td
 from fedmend.report.run_folder import Run
 
 DICE = Metric("dice", "dice", "Dice", "Dice", "Dice (slices)")
@@ -81,7 +81,6 @@ class SegmentationReport(KindReport):
             rows = [row[:-3] for row in rows]
         return "What each site annotates", table(caption, head, rows, ["All sites", *totals])
 
-    def curves(self, run: Run) -> str:
+    def curves(self, run: Run) -> list[str | Figure]:
         """All metrics in one figure."""
-        svg = metrics_figure(run.evaluations, self.metrics, best=run.best_round, **run.frame)
-        return f"<figure>{svg}</figure>\n"
+        return [metrics_figure(run.evaluations, self.metrics, best=run.best_round, **run.frame)]

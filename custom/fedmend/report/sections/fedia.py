@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from html import escape
 
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
-from fedmend.report.page import number, section, table, td
+from fedmend.report.page import Figure, Section, number, section, table, td
 from fedmend.report.parts import Part
 from fedmend.report.run_folder import Run
 
@@ -50,11 +50,11 @@ def _ranks(values: Mapping[str, float]) -> dict[str, int]:
     return {site: 1 + sum(other > value for other in values.values()) for site, value in values.items()}
 
 
-def completeness(run: Run) -> str:
+def completeness(run: Run) -> Section:
     """Estimated completeness of each site with the counts behind it, beside the true one where it is known."""
     found = _estimates(run)
     if found is None:
-        return ""
+        return Section()
     round_num, sites = found
     estimate = {site: value["estimate"] for site, value in sites.items()}
     true = {site: value for site, value in _true(run).items() if site in estimate}
@@ -88,13 +88,13 @@ def _beside(rank: int | None, true: int | None):
     return td("n/a", "na n") if true is None else td(true) if rank == true else td(f"{true} ≠", "bad n")
 
 
-def iou(run: Run) -> str:
+def iou(run: Run) -> Section:
     """Learning curve of each site against the line of its warm-up, with the rounds of trigger and correction."""
     curves = run.decided("iou", OWN)
     if not curves:
-        return ""
+        return Section()
     lines = next(reversed(run.decided("iou_line", OWN).values()), {})
-    svg = iou_figure(curves, lines, _events(run), **run.frame)
+    figure = iou_figure(curves, lines, _events(run), **run.frame)
     words = (
         "How well the model of a site reproduces the site's own masks while it learns. Dashed: the line that its"
         " warm-up lets expect. A curve that falls behind its line is taken for the sign that the model has begun to"
@@ -102,7 +102,7 @@ def iou(run: Run) -> str:
     )
     if not any(_events(run)[what] for what in ("triggered", "corrected")):
         words += " No site has done so."
-    return section("iou", "Learning curves of the sites", f"<p>{escape(words)}</p>\n<figure>{svg}</figure>\n")
+    return section("iou", "Learning curves of the sites", f"<p>{escape(words)}</p>\n", figure)
 
 
 def _events(run: Run) -> dict[str, dict[str, int]]:
@@ -118,7 +118,7 @@ def iou_figure(
     lines: Mapping[str, tuple[float, float]],
     events: Mapping[str, Mapping[str, int]],
     **frame,
-) -> str:
+) -> Figure:
     """One panel per site with its IoU over rounds.
 
     Args:
@@ -162,23 +162,21 @@ def iou_figure(
     )
 
 
-def completeness_weights(run: Run) -> str:
+def completeness_weights(run: Run) -> Section:
     """Share of each site in the average of the models while it depends on completeness."""
     weights = run.decided("completeness_weights", OWN)
     if not weights:
-        return ""
+        return Section()
     found = _estimates(run)
     known = {site: f"completeness {value['estimate']:.2f}" for site, value in found[1].items()} if found else {}
     train = {name: site.get("train") for name, site in run.info["sites"].items()}
-    svg = share_figure(weights, train, known, legend={"main": "share, %"}, **run.frame)
+    figure = share_figure(weights, train, known, legend={"main": "share, %"}, **run.frame)
     first, last = min(weights), max(weights)
     words = (
         f"What each site counts in the average of the models, in per cent of all sites, in rounds {first} to {last};"
         " dotted: by its slices alone, as in all other rounds."
     )
-    return section(
-        "completeness-weights", "Completeness-aware aggregation", f"<p>{escape(words)}</p>\n<figure>{svg}</figure>\n"
-    )
+    return section("completeness-weights", "Completeness-aware aggregation", f"<p>{escape(words)}</p>\n", figure)
 
 
 def _added(run: Run) -> dict[str, Mapping]:
@@ -200,11 +198,11 @@ def _share(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def corrections(run: Run) -> str:
+def corrections(run: Run) -> Section:
     """What was added to the masks of each site, and how much of it is right."""
     events, added = _events(run), _added(run)
     if not (added or any(events.values())):
-        return ""
+        return Section()
     rows, rest, known = [], [], []
     for site in sorted(run.info["sites"]):
         trigger, corrected, spared = (events[what].get(site) for what in ("triggered", "corrected", "spared"))

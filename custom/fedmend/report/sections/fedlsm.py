@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedmend.report.figures import Line, Panel, grid_figure
-from fedmend.report.page import heat, section, table, td
+from fedmend.report.page import Figure, Section, heat, section, table, td
 from fedmend.report.parts import Part
 from fedmend.report.run_folder import Run
 
@@ -24,7 +24,7 @@ WORDS = {
 }
 
 
-def uncertainty(run: Run) -> str:
+def uncertainty(run: Run) -> Section:
     """Histograms of the uncertainty of each site's samples, with the pools that FedLSM makes of them."""
     found = run.decided("uncertainty", OWN)
     histograms = {}
@@ -32,16 +32,16 @@ def uncertainty(run: Run) -> str:
         for site, counts in value.items():
             histograms.setdefault(site, {})[round_num] = counts
     if not histograms:
-        return ""
+        return Section()
     pools = {site: pool_sizes(run, site, by_round) for site, by_round in histograms.items()}
-    svg = uncertainty_figure(histograms, pools, **run.frame | {"warmup": 0})
+    figure = uncertainty_figure(histograms, pools, **run.frame | {"warmup": 0})
     words = (
         "How unsure the model that a site receives is of each sample there: 0 is sure, 1 is undecided. Filled: the last"
         " round of the site; outline: its first, cut off where it is higher than the figure."
     )
     if any(pools.values()):
         words += " The limits of the pools are exact to one bar."
-    return section("uncertainty", "Uncertainty of the samples", f"<p>{escape(words)}</p>\n<figure>{svg}</figure>\n")
+    return section("uncertainty", "Uncertainty of the samples", f"<p>{escape(words)}</p>\n", figure)
 
 
 def pool_sizes(run: Run, site: str, histograms: Mapping[int, Sequence[int]]) -> tuple[int, int] | None:
@@ -76,7 +76,7 @@ def _first(counts: Sequence[int], number: int) -> list[int]:
 
 def uncertainty_figure(
     histograms: Mapping[str, Mapping[int, Sequence[int]]], pools: Mapping[str, tuple[int, int] | None], **frame
-) -> str:
+) -> Figure:
     """One panel per site with the histogram of its last round, split into pools, and the outline of its first.
 
     Args:
@@ -124,11 +124,11 @@ def uncertainty_figure(
     )
 
 
-def class_knowledge(run: Run) -> str:
+def class_knowledge(run: Run) -> Section:
     """Sites × classes with q of Eq. (7), Deng et al., MICCAI 2023, of the last round, and of the others to unfold."""
     found = run.decided("class_knowledge", OWN)
     if not found:
-        return ""
+        return Section()
     words = (
         "What each site tells the server about each class, q: for a class that it identifies (✓), its positive labels;"
         " for any other, its samples that got a positive pseudo-label in the round."

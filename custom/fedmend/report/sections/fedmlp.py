@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fedmend.report.figures import Line, Panel, grid_figure
-from fedmend.report.page import section
+from fedmend.report.page import Figure, Section, section
 from fedmend.report.parts import Part
 from fedmend.report.run_folder import Run
 
@@ -16,16 +16,16 @@ WORDS = {
 }
 
 
-def learning_degree(run: Run) -> str:
+def learning_degree(run: Run) -> Section:
     """Learning degree of each class over rounds."""
     found = run.decided("learning_degree", OWN)
     if not found:
-        return ""
-    svg = degree_figure(list(found.items()), run.info["classes"], **run.frame)
-    return section("learning-degree", "Learning degree", f"<figure>{svg}</figure>\n")
+        return Section()
+    figure = degree_figure(list(found.items()), run.info["classes"], **run.frame)
+    return section("learning-degree", "Learning degree", figure)
 
 
-def degree_figure(degrees: Sequence[tuple[int, Mapping[str, float]]], classes: Sequence[str], **frame) -> str:
+def degree_figure(degrees: Sequence[tuple[int, Mapping[str, float]]], classes: Sequence[str], **frame) -> Figure:
     """One panel per class with its learning degree over rounds.
 
     Args:

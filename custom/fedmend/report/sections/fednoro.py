@@ -5,7 +5,7 @@ from html import escape
 from statistics import fmean
 
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
-from fedmend.report.page import heat, number, section, table, td
+from fedmend.report.page import Figure, Section, heat, number, section, table, td
 from fedmend.report.parts import Part
 from fedmend.report.run_folder import Run
 
@@ -51,11 +51,11 @@ def _judgements(run: Run) -> dict[str, str]:
     return words | {site: TAKEN_FOR_NOISY for site in found[1].get("absent", ()) if site not in losses}
 
 
-def noisy_sites(run: Run) -> str:
+def noisy_sites(run: Run) -> Section:
     """Sites × classes with the losses behind the judgement, and the judgement in words."""
     found = _detection(run)
     if found is None:
-        return ""
+        return Section()
     round_num, value = found
     noisy, losses = value["noisy"], value["class_loss"]
     mean = {site: fmean(row) for site, row in value["normalised"].items()}
@@ -102,17 +102,17 @@ def noisy_site_lines(run: Run) -> list[str]:
     return [f"Noisy sites: {_names(value['noisy']) or 'none'} (detection vote share {number(value.get('vote_share'))})"]
 
 
-def second_stage(run: Run) -> str:
+def second_stage(run: Run) -> Section:
     """Weights of the knowledge distillation and of the aggregation over rounds."""
-    body = ""
+    blocks = []
     if distillation := run.decided("distillation_weight", OWN):
         words = "How much noisy sites learn from the answers of the global model; the rest is from their own labels."
-        body += f"<h3>Knowledge distillation weight</h3>\n<p>{words}</p>\n"
-        body += f"<figure>{distillation_figure(distillation, **run.frame)}</figure>\n"
+        figure = distillation_figure(distillation, **run.frame)
+        blocks += [f"<h3>Knowledge distillation weight</h3>\n<p>{words}</p>\n", figure]
     if aggregation := run.decided("aggregation_weights", OWN):
         train = {name: site.get("train") for name, site in run.info["sites"].items()}
         judgements = _judgements(run)
-        svg = share_figure(
+        figure = share_figure(
             aggregation,
             train,
             judgements,
@@ -120,11 +120,11 @@ def second_stage(run: Run) -> str:
             noisy=[site for site, judged in judgements.items() if judged in (JUDGED_NOISY, TAKEN_FOR_NOISY)],
             **run.frame,
         )
-        body += f"<h3>Distance-aware aggregation</h3>\n<p>{SHARES}</p>\n<figure>{svg}</figure>\n"
-    return section("second-stage", "After the detection", body) if body else ""
+        blocks += [f"<h3>Distance-aware aggregation</h3>\n<p>{SHARES}</p>\n", figure]
+    return section("second-stage", "After the detection", *blocks) if blocks else Section()
 
 
-def distillation_figure(weights: Mapping[int, float], **frame) -> str:
+def distillation_figure(weights: Mapping[int, float], **frame) -> Figure:
     """The knowledge distillation weight over rounds.
 
     Args:

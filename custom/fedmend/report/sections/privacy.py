@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fedmend.report.page import number, section, table
+from fedmend.report.page import Section, number, section, table
 from fedmend.report.parts import Part
 from fedmend.report.run_folder import Run
 
@@ -23,10 +23,10 @@ def _spent(run: Run) -> Mapping[str, Mapping[str, float]]:
     return dict(sorted(told.items()))
 
 
-def spent(run: Run) -> str:
+def spent(run: Run) -> Section:
     """Sites with epsilon, delta, noise and clipping."""
     if not (found := _spent(run)):
-        return ""
+        return Section()
     rows = [
         [site, number(t["epsilon"]), f"{t['delta']:.2g}", f"{t['noise_multiplier']:g}", f"{t['clip']:g}"]
         for site, t in found.items()

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
 from fedmend.report.figures import STACK, Line, Panel, grid_figure
-from fedmend.report.page import number, section, table
+from fedmend.report.page import Figure, Section, number, section, table
 from fedmend.report.parts import Part
 from fedmend.report.run_folder import Run
 
@@ -14,24 +14,23 @@ def _precision(record: Mapping, kind: str) -> float | None:
     return correct / record[kind] if correct is not None and record[kind] else None
 
 
-def pseudo_labels(run: Run) -> str:
+def pseudo_labels(run: Run) -> Section:
     """Pseudo-labels per site, class and round, and how many of them are right."""
     kinds = run.kind.pseudo_labels
     if not (run.repairs and kinds):
-        return ""
-    classes, body = run.info["classes"], ""
+        return Section()
+    classes, blocks = run.info["classes"], []
     for i, site in enumerate(sorted({r["site"] for r in run.repairs})):
         records = [r for r in run.repairs if r["site"] == site]
         annotated = run.info["sites"].get(site, {}).get("annotated", ())
         words = run.kind.repair_words
-        svg = count_figure(f"counts-{i}", site, records, classes, annotated, kinds=kinds, words=words, **run.frame)
-        body += f"<h3>{escape(site)}</h3>\n<figure>{svg}</figure>\n"
+        figure = count_figure(f"counts-{i}", site, records, classes, annotated, kinds=kinds, words=words, **run.frame)
+        blocks += [f"<h3>{escape(site)}</h3>\n", figure]
     known = [r for r in run.repairs if r.get("correct_positive") is not None and r.get("correct_negative") is not None]
     if known:
         shown = [c for c in classes if any(r["class"] == c for r in known)]
-        body += f"<h3>Precision</h3>\n<figure>{precision_figure(known, shown, kinds=kinds, **run.frame)}</figure>\n"
-    body += _latest_table(run)
-    return section("pseudo-labels", "Pseudo-labels", body)
+        blocks += ["<h3>Precision</h3>\n", precision_figure(known, shown, kinds=kinds, **run.frame)]
+    return section("pseudo-labels", "Pseudo-labels", *blocks, _latest_table(run))
 
 
 def _judged(record: Mapping) -> tuple[object, object]:
@@ -82,11 +81,11 @@ def count_figure(
     kinds: Collection[str],
     words: Mapping[str, str],
     **frame,
-) -> str:
+) -> Figure:
     """One panel per class with the pseudo-labels of one site over rounds, stacked.
 
     Args:
-        key: unique in the page.
+        key: name of the figure.
         site: the site's name.
         repairs: records of ``repairs.jsonl`` of this site, in the order of rounds; at least one.
         classes: all class names.
@@ -119,7 +118,7 @@ def count_figure(
     )
 
 
-def precision_figure(repairs: Sequence[Mapping], classes: Sequence[str], *, kinds: Collection[str], **frame) -> str:
+def precision_figure(repairs: Sequence[Mapping], classes: Sequence[str], *, kinds: Collection[str], **frame) -> Figure:
     """One panel per class with the precision of its pseudo-labels over rounds, pooled and per site.
 
     Args:

@@ -5,7 +5,7 @@ from html import escape
 from statistics import fmean
 
 from fedmend.report.metric_figures import Metric
-from fedmend.report.page import compact, number, section, table, td
+from fedmend.report.page import Section, compact, number, section, table, td
 from fedmend.report.parts import Part
 from fedmend.report.run_folder import Run, last_rounds
 
@@ -64,7 +64,7 @@ def _all_metrics(run: Run) -> list[Metric]:
     return [*run.kind.metrics, *run.kind.more]
 
 
-def key_numbers(run: Run) -> str:
+def key_numbers(run: Run) -> Section:
     """Macro metrics of the final and the best model."""
     milestones = _milestones(run)
     if not milestones:
@@ -86,23 +86,23 @@ def key_numbers(run: Run) -> str:
     return section("numbers", "Key numbers", f'<div class="cards">{cards}</div><p class="fine">{escape(note)}</p>')
 
 
-def sites(run: Run) -> str:
+def sites(run: Run) -> Section:
     """What each site has."""
     title, body = run.kind.sites(run)
-    return section("sites", title, body) if body else ""
+    return section("sites", title, body) if body else Section()
 
 
-def curves(run: Run) -> str:
+def curves(run: Run) -> Section:
     """Metrics over rounds, macro and per class."""
-    figures = run.kind.curves(run) if run.evaluations else ""
-    return section("curves", f"Progress over rounds ({run.split} split)", figures) if figures else ""
+    blocks = run.kind.curves(run) if run.evaluations else []
+    return section("curves", f"Progress over rounds ({run.split} split)", *blocks) if blocks else Section()
 
 
-def per_class(run: Run) -> str:
+def per_class(run: Run) -> Section:
     """Metrics of the last and the best model for each class."""
     kind = run.kind
     if not (run.evaluations and kind.counted):
-        return ""
+        return Section()
     last, groups = run.evaluations[-1], _shown_models(run)
     shown = [(m, word, record) for word, record in groups for m in kind.metrics if m.per_class in record["per_class"]]
     counted = {key: word for key, word in kind.counted.items() if key in last}
@@ -119,14 +119,14 @@ def per_class(run: Run) -> str:
     return section("classes", "Results per class", table(caption, head, rows, macro) + note)
 
 
-def confusion(run: Run) -> str:
+def confusion(run: Run) -> Section:
     """Confusion matrices of the last and the best model."""
     body = ""
     for word, record in _shown_models(run) if run.evaluations else ():
         title = f"{word.capitalize()} model, round {record['round']}"
         caption = f"{word.capitalize()} model on the {run.split} split"
         body += run.kind.confusion(record, run.info["classes"], title, caption)
-    return section("confusion", "Confusion matrix", body) if body else ""
+    return section("confusion", "Confusion matrix", body) if body else Section()
 
 
 def result_lines(run: Run) -> list[str]:

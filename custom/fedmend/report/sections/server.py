@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from html import escape
 
-from fedmend.report.page import Markup, compact, section, table, td
+from fedmend.report.page import Markup, Section, compact, section, table, td
 from fedmend.report.parts import Part, own_decisions
 from fedmend.report.run_folder import INPUTS, Run, is_own
 from fedmend.report.tables import TABLES
@@ -11,16 +11,16 @@ from fedmend.report.tables import TABLES
 OWN = {"refused": Mapping}
 
 
-def refused(run: Run) -> str:
+def refused(run: Run) -> Section:
     """Results of sites that the server did not use."""
     found = [d for d in run.decisions if d["what"] == "refused" and is_own(d, OWN)]
     rows = [[d["value"].get("site"), d.get("round", "–"), compact(d["value"].get("reason"))] for d in found]
     if not rows:
-        return ""
+        return Section()
     return section("refused", "Refused results", table("Not part of the model", ["Site", "Round", "Reason"], rows))
 
 
-def decisions(run: Run) -> str:
+def decisions(run: Run) -> Section:
     """Every decision of the server that no other section shows."""
     own = own_decisions()
     rows = [
@@ -31,10 +31,10 @@ def decisions(run: Run) -> str:
     body = table("Of the server, in the order of time", ["What", "Round", "Value"], rows)
     if len(rows) > 20:
         body = f"<details><summary>{len(rows)} decisions</summary>{body}</details>"
-    return section("decisions", "Decisions", body) if rows else ""
+    return section("decisions", "Decisions", body) if rows else Section()
 
 
-def files(run: Run) -> str:
+def files(run: Run) -> Section:
     """Where the models and the data behind this page are."""
     here = ", ".join(name for name in INPUTS if (run.folder / name).exists())
     places = {**run.results.get("files", {}), "data of this page, beside it": here}
