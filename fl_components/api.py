@@ -95,9 +95,9 @@ class Job:
             FedMendError: what the commands ``simulate``, ``poc`` and ``submit`` refuse, or no such place.
         """
         workspace = Path(workspace) if workspace else None
-        with self._bar(progress) as show:
+        with self._bar(progress) as watch:
             if place in (LOCAL, SIMULATOR):
-                return self._simulate(place, workspace or Path("runs") / self.run_name, threads, site, show)
+                return self._simulate(place, workspace or Path("runs") / self.run_name, threads, site, watch)
             if threads:
                 raise FedMendError(f"threads: expected none with a federation, got {threads}")
             with _quiet_flare():
@@ -105,11 +105,12 @@ class Job:
                     from fl_components.run.poc import poc
 
                     folder = workspace or Path("runs") / self.run_name
-                    return Run(poc(self.folder, folder, **self._changes, site_settings=site, show=show))
-                return self._submit(Path(place), workspace or Path("runs") / "results", site, show, progress)
+                    says = {"show": _nothing, "watch": watch}
+                    return Run(poc(self.folder, folder, **self._changes, site_settings=site, **says))
+                return self._submit(Path(place), workspace or Path("runs") / "results", site, watch, progress)
 
     def _simulate(
-        self, place: str, workspace: Path, threads: int, site: Mapping[str, object] | None, show: Callable
+        self, place: str, workspace: Path, threads: int, site: Mapping[str, object] | None, watch: Callable | None
     ) -> Run:
         from fl_components.run.local import run_local
         from fl_components.run.simulate import RUN_FOLDER, simulate
@@ -117,10 +118,10 @@ class Job:
         start = run_local if place == LOCAL else simulate
         how = {"threads": threads} if threads else {}
         with _script_runs_once():
-            start(self.folder, workspace, **self._changes, site_settings=site, quiet=True, show=show, **how)
+            start(self.folder, workspace, **self._changes, site_settings=site, quiet=True, watch=watch, **how)
         return Run(workspace / RUN_FOLDER)
 
-    def _submit(self, kit: Path, out: Path, site: Mapping | None, show: Callable, progress: bool) -> Run:
+    def _submit(self, kit: Path, out: Path, site: Mapping | None, watch: Callable | None, progress: bool) -> Run:
         from fl_components.run.submit import submit
 
         if not kit.is_dir():
@@ -129,14 +130,15 @@ class Job:
             )
         if site:
             raise FedMendError("site: expected no settings with a startup kit, whose sites have their own fedmend.json")
-        return Run(submit(self.folder, kit, out, **self._changes, show=show, announce=print if progress else None))
+        says = {"show": _nothing, "announce": print if progress else None, "watch": watch}
+        return Run(submit(self.folder, kit, out, **self._changes, **says))
 
     @contextlib.contextmanager
-    def _bar(self, wanted: bool) -> Iterator[Callable[[str], None]]:
+    def _bar(self, wanted: bool) -> Iterator[Callable[[str], None] | None]:
         from fl_components.run.progress import rounds_bar
 
-        with rounds_bar(self.run_name, self._rounds) if wanted else contextlib.nullcontext(_nothing) as show:
-            yield show
+        with rounds_bar(self.run_name, self._rounds) if wanted else contextlib.nullcontext() as watch:
+            yield watch
 
     def __repr__(self) -> str:
         chosen = f" with {', '.join(self._changes['variants'])}" if self._changes["variants"] else ""

@@ -44,6 +44,7 @@ class LocalTransport(Transport):
         models: folder of the model files.
         threads: sites that run at the same time; 0: one per core.
         meter: counts what travels and what sites do.
+        watch: gets the picture of the run, see :mod:`fedmend.progress`.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class LocalTransport(Transport):
         models: Path,
         threads: int = 0,
         meter: Meter | None = None,
+        watch: Callable[[Mapping], None] | None = None,
     ):
-        self._meter = meter
+        self._meter, self._watch = meter, watch
         self._configs, self._models, self._threads = dict(configs), models, threads or os.cpu_count() or 1
         self._counted = counted(method.FIELDS)
         self._stopped = threading.Event()
@@ -122,6 +124,11 @@ class LocalTransport(Transport):
         """Nobody watches: the records have every number."""
         return
 
+    def show(self, picture: Mapping[str, object]) -> None:
+        """See :class:`fedmend.transport.Transport`."""
+        if self._watch:
+            self._watch(picture)
+
 
 def run_locally(
     *,
@@ -136,6 +143,7 @@ def run_locally(
     threads: int = 0,
     app_dir: Path | None = None,
     meter: Meter | None = None,
+    watch: Callable[[Mapping], None] | None = None,
 ) -> Path:
     """Runs a job in this process.
 
@@ -151,6 +159,7 @@ def run_locally(
         threads: sites that run at the same time; 0: one per core.
         app_dir: the job's app folder, where a relative ``weights`` file starts; None: the workspace.
         meter: counts what travels and what sites do.
+        watch: gets the picture of the run whenever it has changed, see :mod:`fedmend.progress`.
 
     Returns:
         The run folder.
@@ -160,7 +169,7 @@ def run_locally(
     """
     records = workspace / RUN_FOLDER / "fedmend"
     models, configs = workspace / RUN_FOLDER / "app_server", {name: config_of(name) for name in sites}
-    chosen, transport = _set_up(run, method, site, configs, models=models, threads=threads, meter=meter)
+    chosen, transport = _set_up(run, method, site, configs, models=models, threads=threads, meter=meter, watch=watch)
     server = config_of("server")
     federation = RunningFederation(
         *(chosen, workflow, transport),

@@ -60,6 +60,12 @@ class Picture:
     sites: Mapping[str, Mapping] = field(default_factory=dict)
     decisions: tuple = ()
 
+    @property
+    def latest(self) -> str:
+        """Split and last value of each metric, e.g. ``test AUC 0.734 mAP 0.250``; empty before there is one."""
+        found = [f"{n.upper() if n != 'map' else 'mAP'} {p[-1][1]:.3f}" for n, p in self.curves.items() if p]
+        return " ".join([self.split, *found]) if found else ""
+
 
 def read_picture(text: str) -> Picture:
     """Reads what :class:`fedmend.progress.Progress` wrote.

@@ -1,7 +1,6 @@
 """What a run writes down while it goes on: metrics, repairs, decisions, the best model, a line per round."""
 
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ from fedmend.results import EVALUATE, SiteResult
 LOG = logging.getLogger("fedmend.run")
 BEST_SPLITS = ("val", "test")  # the first that there is
 UNTRAINED = "untrained_model"  # the decision that says so, and later that it is no longer
-# Round, number of rounds, stage and metrics in a line of :meth:`RunLog.progress`, wherever it is read again.
-ROUND_LINE = re.compile(r"round (\d+)/(\d+) ([^|]+) \| received model: ([^|]+) \| \d+ sites")
 
 
 class RunLog:

@@ -30,7 +30,7 @@ def run_local(
     sites: int = 0,
     site_settings: Mapping[str, object] | None = None,
     quiet: bool = False,
-    show: Callable[[str], None] | None = None,
+    watch: Callable[[str], None] | None = None,
     meter: Meter | None = None,
 ) -> dict:
     """Runs one job without FLARE and returns its ``results.json``.
@@ -44,7 +44,7 @@ def run_local(
         sites: see :func:`fl_components.run.jobs.configure_job`.
         site_settings: fields of ``fedmend.json`` to override.
         quiet: keep what the run says in ``<workspace>.log`` instead of showing it.
-        show: gets every line that a quiet run says.
+        watch: gets the picture of the run as JSON whenever it has changed, see :mod:`fedmend.progress`.
         meter: counts what travels and what sites do.
 
     Raises:
@@ -58,7 +58,7 @@ def run_local(
     workflow, method = settings.build(settings.workflow), settings.build(settings.method)
     lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
     _empty(workspace)
-    with _output_to(workspace.with_name(workspace.name + ".log") if quiet else None, show):
+    with _output_to(workspace.with_name(workspace.name + ".log") if quiet else None):
         records = run_locally(
             workflow=workflow,
             method=method,
@@ -71,6 +71,7 @@ def run_local(
             threads=threads or os.cpu_count() or 1,
             app_dir=job.resolve() / settings.app.name,
             meter=meter,
+            watch=(lambda picture: watch(json.dumps(picture))) if watch else None,
         )
     if refused := refused_results(records):
         raise FedMendError(f"run: expected a complete run, got a refused result: {refused[0]}")
@@ -97,15 +98,15 @@ def _empty(workspace: Path) -> None:
 
 
 @contextlib.contextmanager
-def _output_to(log: Path | None, show: Callable[[str], None] | None) -> Iterator[None]:
-    """Log lines go to this file and this function alone, or where they went."""
+def _output_to(log: Path | None) -> Iterator[None]:
+    """Log lines go to this file alone, or where they went."""
     if log is None:
         yield
         return
     root, ours = logging.getLogger(), logging.getLogger("fedmend")
     before, level, file = root.handlers[:], ours.level, logging.FileHandler(log, "w", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root.handlers[:] = [file, *([_Shown(show)] if show else [])]
+    root.handlers[:] = [file]
     ours.setLevel(logging.INFO)  # also where nobody has set up logging, as in a notebook
     try:
         yield
@@ -113,14 +114,3 @@ def _output_to(log: Path | None, show: Callable[[str], None] | None) -> Iterator
         root.handlers[:] = before
         ours.setLevel(level)
         file.close()
-
-
-class _Shown(logging.Handler):
-    """Hands every line to a function."""
-
-    def __init__(self, show: Callable[[str], None]):
-        super().__init__()
-        self._show = show
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._show(record.getMessage())

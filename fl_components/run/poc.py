@@ -145,6 +145,7 @@ def poc(
     sites: int = 0,
     site_settings: Mapping[str, object] | None = None,
     show: Callable[[str], None] = print,
+    watch: Callable[[str], None] | None = None,
 ) -> Path:
     """Runs one job on a federation of this machine that exists for as long as the job.
 
@@ -156,6 +157,7 @@ def poc(
         sites: see :func:`configure_job`.
         site_settings: fields of every site's ``fedmend.json`` to override; the data are the job's phantom otherwise.
         show: gets one line at a time.
+        watch: see :func:`follow`.
 
     Returns:
         Folder of the result, see :func:`fetch`.
@@ -172,7 +174,7 @@ def poc(
         with federation.running() as session:
             job_id = submit_job(session, folder)
             show(f"job {job_id} submitted")
-            follow(session, job_id, show=show)
+            follow(session, job_id, show=show, watch=watch)
             return fetch(session, job_id, workspace.resolve() / "results")
 
 

@@ -5,6 +5,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
+from fedmend.errors import FedMendError
+from fedmend.picture import read_picture
 from fedmend.report.page import duration
 
 WORTH_SAYING = 60  # seconds
@@ -79,10 +81,9 @@ def rounds_bar(name: str, total: int) -> Iterator[Callable[[str], None]]:
         total: its rounds.
 
     Yields:
-        A function that gets what the run says, line by line, and moves the bar with the line of each round.
+        A function that gets the picture of the run as JSON, see :mod:`fedmend.progress`, and moves the bar; one that
+        does not read is passed over.
     """
-    from fedmend.run_log import ROUND_LINE
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a notebook without ipywidgets, where the bar is text
         from tqdm.auto import tqdm
@@ -91,9 +92,11 @@ def rounds_bar(name: str, total: int) -> Iterator[Callable[[str], None]]:
     form = "{desc} |{bar}| round {n_fmt} of {total_fmt}, {elapsed}{postfix}"
     with tqdm(desc=name, total=total, bar_format=form) as bar:
 
-        def show(line: str) -> None:
-            if found := ROUND_LINE.search(line):
-                bar.n = int(found[1])
-                bar.set_postfix_str(found[4])  # draws it
+        def watch(text: str) -> None:
+            with contextlib.suppress(FedMendError):
+                picture = read_picture(text)
+                if (picture.done, picture.latest) != (bar.n, bar.postfix):
+                    bar.n = picture.done
+                    bar.set_postfix_str(picture.latest)  # draws it
 
-        yield show
+        yield watch

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from fedmend.errors import FedMendError
+from fedmend.progress import PROGRESS
 from fedmend.repairs.ledger import read_verdicts
 from fedmend.report.tables import mean_and_sd
 from fedmend.site_config import CONFIG_NAME, PHANTOM
@@ -81,7 +82,7 @@ def simulate(
     sites: int = 0,
     site_settings: Mapping[str, object] | None = None,
     quiet: bool = False,
-    show: Callable[[str], None] | None = None,
+    watch: Callable[[str], None] | None = None,
 ) -> dict:
     """Runs one job in FLARE's simulator and returns its ``results.json``.
 
@@ -94,7 +95,7 @@ def simulate(
         sites: see :func:`configure_job`.
         site_settings: fields of ``fedmend.json`` to override.
         quiet: keep the simulator's output in ``<workspace>.log`` instead of showing it.
-        show: gets the lines of the server's log, a second late.
+        watch: gets the picture of the run as JSON every second, see :mod:`fedmend.progress`.
 
     Raises:
         FedMendError: the workspace holds other files, the simulator failed, or a site's result was refused.
@@ -120,7 +121,7 @@ def simulate(
         records, server_log = workspace / RUN_FOLDER, workspace / "server" / "log.txt"
         with open(log if quiet else os.devnull, "w") as output:
             streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
-            code = _run_simulator(command, records / "results.json", server_log, show=show, **streams)
+            code = _run_simulator(command, records / "results.json", server_log, watch=watch, **streams)
     refused = refused_results(records)
     if code or refused or not (records / "results.json").is_file():
         reasons = refused[:1] or _stopped(server_log)[-1:] or [f"see {log if quiet else server_log}"]
@@ -129,25 +130,26 @@ def simulate(
 
 
 def _run_simulator(
-    command: Sequence[str], results: Path, server_log: Path, *, show: Callable[[str], None] | None = None, **streams
+    command: Sequence[str], results: Path, server_log: Path, *, watch: Callable[[str], None] | None = None, **streams
 ) -> int:
     """Exit code of the simulator. Where a site's process starts while the server stops, FLARE 2.9 waits for it
     forever: a simulator that has written its results, or said why the run stopped, is stopped after ``GRACE``."""
-    for earlier in (results, server_log):
+    picture = results.with_name(PROGRESS)
+    for earlier in (results, server_log, picture):
         earlier.unlink(missing_ok=True)
     process = subprocess.Popen(command, **streams)
-    end, seen = float("inf"), 0
+    end = float("inf")
     try:
         while time.monotonic() < end:
             try:
                 return process.wait(1)
             except subprocess.TimeoutExpired:
-                seen = _show_new(server_log, seen, show)
+                _look(picture, watch)
                 if end == float("inf") and (results.is_file() or _stopped(server_log)):
                     end = time.monotonic() + GRACE
         return 0
     finally:
-        _show_new(server_log, seen, show)
+        _look(picture, watch)
         if process.poll() is None:
             simulator = psutil.Process(process.pid)
             for running in [*simulator.children(recursive=True), simulator]:
@@ -156,12 +158,9 @@ def _run_simulator(
             process.wait()
 
 
-def _show_new(log: Path, seen: int, show: Callable[[str], None] | None) -> int:
-    """Shows the lines after the first ``seen`` ones; how many there are now, without one that is half written."""
-    lines = log.read_text().split("\n")[:-1] if show and log.is_file() else []
-    for line in lines[seen:]:
-        show(line)
-    return max(seen, len(lines))
+def _look(picture: Path, watch: Callable[[str], None] | None) -> None:
+    if watch and picture.is_file():
+        watch(picture.read_text(encoding="utf-8"))
 
 
 def refused_results(records: Path) -> list[str]:

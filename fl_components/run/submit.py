@@ -25,6 +25,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.private.defs import ERROR_MSG_PREFIX
 
 from fedmend.errors import FedMendError
+from fl_components.console import PICTURES
 from fl_components.job_rules import check_job
 from fl_components.run.jobs import configure_job
 
@@ -133,6 +134,7 @@ def submit(
     sites: int = 0,
     show: Callable[[str], None] = print,
     announce: Callable[[str], None] | None = None,
+    watch: Callable[[str], None] | None = None,
 ) -> Path:
     """Runs one job on a provisioned federation and fetches its result; Ctrl-C leaves it running there.
 
@@ -146,6 +148,7 @@ def submit(
         sites: see :func:`configure_job`.
         show: gets one line at a time.
         announce: gets the line with the job's id and the way back to it; None: ``show`` does.
+        watch: see :func:`follow`.
 
     Returns:
         Folder of the result, see :func:`fetch`.
@@ -162,7 +165,7 @@ def submit(
         job_id = job_id or submit_job(session, folder)
         back = f"fedmend submit --kit {kit} --job-id {job_id} --out {out}"
         (announce or show)(f"job {job_id}; Ctrl-C leaves it running, and this comes back to it: {back}")
-        follow(session, job_id, show=show, left=left.is_set)
+        follow(session, job_id, show=show, watch=watch, left=left.is_set)
         return fetch(session, job_id, out)
 
 
@@ -180,6 +183,7 @@ def follow(
     job_id: str,
     *,
     show: Callable[[str], None] = print,
+    watch: Callable[[str], None] | None = None,
     interval: float = POLL,
     left: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -192,6 +196,7 @@ def follow(
         session: of the person who submitted it.
         job_id: what :func:`submit_job` returned, in this process or an earlier one.
         show: gets one line at a time.
+        watch: gets the newest picture of the run as JSON at every look, see :mod:`fedmend.progress`.
         interval: seconds between two looks.
         left: asked before every look; True when the person has gone.
 
@@ -216,6 +221,8 @@ def follow(
         for line in lines[new:]:
             show(line)
         last_line = stamps[-1] if stamps else last_line
+        if watch and (told := pictures(log)):
+            watch(told[-1])
         if meta["status"].startswith("FINISHED"):
             break
         time.sleep(interval)
@@ -250,6 +257,11 @@ def server_log(session: Session, job_id: str) -> list[dict] | None:
         with contextlib.suppress(json.JSONDecodeError):  # the first one may be cut, the last one half written
             entries.append(json.loads(line))
     return [e for e in entries if isinstance(e, dict) and e.keys() >= LOG_KEYS]
+
+
+def pictures(log: list[dict]) -> list[str]:
+    """The pictures of the run in the server's log, as JSON."""
+    return [entry["message"] for entry in log if entry["fullName"] == PICTURES]
 
 
 def reason(meta: Mapping, log: list[dict]) -> str:

@@ -133,12 +133,11 @@ class KitRun:
         Raises:
             FedMendError: the picture in the log is damaged.
         """
-        from fl_components.console import PICTURES
-        from fl_components.run.submit import RunStatus, job_state, reason, server_log
+        from fl_components.run.submit import RunStatus, job_state, pictures, reason, server_log
 
         meta = self._session.get_job_meta(self.job_id)
         log = server_log(self._session, self.job_id)
-        told = [entry["message"] for entry in log or () if entry["fullName"] == PICTURES]
+        told = pictures(log or [])
         if told and (picture := read_picture(told[-1])) != self._picture:
             self._picture, self._since = picture, self._clock()
         note = job_state(meta)

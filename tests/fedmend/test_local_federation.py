@@ -87,7 +87,7 @@ def play(tmp_path):
         make_site_folder(tmp_path / "data" / f"site-{number}", labels, splits=("val", "test"))
     before = torch.get_num_threads()
 
-    def run(name, method=None, workflow=None, *, threads=0, min_count=1, site=None, meter=None, **changes):
+    def run(name, method=None, workflow=None, *, threads=0, min_count=1, site=None, meter=None, watch=None, **changes):
         def config(site):
             data = tmp_path / "data" / site
             state = tmp_path / name / "state"
@@ -105,6 +105,7 @@ def play(tmp_path):
                 settings={"note": "as configured"},
                 threads=threads,
                 meter=meter,
+                watch=watch,
             )
 
     yield run
@@ -250,6 +251,13 @@ def test_a_meter_counts_what_each_site_gets_sends_and_does(play):
         assert counted["received"] == 3 * size  # two rounds and the evaluation at the end
         assert 2 * size <= counted["sent"]
         assert counted["steps"] == 4  # 7, 8 and 9 samples are two batches of 4, a last one of one joins the one before
+
+
+def test_pictures_of_the_run_are_handed_to_whoever_watches(play):
+    seen = []
+    play("run", watch=lambda picture: seen.append((picture["state"], picture.get("done", 0))))
+    assert (seen[0], seen[-1]) == (("starts", 0), ("finished", 2))
+    assert ("runs", 1) in seen
 
 
 def test_a_census_is_that_of_the_run_and_refuses_what_the_run_would(play, tmp_path):

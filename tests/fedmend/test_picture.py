@@ -79,3 +79,10 @@ def test_texts_cannot_steer_a_terminal():
     assert len(clean("x" * 1000)) == LONGEST
     assert read(run_name="\x07").run_name == "?"
     assert list(read(sites={"\x1b": {}}).sites) == ["?"]
+
+
+def test_the_latest_values_are_those_of_the_last_point_of_each_metric_that_has_one():
+    curves = {"auc": [[0, 0.5], [1, 0.75]], "map": [[1, 0.25]], "bacc": []}
+    found = read_picture(json.dumps({"state": "runs", "split": "val", "curves": curves}))
+    assert found.latest == "val AUC 0.750 mAP 0.250"
+    assert read_picture('{"state": "runs", "split": "val"}').latest == ""

@@ -105,7 +105,7 @@ def test_a_simulation_gets_all_settings_and_gives_back_its_run(job, places, plac
     assert run.name == "demo"
     assert places[place].args == (job, Path("runs/job_long"))
     options = places[place].options
-    assert options.pop("show")
+    assert options.pop("watch")
     assert options == {
         "variables": {"batch_size": 2},
         "variants": ["long"],
@@ -128,6 +128,8 @@ def test_a_federation_of_this_machine_is_quiet_and_gives_back_what_was_fetched(j
     assert run.folder == tmp_path / "p" / "workspace" / "fedmend"
     assert places["poc"].args == (job, Path("runs/job"))
     assert places["poc"].options["site_settings"] == {"min_count": 4}
+    assert places["poc"].options["show"]("job submitted") is None
+    assert places["poc"].options["watch"]
     assert (places["poc"].level, logging.getLogger("nvflare").level) == (logging.CRITICAL, logging.INFO)
 
 
@@ -160,6 +162,7 @@ def test_what_a_place_does_not_have_is_refused(job, places, place, options, sent
 
 def test_progress_is_a_bar_and_none_where_nobody_wants_one(job, places, capsys):
     Job(job).run("local", "a", progress=False)
+    assert places["local"].options["watch"] is None
     assert capsys.readouterr().err == ""
     Job(job).run("simulator", "b")
     assert "round 0 of 9" in capsys.readouterr().err

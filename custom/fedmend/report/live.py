@@ -150,9 +150,7 @@ def _decisions(picture: Picture, room: int) -> Table:
 
 def last_line(picture: Picture) -> str:
     """What came out, in one line."""
-    found = [f"{n.upper() if n != 'map' else 'mAP'} {p[-1][1]:.3f}" for n, p in picture.curves.items() if p]
-    split = f"{picture.split} " if found else ""
-    return f"{'PHANTOM ' * picture.phantom}finished: {picture.done} rounds, {split}{' '.join(found)}".strip()
+    return f"{'PHANTOM ' * picture.phantom}finished: {picture.done} rounds, {picture.latest}".strip()
 
 
 def save_svg(frame_console: Console, file: Path, title: str) -> None:

@@ -28,6 +28,8 @@ class Run:
     def __call__(self, **given):
         self.__dict__ |= given
         logging.getLogger("fedmend.run").warning("round 1/1")
+        if self.watch:
+            self.watch({"state": "runs", "done": 1})
         records = self.workspace / "server" / "simulate_job" / "fedmend"
         records.mkdir(parents=True)
         (records / "results.json").write_text('{"final": {}}')
@@ -103,11 +105,15 @@ def test_a_run_with_a_refused_site_fails_with_its_sentence(play):
         play(Run({"what": "best_model", "round": 0, "value": {}}, refusal))
 
 
-def test_lines_of_a_quiet_run_are_shown_where_nobody_has_set_up_logging(play, tmp_path, monkeypatch):
+def test_the_picture_of_a_run_is_handed_on_as_json(play):
     seen = []
+    play(Run(), watch=seen.append)
+    assert [json.loads(text) for text in seen] == [{"state": "runs", "done": 1}]
+
+
+def test_a_quiet_run_is_kept_in_a_file_where_nobody_has_set_up_logging(play, tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
-    play(Run(), quiet=True, show=seen.append)
-    assert seen == ["round 1/1"]
+    play(Run(), quiet=True)
     assert "round 1/1" in (tmp_path / "work.log").read_text()
     assert logging.getLogger("fedmend").level == logging.NOTSET
 

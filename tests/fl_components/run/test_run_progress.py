@@ -1,10 +1,6 @@
 import io
-import logging
+import json
 
-import pytest
-
-from fedmend.progress import Progress
-from fedmend.run_log import RunLog
 from fl_components.run import progress
 from fl_components.run.progress import Bar, Lines, rounds_bar
 
@@ -36,33 +32,33 @@ def test_a_bar_that_never_began_ends_quietly(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.fixture
-def said(tmp_path, caplog):
-    """A function: what a run says at the end of a round."""
-
-    class Checkpoint:
-        def best(self):
-            return None
-
-    log = RunLog(tmp_path, ["a"], Checkpoint(), lambda *_: None, Progress(tmp_path, lambda _: None))
-
-    def line(*round_and_metrics):
-        with caplog.at_level(logging.INFO):
-            log.progress(*round_and_metrics, 5, 1.0)
-        return caplog.messages[-1]
-
-    return line
+def picture(**facts):
+    return json.dumps({"state": "runs", **facts})
 
 
-def test_a_bar_over_rounds_moves_with_the_lines_of_a_run(said, capsys):
-    with rounds_bar("spring", 9) as show:
-        show("census: every site opens and checks its data")
-        first = said(3, 9, "warm up", {"test": {"macro": {"auc": 0.75}}})
-        show(f"2026-11-23 15:34:43,381 - fedmend.run - INFO - {first}")
-        show(said(4, 9, "detect", {}))
-    seen = capsys.readouterr().err
-    assert "spring" in seen
-    assert "round 4 of 9" in seen
-    assert "test AUC 0.750" in seen
-    assert seen.rindex("round 5 of 9") > seen.index("round 4 of 9")
-    assert "not evaluated" in seen
+def test_a_bar_over_rounds_moves_with_the_pictures_of_a_run(capsys):
+    with rounds_bar("spring", 9) as watch:
+        watch(picture())
+        watch(picture(done=4, split="test", curves={"auc": [[0, 0.5], [3, 0.75]], "map": [[3, 0.25]]}))
+        watch(picture(done=5, split="test", curves={"auc": [[4, 0.875]]}))
+    first, second = capsys.readouterr().err.split("round 4 of 9")
+    assert "spring" in first
+    assert "test AUC 0.750 mAP 0.250" in second
+    assert "round 5 of 9" in second
+    assert "test AUC 0.875" in second
+
+
+def test_a_bar_over_rounds_is_drawn_again_only_where_something_has_changed(capsys):
+    with rounds_bar("spring", 9) as watch:
+        for _ in range(5):
+            watch(picture(done=4, stage="warmup"))
+            watch(picture(done=4, stage="detect"))
+        assert capsys.readouterr().err.count("round 4 of 9") == 1
+
+
+def test_a_picture_that_does_not_read_leaves_the_bar_as_it_is_and_stops_nothing(capsys):
+    with rounds_bar("spring", 9) as watch:
+        watch(picture(done=4))
+        watch("round 5/9 warm up | received model: test AUC 0.750 | 5 sites")
+        watch(picture(done="5"))
+    assert "round 5 of 9" not in capsys.readouterr().err

@@ -192,14 +192,15 @@ def test_a_simulator_that_does_not_end_after_its_run_is_stopped(tmp_path, monkey
     assert (tmp_path / name).is_file()
 
 
-SAYS = "import sys, time; f = open(sys.argv[1], 'w'); f.write('a\\nb'); f.flush(); time.sleep(1.5); f.write('c\\nd\\n')"
+DRAWS = "import pathlib, sys, time; time.sleep(1.5); pathlib.Path(sys.argv[1]).write_text('last')"
 
 
-def test_new_lines_of_the_servers_log_are_shown_once_and_whole(tmp_path):
-    seen = []
-    command = [sys.executable, "-c", SAYS, str(tmp_path / "log.txt")]
-    assert simulate._run_simulator(command, tmp_path / "results.json", tmp_path / "log.txt", show=seen.append) == 0
-    assert seen == ["a", "bc", "d"]
+def test_the_picture_of_this_run_is_handed_on_and_none_of_an_earlier_one(tmp_path):
+    seen, picture = [], tmp_path / "progress.json"
+    picture.write_text("of an earlier run")
+    command = [sys.executable, "-c", DRAWS, str(picture)]
+    assert simulate._run_simulator(command, tmp_path / "results.json", tmp_path / "log.txt", watch=seen.append) == 0
+    assert set(seen) == {"last"}
 
 
 def test_an_interrupted_simulator_is_stopped_with_its_children(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from factories import ROOT, refused
 from nvflare.fuel.flare_api import api_spec
 
 from fl_components.cli import main
+from fl_components.console import PICTURES
 from fl_components.run import submit
 from fl_components.run.jobs import read_job
 from fl_components.run.submit import SILENT, configured, fetch, follow, open_session, submit_job, what_came_out
@@ -80,6 +81,15 @@ def test_flares_own_lines_half_written_ones_and_folders_of_the_server_are_left_o
     log = entry(1, "sent task", logger="nvflare.x") + entry(2, f"report: /srv/{ID}/report.html") + "3\n{}\n"
     log += entry(3, "round 1/1") + entry(4, "round")[:-9]
     assert seen(Session(("FINISHED:COMPLETED", log))) == ["FINISHED:COMPLETED", "03:00:03 round 1/1"]
+
+
+def test_the_newest_picture_of_the_run_is_handed_on_and_is_no_line():
+    log = entry(1, "round 1/2") + entry(2, '{"done": 1}', logger=PICTURES) + entry(3, '{"done": 2}', logger=PICTURES)
+    lines, watched = [], []
+    looks = ("RUNNING", ""), ("FINISHED:COMPLETED", log)
+    follow(Session(*looks), ID, show=lines.append, watch=watched.append, interval=0)
+    assert watched == ['{"done": 2}']
+    assert lines == ["RUNNING", "FINISHED:COMPLETED", "03:00:01 round 1/2"]
 
 
 def test_a_person_leaves_even_where_flare_swallows_ctrl_c():
