@@ -8,7 +8,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, said_by
 from fedmend.method import LocalMethod
 from fedmend.results import LONGEST_ERROR, QUESTIONS, SiteResult
 from fedmend.site_worker import SiteWorker
@@ -61,7 +61,7 @@ class MethodExecutor(Executor):
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except FedMendError as e:
-            message = str(e) if str(e).startswith(name) else f"{name}: {e}"
+            message = said_by(name, e)
             self.log_error(fl_ctx, message)
             result = SiteResult(error=message[:LONGEST_ERROR])
         except Exception as e:  # a message that is none of FedMend's may break anything

@@ -16,7 +16,7 @@ from nvflare.app_common.statistics.json_stats_file_persistor import JsonStatsFil
 from nvflare.fuel.utils import fobs
 
 from fedmend.data.manifest import CARD_NAME, KIND_NAMES, load_card
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, said_by
 from fedmend.files import write_text
 from fedmend.label_audit import AUDIT_FILE, COUNTS, HELD_BACK, LARGEST, SiteLabels, audit_text, count_labels
 from fedmend.phantoms.sites import phantom_spec
@@ -70,7 +70,7 @@ class LabelStatistics(Statistics):
             try:
                 self._counts = self._count(name)
             except FedMendError as e:
-                self._refuse(str(e) if str(e).startswith(name) else f"{name}: {e}")
+                self._refuse(said_by(name, e))
             except Exception as e:  # the words of any other error may name a folder or a patient's file
                 last = traceback.extract_tb(e.__traceback__)[-1]
                 self.logger.error(f"{type(e).__name__} at {Path(last.filename).name}:{last.lineno}")

@@ -23,7 +23,7 @@ class Client:
     def __init__(self, folder, method, **settings):
         self.folder, self.method, self.settings = folder, method, {**SETTINGS, **settings}
         self.config = SiteConfig(folder / "data", folder / "cache", folder / "state", min_count=3, threads=1)
-        self.run = RUN
+        self.name, self.run = "site-1", RUN
         self.start()
 
     def start(self):
@@ -32,7 +32,7 @@ class Client:
 
     def ask(self, question, task, weights=None, *, evaluate=False, stop=lambda: False):
         return self.worker.answer(
-            "site-1", question, weights or {}, task, self.run, evaluate=evaluate, config=self.config, stop=stop
+            self.name, question, weights or {}, task, self.run, evaluate=evaluate, config=self.config, stop=stop
         )
 
     def train(self, round_num=0, *, mark="", **options):

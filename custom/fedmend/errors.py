@@ -1,6 +1,7 @@
 """The one exception type that a person is meant to read."""
 
 WAY_ON = "put it back from a backup, or choose another run_name"  # where what a run has kept is lost
+LONGEST_VALUE = 120  # characters of a refused value
 
 
 class FedMendError(Exception):
@@ -11,7 +12,15 @@ class FedMendError(Exception):
     """
 
 
-LONGEST_VALUE = 120  # characters of a refused value
+def said_by(site: str, sentence: FedMendError | str) -> str:
+    """A sentence that begins with the name of the site that it is about, as in ``site-1: train.csv row 3: ...``.
+
+    Args:
+        site: its name.
+        sentence: what was said; returned as it is where it begins with the whole name and a colon.
+    """
+    text, name = str(sentence), f"{site}: "
+    return text if text.startswith(name) else name + text
 
 
 def check_variables(holds: bool, expected: str, **given: object) -> None:

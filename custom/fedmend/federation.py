@@ -16,7 +16,7 @@ import numpy as np
 from fedmend.averaging import Fold
 from fedmend.census import Census, read_census
 from fedmend.checkpoint import Checkpoint
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, said_by
 from fedmend.fields import check_fields
 from fedmend.files import failing_disk, locked
 from fedmend.fingerprint import fingerprint
@@ -307,13 +307,8 @@ class RunningFederation(Federation):
 
     def _safety_net(self) -> SafetyNet:
         chosen = self._settings
-        return SafetyNet(
-            self.model,
-            self._network,
-            self._state_dir / "round",
-            factor=chosen.max_update_factor,
-            clip=chosen.clip_update,
-        )
+        limits = {"factor": chosen.max_update_factor, "clip": chosen.clip_update}
+        return SafetyNet(self.model, self._network, self._state_dir / "round", **limits)
 
     def _tasks(
         self,
@@ -356,7 +351,7 @@ class RunningFederation(Federation):
                 if net:
                     net.check(answer.weights, f"{site}: result of round {round_num}")
             except FedMendError as e:
-                refused[site] = str(e) if str(e).startswith(site) else f"{site}: {e}"
+                refused[site] = said_by(site, e)
                 return
             if net:
                 net.put(site, answer.weights)
@@ -397,4 +392,7 @@ class RunningFederation(Federation):
             )
         check_result(answer, expected)
         if name in (TRAIN, COLLECT):
-            self._workflow.check(task.stage, answer.report)
+            try:
+                self._workflow.check(task.stage, answer.report)
+            except FedMendError as e:  # which knows no site: a word that begins it is never the name of one
+                raise FedMendError(f"{answer.site}: {e}") from None

@@ -16,7 +16,7 @@ from fedmend.data.manifest import SEGMENTATION, SiteCard, load_card
 from fedmend.data.site import SiteData
 from fedmend.data.slices import VolumeData
 from fedmend.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError, check_variables, said_by
 from fedmend.fields import check_fields
 from fedmend.files import locked
 from fedmend.gpu_settings import BF16
@@ -156,7 +156,7 @@ class SiteWorker:
                 )
                 return withhold(result) if config.privacy else result
         except FedMendError as e:
-            message = str(e) if str(e).startswith(name) else f"{name}: {e}"
+            message = said_by(name, e)
             LOG.error("%s", message)
             return SiteResult(error=message[:LONGEST_ERROR])
         except Stopped:

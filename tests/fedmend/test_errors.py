@@ -1,9 +1,9 @@
-"""The sentences about job variables."""
+"""The sentences about sites and job variables."""
 
 import pytest
 from factories import refused
 
-from fedmend.errors import check_variables
+from fedmend.errors import FedMendError, check_variables, said_by
 
 
 def test_variables_in_range_pass():
@@ -27,3 +27,24 @@ def test_variables_that_do_not_go_together_are_named_in_their_order(values):
 def test_a_long_value_is_cut_off():
     with refused("job variable share: expected 0 to 1, got '" + 119 * "9"):
         check_variables(False, "0 to 1", share=1000 * "9")
+
+
+@pytest.mark.parametrize(
+    ("site", "sentence"),
+    [
+        ("job", "job variable share: expected 0 to 1, got 1.5"),
+        ("run", "run_name 'run-1': expected no other task"),
+        ("state", "state file step.pt: expected what FedMend saved"),
+        ("job", "job, variant x: expected a mapping"),
+        ("site-1", "site-10: train.csv: expected a label"),
+        ("site-1", "site-1"),
+    ],
+)
+def test_the_site_is_named_before_a_sentence_whose_first_word_only_looks_like_its_name(site, sentence):
+    assert said_by(site, sentence) == said_by(site, FedMendError(sentence)) == f"{site}: {sentence}"
+
+
+def test_a_sentence_that_names_its_site_is_left_as_it_is():
+    assert said_by("site-1", FedMendError("site-1: train.csv: expected a label")) == (
+        "site-1: train.csv: expected a label"
+    )

@@ -212,6 +212,30 @@ def test_a_message_that_cannot_be_read_is_refused_with_what_is_wrong(tmp_path):
     assert run.decisions("refused") == [(0, {"site": "site-2", "reason": "site-2: weights: expected plain ones"})]
 
 
+@pytest.mark.parametrize(
+    ("sites", "sentence"),
+    [
+        (["label", "site-2"], "label ledger: expected a file that can be opened"),
+        (["site-1", "site-10"], "site-10: train.csv row 3: expected ..., got ..."),
+    ],
+)
+def test_a_refused_site_is_named_before_a_sentence_that_begins_like_its_name(tmp_path, sites, sentence):
+    first, known = sites[0], dict.fromkeys(sites, (1, 1))
+    answer = failing(plain_answers(known), site=first, when=when_training, error=sentence)
+    run = play(tmp_path, answer, known, min_sites=1, num_rounds=1)
+    assert run.decisions("refused") == [(0, {"site": first, "reason": f"{first}: {sentence}"})]
+
+
+def test_a_site_called_report_is_named_when_its_report_lacks_a_field(tmp_path):
+    class Asking(Script):
+        def check(self, stage, report):
+            raise FedMendError("report: expected the field number, got none")
+
+    sites = {"report": [1, 1]}
+    run = play(tmp_path, plain_answers(sites), sites, Asking(in_rounds(lambda fed, r: fed.train("train"))))
+    assert run.stopped.endswith("got 0: report: report: expected the field number, got none")
+
+
 def test_no_valid_result_at_all_stops_the_run_whatever_min_sites_says(tmp_path):
     answer = failing(plain_answers({"site-1": [1, 1]}), site="site-1", when=when_training)
     run = play(tmp_path, answer, ["site-1"], min_sites=1)

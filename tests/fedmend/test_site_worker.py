@@ -252,6 +252,20 @@ def test_a_full_disk_is_said_in_the_words_of_the_system_without_the_file(client)
     assert client(raising(full)).train().error == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("job", "job variables batch_size, pairs: expected at least 2 images"),
+        ("state", "state file opened.pt: expected what FedMend saved"),
+        ("site-1", "site-10: train.csv: expected a label"),
+    ],
+)
+def test_a_site_keeps_its_name_before_a_sentence_that_begins_like_it(client, name, sentence):
+    site = client(raising(FedMendError(sentence)))
+    site.name = name
+    assert site.train().error == f"{name}: {sentence}"
+
+
 def test_a_task_beside_one_of_an_earlier_job_waits_and_is_refused_before_it_touches_the_state(client, monkeypatch):
     monkeypatch.setattr(site_worker, "PREDECESSOR", 0.3)
     site = client(Tagging())

@@ -34,10 +34,10 @@ class Method(PlainMethod):
 class Process:
     """A site's process in FLARE: executor, engine and the files of the site."""
 
-    def __init__(self, folder, component):
+    def __init__(self, folder, component, name="site-1"):
         write_settings(folder)
         self.folder, self.executor = folder, MethodExecutor(**SETTINGS)
-        self.engine = Engine(folder, "site-1", components={"method": component})
+        self.engine = Engine(folder, name, components={"method": component})
         self.executor.handle_event(EventType.START_RUN, self.engine.new_context())
 
     def execute(self, name, message, signal=None):
@@ -61,7 +61,7 @@ def read(reply):
 def process(tmp_path):
     make_site_folder(tmp_path / "data", splits=("val", "test"))
     with one_site():
-        yield lambda component=None: Process(tmp_path, component or Method())
+        yield lambda component=None, **options: Process(tmp_path, component or Method(), **options)
 
 
 def test_the_four_tasks_are_answered(process):
@@ -105,6 +105,13 @@ def test_a_task_with_a_run_name_that_leaves_the_state_folder_is_refused_by_the_s
     error = read(process().execute("census", task)).error
     assert error.startswith("site-1: job variable run_name: expected letters")
     assert not list(tmp_path.parent.glob("outside"))
+
+
+def test_a_site_called_job_keeps_its_name_in_a_sentence_about_a_job_variable(process):
+    task = pack_task({}, RoundTask("census", 0, 3), RUN, evaluate=False)
+    task.meta["fedmend"]["run"]["run_name"] = "../../outside"
+    error = read(process(name="job").execute("census", task)).error
+    assert error.startswith("job: job variable run_name: expected letters")
 
 
 def test_a_sentence_of_a_site_too_long_for_the_guard_is_cut(process):

@@ -17,6 +17,7 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
+from fedmend.errors import FedMendError
 from fedmend.label_audit import read_audit
 from fedmend.phantoms.sites import SOURCE
 from fl_components.guard import ReportGuard
@@ -45,9 +46,9 @@ def folder(tmp_path_factory):
 class Client:
     """FLARE's executor with LabelStatistics at a site."""
 
-    def __init__(self, workspace, data, *, classes=CLASSES, **settings):
+    def __init__(self, workspace, data, *, classes=CLASSES, name="site-1", **settings):
         write_settings(workspace, data_root=str(data), **settings)
-        self.engine = Engine(workspace, "site-1", components={"labels": LabelStatistics(classes=list(classes))})
+        self.engine = Engine(workspace, name, components={"labels": LabelStatistics(classes=list(classes))})
         self.executor = StatisticsExecutor("labels")
         self.executor.handle_event(EventType.START_RUN, self.engine.new_context())
 
@@ -156,6 +157,18 @@ def test_an_unexpected_error_is_told_and_logged_without_its_words(client, monkey
     assert sentence in caplog.text
     assert f"{error.__name__} at test_statistics.py:" in caplog.text
     assert not [word for word in ("MUELLER", "hospital", "train.csv") if word in caplog.text]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("label", "label tables: expected some, got none"), ("site-1", "site-10: train.csv: expected a label, got none")],
+)
+def test_a_site_keeps_its_name_before_a_sentence_that_begins_like_it(client, monkeypatch, name, sentence):
+    def fail(*_, **__):
+        raise FedMendError(sentence)
+
+    monkeypatch.setattr("fl_components.statistics.count_labels", fail)
+    assert client(name=name).ask()["count"] == {kind: {f"{name}: {sentence}": 0} for kind in COUNTS}
 
 
 def test_a_phantom_says_that_it_is_one(client, tmp_path, monkeypatch):
