@@ -148,7 +148,8 @@ def repaired(repairs: Sequence[Mapping], classes: Sequence[str]) -> dict[str, di
     """Class → how much is repaired of it, over all sites after the last round of each.
 
     Args:
-        repairs: lines of ``repairs.jsonl``; a count that a site does not know, as of right repairs, is left out.
+        repairs: lines of ``repairs.jsonl``, all or the last ones; a count that a site does not know, as of right
+            repairs, is left out.
         classes: names, in the order of the result.
     """
     latest = {(line["site"], line["class"]): line for line in repairs}

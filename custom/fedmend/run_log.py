@@ -79,7 +79,7 @@ class RunLog:
         lines = self._records
         self._progress.tell(
             **curves(lines.metric_lines),
-            repairs=repaired(lines.repair_lines, self._classes),
+            repairs=repaired(lines.latest_repairs, self._classes),
             decisions=last_decisions(lines.decisions),
             **facts,
         )

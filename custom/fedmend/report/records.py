@@ -22,6 +22,7 @@ class RunRecords:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lines: dict[str, list[dict]] = {METRICS: [], REPAIRS: [], DECISIONS: []}
+        self._latest: dict[tuple[str, str], dict] = {}  # (site, class) → its last line of repairs
 
     @property
     def decisions(self) -> list[dict]:
@@ -34,9 +35,9 @@ class RunRecords:
         return self._lines[METRICS]
 
     @property
-    def repair_lines(self) -> list[dict]:
-        """The counts of repairs so far."""
-        return self._lines[REPAIRS]
+    def latest_repairs(self) -> list[dict]:
+        """The last counts of repairs of each site and class."""
+        return list(self._latest.values())
 
     def start(self, description: Mapping) -> None:
         """Writes ``run.json``."""
@@ -66,17 +67,16 @@ class RunRecords:
             annotated: (C,) bool, classes without a line.
             counts: count → (C,) numbers.
         """
-        lines = self._lines[REPAIRS]
         for index in np.flatnonzero(~annotated):
             now = {name: int(values[index]) for name, values in counts.items()}
-            before = next(
-                (line for line in reversed(lines) if line["site"] == site and line["class"] == classes[index]), None
-            )
+            before = self._latest.get((site, classes[index]))
             if before is not None and before["round"] == round_num:
                 continue  # the final evaluation repairs nothing
             new = {f"new_{k}": now[k] - (before[k] if before else 0) for k in ("positive", "negative")}
             unknown = dict.fromkeys(("correct_positive", "correct_negative"))
-            lines.append({"round": round_num, "site": site, "class": classes[index], **unknown, **now, **new})
+            line = {"round": round_num, "site": site, "class": classes[index], **unknown, **now, **new}
+            self._lines[REPAIRS].append(line)
+            self._latest[site, classes[index]] = line
 
     def finish(self, files: Mapping[str, str], seconds: float, *, intervals: Mapping[str, Mapping]) -> None:
         """Writes ``results.json``: final and best metrics, intervals of the final ones, and where the files are."""
@@ -112,6 +112,7 @@ class RunRecords:
     def restore(self, dumped: str) -> None:
         """Takes over what :meth:`dump` gave; records made since this object was created come after it."""
         self._lines = {name: lines + self._lines[name] for name, lines in json.loads(dumped).items()}
+        self._latest = {(line["site"], line["class"]): line for line in self._lines[REPAIRS]}
 
     def _write_lines(self, name: str) -> None:
         self._write_text(name, "".join(json.dumps(line) + "\n" for line in self._lines[name]))

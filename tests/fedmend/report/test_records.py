@@ -80,6 +80,35 @@ def test_new_repairs_are_the_growth_since_the_sites_round_before(tmp_path):
     assert (c["positive"], c["new_positive"], c["new_negative"]) == (1, 0, 3)
 
 
+def test_new_repairs_after_a_resume_are_the_growth_since_the_checkpoint(tmp_path):
+    first, second = RunRecords(tmp_path / "first"), RunRecords(tmp_path / "second")
+    first.repairs(1, "site-1", CLASSES, ANNOTATED, counts([2, 1], [4, 0]))
+    second.restore(first.dump())
+    second.repairs(2, "site-1", CLASSES, ANNOTATED, counts([5, 1], [4, 3]))
+    assert [(r["class"], r["round"], r["new_positive"]) for r in second.latest_repairs] == [("b", 2, 3), ("c", 2, 0)]
+
+
+class Name(str):
+    """The name of a site that counts how often it is compared."""
+
+    __hash__ = str.__hash__
+    compared = 0
+
+    def __eq__(self, other):
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_the_line_before_is_found_without_a_walk_through_all_lines(tmp_path):
+    records = RunRecords(tmp_path)
+    for round_num in (1, 2):
+        Name.compared = 0
+        for i in range(20):
+            records.repairs(round_num, Name(f"site-{i}"), CLASSES, ANNOTATED, counts([2, 1], [4, 0]))
+    assert len(records.latest_repairs) == 40
+    assert Name.compared <= 2 * 40  # at most one look-up and one replacement for each line
+
+
 def test_a_round_is_counted_once(tmp_path):
     records = RunRecords(tmp_path)
     for _ in range(2):
