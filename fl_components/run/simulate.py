@@ -17,6 +17,7 @@ import psutil
 from fedmend.errors import FedMendError
 from fedmend.progress import PROGRESS
 from fedmend.repairs.ledger import read_verdicts
+from fedmend.report.run_folder import DECISIONS, read_lines
 from fedmend.report.tables import mean_and_sd
 from fedmend.site_config import CONFIG_NAME, PHANTOM
 from fl_components.run.jobs import configure_job, list_receivers
@@ -165,9 +166,7 @@ def _look(picture: Path, watch: Callable[[str], None] | None) -> None:
 
 def refused_results(records: Path) -> list[str]:
     """Why results of sites were refused in a run, in order."""
-    file = records / "decisions.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    return [line["value"]["reason"] for line in lines if line["what"] == "refused"]
+    return [line["value"]["reason"] for line in read_lines(records / DECISIONS) if line["what"] == "refused"]
 
 
 def _stopped(log: Path) -> list[str]:

@@ -143,7 +143,12 @@ def _parse(text: str, where: str) -> Mapping:
     return value
 
 
-def _read_lines(path: Path) -> list[Mapping]:
+def read_lines(path: Path) -> list[Mapping]:
+    """The records of a JSON Lines file without a last line that is half written; none where there is no file.
+
+    Raises:
+        FedMendError: a line is no JSON object.
+    """
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
@@ -174,14 +179,14 @@ def load_run(run_dir: Path | str) -> Run:
             raise FedMendError(f"{RUN}, field {field}: expected, not found")
     if info.get("task", MULTILABEL) not in KIND_REPORTS:
         raise FedMendError(f"{RUN}, field task: expected one of {', '.join(KIND_REPORTS)}, got {info['task']!r}")
-    metrics = {(m["split"], m["round"]): m for m in _read_lines(folder / METRICS)}
-    repairs = {(r["round"], r["site"], r["class"]): r for r in _read_lines(folder / REPAIRS)}
+    metrics = {(m["split"], m["round"]): m for m in read_lines(folder / METRICS)}
+    repairs = {(r["round"], r["site"], r["class"]): r for r in read_lines(folder / REPAIRS)}
     results = folder / RESULTS
     return Run(
         folder=folder,
         info=info,
         metrics={s: [metrics[k] for k in sorted(metrics) if k[0] == s] for s in sorted({k[0] for k in metrics})},
         repairs=[repairs[k] for k in sorted(repairs)],
-        decisions=_read_lines(folder / DECISIONS),
+        decisions=read_lines(folder / DECISIONS),
         results=_parse(results.read_text(encoding="utf-8"), RESULTS) if results.exists() else {},
     )

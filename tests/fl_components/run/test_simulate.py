@@ -160,6 +160,12 @@ def test_a_run_with_a_refused_site_fails_with_its_sentence(play):
         play(Simulator(decisions=[other, refusal]))
 
 
+def test_a_decision_that_was_half_written_when_the_run_ended_is_passed_over(tmp_path):
+    refusal = {"what": "refused", "round": 0, "value": {"site": "site-2", "reason": "site-2: no data"}}
+    (tmp_path / "decisions.jsonl").write_text(json.dumps(refusal) + '\n{"what": "refu')
+    assert simulate.refused_results(tmp_path) == ["site-2: no data"]
+
+
 @pytest.mark.parametrize("fault", [{"code": 2}, {"results": False}])
 def test_a_run_that_ends_early_fails_and_says_where_to_look(play, tmp_path, fault):
     log = tmp_path / "work" / "server" / "log.txt"
