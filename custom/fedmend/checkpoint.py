@@ -47,10 +47,13 @@ class Checkpoint:
         run_name: for messages.
         made_by: what a job that goes on must share.
         allow_changes: names of what it may change all the same.
+
+    Attributes:
+        folder: as given.
     """
 
     def __init__(self, folder: Path, run_name: str, made_by: Fingerprint, allow_changes: Sequence[str] = ()):
-        self._state, self._where = StateStore(folder), f"run_name {run_name!r}"
+        self.folder, self._state, self._where = folder, StateStore(folder), f"run_name {run_name!r}"
         self._made_by, self._allowed = dict(made_by), tuple(allow_changes)
         self._damaged = False  # the newest checkpoint, which then gives way instead of being kept
 
@@ -119,7 +122,7 @@ class Checkpoint:
             done: rounds done.
             model: global model.
             memory: the workflow's.
-            records: what was written down so far.
+            records: how much was written down so far.
             finished: no job may go on.
             marks: site → latest mark of its ledger.
         """

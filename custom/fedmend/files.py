@@ -83,6 +83,22 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def append_text(path: Path, start: int, text: str) -> None:
+    """Writes at the end of a text file; what was written is on the disk afterwards.
+
+    Args:
+        path: a file that is there.
+        start: bytes of it that stay; what stands behind them, e.g. half a line of a process that was killed, goes.
+        text: what comes there.
+    """
+    with open(path, "r+b") as stream:
+        stream.seek(start)
+        stream.truncate()
+        stream.write(text.encode())
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 @contextlib.contextmanager
 def whole_folder(folder: Path, *, synced: bool = True) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that becomes it when the block ends without an error; nobody sees half of

@@ -41,8 +41,8 @@ class RunLog:
         stream: Callable[[str, float, int], None],
         progress: Progress,
     ):
-        self._records, self._classes, self._checkpoint, self._stream = RunRecords(folder), classes, checkpoint, stream
-        self._progress = progress
+        self._records, self._classes = RunRecords(folder, checkpoint.folder), classes
+        self._checkpoint, self._stream, self._progress = checkpoint, stream, progress
         self.census: Census | None = None
         self._started, self._first = time.monotonic(), 0
         self._best = checkpoint.best()

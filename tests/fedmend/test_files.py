@@ -7,7 +7,7 @@ import threading
 import pytest
 from factories import ROOT
 
-from fedmend.files import locked, whole_folder, write_atomically
+from fedmend.files import append_text, locked, whole_folder, write_atomically
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "custom")}
 
@@ -27,6 +27,13 @@ def test_a_crash_before_the_name_changes_keeps_the_old_file(tmp_path, monkeypatc
         temporary.write_text("new")
     assert (tmp_path / "f").read_text() == "old"
     assert names(tmp_path) == ["f"]
+
+
+@pytest.mark.parametrize("start", [4, 8])
+def test_text_is_written_behind_the_bytes_that_stay(tmp_path, start):
+    (tmp_path / "f").write_text("one\ntwo\nthr")
+    append_text(tmp_path / "f", start, "drei\n")
+    assert (tmp_path / "f").read_text() == "one\ntwo\n"[:start] + "drei\n"
 
 
 def test_a_written_file_is_readable_by_others(tmp_path):

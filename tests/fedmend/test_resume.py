@@ -9,6 +9,7 @@ import torch
 from federation_factories import Run, Script, failing, histograms, initial, plain_answers, same_models
 
 from fedmend import fingerprint
+from fedmend.checkpoint import Checkpoint
 from fedmend.errors import FedMendError
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.results import CENSUS, EVALUATE, TRAIN
@@ -180,6 +181,51 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_byte
     assert metrics(resumed) == metrics(whole)
     assert resumed.decisions("checkpoint_damaged") == [(None, {"at_round": 1})]
     assert "the newest checkpoint is damaged; the run goes on from that after round 1" in caplog.text
+
+
+def repairing(site, question, weights, task, evaluate):
+    """Sites that repair one more label of every class in each round."""
+    result = plain_answers(BOTH)(site, question, weights, task, evaluate)
+    if question in (TRAIN, EVALUATE):
+        done = np.full(2, min(task.round_num + 1, 3))
+        result.repairs = {"positive": done, "negative": done, "untagged": done}
+    return result
+
+
+def records(run):
+    """All records without times and without those that say that the run goes on."""
+    lines = [line for name in ("metrics", "repairs", "decisions") for line in run.lines(f"{name}.jsonl")]
+    kept = [line for line in lines if line.get("what") not in ("resumed", "checkpoint_damaged")]
+    return [{k: v for k, v in line.items() if k not in ("time", "seconds")} for line in kept]
+
+
+@pytest.mark.parametrize("job", ["job-1", "job-2"], ids=["same run folder", "another"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_killed_in_the_middle_of_a_line_leaves_the_same_records_in_the_end(tmp_path, monkeypatch, damaged, job):
+    whole = play(tmp_path / "whole", repairing)
+    save = Checkpoint.save
+
+    def die(checkpoint, done, *content, **options):
+        if done == 3:
+            raise FedMendError("killed")
+        save(checkpoint, done, *content, **options)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Checkpoint, "save", die)
+        killed = play(tmp_path / "crash", repairing)
+    assert killed.stopped == "killed"
+    server = tmp_path / "crash" / "state" / "run-1" / "server"
+    for file in (*server.glob("*.jsonl"), *killed.folder.glob("*.jsonl")):
+        with open(file, "a") as stream:
+            stream.write('{"round": 3, "wh')
+    if damaged:
+        (server / "checkpoint.pt").write_bytes((server / "checkpoint.pt").read_bytes()[:-1])
+    resumed = play(tmp_path / "crash", repairing, job=job)
+    assert resumed.rounds() == list(range(2 - damaged, 3))
+    assert records(resumed) == records(whole)
+    assert len(whole.lines("repairs.jsonl")) == 3 * 2
+    for name in ("metrics", "repairs", "decisions"):
+        assert (server / f"{name}.jsonl").read_text() == (resumed.folder / f"{name}.jsonl").read_text()
 
 
 @pytest.mark.parametrize("full_in", [CENSUS, TRAIN, EVALUATE])

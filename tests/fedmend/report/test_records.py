@@ -1,9 +1,13 @@
 import json
+import os
 
 import numpy as np
 import pytest
+from factories import refused
 
-from fedmend.report.records import RunRecords
+from fedmend.errors import WAY_ON
+from fedmend.report import records as records_module
+from fedmend.report.records import LineFile, RunRecords
 
 CLASSES = ("a", "b", "c")
 ANNOTATED = np.array([True, False, False])
@@ -81,7 +85,7 @@ def test_new_repairs_are_the_growth_since_the_sites_round_before(tmp_path):
 
 
 def test_new_repairs_after_a_resume_are_the_growth_since_the_checkpoint(tmp_path):
-    first, second = RunRecords(tmp_path / "first"), RunRecords(tmp_path / "second")
+    first, second = (RunRecords(tmp_path / name, tmp_path) for name in ("first", "second"))
     first.repairs(1, "site-1", CLASSES, ANNOTATED, counts([2, 1], [4, 0]))
     second.restore(first.dump())
     second.repairs(2, "site-1", CLASSES, ANNOTATED, counts([5, 1], [4, 3]))
@@ -142,11 +146,76 @@ def test_a_run_without_metrics_has_empty_results(tmp_path):
     assert (results["final"], results["best"]) == ({}, {"round": None})
 
 
+# ---- files that grow ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Lengths of the texts that are written, in order."""
+    lengths = []
+
+    def count(write):
+        return lambda *given: (lengths.append(len(given[-1])), write(*given))
+
+    for name in ("write_text", "append_text"):
+        monkeypatch.setattr(records_module, name, count(getattr(records_module, name)))
+    return lengths
+
+
+def test_a_decision_costs_the_same_however_many_there_are(tmp_path, written):
+    records = RunRecords(tmp_path)
+    for _ in range(50):
+        records.decision("corrected", ["site-2"], 1)
+    assert len(lines(tmp_path, "decisions.jsonl")) == 50
+    assert len(written) == 50
+    assert len(set(written)) == 1
+
+
+def test_a_round_costs_the_same_however_many_there_were(tmp_path, written):
+    records, costs, dumped = RunRecords(tmp_path / "run", tmp_path), [], []
+    for round_num in range(1, 10):
+        del written[:]
+        records.metrics(round_num, "train", "val", merged(0.5), 0)
+        records.repairs(round_num, "site-1", CLASSES, ANNOTATED, counts([2, 1], [4, 0]))
+        records.write()
+        dumped.append(len(records.dump()))
+        costs.append(sum(written))
+    assert max(costs[1:]) <= costs[0]  # all repairs of the first round are new ones
+    assert max(dumped) < 400
+    assert len(lines(tmp_path / "run", "repairs.jsonl")) == len(lines(tmp_path, "repairs.jsonl")) == 18
+
+
+def test_a_file_of_an_earlier_run_gives_way_to_the_first_records(tmp_path):
+    (tmp_path / "decisions.jsonl").write_text('{"what": "old"}\n{"wh')
+    records = RunRecords(tmp_path)
+    records.decision("a", 1)
+    records.decision("b", 2)
+    assert [d["what"] for d in lines(tmp_path, "decisions.jsonl")] == ["a", "b"]
+
+
+def test_a_line_that_a_full_disk_cut_off_is_written_whole_by_the_next_one(tmp_path, monkeypatch):
+    def cut(handle):
+        os.truncate(handle, os.fstat(handle).st_size - 5)
+        raise OSError("full")
+
+    records = RunRecords(tmp_path)
+    records.decision("a", 1)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", cut)
+        with pytest.raises(OSError, match="full"):
+            records.decision("b", 2)
+    assert not (tmp_path / "decisions.jsonl").read_text().endswith("\n")
+    records.decision("c", 3)
+    assert [d["what"] for d in lines(tmp_path, "decisions.jsonl")] == ["a", "b", "c"]
+
+
+# ---- a job that goes on ---------------------------------------------------------------------------------------------
+
+
 def test_records_of_a_checkpoint_come_before_those_made_since(tmp_path):
-    first = RunRecords(tmp_path / "first")
+    first, second = (RunRecords(tmp_path / name, tmp_path) for name in ("first", "second"))
     first.decision("a", 1, 0)
     first.metrics(1, "train", "val", merged(0.5), 0)
-    second = RunRecords(tmp_path / "second")
     second.decision("b", 2, 1)
     second.restore(first.dump())
     second.write()
@@ -154,10 +223,40 @@ def test_records_of_a_checkpoint_come_before_those_made_since(tmp_path):
     assert len(lines(tmp_path / "second", "metrics.jsonl")) == 1
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
-    records = RunRecords(tmp_path)
-    records.decision("a", 1)
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
-    with pytest.raises(OSError, match="killed"):
-        records.decision("b", 2)
-    assert [d["what"] for d in lines(tmp_path, "decisions.jsonl")] == ["a"]
+def test_what_was_written_after_the_checkpoint_is_cut_off_in_both_folders(tmp_path):
+    first = RunRecords(tmp_path / "run", tmp_path)
+    first.decision("a", 1, 0)
+    older = first.dump()
+    first.decision("lost", 1, 1)
+    first.dump()
+    for folder in (tmp_path, tmp_path / "run"):
+        with open(folder / "decisions.jsonl", "a") as stream:
+            stream.write('{"time": "20')  # the process was killed
+    second = RunRecords(tmp_path / "run", tmp_path)
+    second.restore(older)
+    second.decision("b", 2, 1)
+    second.dump()
+    for folder in (tmp_path, tmp_path / "run"):
+        assert [d["what"] for d in lines(folder, "decisions.jsonl")] == ["a", "b"]
+
+
+def test_a_checkpoint_that_holds_the_lines_themselves_is_read(tmp_path):
+    records = RunRecords(tmp_path / "run", tmp_path)
+    records.restore(json.dumps({"metrics.jsonl": [], "repairs.jsonl": [], "decisions.jsonl": [{"what": "a"}]}))
+    records.decision("b", 2)
+    again = RunRecords(tmp_path / "again", tmp_path)
+    again.restore(records.dump())
+    assert [d["what"] for d in again.decisions] == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", [None, "", '{"what": "b"}\n'])
+def test_kept_lines_that_are_lost_or_changed_are_one_sentence(tmp_path, content):
+    file = LineFile(tmp_path / "decisions.jsonl")
+    file.write([{"what": "a"}])
+    (tmp_path / "decisions.jsonl").unlink()
+    if content is not None:
+        (tmp_path / "decisions.jsonl").write_text(content)
+    with refused(
+        f"decisions.jsonl beside the checkpoint: expected the lines that the checkpoint counts, got others; {WAY_ON}"
+    ):
+        LineFile(tmp_path / "decisions.jsonl").read(file.mark())
