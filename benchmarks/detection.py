@@ -28,14 +28,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import load_card
+from fedmend.data.card import load_card
 from fedmend.datasets import brain_mri, rsna_ich
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.rsna_ich_download import CLASSES, TABLE
 from fedmend.errors import FedMendError
-from fedmend.local_federation import run_locally
+from fedmend.local.local_federation import run_locally
 from fedmend.method import Federation, Workflow
-from fedmend.methods.dimensions import AUTO, detect_noisy_clients
 from fedmend.methods.fednoro import (
     DETECT,
     FIELDS,
@@ -44,11 +43,12 @@ from fedmend.methods.fednoro import (
     loss_matrix,
     normalise_losses,
 )
+from fedmend.methods.shared.dimensions import AUTO, detect_noisy_clients
 from fedmend.phantoms import ct_head
 from fedmend.phantoms.sites import SOURCE
-from fedmend.site_config import SiteConfig
-from fl_components.run.arguments import parse_assignments
-from fl_components.run.jobs import JobSettings, configure_job, read_job
+from fedmend.site.config import SiteConfig
+from fl_components.job.arguments import parse_assignments
+from fl_components.job.folder import JobSettings, configure_job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "jobs" / "fednoro_ich"

@@ -25,10 +25,11 @@ from unittest import mock
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedmend.learning.inference import mixed_precision
+from fedmend.learning.networks import build_network
+from fedmend.learning.training import EagerAdam, LocalTrainer
 from fedmend.method import Round
-from fedmend.networks import build_network
-from fedmend.training import EagerAdam, LocalTrainer, mixed_precision
-from fl_components.run.jobs import configure_job, read_job
+from fl_components.job.folder import configure_job, read_job
 from fl_components.run.local import run_local
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -177,7 +178,7 @@ def measure(name: str, *, device: str, precision: str, preset: str) -> list[dict
     Args:
         name: of the job.
         device: ``cuda`` or ``cpu``.
-        precision: see :mod:`fedmend.gpu_settings`.
+        precision: see :mod:`fedmend.site.gpu_settings`.
         preset: ``paper``, or ``default``: the sizes of the job as it is.
     """
     settings, published = JOBS[name]

@@ -21,12 +21,12 @@ import torch
 from scipy import stats
 
 from fedmend.kinds import kind_of
+from fedmend.messages import EVALUATE, RunSpec
 from fedmend.method import RoundTask
 from fedmend.report.tables import mean_and_sd
-from fedmend.results import EVALUATE, RunSpec
-from fedmend.site_worker import SiteWorker
-from fl_components.run.arguments import parse_assignments
-from fl_components.run.jobs import configure_job, read_job
+from fedmend.site.worker import SiteWorker
+from fl_components.job.arguments import parse_assignments
+from fl_components.job.folder import configure_job, read_job
 from fl_components.run.local import run_local, site_config
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.comparison.paired import paired_difference
 from fedmend.errors import FedMendError
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL
-from fedmend.report.paired import paired_difference
 from fedmend.report.tables import markdown_table, mean_and_sd
 from fedmend.review.desk import ORDERS, RANDOM, REPAIRS, VALUE, Choice, Desk, Item, reviewable
 from fl_components.cli.common import seeds
-from fl_components.run.arguments import parse_assignments
-from fl_components.run.compare import SEED
+from fl_components.compare.runs import SEED
+from fl_components.job.arguments import parse_assignments
 from fl_components.run.local import run_local
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,14 +17,16 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from fedmend.data.manifest import MULTILABEL, load_card, write_card, write_table
+from fedmend.basics.state import StateStore
+from fedmend.data.card import load_card, write_card
+from fedmend.data.tables import write_table
 from fedmend.kinds import kind_of
+from fedmend.labels import MULTILABEL
 from fedmend.repairs.label_ledger import Repairs
+from fedmend.repairs.site_run import LEDGER_NAME, OPENED, OPINIONS
 from fedmend.repairs.verdicts import ACCEPT
 from fedmend.review.app import Session, review_app
 from fedmend.review.desk import Desk
-from fedmend.site_worker import LEDGER_NAME, OPENED, OPINIONS
-from fedmend.state import StateStore
 
 CLASSES, EDGE, HOST = ("own", "a", "b", "c", "d"), 64, "127.0.0.1:5000"
 

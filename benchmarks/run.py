@@ -28,23 +28,24 @@ import psutil
 import torch
 
 from fedmend.averaging import Fold
-from fedmend.data.manifest import load_card
+from fedmend.basics.state import StateStore
+from fedmend.data.card import load_card
 from fedmend.data.readers import read_image, resize
 from fedmend.data.site import load_site
 from fedmend.data.store import open_store
 from fedmend.datasets.rsna_ich import CLASSES
 from fedmend.kinds import kind_of
+from fedmend.learning.networks import build_network, initial_network
+from fedmend.learning.training import LocalTrainer
+from fedmend.learning.weights import get_weights, set_weights
 from fedmend.method import RoundTask, Site
 from fedmend.methods.fedlsm import FedLSMWorkflow
 from fedmend.methods.fedmlp import WARMUP, FedMLP
 from fedmend.methods.fednoro import distance_aware
-from fedmend.methods.prototypes import confidences, local_prototypes, select_confident
-from fedmend.networks import build_network, get_weights, initial_network, set_weights
+from fedmend.methods.shared.prototypes import confidences, local_prototypes, select_confident
 from fedmend.phantoms.sites import ensure_phantom
 from fedmend.phantoms.specs.missing_classes import MissingClassPhantom
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
-from fedmend.state import StateStore
-from fedmend.training import LocalTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 SITES, ROUNDS, IMAGE_SIZE, BATCH = 2, 3, 64, 16
@@ -297,7 +298,7 @@ def start() -> dict:
         "torch": "import torch",
         "a site's process": (
             "import nvflare.private.fed.app.simulator.simulator_worker, fl_components.executor, fedmend.methods.fedmlp;"
-            " from fedmend.networks import build_network; from fedmend.training import EagerAdam;"
+            " from fedmend.learning.networks import build_network; from fedmend.learning.training import EagerAdam;"
             " EagerAdam(build_network('resnet_narrow', 5).parameters(), fused=True)"
         ),
     }

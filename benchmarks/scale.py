@@ -25,15 +25,15 @@ import psutil
 
 from fedmend.averaging import by_samples
 from fedmend.datasets.rsna_ich import CLASSES
-from fedmend.federation import RunningFederation, RunSettings
 from fedmend.fields import Field
+from fedmend.messages import CENSUS, Question, SiteResult
 from fedmend.method import Contributions, Federation, Workflow
 from fedmend.methods.fedia import completeness_aware
 from fedmend.methods.fedlsm import FIELDS as CLASS_KNOWLEDGE
 from fedmend.methods.fedlsm import FedLSMWorkflow
 from fedmend.methods.fednoro import distance_aware
-from fedmend.results import CENSUS, SiteResult
-from fedmend.transport import Question, Transport
+from fedmend.server.federation import RunningFederation, RunSettings
+from fedmend.server.transport import Transport
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = 500  # of every site

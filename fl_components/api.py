@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fedmend.opened_run import Run
-from fl_components.run.jobs import configure_job, job_variants, read_job
-from fl_components.run.variants import SHARED
+from fedmend.local.opened_run import Run
+from fl_components.job.folder import configure_job, job_variants, read_job
+from fl_components.job.variants import SHARED
 
 __all__ = ["Job", "Run"]
 LOCAL, SIMULATOR, POC = "local", "simulator", "poc"

@@ -20,13 +20,13 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from fedmend.errors import FedMendError
-from fedmend.federation import RunningFederation, RunSettings
-from fedmend.fingerprint import SUBMITTER
+from fedmend.messages import CENSUS, Question, SiteResult
 from fedmend.method import Workflow
-from fedmend.results import CENSUS, SiteResult
-from fedmend.transport import Question, Transport
+from fedmend.server.federation import RunningFederation, RunSettings
+from fedmend.server.fingerprint import SUBMITTER
+from fedmend.server.transport import Transport
 from fl_components.console import log_picture, quiet_console
-from fl_components.run.arguments import WORKFLOW, job_settings, parts
+from fl_components.job.arguments import WORKFLOW, job_settings, parts
 from fl_components.wire import pack_task, unpack_result
 from fl_components.workspace import load_site_config
 
@@ -39,7 +39,7 @@ class WorkflowController(ModelController):
     """Runs the workflow that stands under the id ``workflow`` in the server's configuration.
 
     Args:
-        settings: fields of :class:`fedmend.federation.RunSettings`.
+        settings: fields of :class:`fedmend.server.federation.RunSettings`.
     """
 
     def __init__(self, **settings):

@@ -9,12 +9,12 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError, said_by
+from fedmend.learning.inference import Stopped
+from fedmend.messages import LONGEST_ERROR, QUESTIONS, SiteResult
 from fedmend.method import LocalMethod
-from fedmend.results import LONGEST_ERROR, QUESTIONS, SiteResult
-from fedmend.site_worker import SiteWorker
-from fedmend.training import Stopped
+from fedmend.site.worker import SiteWorker
 from fl_components.console import quiet_console
-from fl_components.run.arguments import METHOD
+from fl_components.job.arguments import METHOD
 from fl_components.wire import CLASSES, pack_result, unpack_task
 from fl_components.workspace import load_site_config
 
@@ -24,7 +24,7 @@ class MethodExecutor(Executor):
     that stands under the id ``method`` in the client configuration.
 
     Args:
-        settings: arguments of :class:`fedmend.site_worker.SiteWorker`.
+        settings: arguments of :class:`fedmend.site.worker.SiteWorker`.
     """
 
     def __init__(self, **settings):

@@ -13,8 +13,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError
 from fedmend.fields import Field, check_fields, hold_back, sizes_of
-from fedmend.private_training import check_withheld
-from fedmend.results import LONGEST_ERROR, SiteResult
+from fedmend.messages import LONGEST_ERROR, SiteResult
+from fedmend.site.private_site import check_withheld
 from fl_components.statistics import check_statistics
 from fl_components.wire import CLASSES, KEY, LONGEST_WORD, REPORT, pack_result, parse_content
 from fl_components.workspace import load_site_config

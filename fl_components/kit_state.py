@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from fedmend.basics.files import locked, whole_folder, write_text
 from fedmend.errors import FedMendError
-from fedmend.files import locked, whole_folder, write_text
-from fedmend.site_config import CONFIG_NAME, SiteConfig, read_site_config
+from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
 
 DEFAULT = "../fedmend-state/{SITE_NAME}"  # beside the kit
 OLD = "state"  # where kits of FedMend 0.1 have it, below the kit

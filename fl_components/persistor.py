@@ -7,8 +7,8 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 
-from fedmend.files import write_atomically
-from fedmend.state import torch_bytes
+from fedmend.basics.files import write_atomically
+from fedmend.basics.state import torch_bytes
 
 ENVIRONMENT = "config/environment.json"
 

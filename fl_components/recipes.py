@@ -29,12 +29,12 @@ from nvflare.tool.poc.poc_commands import get_prod_dir
 
 from fedmend.errors import FedMendError
 from fl_components.api import Job
-from fl_components.job_rules import check_job
+from fl_components.job.folder import all_jobs, read_job
+from fl_components.job.rules import check_job
+from fl_components.job.variants import SHARED
 from fl_components.kit_state import DEFAULT
-from fl_components.run.jobs import all_jobs, read_job
 from fl_components.run.poc import CHECKOUT, PROJECT, local_project
 from fl_components.run.simulate import lay_policy, local_settings
-from fl_components.run.variants import SHARED
 
 ENDING = "Recipe"
 LOGIN = 60.0  # seconds that a server may take to start

@@ -15,15 +15,16 @@ from nvflare.app_common.app_constant import StatisticsConstants as StC
 from nvflare.app_common.statistics.json_stats_file_persistor import JsonStatsFileWriter
 from nvflare.fuel.utils import fobs
 
-from fedmend.data.manifest import CARD_NAME, KIND_NAMES, load_card
+from fedmend.advice.label_audit import AUDIT_FILE, COUNTS, HELD_BACK, LARGEST, SiteLabels, audit_text, count_labels
+from fedmend.basics.files import write_text
+from fedmend.data.card import CARD_NAME, load_card
 from fedmend.errors import FedMendError, said_by
-from fedmend.files import write_text
-from fedmend.label_audit import AUDIT_FILE, COUNTS, HELD_BACK, LARGEST, SiteLabels, audit_text, count_labels
+from fedmend.labels import KIND_NAMES
+from fedmend.messages import LONGEST_ERROR
 from fedmend.phantoms.sites import phantom_spec
+from fedmend.records.run_records import RunRecords
 from fedmend.report.audit import audit_page
-from fedmend.report.records import RunRecords
-from fedmend.results import LONGEST_ERROR
-from fedmend.site_config import site_folder
+from fedmend.site.folder import site_folder
 from fl_components.console import quiet_console
 from fl_components.workspace import load_site_config
 

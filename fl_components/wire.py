@@ -13,9 +13,9 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from fedmend.data.site import EVALUATION_SPLITS
 from fedmend.errors import FedMendError
 from fedmend.kinds import KINDS
+from fedmend.messages import LONGEST_ERROR, MARK, TRAIN, RunSpec, SiteResult
 from fedmend.method import RoundTask
-from fedmend.privacy import TOLD
-from fedmend.results import LONGEST_ERROR, MARK, TRAIN, RunSpec, SiteResult
+from fedmend.site.privacy import TOLD
 
 KEY = "fedmend"
 REPORT = "report"

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedmend.advice import Facts
-from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
-from fedmend.label_audit import HELD_BACK, SiteLabels
+from fedmend.advice.label_audit import HELD_BACK, SiteLabels
+from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 
 Q = HELD_BACK
 CLASSES = ("edema", "nodule")

@@ -5,7 +5,8 @@ import csv
 import numpy as np
 from factories import write_png
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
 from fedmend.datasets.cxr14 import CLASSES
 
 HEADER = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"

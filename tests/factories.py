@@ -9,8 +9,10 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
-from fedmend.data.manifest import MULTILABEL, SINGLELABEL, write_card, write_table
+from fedmend.data.card import write_card
+from fedmend.data.tables import write_table
 from fedmend.errors import FedMendError
+from fedmend.labels import MULTILABEL, SINGLELABEL
 
 ROOT = Path(__file__).resolve().parents[1]
 CLASSES = ("edema", "fracture", "nodule")

@@ -10,15 +10,17 @@ import numpy as np
 import torch
 from torch_factories import TinyNetwork
 
-from fedmend import networks, run_log
 from fedmend.errors import FedMendError
-from fedmend.federation import RunningFederation, RunSettings
 from fedmend.fields import Field
 from fedmend.kinds.multilabel import BINS
 from fedmend.kinds.segmentation import DICE_UNIT
+from fedmend.learning import networks
+from fedmend.learning.weights import get_weights
+from fedmend.messages import CENSUS, TRAIN, SiteResult
 from fedmend.method import RoundTask, Workflow
-from fedmend.results import CENSUS, TRAIN, SiteResult
-from fedmend.transport import Transport
+from fedmend.server import run_log
+from fedmend.server.federation import RunningFederation, RunSettings
+from fedmend.server.transport import Transport
 
 SEED = 7
 
@@ -82,7 +84,7 @@ def initial(classes, seed=SEED, network=TinyNetwork):
     """Name → array of the model that a run starts from."""
     with small_world(network):
         model = networks.initial_network("tiny", classes, seed)
-    return {name: value.numpy() for name, value in networks.get_weights(model).items()}
+    return {name: value.numpy() for name, value in get_weights(model).items()}
 
 
 class Run:

@@ -7,13 +7,13 @@ from unittest import mock
 import torch
 from factories import ROOT
 
-from fedmend.site_worker import SiteWorker
-from fl_components.run.arguments import parse_assignments
+from fedmend.site.worker import SiteWorker
+from fl_components.job.arguments import parse_assignments
 from fl_components.run.local import run_local
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 IMPORTED = [  # what takes seconds and is the same in every process
-    *("fedmend.site_worker", "monai.networks.nets", "torchvision.models", "torch._dynamo", "nibabel"),
+    *("fedmend.site.worker", "monai.networks.nets", "torchvision.models", "torch._dynamo", "nibabel"),
 ]
 
 
@@ -43,7 +43,7 @@ def run_here(job, workspace, *, sites, settings, variants=(), forgetful=False, s
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # the last digit depends on it
     try:
-        with mock.patch("fedmend.local_federation.SiteWorker", worker):
+        with mock.patch("fedmend.local.local_federation.SiteWorker", worker):
             run_local(
                 ROOT / "jobs" / job,
                 workspace,

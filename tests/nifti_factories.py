@@ -6,8 +6,9 @@ import nibabel
 import numpy as np
 import torch
 
-from fedmend.data.manifest import SEGMENTATION, write_card
+from fedmend.data.card import write_card
 from fedmend.data.slices import load_volumes
+from fedmend.labels import SEGMENTATION
 
 IDENTITY = np.eye(4)
 GREY = (500.0, 1000.0)  # window in which a voxel v becomes v / 1000

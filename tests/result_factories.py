@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedmend.kinds.multilabel import BINS
-from fedmend.results import SiteResult
+from fedmend.messages import SiteResult
 
 WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, dtype=np.float32)}
 

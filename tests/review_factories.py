@@ -8,12 +8,12 @@ import torch
 from factories import CLASSES, make_site_folder
 from nifti_factories import lesion, make_volume_site
 
-from fedmend.data.manifest import load_card
+from fedmend.basics.state import StateStore
+from fedmend.data.card import load_card
 from fedmend.kinds import kind_of
 from fedmend.repairs.label_ledger import Repairs
+from fedmend.repairs.site_run import LEDGER_NAME, OPENED, OPINIONS
 from fedmend.review.desk import Desk
-from fedmend.site_worker import LEDGER_NAME, OPENED, OPINIONS
-from fedmend.state import StateStore
 
 RULE = "fedmlp.missing_label_detection"
 HOST = "127.0.0.1:5000"

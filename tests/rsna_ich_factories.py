@@ -5,7 +5,8 @@ import csv
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
 from fedmend.datasets.rsna_ich import CLASSES
 
 PATIENTS, SLICES = 36, 4

@@ -3,7 +3,7 @@
 import json
 import re
 
-from fedmend.report.run_folder import Run
+from fedmend.records.run_folder import Run
 
 CLASSES = ["bleed", "mass <5 mm"]
 SKIN = ["nevus", "melanoma", "rare <1 %"]

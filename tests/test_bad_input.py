@@ -14,18 +14,19 @@ from factories import make_site_folder, refused
 from federation_factories import Run, plain_answers, small_world
 from torch_factories import CPU, TinyNetwork, make_single_site, make_site, make_task
 
-from fedmend.data.manifest import load_card
+from fedmend.data.card import load_card
 from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
+from fedmend.learning.networks import initial_network
+from fedmend.learning.weights import get_weights
+from fedmend.messages import CENSUS, COLLECT, TRAIN, RunSpec
 from fedmend.method import RoundTask
 from fedmend.methods.fedlsm import FedLSM, FedLSMWorkflow
 from fedmend.methods.fedmlp import DETECT, FedMLP, FedMLPWorkflow
 from fedmend.methods.fednoro import NOISY, ROBUST, FedNoRo, FedNoRoWorkflow
-from fedmend.networks import get_weights, initial_network
 from fedmend.repairs.label_ledger import LabelLedger
-from fedmend.results import CENSUS, COLLECT, TRAIN, RunSpec
-from fedmend.site_config import SiteConfig, read_site_config
-from fedmend.site_worker import SiteWorker
+from fedmend.site.config import SiteConfig, read_site_config
+from fedmend.site.worker import SiteWorker
 
 JOB_CLASSES = ("edema", "fracture", "nodule")
 PRIOR = "(a class prior between 0 and 1)"

@@ -9,7 +9,7 @@ from nvflare.apis.executor import Executor
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.utils.class_utils import instantiate_class, load_class
 
-from fl_components.run.jobs import all_jobs, configure_job, job_variants, read_job
+from fl_components.job.folder import all_jobs, configure_job, job_variants, read_job
 
 JOBS = all_jobs(ROOT / "jobs")
 TRAINING = [job for job in JOBS if job.name != "label_audit"]

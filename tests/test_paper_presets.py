@@ -9,7 +9,7 @@ import json
 import pytest
 from factories import ROOT
 
-from fl_components.run.jobs import all_jobs, configure_job, job_variants, read_job
+from fl_components.job.folder import all_jobs, configure_job, job_variants, read_job
 
 TABLES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "tests" / "paper").glob("*.json"))}
 JOBS = {job.name: job for job in all_jobs(ROOT / "jobs") if "paper" in job_variants(job)}

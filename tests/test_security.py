@@ -26,18 +26,21 @@ from nvflare.fuel.utils.fobs.fobs import deserialize
 from nvflare.private.fed.utils.fed_utils import fobs_initialize
 from torch_factories import PlainMethod, PlainRound, TinyNetwork, make_task
 
-from fedmend import networks
-from fedmend.data.manifest import load_card, load_table
+from fedmend.basics.state import StateStore
+from fedmend.data.card import load_card
 from fedmend.data.store import open_store
+from fedmend.data.tables import load_table
 from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
+from fedmend.learning import networks
+from fedmend.learning.weights import get_weights
+from fedmend.messages import TRAIN, RunSpec, SiteResult
 from fedmend.method import RoundTask
 from fedmend.methods.fedmlp import DETECT, FedMLP, FedMLPWorkflow
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.repairs.ledger import read_history
-from fedmend.results import TRAIN, Expected, RunSpec, SiteResult, check_result
-from fedmend.site_config import read_site_config
-from fedmend.state import StateStore
+from fedmend.server.checks import Expected, check_result
+from fedmend.site.config import read_site_config
 from fl_components.controller import WorkflowController
 from fl_components.executor import MethodExecutor
 from fl_components.guard import ReportGuard
@@ -259,7 +262,7 @@ def decoded(meta):
 
 
 @pytest.mark.parametrize("decomposer", ["DataClassDecomposer", "EnumTypeDecomposer", None])
-@pytest.mark.parametrize("name", ["subprocess.Popen", "os.system", "pickle.Unpickler", "fedmend.results.SiteResult"])
+@pytest.mark.parametrize("name", ["subprocess.Popen", "os.system", "pickle.Unpickler", "fedmend.messages.SiteResult"])
 def test_a_message_makes_no_object_of_a_class_that_is_not_registered(name, decomposer):
     forged = {"__fobs_type__": name, "__fobs_data__": {"data": {"x": 1}}}
     if decomposer:
@@ -354,7 +357,7 @@ def site(tmp_path):
         executor.handle_event(EventType.START_RUN, engine.new_context())
         network = networks.initial_network("tiny", CLASSES, 7)
         model = pack_task(
-            {k: v.numpy() for k, v in networks.get_weights(network).items()},
+            {k: v.numpy() for k, v in get_weights(network).items()},
             task or RoundTask("train", 0, 3),
             RUN,
             evaluate=False,
@@ -483,7 +486,7 @@ def test_a_hostile_task_gets_one_sentence_and_nothing_else(site, tmp_path, tampe
 
 
 def test_an_honest_task_gets_a_result(site):
-    assert set(site().weights) == set(networks.get_weights(TinyNetwork(3)))
+    assert set(site().weights) == set(get_weights(TinyNetwork(3)))
 
 
 def test_a_task_of_another_name_runs_nothing(tmp_path):
@@ -497,7 +500,7 @@ def test_an_unexpected_error_leaves_no_words_that_could_name_a_patient_in_messag
     with caplog.at_level("INFO"):
         result = site(method=Failing())
     assert result.error == "site-1: train failed with RuntimeError; see the log of this site"
-    assert "train failed with RuntimeError at site_worker.py:" in caplog.text
+    assert "train failed with RuntimeError at site/worker.py:" in caplog.text
     assert "loss" in caplog.text  # the function that failed
     assert not [word for word in ("MUELLER", "4711", "/hospital") if word in caplog.text]
 

@@ -7,15 +7,16 @@ import torch
 from nifti_factories import write_nifti
 from torch import nn
 
+from fedmend.basics.state import StateStore
 from fedmend.data.datalist import VolumeItem
-from fedmend.data.manifest import SINGLELABEL, LabelTable
 from fedmend.data.site import SiteData, Split
 from fedmend.data.slices import VolumeData, VolumeSplit
+from fedmend.data.tables import LabelTable
+from fedmend.labels import SINGLELABEL
+from fedmend.learning.twin_network import TwinNetwork
 from fedmend.method import LocalMethod, Round, RoundTask, Site
 from fedmend.repairs.label_ledger import LabelLedger
 from fedmend.repairs.mask_ledger import MaskLedger
-from fedmend.state import StateStore
-from fedmend.twin_network import TwinNetwork
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,11 @@ import torch
 from factories import CLASSES
 from torch_factories import TinyNetwork
 
-from fedmend import networks
+from fedmend.learning import networks
+from fedmend.messages import RunSpec
 from fedmend.method import RoundTask
-from fedmend.results import RunSpec
-from fedmend.site_config import SiteConfig
-from fedmend.site_worker import SiteWorker
+from fedmend.site.config import SiteConfig
+from fedmend.site.worker import SiteWorker
 
 RUN = RunSpec("run-1", CLASSES, "tiny", 7)
 SETTINGS = {"learning_rate": 0.1, "batch_size": 4, "image_size": 32}

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmend.basics.state import StateStore
 from fedmend.data.augment import draw_views
-from fedmend.data.manifest import MULTILABEL
 from fedmend.errors import FedMendError
 from fedmend.fields import Field, Report
-from fedmend.state import StateStore
+from fedmend.labels import MULTILABEL
 
 
 @dataclass(frozen=True)

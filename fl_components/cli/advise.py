@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fedmend.site_config import SiteConfig
+from fedmend.site.config import SiteConfig
 
 
 def add(commands) -> None:
@@ -26,8 +26,8 @@ def add(commands) -> None:
 
 def _advise(args: argparse.Namespace) -> None:
     from fedmend.advice import Facts, advice_text, read_losses
-    from fedmend.label_audit import AUDIT_FILE, count_folders, read_audit
-    from fedmend.report.run_folder import RUN
+    from fedmend.advice.label_audit import AUDIT_FILE, count_folders, read_audit
+    from fedmend.records.run_folder import RUN
 
     minimum = SiteConfig.min_count if args.min_count is None else args.min_count
     if minimum < 0:

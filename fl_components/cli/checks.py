@@ -48,7 +48,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _table(args: argparse.Namespace) -> None:
-    from fedmend.report.run_folder import load_run
+    from fedmend.records.run_folder import load_run
     from fedmend.report.tables import comparison
 
     runs = {}

@@ -55,11 +55,11 @@ def add(commands) -> None:
 
 
 def _compare(args: argparse.Namespace) -> None:
-    from fedmend.report.paired import write_comparison
-    from fedmend.report.paper_table import write_paper_table
-    from fedmend.report.run_folder import load_run
-    from fl_components.run.compare import Comparison, compare
-    from fl_components.run.paper_rows import find_job, on_data, paper_table, table_rows
+    from fedmend.comparison.paired import write_comparison
+    from fedmend.comparison.table_pages import write_paper_table
+    from fedmend.records.run_folder import load_run
+    from fl_components.compare.paper_rows import find_job, on_data, paper_table, table_rows
+    from fl_components.compare.runs import Comparison, compare
 
     job, named = find_job(args.job)
     table, out = args.table or named, args.out or Path("runs") / _name(args)
@@ -98,9 +98,9 @@ def _name(args: argparse.Namespace) -> str:
 def _plan(args: argparse.Namespace, comparison, *, table: bool) -> tuple:
     """What can be known before the first run: rows that can learn from the data, why others are left out, and the
     number of processes and the budget."""
-    from fl_components.run.budget import Budget
-    from fl_components.run.compare import cases
-    from fl_components.run.trial import estimates, fitting_processes, try_rows
+    from fl_components.compare.budget import Budget
+    from fl_components.compare.runs import cases
+    from fl_components.compare.trial import estimates, fitting_processes, try_rows
 
     limited, how = args.budget < float("inf"), {"processes": args.processes or 1, "budget": None}
     if not (table or args.data or limited):
@@ -116,7 +116,7 @@ def _plan(args: argparse.Namespace, comparison, *, table: bool) -> tuple:
 
 
 def _time(text: str) -> float:
-    from fl_components.run.budget import parse_duration
+    from fl_components.compare.budget import parse_duration
 
     try:
         return parse_duration(text)

@@ -25,7 +25,7 @@ def add(commands, words: Sequence[str] | None) -> None:
         group = subcommands(commands, name, summary, "DATASET")
         if words is not None and name not in words[:1]:
             continue
-        from fedmend.discovery import commands_of
+        from fedmend.basics.discovery import commands_of
 
         for command in commands_of(package):
             parser = group.add_parser(command.name, help=command.help)

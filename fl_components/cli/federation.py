@@ -34,7 +34,7 @@ def quiet_flare() -> None:
 
 
 def _submit(args: argparse.Namespace) -> None:
-    from fl_components.run.arguments import parse_assignments
+    from fl_components.job.arguments import parse_assignments
     from fl_components.run.submit import submit, what_came_out
 
     if bool(args.job) == bool(args.job_id):
@@ -46,7 +46,7 @@ def _submit(args: argparse.Namespace) -> None:
 
 
 def _poc(args: argparse.Namespace) -> None:
-    from fl_components.run.arguments import parse_assignments
+    from fl_components.job.arguments import parse_assignments
     from fl_components.run.poc import poc
     from fl_components.run.submit import what_came_out
 

@@ -58,7 +58,7 @@ def add(commands) -> None:
 
 
 def _jobs(args: argparse.Namespace) -> None:
-    from fl_components.run.jobs import all_jobs, job_variants
+    from fl_components.job.folder import all_jobs, job_variants
 
     found = all_jobs(args.folder)
     if not found:
@@ -70,8 +70,8 @@ def _jobs(args: argparse.Namespace) -> None:
 
 
 def _configure(args: argparse.Namespace) -> None:
-    from fl_components.run.arguments import parse_assignments
-    from fl_components.run.jobs import configure_job
+    from fl_components.job.arguments import parse_assignments
+    from fl_components.job.folder import configure_job
 
     if args.out.exists():
         raise FedMendError(f"configure: expected a new folder, {args.out} exists")
@@ -80,7 +80,7 @@ def _configure(args: argparse.Namespace) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    from fl_components.run.arguments import parse_assignments
+    from fl_components.job.arguments import parse_assignments
     from fl_components.run.simulate import RUN_FOLDER, seed_lines
 
     if args.local:

@@ -1,21 +1,19 @@
 """The site policy that follows from the code: which classes a job may name, which fields may leave, and tables of both.
 
-Everything comes from the classes in :mod:`fedmend.methods`, their typed fields, and what the jobs name. ``fedmend
-policy`` writes it into tracked files, which people review: a list, never a prefix, because FLARE would take a prefix
-for leave to call whatever is imported below it.
+Everything comes from the classes in :mod:`fedmend.methods` and :mod:`fedmend.baselines`, their typed fields, and what
+the jobs name. ``fedmend policy`` writes it into tracked files, which people review: a list, never a prefix, because
+FLARE would take a prefix for leave to call whatever is imported below it.
 """
 
-import importlib
 import inspect
 import json
-import pkgutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import fedmend.methods
+from fedmend.basics.discovery import modules_of
+from fedmend.basics.files import write_text
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, counted
-from fedmend.files import write_text
 from fedmend.method import LocalMethod, Workflow
 from fl_components.policy.classes import allowed_classes, class_table
 
@@ -30,10 +28,10 @@ BEGIN, END = "<!-- made by `fedmend policy`: begin -->", "<!-- made by `fedmend 
 def method_classes() -> list[type]:
     """All methods and workflows that a job may name, by their full names."""
     found = []
-    for module in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods."):
-        for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+    for module in (*modules_of("fedmend.methods"), *modules_of("fedmend.baselines")):
+        for _, cls in inspect.getmembers(module, inspect.isclass):
             method = issubclass(cls, LocalMethod) and hasattr(cls, "ROUND")
-            if cls.__module__ == module.name and (
+            if cls.__module__ == module.__name__ and (
                 method or (issubclass(cls, Workflow) and not inspect.isabstract(cls))
             ):
                 found.append(cls)

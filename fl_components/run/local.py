@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fedmend.local_federation import run_locally
-from fedmend.metering import Meter
-from fedmend.site_config import CONFIG_NAME, SiteConfig, read_site_config
-from fl_components.run.jobs import configure_job, read_job
+from fedmend.local.local_federation import run_locally
+from fedmend.local.metering import Meter
+from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
+from fl_components.job.folder import configure_job, read_job
 from fl_components.run.simulate import lay_policy, refused_results
 
 KEPT = ("local", "startup")  # what FLARE's simulator leaves when it empties a workspace
@@ -40,11 +40,11 @@ def run_local(
         workspace: emptied, except for ``local``; a new folder or that of an earlier run.
         threads: sites that run at the same time; 0 = as many as there are cores.
         variables: settings of the job to override.
-        variants: see :func:`fl_components.run.jobs.configure_job`.
-        sites: see :func:`fl_components.run.jobs.configure_job`.
+        variants: see :func:`fl_components.job.folder.configure_job`.
+        sites: see :func:`fl_components.job.folder.configure_job`.
         site_settings: fields of ``fedmend.json`` to override.
         quiet: keep what the run says in ``<workspace>.log`` instead of showing it.
-        watch: gets the picture of the run as JSON whenever it has changed, see :mod:`fedmend.progress`.
+        watch: gets the picture of the run as JSON whenever it has changed, see :mod:`fedmend.records.progress`.
         meter: counts what travels and what sites do.
 
     Raises:
@@ -86,7 +86,7 @@ def site_config(workspace: Path, site: str) -> SiteConfig:
         site: its name.
 
     Raises:
-        FedMendError: see :func:`fedmend.site_config.read_site_config`.
+        FedMendError: see :func:`fedmend.site.config.read_site_config`.
     """
     return read_site_config(workspace / "local" / CONFIG_NAME, workspace / site, site)
 

@@ -16,7 +16,7 @@ import yaml
 from nvflare.fuel.flare_api.flare_api import Session
 
 from fedmend.errors import FedMendError
-from fedmend.site_config import CONFIG_NAME
+from fedmend.site.config import CONFIG_NAME
 from fl_components.kit_state import DEFAULT
 from fl_components.run.simulate import local_settings
 from fl_components.run.submit import configured, fetch, follow, open_session, submit_job

@@ -5,9 +5,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
+from fedmend.basics.page import duration
 from fedmend.errors import FedMendError
-from fedmend.picture import read_picture
-from fedmend.report.page import duration
+from fedmend.records.picture import read_picture
 
 WORTH_SAYING = 60  # seconds
 
@@ -81,8 +81,8 @@ def rounds_bar(name: str, total: int) -> Iterator[Callable[[str], None]]:
         total: its rounds.
 
     Yields:
-        A function that gets the picture of the run as JSON, see :mod:`fedmend.progress`, and moves the bar; one that
-        does not read is passed over.
+        A function that gets the picture of the run as JSON, see :mod:`fedmend.records.progress`, and moves the bar; one
+        that does not read is passed over.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a notebook without ipywidgets, where the bar is text

@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 
 from fedmend.errors import FedMendError
-from fedmend.progress import PROGRESS
+from fedmend.records.progress import PROGRESS
+from fedmend.records.run_folder import DECISIONS, read_lines
 from fedmend.repairs.ledger import read_verdicts
-from fedmend.report.run_folder import DECISIONS, read_lines
 from fedmend.report.tables import mean_and_sd
-from fedmend.site_config import CONFIG_NAME, PHANTOM
-from fl_components.run.jobs import configure_job, list_receivers
+from fedmend.site.config import CONFIG_NAME, PHANTOM
+from fl_components.job.folder import configure_job, list_receivers
 
 POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
 RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
@@ -96,7 +96,7 @@ def simulate(
         sites: see :func:`configure_job`.
         site_settings: fields of ``fedmend.json`` to override.
         quiet: keep the simulator's output in ``<workspace>.log`` instead of showing it.
-        watch: gets the picture of the run as JSON every second, see :mod:`fedmend.progress`.
+        watch: gets the picture of the run as JSON every second, see :mod:`fedmend.records.progress`.
 
     Raises:
         FedMendError: the workspace holds other files, the simulator failed, or a site's result was refused.

@@ -26,8 +26,8 @@ from nvflare.private.defs import ERROR_MSG_PREFIX
 
 from fedmend.errors import FedMendError
 from fl_components.console import PICTURES
-from fl_components.job_rules import check_job
-from fl_components.run.jobs import configure_job
+from fl_components.job.folder import configure_job
+from fl_components.job.rules import check_job
 
 CONNECT = 10.0  # seconds
 POLL = 3.0  # seconds between two looks at a job
@@ -196,7 +196,7 @@ def follow(
         session: of the person who submitted it.
         job_id: what :func:`submit_job` returned, in this process or an earlier one.
         show: gets one line at a time.
-        watch: gets the newest picture of the run as JSON at every look, see :mod:`fedmend.progress`.
+        watch: gets the newest picture of the run as JSON at every look, see :mod:`fedmend.records.progress`.
         interval: seconds between two looks.
         left: asked before every look; True when the person has gone.
 

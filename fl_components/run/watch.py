@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmend.errors import FedMendError
-from fedmend.picture import LARGEST, Picture, clean, read_picture
-from fedmend.progress import FINISHED, PROGRESS, STOPPED
+from fedmend.records.picture import LARGEST, Picture, clean, read_picture
+from fedmend.records.progress import FINISHED, PROGRESS, STOPPED
 
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session

@@ -18,7 +18,7 @@ MOST_ROWS = 10  # rows that are listed
 
 def card(site: CheckedSite) -> Result:
     """The site card, whose kind of labels the method of the job must learn from."""
-    from fedmend.data.manifest import load_card
+    from fedmend.data.card import load_card
 
     folder = site.folder or _data_root(site)
     if folder is None:
@@ -34,7 +34,7 @@ def card(site: CheckedSite) -> Result:
 
 def _data_root(site: CheckedSite) -> Path | None:
     from fedmend.phantoms.sites import phantom_spec
-    from fedmend.site_config import site_folder
+    from fedmend.site.folder import site_folder
 
     if site.config is None:
         return None
@@ -44,7 +44,7 @@ def _data_root(site: CheckedSite) -> Path | None:
 
 def class_names(site: CheckedSite) -> Result:
     """Whether the site has the classes of the job."""
-    from fedmend.data.manifest import check_classes
+    from fedmend.data.card import check_classes
 
     wanted = site.job.classes if site.job else site.given_classes
     if site.card is None or not wanted:

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.job_rules import check_job
-from fl_components.run.arguments import METHOD, METHODS
+from fl_components.job.arguments import METHOD, METHODS
+from fl_components.job.rules import check_job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedmend.errors import FedMendError
 
 if TYPE_CHECKING:
-    from fedmend.data.manifest import SiteCard
+    from fedmend.data.card import SiteCard
 
 
 class Rows(ABC):
@@ -55,15 +55,16 @@ class TableRows(Rows):
 
     def samples(self) -> tuple[Sequence[str], Sequence[str]]:
         """See :class:`Rows`."""
-        from fedmend.data.manifest import load_table
+        from fedmend.data.tables import load_table
 
         table = load_table(self.card, self.file, self.classes)
         return table.images, table.patients
 
     def unreadable(self) -> Iterator[str]:
         """See :class:`Rows`."""
-        from fedmend.data.manifest import load_table
-        from fedmend.data.readers import UnreadableImage, read_image
+        from fedmend.data.raw import UnreadableImage
+        from fedmend.data.readers import read_image
+        from fedmend.data.tables import load_table
 
         table = load_table(self.card, self.file, self.classes)
         for row, image in zip(table.rows, table.images, strict=True):

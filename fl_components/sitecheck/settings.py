@@ -14,7 +14,7 @@ from fl_components.sitecheck.site import CheckedSite, existing
 
 def settings(site: CheckedSite) -> Result:
     """``fedmend.json`` of the kit, and the folders that it names."""
-    from fedmend.site_config import CONFIG_NAME, read_site_config
+    from fedmend.site.config import CONFIG_NAME, read_site_config
 
     if site.kit is None:
         return Result(SKIP, "needs --kit")
@@ -93,10 +93,10 @@ def limits(site: CheckedSite) -> Result:
         return Result(SKIP, "needs --kit and --job")
     if not site.job.method_path:
         return Result(SKIP, "the job trains no model")
-    from fedmend.devices import device_of
-    from fedmend.limits import check_order, check_step, step_bytes
     from fedmend.method import RoundTask
-    from fedmend.private_training import check_bearable
+    from fedmend.site.devices import device_of
+    from fedmend.site.limits import check_order, check_step, step_bytes
+    from fedmend.site.private_site import check_bearable
 
     needs, config = site.job, site.config
     method = needs.method()(**needs.method_args)

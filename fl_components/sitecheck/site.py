@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from fl_components.sitecheck.rows import Rows, rows_of
 
 if TYPE_CHECKING:
-    from fedmend.data.manifest import SiteCard
+    from fedmend.data.card import SiteCard
     from fedmend.data.site import SiteData
     from fedmend.data.slices import VolumeData
     from fedmend.kinds import Kind
-    from fedmend.site_config import SiteConfig
+    from fedmend.site.config import SiteConfig
     from fl_components.sitecheck.job import JobNeeds
 
 

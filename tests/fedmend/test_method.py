@@ -9,7 +9,7 @@ from factories import refused
 from torch_factories import TinyNetwork
 from torch_factories import make_site as make_picture_site
 
-from fedmend.data.manifest import MULTILABEL
+from fedmend.labels import MULTILABEL
 from fedmend.method import LocalMethod, Round, RoundTask, Workflow, memory_of
 from fedmend.methods.fednoro import FedNoRoWorkflow
 

@@ -12,10 +12,10 @@ from fl_factories import Federation, write_settings
 from nvflare.apis.dxo import MetaKey
 from nvflare.apis.fl_constant import FLContextKey
 
-from fedmend import federation as core
 from fedmend.averaging import Fold
+from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN, SiteResult
 from fedmend.methods.baselines import FedAvgWorkflow
-from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN, SiteResult
+from fedmend.server import federation as core
 from fl_components import controller as module
 from fl_components.controller import WorkflowController
 

@@ -13,8 +13,8 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedmend.messages import SiteResult
 from fedmend.methods.fednoro import DETECT, FedNoRoWorkflow, loss_matrix
-from fedmend.results import SiteResult
 from fl_components.guard import ReportGuard
 from fl_components.wire import CLASSES, KEY, pack_result, unpack_result
 

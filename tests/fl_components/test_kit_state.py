@@ -12,7 +12,7 @@ from cli_calls import call
 from factories import refused
 from fl_factories import Engine, write_settings
 
-from fedmend.files import locked
+from fedmend.basics.files import locked
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.repairs.ledger import read_history
 from fl_components import kit_state

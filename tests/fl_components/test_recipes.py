@@ -14,8 +14,8 @@ from nvflare.recipe.utils import set_recipe_meta
 
 from fedmend.errors import FedMendError
 from fl_components import recipes
+from fl_components.job.folder import configure_job
 from fl_components.recipes import FedMLPRecipe, JobRecipe
-from fl_components.run.jobs import configure_job
 
 JOBS = [("FedMLP", "ich"), ("FedMLP", "cxr14"), ("FedNoRo", "ich"), ("FedNoRo", "isic2019")]
 JOBS += [("FedLSM", "cxr14"), ("FedLSM", "isic2018"), ("FedIA", "ms"), ("FedIA", "lung")]

@@ -17,8 +17,8 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
+from fedmend.advice.label_audit import read_audit
 from fedmend.errors import FedMendError
-from fedmend.label_audit import read_audit
 from fedmend.phantoms.sites import SOURCE
 from fl_components.guard import ReportGuard
 from fl_components.statistics import (
@@ -176,7 +176,7 @@ def test_a_phantom_says_that_it_is_one(client, tmp_path, monkeypatch):
     phantoms.mkdir()
     card = make_site_folder(phantoms / "site-1", LABELS, columns=[0, 1]) / "site.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "provenance": {"source": SOURCE}}))
-    monkeypatch.setattr("fedmend.site_config.ensure_phantom", lambda cache_dir, spec: phantoms)
+    monkeypatch.setattr("fedmend.site.folder.ensure_phantom", lambda cache_dir, spec: phantoms)
     site = client("phantom")
     site.engine.get_component("labels")._phantom = object()
     assert PHANTOM_SAMPLES in site.ask()["count"]["annotated"]

@@ -11,8 +11,8 @@ from result_factories import WEIGHTS, good_census, good_repairs, good_result, si
 
 from fedmend.errors import FedMendError
 from fedmend.kinds.multilabel import BINS
+from fedmend.messages import RunSpec
 from fedmend.method import RoundTask
-from fedmend.results import RunSpec
 from fl_components.wire import KEY, pack_result, pack_task, parse_content, unpack_result, unpack_task
 
 MARK = "0123456789abcdef" * 2

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from fedmend.errors import FedMendError
-from fedmend.results import LONGEST_ERROR
+from fedmend.messages import LONGEST_ERROR
 
 FEW, MANY = 50, 10_000
 LONGEST = 5.0  # seconds that one answer may take

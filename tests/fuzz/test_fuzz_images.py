@@ -12,7 +12,8 @@ from factories import make_dicom, pixels
 from fuzzing import CHOICES, NASTY, damaged_bytes, number_of_cases, try_all
 from PIL import Image
 
-from fedmend.data.readers import UnreadableImage, read_image
+from fedmend.data.raw import UnreadableImage
+from fedmend.data.readers import read_image
 
 HEADER = {
     "Rows": [0, 1, 9, 65535],

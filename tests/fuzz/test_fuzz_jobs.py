@@ -9,11 +9,11 @@ from fl_factories import reopen_doors
 from fuzzing import CHOICES, NASTY, PIECES, PRIVATE, damaged, json_files, number_of_cases, try_all
 
 from fedmend.errors import FedMendError
-from fedmend.federation import RunSettings
 from fedmend.phantoms.sites import phantom_spec
+from fedmend.server.federation import RunSettings
+from fl_components.job.arguments import assign, parse_assignments
+from fl_components.job.folder import job_settings, parts, read_job
 from fl_components.job_check import ListedClasses
-from fl_components.run.arguments import assign, parse_assignments
-from fl_components.run.jobs import job_settings, parts, read_job
 
 JOB = ROOT / "jobs" / "fedmlp_ich"
 NAMES = ("meta.json", "app/config/config_fed_client.json", "app/config/config_fed_server.json")

@@ -5,7 +5,7 @@ import io
 from fuzzing import json_files, number_of_cases, try_all
 from rich.console import Console
 
-from fedmend.picture import read_picture
+from fedmend.records.picture import read_picture
 from fedmend.report.live import draw, last_line
 
 GOOD = {

@@ -9,9 +9,11 @@ from factories import refused
 from fuzzing import PIECES, damaged_bytes, in_time, json_files, number_of_cases, try_all
 from hypothesis import strategies as st
 
+from fedmend.data.card import SiteCard, load_card
 from fedmend.data.datalist import SECTIONS, load_datalist
-from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL, SiteCard, load_card, load_table
-from fedmend.site_config import SiteConfig, read_site_config
+from fedmend.data.tables import load_table
+from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
+from fedmend.site.config import SiteConfig, read_site_config
 
 CLASSES = ("edema", "nodule")
 SETTINGS = {

@@ -6,8 +6,9 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedmend.fields import Field, check_fields
 from fedmend.kinds.multilabel import BINS
+from fedmend.messages import RunSpec, SiteResult
 from fedmend.method import RoundTask
-from fedmend.results import Expected, RunSpec, SiteResult, check_result
+from fedmend.server.checks import Expected, check_result
 from fl_components.wire import KEY, TAGGED, pack_result, pack_task, parse_content, unpack_result, unpack_task
 
 WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, dtype=np.float32)}

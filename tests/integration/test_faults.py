@@ -18,10 +18,10 @@ from deployment import JOB, PARENT, deployed, until
 from factories import ROOT
 from nvflare.fuel.flare_api.api_spec import JobNotDone, NoConnection
 
+from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import ensure_phantom, phantom_spec
 from fedmend.repairs.ledger import read_history
-from fedmend.state import StateStore
 from fl_components.run.submit import SILENT, configured, fetch, submit_job
 
 pytestmark = pytest.mark.slow

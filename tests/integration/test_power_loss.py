@@ -10,18 +10,18 @@ from federation_factories import small_world
 from power_loss import power  # noqa: F401
 from torch_factories import PlainMethod, PlainRound
 
-from fedmend import files
-from fedmend.checkpoint import Checkpoint
+from fedmend.basics import files
+from fedmend.basics.files import whole_folder, write_text
+from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
-from fedmend.files import whole_folder, write_text
-from fedmend.local_federation import LocalTransport, run_locally
+from fedmend.local.local_federation import LocalTransport, run_locally
 from fedmend.method import Workflow
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.repairs import ledger
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.repairs.ledger import read_history
-from fedmend.site_config import SiteConfig
-from fedmend.state import StateStore
+from fedmend.server.checkpoint import Checkpoint
+from fedmend.site.config import SiteConfig
 
 pytestmark = pytest.mark.slow
 

@@ -15,12 +15,12 @@ import pytest
 from forgetful import FORK_SERVER, IMPORTED, run_here
 from simulation import SMALL, fedmend, lines
 
-from fedmend.local_federation import MODEL_FILES, RUN_FOLDER, LocalTransport
+from fedmend.learning.training import LocalTrainer
+from fedmend.local.local_federation import MODEL_FILES, RUN_FOLDER, LocalTransport
 from fedmend.repairs.ledger import read_history, read_verdicts
+from fedmend.repairs.site_run import LEDGER_NAME
 from fedmend.repairs.verdicts import ACCEPT, REJECT
 from fedmend.review.desk import RANDOM, Choice, Desk, reviewable
-from fedmend.site_worker import LEDGER_NAME
-from fedmend.training import LocalTrainer
 
 pytestmark = pytest.mark.slow
 SITES, ROUNDS = ("site-1", "site-2", "site-3"), 4

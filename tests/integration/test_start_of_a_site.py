@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 from fedmend.method import RoundTask
 from fedmend.methods.{module} import WARMUP, {name}
-from fedmend.networks import initial_network
-from fedmend.results import TRAIN, RunSpec
-from fedmend.site_config import SiteConfig
-from fedmend.site_worker import SiteWorker
+from fedmend.learning.networks import initial_network
+from fedmend.server.checks import TRAIN, RunSpec
+from fedmend.site.config import SiteConfig
+from fedmend.site.worker import SiteWorker
 
 folder, run = Path(sys.argv[1]), RunSpec("run-1", {classes}, "{network}", 7)
 config = SiteConfig(folder / "data", folder / "cache", folder / "state", threads=1)

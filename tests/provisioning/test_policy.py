@@ -39,8 +39,8 @@ from nvflare.security.security import FLAuthorizer
 from test_jobs import named_classes
 from test_layers import imported, modules, within
 
-from fedmend.results import SiteResult
-from fedmend.site_config import read_site_config
+from fedmend.messages import SiteResult
+from fedmend.site.config import read_site_config
 from fl_components import job_check
 from fl_components.kit_state import DEFAULT
 from fl_components.wire import pack_result, unpack_result

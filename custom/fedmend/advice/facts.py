@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
+from fedmend.advice.label_audit import COUNTS, HELD_BACK, SiteLabels
 from fedmend.errors import FedMendError
-from fedmend.label_audit import COUNTS, HELD_BACK, SiteLabels
+from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 
 DETECTION = "noisy_client_detection"  # the decision that holds the losses of the sites
 
@@ -177,7 +177,7 @@ def read_losses(folder: Path, facts: Facts) -> Losses:
     Raises:
         FedMendError: no run folder, a run without such a record, or one of other classes or sites.
     """
-    from fedmend.report.run_folder import load_run
+    from fedmend.records.run_folder import load_run
 
     run = load_run(folder)
     found = run.decided(DETECTION, {DETECTION: Mapping})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedmend.advice import reasons as why
 from fedmend.advice.facts import Facts
-from fedmend.data.manifest import KIND_NAMES, MULTILABEL, SEGMENTATION, SINGLELABEL
+from fedmend.labels import KIND_NAMES, MULTILABEL, SEGMENTATION, SINGLELABEL
 
 FIRST, RUN, WATCH, UNKNOWN = PARTS = ("First", "Recommendation", "Look out for", "Not known")
 

@@ -11,9 +11,9 @@ image twice, and its import costs 6 s.
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmend.data.manifest import SiteCard, stays_below
+from fedmend.basics.json_files import read_json
+from fedmend.data.card import SiteCard, stays_below
 from fedmend.errors import FedMendError
-from fedmend.json_files import read_json
 
 SECTIONS = {"train": "training", "val": "validation", "test": "test"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.readers import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, is_window
+from fedmend.data.raw import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, is_window
 
 EXTRA = "pip install .[dicom]"
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
@@ -32,7 +32,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
     Args:
         path: the file.
         index: number of the frame from 0 in digits; empty for a file with one frame.
-        window: see :class:`fedmend.data.manifest.SiteCard`; a file in colour has none and needs none.
+        window: see :class:`fedmend.data.card.SiteCard`; a file in colour has none and needs none.
         color: keep the colour of a file that has one; otherwise it is turned to grey.
 
     Raises:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import WINDOWS
-from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, UnreadableImage, nifti_volume, read_raw
+from fedmend.data.card import WINDOWS
+from fedmend.data.raw import UnreadableImage
+from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, nifti_volume, read_raw
 
 LOOKED_AT = 20  # images
 SOFT_TISSUE = (40.0, 400.0)

@@ -10,16 +10,11 @@ import torch
 from torch import Tensor
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, to_network, warp
-from fedmend.data.manifest import (
-    MULTILABEL,
-    NOT_ANNOTATED,
-    LabelTable,
-    check_classes,
-    load_card,
-    load_table,
-)
+from fedmend.data.card import check_classes, load_card
 from fedmend.data.store import open_store
+from fedmend.data.tables import LabelTable, load_table
 from fedmend.errors import FedMendError
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED
 
 LOG = logging.getLogger("fedmend.data")
 EVALUATION_SPLITS = ("val", "test")

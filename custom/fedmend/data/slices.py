@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmend.basics.files import disk_errors, locked, whole_folder
+from fedmend.basics.parallel import threaded
+from fedmend.data.card import SiteCard, check_classes, load_card
 from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
-from fedmend.data.manifest import SEGMENTATION, SiteCard, check_classes, load_card
 from fedmend.data.site import EVALUATION_SPLITS, chosen
 from fedmend.data.volumes import axial_plane, has_value, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
-from fedmend.files import disk_errors, locked, whole_folder
-from fedmend.parallel import threaded
+from fedmend.labels import SEGMENTATION
 
 LOG = logging.getLogger("fedmend.volumes")
 STORE_FORMAT = 1

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.basics.files import disk_errors, locked, whole_folder
+from fedmend.basics.parallel import mapped
 from fedmend.data.dicom_files import dicom_file
-from fedmend.data.readers import UnreadableImage, Window, nifti_volume, read_image, resize
+from fedmend.data.raw import UnreadableImage, Window
+from fedmend.data.readers import nifti_volume, read_image, resize
 from fedmend.errors import FedMendError
-from fedmend.files import disk_errors, locked, whole_folder
-from fedmend.parallel import mapped
 
 STORE_FORMAT = 2
 CHUNK = 16  # images that a process decodes at a time
@@ -110,7 +111,7 @@ def open_store(
         cache_dir: folder for stores; only read when the store exists.
         image_root: folder that ``images`` start from.
         images: N paths.
-        window: see :class:`fedmend.data.manifest.SiteCard`.
+        window: see :class:`fedmend.data.card.SiteCard`.
         size: edge length in pixels that every slice is resized to.
         where: index → words that name the manifest row, for messages.
         color: keep the colour of pictures.

@@ -16,14 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL, write_card, write_table
+from fedmend.basics.discovery import Command
+from fedmend.data.card import write_card
+from fedmend.data.tables import write_table
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
 from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, write_noisy_sites
 from fedmend.datasets.site_folders import site_folders
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise, missing_and_noisy
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
 CLASSES = ("glioma", "meningioma", "pituitary")
 HEALTHY = "no_tumor"

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import MULTILABEL, write_card, write_table
+from fedmend.basics.discovery import Command
+from fedmend.data.card import write_card
+from fedmend.data.tables import write_table
 from fedmend.datasets import command_line
 from fedmend.datasets.cxr14_download import CLASSES, find_files, find_table, read_films, read_lists
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
 from fedmend.datasets.noisy_sites import hold_out
 from fedmend.datasets.site_folders import site_folders
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
+from fedmend.labels import MULTILABEL
 
 SOURCE = "NIH ChestX-ray14"
 ARGUMENTS = ("sites", "classes_per_site", "assignment", "view", "top", "classes", "split", "test_share", "val_share")

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import NOT_ANNOTATED, SINGLELABEL, write_card, write_table
+from fedmend.basics.discovery import Command
+from fedmend.data.card import write_card
+from fedmend.data.tables import write_table
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import identified_classes
 from fedmend.datasets.isic2019 import read_tables
 from fedmend.datasets.site_folders import site_folders
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
+from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 SOURCE = "ISIC 2018 challenge, task 3, training set (HAM10000)"

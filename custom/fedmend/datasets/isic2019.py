@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
 from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")

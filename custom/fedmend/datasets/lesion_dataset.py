@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import completeness_settings
 from fedmend.datasets.lesion_sites import LesionCase, write_lesion_sites
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
 
 
@@ -25,7 +25,7 @@ class LesionDataset:
         levels: levels of incompleteness, for people.
         source_name: what the cards name as source.
         modality: DICOM modality word, for people.
-        window: a name of ``manifest.WINDOWS`` for CT; None for MR.
+        window: a name of ``fedmend.data.card.WINDOWS`` for CT; None for MR.
         find: finds the cases in the folder of the download; may say what it leaves out.
     """
 

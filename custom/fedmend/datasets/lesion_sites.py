@@ -17,13 +17,14 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
+from fedmend.data.card import write_card
 from fedmend.data.datalist import SECTIONS
-from fedmend.data.manifest import SEGMENTATION, write_card
 from fedmend.data.volumes import AFFINE_TOLERANCE
 from fedmend.datasets.imperfections import LesionCounts, remove_lesions
 from fedmend.datasets.noisy_sites import hold_out
 from fedmend.datasets.site_folders import site_folders
 from fedmend.errors import FedMendError
+from fedmend.labels import SEGMENTATION
 
 CLASSES = ("lesion",)
 DATALIST = "datalist.json"
@@ -84,7 +85,7 @@ def write_lesion_sites(
         test_patients: given, these are the test split instead.
         seed: of split, partition and removal, 0 or more.
         modality: DICOM modality word, for people.
-        window: a name of ``manifest.WINDOWS`` for CT; None for MR.
+        window: a name of ``fedmend.data.card.WINDOWS`` for CT; None for MR.
         source_name: what the cards name as source; synthetic data says so here.
         progress: called with one line of text at a time.
 

@@ -14,15 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL, write_card, write_table
+from fedmend.basics.discovery import Command
+from fedmend.basics.files import whole_folder
+from fedmend.data.card import write_card
+from fedmend.data.tables import write_table
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import identified_classes
 from fedmend.datasets.medmnist_files import CITATION, SPLITS, MedMNIST, read_medmnist
 from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, write_noisy_sites
 from fedmend.datasets.site_folders import site_folders
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
-from fedmend.files import whole_folder
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
 IMAGES = "images"
 Chosen = Mapping[str, np.ndarray]  # split → numbers of the images that are used

@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from fedmend.data.manifest import SINGLELABEL, WINDOWS, write_card, write_table
+from fedmend.data.card import WINDOWS, write_card
 from fedmend.data.store import open_store
+from fedmend.data.tables import write_table
 from fedmend.datasets.imperfections import (
     bernoulli_dirichlet_partition,
     draw_noisy_sites,
@@ -22,6 +23,7 @@ from fedmend.datasets.imperfections import (
 )
 from fedmend.datasets.site_folders import site_folders
 from fedmend.errors import FedMendError
+from fedmend.labels import SINGLELABEL
 
 SMALLEST_IMAGE = 8  # the annotator halves the edge three times
 
@@ -95,7 +97,7 @@ class LabelledImages:
         image_root: folder that the paths start from.
         test: (N,) bool, the samples of the test split.
         modality: DICOM modality word, for people.
-        window: ``None``, ``file``, a name of ``manifest.WINDOWS`` or (centre, width) in HU.
+        window: ``None``, ``file``, a name of ``fedmend.data.card.WINDOWS`` or (centre, width) in HU.
         color: pictures are in colour.
         patients: N patient keys or nothing.
     """

@@ -9,11 +9,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from fedmend.basics.discovery import Command
 from fedmend.data.csv_files import read_csv
-from fedmend.data.manifest import MULTILABEL, SINGLELABEL, LabelTable, read_rows
+from fedmend.data.tables import LabelTable, read_rows
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
+from fedmend.labels import MULTILABEL, SINGLELABEL
 
 SOURCE = "own table"
 DELIMITERS = ",;\t"

@@ -15,8 +15,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from fedmend.basics.discovery import Command
+from fedmend.basics.files import whole_folder
+from fedmend.basics.json_files import read_json
+from fedmend.data.card import stays_below, write_card
 from fedmend.data.datalist import SECTIONS
-from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL, stays_below, write_card
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.datasets.own_csv import MOST_CLASSES, class_names, labels_of
@@ -33,10 +36,8 @@ from fedmend.datasets.own_site import (
     write_own_site,
 )
 from fedmend.datasets.site_folders import root_in_card
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
-from fedmend.files import whole_folder
-from fedmend.json_files import read_json
+from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 
 SOURCE = "own datalist"
 DATALIST = "datalist.json"

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.basics.discovery import Command
+from fedmend.basics.files import whole_folder
+from fedmend.basics.parallel import mapped
+from fedmend.data.card import LONGEST_NAME
 from fedmend.data.dicom_files import EXTRA
-from fedmend.data.manifest import LONGEST_NAME
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
 from fedmend.datasets.own_csv import (
     MOST_CLASSES,
@@ -27,10 +30,7 @@ from fedmend.datasets.own_csv import (
     open_table,
 )
 from fedmend.datasets.own_site import SiteChoices, add_choices, check_out, choices_of, done, write_own_site
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
-from fedmend.files import whole_folder
-from fedmend.parallel import mapped
 
 SOURCE = "own DICOM files"
 TABLE = "images.csv"

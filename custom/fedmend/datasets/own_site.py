@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.basics.files import whole_folder
+from fedmend.data.card import WINDOWS, stays_below, write_card
 from fedmend.data.look import look_at, notes_of, proposal, some_of
-from fedmend.data.manifest import WINDOWS, LabelTable, stays_below, write_card, write_table
-from fedmend.data.readers import is_window
+from fedmend.data.raw import is_window
+from fedmend.data.tables import LabelTable, write_table
 from fedmend.datasets.noisy_sites import hold_out
 from fedmend.datasets.site_folders import root_in_card
 from fedmend.errors import FedMendError
-from fedmend.files import whole_folder
 
 AS_SEEN = object()  # what a look at the images proposes
 
@@ -29,7 +30,7 @@ class SiteChoices:
         test_share: share of the patients in the test split, in [0, 1); 0 writes none.
         val_share: share of the other patients in the validation split, in [0, 1); 0 writes none.
         seed: of the split, 0 or more.
-        window: see :class:`fedmend.data.manifest.SiteCard`, or ``AS_SEEN``.
+        window: see :class:`fedmend.data.card.SiteCard`, or ``AS_SEEN``.
 
     Raises:
         FedMendError: a number out of its range, or an unknown window.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmend.data.card import CARD_NAME
 from fedmend.data.look import look_at, proposal, some_of
-from fedmend.data.manifest import CARD_NAME
 from fedmend.data.readers import PICTURE_SUFFIXES
 from fedmend.datasets import own_csv, own_datalist, own_dicom
 from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.manifest import MULTILABEL, WINDOWS, write_card, write_table
+from fedmend.basics.discovery import Command
+from fedmend.data.card import WINDOWS, write_card
+from fedmend.data.tables import write_table
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import annotated_classes
 from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
@@ -22,8 +24,8 @@ from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, Slices, read_hea
 from fedmend.datasets.rsna_ich_parts import parts_of_sites, select_slices, sites_of_units
 from fedmend.datasets.site_folders import site_folders
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise, missing_and_noisy
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
+from fedmend.labels import MULTILABEL
 
 SOURCE = "RSNA 2019 Intracranial Hemorrhage Detection, stage 2 train"
 ARGUMENTS = ("sites", "annotated_per_site", "rule", "split", "partition", "test_share", "val_share", "train_per_site")
@@ -70,7 +72,7 @@ def prepare(
             The paper has 5,000.
         healthy_share: share in [0, 1) of healthy slices among those used; all lesion slices are used. ``None`` uses all
             healthy ones, as does a share that needs more than there are. The paper has 87,948 of 185,051.
-        window: HU window in the card: a name of ``manifest.WINDOWS`` or ``file`` (the file's own; the paper).
+        window: HU window in the card: a name of ``fedmend.data.card.WINDOWS`` or ``file`` (the file's own; the paper).
         noise: which sites are noisy besides.
         seed: 0 or more.
         lists: tables of a published split, training and test, see
@@ -160,7 +162,7 @@ def prepare_single_label(
         split: ``patient`` keeps a patient's slices on one side of the test split; ``slice`` is the paper's 70/30 split,
             which leaks patients.
         test_share: share of the patients (or slices) in the test split, in (0, 1).
-        window: HU window in the card: a name of ``manifest.WINDOWS`` or ``file``.
+        window: HU window in the card: a name of ``fedmend.data.card.WINDOWS`` or ``file``.
         seed: of the test split.
         lists: tables of a published split, see :func:`prepare`; the paper's give its partition.
         source_name: what the cards name as source; synthetic data says so here.

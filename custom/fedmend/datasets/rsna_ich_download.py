@@ -13,8 +13,8 @@ from typing import TextIO
 
 import numpy as np
 
+from fedmend.basics.parallel import mapped
 from fedmend.errors import FedMendError
-from fedmend.parallel import mapped
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 TABLE, FOLDER = "stage_2_train.csv", "stage_2_train"

@@ -11,5 +11,5 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (MultiLabel(), SingleLa
 
 
 def kind_of(name: str) -> Kind:
-    """The kind that a site card or a census names; see :attr:`fedmend.data.manifest.SiteCard.kind`."""
+    """The kind that a site card or a census names; see :attr:`fedmend.data.card.SiteCard.kind`."""
     return KINDS[name]

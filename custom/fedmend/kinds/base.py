@@ -6,28 +6,26 @@ Letters of shapes: N samples (images, or slices of volumes), C classes, S edge l
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedmend.data.manifest import SiteCard
+from fedmend.data.card import SiteCard
 from fedmend.data.site import SiteData, Split
 from fedmend.data.slices import VolumeData, VolumeSplit
 from fedmend.errors import FedMendError
+from fedmend.method import Site
 from fedmend.repairs.label_ledger import LabelLedger
 from fedmend.repairs.mask_ledger import MaskLedger
-
-if TYPE_CHECKING:
-    from fedmend.method import Site
 
 
 class Kind(ABC):
     """One kind of labels; it has no state, so that one object serves all sites.
 
     Attributes:
-        name: as in :attr:`fedmend.data.manifest.SiteCard.kind`.
+        name: as in :attr:`fedmend.data.card.SiteCard.kind`.
         unit: what a repair changes.
         sample: what the label audit counts.
         one_label: each sample has one class, so that the samples of all classes add up to the annotated ones.
@@ -93,19 +91,19 @@ class Kind(ABC):
         return {}
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, split: Split | VolumeSplit, site: "Site") -> np.ndarray:
+    def evaluate(self, model: nn.Module, split: Split | VolumeSplit, site: Site) -> np.ndarray:
         """Mergeable int64 counts of a model on a split, (C, *counts_shape)."""
 
     @abstractmethod
-    def repairs(self, site: "Site", truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         """Counts (C,) int64 of what the ledger of a site has repaired; empty when nothing is."""
 
     @abstractmethod
-    def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
+    def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
         """What a model thinks of the training samples: (N, C) float32 probabilities of labels; of masks (N, 1), the
         mean probability, over the pixels of a slice that repairs changed, that the change is wrong; 0 without any."""
 
-    def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:
+    def gallery(self, site: Site, truth: np.ndarray | None, *, phantom: bool) -> str:
         """A page with pictures of repairs, for the site's own eyes; empty where there is nothing to look at.
 
         Args:

@@ -4,19 +4,18 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from fedmend.data.manifest import NOT_ANNOTATED, LabelTable, SiteCard, check_classes, load_table
+from fedmend.data.card import SiteCard, check_classes
 from fedmend.data.site import SiteData, load_site, load_truth
+from fedmend.data.tables import LabelTable, load_table
 from fedmend.errors import FedMendError
 from fedmend.kinds.base import Kind
+from fedmend.labels import NOT_ANNOTATED
+from fedmend.method import Site
 from fedmend.repairs.label_ledger import LabelLedger
-
-if TYPE_CHECKING:
-    from fedmend.method import Site
 
 
 class LabelKind(Kind):
@@ -102,7 +101,7 @@ class LabelKind(Kind):
         """See :class:`Kind`."""
         return (data.train.labels == 1).sum(0).astype(np.int64)
 
-    def repairs(self, site: "Site", truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         """See :func:`repair_counts`."""
         repairs = site.ledger.repairs()
         return repair_counts(repairs, site.data.train.labels, truth) if (repairs >= 0).any() else {}

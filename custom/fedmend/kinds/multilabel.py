@@ -6,19 +6,16 @@ probabilities: a model that gives a rare class only small probabilities keeps it
 equal the pooled ones up to ties within a bin.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from torch import nn
 
-from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, LabelTable
 from fedmend.data.site import Split
+from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 from fedmend.kinds.labels import LabelKind
-from fedmend.training import infer
-
-if TYPE_CHECKING:
-    from fedmend.method import Site
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED
+from fedmend.learning.inference import infer
+from fedmend.method import Site
 
 BINS = 1000
 LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share the outer bins
@@ -47,11 +44,11 @@ class MultiLabel(LabelKind):
                     f" got {got}; leave the column out if the class is not annotated here"
                 )
 
-    def evaluate(self, model: nn.Module, split: Split, site: "Site") -> np.ndarray:
+    def evaluate(self, model: nn.Module, split: Split, site: Site) -> np.ndarray:
         """See :func:`score_histograms`."""
         return score_histograms(infer(model, split, site)[1].numpy(), split.labels)
 
-    def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
+    def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
         """See :class:`Kind`; the sigmoid."""
         return infer(model, site.data.train, site)[1].sigmoid().numpy()
 

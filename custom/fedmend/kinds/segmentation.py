@@ -6,23 +6,21 @@ Predictions become sums of Dice over slices and volumes, in millionths so that t
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedmend.data.card import SiteCard, check_classes
 from fedmend.data.datalist import SECTIONS, load_datalist
-from fedmend.data.manifest import SEGMENTATION, SiteCard, check_classes
 from fedmend.data.slices import VolumeData, VolumeSplit, load_complete_masks, load_volumes
 from fedmend.data.volumes import read_pair
 from fedmend.errors import FedMendError
 from fedmend.kinds.base import Kind
+from fedmend.labels import SEGMENTATION
+from fedmend.learning.inference import infer_masks
+from fedmend.method import Site
 from fedmend.repairs.mask_ledger import MaskLedger
-from fedmend.training import infer_masks
-
-if TYPE_CHECKING:
-    from fedmend.method import Site
 
 DICE_UNIT = 1_000_000  # whole numbers per Dice of 1
 # Columns of the counts: slices with lesion, their Dice, volumes with lesion, their Dice, voxels.
@@ -84,7 +82,7 @@ class Segmentation(Kind):
         known = [made.get(name) if isinstance(made, Mapping) else None for name in ("kept_lesions", "lesions")]
         return {"lesions": np.array(known, dtype=np.int64)} if all(type(v) is int for v in known) else {}
 
-    def evaluate(self, model: nn.Module, split: VolumeSplit, site: "Site") -> np.ndarray:
+    def evaluate(self, model: nn.Module, split: VolumeSplit, site: Site) -> np.ndarray:
         """Lesion is what has a probability above 0.5."""
         hits, predicted = np.zeros((2, len(split)), dtype=np.int64)
         for index, probability in infer_masks(model, split, site):
@@ -93,12 +91,12 @@ class Segmentation(Kind):
             predicted[index] = found.sum((1, 2))
         return segmentation_counts(hits, predicted, split.masks.sum((1, 2), dtype=np.int64), split.case)
 
-    def repairs(self, site: "Site", truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
+    def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         """See :func:`mask_repair_counts`."""
         change = site.ledger.change()
         return mask_repair_counts(change, site.data.train.masks, truth) if change.any() else {}
 
-    def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
+    def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
         """See :class:`Kind`."""
         train, change = site.data.train, site.ledger.change()
         found = np.zeros((len(train), 1), dtype=np.float32)
@@ -107,9 +105,9 @@ class Segmentation(Kind):
             found[index, 0] = (wrong * changed).sum((1, 2)) / np.maximum(changed.sum((1, 2)), 1)
         return found
 
-    def gallery(self, site: "Site", truth: np.ndarray | None, *, phantom: bool) -> str:
-        """See :func:`fedmend.report.gallery.gallery_page`."""
-        from fedmend.report.gallery import gallery_page
+    def gallery(self, site: Site, truth: np.ndarray | None, *, phantom: bool) -> str:
+        """See :func:`fedmend.repairs.gallery.gallery_page`."""
+        from fedmend.repairs.gallery import gallery_page
 
         train = site.data.train
         return gallery_page(train, site.ledger.apply(train.masks), truth, phantom=phantom)

@@ -5,13 +5,11 @@ score histograms as for several labels, of the log-odds of the softmax probabili
 probabilities.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from torch import nn
 
-from fedmend.data.manifest import SINGLELABEL, LabelTable
 from fedmend.data.site import Split
+from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 from fedmend.kinds.labels import LabelKind
 from fedmend.kinds.multilabel import (
@@ -22,10 +20,9 @@ from fedmend.kinds.multilabel import (
     multilabel_metrics,
     score_histograms,
 )
-from fedmend.training import infer
-
-if TYPE_CHECKING:
-    from fedmend.method import Site
+from fedmend.labels import SINGLELABEL
+from fedmend.learning.inference import infer
+from fedmend.method import Site
 
 LOG_ODDS = 2.0  # in a unit of the binned scores
 RANKED = ("auc", "ece")  # from histograms; the others are from the confusion matrix
@@ -45,11 +42,11 @@ class SingleLabel(LabelKind):
         if (found := int((table.labels == 1).any(0).sum())) < 2:
             raise FedMendError(f"{where}, column label: expected at least 2 classes, got {found}")
 
-    def evaluate(self, model: nn.Module, split: Split, site: "Site") -> np.ndarray:
+    def evaluate(self, model: nn.Module, split: Split, site: Site) -> np.ndarray:
         """See :func:`singlelabel_counts`."""
         return singlelabel_counts(infer(model, split, site)[1].numpy(), split.labels)
 
-    def opinions(self, model: nn.Module, site: "Site") -> np.ndarray:
+    def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
         """See :class:`Kind`; the softmax."""
         return infer(model, site.data.train, site)[1].softmax(1).numpy()
 

@@ -1,0 +1,1 @@
+"""One module per paper of the mission, the FedAvg family, and methods of our own."""

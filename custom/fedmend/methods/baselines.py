@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from fedmend.errors import check_variables
 from fedmend.fields import Report
-from fedmend.losses import masked_bce, positive_weight
+from fedmend.learning.losses import masked_bce, positive_weight
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
-from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound
+from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
 
 
 class FedAvgWorkflow(Workflow):

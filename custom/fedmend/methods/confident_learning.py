@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.learning.inference import infer
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
-from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
-from fedmend.training import infer
+from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 
 VALIDATE, CLEANED = "validate", "cleaned"
 PROBABILITIES, KEPT = "probabilities", "kept"  # arrays in the site's state

@@ -28,7 +28,8 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 - D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code. The learning rate is constant in the
   code; the paper calls its own "initial" and does not say what follows, so the job has ``learning_rate_decay``.
 - D10 one channel, where the code has two.
-- D11 see :func:`fedmend.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in 0..1.
+- D11 see :func:`fedmend.learning.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in
+  0..1.
 
 The published trigger has weaknesses. A line over the whole warm-up is too flat where the warm-up begins slowly, so that
 sites correct late or never: ``line_share`` leaves its first rounds out. A site with few annotations has a flat curve,
@@ -51,12 +52,12 @@ from torch import Tensor, nn
 from fedmend.averaging import by_samples
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.learning_curve import fit_line, soft_iou
-from fedmend.lesions import count_components
-from fedmend.losses import soft_dice_loss
+from fedmend.learning.inference import infer_masks
+from fedmend.learning.losses import soft_dice_loss
 from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site, Workflow
-from fedmend.methods.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
-from fedmend.training import infer_masks
+from fedmend.methods.shared.learning_curve import fit_line, soft_iou
+from fedmend.methods.shared.lesions import count_components
+from fedmend.methods.shared.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
 
 LOG = logging.getLogger("fedmend.fedia")
 WARMUP, COMPLETENESS, CORRECTION, CORRECTED = "warmup", "completeness", "correction", "corrected"  # stages

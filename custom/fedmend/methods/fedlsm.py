@@ -8,7 +8,7 @@ Every round a site measures the uncertainty of its images under the received mod
 classes of D_l and the rest (Eqs. 4-5); pairs of D_l and D_h are mixed (uncertain data enhancement, Eq. 6). The server
 averages each classifier row by what the sites know about its class (adaptive weighted proxy aggregation, Eq. 7). What
 is not FedLSM's alone is in :mod:`fedmend.methods.labelsets` (L_I, L_U, the baselines, masked rows) and
-:mod:`fedmend.methods.readings` (Eqs. 3-5 for each kind of labels).
+:mod:`fedmend.methods.shared.readings` (Eqs. 3-5 for each kind of labels).
 
 Where paper and reference code (dzp2095/FedLSM) differ, or the paper is silent:
 
@@ -57,12 +57,12 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.data.augment import weak
-from fedmend.data.manifest import NOT_ANNOTATED
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.labels import NOT_ANNOTATED
+from fedmend.learning.inference import infer
 from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site
 from fedmend.methods.labelsets import LabelSetWorkflow, PseudoLabelMethod, PseudoLabelRound, check_thresholds
-from fedmend.training import infer
 
 LOG = logging.getLogger("fedmend.fedlsm")
 UNCERTAINTY_BINS = 20

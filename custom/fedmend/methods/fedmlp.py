@@ -32,7 +32,7 @@ The published code (commit 2ad28b8) is an ablation snapshot that does not run, s
   code prepares and does not use.
 - D16 coupled L2 is all of the gradient of a missing class in the warm-up, and Adam makes it steps of the full learning
   rate, so its row of the classifier is lost at all sites but those that annotate it. Paper and code leave it so; the
-  jobs decouple the decay (``decay``, see :class:`fedmend.training.LocalTrainer`), but for ``paper``.
+  jobs decouple the decay (``decay``, see :class:`fedmend.learning.training.LocalTrainer`), but for ``paper``.
 
 Passes per training sample and round: warm-up 2 forward-backward; last warm-up round 1 inference more; stage 2 1
 forward-backward and 2 inferences, because one scoring pass of the received model gives both the confidences of Eq. (7)
@@ -48,12 +48,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.data.manifest import NOT_ANNOTATED
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.losses import masked_bce, positive_weight, prior_shift
+from fedmend.labels import NOT_ANNOTATED
+from fedmend.learning.inference import infer
+from fedmend.learning.losses import masked_bce, positive_weight, prior_shift
 from fedmend.method import Answer, Federation, LocalMethod, Round, RoundTask, Site, Workflow
-from fedmend.methods.prototypes import (
+from fedmend.methods.shared.prototypes import (
     classes_without_prototype,
     confidences,
     global_prototypes,
@@ -61,7 +62,6 @@ from fedmend.methods.prototypes import (
     select_confident,
 )
 from fedmend.repairs.label_ledger import Repairs
-from fedmend.training import infer
 
 WARMUP, PROTOTYPE, DETECT = "warmup", "prototype", "detect"
 WEIGHT_WITHOUT_POSITIVES = 5.0

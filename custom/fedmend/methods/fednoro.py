@@ -50,15 +50,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import by_samples
-from fedmend.distances import model_distances
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import Field, Report
+from fedmend.learning.inference import infer
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
-from fedmend.methods.dimensions import AUTO, MIN_SITES, MIXTURES, detect_noisy_clients
-from fedmend.methods.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
-from fedmend.methods.ramp_up import gaussian_ramp_up
-from fedmend.methods.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
-from fedmend.training import infer
+from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES, detect_noisy_clients
+from fedmend.methods.shared.distances import model_distances
+from fedmend.methods.shared.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
+from fedmend.methods.shared.ramp_up import gaussian_ramp_up
+from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 
 BY_DISTANCE, BY_SAMPLES, CLEAN_ONLY = AGGREGATIONS = ("distance", "samples", "clean")
 

@@ -37,8 +37,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedmend.data.manifest import NOT_ANNOTATED, SINGLELABEL
 from fedmend.errors import check_variables
+from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 from fedmend.method import Round, RoundTask, Site
 from fedmend.methods.labelsets import LabelSetFedAvgRound, LabelSetMethod
 

@@ -13,12 +13,12 @@ FedAvg with 100 % labels     LabelSetFedAvg on complete labels       ``samples``
 FedAvg                       LabelSetFedAvg                          ``samples``
 FedAvg*                      LabelSetFedAvg                          ``masked``
 FedProx*                     LabelSetFedProx                         ``masked``
-MOON*                        fedmend.methods.moon.Moon               ``masked``
-FedRS                        fedmend.methods.fedrs.FedRS             ``samples``
+MOON*                        fedmend.baselines.moon.Moon               ``masked``
+FedRS                        fedmend.baselines.fedrs.FedRS             ``samples``
 FedPU                        fedmend.methods.fedpu.FedPU             ``samples``
-FPSL                         fedmend.methods.fpsl.FPSL               ``masked``
-FedAvg*+FixMatch             fedmend.methods.fixmatch.FixMatch       ``masked``
-FSSL*                        fedmend.methods.fssl.FSSL               ``masked``
+FPSL                         fedmend.baselines.fpsl.FPSL               ``masked``
+FedAvg*+FixMatch             fedmend.baselines.fixmatch.FixMatch       ``masked``
+FSSL*                        fedmend.baselines.fssl.FSSL               ``masked``
 FedLSM                       fedmend.methods.fedlsm.FedLSM           ``awpa``
 ============================ ======================================= =============
 
@@ -36,7 +36,7 @@ have: every row is our form of it. Decisions:
   ``ignored`` leaves them out too. FixMatch, FPSL and FSSL* always ignore hidden labels.
 - D4 a class is known at a site if its column is annotated, and at the server if the site has a positive: a site without
   one has no share in that row, and no pseudo-labels for it.
-- D5 see :mod:`fedmend.methods.fedrs`. D6 see :mod:`fedmend.methods.moon`. D7 see :mod:`fedmend.methods.fixmatch`.
+- D5 see :mod:`fedmend.baselines.fedrs`. D6 see :mod:`fedmend.baselines.moon`. D7 see :mod:`fedmend.baselines.fixmatch`.
 - D8 mu of FedProx (.01) and the other numbers of the baselines are ours.
 """
 
@@ -50,12 +50,12 @@ from torch import Tensor, nn
 
 from fedmend.averaging import CLASSIFIER
 from fedmend.data.augment import strong
-from fedmend.data.manifest import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import ProximalRound
-from fedmend.methods.readings import READINGS
+from fedmend.methods.shared.readings import READINGS
 from fedmend.repairs.label_ledger import Repairs
 
 KNOWLEDGE: Mapping[str, Field] = {
@@ -177,7 +177,7 @@ class PseudoLabelRound(LabelSetRound):
         return self.reading.loss(logits, target, valid, labels, self.pos_weight, over_batch=over_batch)
 
     def targets(self, predicted: Tensor, rows: Tensor, unknown: Tensor, *taus: float) -> tuple[Tensor, Tensor]:
-        """:meth:`fedmend.methods.readings.Reading.pseudo_labels` without those that people have rejected.
+        """:meth:`fedmend.methods.shared.readings.Reading.pseudo_labels` without those that people have rejected.
 
         Args:
             predicted: (B, M) probabilities.

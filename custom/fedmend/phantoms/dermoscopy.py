@@ -20,7 +20,8 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import gaussian_filter, map_coordinates
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
 from fedmend.errors import FedMendError
 from fedmend.phantoms.ct_head import below, capsule, smooth_noise
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from fedmend.discovery import modules_of
+from fedmend.basics.discovery import modules_of
+from fedmend.basics.files import disk_errors, locked, whole_folder
 from fedmend.errors import FedMendError
-from fedmend.files import disk_errors, locked, whole_folder
 
 PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
 MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmend.data.manifest import NOT_ANNOTATED
+from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
 from fedmend.repairs.ledger import Entry, Ledger
 from fedmend.repairs.verdicts import Verdict

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmend.data.manifest import NOT_ANNOTATED
+from fedmend.basics.files import make_folder
 from fedmend.errors import WAY_ON, FedMendError
-from fedmend.files import make_folder
+from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
 from fedmend.repairs.verdicts import Verdict
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.basics.files import make_folder, whole_folder, write_atomically
 from fedmend.data.slices import VolumeSplit, write_repaired
 from fedmend.errors import WAY_ON, FedMendError
-from fedmend.files import make_folder, whole_folder, write_atomically
 from fedmend.repairs import verdicts as people
 from fedmend.repairs.ledger import Entry, Ledger
 from fedmend.repairs.verdicts import ACCEPT, Verdict

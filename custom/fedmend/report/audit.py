@@ -6,8 +6,8 @@ from html import escape
 import numpy as np
 
 from fedmend.advice import NO_JOB, PARTS, RUN, Facts, advise, next_command
-from fedmend.label_audit import COUNTS, HELD_BACK, SiteLabels
-from fedmend.report.page import Markup, heat, phantom_note, section, table, td, whole_page
+from fedmend.advice.label_audit import COUNTS, HELD_BACK, SiteLabels
+from fedmend.basics.page import Markup, heat, phantom_note, section, table, td, whole_page
 
 HIDDEN = "?"  # how a number that was held back reads
 NOTE = (

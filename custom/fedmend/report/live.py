@@ -10,9 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmend.picture import Picture
-from fedmend.progress import ANSWERED, FINISHED, LEFT_OUT, REFUSED, STOPPED
-from fedmend.report.page import duration
+from fedmend.basics.page import duration
+from fedmend.records.picture import Picture
+from fedmend.records.progress import ANSWERED, FINISHED, LEFT_OUT, REFUSED, STOPPED
 
 BARS = "▁▂▃▄▅▆▇█"
 STYLES = {ANSWERED: "green", REFUSED: "bold red", LEFT_OUT: "dim"}

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from fedmend.basics.page import Figure
 from fedmend.report.figures import Line, Panel, grid_figure
-from fedmend.report.page import Figure
 
 AROUND_HALF = ("auc", "bacc")  # values per class of which a guess gives one half
 ROUNDS = "training rounds that the model has seen"  # what the x axis counts

@@ -1,14 +1,13 @@
 """How a module of ``fedmend.report.sections`` says what it adds to the report, and how all of them are found."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
 
+from fedmend.basics.discovery import modules_of
+from fedmend.basics.page import Section
+from fedmend.records.run_folder import Run
 from fedmend.report import sections
-from fedmend.report.page import Section
-from fedmend.report.run_folder import Run
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,8 @@ class Part:
 
 def find_parts() -> list[Part]:
     """The parts of all modules in ``fedmend.report.sections``, in the order of the page."""
-    names = sorted(module.name for module in pkgutil.iter_modules(sections.__path__))
-    modules = [importlib.import_module(f"{sections.__name__}.{name}") for name in names]
-    return sorted((module.PART for module in modules if hasattr(module, "PART")), key=lambda part: part.place)
+    found = modules_of(sections.__name__)
+    return sorted((module.PART for module in found if hasattr(module, "PART")), key=lambda part: part.place)
 
 
 def own_decisions() -> dict[str, type | UnionType]:

@@ -6,10 +6,11 @@ What it shows comes from the modules of :mod:`fedmend.report.sections`. Only sum
 from html import escape
 from pathlib import Path
 
-from fedmend.files import write_text
-from fedmend.report.page import compact, duration, phantom_note, section, table, whole_page
+from fedmend.basics.files import write_text
+from fedmend.basics.page import compact, duration, phantom_note, section, table, whole_page
+from fedmend.records.run_folder import Run, load_run
+from fedmend.report.kinds import shown_as
 from fedmend.report.parts import find_parts
-from fedmend.report.run_folder import Run, load_run
 from fedmend.report.tables import comparison
 
 REPORT_NAME = "report.html"
@@ -67,7 +68,7 @@ def _facts(run: Run) -> list[str]:
     total = run.info["num_rounds"]
     seen = max((m["round"] for records in run.metrics.values() for m in records), default=0)
     state = f"finished, {total} rounds" if run.results else f"not finished, {seen} of {total} rounds evaluated"
-    facts = [f"{len(run.info['sites'])} sites", run.kind.size(run), state]
+    facts = [f"{len(run.info['sites'])} sites", shown_as(run).size(run), state]
     facts += [f"{run.warmup} of them warm-up"] if run.warmup else []
     return facts + ([f"took {duration(run.results['seconds'])}"] if "seconds" in run.results else [])
 
@@ -88,7 +89,7 @@ def _below(run: Run) -> str:
 
 def glossary(run: Run) -> str:
     """The words of this page, for a clinician."""
-    known = list(run.kind.glossary(run).items())
+    known = list(shown_as(run).glossary(run).items())
     for part in find_parts():
         words = [item for what, added in part.words.items() if run.decided(what, part.own) for item in added.items()]
         places = [i for i, (word, _) in enumerate(known) if word == part.words_before]

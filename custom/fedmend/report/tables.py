@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedmend.errors import FedMendError
-from fedmend.report.run_folder import Run, last_rounds
+from fedmend.records.run_folder import Run, last_rounds
+from fedmend.report.kinds import shown_as
 
 TABLES = ("per_class.md", "per_class.csv", "macro.md", "macro.csv")
 MACRO = {
@@ -83,7 +84,7 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
         for run in group:
             _check(run, first, f"table, {name}" + (f", seed {run.info['seed']}" if "seed" in run.info else ""))
     classes, split = first.info["classes"], first.split
-    main = first.kind.main_metric
+    main = shown_as(first).main_metric
     averages = macro_columns([run for group in runs.values() for run in group])
     average = ["Average"] if len(classes) > 1 else []
 
@@ -96,7 +97,7 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
 
     texts = []
     for title, columns, values in (
-        (f"{(MACRO | first.kind.table_words)[main]} of each class", [*classes, *average], per_class),
+        (f"{(MACRO | shown_as(first).table_words)[main]} of each class", [*classes, *average], per_class),
         ("Macro metrics", [column.word for column in averages], macro),
     ):
         rows = [
@@ -114,13 +115,13 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
 
 def macro_columns(runs: Sequence[Run]) -> list[Column]:
     """The metrics over all classes that the final model of any of these runs has; then, as papers report some of them,
-    the mean of the last rounds (see :func:`fedmend.report.run_folder.last_rounds`) and the highest value of all.
+    the mean of the last rounds (see :func:`fedmend.records.run_folder.last_rounds`) and the highest value of all.
 
     Args:
         runs: of one kind of labels, at least one.
     """
     measured = {k for run in runs for k, v in _final(run)["macro"].items() if v is not None}
-    kind = runs[0].kind
+    kind = shown_as(runs[0])
     words = {k: word for k, word in (MACRO | kind.table_words).items() if k in measured}
     columns = [Column(word, lambda run, k=k: _final(run)["macro"].get(k), k) for k, word in words.items()]
     for key in (metric.macro for metric in kind.last_and_best if metric.macro in measured):

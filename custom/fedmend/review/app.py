@@ -289,7 +289,7 @@ class Pages:
         return sample
 
     def _png(self, make: Callable[[], bytes]) -> Response:
-        from fedmend.data.readers import UnreadableImage
+        from fedmend.data.raw import UnreadableImage
         from fedmend.review.pictures import picture_problem
 
         try:

@@ -13,13 +13,14 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from fedmend.data.manifest import NOT_ANNOTATED, SEGMENTATION, load_card
+from fedmend.basics.state import StateStore
+from fedmend.data.card import load_card
 from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
+from fedmend.labels import NOT_ANNOTATED, SEGMENTATION
 from fedmend.repairs.ledger import Entry
+from fedmend.repairs.site_run import LEDGER_NAME, OPENED, OPINIONS, take_over_verdicts
 from fedmend.repairs.verdicts import REJECT, WITHDRAW, Verdict, key_of, latest
-from fedmend.site_worker import LEDGER_NAME, OPENED, OPINIONS, take_over_verdicts
-from fedmend.state import StateStore
 
 VALUE, CONFIDENCE, DOUBT, ROUND, RANDOM = "value", "confidence", "doubt", "round", "random"
 REPAIRS, OWN = "repairs", "own"

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 import fedmend
+from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.errors import FedMendError
-from fedmend.files import make_folder, write_atomically
 
 WHERE = "DICOM SEG"
 NEEDED = (

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmend.basics.files import make_folder, whole_folder, write_atomically
+from fedmend.basics.page import phantom_note, section, table, whole_page
+from fedmend.data.card import CARD_NAME, SiteCard
 from fedmend.data.csv_files import read_as_written
-from fedmend.data.manifest import CARD_NAME, SINGLELABEL, LabelTable, SiteCard
+from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
-from fedmend.files import make_folder, whole_folder, write_atomically
-from fedmend.report.page import phantom_note, section, table, whole_page
+from fedmend.labels import SINGLELABEL
 
 if TYPE_CHECKING:
     from fedmend.data.slices import VolumeSplit
@@ -191,7 +193,7 @@ def sign_off_page(
 
     Args:
         site: the site's name.
-        fingerprint: of the data set, see :meth:`fedmend.data.manifest.LabelTable.fingerprint`.
+        fingerprint: of the data set, see :meth:`fedmend.data.tables.LabelTable.fingerprint`.
         classes: one for each class, in the order of the page.
         reviewers: all who gave a verdict.
         phantom: whether the data are synthetic.

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmend.data.card import WINDOWS, SiteCard, stays_below
 from fedmend.data.datalist import VolumeItem
-from fedmend.data.manifest import WINDOWS, LabelTable, SiteCard, stays_below
-from fedmend.data.readers import PICTURE_SUFFIXES, RawImage, UnreadableImage, is_window, read_raw
+from fedmend.data.raw import RawImage, UnreadableImage, is_window
+from fedmend.data.readers import PICTURE_SUFFIXES, read_raw
+from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 
 SITE_WINDOW, FILE_WINDOW = "site", "file"
@@ -27,7 +29,7 @@ class Picture:
     Attributes:
         image: its values.
         windows: name → (centre, width) of the windows through which it can be seen, first ``site``, the one through
-            which models see it; then those of :data:`fedmend.data.manifest.WINDOWS` where values have a unit, and
+            which models see it; then those of :data:`fedmend.data.card.WINDOWS` where values have a unit, and
             ``file``, the DICOM header's own. Empty for PNG and JPEG.
     """
 
@@ -123,7 +125,7 @@ def png(picture: Picture, centre: float | None = None, width: float | None = Non
     Raises:
         UnreadableImage: no image can be seen through such a window.
     """
-    from fedmend.report.gallery import png_bytes
+    from fedmend.repairs.gallery import png_bytes
 
     raw = picture.image
     window = raw.window
@@ -146,7 +148,7 @@ def overlay_png(mask: np.ndarray, color: tuple[int, int, int], *, filled: bool =
     Returns:
         a PNG file, transparent elsewhere; a whole number of times as large as the mask, for fine lines.
     """
-    from fedmend.report.gallery import TINT, edge, png_bytes
+    from fedmend.repairs.gallery import TINT, edge, png_bytes
 
     times = max(1, OUTLINED // max(mask.shape))
     large = mask[:, ::-1].repeat(times, axis=0).repeat(times, axis=1)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmend.data.manifest import NOT_ANNOTATED
-from fedmend.data.readers import UnreadableImage
+from fedmend.data.raw import UnreadableImage
 from fedmend.errors import FedMendError
+from fedmend.labels import NOT_ANNOTATED
+from fedmend.repairs.gallery import ADDED, ANNOTATED
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, Verdict
-from fedmend.report.gallery import ADDED, ANNOTATED
 from fedmend.review.desk import Desk, Item
 from fedmend.review.pictures import Neighbours, Picture, SlicePicture, open_picture, open_slice, overlay_png, png
 from fedmend.review.pictures import picture_problem as problem_of

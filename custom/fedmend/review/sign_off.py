@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from fedmend.files import make_folder, write_text
+from fedmend.basics.files import make_folder, write_text
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, WITHDRAW
 from fedmend.review.desk import Desk
 from fedmend.review.exports import ClassVerdicts, Reviewer, sign_off_page, write_masks, write_table

@@ -8,8 +8,8 @@ from nifti_factories import (
     write_datalist,
 )
 
+from fedmend.data.card import load_card
 from fedmend.data.datalist import load_datalist
-from fedmend.data.manifest import load_card
 
 ITEM = "site-1: datalist.json, training item 2"
 PATHS = "expected a path below its folder, got another"

@@ -13,7 +13,8 @@ from pydicom.pixels import convert_color_space
 
 from fedmend.data.dicom_files import read_dicom
 from fedmend.data.look import look_at
-from fedmend.data.readers import UnreadableImage, read_image, read_raw
+from fedmend.data.raw import UnreadableImage
+from fedmend.data.readers import read_image, read_raw
 
 SKIN = color_pixels(4, 16)
 SMOOTH = np.stack(np.broadcast_arrays(np.arange(16)[:, None] * 9, np.arange(16) * 7, 90), axis=-1).astype(np.uint8)

@@ -13,7 +13,8 @@ from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 
 from fedmend.data.dicom_files import coded_size
-from fedmend.data.readers import UnreadableImage, read_image, read_raw
+from fedmend.data.raw import UnreadableImage
+from fedmend.data.readers import read_image, read_raw
 
 HU = np.random.default_rng(3).integers(-1024, 3000, (48, 64)).astype(np.int16)
 WIDE = (1000.0, 4000.0)

@@ -6,8 +6,9 @@ import pytest
 from factories import color_pixels, make_dicom, pixels, write_png
 from PIL import Image
 
-from fedmend.data.manifest import WINDOWS
-from fedmend.data.readers import UnreadableImage, apply_window, read_image, resize
+from fedmend.data.card import WINDOWS
+from fedmend.data.raw import UnreadableImage, apply_window
+from fedmend.data.readers import read_image, resize
 
 BRAIN = WINDOWS["brain"]  # centre 40, width 80: 0..80 HU → 0..255
 HU = np.array([[-10, 0, 20], [40, 80, 100]])

@@ -7,8 +7,8 @@ from factories import CLASSES, LABELS, color_pixels, make_site_folder, pixels, r
 from torch_factories import CPU, make_split
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, draw_views
-from fedmend.data.manifest import write_table
 from fedmend.data.site import load_site, load_truth
+from fedmend.data.tables import write_table
 
 TRUTH = np.where(LABELS < 0, 1, LABELS)
 IDENTITY = torch.tensor([[1.0, 0, 0], [0, 1, 0]])

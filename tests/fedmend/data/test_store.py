@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from factories import color_pixels, make_dicom, pixels, refused, write_png
 
-from fedmend import parallel
+from fedmend.basics import parallel
 from fedmend.data import store
 from fedmend.data.store import open_store
 

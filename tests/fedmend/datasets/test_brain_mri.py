@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
 from fedmend.datasets.brain_mri import CLASSES, DIAGNOSES, prepare, prepare_label_sets, prepare_single_label
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.swapped_labels import SwapNoise

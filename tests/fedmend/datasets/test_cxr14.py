@@ -20,8 +20,9 @@ from cxr14_factories import (
 )
 from factories import refused
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
 from fedmend.data.site import load_site
+from fedmend.data.tables import load_table
 from fedmend.datasets import cxr14
 from fedmend.datasets.cxr14 import CLASSES, PROTOCOLS, RELEASED, prepare
 from fedmend.datasets.imperfections import annotated_classes, identified_classes

@@ -7,8 +7,9 @@ import pytest
 import torch
 from factories import refused
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
 from fedmend.data.site import load_site
+from fedmend.data.tables import load_table
 from fedmend.datasets import isic2018
 from fedmend.datasets.isic2018 import CLASSES, FOLDER, LESIONS, TABLE, prepare
 from fedmend.phantoms.dermoscopy import write_isic2018

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
 from fedmend.datasets.isic2019 import CLASSES, FOLDER, METADATA, TABLE, prepare, read
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.phantoms.dermoscopy import write_isic2019

@@ -10,8 +10,9 @@ import pytest
 from factories import refused
 from nifti_factories import write_nifti
 
-from fedmend.data.manifest import SEGMENTATION, load_card
+from fedmend.data.card import load_card
 from fedmend.datasets.lesion_sites import LesionCase, nifti_file, write_lesion_sites
+from fedmend.labels import SEGMENTATION
 
 LPS = np.array([[-1.0, 0, 0, 5], [0, -1, 0, 7], [0, 0, -2, 9], [0, 0, 0, 1]])  # slices from top to bottom
 CASES = 10

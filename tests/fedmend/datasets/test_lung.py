@@ -8,7 +8,7 @@ import pytest
 from factories import refused
 from nifti_factories import write_nifti
 
-from fedmend.data.manifest import WINDOWS, load_card
+from fedmend.data.card import WINDOWS, load_card
 from fedmend.datasets.lung import prepare
 from fl_components.cli import main
 

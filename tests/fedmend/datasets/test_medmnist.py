@@ -7,12 +7,14 @@ import pytest
 from factories import refused
 from medmnist_factories import SIZES, make_medmnist
 
-from fedmend.data.manifest import NOT_ANNOTATED, load_card, load_table
+from fedmend.data.card import load_card
 from fedmend.data.readers import read_image
+from fedmend.data.tables import load_table
 from fedmend.datasets import medmnist_files
 from fedmend.datasets.medmnist import prepare, prepare_single_label
 from fedmend.datasets.medmnist_files import KNOWN
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.labels import NOT_ANNOTATED
 
 UNIFORM = NoiseProtocol(sites=2, presence=1, noisy_share=0.5, noise="uniform")
 

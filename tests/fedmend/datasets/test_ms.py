@@ -10,7 +10,7 @@ import pytest
 from factories import refused
 from nifti_factories import write_nifti
 
-from fedmend.data.manifest import load_card
+from fedmend.data.card import load_card
 from fedmend.datasets.ms import prepare
 from fl_components.cli import main
 

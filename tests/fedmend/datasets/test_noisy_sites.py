@@ -7,8 +7,9 @@ import torch
 from factories import refused, write_png
 from PIL import Image
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
 from fedmend.data.site import load_site, load_truth
+from fedmend.data.tables import load_table
 from fedmend.datasets import noisy_sites
 from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
 from fedmend.errors import FedMendError

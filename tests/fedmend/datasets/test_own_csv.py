@@ -7,8 +7,9 @@ import pytest
 from factories import make_dicom, pixels, refused, write_png
 from PIL import Image
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
 from fedmend.data.readers import read_image
+from fedmend.data.tables import load_table
 from fedmend.datasets.own_csv import column_names, prepare
 from fedmend.datasets.own_site import SiteChoices, parse_window
 from fedmend.errors import FedMendError

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from factories import refused, write_png
 
+from fedmend.data.card import load_card
 from fedmend.data.datalist import load_datalist
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.tables import load_table
 from fedmend.data.volumes import read_pair
 from fedmend.datasets.own_datalist import prepare
 from fedmend.datasets.own_site import SiteChoices

@@ -10,8 +10,9 @@ from factories import make_dicom, pixels, refused, write_png
 from pydicom import uid
 from pydicom.dataset import Dataset
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
 from fedmend.data.readers import read_raw
+from fedmend.data.tables import load_table
 from fedmend.datasets.own_dicom import find_images, prepare
 from fedmend.datasets.own_site import SiteChoices
 
@@ -238,7 +239,7 @@ def test_a_folder_without_images_or_none_is_refused(tmp_path):
 
 
 def test_processes_find_the_same(export, monkeypatch):
-    from fedmend import parallel
+    from fedmend.basics import parallel
 
     one = find_images(export, processes=1)
     monkeypatch.setattr(parallel, "SAMPLE", 0)

@@ -7,7 +7,8 @@ import pytest
 from cli_calls import call
 from factories import make_dicom, pixels, refused, write_png
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
 from fedmend.datasets.own_wizard import Answers, Wizard, guess_columns
 
 

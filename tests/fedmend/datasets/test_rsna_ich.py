@@ -24,7 +24,8 @@ from rsna_ich_factories import (
     write_rows,
 )
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
 from fedmend.datasets import rsna_ich
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.rsna_ich import CLASSES, prepare, prepare_single_label

@@ -13,8 +13,8 @@ from rsna_ich_factories import (
     write_rows,
 )
 
-from fedmend import parallel
-from fedmend.data.manifest import load_card
+from fedmend.basics import parallel
+from fedmend.data.card import load_card
 from fedmend.datasets.rsna_ich import CLASSES, prepare
 from fedmend.errors import FedMendError
 

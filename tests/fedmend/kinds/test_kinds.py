@@ -6,9 +6,10 @@ from nifti_factories import make_volume_site
 from torch import nn
 from torch_factories import make_mask_site, make_mask_split, make_single_site, make_site, make_split
 
-from fedmend.data.manifest import KIND_NAMES, MULTILABEL, SEGMENTATION, SINGLELABEL, load_card
+from fedmend.data.card import load_card
 from fedmend.kinds import KINDS, kind_of
 from fedmend.kinds.multilabel import BINS
+from fedmend.labels import KIND_NAMES, MULTILABEL, SEGMENTATION, SINGLELABEL
 
 WHERE = "site-1: result of round 4, counts test"
 

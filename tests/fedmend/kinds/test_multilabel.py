@@ -6,7 +6,7 @@ from factories import CLASSES, LABELS, make_site_folder, refused
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 from torch_factories import CPU, Says, make_site
 
-from fedmend.data.manifest import load_card
+from fedmend.data.card import load_card
 from fedmend.kinds.multilabel import (
     BINS,
     MultiLabel,

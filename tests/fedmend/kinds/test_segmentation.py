@@ -6,7 +6,7 @@ from factories import refused
 from nifti_factories import lesion, make_volume_site
 from torch_factories import CPU, SaysMasks, make_mask_site
 
-from fedmend.data.manifest import load_card
+from fedmend.data.card import load_card
 from fedmend.kinds.segmentation import Segmentation, mask_repair_counts, segmentation_counts, segmentation_metrics
 from fedmend.repairs.mask_ledger import MaskLedger
 

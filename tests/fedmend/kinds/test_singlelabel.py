@@ -12,7 +12,8 @@ from sklearn.metrics import (
 )
 from torch_factories import CPU, one_hot
 
-from fedmend.data.manifest import load_card, write_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import write_table
 from fedmend.kinds.multilabel import BINS, score_histograms
 from fedmend.kinds.singlelabel import (
     SingleLabel,

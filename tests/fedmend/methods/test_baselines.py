@@ -7,10 +7,10 @@ import torch
 from factories import refused
 from torch_factories import TinyNetwork, make_single_site, make_task, one_hot
 
+from fedmend.learning.training import LocalTrainer
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import Alone, FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
 from fedmend.methods.fednoro import FedNoRo
-from fedmend.training import LocalTrainer
 
 TASK = RoundTask("train", 0, 4)
 LABELS = [[1, 0, -1], [0, 1, -1], [0, -1, -1], [0, 1, -1]]  # class 1 has a blank, class 2 is not annotated

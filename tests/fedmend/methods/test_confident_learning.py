@@ -11,6 +11,8 @@ from factories import refused
 from federation_factories import Run, confusion, plain_answers
 from torch_factories import TinyNetwork, make_single_site, make_task
 
+from fedmend.learning.training import LocalTrainer
+from fedmend.messages import EVALUATE, TRAIN
 from fedmend.method import Contribution
 from fedmend.methods import confident_learning
 from fedmend.methods.confident_learning import (
@@ -22,8 +24,6 @@ from fedmend.methods.confident_learning import (
     label_issues,
     stratified_folds,
 )
-from fedmend.results import EVALUATE, TRAIN
-from fedmend.training import LocalTrainer
 
 CLASSES = [0, 1, 0, 0, 1, 0, 1, 0]
 SETTINGS = {"folds": np.int64(2), "rounds_per_fold": np.int64(1)}

@@ -7,6 +7,7 @@ import torch
 from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
+from fedmend.learning.training import LocalTrainer
 from fedmend.method import Contribution
 from fedmend.methods.fedia import (
     COMPLETENESS,
@@ -24,7 +25,6 @@ from fedmend.methods.fedia import (
     completeness_weights,
     uncorrected,
 )
-from fedmend.training import LocalTrainer
 
 SIZE = 16
 T = 4  # rounds of the warm-up
@@ -133,7 +133,7 @@ def test_training_slices_are_augmented_and_those_of_estimate_and_correction_are_
         augmented.append((len(images), generator.initial_seed()))
         return images + 0.001
 
-    monkeypatch.setattr("fedmend.methods.slices.augment_intensity", augment)
+    monkeypatch.setattr("fedmend.methods.shared.slices.augment_intensity", augment)
     played = Played(tmp_path, FedIA())
     seen = []
     played.model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))

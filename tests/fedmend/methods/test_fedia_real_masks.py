@@ -10,8 +10,8 @@ import pytest
 from scipy import ndimage
 
 from fedmend.datasets.imperfections import remove_lesions
-from fedmend.lesions import count_components
 from fedmend.methods.fedia import completeness
+from fedmend.methods.shared.lesions import count_components
 
 pytestmark = [
     pytest.mark.slow,

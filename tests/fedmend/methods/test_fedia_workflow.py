@@ -5,8 +5,8 @@ import pytest
 from factories import refused
 from federation_factories import Run, dice_counts, failing, plain_answers, same_models
 
+from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN
 from fedmend.methods.fedia import DONE, EXEMPT, TRIGGERED, WAITS, FedIAWorkflow
-from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN
 
 SITES = {"site-1": [1], "site-2": [1], "site-3": [1]}
 LESIONS = {"site-1": [4, 20], "site-2": [10, 20], "site-3": [30, 20]}  # completeness 0.2, 0.5 and 1.5

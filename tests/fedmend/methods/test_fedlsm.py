@@ -11,12 +11,12 @@ from factories import refused
 from torch_factories import Says, TinyNetwork, make_single_site, make_task
 from torch_factories import make_site as make_picture_site
 
-from fedmend.data.manifest import MULTILABEL, SINGLELABEL
 from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
+from fedmend.labels import MULTILABEL, SINGLELABEL
+from fedmend.learning.training import LocalTrainer
 from fedmend.methods.fedlsm import UNCERTAINTY_BINS, FedLSM, FedLSMRound, split_pools
-from fedmend.methods.readings import READINGS
-from fedmend.training import LocalTrainer
+from fedmend.methods.shared.readings import READINGS
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
 

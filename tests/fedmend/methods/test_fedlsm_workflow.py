@@ -5,9 +5,9 @@ from federation_factories import Run, confusion, failing, plain_answers, same_mo
 from torch import nn
 from torch_factories import TinyNetwork
 
+from fedmend.messages import CENSUS, EVALUATE, TRAIN
 from fedmend.methods.fedlsm import FedLSMWorkflow
 from fedmend.methods.labelsets import LabelSetWorkflow
-from fedmend.results import CENSUS, EVALUATE, TRAIN
 
 CLASSES = ["edema", "nodule", "mass"]
 SITES = {"site-1": [1, 0, 0], "site-2": [1, 1, 0], "site-3": [0, 0, 1]}

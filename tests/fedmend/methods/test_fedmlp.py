@@ -8,7 +8,7 @@ import pytest
 import torch
 from factories import refused
 
-from fedmend.losses import prior_shift
+from fedmend.learning.losses import prior_shift
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg
 from fedmend.methods.fedmlp import (

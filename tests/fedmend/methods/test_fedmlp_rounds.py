@@ -8,10 +8,10 @@ import torch
 from factories import refused
 
 from fedmend.fields import check_fields
+from fedmend.learning.inference import infer
 from fedmend.method import RoundTask
 from fedmend.methods.fedmlp import DETECT, PROTOTYPE, RULE, WARMUP, FedMLP, global_learning_degree
-from fedmend.methods.prototypes import global_prototypes
-from fedmend.training import infer
+from fedmend.methods.shared.prototypes import global_prototypes
 
 VALUES = [10, 250, 30, 240, 20, 200, 180, 220, 40, 230]  # Z falls with darkness: 1 3 9 7 5 6 | 8 2 4 0, four are < 0
 LABELS = np.array([[i % 2, -1] for i in range(10)], dtype=np.int8)

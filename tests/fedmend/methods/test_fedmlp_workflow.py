@@ -4,8 +4,8 @@ from factories import refused
 from federation_factories import Run, failing, plain_answers, same_models
 from torch_factories import TinyNetwork
 
+from fedmend.messages import CENSUS, EVALUATE, TRAIN
 from fedmend.methods.fedmlp import FedMLPWorkflow
-from fedmend.results import CENSUS, EVALUATE, TRAIN
 
 ANNOTATED = {"site-1": [1, 0], "site-2": [0, 1]}
 SAMPLES = {"site-1": 10, "site-2": 30}

@@ -9,9 +9,9 @@ from factories import refused
 from torch_factories import TinyNetwork, make_single_site, one_hot
 
 from fedmend.fields import check_fields
+from fedmend.learning.training import LocalTrainer
 from fedmend.method import RoundTask
 from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, WARMUP, FedNoRo
-from fedmend.training import LocalTrainer
 
 LN2, LN3, LN5 = math.log(2), math.log(3), math.log(5)
 Y = [0, 1, 0, 0]  # prior 3/4, 1/4, and no sample of class 2

@@ -5,11 +5,11 @@ import pytest
 from factories import refused
 from federation_factories import Run, confusion, failing, plain_answers, same_models
 
+from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN
 from fedmend.methods import fednoro
 from fedmend.methods.baselines import FedAvgWorkflow
-from fedmend.methods.dimensions import Detection
 from fedmend.methods.fednoro import FedNoRoWorkflow
-from fedmend.results import CENSUS, COLLECT, EVALUATE, TRAIN
+from fedmend.methods.shared.dimensions import Detection
 
 CLASSES = ["edema", "nodule"]
 SITES = {f"site-{i}": [1, 1] for i in range(1, 6)}

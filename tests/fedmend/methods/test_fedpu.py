@@ -8,10 +8,10 @@ import torch
 from factories import refused
 from torch_factories import Says, TinyNetwork, make_single_site, make_task
 
-from fedmend.data.manifest import SINGLELABEL
+from fedmend.labels import SINGLELABEL
+from fedmend.learning.training import LocalTrainer
 from fedmend.methods.fedpu import FedPU
 from fedmend.methods.labelsets import LabelSetFedAvg
-from fedmend.training import LocalTrainer
 
 LABELS = [0, 1, -1, 0]  # class 2 is unknown
 P = np.array([0.5, 0.3, 0.2])

@@ -9,16 +9,16 @@ from factories import refused
 from torch_factories import Says, TinyNetwork, make_single_site, make_task
 from torch_factories import make_site as make_picture_site
 
-from fedmend.data.manifest import MULTILABEL, SINGLELABEL
+from fedmend.baselines.fedrs import FedRS
+from fedmend.baselines.fixmatch import FixMatch
+from fedmend.baselines.fpsl import FPSL
+from fedmend.baselines.fssl import FSSL
+from fedmend.baselines.moon import Moon
 from fedmend.fields import check_fields
-from fedmend.methods.fedrs import FedRS
-from fedmend.methods.fixmatch import FixMatch
-from fedmend.methods.fpsl import FPSL
-from fedmend.methods.fssl import FSSL
+from fedmend.labels import MULTILABEL, SINGLELABEL
+from fedmend.learning.training import LocalTrainer
 from fedmend.methods.labelsets import LabelSetFedAvg, LabelSetFedProx
-from fedmend.methods.moon import Moon
-from fedmend.methods.readings import READINGS
-from fedmend.training import LocalTrainer
+from fedmend.methods.shared.readings import READINGS
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
 BASELINES = [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon, FixMatch, FPSL, FSSL]
@@ -32,7 +32,7 @@ def order(round_num=0, weight=POS_WEIGHT):
 @pytest.fixture
 def plain(monkeypatch):
     """No augmentation."""
-    monkeypatch.setattr("fedmend.methods.fixmatch.weak", lambda images, generator: images)
+    monkeypatch.setattr("fedmend.baselines.fixmatch.weak", lambda images, generator: images)
     monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
 
 

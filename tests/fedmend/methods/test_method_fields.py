@@ -1,37 +1,21 @@
 """Every method of this folder sends what its fields describe and nothing else, and asks for what its workflow sends."""
 
-import importlib
 import inspect
-import pkgutil
 
 import numpy as np
 import pytest
 from torch_factories import SaysMasks, TinyNetwork, make_mask_site, make_single_site, make_site, make_task, make_twin
 
-import fedmend.methods
-from fedmend.data.manifest import MULTILABEL, SEGMENTATION, SINGLELABEL
+from fedmend.baselines import cbafed, fedcorr_stages, fedirm, fedrs, fixmatch, moon, rmd
+from fedmend.basics.discovery import modules_of
 from fedmend.fields import Field, check_fields
 from fedmend.kinds import KINDS
+from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
+from fedmend.learning.training import LocalTrainer
 from fedmend.method import LocalMethod, Workflow
-from fedmend.methods import (
-    baselines,
-    cbafed,
-    confident_learning,
-    fedcorr_stages,
-    fedia,
-    fedirm,
-    fedlsm,
-    fedmlp,
-    fednoro,
-    fedrs,
-    fixmatch,
-    labelsets,
-    moon,
-    rmd,
-)
-from fedmend.training import LocalTrainer
+from fedmend.methods import baselines, confident_learning, fedia, fedlsm, fedmlp, fednoro, labelsets
 
-MODULES = [importlib.import_module(m.name) for m in pkgutil.iter_modules(fedmend.methods.__path__, "fedmend.methods.")]
+MODULES = [*modules_of("fedmend.methods"), *modules_of("fedmend.baselines")]
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
 MASKS[:, 2, 3] = 1
 SIZES = {  # of the tiny networks and sites below

@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch_factories import Says, one_hot
 
+from fedmend.baselines.cbafed import CBAFed
+from fedmend.baselines.fedfixmatch import FedFixMatch
+from fedmend.baselines.fedlsr import FedLSR
+from fedmend.baselines.fedlsr_multilabel import MultiLabelFedLSR
+from fedmend.baselines.fixmatch import FixMatch
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
-from fedmend.methods.cbafed import CBAFed
-from fedmend.methods.fedfixmatch import FedFixMatch
 from fedmend.methods.fedlsm import FedLSM
-from fedmend.methods.fedlsr import FedLSR
-from fedmend.methods.fedlsr_multilabel import MultiLabelFedLSR
 from fedmend.methods.fedmlp import RULE, WARMUP, FedMLP
 from fedmend.methods.fednoro import FedNoRo
-from fedmend.methods.fixmatch import FixMatch
 from fedmend.methods.labelsets import LabelSetFedAvg
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, Verdict
 
@@ -76,7 +76,7 @@ def test_a_label_that_fedmlp_tagged_and_a_person_rejected_is_missing_again(make_
 @pytest.fixture
 def plain(monkeypatch):
     """No augmentation."""
-    monkeypatch.setattr("fedmend.methods.fixmatch.weak", lambda images, generator: images)
+    monkeypatch.setattr("fedmend.baselines.fixmatch.weak", lambda images, generator: images)
     monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
 
 

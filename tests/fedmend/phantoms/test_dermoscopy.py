@@ -7,7 +7,9 @@ import pytest
 from factories import refused
 from PIL import Image
 
-from fedmend.data.manifest import SINGLELABEL, write_card, write_table
+from fedmend.data.card import write_card
+from fedmend.data.tables import write_table
+from fedmend.labels import SINGLELABEL
 from fedmend.phantoms import dermoscopy as phantom
 from fedmend.phantoms.dermoscopy import (
     ISIC2018_COUNTS,

@@ -11,8 +11,9 @@ from factories import refused
 from PIL import Image
 from torch_factories import CPU
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
 from fedmend.data.site import load_site, load_truth
+from fedmend.data.tables import load_table
 from fedmend.datasets.cxr14 import CLASSES as CXR14
 from fedmend.datasets.cxr14 import PROTOCOLS
 from fedmend.datasets.isic2019 import CLASSES as ISIC

@@ -1,6 +1,6 @@
 import numpy as np
 
-from fedmend.label_audit import HELD_BACK, SiteLabels
+from fedmend.advice.label_audit import HELD_BACK, SiteLabels
 from fedmend.report.audit import audit_page
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fedmend.picture import Picture
+from fedmend.records.picture import Picture
 from fedmend.report.live import draw, last_line, save_svg, sparkline
 
 PICTURE = Picture(

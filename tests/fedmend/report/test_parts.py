@@ -11,7 +11,7 @@ from fedmend.report.report import summary_text, write_report
 GUESS = """
 from collections.abc import Mapping
 
-from fedmend.report.page import Section, section
+from fedmend.basics.page import Section, section
 from fedmend.report.parts import Part
 
 OWN = {"guess": Mapping}

@@ -11,10 +11,10 @@ from run_factories import (
 )
 
 from fedmend.errors import FedMendError
+from fedmend.records.run_folder import INPUTS, REQUIRED
 from fedmend.report.kinds.multilabel import MultiLabelReport
 from fedmend.report.kinds.singlelabel import SingleLabelReport
 from fedmend.report.report import summary_text, write_report
-from fedmend.report.run_folder import INPUTS, REQUIRED
 from fedmend.report.sections import fedmlp, fednoro
 from fedmend.report.tables import TABLES
 

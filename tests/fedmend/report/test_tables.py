@@ -4,7 +4,7 @@ import io
 import pytest
 from factories import refused
 
-from fedmend.report.run_folder import Run
+from fedmend.records.run_folder import Run
 from fedmend.report.tables import TABLES, comparison, mean_and_sd
 
 

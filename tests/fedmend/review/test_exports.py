@@ -4,7 +4,8 @@ import pytest
 from factories import CLASSES, LABELS, make_site_folder, refused
 from nifti_factories import GREY, RAS, SHAPE, ZYX, as_zyx, lesion, make_volume_site, open_volumes, voxels, write_nifti
 
-from fedmend.data.manifest import load_card, load_table
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
 from fedmend.review.exports import ClassVerdicts, Reviewer, sign_off_page, write_masks, write_table
 
 SINGLE = np.array([0, 2, -1])

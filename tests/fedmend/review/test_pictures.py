@@ -12,11 +12,14 @@ from factories import CLASSES, color_pixels, make_dicom, pixels, refused, write_
 from nifti_factories import GREY, lesion, make_volume_site, voxels, write_nifti
 from PIL import Image
 
+from fedmend.data.card import WINDOWS, SiteCard, load_card
 from fedmend.data.datalist import load_datalist
-from fedmend.data.manifest import MULTILABEL, WINDOWS, LabelTable, SiteCard, load_card
-from fedmend.data.readers import MOST_PIXELS, UnreadableImage, read_image
+from fedmend.data.raw import MOST_PIXELS, UnreadableImage
+from fedmend.data.readers import read_image
 from fedmend.data.slices import repaired_plane
-from fedmend.report.gallery import LINE
+from fedmend.data.tables import LabelTable
+from fedmend.labels import MULTILABEL
+from fedmend.repairs.gallery import LINE
 from fedmend.review.pictures import Neighbours, open_picture, open_slice, overlay_png, picture_problem, png
 
 HU = np.array([[-10, 0, 20], [40, 80, 100]])
@@ -304,5 +307,5 @@ def test_neighbours_of_a_hundred_thousand_samples_are_quick():
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 def test_images_of_samples_are_shown_without_torch():
-    code = "import sys, fedmend.review.pictures, fedmend.report.gallery; print('torch' in sys.modules)"
+    code = "import sys, fedmend.review.pictures, fedmend.repairs.gallery; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -6,7 +6,7 @@ from advice_factories import CLASSES, LABELLED
 from cli_calls import call
 from factories import make_site_folder
 
-from fedmend.label_audit import audit_text
+from fedmend.advice.label_audit import audit_text
 from fl_components.run.simulate import RUN_FOLDER
 
 SITES = {f"site-{i}": LABELLED for i in range(1, 5)}

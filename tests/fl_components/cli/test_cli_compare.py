@@ -8,7 +8,7 @@ from cli_calls import call
 from factories import ROOT
 
 from fl_components.cli import build_parser
-from fl_components.run.compare import Comparison
+from fl_components.compare.runs import Comparison
 
 JOBS = ROOT / "jobs"
 
@@ -30,14 +30,14 @@ def seen(monkeypatch):
         return "table"
 
     found = Namespace(without={})
-    monkeypatch.setattr("fl_components.run.trial.try_rows", try_rows)
-    monkeypatch.setattr("fl_components.run.trial.estimates", lambda trials: {"own": 7.0})
-    monkeypatch.setattr("fl_components.run.trial.fitting_processes", lambda trials: 5)
-    monkeypatch.setattr("fl_components.run.compare.compare", compare)
-    monkeypatch.setattr("fl_components.run.paper_rows.paper_table", paper_table)
-    monkeypatch.setattr("fedmend.report.run_folder.load_run", lambda folder: f"run {folder}")
-    monkeypatch.setattr("fedmend.report.paper_table.write_paper_table", lambda table, out: "the table")
-    monkeypatch.setattr("fedmend.report.paired.write_comparison", lambda runs, out, metric: "two tables")
+    monkeypatch.setattr("fl_components.compare.trial.try_rows", try_rows)
+    monkeypatch.setattr("fl_components.compare.trial.estimates", lambda trials: {"own": 7.0})
+    monkeypatch.setattr("fl_components.compare.trial.fitting_processes", lambda trials: 5)
+    monkeypatch.setattr("fl_components.compare.runs.compare", compare)
+    monkeypatch.setattr("fl_components.compare.paper_rows.paper_table", paper_table)
+    monkeypatch.setattr("fedmend.records.run_folder.load_run", lambda folder: f"run {folder}")
+    monkeypatch.setattr("fedmend.comparison.table_pages.write_paper_table", lambda table, out: "the table")
+    monkeypatch.setattr("fedmend.comparison.paired.write_comparison", lambda runs, out, metric: "two tables")
     return found
 
 
@@ -83,7 +83,7 @@ def test_rows_and_seeds_add_to_a_folder_and_other_settings_have_their_own(seen, 
         assert call("compare", *words) == 0
         return seen.out
 
-    monkeypatch.setattr("fl_components.run.paper_rows.on_data", lambda comparison, data: comparison)
+    monkeypatch.setattr("fl_components.compare.paper_rows.on_data", lambda comparison, data: comparison)
     job = JOBS / "fedmlp_ich"
     assert folder(job) == folder(job, "--rows", "fedavg", "--seeds", "3-5") == Path("runs/fedmlp_ich")
     others = [["--set", "num_rounds=8"], ["--variant", "paper"], ["--site", "data_root=d"], ["--sites", 3]]
@@ -109,6 +109,6 @@ def test_ctrl_c_says_that_the_same_command_goes_on(seen, tmp_path, monkeypatch, 
     def interrupted(*given, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fl_components.run.compare.compare", interrupted)
+    monkeypatch.setattr("fl_components.compare.runs.compare", interrupted)
     assert call("compare", JOBS / "fedmlp_ich", "--out", tmp_path) == 130
     assert capsys.readouterr().err == "stopped; complete runs are kept, and the same command goes on\n"

@@ -10,10 +10,10 @@ import pytest
 from cli_calls import call, capture
 from factories import ROOT
 
+from fedmend.basics.discovery import commands_of
 from fedmend.datasets.cxr14 import PROTOCOLS
 from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.swapped_labels import SwapNoise
-from fedmend.discovery import commands_of
 from fedmend.errors import FedMendError
 from fedmend.phantoms.specs.label_sets import ChestPhantom, LabelSetPhantom
 from fedmend.phantoms.specs.partial_masks import PartlyAnnotatedPhantom
@@ -192,7 +192,7 @@ def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
 
 
 NEW = """
-from fedmend.discovery import Command
+from fedmend.basics.discovery import Command
 
 
 def add_arguments(parser):

@@ -8,12 +8,12 @@ from factories import ROOT
 
 from fedmend.errors import FedMendError
 from fl_components.cli import build_parser
-from fl_components.run.compare import Comparison
+from fl_components.compare.runs import Comparison
 from fl_components.run.simulate import RUN_FOLDER
 
 
 def test_a_job_is_configured_into_a_new_folder(tmp_path, monkeypatch, capsys):
-    seen = capture(monkeypatch, "fl_components.run.jobs.configure_job")
+    seen = capture(monkeypatch, "fl_components.job.folder.configure_job")
     out = tmp_path / "new"
     words = ["configure", "jobs/x", out, "--variant", "paper,fedavg", "--sites", 3, "--tracking", "mlflow"]
     assert call(*words, "--set", "a=1", "b.c=x") == 0
@@ -142,9 +142,9 @@ def test_a_run_without_flare_gets_the_same_and_as_many_threads_as_it_wants(monke
 
 def test_compare_passes_everything_on_and_prints_the_table(tmp_path, monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr("fl_components.run.compare.compare", lambda *a, **k: seen.append((a, k)) or {"own": ["r"]})
-    monkeypatch.setattr("fedmend.report.run_folder.load_run", lambda folder: f"run {folder}")
-    monkeypatch.setattr("fedmend.report.paired.write_comparison", lambda runs, out, metric: f"{runs} {metric}")
+    monkeypatch.setattr("fl_components.compare.runs.compare", lambda *a, **k: seen.append((a, k)) or {"own": ["r"]})
+    monkeypatch.setattr("fedmend.records.run_folder.load_run", lambda folder: f"run {folder}")
+    monkeypatch.setattr("fedmend.comparison.paired.write_comparison", lambda runs, out, metric: f"{runs} {metric}")
     words = "compare jobs/x --rows a,paper+b --seeds 0-2,7 --variant v --sites 3 --processes 2 --metric f1"
     assert call(*words.split(), "--set", "a={SEED}", "--site", "min_count=4", "--out", tmp_path) == 0
     (((comparison, out), options),) = seen

@@ -32,6 +32,12 @@ METHODS = {
     "fedmlp": {"FedMLP", "FedMLPWorkflow"},
     "fednoro": {"FedNoRo", "FedNoRoWorkflow"},
     "fedlsm": {"FedLSM", "FedLSMWorkflow"},
+    "fedia": {"FedIA", "FedIAWorkflow"},
+    "baselines": {"FedAvg", "FedAvgPL", "FedProx", "SingleLabelFedAvg", "SingleLabelFedProx", "FedAvgWorkflow"},
+    "labelsets": {"LabelSetFedAvg", "LabelSetFedProx", "LabelSetWorkflow"},
+    "fedpu": {"FedPU"},
+}
+BASELINES = {
     "elr": {"ELR"},
     "fednoro_masks": {"FedNoRoMasks"},
     "rmd": {"RMD"},
@@ -39,11 +45,7 @@ METHODS = {
     "adele": {"Adele", "AdeleWorkflow"},
     "fedcorr_masks": {"FedCorrMasks"},
     "fedcorr_stages": {"FedCorrWorkflow"},
-    "fedia": {"FedIA", "FedIAWorkflow"},
-    "baselines": {"FedAvg", "FedAvgPL", "FedProx", "SingleLabelFedAvg", "SingleLabelFedProx", "FedAvgWorkflow"},
-    "labelsets": {"LabelSetFedAvg", "LabelSetFedProx", "LabelSetWorkflow"},
     "fedrs": {"FedRS"},
-    "fedpu": {"FedPU"},
     "fpsl": {"FPSL"},
     "fssl": {"FSSL"},
     "moon": {"Moon"},
@@ -65,7 +67,8 @@ def copy(tmp_path):
 
 def test_every_method_and_workflow_is_listed_by_its_full_name():
     listed = {f"{cls.__module__}.{cls.__qualname__}" for cls in method_classes()}
-    assert {f"fedmend.methods.{module}.{name}" for module, names in METHODS.items() for name in names} <= listed
+    for folder, classes in (("methods", METHODS), ("baselines", BASELINES)):
+        assert {f"fedmend.{folder}.{module}.{name}" for module, names in classes.items() for name in names} <= listed
     assert all(issubclass(cls, LocalMethod | Workflow) for cls in method_classes())
 
 
@@ -118,7 +121,7 @@ def test_a_method_that_no_job_names_is_not_allowed(copy):
         file.unlink()
     allowed = allowed_classes(copy, method_classes())
     assert "fedmend.methods.fedmlp.FedMLP" in allowed
-    assert "fedmend.methods.moon.Moon" not in allowed
+    assert "fedmend.baselines.moon.Moon" not in allowed
 
 
 def test_a_table_says_of_every_allowed_class_where_it_runs_what_for_and_who_names_it():

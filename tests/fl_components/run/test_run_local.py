@@ -1,4 +1,4 @@
-"""What a run without FLARE is given and leaves behind; the run itself is that of fedmend.local_federation."""
+"""What a run without FLARE is given and leaves behind; the run itself is that of fedmend.local.local_federation."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from job_factories import CLIENT, SERVER, write_job
 
 METHOD = {
     "id": "method",
-    "path": "fedmend.methods.fixmatch.FixMatch",
+    "path": "fedmend.baselines.fixmatch.FixMatch",
     "args": {"local_iterations": 3, "tau_positive": 0.9, "tau_negative": 0.1},
 }
 WORKFLOW = {

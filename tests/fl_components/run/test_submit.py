@@ -10,8 +10,8 @@ from nvflare.fuel.flare_api import api_spec
 
 from fl_components.cli import main
 from fl_components.console import PICTURES
+from fl_components.job.folder import read_job
 from fl_components.run import submit
-from fl_components.run.jobs import read_job
 from fl_components.run.submit import SILENT, configured, fetch, follow, open_session, submit_job, what_came_out
 
 ID = "0b00fc9e-3ceb-4917-81dd-e1d0d8c03b44"

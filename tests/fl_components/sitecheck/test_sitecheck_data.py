@@ -7,7 +7,7 @@ from factories import CLASSES, LABELS, make_dicom, make_site_folder, pixels, wri
 from nifti_factories import make_volume_site, write_nifti
 from sitecheck_factories import change_settings, found, make_job, shown
 
-from fedmend.data.manifest import write_table
+from fedmend.data.tables import write_table
 
 UNREADABLE = "expected a PNG or JPEG picture, got a corrupt or truncated file (UnidentifiedImageError)"
 

@@ -9,8 +9,8 @@ from cli_calls import call
 from factories import ROOT, refused
 from fl_factories import reopen_doors
 
+from fl_components.job.folder import list_receivers
 from fl_components.job_check import ListedClasses
-from fl_components.run.jobs import list_receivers
 from fl_components.tracking import RECEIVERS
 from provisioning import policy
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
-from fedmend.discovery import Command
 from fedmend.errors import FedMendError
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec

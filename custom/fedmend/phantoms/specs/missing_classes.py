@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
 from fedmend.datasets.swapped_labels import SwapNoise
-from fedmend.discovery import Command
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
 

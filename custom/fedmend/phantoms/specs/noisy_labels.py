@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 
+from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
 from fedmend.datasets.noisy_sites import NoiseProtocol
-from fedmend.discovery import Command
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
 

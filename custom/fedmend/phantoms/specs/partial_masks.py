@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
-from fedmend.discovery import Command
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
 

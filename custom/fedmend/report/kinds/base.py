@@ -4,11 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from fedmend.basics.page import Figure
 from fedmend.report.metric_figures import Metric, metric_figure
-from fedmend.report.page import Figure
 
 if TYPE_CHECKING:
-    from fedmend.report.run_folder import Run
+    from fedmend.records.run_folder import Run
 
 SPLITS = ("train", "val", "test")
 MACRO_WORD = {

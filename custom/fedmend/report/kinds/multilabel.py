@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import ClassVar
 
-from fedmend.data.manifest import MULTILABEL
+from fedmend.basics.page import table, td
+from fedmend.labels import MULTILABEL
+from fedmend.records.run_folder import Run
 from fedmend.report.kinds.base import (
     CALIBRATION,
     CALIBRATION_WORD,
@@ -16,8 +18,6 @@ from fedmend.report.kinds.base import (
     PseudoLabels,
 )
 from fedmend.report.metric_figures import Metric
-from fedmend.report.page import table, td
-from fedmend.report.run_folder import Run
 
 
 class MultiLabelReport(KindReport):

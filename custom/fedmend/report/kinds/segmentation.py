@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from fedmend.data.manifest import SEGMENTATION
+from fedmend.basics.page import Figure, heat, table, td
+from fedmend.labels import SEGMENTATION
+from fedmend.records.run_folder import Run
 from fedmend.report.kinds.base import KindReport
 from fedmend.report.metric_figures import Metric, metrics_figure
-from fedmend.report.page import Figure, heat, table, td
-from fedmend.report.run_folder import Run
 
 DICE = Metric("dice", "dice", "Dice", "Dice", "Dice (slices)")
 VOLUME_DICE = Metric("volume_dice", "volume_dice", "volume Dice", "Volume Dice", "Volume Dice")

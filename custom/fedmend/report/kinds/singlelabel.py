@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from fedmend.data.manifest import SINGLELABEL
+from fedmend.basics.page import heat, table, td
+from fedmend.labels import SINGLELABEL
+from fedmend.records.run_folder import Run
 from fedmend.report.kinds.base import (
     CALIBRATION,
     CALIBRATION_WORD,
@@ -15,8 +17,6 @@ from fedmend.report.kinds.base import (
     PseudoLabels,
 )
 from fedmend.report.metric_figures import Metric
-from fedmend.report.page import heat, table, td
-from fedmend.report.run_folder import Run
 
 BACC = Metric("bacc", "recall", "BACC", "Recall", "BACC (macro), recall (classes)")
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from html import escape
 
+from fedmend.basics.page import Figure, Section, number, section, table, td
+from fedmend.records.run_folder import Run
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
-from fedmend.report.page import Figure, Section, number, section, table, td
+from fedmend.report.kinds import shown_as
 from fedmend.report.parts import Part
-from fedmend.report.run_folder import Run
 
 OWN = {
     "completeness": Mapping,
@@ -181,7 +182,7 @@ def completeness_weights(run: Run) -> Section:
 
 def _added(run: Run) -> dict[str, Mapping]:
     """Site → its latest counts of added pixels; empty where repairs are pseudo-labels."""
-    return {} if run.kind.pseudo_labels else {r["site"]: r for r in run.repairs}
+    return {} if shown_as(run).pseudo_labels else {r["site"]: r for r in run.repairs}
 
 
 def _removed(added: Mapping[str, Mapping]) -> str:

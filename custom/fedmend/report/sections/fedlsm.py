@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from fedmend.basics.page import Figure, Section, heat, section, table, td
+from fedmend.records.run_folder import Run
 from fedmend.report.figures import Line, Panel, grid_figure
-from fedmend.report.page import Figure, Section, heat, section, table, td
 from fedmend.report.parts import Part
-from fedmend.report.run_folder import Run
 
 OWN = {"uncertainty": Mapping, "class_knowledge": Mapping}
 WORDS = {

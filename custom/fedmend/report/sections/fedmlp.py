@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from fedmend.basics.page import Figure, Section, section
+from fedmend.records.run_folder import Run
 from fedmend.report.figures import Line, Panel, grid_figure
-from fedmend.report.page import Figure, Section, section
 from fedmend.report.parts import Part
-from fedmend.report.run_folder import Run
 
 OWN = {"learning_degree": Mapping}
 WORDS = {

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
 
+from fedmend.basics.page import Figure, Section, heat, number, section, table, td
+from fedmend.records.run_folder import Run
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
-from fedmend.report.page import Figure, Section, heat, number, section, table, td
 from fedmend.report.parts import Part
-from fedmend.report.run_folder import Run
 
 OWN = {
     "noisy_client_detection": Mapping,

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from fedmend.report.page import Section, number, section, table
+from fedmend.basics.page import Section, number, section, table
+from fedmend.records.run_folder import Run
 from fedmend.report.parts import Part
-from fedmend.report.run_folder import Run
 
 OWN = {"privacy": Mapping}
 WORDS = {

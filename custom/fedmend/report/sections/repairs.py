@@ -3,10 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
+from fedmend.basics.page import Figure, Section, number, section, table
+from fedmend.records.run_folder import Run
 from fedmend.report.figures import STACK, Line, Panel, grid_figure
-from fedmend.report.page import Figure, Section, number, section, table
+from fedmend.report.kinds import shown_as
 from fedmend.report.parts import Part
-from fedmend.report.run_folder import Run
 
 
 def _precision(record: Mapping, kind: str) -> float | None:
@@ -16,14 +17,14 @@ def _precision(record: Mapping, kind: str) -> float | None:
 
 def pseudo_labels(run: Run) -> Section:
     """Pseudo-labels per site, class and round, and how many of them are right."""
-    kinds = run.kind.pseudo_labels
+    kinds = shown_as(run).pseudo_labels
     if not (run.repairs and kinds):
         return Section()
     classes, blocks = run.info["classes"], []
     for i, site in enumerate(sorted({r["site"] for r in run.repairs})):
         records = [r for r in run.repairs if r["site"] == site]
         annotated = run.info["sites"].get(site, {}).get("annotated", ())
-        words = run.kind.repair_words
+        words = shown_as(run).repair_words
         figure = count_figure(f"counts-{i}", site, records, classes, annotated, kinds=kinds, words=words, **run.frame)
         blocks += [f"<h3>{escape(site)}</h3>\n", figure]
     known = [r for r in run.repairs if r.get("correct_positive") is not None and r.get("correct_negative") is not None]
@@ -43,7 +44,7 @@ def _judged(record: Mapping) -> tuple[object, object]:
 
 def _latest_table(run: Run) -> str:
     """Counts after the last round of each site."""
-    classes, kinds = run.info["classes"], run.kind.pseudo_labels
+    classes, kinds = run.info["classes"], shown_as(run).pseudo_labels
     latest = {(r["site"], classes.index(r["class"])): r for r in run.repairs}
     rows, sums = [], dict.fromkeys(("positive", "negative", "untagged"), 0)
     shared = any("accepted" in r for r in latest.values())  # the sites that tell it
@@ -52,7 +53,7 @@ def _latest_table(run: Run) -> str:
         rows.append([f"{r['site']}, {r['class']}", *cells, r["untagged"], *(_judged(r) if shared else ())])
         sums = {kind: sums[kind] + r[kind] for kind in sums}
     head = ["Site, class", *(x for words in kinds.values() for x in (words.column, "of these right", "precision"))]
-    untagged = "" if run.kind.one_label else sums["untagged"]  # every class would count the same images
+    untagged = "" if shown_as(run).one_label else sums["untagged"]  # every class would count the same images
     head = [*head, "no label yet", *(("judged by people", "of these right") if shared else ())]
     total = ["Sum", *(x for kind in kinds for x in (sums[kind], "", "")), untagged, *(("", "") if shared else ())]
     note = "n/a: the truth is not known at this site, or there is no pseudo-label of this kind."
@@ -63,7 +64,7 @@ def _latest_table(run: Run) -> str:
 def pseudo_label_lines(run: Run) -> list[str]:
     """The same for the plain text: sums over the sites."""
     lines, latest = [], {(r["site"], r["class"]): r for r in run.repairs}.values()
-    for kind, words in run.kind.pseudo_labels.items() if latest else ():
+    for kind, words in shown_as(run).pseudo_labels.items() if latest else ():
         known = [r for r in latest if r.get(f"correct_{kind}") is not None]
         pooled = {kind: sum(r[kind] for r in known), f"correct_{kind}": sum(r[f"correct_{kind}"] for r in known)}
         count, value = sum(r[kind] for r in latest), number(_precision(pooled, kind))

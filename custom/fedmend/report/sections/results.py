@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from html import escape
 from statistics import fmean
 
+from fedmend.basics.page import Section, compact, number, section, table, td
+from fedmend.records.run_folder import Run, last_rounds
+from fedmend.report.kinds import shown_as
 from fedmend.report.metric_figures import Metric
-from fedmend.report.page import Section, compact, number, section, table, td
 from fedmend.report.parts import Part
-from fedmend.report.run_folder import Run, last_rounds
 
 
 def _milestones(run: Run) -> list[tuple[str, int | None, Mapping]]:
@@ -36,7 +37,7 @@ def _last_and_best(run: Run) -> list[list[tuple[str, float]]]:
     the warm-up, and the highest value of all rounds.
     """
     found = []
-    for metric in run.kind.last_and_best:
+    for metric in shown_as(run).last_and_best:
         known, values = dict(run.measured(metric.macro)), []
         if last := last_rounds([run], metric.macro):
             values = [(f"Last, mean {metric.word} of rounds {last[0]} to {last[-1]}", fmean(known[r] for r in last))]
@@ -61,7 +62,7 @@ def _intervals(run: Run) -> list[str]:
 
 
 def _all_metrics(run: Run) -> list[Metric]:
-    return [*run.kind.metrics, *run.kind.more]
+    return [*shown_as(run).metrics, *shown_as(run).more]
 
 
 def key_numbers(run: Run) -> Section:
@@ -73,11 +74,11 @@ def key_numbers(run: Run) -> Section:
     for metric in _all_metrics(run):
         values = [(f"{name}, round {r}", macro.get(metric.macro)) for name, r, macro in milestones]
         if any(v is not None for _, v in values):
-            title = f"{metric.word} {run.kind.macro_words}".strip()
+            title = f"{metric.word} {shown_as(run).macro_words}".strip()
             cards += _card([(f"{title} · {values[0][0]}", values[0][1]), *values[1:]])
     cards += "".join(map(_card, _last_and_best(run)))
-    note = run.kind.means_over(run)
-    note += "".join(f" {name} is left out: {reason}." for name, reason in run.kind.left_out(run).items())
+    note = shown_as(run).means_over(run)
+    note += "".join(f" {name} is left out: {reason}." for name, reason in shown_as(run).left_out(run).items())
     chosen = [d for d in run.decisions if d["what"] == "best_model" and isinstance(d.get("value"), Mapping)]
     if chosen:
         note += f" Best model chosen after round {run.best_round} ({compact(chosen[-1]['value'])})."
@@ -88,19 +89,19 @@ def key_numbers(run: Run) -> Section:
 
 def sites(run: Run) -> Section:
     """What each site has."""
-    title, body = run.kind.sites(run)
+    title, body = shown_as(run).sites(run)
     return section("sites", title, body) if body else Section()
 
 
 def curves(run: Run) -> Section:
     """Metrics over rounds, macro and per class."""
-    blocks = run.kind.curves(run) if run.evaluations else []
+    blocks = shown_as(run).curves(run) if run.evaluations else []
     return section("curves", f"Progress over rounds ({run.split} split)", *blocks) if blocks else Section()
 
 
 def per_class(run: Run) -> Section:
     """Metrics of the last and the best model for each class."""
-    kind = run.kind
+    kind = shown_as(run)
     if not (run.evaluations and kind.counted):
         return Section()
     last, groups = run.evaluations[-1], _shown_models(run)
@@ -125,7 +126,7 @@ def confusion(run: Run) -> Section:
     for word, record in _shown_models(run) if run.evaluations else ():
         title = f"{word.capitalize()} model, round {record['round']}"
         caption = f"{word.capitalize()} model on the {run.split} split"
-        body += run.kind.confusion(record, run.info["classes"], title, caption)
+        body += shown_as(run).confusion(record, run.info["classes"], title, caption)
     return section("confusion", "Confusion matrix", body) if body else Section()
 
 
@@ -135,7 +136,7 @@ def result_lines(run: Run) -> list[str]:
     shown = [m for m in _all_metrics(run) if any(macro.get(m.macro) is not None for _, _, macro in milestones)]
     columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in shown]
     if milestones:
-        title = f"{run.split} split, {run.kind.macro_words}".removesuffix(", ")
+        title = f"{run.split} split, {shown_as(run).macro_words}".removesuffix(", ")
         lines = [f"{title:<26}" + "".join(f"{word:>{width}}" for _, word, width in columns)]
     for name, round_num, macro in milestones:
         values = "".join(f"{number(macro.get(key)):>{width}}" for key, _, width in columns)
@@ -143,7 +144,7 @@ def result_lines(run: Run) -> list[str]:
     if intervals := _intervals(run):
         lines.append(f"95 % intervals of the final model: {', '.join(intervals)}")
     lines += [f"{name}: {number(value)}" for values in _last_and_best(run) for name, value in values]
-    lines += [f"  left out: {name} ({reason})" for name, reason in run.kind.left_out(run).items()]
+    lines += [f"  left out: {name} ({reason})" for name, reason in shown_as(run).left_out(run).items()]
     return lines + ([f"Annotated by no site: {', '.join(run.nowhere)}"] if run.nowhere else [])
 
 

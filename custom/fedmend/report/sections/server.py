@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from html import escape
 
-from fedmend.report.page import Markup, Section, compact, section, table, td
+from fedmend.basics.page import Markup, Section, compact, section, table, td
+from fedmend.records.run_folder import INPUTS, Run, is_own
 from fedmend.report.parts import Part, own_decisions
-from fedmend.report.run_folder import INPUTS, Run, is_own
 from fedmend.report.tables import TABLES
 
 OWN = {"refused": Mapping}

@@ -1,0 +1,179 @@
+"""Who annotates what: label counts of a site, small ones held back; :mod:`fedmend.report.audit` shows them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.basics.json_files import read_json
+from fedmend.data.card import CARD_NAME, SiteCard, load_card
+from fedmend.errors import FedMendError
+from fedmend.labels import KIND_NAMES
+
+COUNTS = "annotated", "positive", "missing"
+HELD_BACK = -1
+AUDIT_FILE = "audit.json"
+LARGEST = 2**31  # no site has as many samples
+
+
+@dataclass(frozen=True)
+class SiteLabels:
+    """What one site says.
+
+    Attributes:
+        samples: training samples; 0 at a site that could not be counted.
+        counts: (3, C) int64 in the order of ``COUNTS``; ``HELD_BACK`` where the site does not tell.
+        phantom: the data are synthetic.
+        problem: why the site could not be counted, or empty.
+        kind: kind of labels, as in :attr:`fedmend.data.card.SiteCard.kind`; empty where the site does not say.
+        lesions: left in the masks, and all that there were, where a site folder was made with fewer and its card says
+            so; the audit job does not send it.
+    """
+
+    samples: int
+    counts: np.ndarray
+    phantom: bool = False
+    problem: str = ""
+    kind: str = ""
+    lesions: tuple[int, int] | None = None
+
+
+def count_labels(card: SiteCard, classes: Sequence[str], *, min_count: int) -> SiteLabels:
+    """Counts the training labels of a site, and holds small counts back.
+
+    Args:
+        card: the site's card.
+        classes: C class names, those of the card in any order.
+        min_count: fewest samples that a number may describe.
+
+    Raises:
+        FedMendError: labels that cannot be read, or fewer than ``min_count`` samples.
+    """
+    from fedmend.kinds import kind_of
+
+    kind = kind_of(card.kind)
+    counts = kind.label_counts(card, classes)
+    samples = int(counts[COUNTS.index("annotated"), 0] + counts[COUNTS.index("missing"), 0])
+    if samples < max(min_count, 1):
+        raise FedMendError(
+            f"{card.site}: {card.splits['train']}: expected at least min_count training {kind.sample}, got fewer"
+        )
+    told = hold_back(counts, min_count=min_count, one_label=kind.one_label)
+    lesions = kind.census_extras(card).get("lesions")
+    kept = None if lesions is None else (int(lesions[0]), int(lesions[1]))
+    return SiteLabels(samples, told, phantom=card.phantom, kind=card.kind, lesions=kept)
+
+
+def count_folders(folder: Path, *, min_count: int) -> tuple[dict[str, SiteLabels], tuple[str, ...]]:
+    """Counts site folders that lie on this machine, each as its site would.
+
+    Args:
+        folder: the folder that holds them.
+        min_count: fewest samples that a number may describe.
+
+    Returns:
+        Site → its counts or why it was not counted, and the classes of the first card that can be read.
+
+    Raises:
+        FedMendError: no site folder in it, or no card that can be read.
+    """
+    found = sorted(file.parent for file in folder.glob(f"*/{CARD_NAME}"))
+    if not found:
+        raise FedMendError(f"data: expected a folder of site folders, found no {CARD_NAME} one level below {folder}")
+    sites: dict[str, SiteLabels] = {}
+    classes: tuple[str, ...] = ()
+    for site in found:
+        try:
+            card = load_card(site, site.name)
+            classes = classes or card.classes
+            sites[site.name] = count_labels(card, classes, min_count=min_count)
+        except FedMendError as e:
+            sites[site.name] = SiteLabels(0, np.zeros((len(COUNTS), 0), dtype=np.int64), problem=str(e))
+    if not classes:
+        raise FedMendError(next(iter(sites.values())).problem)
+    return sites, classes
+
+
+def hold_back(counts: np.ndarray, *, min_count: int, one_label: bool) -> np.ndarray:
+    """Takes out every count below ``min_count``, and those that it could be computed from.
+
+    A count of zero is passed on, because it describes no patient. Annotated and missing samples add up to all samples,
+    so these two are told or held back together. Annotated samples minus the positive ones are the negative ones; where
+    these are too few, the positive ones are held back. With one label per sample, the positive samples of all classes
+    add up to the annotated ones, so where one number is held back, the smallest of the others is held back too.
+
+    Args:
+        counts: (3, C) in the order of ``COUNTS``.
+        min_count: fewest samples that a number may describe.
+        one_label: each sample has one class, see :class:`fedmend.kinds.base.Kind`.
+
+    Returns:
+        (3, C) int64 with ``HELD_BACK`` in place of numbers that stay at the site.
+    """
+    annotated, positive, missing = counts
+
+    def few(number: np.ndarray) -> np.ndarray:
+        return (number > 0) & (number < min_count)
+
+    unknown = few(annotated) | few(missing)
+    hidden = few(positive) | few(annotated - positive)
+    others = np.flatnonzero(~hidden & (positive > 0))
+    if one_label and len(others) and (hidden | unknown).any():
+        hidden[others[positive[others].argmin()]] = True
+    return np.where(np.stack([unknown, hidden, unknown]), HELD_BACK, counts).astype(np.int64)
+
+
+def audit_text(sites: Mapping[str, SiteLabels], classes: Sequence[str]) -> str:
+    """Content of ``AUDIT_FILE``: classes and sites in their order; null where a site holds a number back.
+
+    Args:
+        sites: site → what it says.
+        classes: C class names.
+    """
+    said = {
+        name: {
+            "problem": site.problem,
+            "kind": site.kind,
+            "phantom": site.phantom,
+            "samples": site.samples,
+            **{
+                dataset: [None if n == HELD_BACK else n for n in row]
+                for dataset, row in zip(COUNTS, site.counts.tolist(), strict=True)
+            },
+        }
+        for name, site in sites.items()
+    }
+    return json.dumps({"classes": list(classes), "sites": said}, indent=2) + "\n"
+
+
+def read_audit(file: Path) -> tuple[dict[str, SiteLabels], tuple[str, ...]]:
+    """What :func:`audit_text` made: sites and classes.
+
+    Raises:
+        FedMendError: no such file, or another one.
+    """
+    try:
+        raw = read_json(file)
+        classes = tuple(raw["classes"])
+        sites = {name: _site(said, len(classes)) for name, said in raw["sites"].items()}
+        known = all(isinstance(name, str) and name for name in classes) and len({*classes}) == len(classes) > 0
+    except OSError:
+        raise FedMendError(f"{file.name}: expected in the folder of a label audit, not found") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        known = False
+    if not known:
+        raise FedMendError(f"{file.name}: expected what a label audit writes, got another file")
+    return sites, classes
+
+
+def _site(said: Mapping, num_classes: int) -> SiteLabels:
+    counts = np.array([[HELD_BACK if n is None else n for n in said[dataset]] for dataset in COUNTS])
+    numbers = [said["samples"], *(n for dataset in COUNTS for n in said[dataset] if n is not None)]
+    if counts.shape != (len(COUNTS), num_classes) or not all(type(n) is int and 0 <= n < LARGEST for n in numbers):
+        raise ValueError
+    kind, phantom, problem = said["kind"], said["phantom"], said["problem"]
+    if kind not in ("", *KIND_NAMES) or type(phantom) is not bool or not isinstance(problem, str):
+        raise ValueError
+    return SiteLabels(said["samples"], counts.astype(np.int64), phantom=phantom, problem=problem, kind=kind)

@@ -1,0 +1,1 @@
+"""Methods of other papers, which our tables compare with; no hospital is asked to run them."""

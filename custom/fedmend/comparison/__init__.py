@@ -1,0 +1,1 @@
+"""Tables, curves and paired differences of many runs."""

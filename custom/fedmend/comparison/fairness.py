@@ -1,0 +1,95 @@
+"""Whether the rows of a comparison may be compared: the same data, initial weights and training for each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedmend.records.run_folder import Run
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """A row of the paper's table.
+
+    Attributes:
+        title: as in the paper.
+        runs: finished runs, one per seed.
+        costs: what each of them cost, see :meth:`fl_components.compare.runs.Case.cost`; empty where it is unknown.
+        simple: one of the simple baselines.
+        published: metric → number that the paper printed, in points of 100.
+        note: why the row trains otherwise than the others, by design.
+    """
+
+    title: str
+    runs: Sequence[Run]
+    costs: Sequence[Mapping]
+    simple: bool = False
+    published: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a row may be held against the others, and what a footnote must say about it."""
+
+    comparable: bool
+    footnote: str = ""
+
+
+def judge(rows: Mapping[str, TableRow]) -> dict[str, Verdict]:
+    """Row → verdict, by what its runs share with those of the first row with the same seeds.
+
+    Data, initial weights and training (epochs of each site, or optimiser steps where the job counts in steps) must be
+    the same; a row whose note says why its training is another one by design is compared nevertheless. Fewer optimiser
+    steps in as many epochs, as of a method that leaves samples out, are only said.
+    """
+    first = next(iter(rows.values()))
+    return {name: _verdict(row, first) for name, row in rows.items()}
+
+
+def _verdict(row: TableRow, first: TableRow) -> Verdict:
+    if not all([*row.costs, *first.costs]):
+        return Verdict(False, "not comparable: what its runs, or those of the first row, began with was not recorded")
+    pairs = list(zip(row.runs, row.costs, first.runs, first.costs, strict=True))
+    if any(_sizes(run) != _sizes(other) for run, _, other, _ in pairs):
+        return Verdict(False, "not comparable: other sites or samples than in the first row")
+    different = []
+    if any(cost["initial_model"] != other["initial_model"] for _, cost, _, other in pairs):
+        different.append("other initial weights")
+    cost, reference = row.costs[0], first.costs[0]
+    if any(trained(cost) != trained(other) for _, cost, _, other in pairs):
+        different.append(f"{training(cost)} at a site instead of {training(reference)}")
+    if different:
+        what = " and ".join(different)
+        return (
+            Verdict(True, f"by design: {row.note}; {what}") if row.note else Verdict(False, f"not comparable: {what}")
+        )
+    said = [f"by design: {row.note}"] if row.note else []
+    if (steps := mean_steps(cost)) != (others := mean_steps(reference)):
+        unit = trained(cost)[0]
+        said.append(f"as many {unit} as the first row, but {steps:,.0f} optimiser steps per site, not {others:,.0f}")
+    return Verdict(True, "; ".join(said))
+
+
+def _sizes(run: Run) -> Mapping:
+    return {name: [site.get(split) for split in SPLITS] for name, site in run.info["sites"].items()}
+
+
+def trained(cost: Mapping) -> tuple[str, Mapping[str, int]]:
+    """What each site trained: epochs or steps, and site → how many, by the settings."""
+    effort = cost["effort"]
+    return effort["unit"], {site: found["rounds"] * effort["per_round"] for site, found in cost["sites"].items()}
+
+
+def training(cost: Mapping) -> str:
+    """:func:`trained` in words."""
+    unit, counted = trained(cost)
+    low, high = min(counted.values(), default=0), max(counted.values(), default=0)
+    return f"{low:,} {unit}" if low == high else f"{low:,} to {high:,} {unit}"
+
+
+def mean_steps(cost: Mapping) -> float:
+    """Optimiser steps of a site, on average."""
+    counted = [found["steps"] for found in cost["sites"].values()]
+    return sum(counted) / max(len(counted), 1)

@@ -1,0 +1,260 @@
+"""The paper's table: rows of a comparison beside the strongest simple baseline and the published numbers, and what each
+cost."""
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from fedmend.basics.page import duration
+from fedmend.comparison.curves import curves_figure
+from fedmend.comparison.fairness import TableRow, Verdict, judge, mean_steps, training
+from fedmend.comparison.paired import Difference, paired_difference
+from fedmend.errors import FedMendError
+from fedmend.report.kinds import shown_as
+from fedmend.report.tables import MACRO, Column, macro_columns, mean_and_sd, shown
+
+ENDINGS = {"_last": "mean of the last ten rounds", "_best": "best"}
+MEGABYTE = 1e6
+
+
+class Part(NamedTuple):
+    """One table of the page: its word, its caption, its head, and rows of text whose first word names the row."""
+
+    word: str
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """What a comparison has to say.
+
+    Attributes:
+        name: of the job.
+        rows: name → row; first the method's own. All have the same seeds in the same order.
+        source: where the published numbers are from; "": there are none.
+        left_out: title of a row → why it is not there.
+        incomplete: seeds for which there was no time.
+        metric: key of the figure's metric; "": the main one of the kind of labels.
+    """
+
+    name: str
+    rows: Mapping[str, TableRow]
+    source: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    incomplete: Sequence[int] = ()
+    metric: str = ""
+
+    @cached_property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """Row → whether it may be compared."""
+        return judge(self.rows)
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The metrics."""
+        return macro_columns([run for row in self.rows.values() for run in row.runs])
+
+    @property
+    def first(self) -> TableRow:
+        """The method's row."""
+        return next(iter(self.rows.values()))
+
+    @property
+    def phantom(self) -> bool:
+        """Whether any image is synthetic."""
+        return any(run.info["phantom"] for row in self.rows.values() for run in row.runs)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of every row."""
+        return [run.info["seed"] for run in self.first.runs]
+
+    @cached_property
+    def reference(self) -> tuple[str, str]:
+        """The strongest simple baseline, and how it was chosen; "" and why where there is none.
+
+        The split is the one that is reported: the choice can only favour the baseline. Sites' validation splits have
+        the labels that sites have, often of few patients, and order methods at random.
+        """
+        from fedmend.kinds import kind_of
+
+        first = self.first.runs[0]
+        key = kind_of(shown_as(first).name).best_metric
+        among = [name for name, row in self.rows.items() if row.simple and self.verdicts[name].comparable]
+        means = {name: _split_mean(self.rows[name], first.split, key) for name in among}
+        if not means or None in means.values():
+            return "", "no simple baseline with these data, weights and epochs is among the rows"
+        best = max(means, key=means.get)
+        return best, f"that with the best {MACRO.get(key, key)} on the {first.split} split, the hardest to beat"
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """Footnotes, by number from 1."""
+        return list(dict.fromkeys(v.footnote for v in self.verdicts.values() if v.footnote))
+
+    def title(self, name: str) -> str:
+        """Of a row, with the number of its footnote."""
+        note = self.verdicts[name].footnote
+        return self.rows[name].title + (f" [{self.notes.index(note) + 1}]" if note else "")
+
+    def difference(self, name: str, column: Column) -> Difference | None:
+        """What a row has more than the strongest simple baseline; ``None`` where they cannot be compared."""
+        best = self.reference[0]
+        if not best or name == best or not self.verdicts[name].comparable:
+            return None
+        return paired_difference(_values(self.rows[name], column), _values(self.rows[best], column))
+
+    @cached_property
+    def facts(self) -> list[str]:
+        """Sentences above the tables."""
+        first, seeds = self.first.runs[0], ", ".join(map(str, self.seeds))
+        facts = [f"Points of 100, mean ± sd; seeds {seeds}; {len(first.info['sites'])} sites."]
+        if self.incomplete:
+            facts.append(f"Seeds that are not complete and left out: {', '.join(map(str, self.incomplete))}.")
+        best, how = self.reference
+        named = f"Strongest simple baseline: {self.rows[best].title}, {how}." if best else f"No differences: {how}."
+        facts.append(named)
+        if self.source:
+            facts.append(
+                f"Columns marked 'published' are the numbers that the paper printed ({self.source}): on its own data,"
+                " splits, network and schedule, each a single figure; not measured here."
+            )
+        facts += [f"Left out: {title}: {why}." for title, why in self.left_out.items()]
+        return facts
+
+    def parts(self) -> list[Part]:
+        """Results, differences and costs."""
+        return [part for part in (self._results(), self._differences(), self._costs()) if part.rows]
+
+    def _results(self) -> Part:
+        head, cells = ["method"], [[self.title(name)] for name in self.rows]
+        wanted = {key for row in self.rows.values() for key in row.published}
+        for column in self.columns:
+            head.append(column.word)
+            for line, row in zip(cells, self.rows.values(), strict=True):
+                line.append(shown(*mean_and_sd(_values(row, column))))
+            if column.key in wanted:
+                wanted.remove(column.key)
+                self._add_published(column.key, column.word, head, cells)
+        for key in sorted(wanted):
+            self._add_published(key, _word(key, self.first), head, cells)
+        return Part("results", f"Final model, {self.first.runs[0].split} split", head, cells)
+
+    def _add_published(self, key: str, word: str, head: list[str], cells: list[list[str]]) -> None:
+        head.append(f"{word}, published")
+        for line, row in zip(cells, self.rows.values(), strict=True):
+            line.append(f"{row.published[key]:g}" if key in row.published else "")
+
+    def _differences(self) -> Part:
+        best = self.reference[0]
+        caption = f"Row minus {self.rows[best].title}: mean of the paired differences [95 % t-interval]" if best else ""
+        rows = [
+            [self.title(name), *(str(self.difference(name, c) or "n/a") for c in self.columns)]
+            for name in self.rows
+            if best and name != best
+        ]
+        return Part("differences", caption, ["method", *(column.word for column in self.columns)], rows)
+
+    def _costs(self) -> Part:
+        head = ["method", "training at a site", "optimiser steps at a site", "time of a run"]
+        head += ["MB sent and received by a site", "peak memory of the process of a run, MB"]
+        rows = []
+        for name, row in self.rows.items():
+            cost = costs_of(row)
+            cells = ["n/a"] * 5
+            if cost:
+                cells = [
+                    cost.training,
+                    f"{cost.steps:,.0f}",
+                    duration(cost.seconds),
+                    f"{cost.megabytes:,.1f}",
+                    f"{cost.memory:,.0f}",
+                ]
+            rows.append([self.title(name), *cells])
+        return Part("costs", "What a run took, mean over its seeds; of the memory the largest", head, rows)
+
+    def figure(self) -> str:
+        """Curves of all rows.
+
+        Raises:
+            FedMendError: nobody measured the metric.
+        """
+        first = self.first.runs[0]
+        metric = self.metric or shown_as(first).main_metric
+        every = [run for row in self.rows.values() for run in row.runs]
+        if not any(run.measured(metric) for run in every):
+            raise FedMendError(f"--metric: expected one of {sorted(first.evaluations[-1]['macro'])}, got {metric!r}")
+        curves = {row.title: [dict(run.measured(metric)) for run in row.runs] for row in self.rows.values()}
+        return curves_figure(curves, f"{_word(metric, self.first)}, {first.split} split", phantom=self.phantom)
+
+    def csv(self) -> str:
+        """One line per row and metric; empty where there is no number."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        head = "row,title,metric,mean,sd,difference,low,high,published,simple,comparable,seeds,phantom"
+        writer.writerow([*head.split(","), "training", "steps", "seconds", "megabytes", "memory_megabytes"])
+        for name, row in self.rows.items():
+            cost = costs_of(row)
+            cells = ["", "", "", "", ""]
+            if cost:
+                cells = [cost.training, *(f"{value:.1f}" for value in cost[1:])]
+            missing = sorted(set(row.published) - {column.key for column in self.columns})
+            for column in [*self.columns, *(Column(_word(k, row), lambda run: None, k) for k in missing)]:
+                ends = ["" if x is None else f"{x:.3f}" for x in self.difference(name, column) or (None, None, None)]
+                numbers = [*mean_and_sd(_values(row, column), digits=3), *ends, row.published.get(column.key, "")]
+                flags = [_flag(row.simple), _flag(self.verdicts[name].comparable)]
+                last = [len(row.runs), _flag(self.phantom)]
+                writer.writerow([name, row.title, column.word, *numbers, *flags, *last, *cells])
+        return stream.getvalue()
+
+
+class Costs(NamedTuple):
+    """Means over the runs of a row: training, optimiser steps, seconds, megabytes of a site, megabytes of memory."""
+
+    training: str
+    steps: float
+    seconds: float
+    megabytes: float
+    memory: float
+
+
+def costs_of(row: TableRow) -> Costs | None:
+    """What the runs of a row cost; ``None`` where one was not measured."""
+    if not all(row.costs):
+        return None
+
+    def mean(value: Callable[[Mapping], float]) -> float:
+        return statistics.fmean(value(cost) for cost in row.costs)
+
+    def travelled(cost: Mapping) -> float:
+        sites = cost["sites"].values()
+        return sum(site["sent"] + site["received"] for site in sites) / max(len(sites), 1) / MEGABYTE
+
+    memory = max(cost["peak_memory"] for cost in row.costs) / MEGABYTE
+    return Costs(training(row.costs[0]), mean(mean_steps), mean(lambda c: c["seconds"]), mean(travelled), memory)
+
+
+def _split_mean(row: TableRow, split: str, key: str) -> float | None:
+    values = [run.metrics[split][-1]["macro"].get(key) if run.metrics.get(split) else None for run in row.runs]
+    return None if None in values else statistics.fmean(values)
+
+
+def _values(row: TableRow, column: Column) -> list[float | None]:
+    return [column.value(run) for run in row.runs]
+
+
+def _word(key: str, row: TableRow) -> str:
+    words = MACRO | shown_as(row.runs[0]).table_words
+    ending = next((ending for ending in ENDINGS if key.endswith(ending)), "")
+    plain = words.get(key.removesuffix(ending), key)
+    return f"{plain}, {ENDINGS[ending]}" if ending else plain
+
+
+def _flag(value: bool) -> str:
+    return "yes" if value else "no"

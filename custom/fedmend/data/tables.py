@@ -1,0 +1,196 @@
+"""Label tables: the CSV of a split, read into one matrix of labels."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.data.card import SiteCard, stays_below
+from fedmend.data.csv_files import read_csv
+from fedmend.errors import FedMendError
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """One split as read from its CSV.
+
+    Attributes:
+        file: the CSV's file name.
+        rows: (N,) row in the CSV of each sample, the header being row 1; what messages name instead of the image.
+        images: N paths below the image root.
+        patients: N patient keys, empty strings where the table has no ``patient`` column.
+        labels: (N, C) int8, read-only; 1, 0 or -1 = not annotated here; columns in the order of ``classes``.
+        annotated: (C,) bool, whether the class has a column.
+        classes: C class names.
+    """
+
+    file: str
+    rows: np.ndarray
+    images: tuple[str, ...]
+    patients: tuple[str, ...]
+    labels: np.ndarray
+    annotated: np.ndarray
+    classes: tuple[str, ...]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over classes, images and labels: identifies the data set that a ledger belongs to."""
+        digest = hashlib.sha256(json.dumps([self.classes, self.images]).encode())
+        digest.update(np.ascontiguousarray(self.labels).tobytes())
+        return digest.hexdigest()
+
+
+def _cell(value: str) -> str:
+    """A refused label in words that cannot hold patient data: in a shifted column it is an age, a name or a path."""
+    return f"text of {len(value)} character{'' if len(value) == 1 else 's'}"
+
+
+class _ClassColumns:
+    """One column per annotated class, with 1, 0 or blank."""
+
+    @staticmethod
+    def columns(header: Sequence[str], classes: tuple[str, ...], where: str) -> dict[str, int]:
+        """Class → its place in ``classes``. Unknown columns are counted: without a header they are a patient's row."""
+        _need_column("image", header, where)
+        columns = [c for c in header if c not in ("image", "patient")]
+        known = [c for c in columns if c in classes]
+        if len(known) < len(columns):
+            raise FedMendError(
+                f"{where}, header: expected columns out of {list(classes)}, got {known} and {len(columns) - len(known)}"
+                " unknown"
+            )
+        if len(set(known)) < len(known):
+            raise FedMendError(f"{where}, header: expected each column once, got {known}")
+        return {c: classes.index(c) for c in known}
+
+    @staticmethod
+    def labels(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
+        """1, 0 or -1 of one row."""
+        labels = [NOT_ANNOTATED] * width
+        for name, index in columns.items():
+            value = (record[name] or "").strip()
+            if value in ("0", "1"):
+                labels[index] = int(value)
+            elif value:
+                raise FedMendError(f"{where}, column {name}: expected 1, 0 or blank, got {_cell(value)}")
+        return tuple(labels)
+
+
+class _LabelColumn:
+    """The column ``label`` with the name of a class or blank."""
+
+    @staticmethod
+    def columns(header: Sequence[str], classes: tuple[str, ...], where: str) -> dict[str, int]:
+        """Class → its place among ``classes``."""
+        _need_column("image", header, where)
+        _need_column("label", header, where)
+        return {c: i for i, c in enumerate(classes)}
+
+    @staticmethod
+    def labels(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
+        """One-hot, or all -1."""
+        value = (record["label"] or "").strip()
+        if value and value not in columns:
+            raise FedMendError(f"{where}, column label: expected one of {sorted(columns)} or blank, got {_cell(value)}")
+        if not value:
+            return (NOT_ANNOTATED,) * width
+        return tuple(int(index == columns[value]) for index in range(width))
+
+
+_FORMATS = {MULTILABEL: _ClassColumns, SINGLELABEL: _LabelColumn}
+
+
+def _need_column(column: str, header: Sequence[str], where: str) -> None:
+    if column not in header:
+        raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
+
+
+def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
+    """Reads one CSV of the site folder.
+
+    Rows that repeat an image with the same labels are dropped; the first one counts.
+
+    Args:
+        card: the site's card.
+        file: CSV file name below the card's folder.
+        classes: the job's classes; they give the order of the label columns.
+
+    Raises:
+        FedMendError: missing file, unknown or missing column, a label other than 1/0/blank, or two rows that give
+            one image different labels.
+    """
+    where = f"{card.site}: {file}"
+    header, records = read_csv(card.folder / file, where)
+    return read_rows(header, records, card.kind, classes, file=file, where=where)
+
+
+def read_rows(
+    header: Sequence[str], records: Iterable, kind: str, classes: Sequence[str], *, file: str, where: str
+) -> LabelTable:
+    """What :func:`load_table` makes of an open table, see :func:`fedmend.data.csv_files.read_csv`.
+
+    Args:
+        header: the columns.
+        records: number and content of each row.
+        kind: ``multilabel`` or ``singlelabel``.
+        classes: the job's classes.
+        file: name that the result has.
+        where: words that name the table in messages.
+
+    Raises:
+        FedMendError: see :func:`load_table`.
+    """
+    classes, written = tuple(classes), _FORMATS[kind]
+    rows, images, patients, labels = [], [], [], []
+    seen: dict[str, int] = {}
+    columns = written.columns(header, classes, where)
+    for row, record in records:
+        if None in record or None in record.values():
+            raise FedMendError(f"{where} row {row}: expected {len(header)} fields as in the header, got another number")
+        image = record["image"].strip()
+        if not image:
+            raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
+        if not stays_below(image):
+            raise FedMendError(f"{where} row {row}, column image: expected a path below image_root, got another")
+        label = written.labels(record, columns, len(classes), f"{where} row {row}")
+        if image in seen:
+            if labels[seen[image]] != label:
+                same = f"row {rows[seen[image]]}, which names the same image"
+                raise FedMendError(f"{where} row {row}: expected the labels of {same}, got others")
+            continue
+        seen[image] = len(images)
+        rows.append(row)
+        images.append(image)
+        patients.append((record.get("patient") or "").strip())
+        labels.append(label)
+    annotated = np.isin(np.arange(len(classes)), list(columns.values()))
+    matrix = np.array(labels, dtype=np.int8).reshape(len(labels), len(classes))
+    matrix.setflags(write=False)
+    return LabelTable(file, np.array(rows, dtype=np.int64), tuple(images), tuple(patients), matrix, annotated, classes)
+
+
+def write_table(
+    path: Path, images: Sequence[str], labels: np.ndarray, classes: Sequence[str], *, patients: Sequence[str] = ()
+) -> None:
+    """Writes a split CSV: multi-label with one column per given class, or single-label with the column ``label``.
+
+    Args:
+        path: file to write.
+        images: N paths below the image root.
+        labels: (N, C) integers, 1, 0 or -1 (written as blank), of multi-label data; (N,) class numbers, or -1, of
+            single-label data.
+        classes: C class names; in multi-label data leave a class out to say that it is not annotated.
+        patients: N patient keys or nothing.
+    """
+    single = np.ndim(labels) == 1
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["image", *(["patient"] if patients else []), *(["label"] if single else classes)])
+        for i, image in enumerate(images):
+            row = [labels[i]] if single else labels[i]
+            cells = ["" if v == NOT_ANNOTATED else classes[v] if single else int(v) for v in row]
+            writer.writerow([image, *([patients[i]] if patients else []), *cells])

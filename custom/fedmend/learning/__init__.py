@@ -1,0 +1,1 @@
+"""Networks, weights, losses, inference and local training, the same for every method."""

@@ -1,0 +1,90 @@
+"""Inference: one pass of a model over a split, the same for every method."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmend.data.site import Split
+from fedmend.data.slices import VolumeSplit
+from fedmend.errors import FedMendError
+from fedmend.method import Site
+
+
+class Stopped(Exception):
+    """The job was aborted while a batch loop ran."""
+
+
+def mixed_precision(site: Site) -> torch.autocast:
+    """bfloat16 autocast on a GPU unless the site wants another precision, nothing on a CPU."""
+    return torch.autocast(site.device.type, torch.bfloat16, enabled=site.device.type == "cuda" and site.autocast)
+
+
+@torch.no_grad()
+def infer(model: nn.Module, split: Split, site: Site, matrices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """One forward pass over a split in eval mode.
+
+    Args:
+        model: returns (features, logits).
+        split: N samples.
+        site: gives the batch size and is asked whether to stop.
+        matrices: (N, 2, 3) affine view of each sample, or None for plain images.
+
+    Returns:
+        features (N, F) and logits (N, C), float32, on the CPU; the model's mode is put back.
+
+    Raises:
+        Stopped: the job was aborted.
+        FedMendError: a score is NaN or infinite.
+    """
+    mode = model.training
+    model.eval()
+    features, logits = [], []
+    for index in torch.arange(len(split)).split(site.inference_batch or site.batch_size):
+        if site.stop():
+            raise Stopped
+        with mixed_precision(site):
+            f, z = model(split.view(index, matrices))
+        features.append(f.float())
+        logits.append(z.float())
+    model.train(mode)
+    scores = torch.cat(logits).cpu()
+    _check_scores(scores, site)
+    return torch.cat(features).cpu(), scores
+
+
+def _check_scores(scores: Tensor, site: Site) -> None:
+    """No count may be made of scores that are none."""
+    if not torch.isfinite(scores).all():
+        raise FedMendError(f"{site.name}: expected finite scores of the received model, got NaN or infinity")
+
+
+@torch.no_grad()
+def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """One forward pass over the slices of a split in eval mode, batch by batch.
+
+    Args:
+        model: returns (features, logits), logits (B, 2, H, W) of background and lesion.
+        split: N slices.
+        site: gives the batch size and is asked whether to stop.
+
+    Yields:
+        slice numbers (B,) and probabilities of lesion (B, H, W) float32; the model's mode is put back at the end.
+
+    Raises:
+        Stopped: the job was aborted.
+        FedMendError: a score is NaN or infinite.
+    """
+    mode = model.training
+    model.eval()
+    try:
+        for index in torch.arange(len(split)).split(site.inference_batch or site.batch_size):
+            if site.stop():
+                raise Stopped
+            with mixed_precision(site):
+                _, logits = model(split.pixels(index))
+            _check_scores(logits, site)
+            yield index.numpy(), logits.float().softmax(1)[:, 1].cpu().numpy()
+    finally:
+        model.train(mode)

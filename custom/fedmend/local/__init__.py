@@ -1,0 +1,1 @@
+"""Server and sites in one process: the same numbers without FLARE."""

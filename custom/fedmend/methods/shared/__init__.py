@@ -1,0 +1,1 @@
+"""What several methods compute alike; no job names a class of it."""

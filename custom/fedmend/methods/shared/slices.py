@@ -1,0 +1,123 @@
+"""What methods for masks share: training on slices with the annotation in force, and the flag of their repair."""
+
+import logging
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedmend.data.intensity import augment_intensity
+from fedmend.errors import check_variables
+from fedmend.fields import Field
+from fedmend.labels import SEGMENTATION
+from fedmend.learning.losses import soft_dice_loss
+from fedmend.method import LocalMethod, Round, RoundTask, Site
+
+LOG = logging.getLogger("fedmend.slices")
+WAITS, TRIGGERED, DONE, EXEMPT = range(4)  # what a site says about its correction
+CORRECTION_FLAG = Field(
+    (1,), "int64", WAITS, EXEMPT, "each round: 0 waits, 1 triggered, 2 corrected, 3 spared", "one flag for the site"
+)
+CE, DICE = "ce", "dice"
+
+
+def base_loss(name: str, logits: Tensor, marks: Tensor) -> Tensor:
+    """The loss of plain training.
+
+    Args:
+        name: ``ce``: mean cross-entropy of the pixels; ``dice``: :func:`fedmend.learning.losses.soft_dice_loss`.
+        logits: (B, 2, H, W) float32 of background and lesion.
+        marks: (B, H, W) of 0 and 1.
+    """
+    return soft_dice_loss(logits.softmax(1)[:, 1], marks) if name == DICE else F.cross_entropy(logits, marks.long())
+
+
+def check_base_loss(name: str) -> None:
+    """Refuses another name than those of :func:`base_loss`."""
+    check_variables(name in (CE, DICE), f"one of {[CE, DICE]}", base_loss=name)
+
+
+class Relabelling:
+    """What a rule makes of the marks of a site, lesion and background.
+
+    What an earlier repair changed of a slice is named again, so that this one alone says what the slice's marks are.
+
+    Attributes:
+        own: (N, H, W) bool, the site's own marks.
+        before: (N, H, W) bool, the marks in force.
+    """
+
+    def __init__(self, site: Site):
+        self._site, masks = site, site.data.train.masks
+        self.own, self.before = masks > 0, site.ledger.apply(masks)
+        self._change, self._confidence = np.zeros(masks.shape, dtype=np.int8), np.zeros(len(masks))
+
+    def put(self, index: np.ndarray, after: np.ndarray, lesion: np.ndarray) -> None:
+        """Marks of some slices from now on.
+
+        Args:
+            index: (B,) slice numbers.
+            after: (B, H, W) bool, their marks.
+            lesion: (B, H, W) probabilities, of which the confidence in what is named is the mean.
+        """
+        named = (after != self.before[index]) | (after != self.own[index])
+        self._change[index] = np.where(named, np.where(after, 1, -1), 0)
+        sure = np.where(after, lesion, 1 - lesion) * named
+        self._confidence[index] = sure.sum((1, 2)) / np.maximum(named.sum((1, 2)), 1)
+
+    def record(self, rule: str, task: RoundTask) -> None:
+        """Puts it into the ledger."""
+        site, change = self._site, self._change
+        site.ledger.record(rule, task.ledger_round, change, self._confidence)
+        LOG.info("%s: repairs of %d slices by %s", site.name, change.any((1, 2)).sum(), rule)
+
+
+class SliceBatchRound(Round):
+    """One round on slices whose grey values change at random; the target is the ledger's when the round starts."""
+
+    def __init__(self, method: "SliceMethod", model: nn.Module, task: RoundTask, site: Site):
+        super().__init__(method, model, task, site)
+        self._target = torch.from_numpy(site.ledger.apply(site.data.train.masks))
+        self._generator = site.generator(task, "augmentation")
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Augmented slices (B, 1, H, W) and their marks in force (B, H, W), float32 on the device."""
+        images = self.site.data.train.pixels(index)
+        if self.method.augment:
+            images = augment_intensity(images, self._generator)
+        return images, self._target[index].to(self.site.device, non_blocking=True).float()
+
+
+class SliceRound(SliceBatchRound):
+    """A round whose loss is a function of logits and marks."""
+
+    def loss(self, index: Tensor) -> Tensor:
+        """:meth:`mask_loss` of augmented slices."""
+        images, marks = self.batch(index)
+        return self.mask_loss(self.model(images)[1].float(), marks, index)
+
+    @abstractmethod
+    def mask_loss(self, logits: Tensor, marks: Tensor, index: Tensor) -> Tensor:
+        """Scalar loss.
+
+        Args:
+            logits: (B, 2, H, W) float32 of background and lesion.
+            marks: (B, H, W) float32, 1 = lesion in the annotation in force.
+            index: (B,) slice numbers.
+        """
+
+
+class SliceMethod(LocalMethod):
+    """A method for masks.
+
+    Args:
+        augment: change the grey values of training slices at random.
+    """
+
+    KINDS: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
+
+    def __init__(self, *, augment: bool = True):
+        self.augment = augment

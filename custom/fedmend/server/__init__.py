@@ -1,0 +1,1 @@
+"""What runs at the server. Nothing here imports a site."""

@@ -1,0 +1,91 @@
+"""The census: what every site has, before anybody trains."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmend.errors import FedMendError
+from fedmend.kinds import Kind, kind_of
+from fedmend.messages import SiteResult
+from fedmend.method import SiteFacts
+
+LOG = logging.getLogger("fedmend.run")
+
+
+@dataclass(frozen=True)
+class Census:
+    """What the sites of a run have.
+
+    Attributes:
+        kind: kind of labels, the same at all sites.
+        facts: site → samples, annotated classes, positives, in sorted order.
+        sizes: site → samples per split.
+        described: site → what ``run.json`` says of it.
+        phantom: whether the data of a site are synthetic.
+    """
+
+    kind: Kind
+    facts: Mapping[str, SiteFacts]
+    sizes: Mapping[str, Mapping[str, int]]
+    described: Mapping[str, Mapping]
+    phantom: bool
+
+    def known(self, site: str) -> np.ndarray:
+        """(C,) bool: classes that a site annotates and has."""
+        return self.facts[site].annotated & (self.facts[site].positives > 0)
+
+
+def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, goes_on: bool) -> Census:
+    """Makes one census of the answers of all sites.
+
+    Args:
+        results: site → valid answer, in sorted order; at least one.
+        classes: C class names.
+        goes_on: an earlier job of the run has learnt every class once, so a class without annotator stops nothing; each
+            round names it.
+
+    Raises:
+        FedMendError: different kinds of labels, or a class that no site annotates.
+    """
+    named: dict[str, list[str]] = {}
+    for site, result in results.items():
+        named.setdefault(result.census["kind"], []).append(site)
+    if len(named) > 1:
+        got = ", ".join(f"{kind} at {', '.join(sites)}" for kind, sites in sorted(named.items()))
+        raise FedMendError(f"census: expected one kind of labels at all sites, got {got}")
+    kind = kind_of(next(iter(named)))
+    facts, described = {}, {}
+    for site, result in results.items():
+        told = result.census
+        facts[site] = SiteFacts(
+            result.samples, np.asarray(told["annotated"], dtype=bool), np.asarray(told["positives"])
+        )
+        described[site] = _description(result, facts[site], kind, classes)
+        mark = "PHANTOM " if told["phantom"] else ""
+        has = ", ".join(described[site]["annotated"])
+        LOG.info("%s%s annotates %s, %s samples", mark, site, has, told["sizes"]["train"])
+    sizes = {site: dict(result.census["sizes"]) for site, result in results.items()}
+    phantom = any(bool(result.census["phantom"]) for result in results.values())
+    census = Census(kind, facts, sizes, described, phantom)
+    nowhere = [c for i, c in enumerate(classes) if not any(census.known(site)[i] for site in facts)]
+    if nowhere and not goes_on:
+        raise FedMendError(f"census: expected every class of the job to be annotated at a site, got none for {nowhere}")
+    return census
+
+
+def _description(result: SiteResult, facts: SiteFacts, kind: Kind, classes: Sequence[str]) -> dict:
+    known = kind.known_classes(facts.annotated, facts.positives)
+    positives = zip(classes, facts.annotated, facts.positives.tolist(), strict=True)
+    described = {
+        "annotated": [c for c, flag in zip(classes, known, strict=True) if flag],
+        **result.census["sizes"],
+        "positives": {c: n for c, annotated, n in positives if annotated},
+    }
+    if result.privacy:
+        del described["positives"]  # stay at the site
+        described["privacy"] = dict(result.privacy)
+    if "lesions" in result.census:
+        described["lesions"] = result.census["lesions"].tolist()
+    return described

@@ -1,0 +1,178 @@
+"""The server's checkpoint: what a job of the same run_name needs to go on after the last round."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmend.basics.state import StateStore
+from fedmend.errors import FedMendError
+from fedmend.method import memory_of
+from fedmend.server.fingerprint import LEDGERS, Fingerprint, changes
+
+CHECKPOINT, BEFORE, BEST = "checkpoint", "checkpoint-before", "best"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A run as an earlier job left it.
+
+    Attributes:
+        done: rounds done.
+        model: global model, name → array.
+        memory: fields of the workflow's memory.
+        records: see :meth:`fedmend.records.run_records.RunRecords.dump`.
+        marks: site → latest mark of its ledger, see :mod:`fedmend.repairs.ledger`.
+        changes: what this job changes on purpose, see :func:`fedmend.server.fingerprint.changes`.
+        damaged: the newest checkpoint could not be read; this is the one before it.
+    """
+
+    done: int
+    model: dict[str, np.ndarray]
+    memory: dict[str, Any]
+    records: str
+    marks: dict[str, str]
+    changes: dict[str, list]
+    damaged: bool
+
+
+class Checkpoint:
+    """Model and memory of a run on the server's disk: what the last round left, and what the one before it left.
+
+    Args:
+        folder: made when missing.
+        run_name: for messages.
+        made_by: what a job that goes on must share.
+        allow_changes: names of what it may change all the same.
+
+    Attributes:
+        folder: as given.
+    """
+
+    def __init__(self, folder: Path, run_name: str, made_by: Fingerprint, allow_changes: Sequence[str] = ()):
+        self.folder, self._state, self._where = folder, StateStore(folder), f"run_name {run_name!r}"
+        self._made_by, self._allowed = dict(made_by), tuple(allow_changes)
+        self._damaged = False  # the newest checkpoint, which then gives way instead of being kept
+
+    def load(self) -> Saved | None:
+        """What an earlier job left, or None.
+
+        Raises:
+            FedMendError: the run is finished, or was another one, or neither of the two checkpoints can be read.
+        """
+        content = self._read()
+        if content is None:
+            return None
+        if content["finished"]:
+            raise FedMendError(
+                f"{self._where}: expected a new or an unfinished run, got a finished one; choose another run_name"
+            )
+        return Saved(
+            content["round"],
+            to_arrays(content["weights"]),
+            to_arrays(content["memory"]),
+            content["records"],
+            {} if LEDGERS in self._allowed else content["marks"],
+            changes(content["made_by"], self._made_by, self._allowed, self._where),
+            self._damaged,
+        )
+
+    def check_rounds(self, done: int, num_rounds: int) -> None:
+        """Refuses fewer rounds than are done.
+
+        Raises:
+            FedMendError: there are more.
+        """
+        if done > num_rounds:
+            raise FedMendError(
+                f"{self._where}: expected num_rounds of at least the {done} rounds that are done, got {num_rounds}"
+            )
+
+    def _read(self) -> dict | None:
+        """The newest checkpoint that can be read."""
+        sentence = ""
+        for name in (CHECKPOINT, BEFORE):
+            try:
+                content = self._state.load(name)
+            except FedMendError as e:
+                sentence, self._damaged = sentence or f"{self._where}: {e}", True
+                continue
+            if content is not None:
+                return content
+        if sentence:
+            raise FedMendError(sentence)
+        return None
+
+    def save(
+        self,
+        done: int,
+        model: Mapping,
+        memory: Any,
+        records: str,
+        *,
+        finished: bool,
+        marks: Mapping[str, str] | None = None,
+    ) -> None:
+        """Writes a checkpoint; the last one is kept beside it.
+
+        Args:
+            done: rounds done.
+            model: global model.
+            memory: the workflow's.
+            records: how much was written down so far.
+            finished: no job may go on.
+            marks: site → latest mark of its ledger.
+        """
+        content = {
+            "round": done,
+            "weights": to_tensors(model),
+            "memory": to_tensors(memory_of(memory)),
+            "records": records,
+            "made_by": self._made_by,
+            "finished": finished,
+            "marks": dict(marks or {}),
+        }
+        self._state.save(CHECKPOINT, content, before="" if self._damaged else BEFORE)
+        self._damaged = False
+
+    def best(self) -> tuple[float, int] | None:
+        """Value and round of the best model so far.
+
+        Raises:
+            FedMendError: its file is damaged.
+        """
+        try:
+            content = self._state.load(BEST)
+        except FedMendError as e:
+            raise FedMendError(f"{self._where}: {e}, or delete it: the best of the rounds to come is kept") from None
+        return None if content is None else (content["value"], content["round"])
+
+    def best_model(self) -> dict[str, np.ndarray] | None:
+        """The best model so far."""
+        content = self._state.load(BEST)
+        return None if content is None else to_arrays(content["weights"])
+
+    def save_best(self, value: float, round_num: int, model: Mapping[str, np.ndarray]) -> None:
+        """Replaces the best model."""
+        self._state.save(BEST, {"value": value, "round": round_num, "weights": to_tensors(model)})
+
+
+def to_tensors(value: Any) -> Any:
+    """Arrays inside mappings, lists and tuples become tensors, which torch saves without pickled code."""
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, Mapping):
+        return {k: to_tensors(v) for k, v in value.items()}
+    return type(value)(map(to_tensors, value)) if isinstance(value, list | tuple) else value
+
+
+def to_arrays(value: Any) -> Any:
+    """The way back from :func:`to_tensors`."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if isinstance(value, Mapping):
+        return {k: to_arrays(v) for k, v in value.items()}
+    return type(value)(map(to_arrays, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,86 @@
+"""What a run was made by: a job that goes on with it must share that, or name what it changes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from fedmend.basics.files import sha256
+from fedmend.errors import FedMendError
+
+# The server's; other versions may give other numbers.
+PACKAGES = ("fedmend", "nvflare", "torch", "torchvision", "monai", "numpy")
+SUBMITTER, WEIGHTS = "submitter", "weights_file"
+FREE = ("allow_changes", "without")  # these name what the job does otherwise, on purpose, and are no differences
+LEDGERS = "ledgers"  # may be named too: sites go on with the ledgers that they have, see Ledger.check_mark
+LONGEST_VALUE = 60  # characters of a value in a sentence
+
+Fingerprint = Mapping[str, object]
+
+
+def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str, object]:
+    """Everything that decides what comes out of a run, by name; ``phantom.images`` is a value inside a mapping.
+
+    Args:
+        settings: all settings of both sides, classes of components, submitter; a later mapping wins.
+        weights: file of the initial weights, or empty.
+    """
+    given = {k: v for mapping in settings for k, v in mapping.items()}
+    packages = (*PACKAGES, "timm") if str(given.get("network", "")).startswith("timm/") else PACKAGES
+    found: dict[str, object] = {name: _version(name) for name in packages}
+    found[WEIGHTS] = sha256(Path(weights)) if weights and Path(weights).is_file() else ""
+    for name, value in given.items():
+        inner = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        found |= inner
+    for name in FREE:
+        found.pop(name, None)
+    return json.loads(json.dumps(found, default=str))
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def changes(before: Fingerprint, now: Fingerprint, allowed: Sequence[str], where: str) -> dict[str, list]:
+    """What a job changes in the run that it goes on with.
+
+    Args:
+        before: of the earlier job.
+        now: of this one.
+        allowed: names of differences that somebody wants.
+        where: the run, for messages.
+
+    Returns:
+        Name → value before and now (None: there was none), of the differences that are wanted.
+
+    Raises:
+        FedMendError: another submitter, or a difference that nobody named.
+    """
+    if before.get(SUBMITTER) != now.get(SUBMITTER):
+        raise FedMendError(
+            f"{where}: expected a job of the person who submitted the run first, got one of another person; choose"
+            " another run_name"
+        )
+    different = sorted(k for k in {*before, *now} if (k in before, before.get(k)) != (k in now, now.get(k)))
+    if unnamed := [name for name in different if name not in allowed]:
+        said = "; ".join(f"{_shown(k)}: before {_value(k, before)}, now {_value(k, now)}" for k in unnamed)
+        names = json.dumps([_shown(name) for name in different])
+        raise FedMendError(
+            f"{where}: expected the settings of the job before, got others ({said}); choose another run_name, or change"
+            f" them on purpose by allow_changes={names}"
+        )
+    return {name: [before.get(name), now.get(name)] for name in different}
+
+
+def _shown(name: str) -> str:
+    return ascii(name)[1:-1][:LONGEST_VALUE]
+
+
+def _value(name: str, among: Fingerprint) -> str:
+    if name not in among:
+        return "nothing"
+    text = json.dumps(among[name])
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."

@@ -1,0 +1,229 @@
+"""What a run writes down while it goes on: metrics, repairs, decisions, the best model, a line per round."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.messages import EVALUATE, SiteResult
+from fedmend.records.progress import ASIDE, Progress, curves, last_decisions, repaired
+from fedmend.records.run_records import RunRecords
+from fedmend.report.report import summary_text, write_report
+from fedmend.server.census import Census
+from fedmend.server.checkpoint import Checkpoint, Saved
+
+LOG = logging.getLogger("fedmend.run")
+BEST_SPLITS = ("val", "test")  # the first that there is
+UNTRAINED = "untrained_model"  # the decision that says so, and later that it is no longer
+
+
+class RunLog:
+    """Records of one job.
+
+    Args:
+        folder: run folder.
+        classes: C class names.
+        checkpoint: keeps the best model.
+        stream: takes one number for those who watch: tag, value, round.
+        progress: the picture of the run.
+
+    Attributes:
+        census: set when it is known.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        classes: Sequence[str],
+        checkpoint: Checkpoint,
+        stream: Callable[[str, float, int], None],
+        progress: Progress,
+    ):
+        self._records, self._classes = RunRecords(folder, checkpoint.folder), classes
+        self._checkpoint, self._stream, self._progress = checkpoint, stream, progress
+        self.census: Census | None = None
+        self._started, self._first = time.monotonic(), 0
+        self._best = checkpoint.best()
+        self._merged: dict[str, np.ndarray] = {}  # split → counts of the last evaluation
+        self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
+        self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
+
+    @property
+    def _mark(self) -> str:
+        return "PHANTOM " if self.census and self.census.phantom else ""
+
+    def resume(self, saved: Saved) -> None:
+        """Takes over the records of an earlier job."""
+        self._first = saved.done
+        self._records.restore(saved.records)
+        said = [d["value"]["untrained"] for d in self._records.decisions if d["what"] == UNTRAINED]
+        self._untrained = bool(said and said[-1])
+        self._records.decision("resumed", {"at_round": saved.done})
+        if saved.changes:
+            self._records.decision("changed", saved.changes)
+            self.warn(f"the run goes on with other settings, as allow_changes says: {', '.join(saved.changes)}")
+        if saved.damaged:
+            self._records.decision("checkpoint_damaged", {"at_round": saved.done})
+            self.warn(f"the newest checkpoint is damaged; the run goes on from that after round {saved.done}")
+
+    def start(self, described: Mapping) -> None:
+        """Writes ``run.json``."""
+        self._records.start(described)
+        self._progress.begin(described, self.census.kind.unit)
+        self._draw()
+
+    def _draw(self, **facts: object) -> None:
+        """Brings the picture of the run up to date with the records."""
+        lines = self._records
+        self._progress.tell(
+            **curves(lines.metric_lines),
+            repairs=repaired(lines.latest_repairs, self._classes),
+            decisions=last_decisions(lines.decisions),
+            **facts,
+        )
+
+    def dump(self) -> str:
+        """Everything so far, for the checkpoint."""
+        return self._records.dump()
+
+    def decision(self, what: str, value: object, round_num: int | None) -> None:
+        """Adds a line to ``decisions.jsonl``."""
+        self._records.decision(what, value, round_num)
+        if what == "refused":
+            self._progress.refused(value["site"])
+        self._progress.tell(decisions=last_decisions(self._records.decisions))
+
+    def warn(self, text: str) -> None:
+        """A sentence in the log."""
+        LOG.warning("%s%s", self._mark, text)
+
+    def moved(self, moved: bool, round_num: int) -> None:
+        """Notes whether a round changed the global model; while none has, no file of a model belongs to the metrics.
+
+        Args:
+            moved: whether a site sent another model than the one that it was sent.
+            round_num: the round.
+        """
+        if not moved and self._untrained is None:
+            self._untrained = True
+            why = "every site sent back the model that it received; metrics are of that one or of the sites' own"
+            self.decision(UNTRAINED, {"untrained": True, "reason": why}, round_num)
+        elif moved and self._untrained:
+            self.decision(UNTRAINED, {"untrained": False}, round_num)
+        if moved:
+            self._untrained = False
+
+    def annotators(self, present: Collection[str], round_num: int) -> None:
+        """Names the classes of which no annotator took part in a round; the model forgets them while that lasts."""
+        known = [self.census.known(site) for site in present]
+        missing = [c for c, found in zip(self._classes, np.any(known, axis=0), strict=True) if not found]
+        if missing != self._without_annotator:
+            self._without_annotator = missing
+            self.decision("classes_without_annotator", missing, round_num)
+            words = "every class has an annotator again"
+            if missing:
+                words = f"no site that annotates {', '.join(missing)} took part"
+            LOG.warning("%sround %d: %s", self._mark, round_num + 1, words)
+
+    def results(
+        self, results: Mapping[str, SiteResult], round_num: int, stage: str, model: Mapping, seconds: float
+    ) -> dict:
+        """Merges counts into metrics, keeps the best model and writes everything down.
+
+        Args:
+            results: site → valid result.
+            round_num: rounds that the evaluated model has seen.
+            stage: the paper's word.
+            model: the model that was evaluated.
+            seconds: since the question.
+
+        Returns:
+            split → metrics.
+        """
+        counted = [r.counts for r in results.values()]
+        merged = {k: sum(c[k] for c in counted if k in c) for k in sorted({k for c in counted for k in c})}
+        self._merged = merged or self._merged
+        metrics = {split: self.census.kind.metrics(*self._with_val(split)) for split in merged}
+        for split, measured in metrics.items():
+            self._records.metrics(round_num, stage, split, measured, seconds)
+            for name, value in measured["macro"].items():
+                if value is not None:
+                    self._stream(f"{split}/{name}", value, round_num)
+        if private := {site: dict(result.privacy) for site, result in results.items() if result.privacy}:
+            self.decision("privacy", private, round_num + 1)
+        for site, result in results.items():
+            if result.repairs:
+                done = round_num if stage == EVALUATE else round_num + 1  # a round repairs before it trains
+                facts = self.census.facts[site]
+                repairable = self.census.kind.repairable(facts.annotated, facts.positives)
+                self._records.repairs(done, site, self._classes, ~repairable, result.repairs)
+            if stage != EVALUATE and not result.privacy:  # whose mean loss stays there
+                self._stream(f"loss/{site}", result.loss, round_num)
+        self._keep_best(metrics, round_num, model)
+        self._records.write()
+        self._draw()
+        return metrics
+
+    def _with_val(self, split: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Counts of a split in the last evaluation, and those that choose thresholds for it, of another split."""
+        return self._merged[split], self._merged.get("val") if split != "val" else None
+
+    def _keep_best(self, metrics: Mapping[str, Mapping], round_num: int, model: Mapping) -> None:
+        if round_num == 0 or self._untrained:
+            return  # an untrained model may be the luckiest one of a small split
+        # A split in which no class has both labels cannot choose; that does not change from round to round.
+        metric = self.census.kind.best_metric
+        measured = ((k, metrics[k]["macro"][metric]) for k in BEST_SPLITS if k in metrics)
+        split, value = next((found for found in measured if found[1] is not None), (None, None))
+        # A repeated round replaces its own.
+        if split is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1]):
+            self._best = (value, round_num)
+            self._checkpoint.save_best(value, round_num, model)
+            self.decision("best_model", {metric: value, "split": split}, round_num)
+
+    def progress(
+        self, round_num: int, num_rounds: int, stage: str, metrics: Mapping, sites: int, seconds: float
+    ) -> None:
+        """One line about a round."""
+        elapsed = time.monotonic() - self._started
+        remaining = elapsed / (round_num + 1 - self._first) * (num_rounds - round_num - 1)
+        self._progress.tell(done=round_num + 1, elapsed=round(elapsed, 1), remaining=round(remaining, 1))
+        split = "test" if "test" in metrics else next(iter(metrics), None)
+        values = metrics[split]["macro"] if split else {}
+        known = {k: v for k, v in values.items() if v is not None and k not in ASIDE}
+        shown = " ".join(f"{k.upper() if k != 'map' else 'mAP'} {v:.3f}" for k, v in known.items())
+        LOG.info(
+            "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s",
+            self._mark,
+            round_num + 1,
+            num_rounds,
+            stage,
+            f"{split} {shown}" if shown else "not evaluated",
+            sites,
+            seconds,
+            _clock(elapsed),
+            _clock(remaining),
+        )
+
+    def finish(self, files: dict[str, str]) -> None:
+        """Writes results and report and says where everything is.
+
+        Args:
+            files: what → file.
+        """
+        folder = self._records.folder
+        if self._untrained:  # what the metrics are about stayed at the sites
+            files = {k.replace("global", "untrained"): file for k, file in files.items()}
+        files = {**files, "records": str(folder)}
+        intervals = {split: self.census.kind.intervals(*self._with_val(split)) for split in self._merged}
+        self._records.finish(files, time.monotonic() - self._started, intervals=intervals)
+        write_report(folder)
+        for line in summary_text(folder).splitlines():
+            LOG.info("%s%s", "" if line.startswith("PHANTOM") else self._mark, line)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

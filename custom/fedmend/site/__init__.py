@@ -1,0 +1,1 @@
+"""What runs at a hospital. Nothing here imports the server."""

@@ -1,0 +1,137 @@
+"""What a job may ask of a site: memory of a training step, rounds, epochs, hours; the site's ``fedmend.json`` decides.
+
+The memory is estimated before any data are opened, by a forward pass without numbers (PyTorch's meta device) that adds
+up what the backward pass will need. ``docs/your_data.md`` says how near it comes to what is really used.
+"""
+
+import time
+
+import psutil
+import torch
+
+from fedmend.errors import FedMendError
+from fedmend.learning.networks import build_network
+from fedmend.method import RoundTask
+from fedmend.site.config import CONFIG_NAME, SiteConfig
+from fedmend.site.devices import free_bytes
+from fedmend.site.gpu_settings import BF16
+
+GB, HOUR = 1e9, 3600  # bytes, seconds
+HALF = 0.5  # on a GPU most of what is kept is in bfloat16
+MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments, a teacher, what was received
+
+
+def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
+    """Estimated memory of a training step in float32.
+
+    Args:
+        network: name of the backbone.
+        num_classes: C.
+        images: in a batch.
+        edge: length of an image in pixels.
+
+    Returns:
+        Bytes: the weights :data:`MODELS` times, the images twice, all tensors kept for the backward pass, and twice the
+        largest of these, for the gradients on their way.
+
+    Raises:
+        FedMendError: unknown network, or one that cannot be built, or cannot take images of this size, without numbers.
+    """
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
+    try:
+        with torch.device("meta"):
+            model = build_network(network, num_classes).train()
+            batch = torch.empty((images, model.channels, edge, edge))
+        weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights:
+                kept[storage._cdata] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            outputs = model(batch)
+    except FedMendError:
+        raise
+    except Exception as e:  # libraries raise many types, e.g. for a pooling of 7 x 7 on a map of 2 x 2
+        raise FedMendError(
+            f"job variables network, image_size: expected a network that takes images of {edge} x {edge} pixels in a"
+            f" trial without numbers, got {network}, which fails with {type(e).__name__}"
+        ) from None
+    sizes = [storage.nbytes() for storage in kept.values()]
+    held = sum(tensor.nbytes for tensor in model.state_dict().values())
+    return MODELS * held + 2 * batch.nbytes + sum(sizes) + 2 * max(sizes, default=0) + sum(o.nbytes for o in outputs)
+
+
+def check_step(name: str, config: SiteConfig, device: torch.device, need: float) -> None:
+    """Refuses a job whose training step needs more memory than the site gives it.
+
+    Args:
+        name: the site's name.
+        config: its settings.
+        device: where training happens.
+        need: bytes of the step, see :func:`step_bytes`.
+
+    Raises:
+        FedMendError: they are above ``memory_gb``, or where that is 0 above the memory that is free now.
+    """
+    if device.type == "cuda" and config.gpu.precision == BF16:
+        need *= HALF
+    limit, word = config.memory_gb * GB, f"memory_gb of this site's {CONFIG_NAME}"
+    if not limit:
+        limit, word = _free(device, config), "free at this site"
+    if need > limit:
+        raise FedMendError(
+            f"{name}: job variables network, batch_size, image_size: expected a training step of at most"
+            f" {limit / GB:.1f} GB ({word}), got one of about {need / GB:.1f} GB"
+        )
+
+
+def _free(device: torch.device, config: SiteConfig) -> float:
+    return free_bytes(device, config.gpu) if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def check_order(name: str, config: SiteConfig, task: RoundTask, epochs: int) -> None:
+    """Refuses a job of more rounds or epochs than the site takes part in.
+
+    Args:
+        name: the site's name.
+        config: its settings.
+        task: what the server asks.
+        epochs: of a round.
+
+    Raises:
+        FedMendError: names the job's setting and the site's.
+    """
+    rounds = max(task.total_rounds, task.round_num)
+    for setting, asked, field in (("num_rounds", rounds, "max_rounds"), ("local_epochs", epochs, "max_epochs")):
+        most = getattr(config, field)
+        if most and asked > most:
+            raise FedMendError(
+                f"{name}: job variable {setting}: expected at most {most} ({field} of this site's {CONFIG_NAME}), got"
+                f" {asked}"
+            )
+
+
+class Clock:
+    """How long a job has been at work at a site; it begins when it is made."""
+
+    def __init__(self):
+        self._began = time.monotonic()
+
+    def over(self, config: SiteConfig) -> bool:
+        """Whether the site's ``max_hours`` are over."""
+        return bool(config.max_hours) and time.monotonic() - self._began > config.max_hours * HOUR
+
+    def check(self, name: str, config: SiteConfig) -> None:
+        """Refuses to go on when the hours are over.
+
+        Raises:
+            FedMendError: says which setting decides.
+        """
+        if self.over(config):
+            raise FedMendError(
+                f"{name}: expected a job of at most {config.max_hours:g} hours (max_hours of this site's"
+                f" {CONFIG_NAME}), got a longer one"
+            )

@@ -1,0 +1,179 @@
+"""What a site promises its patients about differential privacy, and the account of what it has spent.
+
+The promise, which each site makes for itself (``privacy`` in its ``fedmend.json``): whatever the server sends, and
+whatever it works out from all that the site has ever answered with this setting, it learns hardly more about any one
+patient than if that patient had not taken part: (epsilon, delta)-differential privacy under adding or removing all
+training images of one patient.
+
+Why DP-SGD at the site (Abadi et al., CCS 2016) and not one clipped and noised update per site (DP-FedAvg, McMahan et
+al., ICLR 2018): there the unit is the site, and noise that hides one site of five leaves no model. Here the unit is a
+patient; where the manifest has no patients, an image. The gradient of each patient is clipped, noise is added to the
+sum of every step before the optimiser sees it (:mod:`fedmend.learning.patient_steps`), so the update that leaves, its
+history and any average of it are covered. Everything else that a site computes from patients stays there.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmend.basics.files import locked, write_text
+from fedmend.errors import FedMendError
+
+FOLDER = ".privacy"  # in state_dir, beside the folders of runs, whose names start with a letter or number
+SMALLEST_NOISE = 0.1  # less protects nobody, and its epsilon may not be a finite number
+LARGEST = 1e9
+PATIENCE = 30.0  # seconds until another job of this site has written the account
+FIELDS = ("clip", "noise_multiplier", "delta", "max_epsilon")
+TOLD = ("epsilon", "delta", "clip", "noise_multiplier")  # what a site's answer says of its privacy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The site's policy.
+
+    Attributes:
+        clip: largest L2 norm of the gradient of one patient.
+        noise_multiplier: standard deviation of the noise on the sum of gradients, in units of ``clip``.
+        delta: chance that the promise fails; 0: a tenth of 1 / number of patients.
+        max_epsilon: what all jobs together may spend at this site; 0: no limit.
+    """
+
+    clip: float
+    noise_multiplier: float
+    delta: float = 0.0
+    max_epsilon: float = 0.0
+
+
+def read_privacy(raw: object, where: str) -> Privacy | None:
+    """The field ``privacy`` of ``fedmend.json``.
+
+    Args:
+        raw: its value; None where the field is missing.
+        where: first words of a message.
+
+    Raises:
+        FedMendError: names what is missing, unknown or out of range.
+    """
+    if raw is None:
+        return None
+    needed = set(FIELDS[:2])
+    if not isinstance(raw, Mapping) or not needed <= set(raw) <= set(FIELDS):
+        raise FedMendError(
+            f"{where}, field privacy: expected an object with clip and noise_multiplier, and perhaps delta and"
+            " max_epsilon, got another"
+        )
+    lowest = {"noise_multiplier": SMALLEST_NOISE}
+    for name, value in raw.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LARGEST
+        if not number or value < lowest.get(name, 0) or (name == "delta" and value >= 1):
+            least = f"at least {SMALLEST_NOISE}" if name == "noise_multiplier" else "above 0"
+            least += " and below 1" if name == "delta" else ""
+            raise FedMendError(f"{where}, field privacy.{name}: expected a number {least}, got another")
+    return Privacy(**{name: float(value) for name, value in raw.items()})
+
+
+class Account:
+    """What a site has spent over all rounds of all jobs, on its disk; no job can reset it.
+
+    Args:
+        state_dir: of the site.
+        site: its name.
+        privacy: its policy.
+        patients: P, training patients of the job at hand; fixes the default of delta.
+
+    Raises:
+        FedMendError: the package opacus is missing, or the account cannot be read.
+    """
+
+    def __init__(self, state_dir: Path, site: str, privacy: Privacy, patients: int):
+        try:
+            from opacus.accountants import RDPAccountant
+        except ImportError:
+            raise FedMendError(
+                f"{site}: local/fedmend.json, field privacy: expected the package opacus at this site"
+                " (pip install opacus), not found"
+            ) from None
+        self._accountant = RDPAccountant
+        self._file, self._site, self._privacy = state_dir / FOLDER / f"{site}.json", site, privacy
+        self.delta = privacy.delta or 1 / (10 * patients)
+        self._read()
+
+    def epsilon(self, rate: float = 0.0, steps: int = 0) -> float:
+        """What has been spent and, with ``steps`` at a sampling ``rate``, what it would be after them."""
+        return self._epsilon([*self._read(), (self._privacy.noise_multiplier, rate, steps)])
+
+    def spend(self, rate: float, steps: int) -> float:
+        """Writes steps down before they are made, so that no crash and no repeated round is for free.
+
+        Args:
+            rate: chance of a patient to be in a step.
+            steps: number of steps.
+
+        Returns:
+            Epsilon of all that has been spent.
+
+        Raises:
+            FedMendError: more than ``max_epsilon``; nothing is spent then.
+        """
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self._file.with_suffix(".lock"), patience=PATIENCE) as alone:
+            if not alone:
+                raise FedMendError(f"{self._site}: privacy: expected to write the account of this site, got no lock")
+            after = _merged([*self._read(), (self._privacy.noise_multiplier, rate, steps)])
+            self.check(epsilon := self._epsilon(after))
+            write_text(self._file, json.dumps({"spent": after}) + "\n")
+        return epsilon
+
+    def check(self, epsilon: float) -> None:
+        """Refuses more than the policy allows.
+
+        Raises:
+            FedMendError: says the limit and what would be spent.
+        """
+        if 0 < self._privacy.max_epsilon < epsilon:
+            raise FedMendError(
+                f"{self._site}: privacy: expected to stay within max_epsilon {self._privacy.max_epsilon:g} over all"
+                f" jobs of this site, got {epsilon:.3g} with one more round; it trains no more until its policy changes"
+            )
+
+    def told(self, epsilon: float) -> dict[str, float]:
+        """What the server learns about the promise."""
+        policy = self._privacy
+        values = (epsilon, self.delta, policy.clip, policy.noise_multiplier)
+        return dict(zip(TOLD, values, strict=True))
+
+    def _epsilon(self, spent: list[tuple[float, float, int]]) -> float:
+        accountant = self._accountant()
+        accountant.history = [part for part in spent if part[2]]
+        if not accountant.history:
+            return 0.0
+        with warnings.catch_warnings():  # a bound from the edge of the orders is still a bound
+            warnings.simplefilter("ignore")
+            return float(accountant.get_epsilon(self.delta))
+
+    def _read(self) -> list[tuple[float, float, int]]:
+        try:
+            spent = [
+                (float(noise), float(rate), int(steps))
+                for noise, rate, steps in json.loads(self._file.read_text(encoding="utf-8"))["spent"]
+            ]
+            if not all(0 < noise < LARGEST and 0 < rate <= 1 and steps > 0 for noise, rate, steps in spent):
+                raise ValueError
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError, KeyError, OverflowError):
+            raise FedMendError(
+                f"{self._site}: state_dir, account of the privacy spent: expected what FedMend wrote, got a damaged"
+                " file; restore it from a backup"
+            ) from None
+        return spent
+
+
+def _merged(spent: list[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+    """One entry for all steps of the same noise and rate: their order does not matter."""
+    total: dict[tuple[float, float], int] = {}
+    for noise, rate, steps in spent:
+        total[noise, rate] = total.get((noise, rate), 0) + steps
+    return [(noise, rate, steps) for (noise, rate), steps in total.items()]

@@ -1,0 +1,139 @@
+"""A site that keeps differential privacy: its account, and what then stays there.
+
+The promise is in :mod:`fedmend.site.privacy`, the noisy steps in :mod:`fedmend.learning.patient_steps`.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmend.data.site import Split
+from fedmend.errors import FedMendError
+from fedmend.learning.networks import NETWORKS, build_network
+from fedmend.learning.patient_steps import PatientSteps, patients_of
+from fedmend.messages import SiteResult
+from fedmend.method import LocalMethod
+from fedmend.site.privacy import Account, Privacy
+
+LOG = logging.getLogger("fedmend.executor")
+
+
+class PrivateSite:
+    """The steps of a site that keeps differential privacy, and the account of them.
+
+    Args:
+        site: site name.
+        privacy: its policy.
+        state_dir: where its account is.
+        train: training split.
+        batch_size: of the job.
+
+    Raises:
+        FedMendError: as :class:`fedmend.site.privacy.Account`.
+    """
+
+    def __init__(self, site: str, privacy: Privacy, state_dir: Path, train: Split, batch_size: int):
+        patients = patients_of(train.table)
+        self.steps = PatientSteps(privacy, patients, batch_size)
+        self._site, self._account = site, Account(state_dir, site, privacy, len(patients))
+        unit = "patient" if any(train.table.patients) else "image"
+        self._words = f"(delta {self._account.delta:.3g}, the unit is one {unit}, all jobs of this site so far)"
+
+    def announce(self, epochs: int, rounds: int) -> dict[str, float]:
+        """Says in the site's log what a job will cost; refuses it where not even a round is left.
+
+        Args:
+            epochs: per round.
+            rounds: of the job.
+
+        Returns:
+            What the server learns.
+        """
+        account, steps = self._account, self.steps.per_epoch * epochs
+        account.check(account.epsilon(self.steps.rate, steps))
+        now, then = account.epsilon(), account.epsilon(self.steps.rate, steps * rounds)
+        LOG.info("%s: privacy: epsilon %.3g, after this job %.3g %s", self._site, now, then, self._words)
+        return account.told(now)
+
+    def spend(self, epochs: int) -> dict[str, float]:
+        """Writes the steps of a round into the account; to be called before them.
+
+        Args:
+            epochs: of the round.
+
+        Returns:
+            What the server learns.
+        """
+        epsilon = self._account.spend(self.steps.rate, self.steps.per_epoch * epochs)
+        LOG.info("%s: privacy: epsilon %.3g with this round %s", self._site, epsilon, self._words)
+        return self._account.told(epsilon)
+
+
+def check_bearable(site: str, method: LocalMethod, network: str, *, decay: str = "coupled") -> None:
+    """Refuses a job under which the promise would not hold.
+
+    Args:
+        site: site name for messages.
+        method: client half of the job's method.
+        network: name of its network.
+        decay: how its weight decay acts, see :class:`fedmend.learning.training.LocalTrainer`.
+
+    Raises:
+        FedMendError: a method whose loss or reports use other patients, a network with BatchNorm, or a decay that asks
+            which rows have a gradient: with noise, all of them have one.
+    """
+    where = f"{site}: local/fedmend.json, field privacy"
+    if not method.patients_apart:
+        raise FedMendError(
+            f"{where}: expected a job of federated averaging in which patients count one by one (variant"
+            f" fedavg_private), got {type(method).__name__}"
+        )
+    if decay == "supervised":
+        raise FedMendError(
+            f"{where}: expected a job with decay coupled or decoupled, got supervised, which noise turns into coupled"
+        )
+    with torch.device("meta"):
+        model = build_network(network, 2)
+    batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    if batch_norm or any(name.rpartition(".")[2].startswith("running_") for name, _ in model.named_buffers()):
+        example = f"{network}_gn" if network in NETWORKS else "resnet18_gn"
+        raise FedMendError(
+            f"{where}: expected a network with GroupNorm, e.g. {example}, got {network}, whose BatchNorm mixes patients"
+        )
+
+
+def withhold(result: SiteResult) -> SiteResult:
+    """What of an answer may leave under the promise: the noisy weights, sizes that count as known, and the promise.
+
+    Numbers computed from patients stay: mean loss, evaluation counts, repairs, report. In the census, positives per
+    class become 1 for each class that has a column.
+    """
+    census = dict(result.census)
+    if census:
+        census["positives"] = census["annotated"].astype(np.int64)
+        census["sizes"] = {"train": census["sizes"]["train"]}
+    return replace(result, loss=0.0, report={}, counts={}, repairs={}, census=census)
+
+
+def check_withheld(result: SiteResult, *, weights: bool) -> None:
+    """Refuses an answer that has more in it than :func:`withhold` leaves.
+
+    Args:
+        result: what is about to leave.
+        weights: whether weights go with it.
+
+    Raises:
+        FedMendError: names the first part.
+    """
+    parts = {"loss": result.loss, "report": result.report, "counts": result.counts, "repairs": result.repairs}
+    parts["weights without noise"] = weights and not result.privacy
+    if result.census:
+        parts["positives"] = (result.census["positives"] != result.census["annotated"]).any()
+        parts["sizes"] = set(result.census["sizes"]) - {"train"}
+    for name, value in parts.items():
+        if value:
+            raise FedMendError(f"{result.site}: privacy: expected {name} to stay at this site, got some")

@@ -1,0 +1,1 @@
+"""Many runs of one job: which, for how long, and their tables."""

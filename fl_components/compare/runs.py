@@ -1,0 +1,307 @@
+"""Comparisons: a job and rows of variants or settings over several seeds, each run without FLARE and kept."""
+
+import contextlib
+import itertools
+import json
+import re
+import tempfile
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import fedmend
+from fedmend.basics.files import locked, write_text
+from fedmend.errors import FedMendError
+from fedmend.local.metering import Meter
+from fl_components.compare.budget import Budget
+from fl_components.compare.cluster import connected
+from fl_components.job.arguments import has, job_settings, parse_assignments
+from fl_components.job.folder import configure_job, job_parts, read_job
+from fl_components.run.local import run_local
+from fl_components.run.progress import Lines
+from fl_components.run.simulate import RUN_FOLDER
+
+SEED = "{SEED}"  # in a setting, as {SITE_NAME} in paths of fedmend.json
+PLACES = ("cache_dir", "state_dir")  # fields of fedmend.json on which no number depends
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and on what.
+
+    Attributes:
+        job: job folder; as it is, it makes the first row.
+        rows: words of the other rows: variants and settings joined by ``+``, e.g. ``paper+fedavg`` or
+            ``fedavg+learning_rate=0.001``.
+        seeds: of the runs of each row.
+        variants: variants of all rows.
+        words: ``name=value`` of all rows that have the setting, the first one must; ``{SEED}`` in a value becomes the
+            seed.
+        site_words: ``field=value`` of ``fedmend.json``; ``{SEED}`` as in ``words``.
+        sites: see :func:`fl_components.job.folder.configure_job`.
+        run_name: first word of the names of all runs, before those of their variants; "": the job's.
+    """
+
+    job: Path
+    rows: Sequence[str]
+    seeds: Sequence[int]
+    variants: Sequence[str] = ()
+    words: Sequence[str] = ()
+    site_words: Sequence[str] = ()
+    sites: int = 0
+    run_name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One run of a comparison: its row and seed, its workspace, and what :func:`run_local` is given for it."""
+
+    row: str
+    seed: int
+    workspace: Path
+    job: Path
+    given: Mapping[str, object]
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.row}, seed {self.seed}"
+
+    @property
+    def marker(self) -> Path:
+        """The file that says what has run; it is there when the run is complete."""
+        return self.workspace.with_name(self.workspace.name + ".json")
+
+    @property
+    def cost_file(self) -> Path:
+        """The file that says what the run cost; runs of earlier versions have none."""
+        return self.workspace.with_name(self.workspace.name + ".cost.json")
+
+    def cost(self) -> dict:
+        """What the run cost, by :class:`fedmend.local.metering.Meter` and :func:`effort`; empty where unknown."""
+        return json.loads(self.cost_file.read_text(encoding="utf-8")) if self.cost_file.is_file() else {}
+
+    def wanted(self) -> str:
+        """Content of the marker: settings and FedMend's version. The numbers also depend on data and weights files.
+
+        Raises:
+            FedMendError: see :func:`fl_components.job.folder.configure_job`.
+        """
+        given = self.given
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "job"
+            configure_job(self.job, out, given["variables"], variants=given["variants"], sites=given["sites"])
+            files = sorted([out / "meta.json", *out.glob("*/config/*.json")])
+            content = {str(file.relative_to(out)): json.loads(file.read_text(encoding="utf-8")) for file in files}
+        content["fedmend"] = fedmend.__version__
+        content["fedmend.json"] = {k: v for k, v in given["site_settings"].items() if k not in PLACES}
+        return json.dumps(content, indent=2) + "\n"
+
+
+def cases(comparison: Comparison, out: Path) -> list[Case]:
+    """The runs of a comparison, seed after seed.
+
+    Args:
+        comparison: what is compared.
+        out: every run has a workspace ``out/<row>/seed-<seed>``.
+
+    Raises:
+        FedMendError: no job that trains, or two rows of one name.
+    """
+    rows = [str(read_job(comparison.job).run.get("method") or "method"), *comparison.rows]
+    if len(set(rows)) < len(rows):
+        raise FedMendError(f"--rows: expected different rows, none of them {rows[0]}, got {','.join(rows[1:])}")
+    chosen = {row: (*comparison.variants, *(w for w in row.split("+") if "=" not in w)) for row in rows[1:]}
+    chosen = {rows[0]: tuple(comparison.variants), **chosen}
+    components = {row: job_parts(comparison.job, variants=variants) for row, variants in chosen.items()}
+    found = []
+    for seed, row in itertools.product(comparison.seeds, rows):
+        common = [w for w in comparison.words if row == rows[0] or has(w.partition("=")[0], components[row])]
+        named = {"run_name": "_".join([comparison.run_name, *chosen[row]])} if comparison.run_name else {}
+        settings = _assigned([*common, *(w for w in row.split("+") if "=" in w)], seed)
+        given = {
+            "variables": named | settings | {"seed": seed},
+            "variants": chosen[row],
+            "sites": comparison.sites,
+            "site_settings": _assigned(comparison.site_words, seed),
+        }
+        workspace = out / re.sub(r"[^\w.=+-]", "_", row) / f"seed-{seed}"
+        found.append(Case(row, seed, workspace, comparison.job, given))
+    return found
+
+
+def _assigned(words: Sequence[str], seed: int) -> dict[str, object]:
+    return parse_assignments([word.replace(SEED, str(seed)) for word in words])
+
+
+def compare(
+    comparison: Comparison,
+    out: Path,
+    *,
+    processes: int = 1,
+    cluster: str = "",
+    budget: Budget | None = None,
+    show: Callable[[str], None] = print,
+    progress: Lines | None = None,
+) -> dict[str, list[Path]]:
+    """Makes the runs of a comparison that an earlier call has not made, all rows of a seed before the next seed.
+
+    Args:
+        comparison: what is compared.
+        out: folder of the runs; a new one or that of earlier comparisons.
+        processes: runs at the same time.
+        cluster: address of a Dask scheduler, whose workers make the runs; "": this machine does.
+        budget: time for this call.
+        show: gets a line after each run.
+        progress: takes its place.
+
+    Returns:
+        row → run folders, one per seed; first the job's own row. Seeds that the budget has left incomplete are not
+        among them.
+
+    Raises:
+        FedMendError: a row that the job cannot be given, a run in ``out`` with other settings, of another version or at
+            work, or one that failed; a budget too small for one seed; the others that are or become complete are kept.
+    """
+    found, budget, progress = cases(comparison, out), budget or Budget(), progress or Lines(show)
+    wanted = {case: case.wanted() for case in found}  # every mistake before the first run
+    with locked(out / "in_use", patience=0) as alone:
+        if not alone:
+            raise FedMendError("--out: expected no other comparison at work in it, there is one")
+        todo = {case: content for case, content in wanted.items() if not _is_done(case, content)}
+        with connected(cluster, out) if cluster else _pool(processes) as (pool, width):
+            left = _make(found, todo, pool, width, budget, progress)
+    whole = _whole(found, excepting=left)
+    if not whole:
+        raise FedMendError("--budget: expected time for all rows of one seed, it ran out; complete runs are kept")
+    rows = dict.fromkeys(case.row for case in found)
+    return {row: [c.workspace / RUN_FOLDER for c in found if c.row == row and c.seed in whole] for row in rows}
+
+
+def _make(
+    found: Sequence[Case], todo: Mapping[Case, str], pool: Executor, width: int, budget: Budget, progress: Lines
+) -> set[Case]:
+    """Makes the runs that are to do, and returns those for which there was no time."""
+    for case in found:
+        if case not in todo and (seconds := case.cost().get("seconds")):
+            budget.note(case.row, seconds)
+    if not _whole(found, excepting=todo):
+        first = next(iter(todo)).seed
+        budget.check([case.row for case in todo if case.seed == first], width)
+    left = set(todo)
+    progress.begin(len(found), len(found) - len(todo))
+    try:
+        for case, cost in _run_all(todo, pool, width, budget):
+            left.remove(case)
+            budget.note(case.row, cost["seconds"])
+            progress.advance(case.name, len(left), budget.together([c.row for c in left], width))
+    finally:
+        progress.end()
+    return left
+
+
+def _whole(found: Sequence[Case], *, excepting: Container[Case]) -> list[int]:
+    """Seeds all of whose runs are complete."""
+    missing = {case.seed for case in found if case in excepting}
+    return [seed for seed in dict.fromkeys(case.seed for case in found) if seed not in missing]
+
+
+def _is_done(case: Case, wanted: str) -> bool:
+    if not case.marker.is_file():
+        return False
+    if case.marker.read_text(encoding="utf-8") != wanted:
+        raise FedMendError(
+            f"--out: expected new runs or the same ones, got one of {case.name}, with other settings or of another"
+            " version of FedMend"
+        )
+    return True
+
+
+@contextlib.contextmanager
+def _pool(processes: int) -> Iterator[tuple[Executor, int]]:
+    """What takes runs, and how many at the same time."""
+    if processes < 2:
+        yield _Here(), 1
+        return
+    # spawn: the parent may hold threads, which a forked process does not survive reliably
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        try:
+            yield pool, processes
+        except BrokenProcessPool:
+            raise FedMendError("--processes: expected runs to end by themselves, one was killed (memory?)") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _Here(Executor):
+    """Makes a run at once, in this process."""
+
+    def submit(self, work, /, *given):
+        """See :class:`Executor`."""
+        task = Future()
+        try:
+            task.set_result(work(*given))
+        except Exception as e:
+            task.set_exception(e)
+        return task
+
+
+def _run_all(
+    todo: Mapping[Case, str], pool: Executor, width: int, budget: Budget
+) -> Iterator[tuple[Case, Mapping[str, object]]]:
+    """The cases as they become complete, in time, with what they cost."""
+    waiting, running = deque(todo), {}
+    while True:
+        while waiting and len(running) < width and budget.fits(waiting[0].row):
+            case = waiting.popleft()
+            running[pool.submit(_run, case, todo[case])] = case
+        if not running:
+            return
+        for task in wait(running, return_when=FIRST_COMPLETED).done:
+            case = running.pop(task)
+            yield case, task.result()
+
+
+def _run(case: Case, content: str) -> dict:
+    """Makes a run and writes its marker: also when another one has failed meanwhile, and nobody waits any more.
+
+    Args:
+        case: the run.
+        content: of the marker.
+
+    Returns:
+        What it cost, see :meth:`Case.cost`.
+    """
+    case.workspace.parent.mkdir(parents=True, exist_ok=True)  # for the log beside it
+    try:
+        with Meter() as meter:
+            run_local(case.job, case.workspace, threads=1, quiet=True, meter=meter, **case.given)
+    except FedMendError as e:
+        raise FedMendError(f"{case.name}: {e}") from None
+    cost = meter.measured() | {"effort": effort(json.loads(content))}
+    write_text(case.cost_file, json.dumps(cost, indent=2) + "\n")
+    write_text(case.marker, content)
+    return cost
+
+
+def effort(configured: Mapping[str, object]) -> dict[str, object]:
+    """What a site is asked to do in a round, by the settings of a job.
+
+    Args:
+        configured: file → content, as in a marker.
+
+    Returns:
+        ``unit``: optimiser steps where the job has ``local_iterations``, otherwise epochs; ``per_round``.
+    """
+    sides = [
+        next((content for file, content in configured.items() if file.endswith(f"config_fed_{side}.json")), {})
+        for side in ("client", "server")
+    ]
+    settings = job_settings(*sides)
+    if "local_iterations" in settings:
+        return {"unit": "steps", "per_round": settings["local_iterations"]}
+    return {"unit": "epochs", "per_round": settings.get("local_epochs", 1)}

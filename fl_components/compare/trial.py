@@ -1,0 +1,182 @@
+"""What can be known of the rows of a comparison before anything is trained: whether a method can learn from the data,
+and about how long its runs take."""
+
+import json
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import torch
+
+from fedmend.errors import FedMendError
+from fedmend.learning.networks import build_network
+from fedmend.learning.weights import weights_file
+from fedmend.local.local_federation import census_locally
+from fedmend.server.census import Census
+from fedmend.site.limits import GB, HALF, step_bytes
+from fl_components.compare.runs import Case
+from fl_components.job.folder import JobSettings, configure_job, read_job
+from fl_components.run.local import site_config
+from fl_components.run.simulate import lay_policy
+
+STEPS = 3  # that are measured, after one that warms up
+FORWARD = 1 / 3  # of a training step, an evaluation without gradients
+PROCESS = 1.0 * GB  # of a run, beside its training step
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step, as far as it costs time and memory."""
+
+    network: str
+    num_classes: int
+    images: int
+    edge: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is known of a row.
+
+    Attributes:
+        steps: training steps of a run at all sites, evaluations counted as parts of one.
+        step: one of them.
+    """
+
+    steps: float
+    step: Step
+
+
+def try_rows(cases: Sequence[Case], *, optional: bool) -> tuple[dict[str, Trial], dict[str, str]]:
+    """Opens the data of the first seed, once for each way in which rows read it, and asks every row whether it can
+    learn from them.
+
+    Args:
+        cases: one of each row, first the job's own.
+        optional: rows that cannot are left out, but for the first; otherwise they are refused.
+
+    Returns:
+        Row → trial, and row → why it is left out.
+
+    Raises:
+        FedMendError: one sentence about a row.
+    """
+    opened: dict[str, Census | FedMendError] = {}
+    trials, without = {}, {}
+    for case in cases:
+        try:
+            trials[case.row] = _try(case, opened)
+        except FedMendError as e:
+            if not optional or case is cases[0]:
+                raise FedMendError(f"{case.row}: {e}") from None
+            without[case.row] = str(e)
+    return trials, without
+
+
+def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
+    given = case.given
+    with tempfile.TemporaryDirectory() as folder:
+        configured, workspace = Path(folder) / "job", Path(folder) / "workspace"
+        configure_job(case.job, configured, given["variables"], variants=given["variants"], sites=given["sites"])
+        settings = read_job(configured)
+        workflow, method = settings.build(settings.workflow), settings.build(settings.method)
+        for package, extra in method.PACKAGES.items():
+            if find_spec(package) is None:
+                raise FedMendError(f"expected the package {package} (pip install fedmend[{extra}]), not found")
+        workflow.check_rounds(settings.run["num_rounds"])
+        workflow.check_sites(len(settings.sites))
+        lay_policy(workspace, given["site_settings"])
+        app, server, run = case.job.resolve() / settings.app.name, site_config(workspace, "server"), settings.run
+        weights_file(run.get("weights", ""), run["network"], app, server.weights_dir)
+        asked = (sorted(method.KINDS), method.patients_apart, settings.site, settings.run["network"])
+        key = json.dumps(asked, sort_keys=True)
+        if key not in opened:
+            opened[key] = _census(settings, method, workspace)
+    if isinstance(opened[key], FedMendError):
+        raise opened[key]
+    return Trial(run_steps(settings, opened[key].sizes), _step(settings))
+
+
+def _census(settings: JobSettings, method: object, workspace: Path) -> Census | FedMendError:
+    log = logging.getLogger("fedmend")
+    before = log.level
+    log.setLevel(logging.ERROR + 1)  # what a census says is in the log of each run
+    try:
+        return census_locally(
+            method=method,
+            run=settings.run,
+            site=settings.site,
+            sites=settings.sites,
+            workspace=workspace,
+            config_of=partial(site_config, workspace),
+        )
+    except FedMendError as e:
+        return e
+    finally:
+        log.setLevel(before)
+
+
+def run_steps(settings: JobSettings, sizes: Mapping[str, Mapping[str, int]]) -> float:
+    """Training steps of a run.
+
+    Args:
+        settings: of the job.
+        sizes: site → split → samples.
+    """
+    images, run, total = settings.site["batch_size"], settings.run, 0.0
+    for splits in sizes.values():
+        epochs = math.ceil(splits["train"] / images) * settings.site.get("local_epochs", 1)
+        total += run["num_rounds"] * settings.settings.get("local_iterations", epochs)
+        evaluated = sum(math.ceil(size / images) for name, size in splits.items() if name != "train")
+        total += FORWARD * evaluated * (run["num_rounds"] / run.get("eval_every", 1) + 1)
+    return total
+
+
+def _step(settings: JobSettings) -> Step:
+    site, run = settings.site, settings.run
+    return Step(run["network"], len(run["classes"]), site["batch_size"], site["image_size"])
+
+
+def estimates(trials: Mapping[str, Trial]) -> dict[str, float]:
+    """Row → about how many seconds a run takes, by a few steps of its network on random numbers."""
+    measured = {step: step_seconds(step) for step in {trial.step for trial in trials.values()}}
+    return {row: trial.steps * measured[trial.step] for row, trial in trials.items()}
+
+
+def step_seconds(step: Step) -> float:
+    """The fastest of a few training steps on random numbers, with one thread as in a run."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build_network(step.network, step.num_classes).to(device).train()
+    optimizer = torch.optim.Adam(model.parameters())
+    images = torch.rand(step.images, model.channels, step.edge, step.edge, device=device)
+    before, seconds = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for _ in range(STEPS + 1):
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            loss = model(images)[1].float().square().mean()
+            loss.backward()
+            optimizer.step()
+            loss.item()  # waits for a GPU
+            seconds.append(time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(before)
+    return min(seconds[1:])
+
+
+def fitting_processes(trials: Mapping[str, Trial]) -> int:
+    """Runs that cores and memory bear at the same time, at least one."""
+    need = max(step_bytes(t.step.network, t.step.num_classes, t.step.images, t.step.edge) for t in trials.values())
+    fitting = [len(os.sched_getaffinity(0)), psutil.virtual_memory().available / (PROCESS + need)]
+    if torch.cuda.is_available():
+        fitting.append(torch.cuda.mem_get_info()[0] / (PROCESS + HALF * need))
+    return max(1, int(min(fitting)))

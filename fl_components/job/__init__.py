@@ -1,0 +1,1 @@
+"""What a job folder says, and how it is changed."""

@@ -1,0 +1,202 @@
+"""Variants of jobs: files with settings and components that ``--variant`` puts in place of a job's own.
+
+``paper`` has every number of the paper. Another variant beside it says what is different, so paper gives way to it.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+from fl_components.job.arguments import Part, assign, has, parts
+from fl_components.job.table_entries import Entry, read_entry
+
+FOLDER = "variants"
+SHARED = Path(__file__).resolve().parents[2] / "jobs" / FOLDER  # of the checkout, for copies of jobs elsewhere
+PAPER = "paper"
+KEYS = ("about", "components", "set", "with_paper", "table")
+COMPONENT_KEYS = ("path", "args", "keep")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Content of a variant's file.
+
+    Attributes:
+        name: the file's name.
+        about: what it is, in a line.
+        components: id of a component → what takes its place: ``path``, ``args``, and ``keep``, the names of arguments
+            that keep the values that they have in the job.
+        set: setting → value, as for ``--set``.
+        with_paper: the same beside ``paper``, where it comes before ``set``.
+        own: it belongs to one job, not to all jobs of a problem.
+        table: its row in the paper's table; None: it has none.
+    """
+
+    name: str
+    about: str = ""
+    components: Mapping[str, Mapping] = field(default_factory=dict)
+    set: Mapping[str, object] = field(default_factory=dict)
+    with_paper: Mapping[str, object] = field(default_factory=dict)
+    own: bool = False
+    table: Entry | None = None
+
+
+def read_variant(file: Path, *, own: bool = False) -> Variant:
+    """Reads the file of a variant.
+
+    Args:
+        file: the file.
+        own: see :class:`Variant`.
+
+    Raises:
+        FedMendError: it does not parse, or has keys or values of another kind.
+    """
+    where = f"variant {file.stem}"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise FedMendError(f"{where}: expected a JSON file, got one that does not parse") from None
+    _check_keys(content, KEYS, where)
+    if not isinstance(content.get("about", ""), str):
+        raise FedMendError(f"{where}, about: expected text, got {content['about']!r}")
+    for key in ("components", "set", "with_paper"):
+        if not isinstance(content.get(key, {}), dict):
+            raise FedMendError(f"{where}, {key}: expected a mapping, got {content[key]!r}")
+    for name, component in content.get("components", {}).items():
+        _check_keys(component, COMPONENT_KEYS, f"{where}, component {name}")
+        kinds = {"path": str, "args": dict, "keep": list}
+        if "path" not in component or any(not isinstance(component[k], kinds[k]) for k in component):
+            raise FedMendError(f"{where}, component {name}: expected path, mapping args and list keep, got another")
+    if "table" in content:
+        content["table"] = read_entry(content["table"], where)
+    return Variant(file.stem, own=own, **content)
+
+
+def variants_of(job: Path, problem: str) -> dict[str, Variant]:
+    """Name → variant of all that a job has: those of its problem, and its own, which come before them.
+
+    Args:
+        job: job folder.
+        problem: the folder of variants that it shares with others, or "".
+
+    Raises:
+        FedMendError: see :func:`read_variant`.
+    """
+    job = job.resolve()
+    shared = [job.parent / FOLDER / problem, SHARED / problem] if problem else []
+    place = next((folder for folder in shared if folder.is_dir()), None)
+    files = {file.stem: (file, False) for file in (place.glob("*.json") if place else ())}
+    files |= {file.stem: (file, True) for file in (job / FOLDER).glob("*.json")}
+    return {name: read_variant(file, own=own) for name, (file, own) in sorted(files.items())}
+
+
+def choose(known: Mapping[str, Variant], names: Sequence[str]) -> list[Variant]:
+    """The variants of these names, always in the same order: those with settings alone, then those with components.
+
+    Args:
+        known: what :func:`variants_of` returns.
+        names: what the person typed.
+
+    Raises:
+        FedMendError: unknown name, or variants that contradict each other.
+    """
+    for name in names:
+        if name not in known:
+            raise FedMendError(f"--variant: expected one of {sorted(known)}, got {name!r}")
+    if len(set(names)) < len(names):
+        raise FedMendError(f"--variant: expected each variant once, got {','.join(names)}")
+    if PAPER in names:
+        known = {name: replace(v, set={**v.set, **v.with_paper}) for name, v in known.items()}
+    taken = {setting for name in names if name != PAPER for setting in _values(known[name])}
+    chosen = sorted(
+        (_without(known[name], taken) if name == PAPER else known[name] for name in names),
+        key=lambda v: (bool(v.components), not v.own, v.name),
+    )
+    given: dict[str, tuple[str, object]] = {}  # setting → first variant with it, value
+    replaced: dict[str, str] = {}  # component → variant
+    for variant in chosen:
+        for component in variant.components:
+            if other := replaced.get(component):
+                raise FedMendError(
+                    f"--variant: expected one variant that replaces the {component}, got {other} and {variant.name}"
+                )
+            replaced[component] = variant.name
+        for name, value in _values(variant).items():
+            other, first = given.setdefault(name, (variant.name, value))
+            if value != first:
+                values = f"{json.dumps(first)} of {other} and {json.dumps(value)} of {variant.name}"
+                raise FedMendError(f"--variant: expected one value of {name}, got {values}")
+    return chosen
+
+
+def apply(chosen: Sequence[Variant], client: Mapping, server: Mapping) -> None:
+    """Changes both configurations.
+
+    Settings are set before components are replaced, so that what a new component keeps has the value of the variants,
+    and again afterwards, for those that only the new ones have.
+
+    Args:
+        chosen: what :func:`choose` returns.
+        client: content of ``config_fed_client.json``.
+        server: content of ``config_fed_server.json``.
+
+    Raises:
+        FedMendError: a setting that the job has neither before nor after, a component or argument that it lacks, or a
+            variant without any effect.
+    """
+    known = {variant.name: _set(variant, parts(client, server)) for variant in chosen}
+    for variant in chosen:
+        for name, new in variant.components.items():
+            _replace(variant.name, name, new, client, server)
+    final = parts(client, server)
+    for variant in chosen:
+        found = _set(variant, final)
+        for name in variant.set:
+            if name not in {*known[variant.name], *found}:
+                assign(name, variant.set[name], final, word=f"--variant {variant.name}")  # says that it is unknown
+        if variant.set and not found and not variant.components:
+            others = ", ".join(v.name for v in chosen if v.components)
+            raise FedMendError(
+                f"--variant {variant.name}: expected a setting of the job with {others}, which has none of it"
+            )
+
+
+def _set(variant: Variant, among: Sequence[Part]) -> list[str]:
+    """Sets what there is; returns the names."""
+    found = [name for name in variant.set if has(name, among)]
+    for name in found:
+        assign(name, variant.set[name], among, word=f"--variant {variant.name}")
+    return found
+
+
+def _replace(variant: str, name: str, new: Mapping, client: Mapping, server: Mapping) -> None:
+    word = f"--variant {variant}, component {name}"
+    found = [c for config in (client, server) for c in config.get("components", []) if c.get("id") == name]
+    if not found:
+        raise FedMendError(f"{word}: expected in this job, not found")
+    (component,) = found
+    old = component.get("args", {})
+    if missing := [key for key in new.get("keep", []) if key not in old]:
+        raise FedMendError(f"{word}: expected {missing[0]} in the component whose place it takes, not found")
+    component["path"] = new["path"]
+    component["args"] = {**{key: old[key] for key in new.get("keep", [])}, **new.get("args", {})}
+
+
+def _without(variant: Variant, settings: Collection[str]) -> Variant:
+    """The variant without some of its settings."""
+    return replace(variant, set={name: value for name, value in variant.set.items() if name not in settings})
+
+
+def _values(variant: Variant) -> dict[str, object]:
+    """Every setting of a variant, those of its components too."""
+    args = [component.get("args", {}) for component in variant.components.values()]
+    return {name: value for values in (*args, variant.set) for name, value in values.items()}
+
+
+def _check_keys(content: object, keys: Sequence[str], where: str) -> None:
+    if not isinstance(content, dict):
+        raise FedMendError(f"{where}: expected a mapping with {', '.join(keys)}, got {content!r:.40}")
+    if unknown := sorted(set(content) - set(keys)):
+        raise FedMendError(f"{where}: expected the keys {', '.join(keys)}, got also {unknown[0]!r}")

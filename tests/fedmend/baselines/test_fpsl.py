@@ -1,0 +1,97 @@
+"""FPSL at a site: the head learns from one batch, the features from another one through the adapted head."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from torch_factories import TinyNetwork, make_site, make_task
+
+from fedmend.baselines.fpsl import FPSL
+from fedmend.methods.labelsets import LabelSetFedAvg
+
+POS_WEIGHT = np.array([2, 3], dtype=np.float32)
+MULTI = [[1, -1], [0, -1], [1, -1], [0, -1]]  # class 1 is unknown
+
+
+def order(round_num=0):
+    return make_task(round_num=round_num, pos_weight=POS_WEIGHT)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """No augmentation."""
+    monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
+
+
+def gradients(method, net, site, index):
+    """Loss and gradients by name."""
+    loss = method.start(net, order(), site).loss(torch.tensor(index))
+    loss.backward()
+    return loss.item(), {name: p.grad.numpy() for name, p in net.named_parameters()}
+
+
+def softmax(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def test_the_head_learns_from_the_first_batch_and_the_features_from_the_second(site_of, make_net, plain):
+    labels, eta = np.array([0, 1, 0, 0]), 0.7
+    net, site = make_net(2), site_of(labels, classes=2)
+    weight, bias = (p.detach().double().numpy().copy() for p in net.classifier.parameters())
+    loss, gradient = gradients(FPSL(local_iterations=1, inner_rate=eta), net, site, [0, 1, 2, 3])
+    v = 10 * np.arange(4) / 255
+    features, wanted = np.stack([v, 1 - v], 1), np.eye(2)[labels]
+    first, second = slice(0, 2), slice(2, 4)
+    p = softmax(features[first] @ weight.T + bias)
+    slope = (p - wanted[first]) / 2
+    d_weight, d_bias = slope.T @ features[first], slope.sum(0)
+    changed_weight, changed_bias = weight - eta * d_weight, bias - eta * d_bias
+    q = softmax(features[second] @ changed_weight.T + changed_bias)
+    d_features = (q - wanted[second]) / 2 @ changed_weight
+    expected = -np.log((p * wanted[first]).sum(1)).mean() - np.log((q * wanted[second]).sum(1)).mean()
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert gradient["classifier.weight"] == pytest.approx(d_weight, abs=1e-6)
+    assert gradient["classifier.bias"] == pytest.approx(d_bias, abs=1e-6)
+    assert gradient["scale"] == pytest.approx((d_features * features[second]).sum(0), abs=1e-6)
+
+
+@pytest.mark.parametrize("labels", [MULTI, [0, -1, 1, 0]], ids=["multi-label", "single-label"])
+def test_without_the_inner_step_and_on_one_batch_the_gradients_are_those_of_fedavg(site_of, make_net, plain, labels):
+    site = site_of(labels, classes=2)
+    twice = gradients(FPSL(local_iterations=1, inner_rate=0.0), make_net(2), site, [0, 1, 2, 3] * 2)
+    once = gradients(LabelSetFedAvg(local_iterations=1, hidden="ignored"), make_net(2), site, [0, 1, 2, 3])
+    assert twice[0] == pytest.approx(2 * once[0], rel=1e-6)
+    assert all(value == pytest.approx(once[1][name], abs=1e-7) for name, value in twice[1].items())
+
+
+def test_a_step_has_two_batches_each_of_its_own_order(site_of, make_net):
+    site = site_of([[1, -1]] * 12, classes=2)
+    found = torch.stack(list(FPSL(local_iterations=6).start(make_net(2), order(), site).batches(0)))
+    assert found.shape == (6, 8)
+    for batch in (found[:, :4], found[:, 4:]):
+        assert batch[:3].flatten().sort().values.tolist() == list(range(12))
+    assert not torch.equal(found[:, :4], found[:, 4:])
+
+
+def test_a_batch_without_any_label_has_loss_0_and_no_gradient(site_of, make_net, plain):
+    loss, gradient = gradients(FPSL(local_iterations=1), make_net(3), site_of([0, 1, -1, -1]), [2, 3, 2, 3])
+    assert loss == 0
+    assert not any(value.any() for value in gradient.values())
+
+
+def test_all_weights_get_a_gradient_under_mixed_precision(tmp_path):
+    net = TinyNetwork(2).train()
+    work = FPSL(local_iterations=1).start(net, order(), make_site(tmp_path, MULTI))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = work.loss(torch.arange(4).repeat(2))
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
+
+
+@pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf])
+def test_a_rate_that_makes_no_step_is_refused(rate):
+    with refused(f"job variable inner_rate: expected >= 0, got {rate}"):
+        FPSL(local_iterations=1, inner_rate=rate)

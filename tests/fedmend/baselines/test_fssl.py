@@ -1,0 +1,147 @@
+"""FSSL at a site: consistency with the received model on what the site does not know."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from torch_factories import Says, TinyNetwork, make_site, make_task
+
+from fedmend.baselines.fssl import FSSL
+from fedmend.learning.training import LocalTrainer
+from fedmend.methods.labelsets import LabelSetFedAvg
+
+POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
+MULTI = [[1, -1, -1], [0, -1, -1], [-1, 1, -1], [0, 0, -1]]  # class 2 is unknown
+SINGLE = [0, 1, -1, -1]
+PICTURES = [[1, -1, -1], [0, -1, -1], [-1, -1, -1], [0, 1, -1]] * 3
+RECEIVED = np.array([[0.8, 0.4, 0.6], [0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [0.25, 0.35, 0.45]])
+
+
+def logit(p):
+    return np.log(p / (1 - p))
+
+
+def order(round_num=2, total_rounds=10):
+    return make_task(round_num=round_num, total_rounds=total_rounds, pos_weight=POS_WEIGHT)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """No augmentation."""
+    monkeypatch.setattr("fedmend.baselines.fssl.weak", lambda images, generator: images)
+    monkeypatch.setattr("fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images)
+
+
+def moved(method, site, received, student, task=None):
+    """Loss and gradient (N, M) of a student that has moved away from the received model."""
+    net = Says(received)
+    work = method.start(net, task or order(), site)
+    with torch.no_grad():
+        net.table.copy_(torch.tensor(student))
+    loss = work.loss(torch.arange(len(received)))
+    loss.backward()
+    return loss.item(), net.table.grad.numpy()
+
+
+def test_unknown_classes_of_multi_label_data_are_pulled_to_the_received_models_probabilities(site_of, plain):
+    received, student = logit(RECEIVED), logit(RECEIVED[::-1])
+    loss, gradient = moved(FSSL(local_iterations=1), site_of(MULTI), received, student)
+    supervised = LabelSetFedAvg(local_iterations=1, hidden="ignored")
+    known_loss, known_gradient = moved(supervised, site_of(MULTI), received, student)
+    g, f = RECEIVED[:, 2], RECEIVED[::-1, 2]
+    consistency = -(g * np.log(f) + (1 - g) * np.log(1 - f)).sum() / 12  # without the weight 4
+    assert loss == pytest.approx(known_loss + consistency, rel=1e-5)
+    expected = known_gradient.copy()
+    expected[:, 2] = (f - g) / 12
+    assert gradient == pytest.approx(expected, abs=1e-6)
+
+
+def test_unlabelled_images_of_single_label_data_are_pulled_to_all_its_probabilities(site_of, plain):
+    g = np.array([[0.5, 0.3, 0.2]] * 3 + [[0.1, 0.1, 0.8]])
+    f = np.array([[0.2, 0.2, 0.6]] * 4)
+    loss, gradient = moved(FSSL(local_iterations=1), site_of(SINGLE), np.log(g), np.log(f))
+    consistency = -(g[2:] * np.log(f[2:])).sum() / 2
+    assert loss == pytest.approx(-2 * math.log(0.2) / 2 + consistency, rel=1e-5)
+    assert gradient[2:] == pytest.approx((f - g)[2:] / 2, abs=1e-6)
+    assert gradient[0] == pytest.approx((f[0] - [1, 0, 0]) / 2, abs=1e-6)
+
+
+def test_the_teacher_sees_weak_views_and_the_student_strong_ones(site_of, monkeypatch):
+    monkeypatch.setattr("fedmend.baselines.fssl.weak", lambda images, generator: images + 1 / 25.5)
+    monkeypatch.setattr(
+        "fedmend.methods.labelsets.strong", lambda images, generator, *, vertical_flip: images + 2 / 25.5
+    )
+    table = np.zeros((6, 3))
+    table[1:5, 2] = logit(RECEIVED[:, 2])
+    net = Says(table)
+    loss = FSSL(local_iterations=1).start(net, order(), site_of(MULTI)).loss(torch.arange(4))
+    supervised = LabelSetFedAvg(local_iterations=1, hidden="ignored").start(net, order(), site_of(MULTI))
+    g, f = RECEIVED[:, 2], np.array([*RECEIVED[1:, 2], 0.5])
+    consistency = -(g * np.log(f) + (1 - g) * np.log(1 - f)).sum() / 12
+    assert (loss - supervised.loss(torch.arange(4))).item() == pytest.approx(consistency, rel=1e-4)
+
+
+def test_the_weight_rises_over_the_first_rounds(site_of, plain):
+    received, student = logit(RECEIVED), logit(RECEIVED[::-1])
+    supervised = moved(LabelSetFedAvg(local_iterations=1, hidden="ignored"), site_of(MULTI), received, student)[0]
+
+    def share(**options):
+        loss = moved(FSSL(local_iterations=1, **options), site_of(MULTI), received, student, order(r, 20))[0]
+        return loss - supervised
+
+    r = 10
+    full = share()
+    r = 0
+    assert share() == pytest.approx(full * math.exp(-5), rel=1e-2)
+    assert share(ramp_share=0.0) == pytest.approx(full, rel=1e-4)
+    r = 2
+    assert share() == pytest.approx(full * math.exp(-5 / 9), rel=1e-4)  # 2 of 0.15 * 20 rounds
+    r = 3
+    assert share() == pytest.approx(full, rel=1e-4)
+    assert share(consistency_weight=2.0) == pytest.approx(2 * full, rel=1e-4)
+
+
+def trained(folder, method, labels, total=3):
+    site, net = make_site(folder, labels), TinyNetwork(3)
+    for r in range(2):
+        work = method.start(net, order(r, total), site)
+        loss = LocalTrainer(learning_rate=0.05).train(work)
+    return loss, net.state_dict(), work
+
+
+def test_without_its_term_the_row_is_fedavg_with_hidden_labels_ignored_to_the_last_bit(tmp_path):
+    first = trained(tmp_path / "a", FSSL(local_iterations=4, consistency_weight=0.0), PICTURES)
+    second = trained(tmp_path / "b", LabelSetFedAvg(local_iterations=4, hidden="ignored"), PICTURES)
+    assert first[0] == second[0]
+    assert all(torch.equal(v, second[1][k]) for k, v in first[1].items())
+    other = trained(tmp_path / "c", FSSL(local_iterations=4), PICTURES)
+    assert not torch.equal(other[1]["classifier.weight"], first[1]["classifier.weight"])
+
+
+def test_the_teacher_stays_as_it_came(tmp_path):
+    net = TinyNetwork(3)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    work = FSSL(local_iterations=4).start(net, order(), make_site(tmp_path, PICTURES))
+    LocalTrainer(learning_rate=0.05).train(work)
+    assert all(torch.equal(v, before[k]) for k, v in work._teacher.state_dict().items())
+    assert not torch.equal(net.classifier.weight, before["classifier.weight"])
+
+
+def test_a_site_that_knows_all_classes_has_the_usual_loss(site_of, plain):
+    labels = np.maximum(MULTI, 0)
+    received, student = logit(RECEIVED), logit(RECEIVED[::-1])
+    methods = FSSL(local_iterations=1), LabelSetFedAvg(local_iterations=1)
+    first, second = (moved(method, site_of(labels), received, student) for method in methods)
+    assert first[0] == pytest.approx(second[0], rel=1e-6)
+    assert first[1] == pytest.approx(second[1], abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("consistency_weight", math.nan, ">= 0"), ("consistency_weight", -1.0, ">= 0"), ("ramp_share", 1.1, "0 to 1")],
+)
+def test_arguments_that_make_no_weight_are_refused(name, value, expected):
+    with refused(f"job variable {name}: expected {expected}, got {value}"):
+        FSSL(local_iterations=1, **{name: value})

@@ -1,0 +1,190 @@
+"""RMD at a site: what the networks leave out for each other, and what they teach each other."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from factories import refused
+from torch import nn
+from torch_factories import SaysMasks, make_mask_site, make_task, make_twin
+
+from fedmend.baselines.rmd import RMD, dropout, mean_of_smallest, random_maps, warp
+from fedmend.learning.networks import initial_network
+from fedmend.learning.training import LocalTrainer
+
+MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
+MASKS[0, 2, 3] = MASKS[3, 5, 5] = 1
+ALL = torch.arange(4)
+
+
+def full(p):
+    return np.full(MASKS.shape, p)
+
+
+def step(method, site, first, second, round_num=0, total_rounds=10):
+    """Loss, and gradients of both networks by their logits of lesion."""
+    model = make_twin(first, second)
+    loss = method.start(model, make_task(round_num=round_num, total_rounds=total_rounds), site).loss(ALL)
+    loss.backward()
+    return loss.item(), model.first.table.grad.numpy(), model.second.table.grad.numpy()
+
+
+def entropy(p):
+    return float(np.where(MASKS > 0, -np.log(p), -np.log(1 - p)).mean())
+
+
+def divergence(t, p):
+    return t * math.log(t / p) + (1 - t) * math.log((1 - t) / (1 - p))
+
+
+# ---- pixels that are left out ---------------------------------------------------------------------------------------
+
+
+def test_the_mean_is_over_the_values_that_the_other_judges_smallest():
+    values, judged = torch.tensor([1.0, 2, 3, 4]), torch.tensor([9.0, 7, 5, 3])
+    assert mean_of_smallest(values, judged, 0.5) == 3.5
+    assert mean_of_smallest(values, judged, 1.0) == 2.5
+    assert mean_of_smallest(values, judged, 0.01) == 4
+    assert mean_of_smallest(values, torch.ones(4), 0.5) == 2.5  # ties
+    assert mean_of_smallest(values[:0], judged[:0], 0.5) == 0
+
+
+def test_without_its_parts_two_networks_are_trained_apart(tmp_path):
+    loss, *gradients = step(
+        RMD(drop=0.0, weight=0.0, augment=False), make_mask_site(tmp_path, MASKS), full(0.6), full(0.3)
+    )
+    apart = []
+    for p, gradient in zip((0.6, 0.3), gradients, strict=True):
+        table = SaysMasks(full(p)).table
+        plain = F.binary_cross_entropy_with_logits(table, torch.from_numpy(MASKS).float())
+        plain.backward()
+        assert np.array_equal(gradient, table.grad.numpy())
+        apart.append(plain.item())
+    assert loss == pytest.approx(sum(apart), rel=1e-6)
+
+
+@pytest.mark.parametrize(("round_num", "dropped"), [(0, 0), (1, 2), (2, 4), (9, 4)])
+def test_a_network_leaves_out_the_pixels_that_the_other_one_believes_least(tmp_path, round_num, dropped):
+    first = full(0.4)
+    second = np.full(MASKS.size, 0.2)
+    second[MASKS.flatten() > 0] = 0.8
+    doubted = [11, 70, 140, 200]  # unmarked, but lesion in the eyes of the second network
+    second[doubted] = [0.99, 0.97, 0.95, 0.93]
+    method = RMD(drop=4 / 256, weight=0.0, augment=False)
+    site = make_mask_site(tmp_path, MASKS)
+    _, gradient, _ = step(method, site, first, second.reshape(MASKS.shape), round_num)  # the ramp ends in round 2
+    assert np.flatnonzero(gradient == 0).tolist() == doubted[:dropped]
+    rest = gradient.flatten() != 0
+    assert gradient.flatten()[rest] == pytest.approx((0.4 - MASKS.flatten()[rest]) / (256 - dropped), abs=1e-7)
+
+
+# ---- what they teach each other -------------------------------------------------------------------------------------
+
+
+def test_each_learns_the_probabilities_of_the_other_where_that_is_stable(tmp_path):
+    site = make_mask_site(tmp_path, MASKS)
+    loss, first, second = step(RMD(drop=0.0, weight=2.0, augment=False), site, full(0.6), full(0.3))
+    weight = 2 * math.exp(-5)
+    taught = divergence(0.3, 0.6) + divergence(0.6, 0.3)
+    assert loss == pytest.approx(entropy(0.6) + entropy(0.3) + weight * taught, rel=1e-5)
+    assert first == pytest.approx(((0.6 - MASKS) + weight * (0.6 - 0.3)) / 256, abs=1e-7)  # targets have no gradient
+    assert second == pytest.approx(((0.3 - MASKS) + weight * (0.3 - 0.6)) / 256, abs=1e-7)
+
+
+def test_what_is_unstable_under_the_map_does_not_teach(tmp_path, monkeypatch):
+    still = torch.rand(8, 8, generator=torch.Generator().manual_seed(1)) < 0.3
+    monkeypatch.setattr("fedmend.baselines.rmd.RELIABLE", float(still.float().mean()))
+    second = np.where(still.numpy(), 0.5, 0.3) * np.ones(MASKS.shape)
+
+    def other_view(values, maps):
+        """What the second network says of other pixels is no longer what it said."""
+        return values + 5 * ~still if values.shape[1] == 1 and values.min() < -0.5 else values
+
+    monkeypatch.setattr("fedmend.baselines.rmd.warp", other_view)
+    site = make_mask_site(tmp_path, MASKS)
+    options = {"drop": 0.0, "augment": False}
+    plain = step(RMD(weight=0.0, **options), site, full(0.6), second, 1, 5)[1]
+    taught = step(RMD(weight=3.0, **options), site, full(0.6), second, 1, 5)[1]
+    moved = taught - plain
+    assert (np.abs(moved) > 1e-6).tolist() == np.broadcast_to(still.numpy(), MASKS.shape).tolist()
+    assert moved[0][still.numpy()] == pytest.approx(3 * (0.6 - 0.5) / (4 * int(still.sum())), abs=1e-6)
+
+
+# ---- maps and dropout -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_maps_are_flips():
+    images = torch.rand(40, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    maps = random_maps(40, 6, torch.Generator().manual_seed(0), smooth=False)
+    assert (maps.abs() <= 1).all()
+    kinds = ([], [2], [3], [2, 3])
+    found = []
+    for image, seen in zip(images, warp(images, maps), strict=True):
+        near = [torch.allclose(seen, image.unsqueeze(0).flip(axes)[0] if axes else image, atol=1e-5) for axes in kinds]
+        assert sum(near) == 1
+        found.append(near.index(True))
+    assert set(found) == {0, 1, 2, 3}
+
+
+def test_later_maps_move_pixels_smoothly_and_partly_outside():
+    maps = random_maps(20, 32, torch.Generator().manual_seed(0), smooth=True)
+    assert torch.equal(maps, random_maps(20, 32, torch.Generator().manual_seed(0), smooth=True))
+    inside = (maps.abs() <= 1).all(-1).float().mean()
+    assert 0.3 < inside < 1
+    assert (maps[:, 1:] - maps[:, :-1]).abs().median() < 3 * 2 / 32
+    assert (warp(torch.ones(20, 1, 32, 32), maps)[:, 0][(maps.abs() > 1.1).any(-1)] == 0).all()
+
+
+def test_blocks_drop_their_shares_by_the_sites_generator_and_only_inside():
+    blocks = [nn.Identity() for _ in range(5)]
+    ones = torch.ones(10_000)
+    seen = []
+    for _ in range(2):
+        with dropout(blocks, torch.Generator().manual_seed(0)):
+            seen.append([block(ones) for block in blocks])
+    for share, first, second in zip((0.05, 0.1, 0.2, 0.3, 0.5), *seen, strict=True):
+        assert torch.equal(first, second)
+        assert (first == 0).float().mean().item() == pytest.approx(share, abs=0.02)
+        assert first.max().item() == pytest.approx(1 / (1 - share))
+    assert all(torch.equal(block(ones), ones) for block in blocks)
+
+
+# ---- whole rounds ---------------------------------------------------------------------------------------------------
+
+
+def trained(folder, rounds=(0, 9)):
+    masks = np.zeros((3, 32, 32), dtype=np.uint8)
+    masks[0, 3:9, 4:9] = 1
+    site, model = make_mask_site(folder, masks), initial_network("unet_narrow_twin", ["lesion"], 5)
+    for r in rounds:
+        work = RMD(weight=0.1).start(model, make_task(round_num=r, total_rounds=10), site)
+        loss = LocalTrainer(learning_rate=1e-3).train(work)
+        assert work.report() == {}
+    return loss, model.state_dict()
+
+
+def test_both_networks_learn_and_the_same_seed_gives_the_same_weights(tmp_path):
+    first = trained(tmp_path / "a")
+    torch.manual_seed(3)
+    second = trained(tmp_path / "b")
+    start = initial_network("unet_narrow_twin", ["lesion"], 5).state_dict()
+    assert math.isfinite(first[0])
+    assert first[0] == second[0]
+    assert all(torch.equal(value, second[1][name]) for name, value in first[1].items())
+    assert not any(torch.equal(first[1][n], start[n]) for n in start if n.endswith("classifier.weight"))
+
+
+def test_a_network_that_is_alone_is_refused(tmp_path):
+    with refused("job variable network: expected one of two networks for RMD, such as unet_twin"):
+        RMD().start(SaysMasks(full(0.3)), make_task(), make_mask_site(tmp_path, MASKS))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("drop", 1.0, "0 to below 1"), ("weight", -1.0, ">= 0"), ("weight", math.inf, ">= 0")],
+)
+def test_arguments_that_make_no_loss_are_refused(name, value, expected):
+    with refused(f"job variable {name}: expected {expected}, got {value}"):
+        RMD(**{name: value})

@@ -1,0 +1,79 @@
+import os
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+from factories import ROOT
+
+from fedmend.basics.files import append_text, locked, whole_folder, write_atomically
+
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "custom")}
+
+
+def names(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_crash_before_the_name_changes_keeps_the_old_file(tmp_path, monkeypatch):
+    (tmp_path / "f").write_text("old")
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt), write_atomically(tmp_path / "f") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "f").read_text() == "old"
+    assert names(tmp_path) == ["f"]
+
+
+@pytest.mark.parametrize("start", [4, 8])
+def test_text_is_written_behind_the_bytes_that_stay(tmp_path, start):
+    (tmp_path / "f").write_text("one\ntwo\nthr")
+    append_text(tmp_path / "f", start, "drei\n")
+    assert (tmp_path / "f").read_text() == "one\ntwo\n"[:start] + "drei\n"
+
+
+def test_a_written_file_is_readable_by_others(tmp_path):
+    with write_atomically(tmp_path / "f") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "f").read_text() == "new"
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o644
+
+
+def test_a_folder_has_one_user_at_a_time(tmp_path):
+    with locked(tmp_path / "in_use", patience=0) as first:
+        with locked(tmp_path / "in_use", patience=0) as second:
+            assert (first, second) == (True, False)
+        with locked(tmp_path / "in_use", patience=0) as third:
+            assert not third
+    with locked(tmp_path / "in_use", patience=0) as fourth:
+        assert fourth
+
+
+def test_a_user_that_waits_gets_the_folder_when_the_process_before_it_dies(tmp_path):
+    script = "import pathlib, sys, time; from fedmend.basics.files import locked\n"
+    script += "with locked(pathlib.Path(sys.argv[1]), patience=0): print('mine', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path / "in_use"], stdout=subprocess.PIPE, env=ENV
+    ) as other:
+        other.stdout.readline()
+        threading.Timer(0.3, other.kill).start()
+        with locked(tmp_path / "in_use", patience=20) as alone:
+            assert alone
+
+
+def test_a_folder_is_there_whole(tmp_path):
+    with whole_folder(tmp_path / "store") as temporary:
+        (temporary / "a").write_text("1")
+        assert not (tmp_path / "store").exists()
+    assert (tmp_path / "store" / "a").read_text() == "1"
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o755
+
+
+def test_a_folder_that_could_not_be_filled_leaves_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError), whole_folder(tmp_path / "store") as temporary:
+        (temporary / "none" / "a").write_text("1")
+    assert names(tmp_path) == []

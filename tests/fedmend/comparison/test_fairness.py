@@ -1,0 +1,70 @@
+from fedmend.comparison.fairness import TableRow, judge, training
+from fedmend.records.run_folder import Run
+
+
+def run(**sizes):
+    return Run(None, {"sites": {site: {"train": n} for site, n in (sizes or {"a": 8, "b": 9}).items()}}, {}, (), (), {})
+
+
+def cost(*, initial="x", per_round=4, unit="epochs", rounds=(5, 5), steps=(30, 50)):
+    sites = {site: {"rounds": r, "steps": s} for site, r, s in zip("ab", rounds, steps, strict=True)}
+    return {"initial_model": initial, "sites": sites, "effort": {"unit": unit, "per_round": per_round}}
+
+
+def verdict(changed, *, note="", changed_run=None):
+    rows = {
+        "own": TableRow(title="Own", runs=[run(), run()], costs=[cost(), cost(initial="y")]),
+        "other": TableRow(title="X", runs=[run(), changed_run or run()], costs=[cost(), changed], note=note),
+    }
+    first, found = judge(rows).values()
+    assert (first.comparable, first.footnote) == (True, "")
+    return found
+
+
+def test_rows_of_the_same_data_weights_and_epochs_may_be_compared():
+    assert verdict(cost(initial="y")) == (verdict(cost(initial="y")))
+    assert (verdict(cost(initial="y")).comparable, verdict(cost(initial="y")).footnote) == (True, "")
+
+
+def test_other_epochs_or_initial_weights_are_not_comparable_in_any_seed():
+    found = verdict(cost(initial="z"))
+    assert (found.comparable, found.footnote) == (False, "not comparable: other initial weights")
+    found = verdict(cost(initial="y", rounds=(5, 4)))
+    assert not found.comparable
+    assert verdict(cost(initial="y", unit="steps")).comparable is False
+
+
+def test_a_row_that_differs_by_design_is_compared_with_a_footnote():
+    found = verdict(cost(initial="z"), note="it folds")
+    assert (found.comparable, found.footnote) == (True, "by design: it folds; other initial weights")
+    found = verdict(cost(initial="y"), note="it folds")
+    assert (found.comparable, found.footnote) == (True, "by design: it folds")
+
+
+def test_other_data_are_never_comparable():
+    found = verdict(cost(initial="y"), note="it folds", changed_run=run(a=8, b=10))
+    assert (found.comparable, found.footnote) == (
+        False,
+        "not comparable: other sites or samples than in the first row",
+    )
+
+
+def test_a_run_without_a_record_is_not_comparable():
+    found = verdict({})
+    assert not found.comparable
+    assert found.footnote.endswith("was not recorded")
+
+
+def test_fewer_steps_in_as_many_epochs_are_said():
+    rows = {
+        "own": TableRow(title="Own", runs=[run()], costs=[cost()]),
+        "other": TableRow(title="X", runs=[run()], costs=[cost(steps=(10, 30))]),
+    }
+    found = judge(rows)["other"]
+    said = "as many epochs as the first row, but 20 optimiser steps per site, not 40"
+    assert (found.comparable, found.footnote) == (True, said)
+
+
+def test_training_in_words():
+    assert training(cost()) == "20 epochs"
+    assert training(cost(unit="steps", per_round=300, rounds=(5, 4))) == "1,200 to 1,500 steps"

@@ -1,0 +1,81 @@
+import csv
+import io
+
+import pytest
+from factories import refused
+
+from fedmend.comparison.paired import FILES, paired_difference, write_comparison
+from fedmend.records.run_folder import Run
+
+
+def make_run(seed, *aucs, phantom=False):
+    """A run whose model has these AUCs after 0, 1, ... rounds."""
+    evaluations = [
+        {"round": r, "per_class": {"auc": [auc]}, "macro": {"auc": auc, "map": None if r == 2 else 0.5}}
+        for r, auc in enumerate(aucs)
+    ]
+    info = {"phantom": phantom, "classes": ["edema"], "seed": seed}
+    return Run(None, info, {"test": evaluations}, (), (), {"final": {}})
+
+
+RUNS = {
+    "own": [make_run(0, 0.5, 0.7), make_run(1, 0.5, 0.8)],
+    "a|b": [make_run(0, 0.5, 0.6), make_run(1, 0.5, 0.66)],
+}
+
+
+def test_a_difference_is_paired_and_its_interval_is_that_of_student():
+    # Differences 10 and 14 points: mean 12, sd 2.828, standard error 2; t of one degree of freedom is 12.706.
+    found = paired_difference([0.7, 0.8], [0.6, 0.66])
+    assert found == pytest.approx((12.0, 12 - 25.412, 12 + 25.412), abs=1e-3)
+    assert str(found) == "+12.0 [-13.4, 37.4]"
+    # Differences 1, 2, 3: sd 1, standard error 1 / sqrt(3); t of two degrees of freedom is 4.3027.
+    assert paired_difference([0.01, 0.02, 0.03], [0, 0, 0])[1:] == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-3)
+
+
+def test_one_pair_has_no_interval_and_a_missing_value_no_difference():
+    assert str(paired_difference([0.5], [0.75])) == "-25.0"
+    assert paired_difference([0.5, None], [0.5, 0.5]) is None
+
+
+def test_the_tables_have_a_line_per_row_and_one_per_other_row(tmp_path):
+    text = write_comparison(RUNS, tmp_path)
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted(FILES)
+    assert text.splitlines() == [
+        "Final model, test split: points of 100, mean ± sd; seeds 0, 1",
+        "",
+        "| row | AUC | mAP |",
+        "| --- | ---: | ---: |",
+        "| own | 75.0 ± 7.1 | 50.0 ± 0.0 |",
+        "| a\\|b | 63.0 ± 4.2 | 50.0 ± 0.0 |",
+        "",
+        "own minus the other row, mean of the paired differences [95 % t-interval]",
+        "",
+        "| own minus | AUC | mAP |",
+        "| --- | ---: | ---: |",
+        "| a\\|b | +12.0 [-13.4, 37.4] | +0.0 [0.0, 0.0] |",
+    ]
+    lines = list(csv.reader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    assert lines[1] == ["own", "AUC", "75.000", "7.071", "", "", "", "2", "no"]
+    assert lines[3] == ["a|b", "AUC", "63.000", "4.243", "12.000", "-13.412", "37.412", "2", "no"]
+
+
+def test_the_figure_has_a_line_per_row_with_its_last_mean(tmp_path):
+    runs = {name: [make_run(0, 0.5, 0.7, phantom=True)] for name in ("own", "fedavg")}
+    assert write_comparison(runs, tmp_path).startswith("**PHANTOM**, ")
+    svg = (tmp_path / "comparison.svg").read_text()
+    for word in ("own 70.0", "fedavg 70.0", "AUC, test split", "PHANTOM"):
+        assert f">{word}</text>" in svg
+    write_comparison(runs, tmp_path / ".")
+    assert (tmp_path / "comparison.svg").read_text() == svg
+
+
+def test_a_metric_that_nobody_measured_is_one_sentence(tmp_path):
+    with refused("--metric: expected one of ['auc', 'map'], got 'f1'"):
+        write_comparison(RUNS, tmp_path, metric="f1")
+
+
+def test_runs_without_an_evaluation_are_one_sentence(tmp_path):
+    empty = Run(None, {"phantom": False, "classes": ["edema"], "seed": 0}, {}, (), (), {"final": {}})
+    with refused("compare: expected runs with a test or val split, got one without"):
+        write_comparison({"own": [empty]}, tmp_path)

@@ -1,0 +1,147 @@
+"""The paper's table of made-up runs, whose numbers can be seen at once."""
+
+import csv
+import io
+import re
+
+import pytest
+from factories import refused
+
+from fedmend.comparison.fairness import TableRow
+from fedmend.comparison.paper_table import PaperTable, costs_of
+from fedmend.comparison.table_pages import FILES, write_paper_table
+from fedmend.records.run_folder import Run
+
+
+def make_run(seed, auc, *, val=None, phantom=False):
+    def evaluations(value):
+        return [{"round": r, "per_class": {"auc": [v]}, "macro": {"auc": v}} for r, v in ((0, 0.5), (1, value))]
+
+    info = {"phantom": phantom, "classes": ["edema"], "seed": seed, "sites": {"a": {"train": 8}}}
+    metrics = {"test": evaluations(auc)} | ({"val": evaluations(val)} if val else {})
+    return Run(None, info, metrics, (), (), {"final": {}})
+
+
+def cost(seconds=90, **changes):
+    site = {"rounds": 5, "steps": 30, "sent": 3_000_000, "received": 1_000_000}
+    effort = {"unit": "epochs", "per_round": 4}
+    return {
+        "seconds": seconds,
+        "peak_memory": 5e8,
+        "initial_model": "x",
+        "sites": {"a": site},
+        "effort": effort,
+    } | changes
+
+
+def row(title, *aucs, vals=(None, None), costs=None, **options):
+    runs = [make_run(seed, auc, val=val) for seed, (auc, val) in enumerate(zip(aucs, vals, strict=True))]
+    return TableRow(title=title, runs=runs, costs=costs or [cost(), cost()], **options)
+
+
+@pytest.fixture
+def table():
+    rows = {
+        "own": row("Own & only", 0.7, 0.8, published={"auc": 88.5}),
+        "fedavg": row("FedAvg", 0.6, 0.66, simple=True, published={"auc": 76.3, "bacc_last": 50}),
+        "prox": row("FedProx", 0.5, 0.5, simple=True),
+        "short": row("Short", 0.9, 0.9, simple=True, costs=[cost(effort={"unit": "epochs", "per_round": 1})] * 2),
+    }
+    return PaperTable("job_x", rows, source="Smith, Table 1", left_out={"Clean": "expected y"}, incomplete=[2])
+
+
+def test_the_markdown_has_results_beside_published_numbers_differences_and_costs(table, tmp_path):
+    text = write_paper_table(table, tmp_path)
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted(FILES)
+    lines = text.splitlines()
+    for line in (
+        "| method | AUC | AUC, published | BACC, mean of the last ten rounds, published |",
+        "| Own & only | 75.0 ± 7.1 | 88.5 |  |",
+        "| FedAvg | 63.0 ± 4.2 | 76.3 | 50 |",
+        "| Own & only | +12.0 [-13.4, 37.4] |",
+        "| Short [1] | n/a |",
+        "| Own & only | 20 epochs | 30 | 2 min | 4.0 | 500 |",
+        "[1] not comparable: 5 epochs at a site instead of 20 epochs",
+        "Seeds that are not complete and left out: 2.",
+        "Left out: Clean: expected y.",
+    ):
+        assert line in lines, text
+    assert "(Smith, Table 1): on its own data, splits, network and schedule" in text
+    assert "PHANTOM" not in text
+
+
+def test_the_strongest_simple_baseline_is_that_of_the_reported_split(table):
+    how = "that with the best AUC on the test split, the hardest to beat"
+    assert table.reference == ("fedavg", how)
+    vals = {"own": (0.5, 0.5), "fedavg": (0.6, 0.7), "prox": (0.5, 0.6)}
+    aucs = {"own": (0.7, 0.8), "fedavg": (0.5, 0.5), "prox": (0.6, 0.66)}
+    rows = {name: row(name, *aucs[name], vals=vals[name], simple=name != "own") for name in vals}
+    assert PaperTable("x", rows).reference == ("prox", how)
+
+
+def test_without_a_simple_baseline_there_are_no_differences():
+    table = PaperTable("x", {"own": row("Own", 0.7, 0.8), "other": row("Other", 0.7, 0.8)})
+    assert [part.word for part in table.parts()] == ["results", "costs"]
+    assert table.facts[1].startswith("No differences: no simple baseline")
+
+
+def test_a_run_that_nobody_measured_has_no_costs_and_is_not_compared(table):
+    rows = {"own": row("Own", 0.7, 0.8), "old": row("Old", 0.6, 0.6, simple=True, costs=[{}, cost()])}
+    table = PaperTable("x", rows)
+    assert costs_of(rows["old"]) is None
+    assert table.reference[0] == ""
+    assert table.parts()[-1].rows[1][1:] == ["n/a"] * 5
+
+
+def test_the_csv_has_a_line_per_row_and_metric(table, tmp_path):
+    write_paper_table(table, tmp_path)
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    own = lines[0]
+    assert (own["row"], own["title"], own["metric"], own["mean"], own["sd"]) == (
+        "own",
+        "Own & only",
+        "AUC",
+        "75.000",
+        "7.071",
+    )
+    assert (own["difference"], own["published"], own["simple"], own["comparable"]) == ("12.000", "88.5", "no", "yes")
+    assert (own["seconds"], own["megabytes"], own["memory_megabytes"], own["training"]) == (
+        "90.0",
+        "4.0",
+        "500.0",
+        "20 epochs",
+    )
+    assert [(line["mean"], line["published"]) for line in lines if line["metric"].startswith("BACC")] == [("", "50")]
+    assert {line["comparable"] for line in lines if line["row"] == "short"} == {"no"}
+
+
+def test_latex_escapes_what_it_would_read_as_commands(table, tmp_path):
+    write_paper_table(table, tmp_path)
+    text = (tmp_path / "comparison.tex").read_text()
+    assert r"Own \& only & 75.0 $\pm$ 7.1 & 88.5" in text
+    assert r"job\_x" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 3
+    assert not re.search(r"(?<!\\)[_#]", re.sub(r"(?m)^%.*$", "", text))
+
+
+def test_the_page_has_tables_and_curves_inside_and_asks_for_nothing(table, tmp_path):
+    write_paper_table(table, tmp_path)
+    page = (tmp_path / "comparison.html").read_text()
+    for word in ('id="results"', 'id="curves"', 'id="differences"', 'id="costs"', "Own &amp; only", "88.5", "<svg "):
+        assert word in page
+    assert not re.search(r"(src|href)=\"(?!#)", page)
+    assert "PHANTOM" not in page
+
+
+def test_synthetic_data_are_marked_everywhere(tmp_path):
+    runs = [make_run(0, 0.7, phantom=True)]
+    rows = {"own": TableRow(title="Own", runs=runs, costs=[cost()])}
+    write_paper_table(PaperTable("x", rows), tmp_path)
+    for name in FILES:
+        text = (tmp_path / name).read_text()
+        assert "PHANTOM" in text or ",yes," in text, name
+
+
+def test_a_metric_that_nobody_measured_is_one_sentence(tmp_path):
+    with refused("--metric: expected one of ['auc'], got 'f1'"):
+        write_paper_table(PaperTable("x", {"own": row("Own", 0.7, 0.8)}, metric="f1"), tmp_path)

@@ -1,0 +1,58 @@
+"""What a run costs: bytes and steps are counted by hand, and the digest tells models apart."""
+
+import numpy as np
+import torch
+
+from fedmend.local.metering import Meter, digest, peak_memory, reset_peak
+from fedmend.messages import COLLECT, TRAIN, Question, RunSpec, SiteResult
+from fedmend.method import RoundTask
+
+MODEL = {"w": np.zeros((2, 3), np.float32), "b": np.ones(2, np.float32)}  # 32 bytes
+
+
+def question(name, *sites, knowledge=()):
+    task = RoundTask("train", 0, 1, knowledge={k: np.zeros(1) for k in knowledge})
+    return Question(name, MODEL, dict.fromkeys(sites, task), RunSpec("run", ("a",), "tiny", 0), False)
+
+
+def step(count):
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.Adam([weight])
+    for _ in range(count):
+        weight.sum().backward()
+        optimizer.step()
+
+
+def test_bytes_rounds_and_steps_are_counted_site_by_site():
+    with Meter() as meter:
+        meter.asked(question(TRAIN, "a", "b", knowledge=["x"]))
+        with meter.working("a"):
+            step(3)
+        step(2)  # of no site
+        meter.answered("a", SiteResult(weights=MODEL, report={"n": np.zeros(2, np.int64)}))
+        meter.asked(question(COLLECT, "b"))
+        meter.answered("b", SiteResult(counts={"val": np.zeros(1, np.int64)}))
+    step(1)
+    found = meter.measured()
+    assert found["sites"] == {
+        "a": {"rounds": 1, "steps": 3, "received": 40, "sent": 48},
+        "b": {"rounds": 1, "steps": 0, "received": 72, "sent": 8},
+    }
+    assert found["initial_model"] == digest(MODEL)
+    assert found["seconds"] > 0
+
+
+def test_the_digest_depends_on_names_values_and_types_alone():
+    assert digest(dict(reversed(MODEL.items()))) == digest(MODEL)
+    assert digest({**MODEL, "b": np.zeros(2, np.float32)}) != digest(MODEL)
+    assert digest({"w": MODEL["w"], "c": MODEL["b"]}) != digest(MODEL)
+    assert digest({**MODEL, "b": np.ones(2, np.int32)}) != digest(MODEL)
+
+
+def test_the_peak_is_that_of_the_time_since_it_was_reset():
+    held = np.ones(40_000_000, np.uint8)
+    assert peak_memory() >= held.nbytes
+    reset_peak()
+    before = peak_memory()
+    more = np.ones(60_000_000, np.uint8)
+    assert peak_memory() - before > 0.9 * more.nbytes

@@ -1,0 +1,85 @@
+"""Class prototypes as functions."""
+
+import numpy as np
+import pytest
+
+from fedmend.methods.shared.prototypes import (
+    classes_without_prototype,
+    confidences,
+    global_prototypes,
+    local_prototypes,
+    select_confident,
+)
+
+
+def test_local_prototypes_are_mean_features_per_class_and_label_of_original_labels():
+    features = np.array([[1, 2], [3, 4], [5, 6]], dtype=np.float32)
+    labels = np.array([[0, 1, -1], [1, 1, -1], [0, -1, -1]], dtype=np.int8)
+    prototypes, counts = local_prototypes(features, labels)
+    assert prototypes.tolist() == [[3, 4], [3, 4], [0, 0], [2, 3], [0, 0], [0, 0]]
+    assert counts.tolist() == [2, 1, 0, 2, 0, 0]
+    assert (prototypes.dtype, counts.dtype) == (np.float32, np.int64)
+
+
+def test_global_prototypes_average_the_sites_that_have_one_by_their_samples():
+    def report(value, count):
+        return {"prototypes": np.full((2, 1), value, np.float32), "prototype_counts": np.array([count, 0])}
+
+    reports = {"b": report(3.0, 5), "a": report(1.0, 90), "c": report(7.0, 0)}  # c holds its row back
+    result = global_prototypes(reports, {"a": 100, "b": 300, "c": 1000})
+    assert result.tolist() == [[2.5], [0.0]]
+    assert result.dtype == np.float32
+
+
+def test_a_class_lacks_a_prototype_where_either_of_its_rows_is_zero():
+    rows = np.array([[1, 0], [0, 1], [0, 0], [2, 2], [0, -1], [0, 0], [0, 0], [0, 0]], dtype=np.float32)
+    assert classes_without_prototype(rows) == [1, 2, 3]
+
+
+def test_confidence_is_the_difference_of_cosines():
+    features = np.array([[3, 4], [0, 2], [0, 0]], dtype=np.float32)
+    prototypes = np.array([[10, 0], [0, 0.5]], dtype=np.float32)
+    assert confidences(features, prototypes)[:, 0] == pytest.approx([3 / 5 - 4 / 5, -1.0, 0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("missing_row", [0, 1])
+def test_a_class_without_a_prototype_has_no_confidence_and_selects_nothing(missing_row):
+    prototypes = np.eye(2, dtype=np.float32)
+    prototypes[missing_row] = 0
+    z = confidences(np.array([[1, 2], [2, 1]], dtype=np.float32), prototypes)[:, 0]
+    assert np.isnan(z).all()
+    assert [len(s) for s in select_confident(z, np.ones(2, bool), 1.0, 1.0, rounding="ceil")] == [0, 0]
+
+
+def test_the_largest_go_negative_and_the_smallest_positive_with_ties_in_sample_order():
+    z = np.array([0.2, -0.1, 0.5, -0.4, 0.5, 0.0, -0.4, -0.4, 0.5])
+    negatives, positives = select_confident(z, np.ones(9, bool), 0.4, 0.5)  # floor(.4 * 5), floor(.5 * 4)
+    assert (negatives.tolist(), positives.tolist()) == ([2, 4], [3, 6])
+    negatives, positives = select_confident(z, np.ones(9, bool), 1.0, 1.0)
+    assert (negatives.tolist(), positives.tolist()) == ([2, 4, 8, 0, 5], [3, 6, 7, 1])  # Z = 0 is negative
+
+
+def test_only_residual_samples_count_and_are_selected():
+    z, residual = np.array([0.9, 0.8, 0.7, -0.9, -0.8]), np.array([False, True, True, False, True])
+    negatives, positives = select_confident(z, residual, 0.5, 1.0)
+    assert (negatives.tolist(), positives.tolist()) == ([1], [4])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "size", "floor", "ceil"),
+    [(0.01, 99, 0, 1), (0.01, 100, 1, 1), (0.015, 100, 1, 2), (0.0, 50, 0, 0), (0.1, 30, 3, 3), (1.0, 7, 7, 7)],
+)
+@pytest.mark.parametrize("degree", [1.0, np.float32(1.0)])
+def test_quotas_are_rounded_as_asked(ratio, size, floor, ceil, degree):
+    z, residual = np.linspace(0.1, 1, size), np.ones(size, bool)
+    for rounding, expected in (("floor", floor), ("ceil", ceil)):
+        assert len(select_confident(z, residual, degree * ratio, 0.0, rounding=rounding)[0]) == expected
+        assert len(select_confident(-z, residual, 0.0, degree * ratio, rounding=rounding)[1]) == expected
+
+
+def test_a_degree_that_travelled_as_float32_does_not_move_a_whole_quota():
+    z, residual = np.linspace(0.1, 1, 300), np.ones(300, bool)
+    ratio = np.float32(1.0) * 0.01  # 0.01 in float32 is a little less, 300 of it 2.9999999
+    assert len(select_confident(z, residual, ratio, 0.0)[0]) == 3
+    ratio = np.float32(0.6) * 0.1  # 0.6 in float32 is a little more
+    assert len(select_confident(z, residual, ratio, 0.0, rounding="ceil")[0]) == 18

@@ -1,0 +1,256 @@
+"""What a trained model must be like before it may enter the average."""
+
+import numpy as np
+import pytest
+from factories import refused
+from federation_factories import Run, plain_answers, same_models
+from torch_factories import TinyNetwork
+
+from fedmend.learning.weights import check_range
+from fedmend.messages import TRAIN
+from fedmend.methods.baselines import FedAvgWorkflow
+from fedmend.server.federation import RunSettings
+from fedmend.server.safety_net import SafetyNet, clipped, outliers, update_norms
+
+THREE = {f"site-{i}": [1, 1] for i in (1, 2, 3)}
+TWO = {f"site-{i}": [1, 1] for i in (1, 2)}
+SENT = {
+    "conv.weight": np.zeros((2, 2), np.float32),
+    "norm.running_mean": np.array([3, 4], np.float32),
+    "norm.running_var": np.array([0, 12], np.float32),
+    "bias": np.array([6, 8], np.float32),
+}
+
+
+def moved(**steps):
+    """``SENT`` with these numbers added; ``_`` stands for ``.``."""
+    changes = {name.replace("_", ".", 1): step for name, step in steps.items()}
+    return {name: value + np.float32(changes.get(name, 0)) for name, value in SENT.items()}
+
+
+# ---- pure functions -------------------------------------------------------------------------------------------------
+
+
+def test_a_variance_below_zero_is_out_of_range_and_nothing_else_is():
+    check_range("norm.running_var", np.array([0.0, 1e9]), "here")
+    check_range("norm.running_mean", np.array([-1.0]), "here")
+    check_range("running_var.bias", np.array([-1.0]), "here")
+    with refused("here: expected numbers >= 0, got smaller ones"):
+        check_range("norm.running_var", np.array([1.0, -1e-30]), "here")
+
+
+def test_the_norm_of_an_update_is_taken_over_parameters_and_statistics_apart():
+    model = moved(conv_weight=3, bias=4, norm_running_mean=1, norm_running_var=-7)
+    # 4 weights by 3 and 2 biases by 4; 2 means by 1 and 2 variances by -7
+    assert update_norms(model, SENT) == {"parameters": pytest.approx(68**0.5), "statistics": pytest.approx(10.0)}
+
+
+def test_the_norm_of_a_huge_update_does_not_overflow():
+    assert update_norms(moved(bias=1e30), SENT)["parameters"] == pytest.approx(2**0.5 * 1e30)
+
+
+def norms(*numbers, statistics=1.0):
+    return {f"site-{i}": {"parameters": n, "statistics": statistics} for i, n in enumerate(numbers, 1)}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "far"),
+    [
+        ((1, 2, 20), []),  # 10 times the median of 2
+        ((1, 2, 20.1), ["site-3"]),
+        ((1e9, 2, 3, 4, 1e9), ["site-1", "site-5"]),
+        ((1, 2, 2, 1e9), ["site-4"]),  # four sites: the lower 2 of the two in the middle
+        ((1, 1e9, 1e9, 1e9), []),  # three of four are the majority
+    ],
+)
+def test_an_update_is_measured_by_the_median_of_the_round(numbers, far):
+    assert sorted(outliers(norms(*numbers), SENT, 10)) == far
+
+
+def test_the_sentence_says_of_which_part_by_how_much_and_which_setting_decides():
+    assert outliers(norms(1, 2, 40), SENT, 10) == {
+        "site-3": "update of the parameters: expected at most 10 times the median of the round (max_update_factor),"
+        " got 20 times"
+    }
+    far = {**norms(1, 1, 1), "site-2": {"parameters": 1.0, "statistics": 3e12}}
+    assert outliers(far, SENT, 2.5) == {
+        "site-2": "update of the statistics: expected at most 2.5 times the median of the round (max_update_factor),"
+        " got 3e+12 times"
+    }
+
+
+def test_two_sites_are_measured_by_the_model_that_they_were_sent():
+    # The parameters of SENT have norm 10 (biases 6 and 8), its statistics 13 (3, 4 and 12).
+    assert outliers(norms(1e-9, 100, statistics=130), SENT, 10) == {}
+    assert outliers(norms(1e-9, 101), SENT, 10) == {
+        "site-2": "update of the parameters: expected at most 10 times the norm of the global model"
+        " (max_update_factor), got 10.1 times"
+    }
+
+
+def test_where_most_sites_have_not_moved_at_all_the_model_is_the_measure_too():
+    assert outliers(norms(0, 0, 5), SENT, 10) == {}
+    assert list(outliers(norms(0, 0, 101), SENT, 10)) == ["site-3"]
+
+
+def test_clipping_scales_an_update_down_to_the_given_norm_and_the_statistics_with_it():
+    model = moved(bias=6, conv_weight=8, norm_running_var=20)
+    norm = (2 * 36 + 4 * 64) ** 0.5
+    short = clipped(model, SENT, norm / 4)
+    np.testing.assert_allclose(short["bias"], [7.5, 9.5])
+    np.testing.assert_allclose(short["conv.weight"], np.full((2, 2), 2.0))
+    np.testing.assert_allclose(short["norm.running_var"], [5, 17])
+    assert {value.dtype for value in short.values()} == {np.dtype(np.float32)}
+    assert update_norms(short, SENT)["parameters"] == pytest.approx(norm / 4)
+
+
+def test_a_short_update_is_not_touched_by_clipping():
+    model = moved(bias=3, conv_weight=4, norm_running_var=1e6)
+    assert clipped(model, SENT, 100) is model
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_update_factor": 0.5}, {"max_update_factor": -1}, {"clip_update": -1}, {"clip_update": float("nan")}]
+)
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match="expected max_update_factor 0 or >= 1 and clip_update >= 0"):
+        RunSettings(run_name="r", classes=["a"], network="tiny", num_rounds=1, **wrong)
+
+
+# ---- models that wait -----------------------------------------------------------------------------------------------
+
+
+def test_models_come_back_from_the_disk_with_the_same_bits_and_leave_nothing_there(tmp_path):
+    rng = np.random.default_rng(0)
+    models = {site: {k: rng.standard_normal(v.shape, np.float32) for k, v in SENT.items()} for site in "ba"}
+    (tmp_path / "round").mkdir()
+    (tmp_path / "round" / "left.npy").touch()  # by a server that was killed
+    with SafetyNet(SENT, TinyNetwork(2), tmp_path / "round", factor=0, clip=0) as net:
+        for site, model in models.items():
+            net.put(site, model)
+        assert len(list((tmp_path / "round").iterdir())) == 2
+        assert all(same_models(net.take(site), model) for site, model in models.items())
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- whole rounds ---------------------------------------------------------------------------------------------------
+
+
+def play(folder, answer, sites=THREE, *, step=None, **options):
+    return Run(folder, FedAvgWorkflow(), list(sites), answer or plain_answers(sites, step=step), **options)
+
+
+def poisoned(sites=THREE, *, at=1, **changes):
+    """Sites of which the last one changes tensors of its trained model in one round."""
+    plain, rogue = plain_answers(sites), list(sites)[-1]
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if (site, question, task.round_num) == (rogue, TRAIN, at):
+            for name, value in changes.items():
+                tensor = result.weights[name.replace("_", ".", 1)]
+                tensor[...] = value
+        return result
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm_running_var": -1e12}, "weights norm.running_var: expected numbers >= 0, got smaller ones"),
+        ({"norm_running_var": -1e-6}, "weights norm.running_var: expected numbers >= 0, got smaller ones"),
+        ({"norm_running_var": 9e11}, "update of the statistics: expected at most 10 times the median of the round"),
+        ({"norm_running_mean": -9e11}, "update of the statistics: expected at most 10 times the median of the round"),
+        ({"classifier_weight": 9e11}, "update of the parameters: expected at most 10 times the median of the round"),
+    ],
+    ids=lambda value: "=".join(map(str, *value.items())) if isinstance(value, dict) else "",
+)
+def test_one_finite_result_cannot_ruin_the_model_and_its_site_is_named(tmp_path, changes, words):
+    run = play(tmp_path, poisoned(**changes), min_sites=2)
+    assert run.stopped == ""
+    ((round_num, refusal),) = run.decisions("refused")
+    assert (round_num, refusal["site"]) == (1, "site-3")
+    assert refusal["reason"].startswith(f"site-3: result of round 1, {words}")
+    assert run.moved() == pytest.approx([3, 3])
+    assert all(np.abs(value).max() < 10 for value in run.model.values())
+
+
+def test_with_two_sites_a_poisoned_tensor_is_refused_too(tmp_path):
+    run = play(tmp_path, poisoned(TWO, norm_running_var=9e11), TWO)
+    assert "site-2: result of round 1, update of the statistics: expected at most 10 times the norm" in run.stopped
+
+
+def test_the_comparison_with_the_other_sites_can_be_switched_off(tmp_path):
+    run = play(tmp_path, None, step={"site-1": 1, "site-2": 1, "site-3": 1000}, max_update_factor=0, num_rounds=1)
+    assert run.stopped == ""
+    assert run.moved() == pytest.approx([334, 334])
+
+
+def test_updates_are_clipped_before_they_are_averaged(tmp_path):
+    # TinyNetwork for 2 classes: 24 + 26 parameters, so that a step of 1 has norm sqrt(50).
+    run = play(tmp_path, None, step={"site-1": 1, "site-2": 1, "site-3": 4}, clip_update=2 * 50**0.5, num_rounds=1)
+    assert run.stopped == ""
+    assert run.moved() == pytest.approx([4 / 3] * 2)
+
+
+class Steep(TinyNetwork):
+    """Scores that overflow long before the weights do."""
+
+    def forward(self, images):
+        features, logits = super().forward(images)
+        return features, logits**7
+
+
+def test_a_model_that_gives_no_finite_scores_is_refused_before_it_is_averaged(tmp_path):
+    answer = poisoned(classifier_bias=1e6)
+    run = play(tmp_path, answer, min_sites=2, max_update_factor=0, backbone=Steep)
+    assert run.stopped == ""
+    sentence = "site-3: result of round 1: expected a model that gives finite scores, got NaN or infinity for noise"
+    assert run.decisions("refused") == [(1, {"site": "site-3", "reason": sentence})]
+
+
+class Fragile(TinyNetwork):
+    """Scores that are infinite where the running means are all zero, as they are at the beginning."""
+
+    def forward(self, images):
+        features, logits = super().forward(images)
+        return features, logits / self.norm.running_mean.sum()
+
+
+def test_an_average_that_gives_no_finite_scores_never_becomes_the_model(tmp_path):
+    run = play(tmp_path, None, TWO, step={"site-1": 1, "site-2": -1}, backbone=Fragile)
+    assert run.stopped == (
+        "round 0, average of site-1, site-2: expected a model that gives finite scores, got NaN or infinity for noise"
+    )
+    assert run.moved() == [0, 0]
+
+
+# ---- going on without a site ----------------------------------------------------------------------------------------
+
+
+def test_a_round_that_fails_leaves_the_last_good_model_and_the_lead_goes_on_from_it_without_the_site(tmp_path):
+    stopped = play(tmp_path, poisoned(norm_running_var=-1e12))
+    assert stopped.stopped.startswith("train of round 1: expected valid results from 3 sites, got 2: site-3: result of")
+    assert stopped.rounds() == [0, 1]
+    again = play(tmp_path, poisoned(at=99), without=["site-3"])
+    assert again.stopped == ""
+    assert again.rounds() == [1, 2]
+    assert {tuple(sites) for *_, sites in again.asked} == {("site-1", "site-2")}
+    assert again.moved() == pytest.approx([3, 3])
+
+
+def test_a_site_that_is_left_out_is_asked_nothing_and_a_name_that_nobody_has_is_said(tmp_path, caplog):
+    def never(site, question, *rest):
+        assert site != "site-2"
+        return plain_answers(THREE)(site, question, *rest)
+
+    run = play(tmp_path, never, without=["site-2", "site-9"])
+    assert run.stopped == ""
+    assert sorted(run.content("run.json")["sites"]) == ["site-1", "site-3"]
+    assert "job variable without: expected names of connected sites, got also ['site-9']" in caplog.text
+
+
+def test_leaving_out_everybody_is_said(tmp_path):
+    run = play(tmp_path, None, without=list(THREE))
+    assert run.stopped == "census: expected at least one site to ask, got none"

@@ -1,0 +1,126 @@
+import json
+import math
+import sys
+
+import pytest
+from factories import refused
+from opacus.accountants.analysis import rdp
+
+from fedmend.site.privacy import FOLDER, Account, Privacy, read_privacy
+
+POLICY = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
+OBJECT = ": expected an object with clip and noise_multiplier, and perhaps delta and max_epsilon, got another"
+ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))  # opacus' own
+
+
+def account(folder, privacy=POLICY, patients=50):
+    return Account(folder, "site-1", privacy, patients)
+
+
+def test_steps_with_all_patients_cost_what_the_gaussian_mechanism_costs_by_hand(tmp_path):
+    # Renyi divergence of order a: T a / (2 s^2); Canonne et al. 2020 turn it into epsilon.
+    steps, noise, delta = 10, 2.0, 1e-3
+    by_hand = min(
+        steps * a / (2 * noise**2) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in ORDERS
+    )
+    assert account(tmp_path).spend(1.0, steps) == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_sampled_steps_of_several_jobs_cost_what_opacus_says(tmp_path):
+    account(tmp_path).spend(0.05, 40)
+    account(tmp_path).spend(0.05, 60)  # another job: the account is on the disk
+    other = Privacy(clip=3.0, noise_multiplier=1.5, delta=1e-3)
+    total = rdp.compute_rdp(q=0.05, noise_multiplier=2.0, steps=100, orders=ORDERS)
+    total = total + rdp.compute_rdp(q=0.2, noise_multiplier=1.5, steps=7, orders=ORDERS)
+    expected, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=total, delta=1e-3)
+    assert account(tmp_path, other).spend(0.2, 7) == pytest.approx(expected, rel=1e-9)
+    assert account(tmp_path).epsilon() == pytest.approx(expected, rel=1e-9)
+    spent = json.loads((tmp_path / FOLDER / "site-1.json").read_text())["spent"]
+    assert spent == [[2.0, 0.05, 100], [1.5, 0.2, 7]]
+
+
+def test_a_site_that_has_spent_nothing_has_epsilon_0_and_delta_is_a_tenth_of_one_patient(tmp_path):
+    own = account(tmp_path, Privacy(clip=1.0, noise_multiplier=1.0), patients=50)
+    assert own.epsilon() == 0
+    assert own.delta == 1 / 500
+    assert own.told(0.0) == {"epsilon": 0.0, "delta": 1 / 500, "clip": 1.0, "noise_multiplier": 1.0}
+
+
+def test_a_round_above_the_limit_is_refused_and_costs_nothing(tmp_path):
+    limited = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3, max_epsilon=5.0)
+    before = account(tmp_path, limited).spend(1.0, 4)
+    too_much = account(tmp_path, limited).epsilon(1.0, 40)
+    with refused(
+        "site-1: privacy: expected to stay within max_epsilon 5 over all jobs of this site, got"
+        f" {too_much:.3g} with one more round; it trains no more until its policy changes"
+    ):
+        account(tmp_path, limited).spend(1.0, 40)
+    assert account(tmp_path, limited).epsilon() == before
+
+
+def test_asking_what_a_job_would_cost_spends_nothing(tmp_path):
+    own = account(tmp_path)
+    assert own.epsilon(1.0, 10) > 0
+    assert own.epsilon() == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"spent": [[1, 2]]}',
+        '{"spent": [[1.0, 0.0, 3]]}',
+        '{"spent": "no"}',
+        f'{{"spent": [[1{"0" * 400}, 1, 3]]}}',
+        '{"spent": [[NaN, 1, 3]]}',
+    ],
+)
+def test_a_damaged_account_stops_the_site_instead_of_counting_as_nothing(tmp_path, text):
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "site-1.json").write_text(text)
+    with refused(
+        "site-1: state_dir, account of the privacy spent: expected what FedMend wrote, got a damaged file; restore it"
+        " from a backup"
+    ):
+        account(tmp_path)
+
+
+def test_a_site_without_opacus_says_so_before_it_trains(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    with refused(
+        "site-1: local/fedmend.json, field privacy: expected the package opacus at this site (pip install opacus), not"
+        " found"
+    ):
+        account(tmp_path)
+
+
+def test_the_policy_of_a_site_is_read_from_its_settings():
+    assert read_privacy(None, "x") is None
+    assert read_privacy({"clip": 1, "noise_multiplier": 1.1}, "x") == Privacy(clip=1.0, noise_multiplier=1.1)
+    full = {"clip": 0.5, "noise_multiplier": 2, "delta": 1e-5, "max_epsilon": 8}
+    assert read_privacy(full, "x") == Privacy(clip=0.5, noise_multiplier=2.0, delta=1e-5, max_epsilon=8.0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (7, OBJECT),
+        ({"clip": 1}, OBJECT),
+        ({"clip": 1, "noise_multiplier": 1, "sigma": 2}, OBJECT),
+        ({"clip": 0, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
+        ({"clip": 10**400, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
+        ({"clip": math.nan, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
+        ({"clip": math.inf, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
+        ({"clip": 1, "noise_multiplier": 0.01}, ".noise_multiplier: expected a number at least 0.1, got another"),
+        ({"clip": 1, "noise_multiplier": True}, ".noise_multiplier: expected a number at least 0.1, got another"),
+        ({"clip": 1, "noise_multiplier": 1, "delta": 1}, ".delta: expected a number above 0 and below 1, got another"),
+        (
+            {"clip": 1, "noise_multiplier": 1, "max_epsilon": "8"},
+            ".max_epsilon: expected a number above 0, got another",
+        ),
+    ],
+)
+def test_a_policy_that_promises_nothing_is_refused(raw, words):
+    with refused(f"site-1: local/fedmend.json, field privacy{words}"):
+        read_privacy(raw, "site-1: local/fedmend.json")

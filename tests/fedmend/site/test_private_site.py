@@ -1,0 +1,293 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from factories import CLASSES, make_site_folder, refused
+from torch import nn
+from torch_factories import GroupNetwork, make_split
+from worker_factories import Client, census_task, one_site
+
+from fedmend.learning.inference import Stopped
+from fedmend.learning.networks import NETWORKS, build_network
+from fedmend.learning.patient_steps import PatientSteps, patients_of
+from fedmend.messages import SiteResult
+from fedmend.method import RoundTask
+from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
+from fedmend.methods.fedmlp import FedMLP
+from fedmend.methods.fednoro import FedNoRo
+from fedmend.methods.labelsets import LabelSetFedAvg
+from fedmend.site.privacy import FOLDER, Privacy
+from fedmend.site.private_site import check_bearable, check_withheld, withhold
+
+POLICY = Privacy(clip=1.0, noise_multiplier=1.0)
+NO_NOISE = Privacy(clip=1.0, noise_multiplier=0.0)
+
+
+class Work:
+    """A round whose gradient for a patient is the mean of given rows, one per image."""
+
+    def __init__(self, rows):
+        self.rows = torch.tensor(rows, dtype=torch.float32)
+        self.model = nn.Linear(self.rows.shape[1], 1, bias=False)
+
+    def loss(self, index):
+        return (self.model.weight[0] * self.rows[index].mean(0)).sum()
+
+
+def step(rows, batch, privacy=NO_NOISE, *, patients=4, expected=2, seed=0):
+    """The gradient that one step leaves."""
+    work = Work(rows)
+    units = [torch.tensor([i]) for i in range(patients)]
+    steps = PatientSteps(privacy, units, expected, np.random.default_rng(seed))
+    losses = list(steps.losses(work, [torch.tensor(images) for images in batch]))
+    return work.model.weight.grad[0], losses
+
+
+# ---- one step -------------------------------------------------------------------------------------------------------
+def test_the_gradient_of_each_patient_is_clipped_before_the_sum_by_hand():
+    # (3, 4) has norm 5 and becomes (.6, .8); (0, .5) stays; the sum is divided by the 2 patients expected per step.
+    gradient, losses = step([[3.0, 4.0], [0.0, 0.5]], [[0], [1]])
+    np.testing.assert_allclose(gradient, [0.3, 0.65], rtol=1e-6)
+    assert len(losses) == 2
+
+
+def test_the_images_of_a_patient_are_clipped_together_not_one_by_one():
+    # The mean of (6, 8) and (0, 0) is (3, 4): one patient brings (.6, .8), however many images.
+    gradient, _ = step([[6.0, 8.0], [0.0, 0.0]], [[0, 1]])
+    np.testing.assert_allclose(gradient, [0.3, 0.4], rtol=1e-6)
+
+
+def test_the_sum_is_divided_by_the_expected_number_of_patients_not_by_the_number_drawn():
+    one, _ = step([[0.5, 0.0]] * 3, [[0]])
+    three, _ = step([[0.5, 0.0]] * 3, [[0], [1], [2]])
+    np.testing.assert_allclose([one[0], three[0]], [0.25, 0.75])
+
+
+def test_the_noise_has_the_standard_deviation_of_the_policy_by_hand():
+    # noise_multiplier 2 times clip .5 over 4 expected patients: .25 in every coordinate, also without any patient.
+    rows = [[0.0] * 100_000]
+    noise, losses = step(rows, [], Privacy(clip=0.5, noise_multiplier=2.0), patients=8, expected=4)
+    assert losses == []
+    assert float(noise.std()) == pytest.approx(0.25, rel=0.02)
+    assert abs(float(noise.mean())) < 5 * 0.25 / 100_000**0.5
+
+
+def test_a_patient_whose_gradient_is_not_finite_counts_as_absent():
+    gradient, losses = step([[np.nan, 1.0], [0.5, 0.0]], [[0], [1]])
+    np.testing.assert_allclose(gradient, [0.25, 0.0])
+    assert len(losses) == 1
+
+
+# ---- who is in a step -----------------------------------------------------------------------------------------------
+def test_the_images_of_a_patient_are_one_unit_and_an_image_without_patient_is_one_by_itself():
+    table = replace(make_split(np.ones((5, 1), dtype=np.int8)).table, patients=("b", "", "a", "b", ""))
+    assert [unit.tolist() for unit in patients_of(table)] == [[0, 3], [1], [2], [4]]
+
+
+def test_each_patient_is_drawn_by_itself_with_the_same_chance():
+    steps = PatientSteps(POLICY, [torch.tensor([i]) for i in range(40)], 10, np.random.default_rng(0))
+    assert (steps.rate, steps.per_epoch) == (0.25, 4)
+    drawn = [[int(i) for i in batch] for _ in range(500) for batch in steps.batches()]
+    assert len(drawn) == 2000
+    sizes = [len(batch) for batch in drawn]
+    assert np.mean(sizes) == pytest.approx(10, abs=0.2)  # 40 * .25
+    assert np.var(sizes) == pytest.approx(7.5, rel=0.1)  # 40 * .25 * .75: not always ten
+    shares = np.bincount(np.concatenate(drawn), minlength=40) / 2000
+    np.testing.assert_allclose(shares, 0.25, atol=0.05)
+
+
+def test_a_patient_of_many_images_brings_at_most_a_batch_of_them():
+    steps = PatientSteps(POLICY, [torch.arange(50)], 8, np.random.default_rng(0))
+    ((batch,),) = steps.batches()
+    assert len(set(batch.tolist())) == 8
+
+
+def test_a_batch_that_is_larger_than_the_site_draws_everybody():
+    steps = PatientSteps(POLICY, [torch.tensor([i]) for i in range(3)], 100, np.random.default_rng(0))
+    assert (steps.rate, steps.per_epoch) == (1.0, 1)
+    assert len(next(steps.batches())) == 3
+
+
+# ---- a site ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def client(tmp_path):
+    make_site_folder(tmp_path / "data", splits=("val", "test"))
+    with one_site(GroupNetwork):
+        yield lambda method=None, privacy=POLICY, **settings: private(tmp_path, method, privacy, settings)
+
+
+def private(folder, method, privacy, settings):
+    made = Client(folder, method or FedAvgPL(weighted=False), **settings)
+    made.config = replace(made.config, privacy=privacy)
+    return made
+
+
+def received():
+    return {name: value.numpy() for name, value in GroupNetwork(len(CLASSES)).state_dict().items()}
+
+
+def train(site, round_num=0):
+    return site.ask("train", RoundTask("train", round_num, 3, seed=7), received(), evaluate=True)
+
+
+def test_the_census_of_a_private_site_tells_no_count_of_a_class_and_no_split_for_evaluation(client, caplog):
+    with caplog.at_level("INFO", "fedmend.executor"):
+        result = client().ask("census", census_task())
+    assert result.census["annotated"].tolist() == [True, False, True]
+    assert result.census["positives"].tolist() == [1, 0, 1]
+    assert result.census["sizes"] == {"train": 6}
+    assert result.privacy == {"epsilon": 0.0, "delta": 1 / 60, "clip": 1.0, "noise_multiplier": 1.0}
+    assert "site-1: privacy: epsilon 0, after this job " in caplog.text
+    assert "(delta 0.0167, the unit is one patient, all jobs of this site so far)" in caplog.text
+
+
+def test_a_private_round_tells_noisy_weights_and_epsilon_and_nothing_else(client, caplog):
+    with caplog.at_level("INFO", "fedmend.executor"):
+        result = train(client())
+    assert (result.error, result.samples, result.loss) == ("", 6, 0.0)
+    assert (result.counts, result.report, result.repairs) == ({}, {}, {})
+    assert set(result.weights) == set(received())
+    assert result.privacy["epsilon"] > 0
+    assert f"site-1: privacy: epsilon {result.privacy['epsilon']:.3g} with this round (delta 0.0167" in caplog.text
+    check_withheld(result, weights=True)
+
+
+def test_epsilon_adds_up_over_rounds_processes_and_repeated_rounds(client, tmp_path):
+    site = client()
+    first, second = train(site, 0), train(site, 1)
+    site.start()
+    again = train(site, 1)
+    assert first.privacy["epsilon"] < second.privacy["epsilon"] < again.privacy["epsilon"]
+    spent = json.loads((tmp_path / "state" / FOLDER / "site-1.json").read_text())["spent"]
+    assert spent == [[1.0, 4 / 6, 6]]  # 6 images in batches of 4: 2 steps a round
+
+
+def test_the_steps_are_written_down_before_they_are_made(client, tmp_path):
+    site = client()
+    with pytest.raises(Stopped):
+        site.ask("train", RoundTask("train", 0, 3), received(), stop=lambda: True)
+    assert json.loads((tmp_path / "state" / FOLDER / "site-1.json").read_text())["spent"] == [[1.0, 4 / 6, 2]]
+
+
+def test_nobody_who_knows_the_seed_can_repeat_the_noise(client):
+    site = client()
+    first, second = train(site), train(site)
+    assert not np.array_equal(first.weights["classifier.weight"], second.weights["classifier.weight"])
+
+
+def test_a_site_trains_no_more_when_its_budget_is_spent(client):
+    cost = train(client()).privacy["epsilon"]
+    site = client(privacy=replace(POLICY, max_epsilon=1.01 * cost))
+    words = "site-1: privacy: expected to stay within max_epsilon"
+    for result in (train(site, 1), site.ask("census", census_task())):
+        assert result.error.startswith(words)
+        assert (result.weights, result.census, result.privacy) == ({}, {}, {})
+
+
+def test_a_policy_that_changes_between_two_rounds_holds_from_the_next_one_on(client):
+    site = client()
+    train(site)
+    site.config = replace(site.config, privacy=replace(POLICY, noise_multiplier=3.0))
+    assert train(site, 1).privacy["noise_multiplier"] == 3.0
+
+
+# ---- what cannot bear it --------------------------------------------------------------------------------------------
+REFUSED = (
+    "site-1: local/fedmend.json, field privacy: expected a job of federated averaging in which patients count one by"
+    " one (variant fedavg_private), got {}"
+)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedMLP(),
+        FedAvg(),
+        FedAvgPL(),
+        FedProx(),
+        SingleLabelFedAvg(la=True),
+        FedNoRo(),
+        LabelSetFedAvg(local_iterations=1),
+    ],
+)
+def test_a_method_whose_loss_or_report_uses_other_patients_is_refused(method):
+    with refused(REFUSED.format(type(method).__name__)):
+        check_bearable("site-1", method, "resnet18_gn")
+
+
+def test_the_refusal_comes_in_the_census_before_anybody_trains(client):
+    assert client(FedMLP()).ask("census", census_task()).error == REFUSED.format("FedMLP")
+
+
+def test_decay_of_supervised_rows_is_refused_in_the_census_because_noise_gives_every_row_a_gradient(client):
+    sentence = "expected a job with decay coupled or decoupled, got supervised, which noise turns into coupled"
+    refusal = f"site-1: local/fedmend.json, field privacy: {sentence}"
+    assert client(decay="supervised").ask("census", census_task()).error == refusal
+    assert not client(decay="decoupled").ask("census", census_task()).error
+
+
+def test_the_methods_that_can_bear_it_say_so():
+    bears = [FedAvg(weighted=False), FedAvgPL(weighted=False), SingleLabelFedAvg(), SingleLabelFedProx()]
+    assert all(method.patients_apart for method in bears)
+
+
+@pytest.mark.parametrize("network", ["resnet18", "resnet_narrow", "densenet121"])
+def test_a_network_with_batchnorm_is_refused_and_its_variant_with_groupnorm_is_not(network):
+    with refused(
+        f"site-1: local/fedmend.json, field privacy: expected a network with GroupNorm, e.g. {network}_gn, got"
+        f" {network}, whose BatchNorm mixes patients"
+    ):
+        check_bearable("site-1", SingleLabelFedAvg(), network)
+    check_bearable("site-1", SingleLabelFedAvg(), f"{network}_gn")
+
+
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name.endswith("_gn")])
+def test_an_image_gets_the_same_logits_whoever_is_beside_it(network):
+    model = build_network(network, 3)
+    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        together, alone = model(images)[1], model(images[:1])[1]
+    torch.testing.assert_close(together[:1], alone, rtol=1e-4, atol=1e-4)
+    norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
+    assert all(m.num_channels == 16 * m.num_groups for m in norms)
+    assert not list(model.buffers())
+
+
+def test_a_batch_of_groupnorm_has_no_gradient_from_one_image_to_another_but_batchnorm_has():
+    for network, mixes in (("resnet_narrow_gn", False), ("resnet_narrow", True)):
+        images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        build_network(network, 3).train()(images)[1][0].sum().backward()
+        assert bool(images.grad[1].abs().sum() > 0) is mixes
+
+
+# ---- what stays -----------------------------------------------------------------------------------------------------
+def full():
+    counts = {"annotated": np.array([True, False]), "positives": np.array([7, 0]), "sizes": {"train": 9, "val": 3}}
+    return SiteResult(
+        site="site-1",
+        samples=9,
+        loss=0.5,
+        report={"x": np.ones(1)},
+        counts={"val": np.ones(1)},
+        repairs={"positive": np.ones(1)},
+        census={**counts, "kind": "multilabel", "phantom": False},
+    )
+
+
+@pytest.mark.parametrize("part", ["loss", "report", "counts", "repairs", "positives", "sizes"])
+def test_an_answer_that_tells_more_than_the_promise_allows_is_refused(part):
+    kept = withhold(full())
+    check_withheld(kept, weights=False)
+    if part in ("positives", "sizes"):
+        leaking = replace(kept, census={**kept.census, part: full().census[part]})
+    else:
+        leaking = replace(kept, **{part: getattr(full(), part)})
+    with refused(f"site-1: privacy: expected {part} to stay at this site, got some"):
+        check_withheld(leaking, weights=False)
+
+
+def test_weights_without_the_promise_are_refused():
+    with refused("site-1: privacy: expected weights without noise to stay at this site, got some"):
+        check_withheld(withhold(full()), weights=True)

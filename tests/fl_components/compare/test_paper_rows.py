@@ -1,0 +1,130 @@
+"""Which job, rows and data a person means; whose numbers stand beside ours."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import CLASSES, ROOT, make_site_folder, refused
+from job_factories import CLIENT, SERVER, write_job
+
+from fedmend.records.run_folder import Run
+from fl_components.compare.paper_rows import find_job, on_data, own_entry, paper_table, row_entry, table_rows
+from fl_components.compare.runs import Comparison, cases
+
+JOBS = ROOT / "jobs"
+FEDAVG = {
+    "set": {"mu": 0},
+    "table": {"title": "FedAvg", "order": 20, "simple": True, "published": {"job": {"auc": 70}}},
+}
+LATE = {"set": {"mu": 0.25}, "table": {"title": "Late", "note": "it is late"}}
+PAPER = {"set": {"num_rounds": 50}, "table": {"title": "Own", "protocol": "Table 1", "published": {"job": {"auc": 80}}}}
+
+
+@pytest.fixture
+def job(tmp_path):
+    variants = {"late": LATE, "fedavg": FEDAVG, "paper": PAPER, "tune": {"set": {"mu": 1}}}
+    server = json.loads(json.dumps(SERVER))
+    server["workflows"][0]["args"]["classes"] = list(CLASSES)
+    return write_job(tmp_path / "job", client=CLIENT, server=server, **variants)
+
+
+def write_sites(folder, *names, classes=CLASSES):
+    for name in names:
+        make_site_folder(folder / name, np.array([[1, 0, 1], [0, 1, 0]]), classes=classes)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("problem", "job"),
+    [
+        ("missing-classes", "fedmlp_ich"),
+        ("noisy-sites", "fednoro_ich"),
+        ("label-sets", "fedlsm_isic2018"),
+        ("partial-masks", "fedia_ms"),
+    ],
+)
+def test_a_problem_stands_for_its_main_job(problem, job):
+    assert find_job(Path(problem)) == (JOBS / job, True)
+
+
+def test_a_folder_is_a_job_and_another_word_is_refused_with_those_that_there_are(job):
+    assert find_job(job) == (job, False)
+    with refused(
+        "compare: expected a job folder or one of label-sets, missing-classes, noisy-sites, partial-masks, got missing"
+    ):
+        find_job(Path("missing"))
+
+
+def test_the_rows_of_the_table_are_the_variants_that_say_so_in_its_order(job):
+    assert table_rows(job) == ["fedavg", "late"]
+    assert own_entry(job).title == "Own"
+    assert table_rows(JOBS / "fedmlp_ich")[:3] == ["all_labels", "fedavg", "fedavg_pl"]
+
+
+def test_a_job_without_a_row_of_its_own_has_no_table(tmp_path):
+    with refused("--table: expected a row of the job in its variants/paper.json, found none"):
+        own_entry(write_job(tmp_path / "plain"))
+
+
+def test_a_row_that_a_person_wrote_has_the_titles_of_its_variants(job):
+    assert row_entry(job, "fedavg").simple
+    found = row_entry(job, "fedavg+mu=0.5")
+    assert (found.title, found.simple, found.published) == ("FedAvg + mu=0.5", False, {})
+    assert row_entry(job, "tune").title == "tune"
+
+
+def test_site_folders_give_sites_classes_and_names(job, tmp_path):
+    data = write_sites(tmp_path / "my data", "site-1", "site-2", "site-3")
+    found = on_data(Comparison(job, ["fedavg"], [4]), str(data))
+    assert (found.sites, found.words, found.site_words) == (3, [], [f"data_root={data}/{{SITE_NAME}}"])
+    own, fedavg = cases(found, tmp_path)
+    assert [case.given["variables"]["run_name"] for case in (own, fedavg)] == ["job_my-data", "job_my-data_fedavg"]
+    assert own.given["site_settings"] == {"data_root": f"{data}/{{SITE_NAME}}"}
+
+
+def test_other_classes_than_the_jobs_are_taken_from_the_cards(job, tmp_path):
+    data = write_sites(tmp_path / "data", "site-1", "site-2", classes=("a", "b", "c"))
+    found = on_data(Comparison(job, [], [4]), str(data))
+    assert found.words == ['classes=["a", "b", "c"]']
+
+
+def test_a_seed_may_choose_the_folder(job, tmp_path):
+    for seed in (0, 1):
+        write_sites(tmp_path / f"fold-{seed}", "site-1", "site-2")
+    found = on_data(Comparison(job, [], [0, 1]), str(tmp_path / "fold-{SEED}"))
+    _, second = cases(found, tmp_path)
+    assert second.given["site_settings"]["data_root"] == f"{tmp_path}/fold-1/{{SITE_NAME}}"
+    write_sites(tmp_path / "fold-1", "site-3")
+    with refused("--data: expected as many sites and the same classes for every seed, got others"):
+        on_data(Comparison(job, [], [0, 1]), str(tmp_path / "fold-{SEED}"))
+
+
+def test_folders_that_are_no_sites_of_one_federation_are_one_sentence(job, tmp_path):
+    asked, data = Comparison(job, [], [0]), tmp_path / "data"
+    with refused(f"--data: expected folders site-1, site-2, ... with site.json in {data}, got none"):
+        on_data(asked, str(data))
+    write_sites(data, "site-1")
+    with refused("--data: expected at least 2 sites, which a comparison needs, got 1"):
+        on_data(asked, str(data))
+    write_sites(data, "site-2", classes=("a", "b", "c"))
+    with refused("site-2: site.json, field classes: expected those of site-1, got others"):
+        on_data(asked, str(data))
+    write_sites(data, "berlin")
+    with refused(f"--data: expected folders site-1, site-2, ... with site.json in {data}, got berlin, site-1, site-2"):
+        on_data(asked, str(data))
+
+
+def test_the_table_has_the_rows_of_whole_seeds_with_what_the_files_say_of_them(job, tmp_path):
+    comparison = Comparison(job, ["fedavg"], [0, 1])
+    for case in cases(comparison, tmp_path / "out"):
+        case.workspace.mkdir(parents=True)
+        case.cost_file.write_text(json.dumps({"seconds": case.seed}))
+    runs = {row: [Run(None, {"seed": 1}, {}, (), (), {})] for row in ("own", "fedavg")}
+    found = paper_table(comparison, runs, {"late": "expected more"}, tmp_path / "out", "f1")
+    assert (found.name, found.source, found.incomplete, found.metric) == ("job", "Table 1", [0], "f1")
+    assert [row.title for row in found.rows.values()] == ["Own", "FedAvg"]
+    assert [row.published for row in found.rows.values()] == [{"auc": 80}, {"auc": 70}]
+    assert [row.costs for row in found.rows.values()] == [[{"seconds": 1}]] * 2
+    assert (found.rows["own"].simple, found.rows["fedavg"].simple) == (False, True)
+    assert found.left_out == {"Late": "expected more"}
