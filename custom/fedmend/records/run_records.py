@@ -176,9 +176,7 @@ class RunRecords:
             FedMendError: it is lost or damaged.
         """
         for name, mark in json.loads(dumped).items():
-            # A checkpoint of an earlier version holds the lines themselves.
-            kept = mark if isinstance(mark, list) else self._kept[name].read(mark)
-            self._lines[name] = kept + self._lines[name]
+            self._lines[name] = self._kept[name].read(mark) + self._lines[name]
         self._files = _line_files(self.folder)  # written anew, because this may be another folder
         self._latest = {(line["site"], line["class"]): line for line in self._lines[REPAIRS]}
 

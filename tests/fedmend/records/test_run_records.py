@@ -240,15 +240,6 @@ def test_what_was_written_after_the_checkpoint_is_cut_off_in_both_folders(tmp_pa
         assert [d["what"] for d in lines(folder, "decisions.jsonl")] == ["a", "b"]
 
 
-def test_a_checkpoint_that_holds_the_lines_themselves_is_read(tmp_path):
-    records = RunRecords(tmp_path / "run", tmp_path)
-    records.restore(json.dumps({"metrics.jsonl": [], "repairs.jsonl": [], "decisions.jsonl": [{"what": "a"}]}))
-    records.decision("b", 2)
-    again = RunRecords(tmp_path / "again", tmp_path)
-    again.restore(records.dump())
-    assert [d["what"] for d in again.decisions] == ["a", "b"]
-
-
 @pytest.mark.parametrize("content", [None, "", '{"what": "b"}\n'])
 def test_kept_lines_that_are_lost_or_changed_are_one_sentence(tmp_path, content):
     file = LineFile(tmp_path / "decisions.jsonl")
