@@ -31,7 +31,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedmend.errors import FedMendError
 from fedmend.messages import LONGEST_ERROR
-from fl_components.job.rules import CLIENT, CODE, components, read_app, refuse_encryption
+from fl_components.job.rules import CLIENT, CODE, components, read_app, refuse_baseline, refuse_encryption
 
 
 class ListedClasses(AppValidator):
@@ -76,7 +76,11 @@ class ListedClasses(AppValidator):
         for name, config in configs.items():
             for place, component in components(config) if is_server or name == CLIENT else ():
                 node = SimpleNamespace(path=lambda place=place: place)
-                authorizer.authorize_component_config(component, node, workspace=kit)
+                try:
+                    authorizer.authorize_component_config(component, node, workspace=kit)
+                except UnsafeComponentError:
+                    refuse_baseline(str(component.get("path")))
+                    raise
 
 
 def _filters_of_the_site(kit: Workspace) -> list[dict]:

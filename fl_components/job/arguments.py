@@ -7,12 +7,13 @@ from difflib import get_close_matches
 from fedmend.basics.json_files import parse_json
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import phantom_spec
+from fl_components.job.rules import BASELINES
 
 OURS = ("fedmend.", "fl_components.")  # arguments of FLARE's own components are wiring, not settings
 METHOD, WORKFLOW, CONTROLLER = "method", "workflow", "rounds"  # ids of components in every job that trains
 EXECUTOR = "executor"  # FLARE gives executors no id
 # Importing runs code: nothing else that a job names is imported without FLARE's check.
-METHODS = ("fedmend.methods.", "fedmend.baselines.")
+METHODS = ("fedmend.methods.", BASELINES)
 KINDS = {  # of an argument's value: what it is called, which values may take its place
     bool: ("true or false", {bool}),
     int: ("a whole number", {int}),

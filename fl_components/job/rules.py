@@ -21,6 +21,7 @@ KNOWN = {FOLDER, f"{FOLDER}/{CLIENT}", f"{FOLDER}/{SERVER}", *SIGNATURES, *(f"{F
 LARGEST = 2**20  # bytes of a configuration; those of our jobs have 2,000
 ENCRYPTION = re.compile(r"(^|\.)(he|homomorphic_encryption)\.|(^|\.)HE[A-Z]\w*$")
 CLASS_KEYS = ("path", "class_path", "name")
+BASELINES = "fedmend.baselines."  # classes that a kit lists only where its project asks for them
 
 
 def check_job(job: Path) -> None:
@@ -168,3 +169,19 @@ def refuse_encryption(named: Iterator[Mapping], where: str) -> None:
                 f"{where}: expected plain weights, which the checks and distances of the server need, got homomorphic"
                 " encryption"
             )
+
+
+def refuse_baseline(path: str) -> None:
+    """Says of a class that a policy does not list how a kit comes to list it.
+
+    Args:
+        path: the class's full name.
+
+    Raises:
+        FedMendError: it belongs to a method that only comparisons need.
+    """
+    if path.startswith(BASELINES):
+        raise FedMendError(
+            f"job, method: {path} belongs to a method that only comparisons need, and this policy does not list it:"
+            " expected `baselines: true` under SitePolicyBuilder in project.yml when the kits were made"
+        )

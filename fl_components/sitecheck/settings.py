@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from fedmend.errors import FedMendError
+from fl_components.job.rules import refuse_baseline
 from fl_components.kit_state import check_state
 from fl_components.sitecheck.job import read_job
 from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
@@ -80,6 +81,8 @@ def policy(site: CheckedSite) -> Result:
 
     components = site.job.components
     unlisted = sorted({str(c.get("path", c.get("class_path"))) for c in components if refused(c)})
+    for path in unlisted:
+        refuse_baseline(path)
     if unlisted:
         return Result(FAIL, f"local/resources.json: expected on class_allow_list, not found: {', '.join(unlisted)}")
     if not refused({"path": "fedmend.sitecheck.NoSuchClass"}):

@@ -84,6 +84,22 @@ def test_an_unlisted_class_is_named_with_its_place(kit, place, config):
     assert kit(**config) == (reason, {})
 
 
+BASELINE = "fedmend.baselines.rscfed.RSCFed"
+SWITCH = (
+    f"job, method: {BASELINE} belongs to a method that only comparisons need, and this policy does not list it:"
+    " expected `baselines: true` under SitePolicyBuilder in project.yml when the kits were made"
+)
+
+
+def test_an_unlisted_baseline_is_refused_in_a_sentence_that_names_the_switch(kit):
+    assert kit(components=[LISTED, {"id": "method", "path": BASELINE}]) == (SWITCH, {})
+
+
+def test_a_listed_baseline_passes(kit):
+    (kit.local / "resources.json").write_text(json.dumps({"class_allow_list": [BASELINE]}))
+    assert kit(components=[{"id": "method", "path": BASELINE}]) == ("", {})
+
+
 def test_listed_classes_pass(kit):
     assert kit(components=[LISTED], executors=[{"executor": LISTED}], task_result_filters=[{"filters": [LISTED]}]) == (
         "",

@@ -76,6 +76,16 @@ def test_classes_that_are_not_on_the_list_are_named(kit, job, listed):
     ]
 
 
+def test_a_baseline_that_is_not_on_the_list_is_answered_with_the_switch(kit, tmp_path):
+    path = "fedmend.baselines.rscfed.RSCFed"
+    job = make_job(tmp_path / "rscfed", method=path)
+    allow(kit, ["another.Class"])
+    assert found("class policy", kit=kit, job=job) == [
+        f"fail  class policy: job, method: {path} belongs to a method that only comparisons need, and this policy does"
+        " not list it: expected `baselines: true` under SitePolicyBuilder in project.yml when the kits were made"
+    ]
+
+
 @pytest.mark.parametrize(("listed", "more"), [(["*"], {}), (["a.b"], {"class_list_enforcement_mode": "warn"})])
 def test_a_list_that_is_not_enforced_is_a_warning(kit, job, listed, more, caplog):
     allow(kit, listed, **more)
