@@ -16,6 +16,7 @@ from nvflare.lighter.spec import Builder
 
 HERE = Path(__file__).resolve().parent
 POLICY = HERE.parent / "simulator_workspace" / "local"
+GUARD = "fl_components.guard.ReportGuard"
 RECEIVERS = ("fl_components.tracking.mlflow.MLflow", "fl_components.tracking.wandb.WandB")  # off unless asked for
 CONVERT = "nvflare.app_common.filters.convert_weights.ConvertWeights"
 STATE = "../fedmend-state/{SITE_NAME}"  # beside the kit, in which FLARE makes and deletes folders
@@ -38,10 +39,11 @@ class SitePolicyBuilder(Builder):
         site_settings: fields of every site's ``fedmend.json``, where all of them are on one machine, as in a trial.
         tracking: full names of classes of ``fl_components.tracking`` that jobs may name at the server, which hands its
             metrics to them.
+        baselines: whether jobs may also name the methods that only comparisons need, and sites report their fields.
 
     Raises:
-        ValueError: a storage folder that is not absolute, a filter without a path, homomorphic encryption, or another
-            class.
+        ValueError: a storage folder that is not absolute, a filter without a path, homomorphic encryption, another
+            class, or ``baselines`` that are neither true nor false.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class SitePolicyBuilder(Builder):
         weight_filters: Mapping[str, Mapping] | None = None,
         site_settings: Mapping[str, object] | None = None,
         tracking: Sequence[str] = (),
+        baselines: bool = False,
     ):
         if not isinstance(server_storage, str) or not os.path.isabs(server_storage):
             raise ValueError(f"SitePolicyBuilder, server_storage: expected an absolute folder, got {server_storage!r}")
@@ -61,6 +64,11 @@ class SitePolicyBuilder(Builder):
                 raise ValueError(f"SitePolicyBuilder, weight_filters {scope}: expected no homomorphic encryption")
         if unknown := sorted(set(tracking) - set(RECEIVERS)):
             raise ValueError(f"SitePolicyBuilder, tracking: expected some of {', '.join(RECEIVERS)}, got {unknown}")
+        if not isinstance(baselines, bool):
+            raise ValueError(f"SitePolicyBuilder, baselines: expected true or false, got {baselines!r}")
+        self._resources, self._privacy = (_read(POLICY / f"{name}.json") for name in ("resources", "privacy"))
+        if not baselines:
+            _leave_out(_read(HERE / "baselines.json"), self._resources, self._privacy)
         self._storage, self._weight_filters = Path(server_storage), dict(weight_filters or {})
         self._site_settings = {**SITE_SETTINGS, **(site_settings or {})}
         self._tracking = list(tracking)
@@ -80,8 +88,8 @@ class SitePolicyBuilder(Builder):
         jobs["args"]["uri_root"] = str(self._storage / "jobs")
         _dump(content, resources)
 
-    @staticmethod
     def _write(
+        self,
         participant: Participant,
         ctx: ProvisionContext,
         settings: Mapping[str, object],
@@ -89,24 +97,34 @@ class SitePolicyBuilder(Builder):
     ) -> None:
         local = Path(ctx.get_local_dir(participant))
         resources = local / ProvFileName.RESOURCES_JSON_DEFAULT
-        _dump({**_read(resources), **_read(POLICY / "resources.json")}, resources)
+        _dump({**_read(resources), **self._resources}, resources)
         _dump(_read(HERE / "authorization.json"), local / ProvFileName.AUTHORIZATION_JSON_DEFAULT)
-        _dump(_with_scopes(_read(POLICY / "privacy.json"), weight_filters), local / "privacy.json")
+        _dump(_with_scopes(self._privacy, weight_filters), local / "privacy.json")
         _dump(settings, local / "fedmend.json")
 
 
-def _with_scopes(privacy: dict, weight_filters: Mapping[str, Mapping | None]) -> dict:
+def _leave_out(baselines: Mapping[str, Sequence[str]], resources: dict, privacy: dict) -> None:
+    """Takes the classes and report fields of baselines out of a policy."""
+    resources["class_allow_list"] = [c for c in resources["class_allow_list"] if c not in baselines["classes"]]
+    for scope in privacy["scopes"]:
+        for args in (chosen["args"] for chosen in scope["task_result_filters"] if chosen["path"] == GUARD):
+            for kind in ("fields", "counts"):
+                args[kind] = {name: told for name, told in args[kind].items() if name not in baselines["fields"]}
+
+
+def _with_scopes(privacy: Mapping, weight_filters: Mapping[str, Mapping | None]) -> dict:
     """The policy with one more scope per filter: the default scope behind that filter, or without it where it is
     None."""
     (default,) = (scope for scope in privacy["scopes"] if scope["name"] == privacy["default_scope"])
+    scopes = list(privacy["scopes"])
     for name, chosen in weight_filters.items():
         to_change, to_weights = (
             {"path": CONVERT, "args": {"direction": direction}} for direction in ("weights_to_diff", "diff_to_weights")
         )
         chain = [to_change, dict(chosen), to_weights] if chosen else []
         scope = {**default, "name": name, "task_result_filters": [*chain, *default["task_result_filters"]]}
-        privacy["scopes"].append(scope)
-    return privacy
+        scopes.append(scope)
+    return {**privacy, "scopes": scopes}
 
 
 def _read(file: Path) -> dict:

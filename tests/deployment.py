@@ -93,11 +93,13 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployed(folder, *, sites=5, **settings):
-    """A running federation in a new folder, its sites with phantom data and these other fields in ``fedmend.json``."""
+def deployed(folder, *, sites=5, baselines=False, **settings):
+    """A running federation in a new folder, with the policy of a hospital's kit unless it asks for baselines; its sites
+    have phantom data and these other fields in ``fedmend.json``."""
     paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
     with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}):
-        federation = ProvisionedFederation(folder / "federation", [f"site-{i + 1}" for i in range(sites)])
+        names = [f"site-{i + 1}" for i in range(sites)]
+        federation = ProvisionedFederation(folder / "federation", names, baselines=baselines)
         federation.configure_sites({"cache_dir": str(folder / "cache"), **settings})
         with federation.running() as session:
             yield Deployment(federation, session)

@@ -7,7 +7,7 @@ FLARE would take a prefix for leave to call whatever is imported below it.
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedmend.basics.discovery import modules_of
@@ -15,13 +15,15 @@ from fedmend.basics.files import write_text
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, counted
 from fedmend.method import LocalMethod, Workflow
-from fl_components.policy.classes import allowed_classes, class_table
+from fl_components.job.rules import BASELINES
+from fl_components.policy.classes import GROUPS, allowed_classes, class_table
 
 GUARD = "fl_components.guard.ReportGuard"
 RESOURCES = Path("simulator_workspace") / "local" / "resources.json"
 PRIVACY = Path("simulator_workspace") / "local" / "privacy.json"
 DATA_PROTECTION = Path("provisioning") / "data_protection.md"
 CLASSES = Path("provisioning") / "allowed_classes.md"
+FOR_COMPARISONS = Path("provisioning") / "baselines.json"
 BEGIN, END = "<!-- made by `fedmend policy`: begin -->", "<!-- made by `fedmend policy`: end -->"
 
 
@@ -68,6 +70,11 @@ def policy_files(root: Path) -> dict[Path, str]:
     privacy = json.loads((root / PRIVACY).read_text(encoding="utf-8"))
     fields = report_fields()
     _merged("KNOWLEDGE")
+    of_the_product = {name for cls in methods if not _path(cls).startswith(BASELINES) for name in cls.FIELDS}
+    for_comparisons = {
+        "classes": [path for path in resources["class_allow_list"] if path.startswith(BASELINES)],
+        "fields": sorted(set(fields) - of_the_product),
+    }
     for scope in privacy["scopes"]:
         for chosen in scope["task_result_filters"]:
             if chosen["path"] == GUARD:
@@ -75,6 +82,7 @@ def policy_files(root: Path) -> dict[Path, str]:
     return {
         RESOURCES: json.dumps(resources, indent=2) + "\n",
         PRIVACY: json.dumps(privacy, indent=2) + "\n",
+        FOR_COMPARISONS: json.dumps(for_comparisons, indent=2) + "\n",
         DATA_PROTECTION: _with_tables(root, DATA_PROTECTION, data_protection_tables()),
         CLASSES: _with_tables(root, CLASSES, class_table(root, methods)),
     }
@@ -111,20 +119,24 @@ def _with_tables(root: Path, file: Path, tables: str) -> str:
 
 
 def data_protection_tables() -> str:
-    """Markdown: what a method's reports hold, and what the server sends to sites besides the weights."""
+    """Markdown, for each group: what a method's reports hold, and what the server sends besides the weights."""
     parts = []
-    for title, attribute in (("A site reports", "FIELDS"), ("The server sends", "KNOWLEDGE")):
-        head = ["| method | field | shape | range | what it is | risk |", "|---|---|---|---|---|---|"]
-        parts.append("\n".join([f"**{title}**, besides the weights:", "", *head, *_rows(attribute)]) + "\n")
+    for baseline, group in GROUPS.items():
+        classes = [cls for cls in method_classes() if _path(cls).startswith(BASELINES) == baseline]
+        parts.append(f"### {group}\n")
+        for title, attribute in (("A site reports", "FIELDS"), ("The server sends", "KNOWLEDGE")):
+            head = ["| method | field | shape | range | what it is | risk |", "|---|---|---|---|---|---|"]
+            rows = _rows(classes, attribute)
+            parts.append("\n".join([f"**{title}**, besides the weights:", "", *head, *rows]) + "\n")
     return "\n".join(parts)
 
 
-def _rows(attribute: str) -> Iterator[str]:
+def _rows(classes: Sequence[type], attribute: str) -> Iterator[str]:
     told: dict[str, list[str]] = {}
-    for cls in method_classes():
+    for cls in classes:
         if issubclass(cls, LocalMethod) and getattr(cls, attribute):
             told.setdefault(json.dumps(sorted(getattr(cls, attribute))), []).append(cls.__name__)
-    by_name: Mapping[str, type] = {cls.__name__: cls for cls in method_classes()}
+    by_name: Mapping[str, type] = {cls.__name__: cls for cls in classes}
     for names in told.values():
         method, fields = ", ".join(names), getattr(by_name[names[0]], attribute)
         guarded = {*counted(fields), *counted(fields).values()} if attribute == "FIELDS" else set()

@@ -8,8 +8,13 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.method import LocalMethod
+from fl_components.job.rules import BASELINES
 
 SITE_SIDE, SERVER_SIDE = "site", "server"
+GROUPS = {  # whether a class is of a baseline → whose policy lists it
+    False: "In every kit",
+    True: "Only with `baselines: true` in project.yml, and in the simulator",
+}
 STATISTICS = "nvflare.app_common.executors.statistics.statistics_executor.StatisticsExecutor"
 REASONS = {  # class besides methods → where it runs, and what it does and reaches
     "fl_components.controller.WorkflowController": (SERVER_SIDE, "runs a method; its records lie in the run's folder"),
@@ -73,14 +78,18 @@ def allowed_classes(root: Path, methods: Iterable[type]) -> list[str]:
 
 
 def class_table(root: Path, methods: Iterable[type]) -> str:
-    """Markdown: every class of the list, where it runs, what it is there for and who names it."""
+    """Markdown, a table for each group: every class of the list, where it runs, what for and who names it."""
     named, methods = named_classes(root), list(methods)
     by_path = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in methods}
-    rows = ["| class | where | what for | named by |", "|---|---|---|---|"]
-    for path in allowed_classes(root, methods):
-        where, why = REASONS.get(path) or _of_a_method(by_path[path])
-        rows.append(f"| `{path}` | {where} | {why} | {', '.join(named[path])} |")
-    return "\n".join(rows) + "\n"
+    parts = []
+    for baseline, title in GROUPS.items():
+        parts += [f"## {title}", "", "| class | where | what for | named by |", "|---|---|---|---|"]
+        for path in allowed_classes(root, methods):
+            if path.startswith(BASELINES) == baseline:
+                where, why = REASONS.get(path) or _of_a_method(by_path[path])
+                parts.append(f"| `{path}` | {where} | {why} | {', '.join(named[path])} |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def _of_a_method(cls: type) -> tuple[str, str]:

@@ -34,6 +34,7 @@ class ProvisionedFederation:
     Args:
         folder: a new or empty folder for kits, state and jobs.
         sites: names of the sites.
+        baselines: whether jobs may also name methods that only comparisons need.
 
     Attributes:
         kits: folder with one startup kit per participant; a site's kit is also its workspace.
@@ -48,14 +49,15 @@ class ProvisionedFederation:
         FedMendError: the folder holds files, FedMend was not installed from its checkout, or provisioning failed.
     """
 
-    def __init__(self, folder: Path, sites: Sequence[str]):
+    def __init__(self, folder: Path, sites: Sequence[str], *, baselines: bool = True):
         folder = folder.resolve()
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise FedMendError("--workspace: expected a new or empty folder, got one with files")
         if not PROJECT.is_file():
             raise FedMendError("provisioning: expected provisioning/project.yml in the FedMend checkout, not found")
         self.sites, self.mark = list(sites), uuid.uuid4().hex
-        project = local_project(yaml.safe_load(PROJECT.read_text(encoding="utf-8")), folder, self.sites)
+        project = yaml.safe_load(PROJECT.read_text(encoding="utf-8"))
+        project = local_project(project, folder, self.sites, baselines=baselines)
         people = {p.get("role"): p["name"] for p in project["participants"]}
         (self.server,) = (p["name"] for p in project["participants"] if p["type"] == "server")
         self.kits = folder / project["name"] / "prod_00"
@@ -178,13 +180,14 @@ def poc(
             return fetch(session, job_id, workspace.resolve() / "results")
 
 
-def local_project(project: Mapping, folder: Path, sites: Sequence[str]) -> dict:
-    """``project.yml`` for this machine: other sites, free ports, storage in the folder; people and policy stay.
+def local_project(project: Mapping, folder: Path, sites: Sequence[str], *, baselines: bool = True) -> dict:
+    """``project.yml`` for this machine: other sites, free ports, storage in the folder; people and rights stay.
 
     Args:
         project: content of ``project.yml``.
         folder: absolute.
         sites: names.
+        baselines: whether jobs may also name methods that only comparisons need.
     """
     learning, admin = _free_ports(2)
     changed = {"default_host": "localhost", "fed_learn_port": learning, "admin_port": admin}
@@ -193,7 +196,7 @@ def local_project(project: Mapping, folder: Path, sites: Sequence[str]) -> dict:
     ]
     clients = [{"name": site, "type": "client", "org": site.replace("-", "_")} for site in sites]
     builders = [
-        {**b, "args": {**b["args"], "server_storage": str(folder / "storage")}}
+        {**b, "args": {**b["args"], "server_storage": str(folder / "storage"), "baselines": baselines}}
         if "server_storage" in b.get("args", {})
         else b
         for b in project["builders"]

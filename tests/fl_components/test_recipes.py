@@ -132,6 +132,7 @@ def test_poc_gets_a_project_with_our_policy_for_this_machine(tmp_path, poc):
     project = yaml.safe_load(Path(poc.project_conf_path).read_text())
     assert [p["name"] for p in project["participants"] if p["type"] == "client"] == NAMES
     assert project["builders"][-1]["path"] == "provisioning.policy.SitePolicyBuilder"
+    assert project["builders"][-1]["args"]["baselines"] is True
     settings = project["builders"][-1]["args"]["site_settings"]
     assert (settings["min_count"], settings["data_root"]) == (7, "phantom")
     assert settings["state_dir"] == "../fedmend-state/{SITE_NAME}"

@@ -206,6 +206,17 @@ def test_a_class_that_the_server_does_not_list_is_refused_in_a_sentence_to_the_c
     )
 
 
+def test_a_baseline_is_refused_in_a_sentence_that_names_the_switch_of_the_project(deployment, tmp_path):
+    words = ["submit", ROOT / "jobs" / "fedmlp_ich", "--variant", "rscfed", "--out", tmp_path / "out"]
+    code, out = fedmend(*words, "--kit", deployment.federation.lead, home=tmp_path)
+    assert code == 1
+    assert out.rstrip().endswith(
+        ": expected it to complete, got FINISHED:FAILED_TO_RUN: server: job, method: fedmend.baselines.rscfed.RSCFed"
+        " belongs to a method that only comparisons need, and this policy does not list it: expected `baselines: true`"
+        " under SitePolicyBuilder in project.yml when the kits were made"
+    )
+
+
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [

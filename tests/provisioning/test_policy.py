@@ -80,6 +80,22 @@ def kits(out):
     return out / "prod_00"
 
 
+def provisioned_with(folder, **given):
+    """Kits of the published project whose policy has been given something else."""
+    project = json.loads(json.dumps(PROJECT))
+    (args,) = (b["args"] for b in project["builders"] if b["path"] == "provisioning.policy.SitePolicyBuilder")
+    args |= given
+    (folder / "project.yml").write_text(yaml.safe_dump(project))
+    done = provision(folder / "out", home=folder, project=folder / "project.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "out" / "fedmend" / "prod_00"
+
+
+@pytest.fixture(scope="module")
+def kits_with_baselines(tmp_path_factory):
+    return provisioned_with(tmp_path_factory.mktemp("with_baselines"), baselines=True)
+
+
 def authorizer(kit, site):
     """FLARE's judge of commands, as the site makes it from its kit."""
     return FLAuthorizer(ORGS[site], read(kit / "local" / "authorization.json.default"))
@@ -197,13 +213,19 @@ def test_the_servers_settings_are_complete(kits):
 
 
 @every_site
-def test_a_kit_obeys_the_simulators_allow_list(kits, site):
-    resources, policy = read(kits / site / "local" / "resources.json.default"), read(POLICY / "resources.json")
-    assert not (kits / site / "local" / "resources.json").exists()  # would replace the file above
-    assert {name: resources[name] for name in policy} == policy
+def test_a_kit_obeys_the_simulators_allow_list_without_baselines_unless_the_project_asks_for_them(
+    kits, kits_with_baselines, site
+):
+    policy = read(POLICY / "resources.json")
+    product = [c for c in policy["class_allow_list"] if not c.startswith("fedmend.baselines.")]
+    assert len(product) < 35 < len(policy["class_allow_list"])
+    for made, listed in ((kits, product), (kits_with_baselines, policy["class_allow_list"])):
+        resources = read(made / site / "local" / "resources.json.default")
+        assert not (made / site / "local" / "resources.json").exists()  # would replace the file above
+        assert {name: resources[name] for name in policy} == {**policy, "class_allow_list": listed}
+        assert "process_launcher" in {c["id"] for c in resources["components"]}
     assert policy["class_list_enforcement_mode"] == "enforce"
     assert policy["allow_log_streaming"] is False
-    assert "process_launcher" in {c["id"] for c in resources["components"]}
 
 
 def test_the_server_keeps_jobs_outside_the_temp_directory(kits):
@@ -219,11 +241,15 @@ def test_the_allow_list_holds_single_classes():
 
 
 @every_site
-def test_every_class_that_a_job_names_is_allowed(kits, site):
+def test_every_class_that_a_job_names_is_allowed_and_of_baselines_where_the_project_asks_for_them(
+    kits, kits_with_baselines, site
+):
     paths = named_classes()
     assert "fl_components.executor.MethodExecutor" in paths
     for path in paths:
-        check_class(kits / site, path)
+        check_class(kits_with_baselines / site, path)
+        if not path.startswith("fedmend.baselines."):
+            check_class(kits / site, path)
 
 
 @every_site
@@ -234,6 +260,7 @@ def test_every_class_that_a_job_names_is_allowed(kits, site):
         "fl_components.cli.main",  # would run any command of ours with the job's arguments
         "fl_components.executor.MethodExecutorOfAnother",
         "fedmend.repairs.label_ledger.LabelLedger",
+        "fedmend.baselines.rscfed.RSCFed",
         "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor",
         "nvflare.app_opt.pt.file_model_persistor.PTFileModelPersistor",  # runs what its arguments name
         "nvflare.app_common.ccwf.SwarmClientController",  # sends results past the ReportGuard
@@ -327,10 +354,39 @@ def test_the_runbooks_block_of_a_person_takes_all_rights_of_this_name_alone(kits
 
 
 @every_site
-def test_the_default_privacy_scope_is_the_simulators(kits, site):
-    policy, privacy = read(POLICY / "privacy.json"), read(kits / site / "local" / "privacy.json")
+def test_with_baselines_the_default_privacy_scope_is_the_simulators(kits_with_baselines, site):
+    policy, privacy = read(POLICY / "privacy.json"), read(kits_with_baselines / site / "local" / "privacy.json")
     assert privacy["default_scope"] == policy["default_scope"]
     assert privacy["scopes"][: len(policy["scopes"])] == policy["scopes"]
+
+
+@every_site
+def test_the_guard_of_a_kit_lets_out_the_fields_of_its_methods_alone(kits, site):
+    listed = read(kits / site / "local" / "resources.json.default")["class_allow_list"]
+    fields = {name for path in listed for name in getattr(load_class(path), "FIELDS", ())}
+    (published,) = (s["task_result_filters"][0]["args"] for s in read(POLICY / "privacy.json")["scopes"])
+    for scope in scopes_of(kits / site):
+        args = scope["task_result_filters"][-1]["args"]
+        assert args["fields"] == {name: published["fields"][name] for name in sorted(fields)}
+        assert args["counts"] == {
+            "class_loss": "class_count",
+            "prototypes": "prototype_counts",
+        }
+        assert args["max_kilobytes"] == published["max_kilobytes"]
+    assert "relation" in published["fields"]
+
+
+@pytest.mark.parametrize("word", ["false", None, 1])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(word):
+    with pytest.raises(ValueError, match=r"^SitePolicyBuilder, baselines: expected true or false, got "):
+        SitePolicyBuilder(server_storage="/x", baselines=word)
+
+
+def test_the_line_of_the_published_project_that_is_commented_is_the_switch(kits_with_baselines):
+    text = (ROOT / "provisioning" / "project.yml").read_text()
+    assert text.count("      # baselines: true\n") == 1
+    project = yaml.safe_load(text.replace("# baselines: true", "baselines: true"))
+    assert project["builders"][-1]["args"] == {**PROJECT["builders"][-1]["args"], "baselines": True}
 
 
 @every_site
@@ -410,14 +466,8 @@ def test_provisioning_knows_flares_provisioning_alone():
         assert within(names, "fedmend") == within(names, "fl_components") == []
 
 
-def test_the_server_alone_lists_the_receivers_that_the_project_asks_for(tmp_path, monkeypatch):
-    project = json.loads(json.dumps(PROJECT))
-    (args,) = (b["args"] for b in project["builders"] if b["path"] == "provisioning.policy.SitePolicyBuilder")
-    args["tracking"] = ["fl_components.tracking.mlflow.MLflow"]
-    (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
-    done = provision(tmp_path / "out", home=tmp_path, project=tmp_path / "project.yml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    kits = tmp_path / "out" / "fedmend" / "prod_00"
+def test_the_server_alone_lists_the_receivers_that_the_project_asks_for(tmp_path):
+    kits = provisioned_with(tmp_path, tracking=["fl_components.tracking.mlflow.MLflow"])
     check_class(kits / SERVER, "fl_components.tracking.mlflow.MLflow")
     for kit, path in (
         (SERVER, "fl_components.tracking.wandb.WandB"),

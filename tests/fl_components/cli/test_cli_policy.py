@@ -14,7 +14,7 @@ def checkout(tmp_path):
     """A copy of the policy files of the checkout."""
     shutil.copytree(ROOT / "simulator_workspace" / "local", tmp_path / "simulator_workspace" / "local")
     (tmp_path / "provisioning").mkdir()
-    for page in ("data_protection.md", "allowed_classes.md"):
+    for page in ("data_protection.md", "allowed_classes.md", "baselines.json"):
         shutil.copy(ROOT / "provisioning" / page, tmp_path / "provisioning")
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
     return tmp_path

@@ -16,6 +16,7 @@ from fl_components.policy import (
     CLASSES,
     DATA_PROTECTION,
     END,
+    FOR_COMPARISONS,
     GUARD,
     PRIVACY,
     RESOURCES,
@@ -57,7 +58,7 @@ NUMBER = Field((), "int64", 0, 9, "a number", "none")
 @pytest.fixture
 def copy(tmp_path):
     """The tracked policy files, up to date."""
-    for file in (RESOURCES, PRIVACY, DATA_PROTECTION, CLASSES):
+    for file in (RESOURCES, PRIVACY, DATA_PROTECTION, CLASSES, FOR_COMPARISONS):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
@@ -124,10 +125,16 @@ def test_a_method_that_no_job_names_is_not_allowed(copy):
     assert "fedmend.baselines.moon.Moon" not in allowed
 
 
-def test_a_table_says_of_every_allowed_class_where_it_runs_what_for_and_who_names_it():
+def test_two_tables_say_of_every_allowed_class_where_it_runs_what_for_and_who_names_it():
     page = (ROOT / CLASSES).read_text()
-    rows = {line.split("`")[1]: line for line in page.split(BEGIN)[1].split(END)[0].splitlines() if line[:3] == "| `"}
-    assert list(rows) == json.loads((ROOT / RESOURCES).read_text())["class_allow_list"]
+    tables = [
+        {line.split("`")[1]: line for line in table.splitlines() if line[:3] == "| `"}
+        for table in page.split(BEGIN)[1].split(END)[0].split("\n## ")[1:]
+    ]
+    product, comparisons = (list(table) for table in tables)
+    assert sorted(product + comparisons) == sorted(json.loads((ROOT / RESOURCES).read_text())["class_allow_list"])
+    assert comparisons == json.loads((ROOT / FOR_COMPARISONS).read_text())["classes"]
+    rows = tables[0] | tables[1]
     for path, row in rows.items():
         where, why, names = (cell.strip() for cell in row.split("|")[2:5])
         assert where in ("site", "server"), path
@@ -155,6 +162,17 @@ def test_the_guard_names_every_field_and_what_counts_it(copy):
     }
 
 
+def test_what_only_comparisons_need_are_baselines_and_the_fields_that_no_other_method_reports():
+    found = json.loads((ROOT / FOR_COMPARISONS).read_text())
+    allowed = json.loads((ROOT / RESOURCES).read_text())["class_allow_list"]
+    assert found["classes"] == [path for path in allowed if path.startswith("fedmend.baselines.")]
+    assert "fedmend.baselines.rscfed.RSCFed" in found["classes"]
+    left = {name for cls in method_classes() if cls.__module__.startswith("fedmend.methods.") for name in cls.FIELDS}
+    assert found["fields"] == sorted(report_fields().keys() - left)
+    assert {"relation", "relation_count", "lid"} <= set(found["fields"])
+    assert not {"correction", "class_loss"} & set(found["fields"])  # ADELE reports FedIA's, FedNoRo for masks FedNoRo's
+
+
 def test_fields_of_all_methods_are_reported_once_each():
     fields = report_fields()
     assert {"prototypes", "class_loss", "class_knowledge", "lesions"} <= set(fields)
@@ -177,9 +195,9 @@ def test_a_name_with_two_meanings_is_refused(monkeypatch):
 
 
 def test_the_tables_name_every_field_with_its_risk():
-    tables = data_protection_tables()
-    reported, sent = tables.split("**The server sends**")
+    groups = data_protection_tables().split("### ")[1:]
     for cls in method_classes():
+        reported, sent = groups[cls.__module__.startswith("fedmend.baselines.")].split("**The server sends**")
         for attribute, table in (("FIELDS", reported), ("KNOWLEDGE", sent)):
             for name, described in getattr(cls, attribute).items():
                 rows = {line for line in table.splitlines() if f"| `{name}` |" in line}  # one per method
@@ -191,8 +209,9 @@ def test_the_tables_name_every_field_with_its_risk():
                     assert f"| {described.meaning} |" in row
                     assert described.risk in row
                     assert ("**guarded**" in row) == guarded
-    assert "FedMLP" in reported
-    assert "2C × F" in reported
+    for word in ("| FedMLP |", "2C × F"):
+        assert word in groups[0]
+        assert word not in groups[1]
 
 
 def test_the_tracked_files_say_what_the_code_says():
@@ -209,8 +228,10 @@ def test_files_that_say_something_else_are_named_and_brought_up_to_date(copy):
     page = (copy / DATA_PROTECTION).read_text()
     (copy / DATA_PROTECTION).write_text(page.replace("`class_loss`", "`class_losses`"))
     (copy / CLASSES).write_text((copy / CLASSES).read_text().replace("| server |", "| site |"))
-    assert stale(copy) == [RESOURCES, DATA_PROTECTION, CLASSES]
-    assert write_policy(copy) == [RESOURCES, DATA_PROTECTION, CLASSES]
+    (copy / FOR_COMPARISONS).write_text("{}\n")
+    changed = [RESOURCES, FOR_COMPARISONS, DATA_PROTECTION, CLASSES]
+    assert stale(copy) == changed
+    assert write_policy(copy) == changed
     assert stale(copy) == []
     assert {file: (copy / file).read_text() for file in wanted} == wanted
 

@@ -38,6 +38,12 @@ def test_a_local_project_keeps_the_people_and_every_builder(project):
     assert ours["weight_filters"] == published["weight_filters"]
 
 
+@pytest.mark.parametrize("given", [{}, {"baselines": False}], ids=["by default", "not asked for"])
+def test_a_federation_of_one_machine_runs_baselines_unless_it_shall_not(tmp_path, given):
+    project = local_project(PROJECT, tmp_path, NAMES, **given)
+    assert project["builders"][-1]["args"]["baselines"] is (given == {})
+
+
 def test_a_local_project_is_on_loopback_with_free_ports_and_storage_of_its_own(project, tmp_path):
     (server,) = of_type(project, "server")
     assert server["default_host"] == "localhost"
