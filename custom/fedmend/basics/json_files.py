@@ -5,12 +5,14 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedmend.errors import FedMendError
+
 
 def read_json(file: Path) -> object:
     """Reads a JSON file whose numbers are finite and whose texts can stand in paths and logs.
 
     Args:
-        file: UTF-8 text.
+        file: UTF-8 text, with or without the mark that Windows editors put before it.
 
     Returns:
         What it says.
@@ -20,7 +22,26 @@ def read_json(file: Path) -> object:
             and that breaks what comes after: NaN, infinity, a NUL, half a surrogate pair.
         OSError: it cannot be opened.
     """
-    return parse_json(file.read_text(encoding="utf-8"))
+    return parse_json(file.read_text(encoding="utf-8-sig"))
+
+
+def read_document(file: Path, where: str, expected: str) -> object:
+    """What :func:`read_json` gives, or a sentence for people.
+
+    Args:
+        file: the file.
+        where: words for it in a message.
+        expected: what is expected to be there.
+
+    Raises:
+        FedMendError: no such file, or one that does not parse.
+    """
+    try:
+        return read_json(file)
+    except (FileNotFoundError, IsADirectoryError):
+        raise FedMendError(f"{where}: expected {expected}, not found") from None
+    except ValueError:
+        raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
 
 
 def parse_json(text: str) -> object:
