@@ -159,7 +159,7 @@ def test_a_phantom_run_that_stops_says_so(tmp_path, caplog):
 def test_a_bad_setting_of_the_server_stops_the_run_with_its_sentence(tmp_path, caplog):
     started = federation(tmp_path, plain_answers(BOTH))
     write_settings(tmp_path, min_count=-1)
-    sentence = "server: local/fedmend.json, field min_count: expected a number >= 0, got -1"
+    sentence = "server: local/fedmend.json, field min_count: expected a whole number >= 0, got -1"
     assert started.run().engine.panics() == [sentence]
     assert f"run stopped: {sentence}" in caplog.text
     assert started.asked == []

@@ -121,7 +121,7 @@ def test_data_are_opened_once(client, folder, monkeypatch):
             {"data": "phantom"},
             "site-1: local/fedmend.json, field data_root: expected a folder, as this job has no phantom",
         ),
-        ({"min_count": "x"}, "site-1: local/fedmend.json, field min_count: expected a number >= 0, got text"),
+        ({"min_count": "x"}, "site-1: local/fedmend.json, field min_count: expected a whole number >= 0, got text"),
     ],
 )
 def test_a_site_that_cannot_be_counted_says_why(client, options, sentence):

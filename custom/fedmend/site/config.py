@@ -1,16 +1,19 @@
 """``local/fedmend.json``: the settings that belong to a site (or to the server) and never travel."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedmend.basics.json_files import read_json
+from fedmend.basics.checked import AMOUNT, COUNT, FLAG, Check, checked, taking, that
+from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
-from fedmend.site.gpu_settings import Gpu, read_gpu
-from fedmend.site.privacy import Privacy, read_privacy
+from fedmend.site.gpu_settings import Gpu
+from fedmend.site.privacy import Privacy
 
 CONFIG_NAME = "fedmend.json"
 PHANTOM = "phantom"
+NAMED = that(lambda value: isinstance(value, str) and value, "a folder")
+FOLDER = (NAMED, Check(Path, "a folder"))
 
 
 @dataclass(frozen=True)
@@ -37,26 +40,21 @@ class SiteConfig:
         privacy: differential privacy of the site's patients, see :mod:`fedmend.site.privacy`; None: none.
     """
 
-    data_root: Path | None
-    cache_dir: Path
-    state_dir: Path
-    min_count: int = 5
-    max_unreadable: int = 0
-    threads: int = 0
-    max_rounds: int = 1000
-    max_epochs: int = 100
-    max_hours: float = 720.0
-    memory_gb: float = 0.0
-    gallery: bool = False
-    share_verdicts: bool = False
-    privacy: Privacy | None = None
-    gpu: Gpu = field(default_factory=Gpu)
-    weights_dir: Path = Path("weights")
-
-
-_TEXT, _WEIGHTS = ("data_root", "cache_dir", "state_dir"), "weights_dir"
-_NUMBERS = ("min_count", "max_unreadable", "threads", "max_rounds", "max_epochs")
-_AMOUNTS, _FLAGS, _OBJECTS = ("max_hours", "memory_gb"), ("gallery", "share_verdicts"), ("gpu", "privacy")
+    data_root: Path | None = taking(NAMED, Check(lambda name: None if name == PHANTOM else Path(name), "a folder"))
+    cache_dir: Path = taking(*FOLDER)
+    state_dir: Path = taking(*FOLDER)
+    min_count: int = taking(COUNT, default=5)
+    max_unreadable: int = taking(COUNT, default=0)
+    threads: int = taking(COUNT, default=0)
+    max_rounds: int = taking(COUNT, default=1000)
+    max_epochs: int = taking(COUNT, default=100)
+    max_hours: float = taking(AMOUNT, default=720.0)
+    memory_gb: float = taking(AMOUNT, default=0.0)
+    gallery: bool = taking(FLAG, default=False)
+    share_verdicts: bool = taking(FLAG, default=False)
+    gpu: Gpu = taking(Gpu, default=Gpu())
+    privacy: Privacy | None = taking(Privacy, default=None)
+    weights_dir: Path = taking(*FOLDER, default=Path("weights"))
 
 
 def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
@@ -75,47 +73,21 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
     if site in ("", ".", "..") or re.search(r"[/\\\0]", site):  # it becomes a part of paths
         raise FedMendError(f"site name: expected one without path separators, got {site!r:.40}")
     where = f"{site}: local/{CONFIG_NAME}"
-    try:
-        raw = read_json(file)
-    except (FileNotFoundError, IsADirectoryError):
-        raise FedMendError(f"{where}: expected in the workspace (data_root, cache_dir, state_dir), not found") from None
-    except ValueError:
-        raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
-    if not isinstance(raw, dict):
-        raise FedMendError(f"{where}: expected a JSON object, got {type(raw).__name__}")
-    known = [*_TEXT, *_NUMBERS, *_AMOUNTS, *_FLAGS, *_OBJECTS, _WEIGHTS]
-    if unknown := sorted(f"{name:.40}" for name in set(raw) - set(known)):
-        raise FedMendError(f"{where}: expected the fields {known}, got also {unknown}")
-    raw.setdefault(_WEIGHTS, str(SiteConfig.weights_dir))
-    for name in (*_TEXT, _WEIGHTS):
-        if not isinstance(raw.get(name), str) or not raw[name]:
-            raise FedMendError(f"{where}, field {name}: expected a folder, got {_shown(raw.get(name))}")
-    for name in (*_NUMBERS, *_AMOUNTS):
-        value, kinds = raw.get(name, 0), int if name in _NUMBERS else int | float
-        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 <= value < float("inf"):
-            raise FedMendError(f"{where}, field {name}: expected a number >= 0, got {_shown(value)}")
-    for name in _FLAGS:
-        if not isinstance(raw.get(name, False), bool):
-            raise FedMendError(f"{where}, field {name}: expected true or false, got {_shown(raw[name])}")
+    raw = read_document(file, where, "in the workspace (data_root, cache_dir, state_dir)")
+    config = checked(SiteConfig, raw, where, got=_shown)
 
-    def folder(name: str) -> Path:
+    def folder(name: str, path: Path) -> Path:
         try:
-            return (root / Path(raw[name].replace("{SITE_NAME}", site)).expanduser()).resolve()
+            return (root / Path(str(path).replace("{SITE_NAME}", site)).expanduser()).resolve()
         except (RuntimeError, OSError):  # no such account; a name that is too long, or links in a circle
             raise FedMendError(f"{where}, field {name}: expected a folder, got one that cannot be looked up") from None
 
-    return SiteConfig(
-        data_root=None if raw["data_root"] == PHANTOM else folder("data_root"),
-        cache_dir=folder("cache_dir"),
-        state_dir=folder("state_dir"),
-        weights_dir=folder(_WEIGHTS),
-        gpu=read_gpu(raw.get("gpu"), where),
-        privacy=read_privacy(raw.get("privacy"), where),
-        **{name: raw[name] for name in (*_NUMBERS, *_AMOUNTS, *_FLAGS) if name in raw},
+    return replace(
+        config, **{name: folder(name, path) for name, path in vars(config).items() if isinstance(path, Path)}
     )
 
 
 def _shown(value: object) -> str:
     """The value for a sentence that the server sees, unless it could be a path."""
-    kinds = {str: "text", list: "a list", dict: "an object"}
-    return kinds.get(type(value), repr(value)) if value else repr(value)
+    kinds = {str: "text", list: "a list", dict: "an object", type(None): "nothing"}
+    return "''" if value == "" else kinds.get(type(value), f"{value!r:.40}")

@@ -14,10 +14,10 @@ history and any average of it are covered. Everything else that a site computes 
 
 import json
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmend.basics.checked import number, taking
 from fedmend.basics.files import locked, write_text
 from fedmend.errors import FedMendError
 
@@ -25,7 +25,7 @@ FOLDER = ".privacy"  # in state_dir, beside the folders of runs, whose names sta
 SMALLEST_NOISE = 0.1  # less protects nobody, and its epsilon may not be a finite number
 LARGEST = 1e9
 PATIENCE = 30.0  # seconds until another job of this site has written the account
-FIELDS = ("clip", "noise_multiplier", "delta", "max_epsilon")
+ABOVE_0 = number("above 0", lambda value: 0 < value < LARGEST)
 TOLD = ("epsilon", "delta", "clip", "noise_multiplier")  # what a site's answer says of its privacy
 
 
@@ -40,38 +40,12 @@ class Privacy:
         max_epsilon: what all jobs together may spend at this site; 0: no limit.
     """
 
-    clip: float
-    noise_multiplier: float
-    delta: float = 0.0
-    max_epsilon: float = 0.0
-
-
-def read_privacy(raw: object, where: str) -> Privacy | None:
-    """The field ``privacy`` of ``fedmend.json``.
-
-    Args:
-        raw: its value; None where the field is missing.
-        where: first words of a message.
-
-    Raises:
-        FedMendError: names what is missing, unknown or out of range.
-    """
-    if raw is None:
-        return None
-    needed = set(FIELDS[:2])
-    if not isinstance(raw, Mapping) or not needed <= set(raw) <= set(FIELDS):
-        raise FedMendError(
-            f"{where}, field privacy: expected an object with clip and noise_multiplier, and perhaps delta and"
-            " max_epsilon, got another"
-        )
-    lowest = {"noise_multiplier": SMALLEST_NOISE}
-    for name, value in raw.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LARGEST
-        if not number or value < lowest.get(name, 0) or (name == "delta" and value >= 1):
-            least = f"at least {SMALLEST_NOISE}" if name == "noise_multiplier" else "above 0"
-            least += " and below 1" if name == "delta" else ""
-            raise FedMendError(f"{where}, field privacy.{name}: expected a number {least}, got another")
-    return Privacy(**{name: float(value) for name, value in raw.items()})
+    clip: float = taking(ABOVE_0)
+    noise_multiplier: float = taking(
+        number(f"at least {SMALLEST_NOISE}", lambda value: SMALLEST_NOISE <= value < LARGEST)
+    )
+    delta: float = taking(number("above 0 and below 1", lambda value: 0 < value < 1), default=0.0)
+    max_epsilon: float = taking(ABOVE_0, default=0.0)
 
 
 class Account:

@@ -7,6 +7,8 @@ from factories import refused
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.site.config import SiteConfig, read_site_config
 from fedmend.site.folder import site_folder
+from fedmend.site.gpu_settings import Gpu
+from fedmend.site.privacy import Privacy
 
 SETTINGS = {"data_root": "data", "cache_dir": "cache", "state_dir": "state", "min_count": 3, "threads": 1}
 WHERE = "site-1: local/fedmend.json"
@@ -51,31 +53,40 @@ def test_the_word_phantom_is_no_folder(read):
     assert read({**SETTINGS, "data_root": "phantom"}).data_root is None
 
 
+def test_settings_of_gpu_and_privacy_are_those_of_their_objects(read):
+    config = read({**SETTINGS, "gpu": {"devices": []}, "privacy": {"clip": 1, "noise_multiplier": 2}})
+    assert (config.gpu, config.privacy) == (Gpu(devices=()), Privacy(clip=1.0, noise_multiplier=2.0))
+    config = read({**SETTINGS, "gpu": None, "privacy": None})
+    assert (config.gpu, config.privacy) == (Gpu(), None)
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         ("{", ": expected JSON, got a file that does not parse"),
-        ("[]", ": expected a JSON object, got list"),
+        ("[]", ": expected a JSON object, got a list"),
         (
             {**SETTINGS, "data_rot": "x"},
             ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads',"
             " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'share_verdicts', 'gpu', 'privacy',"
             " 'weights_dir'], got also ['data_rot']",
         ),
-        ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got None"),
+        ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got nothing"),
         ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),
-        ({"data_root": "a", "cache_dir": "b"}, ", field state_dir: expected a folder, got None"),
+        ({"data_root": "a", "cache_dir": "b"}, ", field state_dir: expected a folder, got nothing"),
         ({**SETTINGS, "max_hours": -0.5}, ", field max_hours: expected a number >= 0, got -0.5"),
         ({**SETTINGS, "memory_gb": "8"}, ", field memory_gb: expected a number >= 0, got text"),
         ({**SETTINGS, "memory_gb": float("inf")}, ": expected JSON, got a file that does not parse"),
         ({**SETTINGS, "memory_gb": float("nan")}, ": expected JSON, got a file that does not parse"),
-        ({**SETTINGS, "max_rounds": 2.5}, ", field max_rounds: expected a number >= 0, got 2.5"),
-        ({**SETTINGS, "max_epochs": True}, ", field max_epochs: expected a number >= 0, got True"),
-        ({**SETTINGS, "min_count": -1}, ", field min_count: expected a number >= 0, got -1"),
-        ({**SETTINGS, "max_unreadable": "3"}, ", field max_unreadable: expected a number >= 0, got text"),
+        ({**SETTINGS, "max_rounds": 2.5}, ", field max_rounds: expected a whole number >= 0, got 2.5"),
+        ({**SETTINGS, "max_epochs": True}, ", field max_epochs: expected a whole number >= 0, got True"),
+        ({**SETTINGS, "min_count": -1}, ", field min_count: expected a whole number >= 0, got -1"),
+        ({**SETTINGS, "max_unreadable": "3"}, ", field max_unreadable: expected a whole number >= 0, got text"),
         ({**SETTINGS, "data_root": ["/data/ward-7"]}, ", field data_root: expected a folder, got a list"),
         ({**SETTINGS, "gallery": "/data/ward-7"}, ", field gallery: expected true or false, got text"),
-        ({**SETTINGS, "threads": True}, ", field threads: expected a number >= 0, got True"),
+        ({**SETTINGS, "gpu": {"memory_gb": -1}}, ", field gpu.memory_gb: expected a number >= 0, got -1"),
+        ({**SETTINGS, "privacy": 10**60}, f", field privacy: expected a JSON object, got 1{'0' * 39}"),
+        ({**SETTINGS, "threads": True}, ", field threads: expected a whole number >= 0, got True"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused(read, content, sentence):

@@ -6,10 +6,12 @@ import pytest
 from factories import refused
 from opacus.accountants.analysis import rdp
 
-from fedmend.site.privacy import FOLDER, Account, Privacy, read_privacy
+from fedmend.basics.checked import checked
+from fedmend.site.privacy import FOLDER, Account, Privacy
 
 POLICY = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
-OBJECT = ": expected an object with clip and noise_multiplier, and perhaps delta and max_epsilon, got another"
+FIELDS = ["clip", "noise_multiplier", "delta", "max_epsilon"]
+NOISE = ".noise_multiplier: expected a number at least 0.1, got"
 ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))  # opacus' own
 
 
@@ -95,32 +97,40 @@ def test_a_site_without_opacus_says_so_before_it_trains(tmp_path, monkeypatch):
         account(tmp_path)
 
 
+def read(raw):
+    return checked(Privacy, raw, "site-1: local/fedmend.json", inside="privacy")
+
+
 def test_the_policy_of_a_site_is_read_from_its_settings():
-    assert read_privacy(None, "x") is None
-    assert read_privacy({"clip": 1, "noise_multiplier": 1.1}, "x") == Privacy(clip=1.0, noise_multiplier=1.1)
+    read_policy = read({"clip": 1, "noise_multiplier": 1.1})
+    assert read_policy == Privacy(clip=1.0, noise_multiplier=1.1)
+    assert type(read_policy.clip) is float
     full = {"clip": 0.5, "noise_multiplier": 2, "delta": 1e-5, "max_epsilon": 8}
-    assert read_privacy(full, "x") == Privacy(clip=0.5, noise_multiplier=2.0, delta=1e-5, max_epsilon=8.0)
+    assert read(full) == Privacy(clip=0.5, noise_multiplier=2.0, delta=1e-5, max_epsilon=8.0)
 
 
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (7, OBJECT),
-        ({"clip": 1}, OBJECT),
-        ({"clip": 1, "noise_multiplier": 1, "sigma": 2}, OBJECT),
-        ({"clip": 0, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
-        ({"clip": 10**400, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
-        ({"clip": math.nan, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
-        ({"clip": math.inf, "noise_multiplier": 1}, ".clip: expected a number above 0, got another"),
-        ({"clip": 1, "noise_multiplier": 0.01}, ".noise_multiplier: expected a number at least 0.1, got another"),
-        ({"clip": 1, "noise_multiplier": True}, ".noise_multiplier: expected a number at least 0.1, got another"),
-        ({"clip": 1, "noise_multiplier": 1, "delta": 1}, ".delta: expected a number above 0 and below 1, got another"),
+        (7, ": expected a JSON object, got another int"),
+        ({"clip": 1}, f"{NOISE} nothing"),
+        ({"clip": 1, "noise_multiplier": 1, "sigma": 2}, f": expected the fields {FIELDS}, got also ['sigma']"),
+        ({"clip": 0, "noise_multiplier": 1}, ".clip: expected a number above 0, got another int"),
+        ({"clip": 10**400, "noise_multiplier": 1}, ".clip: expected a number above 0, got another int"),
+        ({"clip": math.nan, "noise_multiplier": 1}, ".clip: expected a number above 0, got another float"),
+        ({"clip": math.inf, "noise_multiplier": 1}, ".clip: expected a number above 0, got another float"),
+        ({"clip": 1, "noise_multiplier": 0.01}, f"{NOISE} another float"),
+        ({"clip": 1, "noise_multiplier": True}, f"{NOISE} another bool"),
+        (
+            {"clip": 1, "noise_multiplier": 1, "delta": 1},
+            ".delta: expected a number above 0 and below 1, got another int",
+        ),
         (
             {"clip": 1, "noise_multiplier": 1, "max_epsilon": "8"},
-            ".max_epsilon: expected a number above 0, got another",
+            ".max_epsilon: expected a number above 0, got another str",
         ),
     ],
 )
 def test_a_policy_that_promises_nothing_is_refused(raw, words):
     with refused(f"site-1: local/fedmend.json, field privacy{words}"):
-        read_privacy(raw, "site-1: local/fedmend.json")
+        read(raw)
