@@ -1,9 +1,9 @@
 """The picture of a run as those who watch it get it: from a file or log of another party, so checked field by field."""
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from fedmend.basics.checked import COUNT, FLAG, OBJECT, TEXT, Check, checked, number, one_of, taking, that
 from fedmend.basics.json_files import parse_json
 from fedmend.errors import FedMendError
 from fedmend.records.progress import COUNTS, FINISHED, PROGRESS, RUNS, STARTS, STOPPED
@@ -11,6 +11,43 @@ from fedmend.records.progress import COUNTS, FINISHED, PROGRESS, RUNS, STARTS, S
 LARGEST = 2**20  # characters; a picture has a few thousand
 LONGEST = 300  # characters of a text
 MOST = 10_000  # entries of a list or object
+
+
+def clean(text: object) -> str:
+    """A text that cannot steer a terminal: whatever is not printable becomes a question mark; cut where it is long."""
+    shown = "".join(c if c.isprintable() else "?" for c in TEXT.read(text))
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+
+
+def _many(read: Callable) -> Callable[[list], tuple]:
+    return lambda value: tuple(read(entry) for entry in LIST.read(value)[:MOST])
+
+
+def _by_name(read: Callable) -> Callable[[dict], dict]:
+    return lambda value: {clean(name): read(v) for name, v in list(OBJECT.read(value).items())[:MOST]}
+
+
+def _record(**reads: Callable) -> Callable[[dict], dict]:
+    return lambda value: {name: read(value[name]) for name, read in reads.items() if name in OBJECT.read(value)}
+
+
+def _point(value: list) -> tuple[int, float]:
+    r, v = LIST.read(value)
+    return COUNT.read(r), NUMBER.read(v)
+
+
+def _round(value: int | None) -> int | None:
+    return None if value is None else COUNT.read(value)
+
+
+NUMBER, LIST, WORDS = number(), that(lambda value: isinstance(value, list), "a list"), Check(clean, "a text")
+_SITE = _record(state=clean, round=COUNT.read, samples=COUNT.read, seconds=NUMBER.read, refused=COUNT.read)
+_DECISION = _record(time=clean, round=_round, what=clean, value=clean)
+CURVES = Check(_by_name(_many(_point)), "metrics with pairs of round and value")
+HIGHEST = Check(_by_name(_point), "metrics with a round and a value")
+REPAIRS = Check(_by_name(_record(**dict.fromkeys(COUNTS, COUNT.read))), "classes with whole numbers")
+SITES = Check(_by_name(_SITE), "sites with their state")
+DECISIONS = Check(_many(_DECISION), "a list of decisions")
 
 
 @dataclass(frozen=True)
@@ -40,25 +77,25 @@ class Picture:
         decisions: the newest, with ``time``, ``round``, ``what``, ``value``.
     """
 
-    state: str
-    reason: str = ""
-    run_name: str = ""
-    method: str = ""
-    phantom: bool = False
-    unit: str = ""
-    num_rounds: int = 0
-    done: int = 0
-    round: int = 0
-    stage: str = ""
-    elapsed: float = 0.0
-    remaining: float = -1.0
-    time: float = 0.0
-    split: str = ""
-    curves: Mapping[str, list] = field(default_factory=dict)
-    highest: Mapping[str, tuple] = field(default_factory=dict)
-    repairs: Mapping[str, Mapping] = field(default_factory=dict)
-    sites: Mapping[str, Mapping] = field(default_factory=dict)
-    decisions: tuple = ()
+    state: str = taking(one_of((STARTS, RUNS, FINISHED, STOPPED)))
+    reason: str = taking(WORDS, default="")
+    run_name: str = taking(WORDS, default="")
+    method: str = taking(WORDS, default="")
+    phantom: bool = taking(FLAG, default=False)
+    unit: str = taking(WORDS, default="")
+    num_rounds: int = taking(COUNT, default=0)
+    done: int = taking(COUNT, default=0)
+    round: int = taking(COUNT, default=0)
+    stage: str = taking(WORDS, default="")
+    elapsed: float = taking(NUMBER, default=0.0)
+    remaining: float = taking(NUMBER, default=-1.0)
+    time: float = taking(NUMBER, default=0.0)
+    split: str = taking(WORDS, default="")
+    curves: Mapping[str, list] = taking(CURVES, default_factory=dict)
+    highest: Mapping[str, tuple] = taking(HIGHEST, default_factory=dict)
+    repairs: Mapping[str, Mapping] = taking(REPAIRS, default_factory=dict)
+    sites: Mapping[str, Mapping] = taking(SITES, default_factory=dict)
+    decisions: tuple = taking(DECISIONS, default=())
 
     @property
     def latest(self) -> str:
@@ -82,83 +119,4 @@ def read_picture(text: str) -> Picture:
         found = None
     if not isinstance(found, dict):
         raise FedMendError(f"{PROGRESS}: expected the picture of a run, got text that does not read as one")
-    values = {}
-    for name, (check, expected) in FIELDS.items():
-        if name in found:
-            try:
-                values[name] = check(found[name])
-            except (ValueError, TypeError, KeyError):
-                raise FedMendError(f"{PROGRESS}, field {name}: expected {expected}, got another value") from None
-    if "state" not in values:
-        raise FedMendError(f"{PROGRESS}, field state: expected, not found")
-    return Picture(**values)
-
-
-def clean(text: object) -> str:
-    """A text that cannot steer a terminal: whatever is not printable becomes a question mark; cut where it is long."""
-    shown = "".join(c if c.isprintable() else "?" for c in _of(str)(text))
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
-
-
-def _of(kind: type) -> Callable[[object], object]:
-    def check(value: object) -> object:
-        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise ValueError
-        return value
-
-    return check
-
-
-def _count(value: object) -> int:
-    if not 0 <= _of(int)(value) < 2**53:
-        raise ValueError
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not math.isfinite(float(value)) or abs(float(value)) > 2**53:
-        raise ValueError
-    return float(value)
-
-
-def _state(value: object) -> str:
-    if value not in (STARTS, RUNS, FINISHED, STOPPED):
-        raise ValueError
-    return value
-
-
-def _point(value: object) -> tuple[int, float]:
-    r, v = _of(list)(value)
-    return _count(r), _number(v)
-
-
-def _list(check: Callable) -> Callable[[object], tuple]:
-    return lambda value: tuple(check(entry) for entry in _of(list)(value)[:MOST])
-
-
-def _table(check: Callable) -> Callable[[object], dict]:
-    return lambda value: {clean(k): check(v) for k, v in list(_of(dict)(value).items())[:MOST]}
-
-
-def _record(**checks: Callable) -> Callable[[object], dict]:
-    return lambda value: {k: check(value[k]) for k, check in checks.items() if k in _of(dict)(value)}
-
-
-def _maybe(check: Callable) -> Callable[[object], object]:
-    return lambda value: None if value is None else check(value)
-
-
-_SITE = _record(state=clean, round=_count, samples=_count, seconds=_number, refused=_count)
-_DECISION = _record(time=clean, round=_maybe(_count), what=clean, value=clean)
-FIELDS = {
-    "state": (_state, f"one of {STARTS}, {RUNS}, {FINISHED}, {STOPPED}"),
-    **dict.fromkeys(("reason", "run_name", "method", "unit", "stage", "split"), (clean, "a text")),
-    "phantom": (_of(bool), "true or false"),
-    **dict.fromkeys(("num_rounds", "done", "round"), (_count, "a whole number")),
-    **dict.fromkeys(("elapsed", "remaining", "time"), (_number, "a number")),
-    "curves": (_table(_list(_point)), "metrics with pairs of round and value"),
-    "highest": (_table(_point), "metrics with a round and a value"),
-    "repairs": (_table(_record(**dict.fromkeys(COUNTS, _count))), "classes with whole numbers"),
-    "sites": (_table(_SITE), "sites with their state"),
-    "decisions": (_list(_DECISION), "a list of decisions"),
-}
+    return checked(Picture, found, PROGRESS, others=True)

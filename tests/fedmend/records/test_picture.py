@@ -70,7 +70,7 @@ def test_text_that_is_no_picture_is_refused(text):
 
 
 def test_a_picture_without_a_state_is_refused():
-    with pytest.raises(FedMendError, match=r"progress.json, field state: expected, not found"):
+    with pytest.raises(FedMendError, match=r"progress.json, field state: expected one of .*, got nothing"):
         read_picture("{}")
 
 

@@ -49,7 +49,7 @@ def test_a_run_that_has_not_begun_is_said_in_one_frame(tmp_path, capsys):
 def test_damage_is_one_sentence(tmp_path, run, capsys):
     run(state="asleep")
     assert call("watch", tmp_path, "--once") == 1
-    assert capsys.readouterr().err.startswith("fedmend: progress.json, field state: expected one of starts, runs")
+    assert capsys.readouterr().err.startswith("fedmend: progress.json, field state: expected one of ['starts', 'runs'")
 
 
 def test_a_frame_can_be_kept_as_a_picture(tmp_path, run):
