@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from fedmend.basics.files import locked, whole_folder, write_text
+from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError
 from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
 
@@ -87,7 +88,7 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     file = root / "local" / CONFIG_NAME
     config = read_site_config(file, root, site)
     inside = config.state_dir.is_relative_to(root)
-    kept = DEFAULT.format(SITE_NAME=site) if inside else json.loads(file.read_text(encoding="utf-8"))["state_dir"]
+    kept = DEFAULT.format(SITE_NAME=site) if inside else read_json(file)["state_dir"]
     setting = str(to.absolute()) if to else kept
     target = (root / setting.replace("{SITE_NAME}", site)).expanduser().resolve()
     if target.is_relative_to(root):
@@ -103,7 +104,7 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     for run in runs:
         _move(run, target / run.name)
-    settings = json.loads(file.read_text(encoding="utf-8"))
+    settings = read_json(file)
     if settings["state_dir"] != setting:
         write_text(file, json.dumps({**settings, "state_dir": setting}, indent=2) + "\n")
     return target, [run.name for run in runs]

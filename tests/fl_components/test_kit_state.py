@@ -101,6 +101,13 @@ def test_a_folder_of_ones_own_choice_is_written_into_the_settings(kit, tmp_path)
         move_state(kit, kit / "other")
 
 
+def test_settings_that_a_windows_editor_saved_are_moved_too(kit, tmp_path):
+    file = kit / "local" / "fedmend.json"
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert move_state(kit, tmp_path / "disk")[1] == ["run-1", "run-2"]
+    assert settings(kit)["state_dir"] == str(tmp_path / "disk")
+
+
 def test_state_that_was_left_in_the_kit_under_new_settings_is_found(kit, tmp_path):
     write_settings(kit, state_dir=str(tmp_path / "new"))
     got = "got that of 2; stop the site and move it by: fedmend move-state KIT"
