@@ -76,8 +76,8 @@ def taking(*checks: Check | type, key: str = "", **default: Any) -> Any:
     """A field of a dataclass that :func:`checked` reads; one without a default has to be there.
 
     Args:
-        checks: each takes what the one before made; or one dataclass, for an object that is read as this, and for null,
-            which means that the field is not there.
+        checks: each takes what the one before made; none: anything is taken; or one dataclass, for an object that is
+            read as this, and for null, which means that the field is not there.
         key: its name in the JSON, if another.
         default: ``default`` or ``default_factory``, as in :func:`dataclasses.field`.
     """
@@ -141,12 +141,12 @@ def checked(
         raise FedMendError(f"{place}: expected the fields {list(known)}, got also {unknown}")
     for name, f in known.items():
         checks, path, value = f.metadata["checks"], f"{inside}{dot}{name}", raw.get(name)
-        inner = is_dataclass(checks[0])
+        inner = next(filter(is_dataclass, checks), None)
         has_default = f.default is not MISSING or f.default_factory is not MISSING
         if has_default and (name not in raw or (inner and value is None)):
             continue
         if inner:
-            given[f.name] = checked(checks[0], value, where, inside=path, others=others, got=got)
+            given[f.name] = checked(inner, value, where, inside=path, others=others, got=got)
         else:
             given[f.name] = accepted(value, checks, f"{where}, field {path}", got)
     return cls(**given)

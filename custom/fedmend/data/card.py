@@ -8,10 +8,11 @@ column per annotated class with 1, 0 or blank (``task: multilabel``) or the colu
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedmend.basics.json_files import read_json
+from fedmend.basics.checked import FLAG, OBJECT, Check, accepted, checked, number, one_of, taking, that, whole
+from fedmend.basics.json_files import read_document
 from fedmend.data.raw import WIDEST
 from fedmend.errors import FedMendError
 from fedmend.labels import KIND_NAMES
@@ -20,6 +21,47 @@ CARD_NAME = "site.json"
 CARD_FORMAT = 1
 LONGEST_NAME = 200  # characters of a file name
 WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 2800.0), "lung": (-600.0, 1500.0)}
+
+
+def stays_below(path: str) -> bool:
+    """Whether a path stays below the folder that it starts from."""
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
+def _is_text_mapping(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+
+
+def _is_below(name: str) -> bool:  # it stands in messages, which may travel
+    return stays_below(name) and len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def _classes(value: list) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) and name for name in value):
+        raise ValueError
+    return tuple(value)
+
+
+def _window(value: object) -> str | tuple[float, float] | None:
+    if value is None or value == "file":
+        return value
+    if isinstance(value, str):
+        return WINDOWS[value]
+    centre, width = map(number().read, value)
+    if abs(centre) > WIDEST or not 0 < width <= WIDEST:
+        raise ValueError
+    return centre, width
+
+
+CLASSES = Check(_classes, "a list of one or more class names")
+EACH_ONCE = that(lambda names: len({*names}) == len(names), "each name once")
+SPLITS = that(
+    lambda value: _is_text_mapping(value) and "train" in value,
+    "a mapping of split to file name with at least 'train'",
+)
+TRUTH = that(_is_text_mapping, "a mapping of split to file name")
+BELOW = that(lambda files: all(map(_is_below, files.values())), "file names below the site folder")
+WINDOW = Check(_window, f"null, 'file', one of {sorted(WINDOWS)} or [centre, width] in HU")
 
 
 @dataclass(frozen=True)
@@ -44,52 +86,21 @@ class SiteCard:
 
     site: str
     folder: Path
-    kind: str
-    classes: tuple[str, ...]
-    splits: Mapping[str, str]
-    image_root: Path
-    truth: Mapping[str, str] = field(default_factory=dict)
-    modality: str = ""
-    window: str | tuple[float, float] | None = None
-    color: bool = False
-    foreground: int = 1
-    provenance: Mapping = field(default_factory=dict)
+    kind: str = taking(one_of(KIND_NAMES), key="task")
+    classes: tuple[str, ...] = taking(CLASSES, EACH_ONCE)
+    splits: Mapping[str, str] = taking(SPLITS, BELOW)
+    image_root: Path = taking(that(lambda value: isinstance(value, str), "a folder"))
+    truth: Mapping[str, str] = taking(TRUTH, BELOW, default_factory=dict)
+    modality: str = taking(default="")
+    window: str | tuple[float, float] | None = taking(WINDOW, default=None)
+    color: bool = taking(FLAG, default=False)
+    foreground: int = taking(whole(1), default=1)
+    provenance: Mapping = taking(default_factory=dict)
 
     @property
     def phantom(self) -> bool:
         """Whether the folder's source says that it is synthetic."""
         return isinstance(self.provenance, Mapping) and str(self.provenance.get("source")).startswith("PHANTOM")
-
-
-def _type(value) -> str:
-    """A refused value of the card in words that cannot hold patient data."""
-    return "nothing" if value is None else f"another {type(value).__name__}"
-
-
-def _parse_window(value, where: str):
-    if value is None or value == "file":
-        return value
-    if isinstance(value, str) and value in WINDOWS:
-        return WINDOWS[value]
-    if isinstance(value, list) and len(value) == 2 and all(_is_number(v) for v in value) and value[1] > 0:
-        return (float(value[0]), float(value[1]))
-    raise FedMendError(
-        f"{where}, field window: expected null, 'file', one of {sorted(WINDOWS)} or [centre, width] in HU,"
-        f" got {_type(value)}"
-    )
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and abs(value) <= WIDEST
-
-
-def stays_below(path: str) -> bool:
-    """Whether a path stays below the folder that it starts from."""
-    return not Path(path).is_absolute() and ".." not in Path(path).parts
-
-
-def _is_text_mapping(value) -> bool:
-    return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
 
 
 def load_card(folder: Path | str, site: str) -> SiteCard:
@@ -104,65 +115,10 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
     """
     folder = Path(folder)
     where = f"{site}: {CARD_NAME}"
-    raw = _read_card(folder, where)
-    if raw.get("task") not in KIND_NAMES:
-        raise FedMendError(f"{where}, field task: expected one of {list(KIND_NAMES)}, got {_type(raw.get('task'))}")
-    classes = raw.get("classes")
-    if not isinstance(classes, list) or not classes or not all(isinstance(c, str) and c for c in classes):
-        raise FedMendError(f"{where}, field classes: expected a list of one or more class names, got {_type(classes)}")
-    if len(set(classes)) != len(classes):
-        raise FedMendError(f"{where}, field classes: expected each name once, got {classes!r}")
-    splits, truth = raw.get("splits"), raw.get("truth", {})
-    _check_files(splits, truth, where)
-    if not isinstance(raw.get("color", False), bool):
-        raise FedMendError(f"{where}, field color: expected true or false, got {_type(raw['color'])}")
-    foreground = raw.get("foreground", 1)
-    if type(foreground) is not int or foreground < 1:
-        raise FedMendError(f"{where}, field foreground: expected a whole number from 1, got {_type(foreground)}")
-    if not isinstance(raw.get("image_root"), str):
-        raise FedMendError(f"{where}, field image_root: expected a folder, got {_type(raw.get('image_root'))}")
-    return SiteCard(
-        site=site,
-        folder=folder,
-        kind=raw["task"],
-        classes=tuple(classes),
-        splits=splits,
-        truth=truth,
-        image_root=(folder / raw["image_root"]).resolve(),
-        modality=raw.get("modality", ""),
-        window=_parse_window(raw.get("window"), where),
-        color=raw.get("color", False),
-        foreground=foreground,
-        provenance=raw.get("provenance", {}),
-    )
-
-
-def _read_card(folder: Path, where: str) -> dict:
-    try:
-        raw = read_json(folder / CARD_NAME)
-    except (FileNotFoundError, IsADirectoryError):
-        raise FedMendError(f"{where}: expected in the folder that data_root names, not found") from None
-    except ValueError:
-        raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
-    if not isinstance(raw, dict) or raw.get("format") != CARD_FORMAT:
-        got = _type(raw.get("format") if isinstance(raw, dict) else raw)
-        raise FedMendError(f"{where}, field format: expected {CARD_FORMAT}, got {got}")
-    return raw
-
-
-def _check_files(splits: object, truth: object, where: str) -> None:
-    if not _is_text_mapping(splits) or "train" not in splits:
-        raise FedMendError(
-            f"{where}, field splits: expected a mapping of split to file name with at least 'train', got"
-            f" {_type(splits)}"
-        )
-    if not _is_text_mapping(truth):
-        raise FedMendError(f"{where}, field truth: expected a mapping of split to file name, got {_type(truth)}")
-    for name in (*splits.values(), *truth.values()):  # they stand in messages, which may travel
-        if not stays_below(name) or len(name) > LONGEST_NAME or not name.isprintable():
-            raise FedMendError(
-                f"{where}, fields splits and truth: expected file names below the site folder, got another"
-            )
+    raw = accepted(read_document(folder / CARD_NAME, where, "in the folder that data_root names"), [OBJECT], where)
+    accepted(raw.get("format"), [that(lambda value: value == CARD_FORMAT, f"{CARD_FORMAT}")], f"{where}, field format")
+    card = checked(SiteCard, raw, where, others=True, site=site, folder=folder)
+    return replace(card, image_root=(folder / card.image_root).resolve())
 
 
 def check_classes(card: SiteCard, job_classes: Sequence[str]) -> None:

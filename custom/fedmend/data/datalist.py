@@ -11,7 +11,7 @@ image twice, and its import costs 6 s.
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmend.basics.json_files import read_json
+from fedmend.basics.json_files import read_document
 from fedmend.data.card import SiteCard, stays_below
 from fedmend.errors import FedMendError
 
@@ -47,12 +47,7 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
         FedMendError: no such file or section, an item that lacks or breaks a field, or two items with the same image.
     """
     where = f"{card.site}: {file}"
-    try:
-        raw = read_json(card.folder / file)
-    except (FileNotFoundError, IsADirectoryError):
-        raise FedMendError(f"{where}: expected below the folder of site.json, not found") from None
-    except ValueError:
-        raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
+    raw = read_document(card.folder / file, where, "below the folder of site.json")
     section = SECTIONS[split]
     listed = raw.get(section) if isinstance(raw, dict) else None
     if not isinstance(listed, list):

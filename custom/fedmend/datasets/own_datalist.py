@@ -17,7 +17,7 @@ import numpy as np
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
-from fedmend.basics.json_files import read_json
+from fedmend.basics.json_files import read_document
 from fedmend.data.card import stays_below, write_card
 from fedmend.data.datalist import SECTIONS
 from fedmend.data.readers import NIFTI_SUFFIXES
@@ -94,12 +94,7 @@ def read_items(file: Path, say: Callable[[str], object]) -> list[Item]:
     Raises:
         FedMendError: a datalist that cannot be used.
     """
-    try:
-        raw = read_json(file)
-    except (FileNotFoundError, IsADirectoryError):
-        raise FedMendError(f"{file.name}: expected a datalist, not found") from None
-    except ValueError:
-        raise FedMendError(f"{file.name}: expected JSON, got a file that does not parse") from None
+    raw = read_document(file, file.name, "a datalist")
     if not isinstance(raw, dict) or not isinstance(raw.get("training"), list):
         raise FedMendError(f"{file.name}: expected a list under 'training', got none")
     items, unlabelled = [], 0

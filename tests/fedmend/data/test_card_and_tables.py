@@ -80,7 +80,7 @@ WINDOWS = "expected null, 'file', one of ['bone', 'brain', 'lung', 'subdural'] o
         ({"classes": []}, "field classes: expected a list of one or more class names, got another list"),
         ({"classes": ["a", ""]}, "field classes: expected a list of one or more class names, got another list"),
         ({"classes": "ab"}, "field classes: expected a list of one or more class names, got another str"),
-        ({"classes": ["a", "a"]}, "field classes: expected each name once, got ['a', 'a']"),
+        ({"classes": ["a", "a"]}, "field classes: expected each name once, got another list"),
         (
             {"splits": {"test": "t.csv"}},
             "field splits: expected a mapping of split to file name with at least 'train', got another dict",
@@ -96,6 +96,8 @@ WINDOWS = "expected null, 'file', one of ['bone', 'brain', 'lung', 'subdural'] o
         ({"color": None}, "field color: expected true or false, got nothing"),
         ({"window": "liver"}, f"field window: {WINDOWS}, got another str"),
         ({"window": [40, 0]}, f"field window: {WINDOWS}, got another list"),
+        ({"window": [True, 40]}, f"field window: {WINDOWS}, got another list"),
+        ({"truth": {"train": "../t.csv"}}, "field truth: expected file names below the site folder, got another dict"),
         ({"window": [40]}, f"field window: {WINDOWS}, got another list"),
     ],
 )
@@ -118,7 +120,7 @@ def test_a_card_that_is_not_json_is_refused(tmp_path, content):
 
 def test_a_card_that_is_a_list_is_refused(tmp_path):
     (tmp_path / "site.json").write_text("[]")
-    with refused("site-1: site.json, field format: expected 1, got another list"):
+    with refused("site-1: site.json: expected a JSON object, got another list"):
         load_card(tmp_path, "site-1")
 
 
@@ -314,7 +316,7 @@ def test_a_table_outside_the_site_folder_is_refused_without_naming_it(tmp_path, 
     folder = make_site_folder(tmp_path / "s")
     card = json.loads((folder / "site.json").read_text())
     (folder / "site.json").write_text(json.dumps({**card, "splits": {"train": name}}))
-    with refused("site-1: site.json, fields splits and truth: expected file names below the site folder, got another"):
+    with refused("site-1: site.json, field splits: expected file names below the site folder, got another dict"):
         load_card(folder, "site-1")
 
 
@@ -330,5 +332,5 @@ def test_a_card_of_volumes_says_which_value_is_the_lesion(tmp_path):
 
 @pytest.mark.parametrize(("value", "kind"), [(0, "int"), (-1, "int"), (True, "bool"), (1.0, "float"), ("1", "str")])
 def test_a_lesion_value_that_no_label_file_can_have_is_refused(tmp_path, value, kind):
-    with refused(f"site-1: site.json, field foreground: expected a whole number from 1, got another {kind}"):
+    with refused(f"site-1: site.json, field foreground: expected a whole number >= 1, got another {kind}"):
         card_with(tmp_path, task="segmentation", foreground=value)
