@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.basics.checked import FLAG, REFUSES, TEXT, checked, one_of, taking, that
 from fedmend.basics.json_files import read_json
 from fedmend.data.card import CARD_NAME, SiteCard, load_card
 from fedmend.errors import FedMendError
@@ -16,6 +17,7 @@ COUNTS = "annotated", "positive", "missing"
 HELD_BACK = -1
 AUDIT_FILE = "audit.json"
 LARGEST = 2**31  # no site has as many samples
+SAMPLES = that(lambda value: type(value) is int and 0 <= value < LARGEST, "a whole number")
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class SiteLabels:
             so; the audit job does not send it.
     """
 
-    samples: int
+    samples: int = taking(SAMPLES)
     counts: np.ndarray
-    phantom: bool = False
-    problem: str = ""
-    kind: str = ""
+    phantom: bool = taking(FLAG, default=False)
+    problem: str = taking(TEXT, default="")
+    kind: str = taking(one_of(("", *KIND_NAMES)), default="")
     lesions: tuple[int, int] | None = None
 
 
@@ -161,7 +163,7 @@ def read_audit(file: Path) -> tuple[dict[str, SiteLabels], tuple[str, ...]]:
         known = all(isinstance(name, str) and name for name in classes) and len({*classes}) == len(classes) > 0
     except OSError:
         raise FedMendError(f"{file.name}: expected in the folder of a label audit, not found") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (FedMendError, *REFUSES):
         known = False
     if not known:
         raise FedMendError(f"{file.name}: expected what a label audit writes, got another file")
@@ -169,11 +171,7 @@ def read_audit(file: Path) -> tuple[dict[str, SiteLabels], tuple[str, ...]]:
 
 
 def _site(said: Mapping, num_classes: int) -> SiteLabels:
-    counts = np.array([[HELD_BACK if n is None else n for n in said[dataset]] for dataset in COUNTS])
-    numbers = [said["samples"], *(n for dataset in COUNTS for n in said[dataset] if n is not None)]
-    if counts.shape != (len(COUNTS), num_classes) or not all(type(n) is int and 0 <= n < LARGEST for n in numbers):
+    counts = [[HELD_BACK if n is None else SAMPLES.read(n) for n in said[dataset]] for dataset in COUNTS]
+    if any(len(row) != num_classes for row in counts):
         raise ValueError
-    kind, phantom, problem = said["kind"], said["phantom"], said["problem"]
-    if kind not in ("", *KIND_NAMES) or type(phantom) is not bool or not isinstance(problem, str):
-        raise ValueError
-    return SiteLabels(said["samples"], counts.astype(np.int64), phantom=phantom, problem=problem, kind=kind)
+    return checked(SiteLabels, said, AUDIT_FILE, others=True, counts=np.array(counts, dtype=np.int64))
