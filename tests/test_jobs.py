@@ -62,8 +62,8 @@ def components(job):
 def named_classes():
     """Every class that a job or a variant names."""
     replaced = [v.components.values() for job in JOBS for v in job_variants(job).values()]
-    found = [*(c for job in JOBS for c in components(job)), *(c for values in replaced for c in values)]
-    return {c["path"] for c in found}
+    own = {component["path"] for job in JOBS for component in components(job)}
+    return own | {component.path for values in replaced for component in values}
 
 
 def test_there_are_jobs_and_variants_and_nothing_else():

@@ -32,7 +32,7 @@ def numbers(job):
 
 def own(variant):
     """Settings that make a variant what it is."""
-    args = [component.get("args", {}) for component in variant.components.values()]
+    args = [component.args for component in variant.components.values()]
     return {name for given in (*args, variant.set) for name in given}
 
 

@@ -2,9 +2,19 @@
 for the job's own row in the job's ``variants/paper.json``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
-from fedmend.errors import FedMendError
+from fedmend.basics.checked import COUNT, FLAG, OBJECT, TEXT, taking, that
+
+
+def _is_points(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 100
+
+
+PUBLISHED = that(
+    lambda jobs: all(all(map(_is_points, numbers.values())) for numbers in jobs.values()),
+    "points of 100 by job and metric",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,39 +33,10 @@ class Entry:
         main: the job that stands for its problem; in the preset ``paper`` alone.
     """
 
-    title: str
-    order: int = 50
-    simple: bool = False
-    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    note: str = ""
-    protocol: str = ""
-    main: bool = False
-
-
-KEYS = tuple(f.name for f in fields(Entry))
-TYPES = {"title": str, "order": int, "simple": bool, "published": dict, "note": str, "protocol": str, "main": bool}
-
-
-def read_entry(content: object, where: str) -> Entry:
-    """Checks what a file says.
-
-    Args:
-        content: the value of ``table``.
-        where: first words of messages.
-
-    Raises:
-        FedMendError: other keys, or values of another kind.
-    """
-    if not isinstance(content, dict) or "title" not in content or set(content) - set(KEYS):
-        raise FedMendError(f"{where}, table: expected a mapping with title and of {', '.join(KEYS[1:])}, got another")
-    for name, value in content.items():
-        if type(value) is not TYPES[name]:
-            raise FedMendError(f"{where}, table, {name}: expected {TYPES[name].__name__}, got {value!r:.40}")
-    for job, numbers in content.get("published", {}).items():
-        if not isinstance(numbers, dict) or not all(map(_is_points, numbers.values())):
-            raise FedMendError(f"{where}, table, published: expected points of 100 for {job}, got {numbers!r:.80}")
-    return Entry(**content)
-
-
-def _is_points(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 100
+    title: str = taking(TEXT)
+    order: int = taking(COUNT, default=50)
+    simple: bool = taking(FLAG, default=False)
+    published: Mapping[str, Mapping[str, float]] = taking(OBJECT, PUBLISHED, default_factory=dict)
+    note: str = taking(TEXT, default="")
+    protocol: str = taking(TEXT, default="")
+    main: bool = taking(FLAG, default=False)

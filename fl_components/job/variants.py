@@ -5,18 +5,33 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedmend.basics.checked import OBJECT, TEXT, checked, taking, that
+from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
 from fl_components.job.arguments import Part, assign, has, parts
-from fl_components.job.table_entries import Entry, read_entry
+from fl_components.job.table_entries import Entry
 
 FOLDER = "variants"
 SHARED = Path(__file__).resolve().parents[2] / "jobs" / FOLDER  # of the checkout, for copies of jobs elsewhere
 PAPER = "paper"
-KEYS = ("about", "components", "set", "with_paper", "table")
-COMPONENT_KEYS = ("path", "args", "keep")
+
+
+@dataclass(frozen=True)
+class Component:
+    """What takes the place of a component.
+
+    Attributes:
+        path: of its class.
+        args: its arguments.
+        keep: names of arguments that keep the values that they have in the job.
+    """
+
+    path: str = taking(TEXT)
+    args: Mapping[str, object] = taking(OBJECT, default_factory=dict)
+    keep: Sequence[str] = taking(that(lambda names: isinstance(names, list), "a list of names"), default=())
 
 
 @dataclass(frozen=True)
@@ -26,8 +41,7 @@ class Variant:
     Attributes:
         name: the file's name.
         about: what it is, in a line.
-        components: id of a component → what takes its place: ``path``, ``args``, and ``keep``, the names of arguments
-            that keep the values that they have in the job.
+        components: id of a component → what takes its place.
         set: setting → value, as for ``--set``.
         with_paper: the same beside ``paper``, where it comes before ``set``.
         own: it belongs to one job, not to all jobs of a problem.
@@ -35,12 +49,12 @@ class Variant:
     """
 
     name: str
-    about: str = ""
-    components: Mapping[str, Mapping] = field(default_factory=dict)
-    set: Mapping[str, object] = field(default_factory=dict)
-    with_paper: Mapping[str, object] = field(default_factory=dict)
+    about: str = taking(TEXT, default="")
+    components: Mapping[str, Component] = taking(OBJECT, default_factory=dict)
+    set: Mapping[str, object] = taking(OBJECT, default_factory=dict)
+    with_paper: Mapping[str, object] = taking(OBJECT, default_factory=dict)
     own: bool = False
-    table: Entry | None = None
+    table: Entry | None = taking(Entry, default=None)
 
 
 def read_variant(file: Path, *, own: bool = False) -> Variant:
@@ -54,24 +68,12 @@ def read_variant(file: Path, *, own: bool = False) -> Variant:
         FedMendError: it does not parse, or has keys or values of another kind.
     """
     where = f"variant {file.stem}"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise FedMendError(f"{where}: expected a JSON file, got one that does not parse") from None
-    _check_keys(content, KEYS, where)
-    if not isinstance(content.get("about", ""), str):
-        raise FedMendError(f"{where}, about: expected text, got {content['about']!r}")
-    for key in ("components", "set", "with_paper"):
-        if not isinstance(content.get(key, {}), dict):
-            raise FedMendError(f"{where}, {key}: expected a mapping, got {content[key]!r}")
-    for name, component in content.get("components", {}).items():
-        _check_keys(component, COMPONENT_KEYS, f"{where}, component {name}")
-        kinds = {"path": str, "args": dict, "keep": list}
-        if "path" not in component or any(not isinstance(component[k], kinds[k]) for k in component):
-            raise FedMendError(f"{where}, component {name}: expected path, mapping args and list keep, got another")
-    if "table" in content:
-        content["table"] = read_entry(content["table"], where)
-    return Variant(file.stem, own=own, **content)
+    variant = checked(Variant, read_document(file, where, "in the folder of variants"), where, name=file.stem, own=own)
+    components = {
+        name: checked(Component, component, where, inside=f"components.{name}")
+        for name, component in variant.components.items()
+    }
+    return replace(variant, components=components)
 
 
 def variants_of(job: Path, problem: str) -> dict[str, Variant]:
@@ -171,17 +173,17 @@ def _set(variant: Variant, among: Sequence[Part]) -> list[str]:
     return found
 
 
-def _replace(variant: str, name: str, new: Mapping, client: Mapping, server: Mapping) -> None:
+def _replace(variant: str, name: str, new: Component, client: Mapping, server: Mapping) -> None:
     word = f"--variant {variant}, component {name}"
     found = [c for config in (client, server) for c in config.get("components", []) if c.get("id") == name]
     if not found:
         raise FedMendError(f"{word}: expected in this job, not found")
     (component,) = found
     old = component.get("args", {})
-    if missing := [key for key in new.get("keep", []) if key not in old]:
+    if missing := [key for key in new.keep if key not in old]:
         raise FedMendError(f"{word}: expected {missing[0]} in the component whose place it takes, not found")
-    component["path"] = new["path"]
-    component["args"] = {**{key: old[key] for key in new.get("keep", [])}, **new.get("args", {})}
+    component["path"] = new.path
+    component["args"] = {**{key: old[key] for key in new.keep}, **new.args}
 
 
 def _without(variant: Variant, settings: Collection[str]) -> Variant:
@@ -191,12 +193,5 @@ def _without(variant: Variant, settings: Collection[str]) -> Variant:
 
 def _values(variant: Variant) -> dict[str, object]:
     """Every setting of a variant, those of its components too."""
-    args = [component.get("args", {}) for component in variant.components.values()]
+    args = [component.args for component in variant.components.values()]
     return {name: value for values in (*args, variant.set) for name, value in values.items()}
-
-
-def _check_keys(content: object, keys: Sequence[str], where: str) -> None:
-    if not isinstance(content, dict):
-        raise FedMendError(f"{where}: expected a mapping with {', '.join(keys)}, got {content!r:.40}")
-    if unknown := sorted(set(content) - set(keys)):
-        raise FedMendError(f"{where}: expected the keys {', '.join(keys)}, got also {unknown[0]!r}")

@@ -1,41 +1,45 @@
 import pytest
 from factories import ROOT, refused
 
+from fedmend.basics.checked import checked
 from fl_components.job.folder import all_jobs, job_variants, read_job
-from fl_components.job.table_entries import Entry, read_entry
+from fl_components.job.table_entries import Entry
 
 JOBS = [job for job in all_jobs(ROOT / "jobs") if job.name != "label_audit"]
 NAMES = [job.name for job in JOBS]
 METRICS = {"bacc", "auc", "map", "accuracy", "f1", "precision", "dice_last", "bacc_last", "bacc_best"}
 
 
+def read(content):
+    return checked(Entry, content, "variant x", inside="table")
+
+
 def test_a_row_says_what_it_is():
     content = {"title": "FedAvg", "order": 10, "simple": True, "published": {"job": {"auc": 76.3, "map": 33}}}
-    assert read_entry(content, "variant x") == Entry(**content)
-    assert read_entry({"title": "X"}, "variant x") == Entry(title="X", order=50, simple=False, published={})
+    assert read(content) == Entry(**content)
+    assert read({"title": "X"}) == Entry(title="X", order=50, simple=False, published={})
+
+
+KEYS = ["title", "order", "simple", "published", "note", "protocol", "main"]
+POINTS = "table.published: expected points of 100 by job and metric"
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({}, "expected a mapping with title and of order, simple, published, note, protocol, main, got another"),
-        ([], "expected a mapping with title and of order, simple, published, note, protocol, main, got another"),
-        (
-            {"title": "X", "best": True},
-            "expected a mapping with title and of order, simple, published, note, protocol, main, got another",
-        ),
+        ({}, "table.title: expected text, got nothing"),
+        ([], "table: expected a JSON object, got another list"),
+        ({"title": "X", "best": True}, f"table: expected the fields {KEYS}, got also ['best']"),
+        ({"title": "X", "order": "1"}, "table.order: expected a whole number >= 0, got another str"),
+        ({"title": "X", "published": []}, "table.published: expected a JSON object, got another list"),
+        ({"title": "X", "published": {"job": {"auc": 101}}}, f"{POINTS}, got another dict"),
+        ({"title": "X", "published": {"job": {"auc": True}}}, f"{POINTS}, got another dict"),
+        ({"title": "X", "published": {"job": 7}}, f"{POINTS}, got another dict"),
     ],
 )
-def test_other_keys_are_refused(content, sentence):
-    with refused(f"variant x, table: {sentence}"):
-        read_entry(content, "variant x")
-
-
-def test_values_of_another_kind_are_refused():
-    with refused("variant x, table, order: expected int, got '1'"):
-        read_entry({"title": "X", "order": "1"}, "variant x")
-    with refused("variant x, table, published: expected points of 100 for job, got {'auc': 101}"):
-        read_entry({"title": "X", "published": {"job": {"auc": 101}}}, "variant x")
+def test_a_row_with_other_fields_or_values_is_refused(content, sentence):
+    with refused(f"variant x, field {sentence}"):
+        read(content)
 
 
 @pytest.mark.parametrize("job", JOBS, ids=NAMES)

@@ -169,32 +169,32 @@ def test_a_component_that_the_job_lacks_is_refused(configure):
         configure("x", x={"components": {"model": {"path": "a.B"}}})
 
 
+KEYS = ["about", "components", "set", "with_paper", "table"]
+METHOD = ", field components.method"
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{", "variant x: expected a JSON file, got one that does not parse"),
-        ("[]", "variant x: expected a mapping with about, components, set, with_paper, table, got []"),
-        (
-            '{"num_rounds": 2}',
-            "variant x: expected the keys about, components, set, with_paper, table, got also 'num_rounds'",
-        ),
-        ('{"about": 3}', "variant x, about: expected text, got 3"),
-        ('{"set": []}', "variant x, set: expected a mapping, got []"),
+        ("{", ": expected JSON, got a file that does not parse"),
+        ("[]", ": expected a JSON object, got another list"),
+        ('{"num_rounds": 2}', f": expected the fields {KEYS}, got also ['num_rounds']"),
+        ('{"about": 3}', ", field about: expected text, got another int"),
+        ('{"set": []}', ", field set: expected a JSON object, got another list"),
+        ('{"table": {}}', ", field table.title: expected text, got nothing"),
+        ('{"components": {"method": 7}}', f"{METHOD}: expected a JSON object, got another int"),
         (
             '{"components": {"method": {"path": "a.B", "arg": {}}}}',
-            "variant x, component method: expected the keys path, args, keep, got also 'arg'",
+            f"{METHOD}: expected the fields ['path', 'args', 'keep'], got also ['arg']",
         ),
-        (
-            '{"components": {"method": {"args": {}}}}',
-            "variant x, component method: expected path, mapping args and list keep, got another",
-        ),
+        ('{"components": {"method": {"args": {}}}}', f"{METHOD}.path: expected text, got nothing"),
         (
             '{"components": {"method": {"path": "a.B", "keep": "la"}}}',
-            "variant x, component method: expected path, mapping args and list keep, got another",
+            f"{METHOD}.keep: expected a list of names, got another str",
         ),
     ],
 )
 def test_a_variant_with_other_content_is_refused(tmp_path, content, sentence):
     (tmp_path / "x.json").write_text(content)
-    with refused(sentence):
+    with refused(f"variant x{sentence}"):
         read_variant(tmp_path / "x.json")
