@@ -4,12 +4,13 @@ Stock FLARE filters and encryption see weights only, not ``meta``; the site's ow
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from nvflare.apis.dxo import MetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
+from fedmend.basics.checked import COUNT, FLAG, Check, accepted, one_of, that
 from fedmend.data.site import EVALUATION_SPLITS
 from fedmend.errors import FedMendError
 from fedmend.kinds import KINDS
@@ -23,7 +24,6 @@ CLASSES = "fedmend_classes"  # under which a site's guard finds the number of cl
 NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
 TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative", "missing")
 JUDGED = ("accepted", "rejected")
-CENSUS_FIELDS = {"annotated", "positives", "sizes", "kind", "phantom"}
 LESIONS = "lesions"  # may stand in the census too
 PRIVACY = "privacy"  # may stand in the content too
 LONGEST_WORD = 100  # characters
@@ -132,7 +132,67 @@ def unpack_result(model: FLModel, site: str) -> SiteResult:
     return result
 
 
-def parse_content(content, site: str) -> SiteResult:
+def _names(required: Collection[str], optional: Collection[str], expected: str) -> Check:
+    """Takes mappings with these names, and empty ones."""
+    known = {*required, *optional}
+    return that(lambda v: isinstance(v, Mapping) and (not v or {*required} <= {*v} <= known), expected)
+
+
+def _array(dtypes: str, expected: str, ndim: int | None = None) -> Check:
+    return that(lambda v: isinstance(v, np.ndarray) and v.dtype.kind in dtypes and ndim in (None, v.ndim), expected)
+
+
+def _counts_of_a_kind(value: np.ndarray) -> bool:
+    return value.ndim > 1 and any(value.shape[1:] == kind.counts_shape(len(value)) for kind in KINDS.values())
+
+
+MAPPING = that(lambda v: isinstance(v, Mapping) and all(isinstance(name, str) for name in v), "a mapping of names")
+NO_COUNT_BELOW_0 = that(lambda v: not (v < 0).any(), "counts >= 0")
+COUNTS = [
+    _array("iu", "an array of numbers"),
+    NO_COUNT_BELOW_0,
+    that(lambda v: not (v > LARGEST_COUNT).any(), f"counts up to {LARGEST_COUNT}"),
+]
+*OTHERS, LAST = [kind.counts_words for kind in KINDS.values()]
+PROMISE, SIZES = f"numbers >= 0 for {list(TOLD)}", "samples per split"
+REPAIRS = (*TAGGED, *CORRECT, *JUDGED)
+CENSUS = {
+    "annotated": [_array("b", "one value per class", ndim=1)],
+    "positives": [_array("iu", "one value per class", ndim=1), NO_COUNT_BELOW_0],
+    "sizes": [
+        that(lambda v: "train" in v and all(type(n) is int and n >= 0 for n in v.values()), SIZES),
+        _names(("train",), EVALUATION_SPLITS, SIZES),
+    ],
+    "kind": [one_of(list(KINDS))],
+    "phantom": [FLAG],
+    LESIONS: [_array("iu", "two counts", ndim=1), that(lambda v: len(v) == 2 and (v >= 0).all(), "two counts")],
+}
+CENSUS_FIELDS = sorted({*CENSUS} - {LESIONS})
+PARTS = {  # part of the content → what it has to be
+    PRIVACY: [
+        _names(TOLD, (), PROMISE),
+        that(lambda v: all(type(n) is float and 0 <= n < math.inf for n in v.values()), PROMISE),
+    ],
+    "round": [COUNT],
+    "samples": [COUNT],
+    "loss": [that(lambda v: type(v) is float and math.isfinite(v), "a finite number")],
+    "ledger_mark": [that(lambda v: type(v) is str and MARK.fullmatch(v), "32 hexadecimal digits or none")],
+    "error": [that(lambda v: type(v) is str and len(v) <= LONGEST_ERROR and v.isprintable(), "a sentence")],
+    REPORT: [MAPPING],
+    "counts": [MAPPING, _names((), EVALUATION_SPLITS, f"splits out of {list(EVALUATION_SPLITS)}")],
+    "repairs": [MAPPING, _names(TAGGED, REPAIRS, f"{list(REPAIRS)}")],
+    "census": [_names(CENSUS_FIELDS, [LESIONS], f"{CENSUS_FIELDS}")],
+}
+FIELDS = sorted({*PARTS} - {PRIVACY})
+WHOLE = that(lambda v: isinstance(v, Mapping) and {*v} - {PRIVACY} == {*FIELDS}, f"{FIELDS}")
+ENTRIES = {  # part that is a mapping → what each of its entries has to be
+    REPORT: [_array("biuf", "an array of numbers")],
+    "counts": [*COUNTS, that(_counts_of_a_kind, f"{', '.join(OTHERS)} or {LAST} counts")],
+    "repairs": [*COUNTS, that(lambda v: v.ndim == 1, "one count per class")],
+}
+
+
+def parse_content(content: object, site: str) -> SiteResult:
     """Everything besides the weights of a result, checked for names, types and dimensions.
 
     The server uses it on what arrives, the ReportGuard of a site on what is about to leave.
@@ -144,75 +204,26 @@ def parse_content(content, site: str) -> SiteResult:
     Raises:
         FedMendError: names the first part that is missing, unknown or of another kind.
     """
-
-    def need(condition: bool, part: str, expected: str) -> None:
-        if not condition:
-            raise FedMendError(f"{site}: result, {part}: expected {expected}, got something else")
-
-    known = {"round", "samples", REPORT, "counts", "repairs", "census", "loss", "ledger_mark", "error"}
-    need(isinstance(content, Mapping) and set(content) - {PRIVACY} == known, "fields", f"{sorted(known)}")
-    promise = content.get(PRIVACY, {})
-    told = isinstance(promise, Mapping) and set(promise) in (set(), set(TOLD))
-    whole = told and all(type(v) is float and 0 <= v < math.inf for v in promise.values())
-    need(whole, PRIVACY, f"numbers >= 0 for {list(TOLD)}")
-    for name in ("round", "samples"):
-        need(type(content[name]) is int and content[name] >= 0, name, "a whole number >= 0")
-    need(type(content["loss"]) is float and math.isfinite(content["loss"]), "loss", "a finite number")
-    mark = content["ledger_mark"]
-    need(type(mark) is str and MARK.fullmatch(mark) is not None, "ledger_mark", "32 hexadecimal digits or none")
-    error = content["error"]
-    need(type(error) is str and len(error) <= LONGEST_ERROR and error.isprintable(), "error", "a sentence")
-    for part, dtypes in ((REPORT, "biuf"), ("counts", "iu"), ("repairs", "iu")):
-        need(isinstance(content[part], Mapping), part, "a mapping")
+    _check(content, [WHOLE], "fields", site)
+    for part, checks in PARTS.items():
+        _check(content.get(part, {}), checks, part, site)
+    for part, checks in ENTRIES.items():
         for name, value in content[part].items():
-            numeric = isinstance(name, str) and isinstance(value, np.ndarray) and value.dtype.kind in dtypes
-            need(numeric, f"{part} {_shown(name)}", "an array of numbers")
-            if part != REPORT:
-                need(not (value < 0).any(), f"{part} {_shown(name)}", "counts >= 0")
-                need(not (value > LARGEST_COUNT).any(), f"{part} {_shown(name)}", f"counts up to {LARGEST_COUNT}")
-    need(set(content["counts"]) <= set(EVALUATION_SPLITS), "counts", f"splits out of {list(EVALUATION_SPLITS)}")
-    kinds = KINDS.values()
-    *others, last = [kind.counts_words for kind in kinds]
-    for split, value in content["counts"].items():
-        known = value.ndim > 1 and any(value.shape[1:] == kind.counts_shape(len(value)) for kind in kinds)
-        need(known, f"counts {split}", f"{', '.join(others)} or {last} counts")
-    names = set(content["repairs"])
-    known = [*TAGGED, *CORRECT, *JUDGED]
-    need(not names or {*TAGGED} <= names <= {*known}, "repairs", f"{known}")
-    need(all(v.ndim == 1 for v in content["repairs"].values()), "repairs", "one count per class")
-    _check_census(content["census"], need)
+            _check(value, checks, f"{part} {_shown(name)}", site)
+    for name, value in content["census"].items():
+        _check(value, CENSUS[name], f"census {name}", site)
     return SiteResult(
         site=site,
         round_num=content["round"],
-        samples=content["samples"],
-        **{part: dict(content[part]) for part in (REPORT, "counts", "repairs", "census")},
-        loss=content["loss"],
-        ledger_mark=content["ledger_mark"],
-        error=content["error"],
-        privacy=dict(promise),
+        **{part: content[part] for part in ("samples", "loss", "ledger_mark", "error")},
+        **{part: dict(content.get(part, {})) for part in (PRIVACY, *ENTRIES, "census")},
     )
+
+
+def _check(value: object, checks: Sequence[Check], part: str, site: str) -> None:
+    accepted(value, checks, f"{site}: result, {part}", got=lambda _: "something else")
 
 
 def _shown(name) -> str:
     """A name that a site chose, short and without characters that would forge lines of a log."""
     return ascii(f"{name!s:.40}")[1:-1]
-
-
-def _check_census(census: object, need: Callable[[bool, str, str], None]) -> None:
-    fields = set(census) - {LESIONS} if isinstance(census, Mapping) else None
-    need(fields in (set(), CENSUS_FIELDS), "census", f"{sorted(CENSUS_FIELDS)}")
-    if not census:
-        return
-    for name, dtypes in (("annotated", "b"), ("positives", "iu")):
-        array = census[name]
-        one_per_class = isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in dtypes
-        need(one_per_class, f"census {name}", "one value per class")
-    need(not (census["positives"] < 0).any(), "census positives", "counts >= 0")
-    sizes = census["sizes"]
-    whole = isinstance(sizes, Mapping) and all(type(v) is int and v >= 0 for v in sizes.values())
-    need(whole and {"train"} <= set(sizes) <= {"train", *EVALUATION_SPLITS}, "census sizes", "samples per split")
-    need(type(census["kind"]) is str and census["kind"] in KINDS, "census kind", f"one of {list(KINDS)}")
-    lesions = census.get(LESIONS)
-    counted = isinstance(lesions, np.ndarray) and lesions.shape == (2,) and lesions.dtype.kind in "iu"
-    need(lesions is None or (counted and (lesions >= 0).all()), "census lesions", "two counts")
-    need(type(census["phantom"]) is bool, "census phantom", "true or false")
