@@ -47,8 +47,8 @@ from fedmend.methods.shared.dimensions import AUTO, detect_noisy_clients
 from fedmend.phantoms import ct_head
 from fedmend.phantoms.sites import SOURCE
 from fedmend.site.config import SiteConfig
-from fl_components.job.arguments import parse_assignments
-from fl_components.job.folder import JobSettings, configure_job, read_job
+from fl_components.job.folder import Changes, JobSettings, read_job
+from fl_components.job.settings import parse_assignments
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = ROOT / "jobs" / "fednoro_ich"
@@ -83,10 +83,7 @@ class WarmUp(Workflow):
 
 def settings(given: Mapping[str, object]) -> JobSettings:
     """The job, with other settings where some are given."""
-    with tempfile.TemporaryDirectory() as folder:
-        configured = Path(folder) / JOB.name
-        configure_job(JOB, configured, given)
-        return read_job(configured)
+    return read_job(JOB, Changes(given))
 
 
 def phantom_slices(job: JobSettings, folder: Path, *, sites: int, real_balance: bool) -> Prepare:

@@ -29,7 +29,7 @@ from fedmend.learning.inference import mixed_precision
 from fedmend.learning.networks import build_network
 from fedmend.learning.training import EagerAdam, LocalTrainer
 from fedmend.method import Round
-from fl_components.job.folder import configure_job, read_job
+from fl_components.job.folder import Changes, read_job
 from fl_components.run.local import run_local
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -182,14 +182,12 @@ def measure(name: str, *, device: str, precision: str, preset: str) -> list[dict
         preset: ``paper``, or ``default``: the sizes of the job as it is.
     """
     settings, published = JOBS[name]
-    variables = {"weights": "", "eval_every": 100, **settings}
-    variants = ["paper"] if preset == "paper" else []
+    changes = Changes({"weights": "", "eval_every": 100, **settings}, ["paper"] if preset == "paper" else [])
     gpu = {"devices": [0] if device == "cuda" else [], "precision": precision}
     with tempfile.TemporaryDirectory() as folder, Stopwatch() as watch:
-        job = Path(folder) / name
-        configure_job(ROOT / "jobs" / name, job, variables, variants=variants)
-        run_local(job, Path(folder) / "run", threads=1, site_settings={"gpu": gpu}, quiet=True)
-        run, site = read_job(job).run, watch.site
+        job = ROOT / "jobs" / name
+        run_local(job, Path(folder) / "run", changes, threads=1, site_settings={"gpu": gpu}, quiet=True)
+        run, site = read_job(job, changes).run, watch.site
         bare = bare_loop(run["network"], len(run["classes"]), site, (site.batch_size, *watch.batch[1:]))
     rows = [row(name, "bare loop", bare, bare)]
     for stage, timing in watch.fastest().items():

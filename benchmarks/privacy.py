@@ -25,8 +25,8 @@ from fedmend.messages import EVALUATE, RunSpec
 from fedmend.method import RoundTask
 from fedmend.report.tables import mean_and_sd
 from fedmend.site.worker import SiteWorker
-from fl_components.job.arguments import parse_assignments
-from fl_components.job.folder import configure_job, read_job
+from fl_components.job.folder import Changes, read_job
+from fl_components.job.settings import parse_assignments
 from fl_components.run.local import run_local, site_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,23 +56,18 @@ def one_run(given: Mapping[str, object], noise: float, clip: float, seed: int, c
     if noise:
         policy["privacy"] = {"clip": clip, "noise_multiplier": noise}
     with tempfile.TemporaryDirectory() as folder:
-        workspace, sites = Path(folder) / "run", int(variables["phantom.sites"])
-        options = {"variables": variables, "variants": [VARIANT], "sites": sites}
-        results = run_local(JOB, workspace, threads=1, site_settings=policy, quiet=True, **options)
+        workspace, changes = Path(folder) / "run", Changes(variables, [VARIANT], int(variables["phantom.sites"]))
+        results = run_local(JOB, workspace, changes, threads=1, site_settings=policy, quiet=True)
         records = Path(results["files"]["records"])
         lines = [json.loads(line) for line in (records / "decisions.jsonl").read_text().splitlines()]
         told = [line["value"] for line in lines if line["what"] == "privacy"]
         row = {"noise": noise, "seed": seed, "told": told[-1] if told else {}}
-        return row | score(Path(results["files"]["global model"]), options, partial(site_config, workspace))
+        return row | score(Path(results["files"]["global model"]), changes, partial(site_config, workspace))
 
 
-def score(model: Path, options: Mapping, config_of) -> dict:
+def score(model: Path, changes: Changes, config_of) -> dict:
     """AUC and balanced accuracy of a model file on the test splits of all sites."""
-    with tempfile.TemporaryDirectory() as folder:
-        configure_job(
-            JOB, Path(folder) / "job", options["variables"], variants=options["variants"], sites=options["sites"]
-        )
-        job = read_job(Path(folder) / "job")
+    job = read_job(JOB, changes)
     run = RunSpec("score", tuple(job.run["classes"]), job.run["network"], 0)
     weights = {k: v.numpy() for k, v in torch.load(model, weights_only=True)["model"].items()}
     counts, kind = [], kind_of("singlelabel")

@@ -28,7 +28,8 @@ from fedmend.report.tables import markdown_table, mean_and_sd
 from fedmend.review.desk import ORDERS, RANDOM, REPAIRS, VALUE, Choice, Desk, Item, reviewable
 from fl_components.cli.common import seeds
 from fl_components.compare.runs import SEED
-from fl_components.job.arguments import parse_assignments
+from fl_components.job.folder import Changes
+from fl_components.job.settings import parse_assignments
 from fl_components.run.local import run_local
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,8 +83,8 @@ def one_seed(job: Path, words: Sequence[str], checked: int, out: Path, cache: Pa
     def run(name: str) -> dict:
         where = {"state_dir": str(home / name / "state" / "{SITE_NAME}"), "cache_dir": str(cache)}
         variables = {**settings, "seed": seed, **({} if name == FIRST else {"run_name": "second"})}
-        how = {"threads": 1, "variables": variables, "site_settings": where, "quiet": True}
-        return run_local(job, home / f"{name}-workspace", **how)["final"]["test"]
+        how = {"threads": 1, "site_settings": where, "quiet": True}
+        return run_local(job, home / f"{name}-workspace", Changes(variables), **how)["final"]["test"]
 
     metrics, found = {FIRST: run(FIRST)}, {}
     folders = reviewable(home / FIRST / "state")

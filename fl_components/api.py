@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.local.opened_run import Run
-from fl_components.job.folder import configure_job, job_variants, read_job
+from fl_components.job.folder import Changes, configure_job, job_variants, read_job
 from fl_components.job.variants import SHARED
 
 __all__ = ["Job", "Run"]
@@ -46,8 +46,8 @@ class Job:
 
     def __init__(self, folder: Path | str, /, *, variants: Sequence[str] = (), sites: int = 0, **variables: object):
         self.folder = _found(Path(folder))
-        self._changes = {"variables": variables, "variants": list(variants), "sites": sites}
-        settings = read_job(self.folder, **self._changes)
+        self._changes = Changes(variables, list(variants), sites)
+        settings = read_job(self.folder, self._changes)
         self.name, self.sites, self.variables = settings.name, settings.sites, dict(settings.settings)
         self.run_name, self.method = settings.run["run_name"], settings.run["method"]
         self._rounds = settings.run["num_rounds"]
@@ -60,11 +60,11 @@ class Job:
             out: must not exist.
 
         Raises:
-            FedMendError: it exists.
+            FedMendError: it exists, or server and sites would refuse the job.
         """
         if (out := Path(out)).exists():
             raise FedMendError(f"configure: expected a new folder, {out} exists")
-        configure_job(self.folder, out, **self._changes)
+        configure_job(self.folder, out, self._changes, strict=True)
         return out
 
     def run(
@@ -106,7 +106,7 @@ class Job:
 
                     folder = workspace or Path("runs") / self.run_name
                     says = {"show": _nothing, "watch": watch}
-                    return Run(poc(self.folder, folder, **self._changes, site_settings=site, **says))
+                    return Run(poc(self.folder, folder, self._changes, site_settings=site, **says))
                 return self._submit(Path(place), workspace or Path("runs") / "results", site, watch, progress)
 
     def _simulate(
@@ -118,7 +118,7 @@ class Job:
         start = run_local if place == LOCAL else simulate
         how = {"threads": threads} if threads else {}
         with _script_runs_once():
-            start(self.folder, workspace, **self._changes, site_settings=site, quiet=True, watch=watch, **how)
+            start(self.folder, workspace, self._changes, site_settings=site, quiet=True, watch=watch, **how)
         return Run(workspace / RUN_FOLDER)
 
     def _submit(self, kit: Path, out: Path, site: Mapping | None, watch: Callable | None, progress: bool) -> Run:
@@ -131,17 +131,17 @@ class Job:
         if site:
             raise FedMendError("site: expected no settings with a startup kit, whose sites have their own fedmend.json")
         says = {"show": _nothing, "announce": print if progress else None, "watch": watch}
-        return Run(submit(self.folder, kit, out, **self._changes, **says))
+        return Run(submit(self.folder, kit, out, self._changes, **says))
 
     @contextlib.contextmanager
     def _bar(self, wanted: bool) -> Iterator[Callable[[str], None] | None]:
-        from fl_components.run.progress import rounds_bar
+        from fl_components.run.bars import rounds_bar
 
         with rounds_bar(self.run_name, self._rounds) if wanted else contextlib.nullcontext() as watch:
             yield watch
 
     def __repr__(self) -> str:
-        chosen = f" with {', '.join(self._changes['variants'])}" if self._changes["variants"] else ""
+        chosen = f" with {', '.join(self._changes.variants)}" if self._changes.variants else ""
         return f"job {self.name}{chosen}: {self.method}, {len(self.sites)} sites, {self._rounds} rounds"
 
     def __str__(self) -> str:

@@ -1,6 +1,5 @@
 """WorkflowController: any workflow over FLARE."""
 
-import json
 import logging
 import time
 from collections import deque
@@ -26,7 +25,8 @@ from fedmend.server.federation import RunningFederation, RunSettings
 from fedmend.server.fingerprint import SUBMITTER
 from fedmend.server.transport import Transport
 from fl_components.console import log_picture, quiet_console
-from fl_components.job.arguments import WORKFLOW, job_settings, parts
+from fl_components.job.reading import CLIENT, SERVER, read_app
+from fl_components.job.settings import WORKFLOW, job_settings, parts
 from fl_components.wire import pack_task, unpack_result
 from fl_components.workspace import load_site_config
 
@@ -76,11 +76,8 @@ class WorkflowController(ModelController):
 
     def _configs(self) -> list[dict]:
         """Both configurations of the job, as far as the server can see them."""
-        folder = Path(self.get_app_dir()) / "config"
-        return [
-            json.loads(file.read_text()) if (file := folder / f"config_fed_{side}.json").is_file() else {}
-            for side in ("client", "server")
-        ]
+        found = read_app(Path(self.get_app_dir()), strict=False)
+        return [found.get(name, {}) for name in (CLIENT, SERVER)]
 
     def _made_by(self) -> dict[str, str]:
         """Classes of the job's components, and the person who submitted it; FLARE took the name from the

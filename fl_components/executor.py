@@ -14,7 +14,7 @@ from fedmend.messages import LONGEST_ERROR, QUESTIONS, SiteResult
 from fedmend.method import LocalMethod
 from fedmend.site.worker import SiteWorker
 from fl_components.console import quiet_console
-from fl_components.job.arguments import METHOD
+from fl_components.job.settings import METHOD
 from fl_components.wire import CLASSES, pack_result, unpack_task
 from fl_components.workspace import load_site_config
 

@@ -1,7 +1,7 @@
 """ListedClasses: what a kit adds to the parent process of its site or server.
 
 It refuses a job when it is deployed, so that the lead reads why: one with files or values that our jobs do not have
-(:mod:`fl_components.job.rules`), and one with an unlisted class. FLARE compares the classes of a job with
+(:mod:`fl_components.job.reading`), and one with an unlisted class. FLARE compares the classes of a job with
 ``class_allow_list`` in the job's own process, whose error stays in the log: the lead learns only that a process ended.
 What an app validator says before that reaches the console. FLARE's check remains the one that protects.
 
@@ -31,7 +31,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedmend.errors import FedMendError
 from fedmend.messages import LONGEST_ERROR
-from fl_components.job.rules import CLIENT, CODE, components, read_app, refuse_baseline, refuse_encryption
+from fl_components.job.reading import CLIENT, CODE, components, read_app, refuse_baseline, refuse_encryption
 
 
 class ListedClasses(AppValidator):

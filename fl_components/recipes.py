@@ -30,7 +30,7 @@ from nvflare.tool.poc.poc_commands import get_prod_dir
 from fedmend.errors import FedMendError
 from fl_components.api import Job
 from fl_components.job.folder import all_jobs, read_job
-from fl_components.job.rules import check_job
+from fl_components.job.reading import read
 from fl_components.job.variants import SHARED
 from fl_components.kit_state import DEFAULT
 from fl_components.run.poc import CHECKOUT, PROJECT, local_project
@@ -66,7 +66,7 @@ class FolderConfig(FedJobConfig):
         if self.meta_props:
             meta = folder / "meta.json"
             meta.write_text(json.dumps({**json.loads(meta.read_text()), **self.meta_props}, indent=2) + "\n")
-        check_job(folder)
+        read(folder, strict=True)
 
 
 class FolderJob(FedJob):

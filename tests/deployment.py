@@ -12,8 +12,9 @@ from factories import ROOT
 from nvflare.fuel.flare_api.flare_api import Session
 
 from fedmend.errors import FedMendError
+from fl_components.job.folder import Changes, configured
 from fl_components.run.poc import ProvisionedFederation
-from fl_components.run.submit import configured, follow, submit_job
+from fl_components.run.submit import follow, submit_job
 
 DAEMON, PARENT, JOB = "daemon", "parent", "job"  # what restarts the parent, what stays connected, what runs one job
 _ROLES = {
@@ -107,4 +108,4 @@ def deployed(folder, *, sites=5, baselines=False, **settings):
 
 def tiny_job(job, **variables):
     """For as long as it is needed, a copy of the job that only tests plumbing."""
-    return configured(ROOT / "jobs" / job, {**TINY, **variables})
+    return configured(ROOT / "jobs" / job, Changes({**TINY, **variables}), strict=True)

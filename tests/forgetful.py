@@ -8,7 +8,8 @@ import torch
 from factories import ROOT
 
 from fedmend.site.worker import SiteWorker
-from fl_components.job.arguments import parse_assignments
+from fl_components.job.folder import Changes
+from fl_components.job.settings import parse_assignments
 from fl_components.run.local import run_local
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
@@ -47,10 +48,8 @@ def run_here(job, workspace, *, sites, settings, variants=(), forgetful=False, s
             run_local(
                 ROOT / "jobs" / job,
                 workspace,
+                Changes(parse_assignments(settings), variants, sites),
                 threads=threads,
-                variables=parse_assignments(settings),
-                variants=variants,
-                sites=sites,
                 site_settings={"threads": 1, **(site_settings or {})},
                 quiet=True,
             )

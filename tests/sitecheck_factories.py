@@ -27,7 +27,7 @@ def make_job(
     """A job folder as FLARE takes it; ``arguments`` are further ones of the executor."""
     config = folder / "app" / "config"
     config.mkdir(parents=True)
-    (folder / "meta.json").write_text(json.dumps({"name": "job"}))
+    (folder / "meta.json").write_text(json.dumps({"name": "job", "deploy_map": {"app": []}}))
     run = {"classes": classes, "network": network, "num_rounds": 3}
     controller = {"path": "fl_components.controller.WorkflowController", "args": run}
     (config / "config_fed_server.json").write_text(json.dumps({"workflows": [controller]}))

@@ -9,7 +9,7 @@ from nvflare.apis.executor import Executor
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.utils.class_utils import instantiate_class, load_class
 
-from fl_components.job.folder import all_jobs, configure_job, job_variants, read_job
+from fl_components.job.folder import Changes, all_jobs, configure_job, job_variants, read_job
 
 JOBS = all_jobs(ROOT / "jobs")
 TRAINING = [job for job in JOBS if job.name != "label_audit"]
@@ -35,7 +35,7 @@ def configured(tmp_path):
     """Job and variants → folder of the configured job."""
 
     def configure(job, variants=()):
-        configure_job(job, tmp_path / "out", {}, variants=variants)
+        configure_job(job, tmp_path / "out", Changes(variants=variants))
         return tmp_path / "out"
 
     return configure
@@ -168,8 +168,8 @@ def schedule_of(found):
 @pytest.mark.parametrize("job", TRAINING, ids=word)
 @pytest.mark.parametrize("preset", [[], ["paper"]], ids=["default", "paper"])
 def test_baselines_and_methods_have_the_same_schedule(tmp_path, job, preset):
-    configure_job(job, tmp_path / "method", {}, variants=preset)
-    configure_job(job, tmp_path / "baseline", {}, variants=[*preset, "fedavg"])
+    configure_job(job, tmp_path / "method", Changes(variants=preset))
+    configure_job(job, tmp_path / "baseline", Changes(variants=[*preset, "fedavg"]))
     method, baseline = read_job(tmp_path / "method"), read_job(tmp_path / "baseline")
     assert schedule_of(method) == schedule_of(baseline)
     assert baseline.run["method"] == "fedavg"

@@ -9,7 +9,7 @@ import json
 import pytest
 from factories import ROOT
 
-from fl_components.job.folder import all_jobs, configure_job, job_variants, read_job
+from fl_components.job.folder import Changes, all_jobs, job_variants, read_job
 
 TABLES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "tests" / "paper").glob("*.json"))}
 JOBS = {job.name: job for job in all_jobs(ROOT / "jobs") if "paper" in job_variants(job)}
@@ -22,8 +22,7 @@ WITHOUT_MEANING = {"fedlsm_isic2018": {"tau_negative", "ude_tau_negative", "pos_
 
 
 def settings(job, folder, *variants):
-    configure_job(JOBS[job], folder / "out", {}, variants=variants)
-    return read_job(folder / "out").settings
+    return read_job(JOBS[job], Changes(variants=variants)).settings
 
 
 def numbers(job):

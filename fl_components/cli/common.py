@@ -2,6 +2,10 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fl_components.job.folder import Changes
 
 
 def given(args: argparse.Namespace, *names: str) -> dict:
@@ -27,6 +31,18 @@ def job_arguments(parser: argparse.ArgumentParser, *, what: str = "job folder, e
         help="variants of the job, e.g. paper or paper,fedavg; fedmend jobs lists them",
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="override settings of the job")
+
+
+def job_changes(args: argparse.Namespace, **more: object) -> "Changes":
+    """What these arguments and ``--sites`` change in a job; ``more`` are further settings.
+
+    Raises:
+        FedMendError: a word of ``--set`` without ``=``.
+    """
+    from fl_components.job.folder import Changes
+    from fl_components.job.settings import parse_assignments
+
+    return Changes(parse_assignments(args.set) | more, args.variants, args.sites, getattr(args, "tracking", ()))
 
 
 def site_settings(parser: argparse.ArgumentParser) -> None:

@@ -125,6 +125,6 @@ def _time(text: str) -> float:
 
 
 def _bar():
-    from fl_components.run.progress import Bar
+    from fl_components.run.bars import Bar
 
     return Bar()

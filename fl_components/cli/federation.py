@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import given, job_arguments, site_settings
+from fl_components.cli.common import job_arguments, job_changes, site_settings
 
 
 def add(commands) -> None:
@@ -34,19 +34,17 @@ def quiet_flare() -> None:
 
 
 def _submit(args: argparse.Namespace) -> None:
-    from fl_components.job.arguments import parse_assignments
     from fl_components.run.submit import submit, what_came_out
 
     if bool(args.job) == bool(args.job_id):
         raise FedMendError(f"submit: expected a job folder or --job-id, got {'both' if args.job else 'none'}")
     quiet_flare()
-    given_job = given(args, "variants", "sites", "job_id")
-    folder = submit(args.job, args.kit, args.out, variables=parse_assignments(args.set), show=_show, **given_job)
+    folder = submit(args.job, args.kit, args.out, job_changes(args), job_id=args.job_id, show=_show)
     print("\n".join(what_came_out(folder)))
 
 
 def _poc(args: argparse.Namespace) -> None:
-    from fl_components.job.arguments import parse_assignments
+    from fl_components.job.settings import parse_assignments
     from fl_components.run.poc import poc
     from fl_components.run.submit import what_came_out
 
@@ -56,10 +54,9 @@ def _poc(args: argparse.Namespace) -> None:
     folder = poc(
         args.job,
         args.workspace,
-        variables=parse_assignments(args.set),
+        job_changes(args),
         site_settings=parse_assignments(args.site),
         show=_show,
-        **given(args, "variants", "sites"),
     )
     print("\n".join(what_came_out(folder)))
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import given, gpus, job_arguments, seeds, site_settings
+from fl_components.cli.common import gpus, job_arguments, job_changes, seeds, site_settings
 
 
 def add(commands) -> None:
@@ -70,17 +70,16 @@ def _jobs(args: argparse.Namespace) -> None:
 
 
 def _configure(args: argparse.Namespace) -> None:
-    from fl_components.job.arguments import parse_assignments
     from fl_components.job.folder import configure_job
 
     if args.out.exists():
         raise FedMendError(f"configure: expected a new folder, {args.out} exists")
-    configure_job(args.job, args.out, parse_assignments(args.set), **given(args, "variants", "sites", "tracking"))
+    configure_job(args.job, args.out, job_changes(args), strict=True)
     print(f"job written to {args.out}")
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    from fl_components.job.arguments import parse_assignments
+    from fl_components.job.settings import parse_assignments
     from fl_components.run.simulate import RUN_FOLDER, seed_lines
 
     if args.local:
@@ -91,14 +90,13 @@ def _simulate(args: argparse.Namespace) -> None:
     gpu = {} if args.gpu is None else {"gpu": {"devices": args.gpu}}
     runs, base = [], args.workspace or Path("runs") / args.job.resolve().name
     for seed in args.seeds or [None]:
-        variables = parse_assignments(args.set) | ({} if seed is None else {"seed": seed})
         workspace = base if seed is None else base / f"seed-{seed}"
         result = run(
             args.job,
             workspace,
-            variables=variables,
+            job_changes(args, **({} if seed is None else {"seed": seed})),
             site_settings=parse_assignments(args.site) | gpu,
-            **given(args, "variants", "sites", "quiet"),
+            quiet=args.quiet,
             **threads,
         )
         runs.append({"seed": seed, **result})

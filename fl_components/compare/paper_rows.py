@@ -11,8 +11,10 @@ from fedmend.data.card import CARD_NAME, load_card
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import Run
 from fl_components.compare.runs import SEED, Comparison, cases
-from fl_components.job.folder import all_jobs, job_parts, job_variants, read_job
-from fl_components.job.table_entries import Entry
+from fl_components.job.folder import all_jobs, job_variants, read_job
+from fl_components.job.reading import read
+from fl_components.job.settings import parts
+from fl_components.job.table_entries import TableEntry
 from fl_components.job.variants import PAPER, SHARED
 
 
@@ -42,7 +44,7 @@ def find_job(word: Path, jobs: Path = SHARED.parent) -> tuple[Path, bool]:
     return known[str(word)], True
 
 
-def own_entry(job: Path) -> Entry:
+def own_entry(job: Path) -> TableEntry:
     """The row of the job's own method.
 
     Raises:
@@ -60,7 +62,7 @@ def table_rows(job: Path) -> list[str]:
     return sorted(known, key=lambda name: (known[name].order, known[name].title))
 
 
-def row_entry(job: Path, row: str) -> Entry:
+def row_entry(job: Path, row: str) -> TableEntry:
     """What the table says of a row that a person may have written.
 
     Args:
@@ -71,10 +73,10 @@ def row_entry(job: Path, row: str) -> Entry:
     if row in known:
         return known[row]
     words = [known[word].title if word in known else word for word in row.split("+")]
-    return Entry(title=" + ".join(words))
+    return TableEntry(title=" + ".join(words))
 
 
-def published(entry: Entry, job: Path) -> Mapping[str, float]:
+def published(entry: TableEntry, job: Path) -> Mapping[str, float]:
     """Metric → number that the paper printed for a row, for the data set of this job."""
     return entry.published.get(read_job(job).name, {})
 
@@ -133,7 +135,7 @@ def on_data(comparison: Comparison, data: str) -> Comparison:
     ((sites, classes),) = found
     if sites < 2:
         raise FedMendError(f"--data: expected at least 2 sites, which a comparison needs, got {sites}")
-    job_classes = next(p.args["classes"] for p in job_parts(comparison.job) if "classes" in p.args)
+    job_classes = next(p.args["classes"] for p in parts(*read(comparison.job).configs) if "classes" in p.args)
     words = [] if set(classes) == set(job_classes) else [f"classes={json.dumps(list(classes))}"]
     name = "".join(c if c.isalnum() or c in "_.-" else "-" for c in Path(data.replace(SEED, "seed")).name) or "data"
     root = str(Path(data).expanduser().absolute() / "{SITE_NAME}")

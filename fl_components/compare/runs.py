@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import re
-import tempfile
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -19,10 +18,10 @@ from fedmend.errors import FedMendError
 from fedmend.local.metering import Meter
 from fl_components.compare.budget import Budget
 from fl_components.compare.cluster import connected
-from fl_components.job.arguments import has, job_settings, parse_assignments
-from fl_components.job.folder import configure_job, job_parts, read_job
+from fl_components.job.folder import Changes, changed, read_job
+from fl_components.job.settings import has, job_settings, parse_assignments, parts
+from fl_components.run.bars import Lines
 from fl_components.run.local import run_local
-from fl_components.run.progress import Lines
 from fl_components.run.simulate import RUN_FOLDER
 
 SEED = "{SEED}"  # in a setting, as {SITE_NAME} in paths of fedmend.json
@@ -42,7 +41,7 @@ class Comparison:
         words: ``name=value`` of all rows that have the setting, the first one must; ``{SEED}`` in a value becomes the
             seed.
         site_words: ``field=value`` of ``fedmend.json``; ``{SEED}`` as in ``words``.
-        sites: see :func:`fl_components.job.folder.configure_job`.
+        sites: see :class:`fl_components.job.folder.Changes`.
         run_name: first word of the names of all runs, before those of their variants; "": the job's.
     """
 
@@ -64,7 +63,8 @@ class Case:
     seed: int
     workspace: Path
     job: Path
-    given: Mapping[str, object]
+    changes: Changes
+    site_settings: Mapping[str, object]
 
     @property
     def name(self) -> str:
@@ -91,14 +91,9 @@ class Case:
         Raises:
             FedMendError: see :func:`fl_components.job.folder.configure_job`.
         """
-        given = self.given
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "job"
-            configure_job(self.job, out, given["variables"], variants=given["variants"], sites=given["sites"])
-            files = sorted([out / "meta.json", *out.glob("*/config/*.json")])
-            content = {str(file.relative_to(out)): json.loads(file.read_text(encoding="utf-8")) for file in files}
+        content = dict(sorted(changed(self.job, self.changes).content.items()))
         content["fedmend"] = fedmend.__version__
-        content["fedmend.json"] = {k: v for k, v in given["site_settings"].items() if k not in PLACES}
+        content["fedmend.json"] = {k: v for k, v in self.site_settings.items() if k not in PLACES}
         return json.dumps(content, indent=2) + "\n"
 
 
@@ -117,20 +112,15 @@ def cases(comparison: Comparison, out: Path) -> list[Case]:
         raise FedMendError(f"--rows: expected different rows, none of them {rows[0]}, got {','.join(rows[1:])}")
     chosen = {row: (*comparison.variants, *(w for w in row.split("+") if "=" not in w)) for row in rows[1:]}
     chosen = {rows[0]: tuple(comparison.variants), **chosen}
-    components = {row: job_parts(comparison.job, variants=variants) for row, variants in chosen.items()}
+    having = {row: parts(*changed(comparison.job, Changes(variants=v)).configs) for row, v in chosen.items()}
     found = []
     for seed, row in itertools.product(comparison.seeds, rows):
-        common = [w for w in comparison.words if row == rows[0] or has(w.partition("=")[0], components[row])]
+        common = [w for w in comparison.words if row == rows[0] or has(w.partition("=")[0], having[row])]
         named = {"run_name": "_".join([comparison.run_name, *chosen[row]])} if comparison.run_name else {}
         settings = _assigned([*common, *(w for w in row.split("+") if "=" in w)], seed)
-        given = {
-            "variables": named | settings | {"seed": seed},
-            "variants": chosen[row],
-            "sites": comparison.sites,
-            "site_settings": _assigned(comparison.site_words, seed),
-        }
+        changes = Changes(named | settings | {"seed": seed}, chosen[row], comparison.sites)
         workspace = out / re.sub(r"[^\w.=+-]", "_", row) / f"seed-{seed}"
-        found.append(Case(row, seed, workspace, comparison.job, given))
+        found.append(Case(row, seed, workspace, comparison.job, changes, _assigned(comparison.site_words, seed)))
     return found
 
 
@@ -279,7 +269,8 @@ def _run(case: Case, content: str) -> dict:
     case.workspace.parent.mkdir(parents=True, exist_ok=True)  # for the log beside it
     try:
         with Meter() as meter:
-            run_local(case.job, case.workspace, threads=1, quiet=True, meter=meter, **case.given)
+            how = {"threads": 1, "site_settings": case.site_settings, "quiet": True, "meter": meter}
+            run_local(case.job, case.workspace, case.changes, **how)
     except FedMendError as e:
         raise FedMendError(f"{case.name}: {e}") from None
     cost = meter.measured() | {"effort": effort(json.loads(content))}

@@ -23,7 +23,7 @@ from fedmend.local.local_federation import census_locally
 from fedmend.server.census import Census
 from fedmend.site.limits import GB, HALF, step_bytes
 from fl_components.compare.runs import Case
-from fl_components.job.folder import JobSettings, configure_job, read_job
+from fl_components.job.folder import JobSettings, read_job
 from fl_components.run.local import site_config
 from fl_components.run.simulate import lay_policy
 
@@ -82,19 +82,17 @@ def try_rows(cases: Sequence[Case], *, optional: bool) -> tuple[dict[str, Trial]
 
 
 def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
-    given = case.given
+    settings = read_job(case.job, case.changes)
     with tempfile.TemporaryDirectory() as folder:
-        configured, workspace = Path(folder) / "job", Path(folder) / "workspace"
-        configure_job(case.job, configured, given["variables"], variants=given["variants"], sites=given["sites"])
-        settings = read_job(configured)
+        workspace = Path(folder)
         workflow, method = settings.build(settings.workflow), settings.build(settings.method)
         for package, extra in method.PACKAGES.items():
             if find_spec(package) is None:
                 raise FedMendError(f"expected the package {package} (pip install fedmend[{extra}]), not found")
         workflow.check_rounds(settings.run["num_rounds"])
         workflow.check_sites(len(settings.sites))
-        lay_policy(workspace, given["site_settings"])
-        app, server, run = case.job.resolve() / settings.app.name, site_config(workspace, "server"), settings.run
+        lay_policy(workspace, case.site_settings)
+        app, server, run = settings.app, site_config(workspace, "server"), settings.run
         weights_file(run.get("weights", ""), run["network"], app, server.weights_dir)
         asked = (sorted(method.KINDS), method.patients_apart, settings.site, settings.run["network"])
         key = json.dumps(asked, sort_keys=True)

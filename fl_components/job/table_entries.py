@@ -18,7 +18,7 @@ PUBLISHED = that(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class TableEntry:
     """A row of the paper's table.
 
     Attributes:

@@ -11,8 +11,8 @@ from pathlib import Path
 from fedmend.basics.checked import OBJECT, TEXT, checked, taking, that
 from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
-from fl_components.job.arguments import Part, assign, has, parts
-from fl_components.job.table_entries import Entry
+from fl_components.job.settings import Component, assign, has, parts
+from fl_components.job.table_entries import TableEntry
 
 FOLDER = "variants"
 SHARED = Path(__file__).resolve().parents[2] / "jobs" / FOLDER  # of the checkout, for copies of jobs elsewhere
@@ -54,7 +54,7 @@ class Variant:
     set: Mapping[str, object] = taking(OBJECT, default_factory=dict)
     with_paper: Mapping[str, object] = taking(OBJECT, default_factory=dict)
     own: bool = False
-    table: Entry | None = taking(Entry, default=None)
+    table: TableEntry | None = taking(TableEntry, default=None)
 
 
 def read_variant(file: Path, *, own: bool = False) -> Variant:
@@ -165,7 +165,7 @@ def apply(chosen: Sequence[Variant], client: Mapping, server: Mapping) -> None:
             )
 
 
-def _set(variant: Variant, among: Sequence[Part]) -> list[str]:
+def _set(variant: Variant, among: Sequence[Component]) -> list[str]:
     """Sets what there is; returns the names."""
     found = [name for name in variant.set if has(name, among)]
     for name in found:

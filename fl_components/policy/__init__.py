@@ -15,7 +15,7 @@ from fedmend.basics.files import write_text
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, counted
 from fedmend.method import LocalMethod, Workflow
-from fl_components.job.rules import BASELINES
+from fl_components.job.reading import BASELINES
 from fl_components.policy.classes import GROUPS, allowed_classes, class_table
 
 GUARD = "fl_components.guard.ReportGuard"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.method import LocalMethod
-from fl_components.job.rules import BASELINES
+from fl_components.job.reading import BASELINES
 
 SITE_SIDE, SERVER_SIDE = "site", "server"
 GROUPS = {  # whether a class is of a baseline → whose policy lists it

@@ -5,8 +5,7 @@ import json
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from fedmend.errors import FedMendError
 from fedmend.local.local_federation import run_locally
 from fedmend.local.metering import Meter
 from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
-from fl_components.job.folder import configure_job, read_job
+from fl_components.job.folder import UNCHANGED, Changes, read_job
 from fl_components.run.simulate import lay_policy, refused_results
 
 KEPT = ("local", "startup")  # what FLARE's simulator leaves when it empties a workspace
@@ -23,11 +22,9 @@ KEPT = ("local", "startup")  # what FLARE's simulator leaves when it empties a w
 def run_local(
     job: Path,
     workspace: Path,
+    changes: Changes = UNCHANGED,
     *,
     threads: int = 0,
-    variables: Mapping[str, object] | None = None,
-    variants: Sequence[str] = (),
-    sites: int = 0,
     site_settings: Mapping[str, object] | None = None,
     quiet: bool = False,
     watch: Callable[[str], None] | None = None,
@@ -38,10 +35,8 @@ def run_local(
     Args:
         job: job folder.
         workspace: emptied, except for ``local``; a new folder or that of an earlier run.
+        changes: other settings of the job.
         threads: sites that run at the same time; 0 = as many as there are cores.
-        variables: settings of the job to override.
-        variants: see :func:`fl_components.job.folder.configure_job`.
-        sites: see :func:`fl_components.job.folder.configure_job`.
         site_settings: fields of ``fedmend.json`` to override.
         quiet: keep what the run says in ``<workspace>.log`` instead of showing it.
         watch: gets the picture of the run as JSON whenever it has changed, see :mod:`fedmend.records.progress`.
@@ -51,10 +46,7 @@ def run_local(
         FedMendError: the workspace holds other files, the job does not train, or it or a site's result is refused.
     """
     workspace = workspace.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        configured = Path(folder) / job.resolve().name
-        configure_job(job, configured, variables or {}, variants=variants, sites=sites)
-        settings = read_job(configured)
+    settings = read_job(job, changes)
     workflow, method = settings.build(settings.workflow), settings.build(settings.method)
     lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
     _empty(workspace)
@@ -69,7 +61,7 @@ def run_local(
             config_of=partial(site_config, workspace),
             settings=settings.settings,
             threads=threads or os.cpu_count() or 1,
-            app_dir=job.resolve() / settings.app.name,
+            app_dir=settings.app.resolve(),
             meter=meter,
             watch=(lambda picture: watch(json.dumps(picture))) if watch else None,
         )

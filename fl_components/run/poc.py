@@ -17,9 +17,10 @@ from nvflare.fuel.flare_api.flare_api import Session
 
 from fedmend.errors import FedMendError
 from fedmend.site.config import CONFIG_NAME
+from fl_components.job.folder import UNCHANGED, Changes, configured
 from fl_components.kit_state import DEFAULT
 from fl_components.run.simulate import local_settings
-from fl_components.run.submit import configured, fetch, follow, open_session, submit_job
+from fl_components.run.submit import fetch, follow, open_session, submit_job
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = CHECKOUT / "provisioning" / "project.yml"
@@ -141,10 +142,8 @@ class ProvisionedFederation:
 def poc(
     job: Path,
     workspace: Path,
+    changes: Changes = UNCHANGED,
     *,
-    variables: Mapping[str, object] | None = None,
-    variants: Sequence[str] = (),
-    sites: int = 0,
     site_settings: Mapping[str, object] | None = None,
     show: Callable[[str], None] = print,
     watch: Callable[[str], None] | None = None,
@@ -154,9 +153,7 @@ def poc(
     Args:
         job: job folder.
         workspace: new or empty folder; kits, sites' state and logs stay there.
-        variables: settings of the job to override.
-        variants: see :func:`configure_job`.
-        sites: see :func:`configure_job`.
+        changes: other settings of the job.
         site_settings: fields of every site's ``fedmend.json`` to override; the data are the job's phantom otherwise.
         show: gets one line at a time.
         watch: see :func:`follow`.
@@ -167,7 +164,7 @@ def poc(
     Raises:
         FedMendError: the job or the workspace is refused, the federation does not start, or the job does not complete.
     """
-    with configured(job, variables or {}, variants=variants, sites=sites) as folder:
+    with configured(job, changes, strict=True) as folder:
         deployed = json.loads((folder / "meta.json").read_text())["deploy_map"].values()
         names = sorted({name for place in deployed for name in place} - {"server"})
         federation = ProvisionedFederation(workspace, names)

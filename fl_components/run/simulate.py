@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedmend.records.run_folder import DECISIONS, read_lines
 from fedmend.repairs.ledger import read_verdicts
 from fedmend.report.tables import mean_and_sd
 from fedmend.site.config import CONFIG_NAME, PHANTOM
-from fl_components.job.folder import configure_job, list_receivers
+from fl_components.job.folder import UNCHANGED, Changes, configured, list_receivers
 
 POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
 RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
@@ -76,11 +75,9 @@ def local_settings(site_settings: Mapping[str, object]) -> str:
 def simulate(
     job: Path,
     workspace: Path,
+    changes: Changes = UNCHANGED,
     *,
     threads: int = 1,
-    variables: Mapping[str, object] | None = None,
-    variants: Sequence[str] = (),
-    sites: int = 0,
     site_settings: Mapping[str, object] | None = None,
     quiet: bool = False,
     watch: Callable[[str], None] | None = None,
@@ -90,10 +87,8 @@ def simulate(
     Args:
         job: job folder.
         workspace: emptied by the simulator, except for ``local``; a new folder or that of an earlier run.
+        changes: other settings of the job.
         threads: sites that run at the same time.
-        variables: settings of the job to override.
-        variants: see :func:`configure_job`.
-        sites: see :func:`configure_job`.
         site_settings: fields of ``fedmend.json`` to override.
         quiet: keep the simulator's output in ``<workspace>.log`` instead of showing it.
         watch: gets the picture of the run as JSON every second, see :mod:`fedmend.records.progress`.
@@ -102,17 +97,15 @@ def simulate(
         FedMendError: the workspace holds other files, the simulator failed, or a site's result was refused.
     """
     workspace = workspace.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        configured = Path(folder) / job.resolve().name
-        configure_job(job, configured, variables or {}, variants=variants, sites=sites)
+    with configured(job, changes) as folder:
         lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
-        list_receivers(configured, workspace / "local" / "resources.json")
+        list_receivers(folder, workspace / "local" / "resources.json")
         command = [
             sys.executable,
             "-m",
             "nvflare.cli",
             "simulator",
-            str(configured),
+            str(folder),
             "-w",
             str(workspace),
             "-t",

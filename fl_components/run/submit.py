@@ -4,10 +4,9 @@ import contextlib
 import json
 import re
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from nvflare.apis.job_def import JobMetaKey, RunStatus
@@ -26,8 +25,7 @@ from nvflare.private.defs import ERROR_MSG_PREFIX
 
 from fedmend.errors import FedMendError
 from fl_components.console import PICTURES
-from fl_components.job.folder import configure_job
-from fl_components.job.rules import check_job
+from fl_components.job.folder import UNCHANGED, Changes, configured
 
 CONNECT = 10.0  # seconds
 POLL = 3.0  # seconds between two looks at a job
@@ -39,22 +37,6 @@ SILENT = (
     "a process of the job ended without saying why; only the log of its site, or of the server, does (a class that its"
     " policy does not list, a package that it lacks, too little memory)"
 )
-
-
-@contextlib.contextmanager
-def configured(
-    job: Path, variables: Mapping[str, object], *, variants: Sequence[str] = (), sites: int = 0
-) -> Iterator[Path]:
-    """A copy of the job with other settings, for as long as it is needed; see :func:`configure_job`.
-
-    Raises:
-        FedMendError: as there; or the job is one that server and sites would refuse, see :func:`check_job`.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / job.resolve().name
-        configure_job(job, out, variables, variants=variants, sites=sites)
-        check_job(out)
-        yield out
 
 
 @contextlib.contextmanager
@@ -127,11 +109,9 @@ def submit(
     job: Path | None,
     kit: Path,
     out: Path,
+    changes: Changes = UNCHANGED,
     *,
     job_id: str = "",
-    variables: Mapping[str, object] | None = None,
-    variants: Sequence[str] = (),
-    sites: int = 0,
     show: Callable[[str], None] = print,
     announce: Callable[[str], None] | None = None,
     watch: Callable[[str], None] | None = None,
@@ -142,10 +122,8 @@ def submit(
         job: job folder; None: come back to a job.
         kit: startup kit of the lead researcher.
         out: folder for results.
+        changes: other settings of the job.
         job_id: of the job to come back to.
-        variables: settings of the job to override.
-        variants: see :func:`configure_job`.
-        sites: see :func:`configure_job`.
         show: gets one line at a time.
         announce: gets the line with the job's id and the way back to it; None: ``show`` does.
         watch: see :func:`follow`.
@@ -160,7 +138,7 @@ def submit(
     with contextlib.ExitStack() as stack:
         left = stack.enter_context(leaving())
         if job:  # a mistyped setting is refused before the server is asked
-            folder = stack.enter_context(configured(job, variables or {}, variants=variants, sites=sites))
+            folder = stack.enter_context(configured(job, changes, strict=True))
         session = stack.enter_context(open_session(kit))
         job_id = job_id or submit_job(session, folder)
         back = f"fedmend submit --kit {kit} --job-id {job_id} --out {out}"

@@ -111,7 +111,7 @@ def counts(site: CheckedSite) -> Result:
         return Result(SKIP, "needs the images")
     details = site.kind.describe(site.card, site.data)
     sizes = ", ".join(f"{name} {len(split)}" for name, split in site.loaded().items())
-    least = site.job.batch_size if site.job else 0
+    least = site.job.site.get("batch_size", 0) if site.job else 0
     if len(site.data.train) < least:
         text = f"expected at least {least} training samples (batch_size of the job), got {len(site.data.train)}"
         return Result(FAIL, text, details)
@@ -143,7 +143,7 @@ def disk(site: CheckedSite) -> Result:
     """Room for image stores and state."""
     if site.config is None or site.data is None:
         return Result(SKIP, "needs fedmend.json and the images")
-    size = (site.job and site.job.image_size) or USUAL_SIZE
+    size = (site.job and site.job.site.get("image_size")) or USUAL_SIZE
     rows, opened = site.rows(), site.loaded()
     samples = sum(map(len, opened.values()))
     store = sum(len(opened[name]) * size**2 * rows[name].bytes_per_pixel() for name in opened)

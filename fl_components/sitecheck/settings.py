@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from fedmend.errors import FedMendError
-from fl_components.job.rules import refuse_baseline
+from fl_components.job.reading import refuse_baseline
 from fl_components.kit_state import check_state
-from fl_components.sitecheck.job import read_job
+from fl_components.sitecheck.job import read_needs
 from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
 from fl_components.sitecheck.site import CheckedSite, existing
 
@@ -47,10 +47,10 @@ def job(site: CheckedSite) -> Result:
     """The job folder, and whether this FedMend has its method."""
     if site.job_folder is None:
         return Result(SKIP, "needs --job")
-    found = read_job(site.job_folder)
+    found = read_needs(site.job_folder)
     method = found.method()
     site.job = found
-    size = f", {found.image_size} pixels, batches of {found.batch_size}" if method else ""
+    size = f", {found.site['image_size']} pixels, batches of {found.site['batch_size']}" if method else ""
     return Result(OK, f"{found.name}: {len(found.classes)} classes{size}")
 
 
@@ -94,23 +94,23 @@ def limits(site: CheckedSite) -> Result:
     """Whether the job stays within what the site gives a job, and within its privacy."""
     if site.config is None or site.job is None:
         return Result(SKIP, "needs --kit and --job")
-    if not site.job.method_path:
+    if site.job.method_part is None:
         return Result(SKIP, "the job trains no model")
     from fedmend.method import RoundTask
     from fedmend.site.devices import device_of
     from fedmend.site.limits import check_order, check_step, step_bytes
     from fedmend.site.private_site import check_bearable
 
-    needs, config = site.job, site.config
-    method = needs.method()(**needs.method_args)
-    check_order(site.name, config, RoundTask("", 0, needs.num_rounds), needs.local_epochs)
-    step = step_bytes(needs.network, len(needs.classes), needs.batch_size, needs.image_size)
+    config, run, asked = site.config, site.job.run, site.job.site
+    method = site.job.method()(**site.job.method_part.args)
+    check_order(site.name, config, RoundTask("", 0, run["num_rounds"]), asked.get("local_epochs", 1))
+    step = step_bytes(run["network"], len(run["classes"]), asked["batch_size"], asked["image_size"])
     check_step(site.name, config, device_of(site.name, config.gpu), step)
     if config.privacy:
-        check_bearable(site.name, method, needs.network, decay=needs.decay)
+        check_bearable(site.name, method, run["network"], decay=asked.get("decay", "coupled"))
         if find_spec("opacus") is None:
             return Result(FAIL, "field privacy: expected the package opacus (pip install opacus), not found")
-    return Result(OK, f"{needs.num_rounds} rounds and their memory are what the site's fedmend.json allows")
+    return Result(OK, f"{run['num_rounds']} rounds and their memory are what the site's fedmend.json allows")
 
 
 CHECKS = {"fedmend.json": settings, "job": job, "class policy": policy, "limits": limits}

@@ -14,6 +14,7 @@ from run_factories import make_run
 
 from fl_components import api
 from fl_components.api import Job
+from fl_components.job.folder import Changes
 from fl_components.run.simulate import RUN_FOLDER
 
 
@@ -103,22 +104,15 @@ def test_a_simulation_gets_all_settings_and_gives_back_its_run(job, places, plac
     run = Job(job, variants=["long"], sites=3, batch_size=2).run(place, threads=2, site={"min_count": 4})
     assert run.folder == Path("runs/job_long") / RUN_FOLDER
     assert run.name == "demo"
-    assert places[place].args == (job, Path("runs/job_long"))
+    assert places[place].args == (job, Path("runs/job_long"), Changes({"batch_size": 2}, ["long"], 3))
     options = places[place].options
     assert options.pop("watch")
-    assert options == {
-        "variables": {"batch_size": 2},
-        "variants": ["long"],
-        "sites": 3,
-        "threads": 2,
-        "site_settings": {"min_count": 4},
-        "quiet": True,
-    }
+    assert options == {"threads": 2, "site_settings": {"min_count": 4}, "quiet": True}
 
 
 def test_without_threads_a_place_has_its_own_number(job, places):
     Job(job).run(workspace="w")
-    assert places["local"].args == (job, Path("w"))
+    assert places["local"].args[:2] == (job, Path("w"))
     assert "threads" not in places["local"].options
 
 
@@ -126,7 +120,7 @@ def test_a_federation_of_this_machine_is_quiet_and_gives_back_what_was_fetched(j
     caplog.set_level(logging.INFO, "nvflare")
     run = Job(job).run("poc", site={"min_count": 4})
     assert run.folder == tmp_path / "p" / "workspace" / "fedmend"
-    assert places["poc"].args == (job, Path("runs/job"))
+    assert places["poc"].args[:2] == (job, Path("runs/job"))
     assert places["poc"].options["site_settings"] == {"min_count": 4}
     assert places["poc"].options["show"]("job submitted") is None
     assert places["poc"].options["watch"]
@@ -138,8 +132,7 @@ def test_a_startup_kit_submits_the_job_and_says_its_id_unless_told_not_to(job, p
     (tmp_path / "kit").mkdir()
     run = Job(job, num_rounds=2).run(tmp_path / "kit", progress=progress)
     assert run.folder == tmp_path / "k" / "workspace" / "fedmend"
-    assert places["kit"].args == (job, tmp_path / "kit", Path("runs/results"))
-    assert places["kit"].options["variables"] == {"num_rounds": 2}
+    assert places["kit"].args == (job, tmp_path / "kit", Path("runs/results"), Changes({"num_rounds": 2}, []))
     assert places["kit"].options["announce"] is (print if progress else None)
 
 
@@ -177,6 +170,7 @@ def work(run):
         print("made of", pool.apply(abs, (-3,)))
 
 from fl_components.api import _script_runs_once
+from fl_components.job.folder import Changes
 print("script runs")
 with _script_runs_once():
     work(1)

@@ -14,7 +14,7 @@ from nvflare.recipe.utils import set_recipe_meta
 
 from fedmend.errors import FedMendError
 from fl_components import recipes
-from fl_components.job.folder import configure_job
+from fl_components.job.folder import Changes, configure_job
 from fl_components.recipes import FedMLPRecipe, JobRecipe
 
 JOBS = [("FedMLP", "ich"), ("FedMLP", "cxr14"), ("FedNoRo", "ich"), ("FedNoRo", "isic2019")]
@@ -44,15 +44,15 @@ def test_an_exported_job_is_the_folder_of_jobs_to_the_byte_and_holds_no_code(tmp
 def test_settings_of_a_recipe_are_those_of_the_command(tmp_path):
     job = ROOT / "jobs" / "fedmlp_ich"
     FedMLPRecipe("ich", variants=["fedavg"], sites=3, num_rounds=2, **{"phantom.images": 9}).export(str(tmp_path / "a"))
-    changed = {"num_rounds": 2, "phantom.images": 9}
-    configure_job(job, tmp_path / "b" / "fedmlp_ich", changed, variants=["fedavg"], sites=3)
+    changes = Changes({"num_rounds": 2, "phantom.images": 9}, ["fedavg"], 3)
+    configure_job(job, tmp_path / "b" / "fedmlp_ich", changes)
     left, right = tmp_path / "a" / "fedmlp_ich", tmp_path / "b" / "fedmlp_ich"
     assert filecmp.cmpfiles(left, right, files(right), shallow=False) == (files(left), [], [])
     assert not filecmp.cmp(left / "meta.json", job / "meta.json", shallow=False)
 
 
 def test_a_job_folder_of_your_own_is_a_recipe_too(tmp_path):
-    configure_job(ROOT / "jobs" / "fedia_ms", tmp_path / "mine", {"run_name": "spring"})
+    configure_job(ROOT / "jobs" / "fedia_ms", tmp_path / "mine", Changes({"run_name": "spring"}))
     JobRecipe(tmp_path / "mine").export(str(tmp_path / "out"))
     assert files(tmp_path / "out" / "fedia_ms") == files(tmp_path / "mine")
 

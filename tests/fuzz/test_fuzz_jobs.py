@@ -11,8 +11,8 @@ from fuzzing import CHOICES, NASTY, PIECES, PRIVATE, damaged, json_files, number
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.server.federation import RunSettings
-from fl_components.job.arguments import assign, parse_assignments
-from fl_components.job.folder import job_settings, parts, read_job
+from fl_components.job.folder import read_job
+from fl_components.job.settings import assign, job_settings, parse_assignments, parts
 from fl_components.job_check import ListedClasses
 
 JOB = ROOT / "jobs" / "fedmlp_ich"

@@ -25,8 +25,9 @@ from simulation import fedmend, run
 
 from fedmend import Job, Run
 from fedmend.errors import FedMendError
+from fl_components.job.folder import Changes, configured
 from fl_components.recipes import FedMLPRecipe
-from fl_components.run.submit import configured, open_session, submit_job
+from fl_components.run.submit import open_session, submit_job
 
 pytestmark = pytest.mark.slow
 DAY = timedelta(days=1)
@@ -164,7 +165,7 @@ def by_command(session, folder):
     ],
 )
 def test_a_job_that_comes_by_flares_own_command_or_console_completes(deployment, job, variables, send, end):
-    with configured(ROOT / "jobs" / job, variables) as folder:
+    with configured(ROOT / "jobs" / job, Changes(variables)) as folder:
         lines, sentence = deployment.run(folder, send)
     assert sentence == ""
     assert any(end in line for line in lines)

@@ -22,7 +22,8 @@ from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import ensure_phantom, phantom_spec
 from fedmend.repairs.ledger import read_history
-from fl_components.run.submit import SILENT, configured, fetch, submit_job
+from fl_components.job.folder import Changes, configured
+from fl_components.run.submit import SILENT, fetch, submit_job
 
 pytestmark = pytest.mark.slow
 SITES = ("site-1", "site-2")
@@ -68,7 +69,8 @@ class Work:
         self.kits, self._struck = deployment.federation.kits, None
 
     def submit(self):
-        with configured(ROOT / "jobs" / "fedia_ms", {**SMALL, **self.settings, "run_name": self.name}, sites=2) as job:
+        changes = Changes({**SMALL, **self.settings, "run_name": self.name}, sites=2)
+        with configured(ROOT / "jobs" / "fedia_ms", changes) as job:
             self.jobs.append(submit_job(self.deployment.session, job))
 
     def end(self):

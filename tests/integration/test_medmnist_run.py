@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_file_of_medmnist_becomes_sites_that_pass_the_sitecheck_and_train_fedmlp(tmp_path):
+    from fl_components.job.folder import Changes
     from fl_components.run.local import run_local
 
     source = make_medmnist(tmp_path / "octmnist_28.npz", size=28, sizes={"train": 240, "val": 40, "test": 80})
@@ -20,5 +21,6 @@ def test_a_file_of_medmnist_becomes_sites_that_pass_the_sitecheck_and_train_fedm
     job = ROOT / "jobs" / "fedmlp_ich"
     variables = {"classes": card["classes"], "num_rounds": 4, "image_size": 32, "batch_size": 16}
     settings = {"data_root": str(tmp_path / "data" / "{SITE_NAME}")}
-    results = run_local(job, tmp_path / "work", variables=variables, sites=2, site_settings=settings, quiet=True)
+    changes = Changes(variables, sites=2)
+    results = run_local(job, tmp_path / "work", changes, site_settings=settings, quiet=True)
     assert results["final"]["test"]["auc"] > 0.8  # the classes differ in brightness

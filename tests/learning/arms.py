@@ -4,6 +4,7 @@ import json
 
 from factories import ROOT
 
+from fl_components.job.folder import Changes
 from fl_components.run.local import run_local
 from fl_components.run.simulate import RUN_FOLDER
 
@@ -22,10 +23,8 @@ def train_row(job, variant, home, variables, *, cache, sites=0):
     results = run_local(
         ROOT / "jobs" / job,
         home,
+        Changes(variables, [variant] if variant else [], sites),
         threads=1,
-        variables=variables,
-        variants=[variant] if variant else [],
-        sites=sites,
         site_settings={"cache_dir": str(cache)},
         quiet=True,
     )

@@ -44,15 +44,19 @@ def read_document(file: Path, where: str, expected: str) -> object:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
 
 
-def parse_json(text: str) -> object:
+def parse_json(text: str, **how: object) -> object:
     """What :func:`read_json` does with the text of a file.
+
+    Args:
+        text: JSON.
+        how: further words of :func:`json.loads`.
 
     Raises:
         ValueError: see there.
     """
     try:
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
-        for word in _texts(value):
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, **how)
+        for word in texts(value):
             if "\0" in word:
                 raise ValueError("NUL")
             word.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
@@ -67,14 +71,14 @@ def _finite(word: str) -> float:
     return number
 
 
-def _texts(value: object) -> Iterator[str]:
-    """Every text and key inside."""
+def texts(value: object) -> Iterator[str]:
+    """Every text inside a value that JSON can hold, the names in its mappings too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         yield from value
         for inner in value.values():
-            yield from _texts(inner)
+            yield from texts(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner)
+            yield from texts(inner)

@@ -9,6 +9,7 @@ from factories import ROOT
 from fedmend.errors import FedMendError
 from fl_components.cli import build_parser
 from fl_components.compare.runs import Comparison
+from fl_components.job.folder import Changes
 from fl_components.run.simulate import RUN_FOLDER
 
 
@@ -17,8 +18,8 @@ def test_a_job_is_configured_into_a_new_folder(tmp_path, monkeypatch, capsys):
     out = tmp_path / "new"
     words = ["configure", "jobs/x", out, "--variant", "paper,fedavg", "--sites", 3, "--tracking", "mlflow"]
     assert call(*words, "--set", "a=1", "b.c=x") == 0
-    options = {"variants": ["paper", "fedavg"], "sites": 3, "tracking": ["mlflow"]}
-    assert seen == [((Path("jobs/x"), out, {"a": 1, "b.c": "x"}), options)]
+    changes = Changes({"a": 1, "b.c": "x"}, ["paper", "fedavg"], 3, ["mlflow"])
+    assert seen == [((Path("jobs/x"), out, changes), {"strict": True})]
     assert capsys.readouterr().out == f"job written to {out}\n"
 
 
@@ -34,15 +35,8 @@ def test_simulate_passes_everything_on(monkeypatch):
     assert call(*words.split()) == 0
     assert seen == [
         (
-            (Path("jobs/x"), Path("w")),
-            {
-                "threads": 5,
-                "variables": {"a": 1},
-                "variants": ["paper"],
-                "sites": 2,
-                "site_settings": {"min_count": 4},
-                "quiet": True,
-            },
+            (Path("jobs/x"), Path("w"), Changes({"a": 1}, ["paper"], 2)),
+            {"threads": 5, "site_settings": {"min_count": 4}, "quiet": True},
         )
     ]
 
@@ -56,9 +50,9 @@ def test_simulate_spreads_the_sites_over_gpus(monkeypatch, words, devices):
 
 
 def test_several_seeds_are_several_runs_with_mean_and_deviation(tmp_path, monkeypatch, capsys):
-    def run(job, workspace, *, variables, **options):
-        seen.append((workspace.name, variables))
-        return {"final": {"test": {"auc": 0.5 + 0.1 * variables["seed"]}}}
+    def run(job, workspace, changes, **options):
+        seen.append((workspace.name, changes.variables))
+        return {"final": {"test": {"auc": 0.5 + 0.1 * changes.variables["seed"]}}}
 
     seen = []
     monkeypatch.setattr("fl_components.run.simulate.simulate", run)
@@ -104,7 +98,7 @@ def test_defaults_of_a_simulation_are_those_of_the_bare_command():
 def test_without_a_workspace_a_run_has_its_jobs_name_and_a_quiet_one_says_where_it_is(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(
-        "fl_components.run.simulate.simulate", lambda job, folder, **k: seen.append(folder) or {"final": {}}
+        "fl_components.run.simulate.simulate", lambda job, folder, changes, **k: seen.append(folder) or {"final": {}}
     )
     assert call("simulate", "jobs/x", "--quiet") == 0
     assert seen == [Path("runs/x")]
@@ -135,9 +129,9 @@ def test_a_run_without_flare_gets_the_same_and_as_many_threads_as_it_wants(monke
     monkeypatch.setattr("fl_components.run.local.run_local", lambda *a, **k: seen.append((a, k)) or {"final": {}})
     words = "simulate jobs/x --workspace w --local --variant paper,fedavg --set a=1"
     assert call(*words.split()) == call(*words.split(), "--threads", 3) == 0
-    options = {"variables": {"a": 1}, "variants": ["paper", "fedavg"], "sites": 0, "site_settings": {}, "quiet": False}
-    places = (Path("jobs/x"), Path("w"))
-    assert seen == [(places, options), (places, {**options, "threads": 3})]
+    options = {"site_settings": {}, "quiet": False}
+    told = (Path("jobs/x"), Path("w"), Changes({"a": 1}, ["paper", "fedavg"]))
+    assert seen == [(told, options), (told, {**options, "threads": 3})]
 
 
 def test_compare_passes_everything_on_and_prints_the_table(tmp_path, monkeypatch, capsys):

@@ -79,8 +79,8 @@ def test_site_folders_give_sites_classes_and_names(job, tmp_path):
     found = on_data(Comparison(job, ["fedavg"], [4]), str(data))
     assert (found.sites, found.words, found.site_words) == (3, [], [f"data_root={data}/{{SITE_NAME}}"])
     own, fedavg = cases(found, tmp_path)
-    assert [case.given["variables"]["run_name"] for case in (own, fedavg)] == ["job_my-data", "job_my-data_fedavg"]
-    assert own.given["site_settings"] == {"data_root": f"{data}/{{SITE_NAME}}"}
+    assert [case.changes.variables["run_name"] for case in (own, fedavg)] == ["job_my-data", "job_my-data_fedavg"]
+    assert own.site_settings == {"data_root": f"{data}/{{SITE_NAME}}"}
 
 
 def test_other_classes_than_the_jobs_are_taken_from_the_cards(job, tmp_path):
@@ -94,7 +94,7 @@ def test_a_seed_may_choose_the_folder(job, tmp_path):
         write_sites(tmp_path / f"fold-{seed}", "site-1", "site-2")
     found = on_data(Comparison(job, [], [0, 1]), str(tmp_path / "fold-{SEED}"))
     _, second = cases(found, tmp_path)
-    assert second.given["site_settings"]["data_root"] == f"{tmp_path}/fold-1/{{SITE_NAME}}"
+    assert second.site_settings["data_root"] == f"{tmp_path}/fold-1/{{SITE_NAME}}"
     write_sites(tmp_path / "fold-1", "site-3")
     with refused("--data: expected as many sites and the same classes for every seed, got others"):
         on_data(Comparison(job, [], [0, 1]), str(tmp_path / "fold-{SEED}"))

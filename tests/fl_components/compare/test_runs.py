@@ -29,8 +29,8 @@ def job(tmp_path):
 def ran(monkeypatch):
     """Row and seed of every run that is made."""
 
-    def run_local(job, workspace, **given):
-        made.append((workspace.parent.name, given["variables"]["seed"]))
+    def run_local(job, workspace, changes, **given):
+        made.append((workspace.parent.name, changes.variables["seed"]))
         if made[-1] == fails:
             raise FedMendError("run: expected a complete run")
 
@@ -55,16 +55,16 @@ def test_rows_are_variants_and_settings_joined_by_plus(job, tmp_path):
         ("plain", "plain/seed-3"),
         ("plain+mu=0.25", "plain+mu=0.25/seed-3"),
     ]
-    assert [c.given["variants"] for c in found] == [("big",), ("big", "plain"), ("big", "plain")]
-    assert found[2].given["variables"] == {"steps": 7, "mu": 0.25, "seed": 3}
-    assert {json.dumps(c.given["site_settings"]) for c in found} == {'{"threads": 2}'}
+    assert [c.changes.variants for c in found] == [("big",), ("big", "plain"), ("big", "plain")]
+    assert found[2].changes.variables == {"steps": 7, "mu": 0.25, "seed": 3}
+    assert {json.dumps(c.site_settings) for c in found} == {'{"threads": 2}'}
 
 
 def test_a_setting_that_only_the_method_has_holds_for_its_rows_alone(tmp_path):
     plain = {"components": {"method": {"path": "fedmend.methods.own.Plain", "args": {}, "keep": ["steps"]}}}
     job = write_job(tmp_path / "job", plain=plain)
     found = cases(Comparison(job, ["plain", "batch_size=2"], [3], words=["steps=7", "mu=0.25"]), tmp_path)
-    assert [c.given["variables"] for c in found] == [
+    assert [c.changes.variables for c in found] == [
         {"steps": 7, "mu": 0.25, "seed": 3},
         {"steps": 7, "seed": 3},
         {"steps": 7, "mu": 0.25, "batch_size": 2, "seed": 3},
@@ -74,8 +74,8 @@ def test_a_setting_that_only_the_method_has_holds_for_its_rows_alone(tmp_path):
 def test_a_seed_may_choose_the_data(job, tmp_path):
     words = {"words": ["phantom.seed={SEED}"], "site_words": ["data_root=folds/{SEED}/{SITE_NAME}"]}
     first, second = cases(Comparison(job, [], [4, 5], **words), tmp_path)
-    assert (first.given["variables"]["phantom.seed"], second.given["variables"]["phantom.seed"]) == (4, 5)
-    assert second.given["site_settings"] == {"data_root": "folds/5/{SITE_NAME}"}
+    assert (first.changes.variables["phantom.seed"], second.changes.variables["phantom.seed"]) == (4, 5)
+    assert second.site_settings == {"data_root": "folds/5/{SITE_NAME}"}
     assert '"seed": 5' in second.wanted()
 
 
@@ -93,7 +93,7 @@ def test_complete_runs_are_not_made_again_and_failed_ones_are(job, tmp_path, ran
 
 
 def test_a_run_that_ends_after_another_has_failed_is_kept(job, tmp_path, monkeypatch):
-    def run_local(job, workspace, **given):
+    def run_local(job, workspace, changes, **given):
         if workspace.parent.name == "own":
             begun.wait(10)
             raise FedMendError("run: expected a complete run")
@@ -178,8 +178,8 @@ def test_effort_is_counted_in_steps_where_a_job_counts_so():
 
 def test_a_run_name_comes_before_the_names_of_variants(job, tmp_path):
     own, plain = cases(Comparison(job, ["plain+mu=0.25"], [3], run_name="job_data"), tmp_path)
-    assert own.given["variables"]["run_name"] == "job_data"
-    assert plain.given["variables"] == {"run_name": "job_data_plain", "mu": 0.25, "seed": 3}
+    assert own.changes.variables["run_name"] == "job_data"
+    assert plain.changes.variables == {"run_name": "job_data_plain", "mu": 0.25, "seed": 3}
 
 
 @pytest.fixture
@@ -187,9 +187,9 @@ def minutes(monkeypatch):
     """A clock that each run moves by a minute."""
     from fl_components.compare import budget
 
-    def run_local(job, workspace, **given):
+    def run_local(job, workspace, changes, **given):
         now[0] += 60
-        made.append((workspace.parent.name, given["variables"]["seed"]))
+        made.append((workspace.parent.name, changes.variables["seed"]))
 
     now, made = [0.0], []
     monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])

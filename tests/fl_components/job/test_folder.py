@@ -5,8 +5,8 @@ from factories import refused
 from job_factories import CLIENT, SERVER, write_job
 
 from fedmend.errors import FedMendError
-from fl_components.job.arguments import Part
-from fl_components.job.folder import all_jobs, configure_job, read_job
+from fl_components.job.folder import Changes, all_jobs, configure_job, read_job
+from fl_components.job.settings import Component
 
 
 @pytest.fixture
@@ -21,19 +21,19 @@ def configs(job):
 
 
 def test_nothing_changes_without_variables(job, tmp_path):
-    configure_job(job, tmp_path / "out", {})
+    configure_job(job, tmp_path / "out")
     assert configs(tmp_path / "out") == (CLIENT, SERVER)
 
 
 def test_a_file_that_nobody_changes_is_copied_to_the_byte(job, tmp_path):
-    configure_job(job, tmp_path / "out", {"num_rounds": 3})
+    configure_job(job, tmp_path / "out", Changes({"num_rounds": 3}))
     client = "app/config/config_fed_client.json"
     for name in ("meta.json", client):
         assert (tmp_path / "out" / name).read_bytes() == (job / name).read_bytes()
 
 
 def test_settings_are_changed_in_the_copy_alone(job, tmp_path):
-    configure_job(job, tmp_path / "out", {"num_rounds": 3, "phantom.images": 300})
+    configure_job(job, tmp_path / "out", Changes({"num_rounds": 3, "phantom.images": 300}))
     client, server = configs(tmp_path / "out")
     assert server["workflows"][0]["args"]["num_rounds"] == 3
     assert client["executors"][0]["executor"]["args"]["phantom"]["images"] == 300
@@ -42,31 +42,31 @@ def test_settings_are_changed_in_the_copy_alone(job, tmp_path):
 
 def test_a_refused_setting_leaves_no_copy(job, tmp_path):
     with refused("job variable num_rounds: expected a whole number, got 'x'"):
-        configure_job(job, tmp_path / "out", {"num_rounds": "x"})
+        configure_job(job, tmp_path / "out", Changes({"num_rounds": "x"}))
     assert not (tmp_path / "out").exists()
 
 
 def test_sites_are_named_in_the_meta_file(job, tmp_path):
-    configure_job(job, tmp_path / "out", {}, sites=3)
+    configure_job(job, tmp_path / "out", Changes(sites=3))
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["deploy_map"] == {"app": ["server", "site-1", "site-2", "site-3"]}
     assert meta["min_clients"] == 3
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path):
-    with refused(f"job: expected a folder with meta.json, not found in {tmp_path}"):
-        configure_job(tmp_path, tmp_path / "out", {})
+    with refused("job: expected a folder with meta.json, not found"):
+        configure_job(tmp_path, tmp_path / "out")
 
 
 def test_a_job_without_one_of_the_configurations_is_refused(job):
     (job / "app" / "config" / "config_fed_client.json").unlink()
-    with refused(f"job: expected one configuration of the server and one of the clients, not found in {job}"):
+    with refused("job: expected one configuration of the server and one of the clients, got others"):
         read_job(job)
 
 
 def test_a_job_that_does_not_parse_is_refused(job):
     (job / "app" / "config" / "config_fed_client.json").write_text("{")
-    with refused(f"job: expected JSON files, got one that does not parse in {job}"):
+    with refused("job, config_fed_client.json: expected JSON with each name once, got a file that does not parse"):
         read_job(job)
 
 
@@ -79,7 +79,7 @@ def test_a_job_says_what_runs_where(job):
 
 
 def test_a_job_says_what_it_would_be_with_other_settings(job):
-    found = read_job(job, {"num_rounds": 3}, sites=3)
+    found = read_job(job, Changes({"num_rounds": 3}, sites=3))
     assert (found.run["num_rounds"], found.sites) == (3, ("site-1", "site-2", "site-3"))
     assert read_job(job).run["num_rounds"] == 9
 
@@ -91,7 +91,7 @@ def test_a_job_that_does_not_train_is_refused(tmp_path):
 
 
 def build(job, path, **args):
-    return read_job(job).build(Part("method", path, args))
+    return read_job(job).build(Component("method", path, args))
 
 
 def test_a_method_is_built_with_its_arguments(job):

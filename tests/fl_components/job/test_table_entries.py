@@ -3,7 +3,7 @@ from factories import ROOT, refused
 
 from fedmend.basics.checked import checked
 from fl_components.job.folder import all_jobs, job_variants, read_job
-from fl_components.job.table_entries import Entry
+from fl_components.job.table_entries import TableEntry
 
 JOBS = [job for job in all_jobs(ROOT / "jobs") if job.name != "label_audit"]
 NAMES = [job.name for job in JOBS]
@@ -11,13 +11,13 @@ METRICS = {"bacc", "auc", "map", "accuracy", "f1", "precision", "dice_last", "ba
 
 
 def read(content):
-    return checked(Entry, content, "variant x", inside="table")
+    return checked(TableEntry, content, "variant x", inside="table")
 
 
 def test_a_row_says_what_it_is():
     content = {"title": "FedAvg", "order": 10, "simple": True, "published": {"job": {"auc": 76.3, "map": 33}}}
-    assert read(content) == Entry(**content)
-    assert read({"title": "X"}) == Entry(title="X", order=50, simple=False, published={})
+    assert read(content) == TableEntry(**content)
+    assert read({"title": "X"}) == TableEntry(title="X", order=50, simple=False, published={})
 
 
 KEYS = ["title", "order", "simple", "published", "note", "protocol", "main"]

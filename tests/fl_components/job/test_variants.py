@@ -5,7 +5,7 @@ from factories import refused
 from job_factories import write_job
 
 from fl_components.job import variants
-from fl_components.job.folder import configure_job, job_variants, read_job
+from fl_components.job.folder import Changes, job_variants, read_job
 from fl_components.job.variants import read_variant
 
 PLAIN = {
@@ -30,8 +30,7 @@ def configure(tmp_path):
         shared.mkdir(parents=True)
         for name, content in files.items():
             (shared / f"{name}.json").write_text(json.dumps(content))
-        configure_job(job, tmp_path / "out", variables or {}, variants=names)
-        return read_job(tmp_path / "out")
+        return read_job(job, Changes(variables or {}, names))
 
     return run
 

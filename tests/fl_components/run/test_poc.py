@@ -8,6 +8,7 @@ import yaml
 from factories import ROOT, refused
 
 from fl_components.cli import main
+from fl_components.job.folder import Changes
 from fl_components.run import poc
 from fl_components.run.poc import ProvisionedFederation, local_project
 
@@ -135,14 +136,9 @@ def calls(monkeypatch, tmp_path):
 def test_the_console_command_passes_everything_on(calls, tmp_path, capsys):
     words = "poc j --workspace w --sites 2 --variant paper --set a=1 --site min_count=4"
     assert main(words.split()) == 0
-    (job, workspace), options = calls[-1]
-    assert (str(job), str(workspace)) == ("j", "w")
-    assert {k: v for k, v in options.items() if k != "show"} == {
-        "variables": {"a": 1},
-        "site_settings": {"min_count": 4},
-        "variants": ["paper"],
-        "sites": 2,
-    }
+    (job, workspace, changes), options = calls[-1]
+    assert (str(job), str(workspace), changes) == ("j", "w", Changes({"a": 1}, ["paper"], 2))
+    assert options["site_settings"] == {"min_count": 4}
     assert capsys.readouterr().out == f"result: {tmp_path}\n"
 
 

@@ -7,6 +7,8 @@ import pytest
 from factories import ROOT, refused
 from job_factories import CLIENT, SERVER, write_job
 
+from fl_components.job.folder import UNCHANGED, Changes
+
 METHOD = {
     "id": "method",
     "path": "fedmend.baselines.fixmatch.FixMatch",
@@ -44,16 +46,16 @@ def play(tmp_path, monkeypatch):
     server = {**SERVER, "components": [WORKFLOW]}
     job = write_job(tmp_path / "job", client={**CLIENT, "components": [METHOD]}, server=server)
 
-    def start(run, **options):
+    def start(run, changes=UNCHANGED, **options):
         monkeypatch.setattr(local, "run_locally", run)
-        return local.run_local(job, tmp_path / "work", **options)
+        return local.run_local(job, tmp_path / "work", changes, **options)
 
     return start
 
 
 def test_a_run_gets_the_configured_job_and_gives_back_the_results(play, tmp_path):
     run = Run()
-    assert play(run, variables={"num_rounds": 4, "batch_size": 2}, sites=3, threads=2) == {"final": {}}
+    assert play(run, Changes({"num_rounds": 4, "batch_size": 2}, sites=3), threads=2) == {"final": {}}
     assert (run.run["num_rounds"], run.site["batch_size"], run.threads) == (4, 2, 2)
     assert run.sites == ("site-1", "site-2", "site-3")
     assert run.workspace == tmp_path / "work"
@@ -73,7 +75,7 @@ def test_sites_have_folders_of_their_own_and_the_settings_of_the_command(play, t
 
 def test_initial_weights_start_at_the_app_folder_of_the_job(play, tmp_path):
     run = Run()
-    play(run, variables={"weights": "initial.pt"})
+    play(run, Changes({"weights": "initial.pt"}))
     assert (run.app_dir, run.run["weights"]) == (tmp_path / "job" / "app", "initial.pt")
 
 
@@ -95,7 +97,7 @@ def test_a_workspace_with_other_files_is_not_emptied(play, tmp_path):
 
 def test_a_mistyped_setting_leaves_no_workspace_behind(play, tmp_path):
     with refused("--set: expected a setting of this job, got 'num_round'; nearest: num_rounds"):
-        play(Run(), variables={"num_round": 4})
+        play(Run(), Changes({"num_round": 4}))
     assert not (tmp_path / "work").exists()
 
 

@@ -10,6 +10,7 @@ from review_factories import make_run
 
 from fedmend.errors import FedMendError
 from fedmend.review.desk import Desk
+from fl_components.job.folder import UNCHANGED, Changes
 from fl_components.run import simulate
 from fl_components.run.simulate import lay_policy, seed_lines
 
@@ -125,16 +126,16 @@ class Simulator:
 
 @pytest.fixture
 def play(job, tmp_path, monkeypatch):
-    def run(simulator, **options):
+    def run(simulator, changes=UNCHANGED, **options):
         monkeypatch.setattr(simulate, "_run_simulator", simulator)
-        return simulate.simulate(job, tmp_path / "work", **options)
+        return simulate.simulate(job, tmp_path / "work", changes, **options)
 
     return run
 
 
 def test_the_simulator_gets_the_configured_job_and_gives_back_the_results(play, tmp_path):
     simulator = Simulator()
-    assert play(simulator, threads=5, variables={"num_rounds": 4}) == {"final": {}}
+    assert play(simulator, Changes({"num_rounds": 4}), threads=5) == {"final": {}}
     assert simulator.job[0]["workflows"][0]["args"]["num_rounds"] == 4
     assert simulator.command[-4:] == ["-w", str(tmp_path / "work"), "-t", "5"]
     assert simulator.streams.get("stdout") is None
@@ -143,7 +144,7 @@ def test_the_simulator_gets_the_configured_job_and_gives_back_the_results(play, 
 
 def test_a_setting_that_the_job_does_not_have_leaves_no_workspace_behind(play, tmp_path):
     with pytest.raises(FedMendError, match="expected a setting of this job"):
-        play(Simulator(), variables={"rounds": 4})
+        play(Simulator(), Changes({"rounds": 4}))
     assert not (tmp_path / "work").exists()
 
 

@@ -10,9 +10,9 @@ from nvflare.fuel.flare_api import api_spec
 
 from fl_components.cli import main
 from fl_components.console import PICTURES
-from fl_components.job.folder import read_job
+from fl_components.job.folder import Changes, configured, read_job
 from fl_components.run import submit
-from fl_components.run.submit import SILENT, configured, fetch, follow, open_session, submit_job, what_came_out
+from fl_components.run.submit import SILENT, fetch, follow, open_session, submit_job, what_came_out
 
 ID = "0b00fc9e-3ceb-4917-81dd-e1d0d8c03b44"
 
@@ -160,7 +160,7 @@ def test_a_job_folder_is_sent_by_its_whole_path(tmp_path, monkeypatch):
 
 
 def test_a_configured_job_lives_as_long_as_it_is_needed():
-    with configured(ROOT / "jobs" / "fedmlp_ich", {"num_rounds": 5}, variants=["fedavg"], sites=2) as folder:
+    with configured(ROOT / "jobs" / "fedmlp_ich", Changes({"num_rounds": 5}, ["fedavg"], 2)) as folder:
         assert folder.name == "fedmlp_ich"
         assert read_job(folder).run["num_rounds"] == 5
         assert json.loads((folder / "meta.json").read_text())["min_clients"] == 2

@@ -1,8 +1,8 @@
 import io
 import json
 
-from fl_components.run import progress
-from fl_components.run.progress import Bar, Lines, rounds_bar
+from fl_components.run import bars
+from fl_components.run.bars import Bar, Lines, rounds_bar
 
 
 def test_a_line_says_how_many_runs_are_to_go_and_how_long_they_take_when_that_is_worth_saying():
@@ -17,7 +17,7 @@ def test_a_line_says_how_many_runs_are_to_go_and_how_long_they_take_when_that_is
 
 def test_a_bar_counts_runs_and_says_the_time_left(monkeypatch):
     out = io.StringIO()
-    monkeypatch.setattr(progress.sys, "stderr", out)
+    monkeypatch.setattr(bars.sys, "stderr", out)
     bar = Bar()
     bar.begin(4, 1)
     bar.advance("fedavg, seed 0", 2, 600.0)

@@ -5,12 +5,18 @@ import os
 import shutil
 
 import pytest
+from cli_calls import call
 from cryptography.hazmat.primitives.asymmetric import rsa
-from factories import ROOT, refused
+from factories import ROOT, make_site_folder, refused
+from fl_factories import reopen_doors
 from nvflare.lighter.utils import sign_folders
+from sitecheck_factories import found
 
 from fedmend.errors import FedMendError
-from fl_components.job.rules import CLIENT, LARGEST, check_job, components, read_app, read_literal
+from fl_components.job.folder import Changes, configure_job
+from fl_components.job.reading import CLIENT, LARGEST, components, read, read_app
+from fl_components.job_check import ListedClasses
+from fl_components.run.submit import submit
 
 OTHERS = "job: expected no files besides config_fed_client.json and config_fed_server.json in config, got others too"
 UNREAD = "job, config_fed_client.json: expected JSON with each name once, got a file that does not parse"
@@ -40,8 +46,7 @@ def app(tmp_path):
 @pytest.mark.parametrize("job", sorted(p.parent.name for p in (ROOT / "jobs").glob("*/meta.json")))
 def test_every_job_of_ours_is_literal_and_has_known_files_alone(job):
     assert set(read_app(ROOT / "jobs" / job / "app")) == {"config_fed_client.json", "config_fed_server.json"}
-    for file in [*(ROOT / "jobs" / job).rglob("*.json"), *(ROOT / "jobs" / "variants").rglob("*.json")]:
-        read_literal(file)
+    assert read(ROOT / "jobs" / job, strict=True).strict
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_a_job_as_flare_signs_it_passes(tmp_path):
     key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     sign_folders(str(tmp_path / "job"), key, str(tmp_path / "submitter.crt"))
     assert len(list((tmp_path / "job" / "app").rglob(".__nvfl_*"))) == 4  # two in each folder
-    check_job(tmp_path / "job")
+    assert read(tmp_path / "job", strict=True).strict
 
 
 @pytest.mark.parametrize(
@@ -190,3 +195,116 @@ def test_no_sentence_repeats_what_the_job_says(app):
         with pytest.raises(FedMendError) as caught:
             read_app(app(text))
         assert "MUELLER" not in str(caught.value)
+
+
+# ---- everybody who prepares or receives a job agrees ----------------------------------------------------------------
+
+CONFIG = "app/config/config_fed_client.json"
+UNBUILT = "job, config_fed_client.json: expected a FLARE configuration, got one that does not read"
+NO_META = "job, meta.json: expected name and deploy_map with lists of site names, got others"
+NOT_TWO = "job: expected one configuration of the server and one of the clients, got others"
+
+
+def with_text(old, new, name=CONFIG):
+    def change(job):
+        text = (job / name).read_text()
+        assert old in text
+        (job / name).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def with_file(name):
+    def change(job):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_text("{}")
+
+    return change
+
+
+def linked(job):
+    (job / CONFIG).rename(job / "elsewhere.json")
+    (job / CONFIG).symlink_to(job / "elsewhere.json")
+
+
+ODD = {  # what is odd about a job folder: who makes it so, what everybody says of it
+    "nothing": (lambda job: None, ""),
+    "files beside the app": (with_file("notes/a.txt"), ""),
+    "code of its own": (with_file("app/custom/a.py"), ""),
+    "a setting of another job": (with_text('"mld"', '"mlx"'), ""),
+    "a file in the app": (with_file("app/initial.pt"), OTHERS),
+    "another format": (with_file("app/config/config_fed_client.yml"), OTHERS),
+    "a configuration further down": (with_file("app/config/x/config_fed_client.json"), OTHERS),
+    "a link": (linked, OTHERS),
+    "half a file": (with_text("}", ""), UNREAD),
+    "a name twice": (with_text('"mld": true', '"mld": true, "mld": true'), UNREAD),
+    "no number": (with_text("0.001", "NaN"), UNREAD),
+    "a number without end": (with_text("0.001", "1e999"), UNREAD),
+    "half a character": (with_text("decoupled", "\\ud800"), UNREAD),
+    "a brace": (with_text("decoupled", "{WORKSPACE}"), BRACE),
+    "encryption": (with_text("fedmend.methods.fedmlp.FedMLP", "a.he.HEModel"), CIPHER),
+    "encryption further down": (with_text('"mld": true', '"mld": {"path": "a.he.HEModel"}'), CIPHER),
+    "a component without a class": (with_text('"path": "fedmend.methods.fedmlp.FedMLP",', ""), UNBUILT),
+    "a class that is no text": (with_text('"fedmend.methods.fedmlp.FedMLP"', "7"), UNBUILT),
+    "arguments that are none": (with_text('"args": {', '"args": 7, "x": {'), UNBUILT),
+    "no list of components": (with_text('"components": [', '"components": {}, "x": ['), UNBUILT),
+    "a problem in another folder": (
+        with_text('"problem": "', '"problem": "../', name="app/config/config_fed_server.json"),
+        "job, config_fed_server.json: expected a word as problem, got another value",
+    ),
+}
+ODD_FOLDERS = {  # of these a server or site gets no app
+    "no meta.json": (lambda job: (job / "meta.json").unlink(), "job: expected a folder with meta.json, not found"),
+    "a brace in meta.json": (
+        with_text('"name": "', '"name": "{x}', name="meta.json"),
+        BRACE.replace("config_fed_client", "meta"),
+    ),
+    "no sites": (with_text('"deploy_map"', '"deploy"', name="meta.json"), NO_META),
+    "no client": (lambda job: (job / CONFIG).unlink(), NOT_TWO),
+    "two apps": (lambda job: shutil.copytree(job / "app", job / "other"), NOT_TWO),
+}
+
+
+def made(tmp_path, change):
+    job = shutil.copytree(ROOT / "jobs" / "fedmlp_ich", tmp_path / "job")
+    change(job)
+    return job
+
+
+@pytest.mark.parametrize(("change", "sentence"), [*ODD.values(), *ODD_FOLDERS.values()], ids=[*ODD, *ODD_FOLDERS])
+def test_configure_submit_and_the_site_check_agree_about_a_job_folder(tmp_path, capsys, change, sentence):
+    job, out, site = made(tmp_path, change), tmp_path / "out", make_site_folder(tmp_path / "site-1")
+    assert call("configure", job, out) == (1 if sentence else 0)
+    assert capsys.readouterr().err == (f"fedmend: {sentence}\n" if sentence else "")
+    assert out.exists() is not bool(sentence)
+    (line,) = found("job", site, job=job)
+    assert line == (
+        f"fail  job: {sentence}" if sentence else "ok    job: fedmlp_ich: 5 classes, 32 pixels, batches of 32"
+    )
+    with refused(sentence or "--kit: expected the startup kit of a person, with startup/fed_admin.json"):
+        submit(job, tmp_path / "no-kit", tmp_path / "results")
+
+
+@pytest.mark.parametrize(("change", "sentence"), ODD.values(), ids=list(ODD))
+def test_a_kit_refuses_the_same_job_in_the_same_words_when_it_arrives(tmp_path, monkeypatch, change, sentence):
+    reopen_doors(monkeypatch)
+    job = made(tmp_path, change)
+    for folder in ("local", "startup"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / "simulator_workspace" / "local" / "resources.json", tmp_path / "local")
+    app = shutil.copytree(job / "app", tmp_path / "job-1" / "app_site-1", symlinks=True)
+    assert ListedClasses().validate(str(app)) == (sentence, {})
+
+
+@pytest.mark.parametrize("odd", ["a file in the app", "another format", "a link", "a brace", "encryption"])
+def test_a_run_on_ones_own_machine_may_have_what_server_and_sites_refuse(tmp_path, odd):
+    job = made(tmp_path, ODD[odd][0])
+    assert read(job).meta["name"] == "fedmlp_ich"
+    with refused(ODD[odd][1]):
+        read(job, strict=True)
+
+
+def test_settings_that_server_and_sites_would_refuse_are_refused_before_anything_is_written(tmp_path):
+    with refused(BRACE):
+        configure_job(ROOT / "jobs" / "fedmlp_ich", tmp_path / "out", Changes({"decay": "{x}"}), strict=True)
+    assert not (tmp_path / "out").exists()

@@ -1,13 +1,15 @@
 """The arguments that a job gives to FedMend's classes, found by name: what ``--set`` changes and a report lists."""
 
+import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
 from fedmend.basics.json_files import parse_json
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import phantom_spec
-from fl_components.job.rules import BASELINES
+from fl_components.job.reading import BASELINES, listed
 
 OURS = ("fedmend.", "fl_components.")  # arguments of FLARE's own components are wiring, not settings
 METHOD, WORKFLOW, CONTROLLER = "method", "workflow", "rounds"  # ids of components in every job that trains
@@ -25,7 +27,7 @@ KINDS = {  # of an argument's value: what it is called, which values may take it
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """One of FedMend's classes in a job.
 
     Attributes:
@@ -38,21 +40,30 @@ class Part:
     path: str
     args: dict
 
+    def find(self) -> object | None:
+        """What its path names among FedMend's methods; None: there is nothing of this name."""
+        module, _, name = self.path.rpartition(".")
+        if self.path.startswith(METHODS):
+            with suppress(ImportError, AttributeError):
+                return getattr(importlib.import_module(module), name)
+        return None
 
-Home = tuple[Part, dict, str]  # part, mapping that holds the value, key in it
+
+Home = tuple[Component, dict, str]  # component, mapping that holds the value, key in it
 
 
-def parts(client: Mapping, server: Mapping) -> list[Part]:
+def parts(client: Mapping, server: Mapping) -> list[Component]:
     """FedMend's executors, workflows and components of both configuration files.
 
     Args:
         client: content of ``config_fed_client.json``.
         server: content of ``config_fed_server.json``.
     """
-    executors = [{"id": EXECUTOR, **entry["executor"]} for entry in client.get("executors", [])]
-    found = [*executors, *client.get("components", []), *server.get("workflows", []), *server.get("components", [])]
+    found = [entry for config in (client, server) for entry in listed(config)]
     return [
-        Part(p.get("id", ""), p["path"], p.get("args", {})) for p in found if str(p.get("path", "")).startswith(OURS)
+        Component(part.get("id", EXECUTOR if place.startswith("executors") else ""), part["path"], part.get("args", {}))
+        for place, part in found
+        if part.get("path", "").startswith(OURS) and not place.startswith("task_")
     ]
 
 
@@ -92,12 +103,12 @@ def parse_assignments(pairs: Sequence[str]) -> dict[str, object]:
     return parsed
 
 
-def has(name: str, among: Sequence[Part]) -> bool:
+def has(name: str, among: Sequence[Component]) -> bool:
     """Whether an argument of this name can be set."""
     return bool(_homes(name, among))
 
 
-def assign(name: str, value: object, among: Sequence[Part], *, word: str = "--set") -> None:
+def assign(name: str, value: object, among: Sequence[Component], *, word: str = "--set") -> None:
     """Changes an argument wherever it stands.
 
     Args:
@@ -134,7 +145,7 @@ def check_kind(name: str, old: object, new: object) -> None:
         raise FedMendError(f"job variable {name}: expected {KINDS[type(old)][0]}, got {new!r:.100}")
 
 
-def _homes(name: str, among: Sequence[Part]) -> list[Home]:
+def _homes(name: str, among: Sequence[Component]) -> list[Home]:
     head, dot, rest = name.partition(".")
     if not dot:
         return [(part, part.args, name) for part in among if name in part.args]
@@ -147,7 +158,7 @@ def _values_differ(homes: Sequence[Home]) -> bool:
     return any(value != values[0] for value in values)
 
 
-def _nearest(name: str, among: Sequence[Part]) -> str:
+def _nearest(name: str, among: Sequence[Component]) -> str:
     plain = sorted({key for part in among for key in part.args})
     dotted = {f"{part.id}.{key}" for part in among for key in part.args}
     dotted |= {f"{k}.{field}" for part in among for k, v in part.args.items() if isinstance(v, dict) for field in v}

@@ -4,7 +4,7 @@ import pytest
 from factories import refused
 from job_factories import CLIENT, SERVER
 
-from fl_components.job.arguments import assign, job_settings, parse_assignments, parts
+from fl_components.job.settings import assign, job_settings, parse_assignments, parts
 
 
 @pytest.fixture
