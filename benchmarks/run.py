@@ -45,6 +45,7 @@ from fedmend.methods.fednoro import distance_aware
 from fedmend.methods.shared.prototypes import confidences, local_prototypes, select_confident
 from fedmend.phantoms.sites import ensure_phantom
 from fedmend.phantoms.specs.missing_classes import MissingClassPhantom
+from fedmend.records.run_folder import RUN_FOLDER
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,7 +169,7 @@ def job_run(cache: Path, *options: str) -> dict:
         with PeakMemory() as memory:
             subprocess.run(command, check=True)
         total = time.monotonic() - started
-        lines = (Path(workspace) / "ws/server/simulate_job/fedmend/metrics.jsonl").read_text().splitlines()
+        lines = (Path(workspace) / "ws" / RUN_FOLDER / "metrics.jsonl").read_text().splitlines()
     rounds = {m["round"]: m["seconds"] for m in map(json.loads, lines) if m["stage"] != "evaluate"}
     return _costs([rounds[r] for r in sorted(rounds)], total, memory)
 

@@ -112,8 +112,9 @@ class Job:
     def _simulate(
         self, place: str, workspace: Path, threads: int, site: Mapping[str, object] | None, watch: Callable | None
     ) -> Run:
+        from fedmend.records.run_folder import RUN_FOLDER
         from fl_components.run.local import run_local
-        from fl_components.run.simulate import RUN_FOLDER, simulate
+        from fl_components.run.simulate import simulate
 
         start = run_local if place == LOCAL else simulate
         how = {"threads": threads} if threads else {}

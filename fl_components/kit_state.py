@@ -84,7 +84,7 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     Raises:
         FedMendError: no such kit, it runs, the new folder is in the kit, or it holds a run of the same name.
     """
-    root, site = kit.resolve(), _name(kit)
+    root, site = kit.resolve(), kit_name(kit)
     file = root / "local" / CONFIG_NAME
     config = read_site_config(file, root, site)
     inside = config.state_dir.is_relative_to(root)
@@ -116,11 +116,16 @@ def state_of(kit: Path) -> Path:
     Raises:
         FedMendError: no kit, or its ``fedmend.json`` cannot be used.
     """
-    root, site = kit.resolve(), _name(kit)
+    root, site = kit.resolve(), kit_name(kit)
     return read_site_config(root / "local" / CONFIG_NAME, root, site).state_dir
 
 
-def _name(kit: Path) -> str:
+def kit_name(kit: Path) -> str:
+    """The name of the site whose startup kit this is, or ``server``.
+
+    Raises:
+        FedMendError: no startup kit of either.
+    """
     for name, side in KIT_FILES.items():
         try:
             about = json.loads((kit / "startup" / name).read_text(encoding="utf-8"))

@@ -46,7 +46,7 @@ def _advise(args: argparse.Namespace) -> None:
 
 def _found(place: Path, file: str, what: str) -> Path:
     """The run folder that holds a file, in a run folder, a workspace or a downloaded result."""
-    from fl_components.run.simulate import RUN_FOLDER
+    from fedmend.records.run_folder import RUN_FOLDER
 
     folders = (place, place / RUN_FOLDER, place / "fedmend", place / "workspace" / "fedmend")
     found = next((folder for folder in folders if (folder / file).is_file()), None)

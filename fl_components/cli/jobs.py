@@ -79,8 +79,9 @@ def _configure(args: argparse.Namespace) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> None:
+    from fedmend.records.run_folder import RUN_FOLDER
     from fl_components.job.settings import parse_assignments
-    from fl_components.run.simulate import RUN_FOLDER, seed_lines
+    from fl_components.run.simulate import seed_lines
 
     if args.local:
         from fl_components.run.local import run_local as run
@@ -116,7 +117,7 @@ def run_folders(folder: Path, name: str) -> list[Path]:
     Raises:
         FedMendError: a folder without a run.
     """
-    from fl_components.run.simulate import RUN_FOLDER
+    from fedmend.records.run_folder import RUN_FOLDER
 
     workspaces = sorted(f for f in folder.glob("seed-*") if f.is_dir()) or [folder]  # beside them lie logs
     found = [next((f for f in (w, w / RUN_FOLDER) if (f / "run.json").is_file()), None) for w in workspaces]

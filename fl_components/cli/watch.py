@@ -14,7 +14,7 @@ from fl_components.cli.federation import quiet_flare
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from fl_components.run.watch import Look
+    from fl_components.run.watch import Glance
 
 POLL, POLL_SERVER = 0.5, 3.0  # seconds between two looks
 WORDS = 100  # columns where there is no terminal
@@ -82,7 +82,7 @@ def _watch(args: argparse.Namespace) -> None:
         console.print(last_line(look.picture), markup=False)
 
 
-def _frame(look: "Look", console: "Console") -> "RenderableType":
+def _frame(look: "Glance", console: "Console") -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
@@ -94,7 +94,7 @@ def _frame(look: "Look", console: "Console") -> "RenderableType":
     return Group(*parts)
 
 
-def _follow(run, look: "Look", console: "Console", gone, pause: float) -> "Look":
+def _follow(run, look: "Glance", console: "Console", gone, pause: float) -> "Glance":
     """Shows every look until the last one, which it returns."""
     from rich.live import Live
 

@@ -18,12 +18,11 @@ from fl_components.job.table_entries import TableEntry
 from fl_components.job.variants import PAPER, SHARED
 
 
-def find_job(word: Path, jobs: Path = SHARED.parent) -> tuple[Path, bool]:
+def find_job(word: Path) -> tuple[Path, bool]:
     """The job that a person names.
 
     Args:
         word: a job folder, or a problem such as ``missing-classes``, which stands for its main job.
-        jobs: folder of the jobs that problems stand for.
 
     Returns:
         Job folder, and whether a problem was named.
@@ -34,7 +33,7 @@ def find_job(word: Path, jobs: Path = SHARED.parent) -> tuple[Path, bool]:
     if word.is_dir() or len(word.parts) != 1:
         return word, False
     known = {}
-    for job in all_jobs(jobs):
+    for job in all_jobs(SHARED.parent):
         preset = job_variants(job).get(PAPER)
         if preset and preset.table and preset.table.main:
             known[read_job(job).problem.replace("_", "-")] = job
@@ -56,9 +55,13 @@ def own_entry(job: Path) -> TableEntry:
     return preset.table
 
 
+def _entries(job: Path) -> dict[str, TableEntry]:
+    return {name: v.table for name, v in job_variants(job).items() if v.table and name != PAPER}
+
+
 def table_rows(job: Path) -> list[str]:
     """The variants of a job that are rows of the paper's table, in its order."""
-    known = {name: v.table for name, v in job_variants(job).items() if v.table and name != PAPER}
+    known = _entries(job)
     return sorted(known, key=lambda name: (known[name].order, known[name].title))
 
 
@@ -69,7 +72,7 @@ def row_entry(job: Path, row: str) -> TableEntry:
         job: job folder.
         row: variants and settings joined by ``+``.
     """
-    known = {name: v.table for name, v in job_variants(job).items() if v.table and name != PAPER}
+    known = _entries(job)
     if row in known:
         return known[row]
     words = [known[word].title if word in known else word for word in row.split("+")]

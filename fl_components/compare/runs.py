@@ -16,13 +16,13 @@ import fedmend
 from fedmend.basics.files import locked, write_text
 from fedmend.errors import FedMendError
 from fedmend.local.metering import Meter
+from fedmend.records.run_folder import RUN_FOLDER
 from fl_components.compare.budget import Budget
 from fl_components.compare.cluster import connected
 from fl_components.job.folder import Changes, changed, read_job
-from fl_components.job.settings import has, job_settings, parse_assignments, parts
+from fl_components.job.settings import has, parse_assignments, parts
 from fl_components.run.bars import Lines
 from fl_components.run.local import run_local
-from fl_components.run.simulate import RUN_FOLDER
 
 SEED = "{SEED}"  # in a setting, as {SITE_NAME} in paths of fedmend.json
 PLACES = ("cache_dir", "state_dir")  # fields of fedmend.json on which no number depends
@@ -273,26 +273,21 @@ def _run(case: Case, content: str) -> dict:
             run_local(case.job, case.workspace, case.changes, **how)
     except FedMendError as e:
         raise FedMendError(f"{case.name}: {e}") from None
-    cost = meter.measured() | {"effort": effort(json.loads(content))}
+    cost = meter.measured() | {"effort": effort(read_job(case.job, case.changes).settings)}
     write_text(case.cost_file, json.dumps(cost, indent=2) + "\n")
     write_text(case.marker, content)
     return cost
 
 
-def effort(configured: Mapping[str, object]) -> dict[str, object]:
-    """What a site is asked to do in a round, by the settings of a job.
+def effort(settings: Mapping[str, object]) -> dict[str, object]:
+    """What a site is asked to do in a round.
 
     Args:
-        configured: file → content, as in a marker.
+        settings: of a job, see :func:`fl_components.job.settings.job_settings`.
 
     Returns:
         ``unit``: optimiser steps where the job has ``local_iterations``, otherwise epochs; ``per_round``.
     """
-    sides = [
-        next((content for file, content in configured.items() if file.endswith(f"config_fed_{side}.json")), {})
-        for side in ("client", "server")
-    ]
-    settings = job_settings(*sides)
     if "local_iterations" in settings:
         return {"unit": "steps", "per_round": settings["local_iterations"]}
     return {"unit": "epochs", "per_round": settings.get("local_epochs", 1)}

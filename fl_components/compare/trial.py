@@ -21,7 +21,8 @@ from fedmend.learning.networks import build_network
 from fedmend.learning.weights import weights_file
 from fedmend.local.local_federation import census_locally
 from fedmend.server.census import Census
-from fedmend.site.limits import GB, HALF, step_bytes
+from fedmend.site.gpu_settings import GB
+from fedmend.site.limits import HALF, step_bytes
 from fl_components.compare.runs import Case
 from fl_components.job.folder import JobSettings, read_job
 from fl_components.run.local import site_config

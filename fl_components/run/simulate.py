@@ -15,14 +15,13 @@ import psutil
 
 from fedmend.errors import FedMendError
 from fedmend.records.progress import PROGRESS
-from fedmend.records.run_folder import DECISIONS, read_lines
+from fedmend.records.run_folder import DECISIONS, RUN_FOLDER, read_lines
 from fedmend.repairs.ledger import read_verdicts
 from fedmend.report.tables import mean_and_sd
 from fedmend.site.config import CONFIG_NAME, PHANTOM
 from fl_components.job.folder import UNCHANGED, Changes, configured, list_receivers
 
 POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
-RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"
 GRACE = 60.0  # seconds between the end of a run and that of the simulator
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fedmend.errors import FedMendError
 from fedmend.records.picture import LARGEST, Picture, clean, read_picture
 from fedmend.records.progress import FINISHED, PROGRESS, STOPPED
+from fedmend.records.run_folder import RUN_FOLDER
 
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session
@@ -17,18 +18,18 @@ if TYPE_CHECKING:
 # the job runs and when its result is there, and a folder of runs.
 RUN_FOLDERS = (
     "",
-    "server/simulate_job/fedmend",
-    "seed-*/server/simulate_job/fedmend",
+    f"{RUN_FOLDER}",
+    f"seed-*/{RUN_FOLDER}",
     "*/fedmend",
     "*/prod_*/*/*/fedmend",
     "results/*/workspace/fedmend",
-    "*/server/simulate_job/fedmend",
+    f"*/{RUN_FOLDER}",
 )
 GONE = 30.0  # seconds until a run whose records are no longer there is given up
 
 
 @dataclass(frozen=True)
-class Look:
+class Glance:
     """What one look at a run gave.
 
     Attributes:
@@ -64,7 +65,7 @@ class FolderRun:
         self._last: Picture | None = None
         self._seen = 0.0
 
-    def look(self) -> Look:
+    def look(self) -> Glance:
         """Reads the newest picture; a run that has not begun, or is gone, has none.
 
         Raises:
@@ -74,14 +75,14 @@ class FolderRun:
         text = _newest(found)
         if text is None:
             if self._last is None:
-                return Look(note="no run has begun here yet")
+                return Glance(note="no run has begun here yet")
             if self._clock() - self._seen < GONE:
-                return Look(self._last)
-            return Look(self._last, over=True, reason="its records are gone: it was stopped, or cleared away")
+                return Glance(self._last)
+            return Glance(self._last, over=True, reason="its records are gone: it was stopped, or cleared away")
         picture = read_picture(text)
         self._last, self._seen = picture, self._clock()
         stopped = picture.state == STOPPED
-        return Look(
+        return Glance(
             picture,
             over=stopped or picture.state == FINISHED,
             reason=(picture.reason or "no reason given") if stopped else "",
@@ -127,7 +128,7 @@ class KitRun:
         self._picture: Picture | None = None
         self._since = clock()
 
-    def look(self) -> Look:
+    def look(self) -> Glance:
         """Reads status and log of the job.
 
         Raises:
@@ -147,4 +148,4 @@ class KitRun:
         failed = status.startswith("FINISHED") and status != RunStatus.FINISHED_COMPLETED.value
         why = f"{status}: {reason(meta, log or [])}" if failed else ""
         over = status.startswith("FINISHED") or state == FINISHED  # FLARE goes on for a while
-        return Look(self._picture, clean(note), over, clean(why), self._clock() - self._since)
+        return Glance(self._picture, clean(note), over, clean(why), self._clock() - self._since)

@@ -7,7 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.sitecheck.result import FAIL, GB, OK, SKIP, WARN, Result
+from fedmend.site.gpu_settings import GB
+from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
 from fl_components.sitecheck.rows import rows_of
 from fl_components.sitecheck.site import CheckedSite, existing
 

@@ -4,7 +4,8 @@ import platform
 from importlib import metadata
 
 from fedmend.errors import FedMendError
-from fl_components.sitecheck.result import FAIL, GB, OK, WARN, Result
+from fedmend.site.gpu_settings import GB
+from fl_components.sitecheck.result import FAIL, OK, WARN, Result
 from fl_components.sitecheck.site import CheckedSite
 
 MEMORY = 4 * GB  # FLARE's two processes of a site and a training; twice what was measured

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
-GB = 1e9
 
 
 @dataclass(frozen=True)

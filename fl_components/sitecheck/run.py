@@ -1,12 +1,12 @@
 """Runs the checks of a site in order and prints a line for each."""
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedmend.errors import FedMendError
+from fl_components.kit_state import kit_name
 from fl_components.sitecheck import connection, data, machine, settings
 from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
 from fl_components.sitecheck.site import CheckedSite
@@ -40,7 +40,11 @@ class SiteCheck:
     ):
         if folder is None and kit is None:
             raise FedMendError("sitecheck: expected a site folder or --kit, got neither")
-        self.name = folder.resolve().name if kit is None else _name_of_kit(kit)
+        if kit and not ((kit / "startup" / "fed_client.json").is_file() and (kit / "local").is_dir()):
+            raise FedMendError(
+                "--kit: expected the startup kit of a site, with startup/fed_client.json and local, got another folder"
+            )
+        self.name = kit_name(kit) if kit else folder.resolve().name
         self._site = CheckedSite(self.name, folder, kit, job, tuple(classes), max_unreadable)
 
     def run(self) -> Iterator[tuple[str, Result]]:
@@ -90,15 +94,3 @@ def sitecheck(check: SiteCheck, *, show: Callable[[str], object] = print, color:
     if statuses[FAIL]:
         raise FedMendError(f"{check.name}: expected every check to pass, got {statuses[FAIL]} that failed")
     show(f"{check.name}: ready ({statuses[OK]} ok, {statuses[WARN]} warnings, {statuses[SKIP]} skipped)")
-
-
-def _name_of_kit(kit: Path) -> str:
-    try:
-        about = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
-        if (kit / "local").is_dir():
-            return about["client"]["fqsn"].split(".")[-1]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise FedMendError(
-        "--kit: expected the startup kit of a site, with startup/fed_client.json and local, got another folder"
-    )

@@ -12,10 +12,10 @@ from factories import ROOT, refused
 from job_factories import write_job
 from run_factories import make_run
 
+from fedmend.records.run_folder import RUN_FOLDER
 from fl_components import api
 from fl_components.api import Job
 from fl_components.job.folder import Changes
-from fl_components.run.simulate import RUN_FOLDER
 
 
 @pytest.fixture

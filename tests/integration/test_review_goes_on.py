@@ -16,7 +16,8 @@ from forgetful import FORK_SERVER, IMPORTED, run_here
 from simulation import SMALL, fedmend, lines
 
 from fedmend.learning.training import LocalTrainer
-from fedmend.local.local_federation import MODEL_FILES, RUN_FOLDER, LocalTransport
+from fedmend.local.local_federation import LocalTransport
+from fedmend.records.run_folder import BEST_MODEL, MODEL, MODELS, RUN_FOLDER
 from fedmend.repairs.ledger import read_history, read_verdicts
 from fedmend.repairs.site_run import LEDGER_NAME
 from fedmend.repairs.verdicts import ACCEPT, REJECT
@@ -97,8 +98,8 @@ class Series:
         return self.home / "state" / site / run / site / LEDGER_NAME
 
     def models(self, run):
-        folder = self.home / run / RUN_FOLDER / "app_server"
-        return {name: (folder / name).read_bytes() for name in MODEL_FILES.values()}
+        folder = (self.home / run / RUN_FOLDER).with_name(MODELS)
+        return {name: (folder / name).read_bytes() for name in (MODEL, BEST_MODEL)}
 
     def set_by_rules(self, run, site, *, since=0):
         """(image, class, label) of the entries in force from a round on."""

@@ -4,9 +4,9 @@ import json
 
 from factories import ROOT
 
+from fedmend.records.run_folder import RUN_FOLDER
 from fl_components.job.folder import Changes
 from fl_components.run.local import run_local
-from fl_components.run.simulate import RUN_FOLDER
 
 
 def train(job, home, variants, variables, *, only_method=None, sites=0):

@@ -3,7 +3,7 @@
 import pytest
 from arms import lines, train_row
 
-from fl_components.run.simulate import RUN_FOLDER
+from fedmend.records.run_folder import RUN_FOLDER
 
 pytestmark = pytest.mark.slow
 SITES = 5  # site-2 and site-3 are noisy

@@ -30,14 +30,14 @@ class TableRow:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Fairness:
     """Whether a row may be held against the others, and what a footnote must say about it."""
 
     comparable: bool
     footnote: str = ""
 
 
-def judge(rows: Mapping[str, TableRow]) -> dict[str, Verdict]:
+def judge(rows: Mapping[str, TableRow]) -> dict[str, Fairness]:
     """Row → verdict, by what its runs share with those of the first row with the same seeds.
 
     Data, initial weights and training (epochs of each site, or optimiser steps where the job counts in steps) must be
@@ -48,12 +48,12 @@ def judge(rows: Mapping[str, TableRow]) -> dict[str, Verdict]:
     return {name: _verdict(row, first) for name, row in rows.items()}
 
 
-def _verdict(row: TableRow, first: TableRow) -> Verdict:
+def _verdict(row: TableRow, first: TableRow) -> Fairness:
     if not all([*row.costs, *first.costs]):
-        return Verdict(False, "not comparable: what its runs, or those of the first row, began with was not recorded")
+        return Fairness(False, "not comparable: what its runs, or those of the first row, began with was not recorded")
     pairs = list(zip(row.runs, row.costs, first.runs, first.costs, strict=True))
     if any(_sizes(run) != _sizes(other) for run, _, other, _ in pairs):
-        return Verdict(False, "not comparable: other sites or samples than in the first row")
+        return Fairness(False, "not comparable: other sites or samples than in the first row")
     different = []
     if any(cost["initial_model"] != other["initial_model"] for _, cost, _, other in pairs):
         different.append("other initial weights")
@@ -63,13 +63,13 @@ def _verdict(row: TableRow, first: TableRow) -> Verdict:
     if different:
         what = " and ".join(different)
         return (
-            Verdict(True, f"by design: {row.note}; {what}") if row.note else Verdict(False, f"not comparable: {what}")
+            Fairness(True, f"by design: {row.note}; {what}") if row.note else Fairness(False, f"not comparable: {what}")
         )
     said = [f"by design: {row.note}"] if row.note else []
     if (steps := mean_steps(cost)) != (others := mean_steps(reference)):
         unit = trained(cost)[0]
         said.append(f"as many {unit} as the first row, but {steps:,.0f} optimiser steps per site, not {others:,.0f}")
-    return Verdict(True, "; ".join(said))
+    return Fairness(True, "; ".join(said))
 
 
 def _sizes(run: Run) -> Mapping:

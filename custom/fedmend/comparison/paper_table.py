@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fedmend.basics.page import duration
 from fedmend.comparison.curves import curves_figure
-from fedmend.comparison.fairness import TableRow, Verdict, judge, mean_steps, training
+from fedmend.comparison.fairness import Fairness, TableRow, judge, mean_steps, training
 from fedmend.comparison.paired import Difference, paired_difference
 from fedmend.errors import FedMendError
 from fedmend.report.kinds import shown_as
@@ -21,7 +21,7 @@ ENDINGS = {"_last": "mean of the last ten rounds", "_best": "best"}
 MEGABYTE = 1e6
 
 
-class Part(NamedTuple):
+class PageTable(NamedTuple):
     """One table of the page: its word, its caption, its head, and rows of text whose first word names the row."""
 
     word: str
@@ -51,7 +51,7 @@ class PaperTable:
     metric: str = ""
 
     @cached_property
-    def verdicts(self) -> Mapping[str, Verdict]:
+    def verdicts(self) -> Mapping[str, Fairness]:
         """Row → whether it may be compared."""
         return judge(self.rows)
 
@@ -128,11 +128,11 @@ class PaperTable:
         facts += [f"Left out: {title}: {why}." for title, why in self.left_out.items()]
         return facts
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PageTable]:
         """Results, differences and costs."""
         return [part for part in (self._results(), self._differences(), self._costs()) if part.rows]
 
-    def _results(self) -> Part:
+    def _results(self) -> PageTable:
         head, cells = ["method"], [[self.title(name)] for name in self.rows]
         wanted = {key for row in self.rows.values() for key in row.published}
         for column in self.columns:
@@ -144,14 +144,14 @@ class PaperTable:
                 self._add_published(column.key, column.word, head, cells)
         for key in sorted(wanted):
             self._add_published(key, _word(key, self.first), head, cells)
-        return Part("results", f"Final model, {self.first.runs[0].split} split", head, cells)
+        return PageTable("results", f"Final model, {self.first.runs[0].split} split", head, cells)
 
     def _add_published(self, key: str, word: str, head: list[str], cells: list[list[str]]) -> None:
         head.append(f"{word}, published")
         for line, row in zip(cells, self.rows.values(), strict=True):
             line.append(f"{row.published[key]:g}" if key in row.published else "")
 
-    def _differences(self) -> Part:
+    def _differences(self) -> PageTable:
         best = self.reference[0]
         caption = f"Row minus {self.rows[best].title}: mean of the paired differences [95 % t-interval]" if best else ""
         rows = [
@@ -159,9 +159,9 @@ class PaperTable:
             for name in self.rows
             if best and name != best
         ]
-        return Part("differences", caption, ["method", *(column.word for column in self.columns)], rows)
+        return PageTable("differences", caption, ["method", *(column.word for column in self.columns)], rows)
 
-    def _costs(self) -> Part:
+    def _costs(self) -> PageTable:
         head = ["method", "training at a site", "optimiser steps at a site", "time of a run"]
         head += ["MB sent and received by a site", "peak memory of the process of a run, MB"]
         rows = []
@@ -177,7 +177,7 @@ class PaperTable:
                     f"{cost.memory:,.0f}",
                 ]
             rows.append([self.title(name), *cells])
-        return Part("costs", "What a run took, mean over its seeds; of the memory the largest", head, rows)
+        return PageTable("costs", "What a run took, mean over its seeds; of the memory the largest", head, rows)
 
     def figure(self) -> str:
         """Curves of all rows.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedmend.basics.files import write_text
 from fedmend.basics.page import Markup, phantom_note, section, table, td, whole_page
-from fedmend.comparison.paper_table import PaperTable, Part
+from fedmend.comparison.paper_table import PageTable, PaperTable
 from fedmend.errors import FedMendError
 from fedmend.report.figures import inline
 from fedmend.report.tables import markdown_table
@@ -41,7 +41,7 @@ def latex(found: PaperTable) -> str:
     return text
 
 
-def _latex_table(part: Part, name: str, notes: list[str]) -> str:
+def _latex_table(part: PageTable, name: str, notes: list[str]) -> str:
     lines = [" & ".join(map(_tex, row)) + r" \\" for row in part.rows]
     below = [rf"\par\footnotesize [{number}] {_tex(note)}" for number, note in enumerate(notes, 1)]
     return "\n".join(
@@ -89,7 +89,7 @@ def html_page(found: PaperTable, figure: str) -> str:
     return whole_page(heading, below, body, footer, phantom=found.phantom, style=STYLE)
 
 
-def _html_table(part: Part) -> Markup:
+def _html_table(part: PageTable) -> Markup:
     """Numbers are aligned to the right, published ones are grey."""
     styles = ["n na" if word.endswith("published") else "n" for word in part.head[1:]]
     rows = [[row[0], *map(td, row[1:], styles)] for row in part.rows]

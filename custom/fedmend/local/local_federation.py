@@ -24,14 +24,12 @@ from fedmend.fields import counted, hold_back
 from fedmend.local.metering import Meter
 from fedmend.messages import CENSUS, Question, RunSpec, SiteResult
 from fedmend.method import LocalMethod, RoundTask, Workflow
+from fedmend.records.run_folder import BEST_MODEL, MODEL, MODELS, RUN_FOLDER
 from fedmend.server.census import Census, read_census
 from fedmend.server.federation import RunningFederation, RunSettings
 from fedmend.server.transport import Transport
 from fedmend.site.config import SiteConfig
 from fedmend.site.worker import SiteWorker
-
-RUN_FOLDER = Path("server") / "simulate_job"  # as FLARE's simulator lays it out
-MODEL_FILES = {False: "FL_global_model.pt", True: "best_FL_global_model.pt"}
 
 
 class LocalTransport(Transport):
@@ -113,7 +111,7 @@ class LocalTransport(Transport):
     def save_model(self, weights: Mapping[str, np.ndarray], *, best: bool = False) -> str:
         """A file like FLARE's."""
         self._models.mkdir(parents=True, exist_ok=True)
-        file = self._models / MODEL_FILES[best]
+        file = self._models / (BEST_MODEL if best else MODEL)
         with write_atomically(file) as temporary:
             temporary.write_bytes(
                 torch_bytes({"model": {name: torch.from_numpy(value) for name, value in weights.items()}})
@@ -167,8 +165,8 @@ def run_locally(
     Raises:
         FedMendError: bad input, or a site's result was refused and too few are left.
     """
-    records = workspace / RUN_FOLDER / "fedmend"
-    models, configs = workspace / RUN_FOLDER / "app_server", {name: config_of(name) for name in sites}
+    records = workspace / RUN_FOLDER
+    models, configs = records.with_name(MODELS), {name: config_of(name) for name in sites}
     chosen, transport = _set_up(run, method, site, configs, models=models, threads=threads, meter=meter, watch=watch)
     server = config_of("server")
     federation = RunningFederation(

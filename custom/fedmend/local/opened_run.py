@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmend.errors import FedMendError
-from fedmend.records.run_folder import RUN, load_run
+from fedmend.records.run_folder import BEST_MODEL, MODEL, MODELS, RUN, load_run
 from fedmend.report.kinds import shown_as
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from torch.nn import Module
 
-MODEL, BEST_MODEL = "FL_global_model.pt", "best_FL_global_model.pt"  # as FLARE names them
 MACRO = "macro"
 _WHOLE = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" '  # of a document of its own
 
@@ -198,7 +197,7 @@ class Run:
         from fedmend.learning.weights import load_initial
 
         untrained = [d["value"]["untrained"] for d in self._read.decisions if d["what"] == "untrained_model"]
-        file = self.folder.parent / "app_server" / (BEST_MODEL if best else MODEL)
+        file = self.folder.parent / MODELS / (BEST_MODEL if best else MODEL)
         if (untrained and untrained[-1]) or not file.is_file():
             raise FedMendError(f"model: expected a trained global model in {file.parent}, found no {file.name} of one")
         network = self.info["settings"]["network"]

@@ -17,6 +17,8 @@ RUN, RESULTS = "run.json", "results.json"
 METRICS, REPAIRS, DECISIONS = "metrics.jsonl", "repairs.jsonl", "decisions.jsonl"
 INPUTS = (RUN, METRICS, REPAIRS, DECISIONS, RESULTS)
 REQUIRED = ("run_name", "method", "phantom", "classes", "num_rounds", "sites")
+RUN_FOLDER = Path("server") / "simulate_job" / "fedmend"  # in the workspace of a simulation, as FLARE lays it out
+MODELS, MODEL, BEST_MODEL = "app_server", "FL_global_model.pt", "best_FL_global_model.pt"  # beside it, named by FLARE
 LAST_ROUNDS = 10  # evaluations behind the "Last" of the FedNoRo and FedIA papers
 
 

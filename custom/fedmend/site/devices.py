@@ -11,9 +11,8 @@ import torch
 from fedmend.data.site import Split
 from fedmend.data.slices import VolumeSplit
 from fedmend.errors import FedMendError
-from fedmend.site.gpu_settings import FP32, Gpu
+from fedmend.site.gpu_settings import FP32, GB, Gpu
 
-GB = 1e9  # bytes
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 RESIDENT = 0.5  # of the free memory of a GPU may hold a site's decoded images
 LARGEST_PASS = 4096  # images of an inference batch; larger ones are no faster

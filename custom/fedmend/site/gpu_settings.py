@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fedmend.basics.checked import AMOUNT, FLAG, Check, one_of, taking
 
 BF16, TF32, FP32 = "bf16", "tf32", "fp32"
+GB = 1e9  # bytes
 PRECISIONS = (BF16, TF32, FP32)
 
 

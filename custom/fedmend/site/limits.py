@@ -14,9 +14,9 @@ from fedmend.learning.networks import build_network
 from fedmend.method import RoundTask
 from fedmend.site.config import CONFIG_NAME, SiteConfig
 from fedmend.site.devices import free_bytes
-from fedmend.site.gpu_settings import BF16
+from fedmend.site.gpu_settings import BF16, GB
 
-GB, HOUR = 1e9, 3600  # bytes, seconds
+HOUR = 3600  # seconds
 HALF = 0.5  # on a GPU most of what is kept is in bfloat16
 MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments, a teacher, what was received
 

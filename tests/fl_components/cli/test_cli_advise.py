@@ -7,7 +7,7 @@ from cli_calls import call
 from factories import make_site_folder
 
 from fedmend.advice.label_audit import audit_text
-from fl_components.run.simulate import RUN_FOLDER
+from fedmend.records.run_folder import RUN_FOLDER
 
 SITES = {f"site-{i}": LABELLED for i in range(1, 5)}
 

@@ -7,7 +7,7 @@ from cli_calls import call, capture
 from factories import CLASSES, make_site_folder
 from nifti_factories import lesion, make_volume_site
 
-from fl_components.run.simulate import RUN_FOLDER
+from fedmend.records.run_folder import RUN_FOLDER
 
 
 def test_a_good_site_folder_is_ready_and_described(tmp_path, capsys):

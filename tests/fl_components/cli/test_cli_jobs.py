@@ -7,10 +7,10 @@ from cli_calls import call, capture
 from factories import ROOT
 
 from fedmend.errors import FedMendError
+from fedmend.records.run_folder import RUN_FOLDER
 from fl_components.cli import build_parser
 from fl_components.compare.runs import Comparison
 from fl_components.job.folder import Changes
-from fl_components.run.simulate import RUN_FOLDER
 
 
 def test_a_job_is_configured_into_a_new_folder(tmp_path, monkeypatch, capsys):

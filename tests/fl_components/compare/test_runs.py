@@ -169,11 +169,8 @@ def test_a_run_leaves_what_it_cost_beside_its_marker(job, tmp_path, ran):
 
 
 def test_effort_is_counted_in_steps_where_a_job_counts_so():
-    client = {"components": [{"id": "method", "path": "fedmend.x.Y", "args": {"local_iterations": 50}}]}
-    site = {"executors": [{"executor": {"path": "fl_components.X", "args": {"local_epochs": 4}}}]}
-    marker = {"app/config/config_fed_client.json": {**client, **site}, "app/config/config_fed_server.json": {}}
-    assert effort(marker) == {"unit": "steps", "per_round": 50}
-    assert effort({**marker, "app/config/config_fed_client.json": site}) == {"unit": "epochs", "per_round": 4}
+    assert effort({"local_iterations": 50, "local_epochs": 4}) == {"unit": "steps", "per_round": 50}
+    assert effort({"local_epochs": 4}) == {"unit": "epochs", "per_round": 4}
 
 
 def test_a_run_name_comes_before_the_names_of_variants(job, tmp_path):
