@@ -4,7 +4,6 @@ It starts the same functions as the console command ``fedmend`` and refuses what
 """
 
 import contextlib
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,7 +99,9 @@ class Job:
                 return self._simulate(place, workspace or Path("runs") / self.run_name, threads, site, watch)
             if threads:
                 raise FedMendError(f"threads: expected none with a federation, got {threads}")
-            with _quiet_flare():
+            from fl_components.console import silenced
+
+            with silenced("nvflare"):
                 if place == POC:
                     from fl_components.run.poc import poc
 
@@ -178,15 +179,3 @@ def _script_runs_once() -> Iterator[None]:
 
 def _nothing(line: str) -> None:
     return
-
-
-@contextlib.contextmanager
-def _quiet_flare() -> Iterator[None]:
-    """What goes wrong is said in a sentence of ours."""
-    log = logging.getLogger("nvflare")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

@@ -1,8 +1,9 @@
 """What goes where: FLARE's chatter not to the simulator's console, pictures of a run to ``log.json`` alone."""
 
+import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.utils.log_utils import JsonFormatter
@@ -26,6 +27,22 @@ def quiet_console(fl_ctx: FLContext) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
             handler.addFilter(OwnLinesAndProblems())
+
+
+@contextlib.contextmanager
+def silenced(logger: str) -> Iterator[None]:
+    """Lets this logger say nothing for a while, whose errors are said in a sentence of ours.
+
+    Args:
+        logger: its name.
+    """
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def log_picture(picture: Mapping) -> None:

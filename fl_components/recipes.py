@@ -19,7 +19,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
 from nvflare.apis.job_def import ALL_SITES
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
@@ -33,7 +32,7 @@ from fl_components.job.folder import all_jobs, read_job
 from fl_components.job.reading import read
 from fl_components.job.variants import SHARED
 from fl_components.kit_state import DEFAULT
-from fl_components.run.poc import CHECKOUT, PROJECT, local_project
+from fl_components.run.poc import CHECKOUT, local_project
 from fl_components.run.simulate import lay_policy, local_settings
 
 ENDING = "Recipe"
@@ -147,13 +146,11 @@ class JobRecipe(Recipe):
     def _provide_kits(self, env: PocEnv) -> None:
         """PocEnv makes startup kits and starts them in one go: ours come from our project, whose policy lets the lead
         submit and not, as FLARE's, the project admin."""
-        if not PROJECT.is_file():
-            raise FedMendError("provisioning: expected provisioning/project.yml in the FedMend checkout, not found")
         if str(CHECKOUT) not in sys.path:
             sys.path.append(str(CHECKOUT))  # FLARE imports provisioning.policy
         workspace = Path(env.poc_workspace).resolve()
         settings = json.loads(local_settings({"state_dir": DEFAULT, **self._site}))
-        project = local_project(yaml.safe_load(PROJECT.read_text(encoding="utf-8")), workspace, self.settings.sites)
+        project = local_project(workspace, self.settings.sites)
         project["builders"][-1]["args"]["site_settings"] = settings
         (lead,) = (p["name"] for p in project["participants"] if p.get("role") == "lead")
         workspace.mkdir(parents=True, exist_ok=True)

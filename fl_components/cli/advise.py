@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.site.config import SiteConfig
+from fl_components.cli.common import run_folder
 
 
 def add(commands) -> None:
@@ -45,11 +46,7 @@ def _advise(args: argparse.Namespace) -> None:
 
 
 def _found(place: Path, file: str, what: str) -> Path:
-    """The run folder that holds a file, in a run folder, a workspace or a downloaded result."""
-    from fedmend.records.run_folder import RUN_FOLDER
-
-    folders = (place, place / RUN_FOLDER, place / "fedmend", place / "workspace" / "fedmend")
-    found = next((folder for folder in folders if (folder / file).is_file()), None)
+    found = run_folder(place, file)
     if found is None:
         raise FedMendError(f"advise: expected {what}, found no {file} in {place}")
     return found

@@ -45,6 +45,15 @@ def job_changes(args: argparse.Namespace, **more: object) -> "Changes":
     return Changes(parse_assignments(args.set) | more, args.variants, args.sites, getattr(args, "tracking", ()))
 
 
+def run_folder(place: Path, file: str) -> Path | None:
+    """The run folder with this file: a run folder, a workspace with one run, or a downloaded result; None: there is
+    none."""
+    from fedmend.records.run_folder import RUN_FOLDER
+
+    folders = (place, place / RUN_FOLDER, place / "fedmend", place / "workspace" / "fedmend")
+    return next((folder for folder in folders if (folder / file).is_file()), None)
+
+
 def site_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the fields of fedmend.json that a run on this machine overrides."""
     parser.add_argument(

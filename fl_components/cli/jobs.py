@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import gpus, job_arguments, job_changes, seeds, site_settings
+from fl_components.cli.common import gpus, job_arguments, job_changes, run_folder, seeds, site_settings
 
 
 def add(commands) -> None:
@@ -117,13 +117,11 @@ def run_folders(folder: Path, name: str) -> list[Path]:
     Raises:
         FedMendError: a folder without a run.
     """
-    from fedmend.records.run_folder import RUN_FOLDER
+    from fedmend.records.run_folder import RUN
 
     workspaces = sorted(f for f in folder.glob("seed-*") if f.is_dir()) or [folder]  # beside them lie logs
-    found = [next((f for f in (w, w / RUN_FOLDER) if (f / "run.json").is_file()), None) for w in workspaces]
+    found = [run_folder(workspace, RUN) for workspace in workspaces]
     if None in found:
         where = workspaces[found.index(None)]
-        raise FedMendError(
-            f"table, {name}: expected a run folder or a simulator workspace, found no run.json in {where}"
-        )
+        raise FedMendError(f"table, {name}: expected a run folder or a simulator workspace, found no {RUN} in {where}")
     return found

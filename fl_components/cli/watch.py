@@ -58,11 +58,8 @@ def _watch(args: argparse.Namespace) -> None:
 
             quiet_flare()
             left = stack.enter_context(leaving())
-            run, gone, pause = (
-                KitRun(stack.enter_context(open_session(args.kit)), args.job_id),
-                left.is_set,
-                POLL_SERVER,
-            )
+            run = KitRun(stack.enter_context(open_session(args.kit)), args.job_id)
+            gone, pause = left.is_set, POLL_SERVER
         else:
             run, gone, pause = FolderRun(args.place), lambda: False, POLL
         look = run.look()

@@ -2,7 +2,6 @@
 and about how long its runs take."""
 
 import json
-import logging
 import math
 import os
 import tempfile
@@ -24,6 +23,7 @@ from fedmend.server.census import Census
 from fedmend.site.gpu_settings import GB
 from fedmend.site.limits import HALF, step_bytes
 from fl_components.compare.runs import Case
+from fl_components.console import silenced
 from fl_components.job.folder import JobSettings, read_job
 from fl_components.run.local import site_config
 from fl_components.run.simulate import lay_policy
@@ -105,22 +105,12 @@ def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
 
 
 def _census(settings: JobSettings, method: object, workspace: Path) -> Census | FedMendError:
-    log = logging.getLogger("fedmend")
-    before = log.level
-    log.setLevel(logging.ERROR + 1)  # what a census says is in the log of each run
-    try:
-        return census_locally(
-            method=method,
-            run=settings.run,
-            site=settings.site,
-            sites=settings.sites,
-            workspace=workspace,
-            config_of=partial(site_config, workspace),
-        )
-    except FedMendError as e:
-        return e
-    finally:
-        log.setLevel(before)
+    how = {"workspace": workspace, "config_of": partial(site_config, workspace)}
+    with silenced("fedmend"):  # what a census says is in the log of each run
+        try:
+            return census_locally(method=method, run=settings.run, site=settings.site, sites=settings.sites, **how)
+        except FedMendError as e:
+            return e
 
 
 def run_steps(settings: JobSettings, sizes: Mapping[str, Mapping[str, int]]) -> float:

@@ -177,19 +177,18 @@ def read_job(job: Path, changes: Changes = UNCHANGED) -> JobSettings:
         FedMendError: see :func:`configure_job`; or a job without a method, such as the label audit.
     """
     files = changed(job, changes)
-    meta, (client, server) = files.meta, files.configs
+    client, server = files.configs
     found = {part.id: part for part in parts(client, server)}
-    name = meta["name"]
+    name = files.meta["name"]
     if missing := [part for part in (METHOD, WORKFLOW, CONTROLLER, EXECUTOR) if part not in found]:
         raise FedMendError(f"job {name}: expected a job that trains, found no {missing[0]}; it runs with FLARE alone")
-    names = {site for place in meta["deploy_map"].values() for site in place} - {"server"}
-    if not names or "@ALL" in names:
+    if not files.sites or "@ALL" in files.sites:
         raise FedMendError(f"job {name}: expected named sites in deploy_map, got all that there are; give --sites")
     return JobSettings(
         name=name,
         problem=server.get("problem", ""),
         app=files.app,
-        sites=tuple(sorted(names)),
+        sites=tuple(files.sites),
         run=found[CONTROLLER].args,
         site=found[EXECUTOR].args,
         workflow=found[WORKFLOW],

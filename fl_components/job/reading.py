@@ -55,6 +55,11 @@ class JobFiles:
         return client, server
 
     @property
+    def sites(self) -> list[str]:
+        """The sites that ``deploy_map`` names, in order; FLARE takes ``@ALL`` for all that there are."""
+        return sorted({site for place in self.meta["deploy_map"].values() for site in place} - {"server"})
+
+    @property
     def app(self) -> Path:
         """The app folder of the clients."""
         return (self.folder / list(self.content)[1]).parents[1]

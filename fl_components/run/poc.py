@@ -18,6 +18,7 @@ from nvflare.fuel.flare_api.flare_api import Session
 from fedmend.errors import FedMendError
 from fedmend.site.config import CONFIG_NAME
 from fl_components.job.folder import UNCHANGED, Changes, configured
+from fl_components.job.reading import read
 from fl_components.kit_state import DEFAULT
 from fl_components.run.simulate import local_settings
 from fl_components.run.submit import fetch, follow, open_session, submit_job
@@ -54,11 +55,8 @@ class ProvisionedFederation:
         folder = folder.resolve()
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise FedMendError("--workspace: expected a new or empty folder, got one with files")
-        if not PROJECT.is_file():
-            raise FedMendError("provisioning: expected provisioning/project.yml in the FedMend checkout, not found")
         self.sites, self.mark = list(sites), uuid.uuid4().hex
-        project = yaml.safe_load(PROJECT.read_text(encoding="utf-8"))
-        project = local_project(project, folder, self.sites, baselines=baselines)
+        project = local_project(folder, self.sites, baselines=baselines)
         people = {p.get("role"): p["name"] for p in project["participants"]}
         (self.server,) = (p["name"] for p in project["participants"] if p["type"] == "server")
         self.kits = folder / project["name"] / "prod_00"
@@ -165,11 +163,9 @@ def poc(
         FedMendError: the job or the workspace is refused, the federation does not start, or the job does not complete.
     """
     with configured(job, changes, strict=True) as folder:
-        deployed = json.loads((folder / "meta.json").read_text())["deploy_map"].values()
-        names = sorted({name for place in deployed for name in place} - {"server"})
-        federation = ProvisionedFederation(workspace, names)
+        federation = ProvisionedFederation(workspace, read(folder).sites)
         federation.configure_sites(site_settings or {})
-        show(f"starting the server and {len(names)} sites, which takes half a minute")
+        show(f"starting the server and {len(federation.sites)} sites, which takes half a minute")
         with federation.running() as session:
             job_id = submit_job(session, folder)
             show(f"job {job_id} submitted")
@@ -177,15 +173,20 @@ def poc(
             return fetch(session, job_id, workspace.resolve() / "results")
 
 
-def local_project(project: Mapping, folder: Path, sites: Sequence[str], *, baselines: bool = True) -> dict:
+def local_project(folder: Path, sites: Sequence[str], *, baselines: bool = True) -> dict:
     """``project.yml`` for this machine: other sites, free ports, storage in the folder; people and rights stay.
 
     Args:
-        project: content of ``project.yml``.
         folder: absolute.
         sites: names.
         baselines: whether jobs may also name methods that only comparisons need.
+
+    Raises:
+        FedMendError: FedMend was not installed from its checkout.
     """
+    if not PROJECT.is_file():
+        raise FedMendError("provisioning: expected provisioning/project.yml in the FedMend checkout, not found")
+    project = yaml.safe_load(PROJECT.read_text(encoding="utf-8"))
     learning, admin = _free_ports(2)
     changed = {"default_host": "localhost", "fed_learn_port": learning, "admin_port": admin}
     people = [

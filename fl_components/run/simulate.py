@@ -99,17 +99,8 @@ def simulate(
     with configured(job, changes) as folder:
         lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
         list_receivers(folder, workspace / "local" / "resources.json")
-        command = [
-            sys.executable,
-            "-m",
-            "nvflare.cli",
-            "simulator",
-            str(folder),
-            "-w",
-            str(workspace),
-            "-t",
-            str(threads),
-        ]
+        command = [sys.executable, "-m", "nvflare.cli", "simulator", str(folder)]
+        command += ["-w", str(workspace), "-t", str(threads)]
         log = workspace.with_name(workspace.name + ".log")
         records, server_log = workspace / RUN_FOLDER, workspace / "server" / "log.txt"
         with open(log if quiet else os.devnull, "w") as output:

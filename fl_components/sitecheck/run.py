@@ -82,12 +82,8 @@ def sitecheck(check: SiteCheck, *, show: Callable[[str], object] = print, color:
     """
     statuses = Counter()
     for title, result in check.run():
-        word = f"{result.status:<4}"
-        show(
-            f"\033[{COLORS[result.status]}m{word}\033[0m  {title}: {result.text}"
-            if color
-            else f"{word}  {title}: {result.text}"
-        )
+        start, end = (f"\033[{COLORS[result.status]}m", "\033[0m") if color else ("", "")
+        show(f"{start}{result.status:<4}{end}  {title}: {result.text}")
         for line in result.details:
             show(f"        {line}")
         statuses[result.status] += 1

@@ -147,6 +147,6 @@ def test_poc_submits_as_the_lead_whom_our_policy_allows_it(tmp_path, poc):
 
 
 def test_without_the_checkout_poc_is_refused(tmp_path, poc, monkeypatch):
-    monkeypatch.setattr(recipes, "PROJECT", tmp_path / "project.yml")
+    monkeypatch.setattr("fl_components.run.poc.PROJECT", tmp_path / "project.yml")
     with refused("provisioning: expected provisioning/project.yml in the FedMend checkout, not found"):
         FedMLPRecipe("ich").process_env(poc)

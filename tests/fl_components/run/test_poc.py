@@ -22,7 +22,7 @@ def of_type(project, kind):
 
 @pytest.fixture
 def project(tmp_path):
-    return local_project(PROJECT, tmp_path, NAMES)
+    return local_project(tmp_path, NAMES)
 
 
 def test_a_local_project_has_the_wanted_sites_each_of_its_own_organisation(project):
