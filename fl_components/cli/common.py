@@ -31,10 +31,11 @@ def job_arguments(parser: argparse.ArgumentParser, *, what: str = "job folder, e
         help="variants of the job, e.g. paper or paper,fedavg; fedmend jobs lists them",
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="override settings of the job")
+    parser.add_argument("--sites", type=int, default=0, help="number of sites (default: as the job says)")
 
 
 def job_changes(args: argparse.Namespace, **more: object) -> "Changes":
-    """What these arguments and ``--sites`` change in a job; ``more`` are further settings.
+    """What these arguments change in a job; ``more`` are further settings.
 
     Raises:
         FedMendError: a word of ``--set`` without ``=``.

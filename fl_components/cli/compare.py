@@ -30,7 +30,6 @@ def add(commands) -> None:
         "--data", metavar="DIR", help="site folders site-1, site-2, ... of fedmend prepare (default: the job's phantom)"
     )
     compare.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
-    compare.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job or in --data)")
     site_settings(compare)
     compare.add_argument(
         "--processes",

@@ -15,7 +15,6 @@ def add(commands) -> None:
     submit = commands.add_parser("submit", help="run a job on a provisioned federation and fetch its result")
     job_arguments(submit, nargs="?")
     submit.add_argument("--kit", type=Path, required=True, help="startup kit of the lead researcher")
-    submit.add_argument("--sites", type=int, default=0, help="sites named in meta.json (default: as in the job)")
     submit.add_argument("--job-id", default="", help="instead of a job folder: come back to a job")
     submit.add_argument("--out", type=Path, default=Path("runs/results"), help="default runs/results")
     submit.set_defaults(run=_submit)
@@ -23,7 +22,6 @@ def add(commands) -> None:
     poc = commands.add_parser("poc", help="run a job on a real federation of this machine that exists for this job")
     job_arguments(poc)
     poc.add_argument("--workspace", type=Path, required=True, help="new or empty folder for kits, state and result")
-    poc.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
     site_settings(poc)
     poc.set_defaults(run=_poc)
 

@@ -17,7 +17,6 @@ def add(commands) -> None:
     configure = commands.add_parser("configure", help="copy a job with other variables, ready to submit")
     job_arguments(configure)
     configure.add_argument("out", type=Path)
-    configure.add_argument("--sites", type=int, default=0, help="sites named in meta.json (default: as in the job)")
     configure.add_argument(
         "--tracking",
         type=lambda text: text.split(","),
@@ -46,7 +45,6 @@ def add(commands) -> None:
         metavar="N[,N]",
         help="GPUs over which the sites are spread, e.g. 0,1; '' = the CPU (default: all sites on the first GPU)",
     )
-    simulate.add_argument("--sites", type=int, default=0, help="number of sites (default: as in the job)")
     site_settings(simulate)
     simulate.add_argument(
         "--seeds", type=seeds, default=[], help="several runs, e.g. 0,1,2; prints mean and standard deviation"

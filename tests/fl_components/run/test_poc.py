@@ -41,7 +41,7 @@ def test_a_local_project_keeps_the_people_and_every_builder(project):
 
 @pytest.mark.parametrize("given", [{}, {"baselines": False}], ids=["by default", "not asked for"])
 def test_a_federation_of_one_machine_runs_baselines_unless_it_shall_not(tmp_path, given):
-    project = local_project(PROJECT, tmp_path, NAMES, **given)
+    project = local_project(tmp_path, NAMES, **given)
     assert project["builders"][-1]["args"]["baselines"] is (given == {})
 
 
