@@ -1,10 +1,9 @@
-"""What a method sees of a site's volumes: axial slices in one memory-mapped store; and masks back to volumes."""
+"""What a method sees of a site's volumes: axial slices in one memory-mapped store."""
 
 import hashlib
 import json
 import logging
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmend.basics.files import disk_errors, locked, whole_folder
 from fedmend.basics.parallel import threaded
 from fedmend.data.card import SiteCard, check_classes, load_card
 from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
 from fedmend.data.site import EVALUATION_SPLITS, chosen
-from fedmend.data.volumes import axial_plane, has_value, read_pair, resize_image, resize_masks, scale
+from fedmend.data.store import store_folder
+from fedmend.data.volumes import axial_plane, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
 
@@ -139,14 +138,20 @@ def open_volume_store(
         FedMendError: a case that cannot be used, or no space on the disk.
     """
     files = [file_stamp(f) for item in items for f in (item.image, item.label)]
-    about = json.dumps([STORE_FORMAT, files, [item.slices for item in items], window, size, foreground])
-    folder = Path(cache_dir) / "stores" / f"volumes-{hashlib.sha256(about.encode()).hexdigest()[:24]}"
-    if not _finished(folder, size):
-        need = len(items) * 100 * size**2 * 3  # about a hundred slices a volume
-        with disk_errors(where(0).split(",")[0], need, folder), locked(folder.with_suffix(".lock")):
-            if not _finished(folder, size):
-                _build(folder, items, where, window=window, size=size, foreground=foreground)
-    case, plane = np.array(json.loads((folder / "slices.json").read_text()), dtype=np.int64).T
+
+    def build(folder: Path) -> None:
+        _build(folder, items, where, window=window, size=size, foreground=foreground)
+
+    folder, numbers = store_folder(
+        cache_dir,
+        [STORE_FORMAT, files, [item.slices for item in items], window, size, foreground],
+        lambda folder: _finished(folder, size),
+        build,
+        need=len(items) * 100 * size**2 * 3,  # about a hundred slices a volume
+        where=where(0).split(",")[0],
+        prefix="volumes-",
+    )
+    case, plane = np.array(numbers, dtype=np.int64).T
     shape = (len(case), size, size)
     images = np.memmap(folder / "images.f16", dtype=np.float16, mode="r", shape=shape)
     masks = np.memmap(folder / "masks.u8", dtype=np.uint8, mode="r", shape=shape)
@@ -162,29 +167,28 @@ def file_stamp(path: Path) -> tuple:
     return (str(path), known.st_size, known.st_mtime_ns)
 
 
-def _finished(folder: Path, size: int) -> bool:
-    """Whether there is a store, and a whole one."""
+def _finished(folder: Path, size: int) -> list[tuple[int, int]] | None:
+    """Case and plane of the slices of a whole store; None where there is no store or a damaged one."""
     try:
-        pixels = len(json.loads((folder / "slices.json").read_text())) * size**2
-        return [(folder / name).stat().st_size for name in ("images.f16", "masks.u8")] == [2 * pixels, pixels]
+        numbers = json.loads((folder / "slices.json").read_text())
+        sizes = [(folder / name).stat().st_size for name in ("images.f16", "masks.u8")]
     except (FileNotFoundError, ValueError):  # ValueError: what does not parse
-        return False
+        return None
+    pixels = len(numbers) * size**2
+    return numbers if sizes == [2 * pixels, pixels] else None
 
 
 def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str], **how) -> None:
-    """Writes the store aside and moves it into place: a half-built one is never seen."""
-    shutil.rmtree(folder, ignore_errors=True)  # what is there is damaged
     numbers: list[tuple[int, int]] = []
-    with whole_folder(folder) as temporary:
-        with open(temporary / "images.f16", "wb") as images, open(temporary / "masks.u8", "wb") as masks:
-            made = threaded(lambda case: _slices(items[case], where(case), **how), range(len(items)))
-            for case, (image, mask, planes) in enumerate(made):
-                images.write(image.tobytes())
-                masks.write(mask.tobytes())
-                numbers += [(case, plane) for plane in planes]
-                if (case + 1) % math.ceil(len(items) / 10) == 0:
-                    LOG.info("volume store: %d of %d volumes read", case + 1, len(items))
-        (temporary / "slices.json").write_text(json.dumps(numbers))
+    with open(folder / "images.f16", "wb") as images, open(folder / "masks.u8", "wb") as masks:
+        made = threaded(lambda case: _slices(items[case], where(case), **how), range(len(items)))
+        for case, (image, mask, planes) in enumerate(made):
+            images.write(image.tobytes())
+            masks.write(mask.tobytes())
+            numbers += [(case, plane) for plane in planes]
+            if (case + 1) % math.ceil(len(items) / 10) == 0:
+                LOG.info("volume store: %d of %d volumes read", case + 1, len(items))
+    (folder / "slices.json").write_text(json.dumps(numbers))
 
 
 # ---- a site ---------------------------------------------------------------------------------------------------------
@@ -291,57 +295,3 @@ def load_complete_masks(folder: Path, site: str, train: VolumeSplit) -> np.ndarr
         planes = np.stack([axial_plane(volume, p) for p in train.plane[mine]])
         masks[mine] = resize_masks(planes, (size, size)) > 0
     return masks
-
-
-def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foreground: int = 1) -> np.ndarray:
-    """Writes the repaired masks of all cases in which something changes, in the geometry of their label files.
-
-    Voxels of the original annotation stay as they are, except where the repair removes them; a case becomes
-    ``<number>-<name of its image>``.
-
-    Args:
-        split: V cases, N slices.
-        change: (N, size, size) int8, pixels that a repair makes lesion (1) or background (-1); bool: those made lesion.
-        folder: where the NIfTI files go; made when missing.
-        foreground: value of the lesion.
-
-    Returns:
-        (N, 2) int64: lesion voxels of each slice in the label file, and after the repair.
-    """
-    import nibabel
-
-    counts = np.zeros((len(split), 2), dtype=np.int64)
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, item in enumerate(split.items):
-        mine = np.flatnonzero((split.case == number) & change.any((1, 2)))
-        if not len(mine):
-            continue
-        label = nibabel.load(item.label)
-        orientation = nibabel.io_orientation(label.affine)
-        values = np.asarray(label.dataobj, dtype=np.float32)
-        volume = nibabel.apply_orientation(has_value(foreground, values), orientation)
-        for row in mine:
-            plane = volume[:, :, split.plane[row]]
-            counts[row, 0] = plane.sum()
-            plane[:] = np.rot90(repaired_plane(np.rot90(plane), change[row]), -1)
-            counts[row, 1] = plane.sum()
-        back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
-        # Whole numbers, which are never scaled, whatever the header's data type.
-        repaired = nibabel.apply_orientation(volume, back) * np.int32(foreground)
-        file = folder / f"{number + 1:03d}-{Path(item.name).name}"
-        nibabel.save(type(label)(repaired, label.affine, label.header), file)
-    return counts
-
-
-def repaired_plane(mask: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """One slice of a mask with a repair, at its own resolution.
-
-    Args:
-        mask: (H, W) bool, as :func:`fedmend.data.volumes.axial_plane` gives it.
-        change: (size, size) int8, pixels that become lesion (1) or background (-1), others 0.
-
-    Returns:
-        (H, W) bool.
-    """
-    added, removed = (resize_masks(part[None], mask.shape)[0] > 0 for part in (change > 0, change < 0))
-    return (mask | added) & ~removed

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from fedmend.errors import FedMendError
 STORE_FORMAT = 2
 CHUNK = 16  # images that a process decodes at a time
 LOG = logging.getLogger("fedmend.store")
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,48 @@ class ImageStore:
 
     images: np.ndarray
     readable: np.ndarray
+
+
+def store_folder(
+    cache_dir: Path,
+    about: Sequence[object],
+    finished: Callable[[Path], Content | None],
+    build: Callable[[Path], None],
+    *,
+    need: int,
+    where: str,
+    prefix: str = "",
+) -> tuple[Path, Content]:
+    """The folder of a store, built first where there is none or a damaged one.
+
+    Args:
+        cache_dir: folder for stores; only read when the store exists.
+        about: JSON values from which the store's key is made.
+        finished: folder → what a whole store tells of itself; None: there is no store, or a damaged one.
+        build: fills an empty folder, which takes its place among the stores when it is full.
+        need: bytes of the store, for the message of a full disk.
+        where: words that name what is stored, for messages.
+        prefix: of the folder's name.
+
+    Returns:
+        the folder, and what ``finished`` says of it.
+
+    Raises:
+        FedMendError: no space on the disk, or what ``build`` refuses.
+    """
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
+    folder = Path(cache_dir) / "stores" / f"{prefix}{key}"
+    content = finished(folder)
+    if content is None:
+        with disk_errors(where, need, folder), locked(folder.with_suffix(".lock")):
+            content = finished(folder)
+            if content is None:
+                if folder.is_dir():
+                    shutil.rmtree(folder)  # damaged
+                with whole_folder(folder) as temporary:
+                    build(temporary)
+                content = finished(folder)
+    return folder, content
 
 
 def _decode(paths: Sequence[Path], window: Window, shape: tuple[int, ...]) -> list[np.ndarray | str | None]:
@@ -123,16 +167,21 @@ def open_store(
     """
     shape = (size, size, 3) if color else (size, size)
     num_bytes = len(images) * math.prod(shape)
-    about = json.dumps([STORE_FORMAT, str(image_root), list(images), window, shape])
-    key = hashlib.sha256(about.encode()).hexdigest()[:24]
-    folder = Path(cache_dir) / "stores" / key
-    unreadable = _finished(folder, num_bytes)
-    if unreadable is None:
-        with disk_errors(where(0).split(" row")[0], num_bytes, folder), locked(folder.with_suffix(".lock")):
-            unreadable = _finished(folder, num_bytes)
-            if unreadable is None:
-                paths = [image_root / image for image in images]
-                unreadable = _build_beside(folder, paths, window, shape, where, max_unreadable, processes)
+
+    def build(folder: Path) -> None:
+        refused = _build(folder, [image_root / image for image in images], window, shape, where, processes)
+        _check_unreadable(refused, where, max_unreadable)  # a refused store is not kept: files get mended in place
+        about = {"count": len(images), "shape": shape, "unreadable": refused}
+        (folder / "meta.json").write_text(json.dumps(about))
+
+    folder, unreadable = store_folder(
+        cache_dir,
+        [STORE_FORMAT, str(image_root), list(images), window, shape],
+        lambda folder: _finished(folder, num_bytes),
+        build,
+        need=num_bytes,
+        where=where(0).split(" row")[0],
+    )
     _check_unreadable(unreadable, where, max_unreadable)
     if unreadable:
         LOG.warning(
@@ -163,14 +212,3 @@ def _check_unreadable(unreadable: dict[int, str], where: Callable[[int], str], m
         listed = "; ".join(f"{where(i)}: {reason}" for i, reason in list(unreadable.items())[:5])
         more = f" and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
         raise FedMendError(f"{listed}{more} (max_unreadable allows {max_unreadable}, got {len(unreadable)})")
-
-
-def _build_beside(folder: Path, paths, window, shape, where, max_unreadable, processes) -> dict[int, str]:
-    if folder.is_dir():
-        shutil.rmtree(folder)  # damaged
-    with whole_folder(folder) as temporary:
-        unreadable = _build(temporary, paths, window, shape, where, processes)
-        _check_unreadable(unreadable, where, max_unreadable)  # a refused store is not kept: files get mended in place
-        about = {"count": len(paths), "shape": shape, "unreadable": unreadable}
-        (temporary / "meta.json").write_text(json.dumps(about))
-    return unreadable

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.basics.files import make_folder, whole_folder, write_atomically
-from fedmend.data.slices import VolumeSplit, write_repaired
+from fedmend.data.slices import VolumeSplit
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs import verdicts as people
 from fedmend.repairs.ledger import Entry, Ledger
+from fedmend.repairs.repaired_volumes import write_repaired
 from fedmend.repairs.verdicts import ACCEPT, Verdict
 
 

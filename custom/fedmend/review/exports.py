@@ -127,7 +127,7 @@ def write_masks(card: SiteCard, split: "VolumeSplit", change: np.ndarray, folder
         FedMendError: the folder holds something.
         OSError: it cannot be written.
     """
-    from fedmend.data.slices import write_repaired
+    from fedmend.repairs.repaired_volumes import write_repaired
 
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FedMendError(f"{card.site}: repaired masks: expected a new or an empty folder, got another")

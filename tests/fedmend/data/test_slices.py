@@ -3,21 +3,16 @@ import logging
 import os
 import shutil
 
-import nibabel
 import numpy as np
 import pytest
 import torch
 from factories import refused
 from nifti_factories import (
     GREY,
-    RAS,
-    ZYX,
-    as_zyx,
     lesion,
     make_volume_site,
     open_volumes,
     read_datalist,
-    save_scaled,
     voxels,
     with_card,
     with_item,
@@ -27,7 +22,7 @@ from nifti_factories import (
 from torch_factories import CPU
 
 from fedmend.data import slices
-from fedmend.data.slices import load_complete_masks, load_volumes, write_repaired
+from fedmend.data.slices import load_complete_masks, load_volumes
 
 
 def stores(folder):
@@ -254,78 +249,3 @@ def test_a_site_can_train_on_complete_masks(tmp_path):
 def test_training_on_complete_masks_needs_them(tmp_path):
     with refused("site-1: site.json, field truth: expected complete masks for all_labels, got none"):
         open_volumes(make_volume_site(tmp_path / "site"), all_labels=True)
-
-
-# ---- repaired volumes -----------------------------------------------------------------------------------------------
-def header_of(label):
-    return {name: label.header[name].tolist() for name in label.header if not name.startswith("scl_")}
-
-
-@pytest.mark.parametrize(("turn", "affine"), [(lambda a: a, RAS), (as_zyx, ZYX)], ids=["RAS", "other axes"])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32])
-@pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
-def test_a_repaired_volume_has_the_geometry_of_its_label_file(tmp_path, turn, affine, dtype, kind):
-    shape = (8, 8, 4)
-    mask = lesion(shape=shape)
-    folder = make_volume_site(tmp_path / "site", [mask], test=(), foreground=5)
-    affine = affine.copy()
-    affine[0, 3] = 7 if affine[0, 3] else 0  # x = 7 - k
-    write_nifti(folder / "images" / "case-1.nii.gz", turn(voxels(0)), affine)
-    label_file = folder / "labels" / "case-1.nii.gz"
-    label = kind(turn(mask * 5).astype(dtype), affine)
-    label.header["descrip"] = b"drawn by hand"
-    label.set_qform(affine, 1)
-    nibabel.save(label, label_file)
-    before = label_file.read_bytes()
-
-    train = open_volumes(folder).train
-    added = np.zeros(train.masks.shape, dtype=bool)
-    added[0, 0, 1] = added[3, 6, 2] = True  # row r, column c, slice k is the voxel (c, 7 - r, k)
-    added[1] = train.masks[1] > 0  # is lesion already
-    counts = write_repaired(train, added, tmp_path / "repaired", foreground=5)
-
-    expected = mask.copy()
-    expected[1, 7, 0] = expected[2, 1, 3] = True
-    original, (file,) = nibabel.load(label_file), (tmp_path / "repaired").iterdir()
-    repaired = nibabel.load(file)
-    assert file.name == "001-case-1.nii.gz"
-    assert np.array_equal(np.asarray(repaired.dataobj), turn(expected) * 5)
-    assert np.array_equal(repaired.affine, original.affine)
-    assert header_of(repaired) == header_of(original)
-    assert repaired.get_data_dtype() == dtype
-    assert counts.tolist() == [[0, 1], [6, 6], [0, 0], [0, 1]]
-    assert label_file.read_bytes() == before
-
-
-def test_voxels_of_a_repaired_volume_are_counted_at_its_own_resolution(tmp_path):
-    folder = make_volume_site(tmp_path / "site", [lesion(((0, 2), (6, 8), (1, 2))), lesion()], test=())
-    train = open_volumes(folder, size=4).train
-    added = np.zeros(train.masks.shape, dtype=bool)
-    added[1, 0, 0] = True  # x 0..1, y 6..7: all lesion already
-    added[1, 3, 2] = True  # x 4..5, y 0..1
-    assert write_repaired(train, added, tmp_path / "out")[:4].tolist() == [[0, 0], [4, 8], [0, 0], [0, 0]]
-    (file,) = (tmp_path / "out").iterdir()  # the second volume is as it was
-    expected = lesion(((0, 2), (6, 8), (1, 2)), ((4, 6), (0, 2), (1, 2)))
-    assert np.array_equal(np.asarray(nibabel.load(file).dataobj), expected)
-
-
-def test_a_repaired_volume_of_a_scaled_mask_holds_whole_numbers(tmp_path):
-    folder = make_volume_site(tmp_path / "site", [lesion()], test=())
-    save_scaled(folder / "labels" / "case-1.nii.gz", lesion())
-    train = open_volumes(folder).train
-    write_repaired(train, np.arange(4)[:, None, None] * np.ones((8, 8)) == 3, tmp_path / "out")
-    repaired = np.asarray(nibabel.load(tmp_path / "out" / "001-case-1.nii.gz").dataobj)
-    assert np.array_equal(repaired, lesion() | lesion(((0, 8), (0, 8), (3, 4))))
-
-
-def test_a_repair_may_remove_voxels_at_the_volumes_own_resolution(tmp_path):
-    folder = make_volume_site(tmp_path / "site", [lesion(((0, 4), (4, 8), (1, 2)))], test=(), foreground=3)
-    train = open_volumes(folder, size=4).train
-    change = np.zeros(train.masks.shape, dtype=np.int8)
-    change[1, 0, 0] = -1  # x 0..1, y 6..7: lesion
-    change[1, 3, 3] = -1  # x 6..7, y 0..1: background already
-    change[1, 3, 2] = 1  # x 4..5, y 0..1
-    assert write_repaired(train, change, tmp_path / "out", foreground=3).tolist() == [[0, 0], [16, 16], [0, 0], [0, 0]]
-    (file,) = (tmp_path / "out").iterdir()
-    expected = lesion(((0, 4), (4, 6), (1, 2)), ((2, 4), (6, 8), (1, 2)), ((4, 6), (0, 2), (1, 2)))
-    assert np.array_equal(np.asarray(nibabel.load(file).dataobj), 3 * expected)

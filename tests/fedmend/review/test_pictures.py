@@ -16,7 +16,6 @@ from fedmend.data.card import WINDOWS, SiteCard, load_card
 from fedmend.data.datalist import load_datalist
 from fedmend.data.raw import MOST_PIXELS, UnreadableImage
 from fedmend.data.readers import read_image
-from fedmend.data.slices import repaired_plane
 from fedmend.data.tables import LabelTable
 from fedmend.labels import MULTILABEL
 from fedmend.repairs.gallery import LINE
@@ -234,15 +233,6 @@ def test_a_volume_that_vanished_or_was_cut_is_one_sentence(tmp_path, file):
     path.unlink()
     with refused(f"this case, {file}: expected a NIfTI file, not found"):
         open_slice(card, item, 0)
-
-
-def test_a_repair_is_brought_to_the_resolution_of_the_slice(tmp_path):
-    mask = np.zeros((4, 8), dtype=bool)
-    mask[3, 6:] = True
-    change = np.array([[1, 0], [0, -1]], dtype=np.int8)  # each pixel covers 2 x 4
-    repaired = repaired_plane(mask, change)
-    assert np.argwhere(repaired).tolist() == [[r, c] for r in (0, 1) for c in range(4)]
-    assert mask.sum() == 2
 
 
 # ---- outlines -------------------------------------------------------------------------------------------------------
