@@ -19,11 +19,12 @@ from starlette.testclient import TestClient
 
 from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card, write_card
+from fedmend.data.site import Opening
 from fedmend.data.tables import write_table
 from fedmend.kinds import kind_of
 from fedmend.labels import MULTILABEL
 from fedmend.repairs.label_ledger import Repairs
-from fedmend.repairs.site_run import LEDGER_NAME, OPENED, OPINIONS
+from fedmend.repairs.site_run import LEDGER_NAME, OPINIONS, save_opened
 from fedmend.repairs.verdicts import ACCEPT
 from fedmend.review.app import Session, review_app
 from fedmend.review.desk import Desk
@@ -51,14 +52,13 @@ def make_run(folder: Path, repairs: int) -> Path:
     about = {"classes": CLASSES, "splits": {"train": "train.csv"}, "image_root": "images"}
     write_card(folder / "data", task=MULTILABEL, **about)
     card, run = load_card(folder / "data", "site-1"), folder / "state" / "run" / "site-1"
-    how, kind = {"image_size": 32, "max_unreadable": 0, "all_labels": False}, kind_of(MULTILABEL)
-    data = kind.load(card, CLASSES, cache_dir=folder / "cache", device=torch.device("cpu"), **how)
+    opening, kind = Opening(folder / "cache", 32, torch.device("cpu")), kind_of(MULTILABEL)
+    data = kind.load(card, CLASSES, opening)
     ledger, state = kind.open_ledger(run / LEDGER_NAME, card, data), StateStore(run)
     sample, label_class = (axis.ravel() for axis in np.indices((count, len(CLASSES) - 1)))
     set_to, sure = rng.integers(0, 2, len(sample)), rng.random(len(sample))
     ledger.record("benchmark", 0, data.train.labels, Repairs(sample, label_class + 1, set_to, sure))
-    where = {"data": str(folder / "data"), "cache_dir": str(folder / "cache"), "classes": list(CLASSES)}
-    state.save(OPENED, {**how, **where})
+    save_opened(state, card, CLASSES, opening)
     state.save(OPINIONS, torch.from_numpy(rng.random((count, len(CLASSES)), dtype=np.float32)))
     return run
 

@@ -31,7 +31,7 @@ from fedmend.averaging import Fold
 from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card
 from fedmend.data.readers import read_image, resize
-from fedmend.data.site import load_site
+from fedmend.data.site import Opening, load_site
 from fedmend.data.store import open_store
 from fedmend.datasets.rsna_ich import CLASSES
 from fedmend.kinds import kind_of
@@ -96,7 +96,7 @@ def _bare_site(connection, name: str, folder: Path, cache: Path) -> None:
     torch.set_num_threads(1)
     card = load_card(folder / name, name)
     kind = kind_of(card.kind)
-    data = kind.load(card, CLASSES, cache_dir=cache, image_size=IMAGE_SIZE, device=torch.device("cpu"))
+    data = kind.load(card, CLASSES, Opening(cache, IMAGE_SIZE, torch.device("cpu")))
     with tempfile.TemporaryDirectory() as state:
         ledger = kind.open_ledger(Path(state) / "l.sqlite", card, data)
         site = Site(name, torch.device("cpu"), data, ledger, StateStore(Path(state)), BATCH)
@@ -194,9 +194,8 @@ def data_path(cache: Path) -> dict:
         store = open_store(Path(fresh), root, images, window=window, size=IMAGE_SIZE, where=str)
         cold = len(images) / (time.monotonic() - started)
     torch.set_num_threads(1)
-    data = load_site(
-        folder / "site-1", "site-1", CLASSES, cache_dir=cache, image_size=IMAGE_SIZE, device=torch.device("cpu")
-    )
+    card = load_card(folder / "site-1", "site-1")
+    data = load_site(card, CLASSES, Opening(cache, IMAGE_SIZE, torch.device("cpu")))
     site = Site("site-1", torch.device("cpu"), data, None, None, BATCH)
     views, repeats = site.views(RoundTask(WARMUP, 0, 1), 1)[0], 5
     started = time.monotonic()

@@ -6,7 +6,8 @@ import nibabel
 import numpy as np
 import torch
 
-from fedmend.data.card import write_card
+from fedmend.data.card import load_card, write_card
+from fedmend.data.site import Opening
 from fedmend.data.slices import load_volumes
 from fedmend.labels import SEGMENTATION
 
@@ -111,15 +112,8 @@ def save_scaled(path, mask):
 
 def open_volumes(folder, *, size=8, **options):
     """The data of a segmentation site folder; the store lies beside the folder."""
-    return load_volumes(
-        folder,
-        "site-1",
-        ["lesion"],
-        cache_dir=folder.parent / "cache",
-        image_size=size,
-        device=torch.device("cpu"),
-        **options,
-    )
+    opening = Opening(folder.parent / "cache", size, torch.device("cpu"), **options)
+    return load_volumes(load_card(folder, "site-1"), ["lesion"], opening)
 
 
 def with_card(folder, **fields):

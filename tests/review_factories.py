@@ -10,9 +10,10 @@ from nifti_factories import lesion, make_volume_site
 
 from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card
+from fedmend.data.site import Opening
 from fedmend.kinds import kind_of
 from fedmend.repairs.label_ledger import Repairs
-from fedmend.repairs.site_run import LEDGER_NAME, OPENED, OPINIONS
+from fedmend.repairs.site_run import LEDGER_NAME, OPINIONS, save_opened
 from fedmend.review.desk import Desk
 
 RULE = "fedmlp.missing_label_detection"
@@ -23,12 +24,11 @@ ORIGIN = {"origin": f"http://{HOST}"}
 def open_run(folder, *, classes=CLASSES, size=32):
     """Ledger and state of a run on the site folder ``folder / "data"``; what the worker notes is there."""
     card = load_card(folder / "data", "site-1")
-    about = {"image_size": size, "max_unreadable": 0, "all_labels": False}
-    kind, cache = kind_of(card.kind), folder / "cache"
-    data = kind.load(card, classes, cache_dir=cache, device=torch.device("cpu"), **about)
+    kind, opening = kind_of(card.kind), Opening(folder / "cache", size, torch.device("cpu"))
+    data = kind.load(card, classes, opening)
     run = folder / "state" / "run-1" / "site-1"
     ledger, state = kind.open_ledger(run / LEDGER_NAME, card, data), StateStore(run)
-    state.save(OPENED, {**about, "data": str(folder / "data"), "classes": list(classes), "cache_dir": str(cache)})
+    save_opened(state, card, classes, opening)
     return data, ledger, state
 
 

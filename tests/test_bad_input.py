@@ -15,6 +15,7 @@ from federation_factories import Run, plain_answers, small_world
 from torch_factories import CPU, TinyNetwork, make_single_site, make_site, make_task
 
 from fedmend.data.card import load_card
+from fedmend.data.site import Opening
 from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
 from fedmend.learning.networks import initial_network
@@ -36,7 +37,7 @@ NO_PIXELS = "expected readable DICOM pixels, got a corrupt or truncated file"
 
 def train_on(folder, classes=JOB_CLASSES):
     card = load_card(folder, "site-1")
-    kind_of(card.kind).load(card, classes, cache_dir=folder / "cache", image_size=8, device=CPU)
+    kind_of(card.kind).load(card, classes, Opening(folder / "cache", 8, CPU))
 
 
 def other_classes(folder):

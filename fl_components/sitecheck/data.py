@@ -72,20 +72,16 @@ def images(site: CheckedSite) -> Result:
     """Every image, opened as a job does."""
     import torch
 
+    from fedmend.data.site import Opening
+
     if not site.samples:
         return Result(SKIP, "needs the tables")
     tolerated = site.max_unreadable
     if tolerated is None:
         tolerated = site.config.max_unreadable if site.config else 0
     try:
-        data = site.kind.load(
-            site.card,
-            site.classes,
-            cache_dir=site.cache,
-            image_size=site.kind.check_size,
-            device=torch.device("cpu"),
-            max_unreadable=tolerated,
-        )
+        opening = Opening(site.cache, site.kind.check_size, torch.device("cpu"), tolerated)
+        data = site.kind.load(site.card, site.classes, opening)
         site.kind.load_truth(site.card, data)
     except FedMendError:
         if rows := list(_unreadable(site)):

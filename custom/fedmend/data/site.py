@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, to_network, warp
-from fedmend.data.card import check_classes, load_card
+from fedmend.data.card import SiteCard, check_classes
 from fedmend.data.store import open_store
 from fedmend.data.tables import LabelTable, load_table
 from fedmend.errors import FedMendError
@@ -18,6 +18,25 @@ from fedmend.labels import MULTILABEL, NOT_ANNOTATED
 
 LOG = logging.getLogger("fedmend.data")
 EVALUATION_SPLITS = ("val", "test")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How the data of a site are opened.
+
+    Attributes:
+        cache_dir: where decoded images are kept.
+        image_size: edge length in pixels that every image is resized to.
+        device: where training happens.
+        max_unreadable: unreadable images per split that are left out; one more is an error. Of volumes none is.
+        all_labels: train on the complete labels that the card keeps for evaluation (upper bound of a comparison).
+    """
+
+    cache_dir: Path
+    image_size: int
+    device: torch.device
+    max_unreadable: int = 0
+    all_labels: bool = False
 
 
 def chosen(split: "Split", index: Tensor) -> Tensor:
@@ -144,37 +163,27 @@ def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
 
 
 def load_site(
-    folder: Path,
-    site: str,
+    card: SiteCard,
     classes: Sequence[str],
-    *,
-    cache_dir: Path,
-    image_size: int,
-    device: torch.device,
-    max_unreadable: int = 0,
-    all_labels: bool = False,
+    opening: Opening,
     check_training: Callable[[LabelTable], None] = lambda table: None,
 ) -> SiteData:
-    """Opens a site folder: card, tables, image stores.
+    """Opens a site folder: tables, image stores.
 
     Args:
-        folder: the site folder.
-        site: site name for messages.
+        card: the site's card.
         classes: the job's classes, C names.
-        cache_dir: where image stores are kept.
-        image_size: edge length in pixels.
-        device: where views are made.
-        max_unreadable: tolerated unreadable images per split.
-        all_labels: train on the complete labels that the card keeps for evaluation: the upper bound of a comparison.
+        opening: where and how they are opened.
         check_training: refuses a training table that teaches nothing; see the kinds of labels.
 
     Raises:
         FedMendError: anything about the folder that cannot be used.
     """
-    card = load_card(folder, site)
     check_classes(card, classes)
-    if all_labels and "train" not in card.truth:
-        raise FedMendError(f"{site}: site.json, field truth: expected a complete label table for all_labels, got none")
+    if opening.all_labels and "train" not in card.truth:
+        raise FedMendError(
+            f"{card.site}: site.json, field truth: expected a complete label table for all_labels, got none"
+        )
 
     def load_split(file: str, name: str) -> Split:
         table = load_table(card, file, classes)
@@ -182,36 +191,42 @@ def load_site(
             check_training(table)
 
         def where(i: int) -> str:
-            return f"{site}: {file} row {table.rows[i]}" if len(table.rows) else f"{site}: {file}"
+            return f"{card.site}: {file} row {table.rows[i]}" if len(table.rows) else f"{card.site}: {file}"
 
-        how = {"window": card.window, "size": image_size, "color": card.color, "max_unreadable": max_unreadable}
-        store = open_store(cache_dir, card.image_root, table.images, where=where, **how)
+        store = open_store(
+            opening.cache_dir,
+            card.image_root,
+            table.images,
+            window=card.window,
+            size=opening.image_size,
+            where=where,
+            color=card.color,
+            max_unreadable=opening.max_unreadable,
+        )
         images = store.images
         if not store.readable.all():
             table, images = _drop_unreadable(table, store.readable), images[np.flatnonzero(store.readable)]
             if name == "train":
                 check_training(table)  # what is left out may have been the only positive
-        return Split(images, table, device)
+        return Split(images, table, opening.device)
 
-    train = load_split(card.truth["train"] if all_labels else card.splits["train"], "train")
+    train = load_split(card.truth["train"] if opening.all_labels else card.splits["train"], "train")
     evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
     evaluation = {k: v for k, v in evaluation.items() if len(v)}
     return SiteData(tuple(classes), train.table.annotated, train, evaluation, card.kind)
 
 
-def load_truth(folder: Path, site: str, classes: Sequence[str], images: Sequence[str]) -> np.ndarray | None:
+def load_truth(card: SiteCard, classes: Sequence[str], images: Sequence[str]) -> np.ndarray | None:
     """Complete training labels for measuring pseudo-labels; never given to a method.
 
     Args:
-        folder: the site folder.
-        site: site name for messages.
+        card: the site's card.
         classes: the job's classes.
         images: N training images in the order that the result shall have.
 
     Returns:
         (N, C) int8 with -1 where the truth is unknown, or None where the site has no truth table.
     """
-    card = load_card(folder, site)
     if "train" not in card.truth:
         return None
     table = load_table(card, card.truth["train"], classes)

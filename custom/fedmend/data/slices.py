@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedmend.basics.parallel import threaded
-from fedmend.data.card import SiteCard, check_classes, load_card
+from fedmend.data.card import SiteCard, check_classes
 from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
-from fedmend.data.site import EVALUATION_SPLITS, chosen
+from fedmend.data.site import EVALUATION_SPLITS, Opening, chosen
 from fedmend.data.store import store_folder
 from fedmend.data.volumes import axial_plane, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
@@ -205,36 +205,23 @@ def volume_window(card: SiteCard) -> tuple[float, float] | None:
     return card.window
 
 
-def load_volumes(
-    folder: Path,
-    site: str,
-    classes: Sequence[str],
-    *,
-    cache_dir: Path,
-    image_size: int,
-    device: torch.device,
-    all_labels: bool = False,
-) -> VolumeData:
-    """Opens a segmentation site folder: card, datalists, slice stores.
+def load_volumes(card: SiteCard, classes: Sequence[str], opening: Opening) -> VolumeData:
+    """Opens a segmentation site folder: datalists, slice stores.
 
     Args:
-        folder: the site folder.
-        site: site name for messages.
+        card: the site's card.
         classes: the job's one class.
-        cache_dir: where stores are kept.
-        image_size: edge length in pixels.
-        device: where training happens.
-        all_labels: train on the complete masks that the card keeps for evaluation: the upper bound of a comparison.
+        opening: where and how they are opened; with ``all_labels`` on the complete masks that the card keeps.
 
     Raises:
         FedMendError: anything about the folder that cannot be used.
     """
-    card = load_card(folder, site)
     check_classes(card, classes)
+    where = f"{card.site}: site.json, field"
     if len(card.classes) != 1:
-        raise FedMendError(f"{site}: site.json, field classes: expected one class of lesions, got {len(card.classes)}")
-    if all_labels and "train" not in card.truth:
-        raise FedMendError(f"{site}: site.json, field truth: expected complete masks for all_labels, got none")
+        raise FedMendError(f"{where} classes: expected one class of lesions, got {len(card.classes)}")
+    if opening.all_labels and "train" not in card.truth:
+        raise FedMendError(f"{where} truth: expected complete masks for all_labels, got none")
     window = volume_window(card)
 
     def load_split(file: str, split: str) -> VolumeSplit | None:
@@ -242,23 +229,23 @@ def load_volumes(
         if not items:
             return None
         arrays = open_volume_store(
-            cache_dir,
+            opening.cache_dir,
             items,
             window=window,
-            size=image_size,
+            size=opening.image_size,
             foreground=card.foreground,
             where=_places(card, file, split),
         )
-        return VolumeSplit(file, items, *arrays, device)
+        return VolumeSplit(file, items, *arrays, opening.device)
 
-    file = card.truth["train"] if all_labels else card.splits["train"]
+    file = card.truth["train"] if opening.all_labels else card.splits["train"]
     train = load_split(file, "train")
     if train is None or not train.masks.any():
         got = "no volumes" if train is None else "no lesion in any volume"
-        raise FedMendError(f"{site}: {file}: expected annotated training volumes, got {got}")
+        raise FedMendError(f"{card.site}: {file}: expected annotated training volumes, got {got}")
     marked = np.bincount(train.case, train.masks.any((1, 2)), minlength=len(train.items)) > 0
     if blank := int((~marked).sum()):
-        LOG.warning("%s: %s: %d of %d training volumes have no annotated lesion", site, file, blank, len(marked))
+        LOG.warning("%s: %s: %d of %d training volumes have no annotated lesion", card.site, file, blank, len(marked))
     evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
     return VolumeData(tuple(classes), train, {k: v for k, v in evaluation.items() if v is not None})
 
@@ -267,18 +254,16 @@ def _places(card: SiteCard, file: str, split: str) -> Callable[[int], str]:
     return lambda number: f"{card.site}: {file}, {SECTIONS[split]} item {number + 1}"
 
 
-def load_complete_masks(folder: Path, site: str, train: VolumeSplit) -> np.ndarray | None:
+def load_complete_masks(card: SiteCard, train: VolumeSplit) -> np.ndarray | None:
     """Complete training masks for measuring repairs; never given to a method.
 
     Args:
-        folder: the site folder.
-        site: site name for messages.
+        card: the site's card.
         train: the training split whose slices the result shall have.
 
     Returns:
         (N, size, size) bool, or None where the site keeps no complete masks, or not those of all its cases.
     """
-    card = load_card(folder, site)
     if "train" not in card.truth:
         return None
     file = card.truth["train"]

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import nn
 
 from fedmend.data.card import SiteCard
-from fedmend.data.site import SiteData, Split
+from fedmend.data.site import Opening, SiteData, Split
 from fedmend.data.slices import VolumeData, VolumeSplit
 from fedmend.errors import FedMendError
 from fedmend.method import Site
@@ -44,27 +43,13 @@ class Kind(ABC):
 
     # ---- at the site ------------------------------------------------------------------------------------------------
     @abstractmethod
-    def load(
-        self,
-        card: SiteCard,
-        classes: Sequence[str],
-        *,
-        cache_dir: Path,
-        image_size: int,
-        device: torch.device,
-        max_unreadable: int = 0,
-        all_labels: bool = False,
-    ) -> SiteData | VolumeData:
+    def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> SiteData | VolumeData:
         """Opens the data of a site.
 
         Args:
             card: the site's card.
             classes: the job's C classes.
-            cache_dir: where decoded images are kept.
-            image_size: S.
-            device: where training happens.
-            max_unreadable: unreadable images per split that are left out; one more is an error.
-            all_labels: train on the complete labels that the card keeps for evaluation (upper bound of a comparison).
+            opening: where and how they are opened.
 
         Raises:
             FedMendError: anything about the folder that cannot be used.

@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedmend.data.card import SiteCard, check_classes
-from fedmend.data.site import SiteData, load_site, load_truth
+from fedmend.data.site import Opening, SiteData, load_site, load_truth
 from fedmend.data.tables import LabelTable, load_table
 from fedmend.errors import FedMendError
 from fedmend.kinds.base import Kind
@@ -25,29 +24,9 @@ class LabelKind(Kind):
     sample = "samples"
     check_size = 32
 
-    def load(
-        self,
-        card: SiteCard,
-        classes: Sequence[str],
-        *,
-        cache_dir: Path,
-        image_size: int,
-        device: torch.device,
-        max_unreadable: int = 0,
-        all_labels: bool = False,
-    ) -> SiteData:
+    def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> SiteData:
         """See :class:`Kind`."""
-        return load_site(
-            card.folder,
-            card.site,
-            classes,
-            cache_dir=cache_dir,
-            image_size=image_size,
-            device=device,
-            max_unreadable=max_unreadable,
-            all_labels=all_labels,
-            check_training=partial(self.check_training, card.site),
-        )
+        return load_site(card, classes, opening, partial(self.check_training, card.site))
 
     def check_training(self, site: str, table: LabelTable) -> None:
         """Refuses a training table from which nothing can be learnt.
@@ -85,7 +64,7 @@ class LabelKind(Kind):
 
     def load_truth(self, card: SiteCard, data: SiteData) -> np.ndarray | None:
         """See :class:`Kind`."""
-        return load_truth(card.folder, card.site, data.classes, data.train.table.images)
+        return load_truth(card, data.classes, data.train.table.images)
 
     def describe(self, card: SiteCard, data: SiteData) -> list[str]:
         """Labels of each split and class."""

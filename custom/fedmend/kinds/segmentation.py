@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 
 from fedmend.data.card import SiteCard, check_classes
 from fedmend.data.datalist import SECTIONS, load_datalist
+from fedmend.data.site import Opening
 from fedmend.data.slices import VolumeData, VolumeSplit, load_complete_masks, load_volumes
 from fedmend.data.volumes import read_pair
 from fedmend.errors import FedMendError
@@ -37,20 +37,9 @@ class Segmentation(Kind):
     best_metric = "dice"
     counts_words = f"(C, {len(SEGMENTATION_COUNTS)})"
 
-    def load(
-        self,
-        card: SiteCard,
-        classes: Sequence[str],
-        *,
-        cache_dir: Path,
-        image_size: int,
-        device: torch.device,
-        max_unreadable: int = 0,
-        all_labels: bool = False,
-    ) -> VolumeData:
+    def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> VolumeData:
         """See :class:`Kind`."""
-        how = {"cache_dir": cache_dir, "image_size": image_size, "device": device, "all_labels": all_labels}
-        return load_volumes(card.folder, card.site, classes, **how)
+        return load_volumes(card, classes, opening)
 
     def open_ledger(self, path: Path, card: SiteCard, data: VolumeData) -> MaskLedger:
         """See :class:`Kind`."""
@@ -58,7 +47,7 @@ class Segmentation(Kind):
 
     def load_truth(self, card: SiteCard, data: VolumeData) -> np.ndarray | None:
         """See :class:`Kind`."""
-        return load_complete_masks(card.folder, card.site, data.train)
+        return load_complete_masks(card, data.train)
 
     def describe(self, card: SiteCard, data: VolumeData) -> list[str]:
         """Volumes and slices of each split, and how grey values are scaled."""

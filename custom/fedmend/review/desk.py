@@ -11,15 +11,13 @@ from pathlib import Path
 from zlib import crc32
 
 import numpy as np
-import torch
 
 from fedmend.basics.state import StateStore
-from fedmend.data.card import load_card
 from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
 from fedmend.labels import NOT_ANNOTATED, SEGMENTATION
 from fedmend.repairs.ledger import Entry
-from fedmend.repairs.site_run import LEDGER_NAME, OPENED, OPINIONS, take_over_verdicts
+from fedmend.repairs.site_run import LEDGER_NAME, OPINIONS, load_opened, take_over_verdicts
 from fedmend.repairs.verdicts import REJECT, WITHDRAW, Verdict, key_of, latest
 
 VALUE, CONFIDENCE, DOUBT, ROUND, RANDOM = "value", "confidence", "doubt", "round", "random"
@@ -115,13 +113,12 @@ class Desk:
         if not (self.folder / LEDGER_NAME).is_file():
             raise FedMendError(f"{where}: expected a ledger, found none")
         state = StateStore(self.folder)
-        opened = state.load(OPENED)
+        opened = load_opened(state, self.site)
         if opened is None:
             raise FedMendError(f"{where}: expected a run of this version of FedMend, got an earlier one; run it again")
-        self.card = load_card(Path(opened.pop("data")), self.site)
-        self.kind, self.classes = kind_of(self.card.kind), tuple(opened.pop("classes"))
-        how = opened | {"cache_dir": Path(opened["cache_dir"]), "device": torch.device("cpu")}
-        self.data = self.kind.load(self.card, self.classes, **how)
+        self.card, self.classes, opening = opened
+        self.kind = kind_of(self.card.kind)
+        self.data = self.kind.load(self.card, self.classes, opening)
         self.ledger = self.kind.open_ledger(self.folder / LEDGER_NAME, self.card, self.data)
         take_over_verdicts(self.ledger, self.folder / LEDGER_NAME)
         opinions = state.load(OPINIONS)

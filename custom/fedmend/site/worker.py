@@ -16,7 +16,7 @@ from fedmend.basics.files import locked
 from fedmend.basics.parallel import ALLOWED
 from fedmend.basics.state import StateStore
 from fedmend.data.card import SiteCard, load_card
-from fedmend.data.site import SiteData
+from fedmend.data.site import Opening, SiteData
 from fedmend.data.slices import VolumeData
 from fedmend.errors import FedMendError, check_variables, said_by
 from fedmend.fields import check_fields
@@ -29,7 +29,7 @@ from fedmend.learning.weights import get_weights, set_weights
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, RunSpec, SiteResult
 from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.phantoms.sites import phantom_spec
-from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPENED, OPINIONS, take_over_verdicts
+from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPINIONS, save_opened, take_over_verdicts
 from fedmend.repairs.verdicts import verdict_counts
 from fedmend.site.config import SiteConfig
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
@@ -285,13 +285,8 @@ class SiteWorker:
         state = StateStore(state_dir)
         need = self._step_bytes(state, run)
         check_step(name, config, device, need)
-        how = {
-            "cache_dir": config.cache_dir,
-            "image_size": self._image_size,
-            "max_unreadable": config.max_unreadable,
-            "all_labels": self._all_labels,
-        }
-        data = kind.load(card, run.classes, device=device, **how)
+        opening = Opening(config.cache_dir, self._image_size, device, config.max_unreadable, self._all_labels)
+        data = kind.load(card, run.classes, opening)
         if self._scaling:
             data = data.scaled(*self._scaling)
         if len(data.train) < self._batch_size:
@@ -307,8 +302,7 @@ class SiteWorker:
             site.data = _with_resident_images(data, RESIDENT * free_bytes(device, config.gpu))
             if not config.gpu.deterministic:
                 site.inference_batch = inference_batch(need, self._batch_size, free_bytes(device, config.gpu))
-        about = {"data": str(card.folder.absolute()), "classes": list(run.classes), **how}
-        site.state.save(OPENED, about | {"cache_dir": str(config.cache_dir)})
+        save_opened(state, card, run.classes, opening)
         private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, self._batch_size)
         if private:
             site.data = replace(data, evaluation={})  # what a model does on patients of val and test stays here

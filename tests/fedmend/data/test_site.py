@@ -7,7 +7,8 @@ from factories import CLASSES, LABELS, color_pixels, make_site_folder, pixels, r
 from torch_factories import CPU, make_split
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, draw_views
-from fedmend.data.site import load_site, load_truth
+from fedmend.data.card import load_card
+from fedmend.data.site import Opening, load_site, load_truth
 from fedmend.data.tables import write_table
 
 TRUTH = np.where(LABELS < 0, 1, LABELS)
@@ -15,7 +16,7 @@ IDENTITY = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
 
 
 def opened(folder, *, classes=CLASSES, **options):
-    return load_site(folder, "site-1", classes, cache_dir=folder / "cache", image_size=8, device=CPU, **options)
+    return load_site(load_card(folder, "site-1"), classes, Opening(folder / "cache", 8, CPU, **options))
 
 
 def test_a_site_folder_becomes_images_and_labels(tmp_path):
@@ -39,7 +40,7 @@ def test_a_single_label_site_annotates_all_classes_of_the_job(tmp_path):
 
 def test_the_truth_of_a_single_label_site_is_read_beside_its_labels(tmp_path):
     folder = make_site_folder(tmp_path / "s", [0, 1, 0], truth=[0, 1, 2])
-    assert load_truth(folder, "site-1", CLASSES, ["img2.png", "img0.png"]).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert load_truth(load_card(folder, "site-1"), CLASSES, ["img2.png", "img0.png"]).tolist() == [[0, 0, 1], [1, 0, 0]]
     assert opened(folder).train.labels[2].tolist() == [1, 0, 0]
     assert opened(folder, all_labels=True).train.labels[2].tolist() == [0, 0, 1]
 
@@ -109,12 +110,12 @@ def test_all_labels_without_truth_is_refused(tmp_path):
 
 def test_the_truth_is_given_in_the_order_of_the_images_asked_for(tmp_path):
     folder = make_site_folder(tmp_path / "s", truth=TRUTH)
-    truth = load_truth(folder, "site-1", CLASSES, ["img4.png", "unknown.png", "img0.png"])
+    truth = load_truth(load_card(folder, "site-1"), CLASSES, ["img4.png", "unknown.png", "img0.png"])
     assert truth.tolist() == [TRUTH[4].tolist(), [-1, -1, -1], TRUTH[0].tolist()]
 
 
 def test_a_site_without_truth_table_has_no_truth(tmp_path):
-    assert load_truth(make_site_folder(tmp_path / "s"), "site-1", CLASSES, ["img0.png"]) is None
+    assert load_truth(load_card(make_site_folder(tmp_path / "s"), "site-1"), CLASSES, ["img0.png"]) is None
 
 
 def test_a_plain_view_is_the_normalised_image():

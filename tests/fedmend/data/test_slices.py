@@ -22,6 +22,8 @@ from nifti_factories import (
 from torch_factories import CPU
 
 from fedmend.data import slices
+from fedmend.data.card import load_card
+from fedmend.data.site import Opening
 from fedmend.data.slices import load_complete_masks, load_volumes
 
 
@@ -207,7 +209,7 @@ def test_a_card_that_does_not_fit_volumes_is_one_sentence(tmp_path, fields, sent
 def test_only_one_class_of_lesions_can_be_annotated(tmp_path):
     folder = with_card(make_volume_site(tmp_path / "site"), classes=["a", "b"])
     with refused("site-1: site.json, field classes: expected one class of lesions, got 2"):
-        load_volumes(folder, "site-1", ["a", "b"], cache_dir=tmp_path, image_size=8, device=CPU)
+        load_volumes(load_card(folder, "site-1"), ["a", "b"], Opening(tmp_path, 8, CPU))
 
 
 # ---- complete masks -------------------------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ def test_complete_masks_are_those_of_the_training_slices(tmp_path):
     truth = read_datalist(folder, "truth/datalist.json")
     write_datalist(folder, {"training": truth["training"][::-1]}, "truth/datalist.json")  # the order is free
     train = open_volumes(folder).train
-    complete = load_complete_masks(folder, "site-1", train)
+    complete = load_complete_masks(load_card(folder, "site-1"), train)
     assert (complete.shape, complete.dtype) == (train.masks.shape, bool)
     assert complete.sum((1, 2)).tolist() == [1, 7, 0]
     assert train.masks.sum((1, 2)).tolist() == [0, 6, 4]
@@ -227,9 +229,9 @@ def test_complete_masks_are_those_of_the_training_slices(tmp_path):
 
 def test_complete_masks_may_be_unknown(tmp_path):
     folder = make_volume_site(tmp_path / "without")
-    assert load_complete_masks(folder, "site-1", open_volumes(folder).train) is None
+    assert load_complete_masks(load_card(folder, "site-1"), open_volumes(folder).train) is None
     folder = make_volume_site(tmp_path / "part", complete=[BOTH])
-    assert load_complete_masks(folder, "site-1", open_volumes(folder).train) is None
+    assert load_complete_masks(load_card(folder, "site-1"), open_volumes(folder).train) is None
 
 
 def test_a_bad_complete_mask_is_one_sentence(tmp_path):
@@ -237,7 +239,7 @@ def test_a_bad_complete_mask_is_one_sentence(tmp_path):
     train = open_volumes(folder).train
     write_nifti(folder / "truth" / "labels" / "case-2.nii.gz", BOTH * np.uint8(3))
     with refused("site-1: truth/datalist.json, training item 2, label: expected the values 0 and 1, got others"):
-        load_complete_masks(folder, "site-1", train)
+        load_complete_masks(load_card(folder, "site-1"), train)
 
 
 def test_a_site_can_train_on_complete_masks(tmp_path):

@@ -21,7 +21,7 @@ from cxr14_factories import (
 from factories import refused
 
 from fedmend.data.card import load_card
-from fedmend.data.site import load_site
+from fedmend.data.site import Opening, load_site
 from fedmend.data.tables import load_table
 from fedmend.datasets import cxr14
 from fedmend.datasets.cxr14 import CLASSES, PROTOCOLS, RELEASED, prepare
@@ -271,14 +271,8 @@ def test_a_phantom_becomes_sites_that_load(phantom, tmp_path, protocol, num_clas
     assert len(classes) == num_classes
     used = 0
     for s in range(2):
-        site = load_site(
-            tmp_path / "out" / f"site-{s + 1}",
-            f"site-{s + 1}",
-            classes,
-            cache_dir=tmp_path / "cache",
-            image_size=32,
-            device=torch.device("cpu"),
-        )
+        card = load_card(tmp_path / "out" / f"site-{s + 1}", f"site-{s + 1}")
+        site = load_site(card, classes, Opening(tmp_path / "cache", 32, torch.device("cpu")))
         assert site.annotated.sum() == 7
         assert set(site.evaluation) == {"val", "test"}
         used += len(site.train) + sum(map(len, site.evaluation.values()))

@@ -8,7 +8,7 @@ import torch
 from factories import refused
 
 from fedmend.data.card import load_card
-from fedmend.data.site import load_site
+from fedmend.data.site import Opening, load_site
 from fedmend.data.tables import load_table
 from fedmend.datasets import isic2018
 from fedmend.datasets.isic2018 import CLASSES, FOLDER, LESIONS, TABLE, prepare
@@ -341,9 +341,8 @@ def test_the_phantom_becomes_sites_that_a_job_can_load(tmp_path, out):
     write_isic2018(source, images=120, size=32, processes=1)
     prepare(source, out, sites=3, classes_per_site=4)
     for folder in folders(out, 3):
-        data = load_site(
-            folder, folder.name, CLASSES, cache_dir=tmp_path / "cache", image_size=16, device=torch.device("cpu")
-        )
+        opening = Opening(tmp_path / "cache", 16, torch.device("cpu"))
+        data = load_site(load_card(folder, folder.name), CLASSES, opening)
         assert data.kind == "singlelabel"
         assert data.train.images.shape == (len(data.train), 16, 16, 3)
         labelled = data.train.labels[(data.train.labels >= 0).all(axis=1)]

@@ -8,7 +8,7 @@ from factories import refused, write_png
 from PIL import Image
 
 from fedmend.data.card import load_card
-from fedmend.data.site import load_site, load_truth
+from fedmend.data.site import Opening, load_site, load_truth
 from fedmend.data.tables import load_table
 from fedmend.datasets import noisy_sites
 from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
@@ -78,14 +78,13 @@ def content(out):
 def test_the_written_folders_are_sites_that_a_job_can_load(root, tmp_path):
     write(tmp_path / "out", root)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["site-1", "site-2", "site-3"]
-    for name, (tables, card) in sites(tmp_path / "out").items():
+    for tables, card in sites(tmp_path / "out").values():
         assert (card.kind, card.classes, card.modality) == ("singlelabel", CLASSES, "CT")
-        folder, cpu = tmp_path / "out" / name, torch.device("cpu")
-        data = load_site(folder, name, CLASSES, cache_dir=tmp_path / "cache", image_size=8, device=cpu)
+        data = load_site(card, CLASSES, Opening(tmp_path / "cache", 8, torch.device("cpu")))
         assert data.kind == "singlelabel"
         assert np.array_equal(data.train.labels, tables["train"].labels)
         assert list(data.evaluation) == ["test"]
-        truth = load_truth(folder, name, CLASSES, tables["train"].images)
+        truth = load_truth(card, CLASSES, tables["train"].images)
         assert np.array_equal(truth.argmax(axis=1), LABELS[numbers(tables["train"])])
         assert (truth.max(axis=1) == 1).all()
 
@@ -154,10 +153,9 @@ def test_the_annotators_leave_a_store_only_where_a_cache_is_given(root, tmp_path
     write(tmp_path / "out", root, soft_labels=None, cache_dir=tmp_path / "cache")
     stores = [p for p in (tmp_path / "cache" / "stores").iterdir() if p.is_dir()]
     assert len(stores) == 2
-    for name, (_, card) in sites(tmp_path / "out").items():
+    for _, card in sites(tmp_path / "out").values():
         if card.provenance["site"]["noisy"]:  # a job with the same image size opens that very store
-            folder, cpu = tmp_path / "out" / name, torch.device("cpu")
-            data = load_site(folder, name, CLASSES, cache_dir=tmp_path / "cache", image_size=8, device=cpu)
+            data = load_site(card, CLASSES, Opening(tmp_path / "cache", 8, torch.device("cpu")))
             assert any(str(p) in str(data.train.images.filename) for p in stores)
 
 

@@ -7,6 +7,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 from torch_factories import CPU, Says, make_site
 
 from fedmend.data.card import load_card
+from fedmend.data.site import Opening
 from fedmend.kinds.multilabel import (
     BINS,
     MultiLabel,
@@ -28,7 +29,7 @@ def card(tmp_path):
 
 
 def opened(card, tmp_path, **options):
-    return KIND.load(card, card.classes, cache_dir=tmp_path / "cache", image_size=8, device=CPU, **options)
+    return KIND.load(card, card.classes, Opening(tmp_path / "cache", 8, CPU, **options))
 
 
 def test_data_is_opened_with_its_ledger_and_truth(card, tmp_path):

@@ -7,6 +7,7 @@ from nifti_factories import lesion, make_volume_site
 from torch_factories import CPU, SaysMasks, make_mask_site
 
 from fedmend.data.card import load_card
+from fedmend.data.site import Opening
 from fedmend.kinds.segmentation import Segmentation, mask_repair_counts, segmentation_counts, segmentation_metrics
 from fedmend.repairs.mask_ledger import MaskLedger
 
@@ -22,7 +23,7 @@ def card(tmp_path):
 
 
 def opened(card, tmp_path):
-    return KIND.load(card, card.classes, cache_dir=tmp_path / "cache", image_size=8, device=CPU)
+    return KIND.load(card, card.classes, Opening(tmp_path / "cache", 8, CPU))
 
 
 def test_data_is_opened_with_its_ledger_and_truth(card, tmp_path):

@@ -13,6 +13,7 @@ from sklearn.metrics import (
 from torch_factories import CPU, one_hot
 
 from fedmend.data.card import load_card
+from fedmend.data.site import Opening
 from fedmend.data.tables import write_table
 from fedmend.kinds.multilabel import BINS, score_histograms
 from fedmend.kinds.singlelabel import (
@@ -29,7 +30,7 @@ KIND = SingleLabel()
 
 def opened(folder, **options):
     card = load_card(folder, "site-1")
-    return KIND.load(card, CLASSES, cache_dir=folder / "cache", image_size=8, device=CPU, **options)
+    return KIND.load(card, CLASSES, Opening(folder / "cache", 8, CPU, **options))
 
 
 def test_data_is_opened(tmp_path):

@@ -12,7 +12,7 @@ from PIL import Image
 from torch_factories import CPU
 
 from fedmend.data.card import load_card
-from fedmend.data.site import load_site, load_truth
+from fedmend.data.site import Opening, load_site, load_truth
 from fedmend.data.tables import load_table
 from fedmend.datasets.cxr14 import CLASSES as CXR14
 from fedmend.datasets.cxr14 import PROTOCOLS
@@ -53,7 +53,7 @@ def test_a_phantom_becomes_site_folders_that_say_phantom_and_can_be_opened(tmp_p
         assert card.provenance["source"].startswith("PHANTOM")
         assert card.window == (40.0, 80.0)
         assert "train" in card.truth
-        data = load_site(tmp_path / site, site, ICH, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
+        data = load_site(card, ICH, Opening(tmp_path / "cache", 32, CPU))
         assert data.annotated.astype(int).tolist() == annotated
         assert sorted(data.evaluation) == ["test", "val"]
         assert data.train.images.any(axis=(1, 2)).all()
@@ -158,7 +158,7 @@ def test_a_chest_phantom_becomes_sites_that_identify_their_own_findings(tmp_path
     make_phantom(tmp_path, ChestPhantom(images=600, sites=5, pixels=32, seed=5))
     card = load_card(tmp_path / "site-1", "site-1")
     assert card.provenance["source"].startswith("PHANTOM")
-    data = load_site(tmp_path / "site-1", "site-1", CXR14, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
+    data = load_site(card, CXR14, Opening(tmp_path / "cache", 32, CPU))
     assert data.annotated.sum() == 3
     assert data.train.images.any(axis=(1, 2)).all()
 
@@ -194,7 +194,7 @@ def test_a_site_of_the_label_set_phantom_labels_its_own_diagnoses_alone(tmp_path
     make_phantom(tmp_path, LabelSetPhantom(images=240, sites=3, classes_per_site=3, pixels=32))
     for site in ("site-1", "site-2", "site-3"):
         card = load_card(tmp_path / site, site)
-        data = load_site(tmp_path / site, site, card.classes, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
+        data = load_site(card, card.classes, Opening(tmp_path / "cache", 32, CPU))
         labelled = {card.classes[c] for c in np.flatnonzero((data.train.labels == 1).any(0))}
         assert labelled <= set(card.provenance["site"]["identified"])
         assert (data.train.labels == -1).all(1).any()
@@ -215,8 +215,8 @@ def test_a_noisy_phantom_has_wrong_labels_at_its_noisy_sites_alone(tmp_path, dat
     for folder in sorted(tmp_path.glob("site-*")):
         card = load_card(folder, folder.name)
         assert card.provenance["source"].startswith("PHANTOM")
-        data = load_site(folder, folder.name, classes, cache_dir=tmp_path / "cache", image_size=32, device=CPU)
-        truth = load_truth(folder, folder.name, classes, data.train.table.images)
+        data = load_site(card, classes, Opening(tmp_path / "cache", 32, CPU))
+        truth = load_truth(card, classes, data.train.table.images)
         wrong = (data.train.labels != truth).any(1).mean()
         assert (wrong > 0.2) == card.provenance["site"]["noisy"]
         assert (wrong == 0) == (not card.provenance["site"]["noisy"])

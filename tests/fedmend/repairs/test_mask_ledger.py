@@ -3,12 +3,10 @@ import csv
 import nibabel
 import numpy as np
 import pytest
-import torch
 from factories import refused
-from nifti_factories import lesion, make_volume_site
+from nifti_factories import lesion, make_volume_site, open_volumes
 from torch_factories import make_mask_split
 
-from fedmend.data.slices import load_volumes
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs.ledger import read_history, to_csv, undo_file
 from fedmend.repairs.mask_ledger import MaskLedger
@@ -93,7 +91,7 @@ def test_the_history_counts_lesion_voxels_of_each_slice(tmp_path):
 
 def test_voxels_are_counted_in_the_label_file_whatever_the_size_of_the_slices(tmp_path):
     folder = make_volume_site(tmp_path / "site", [lesion(((0, 2), (6, 8), (1, 2)))], test=(), foreground=2)
-    data = load_volumes(folder, "site-1", ["lesion"], cache_dir=tmp_path, image_size=4, device=torch.device("cpu"))
+    data = open_volumes(folder, size=4)
     book = MaskLedger(tmp_path / "l.sqlite", split=data.train, classes=["lesion"], site="site-1", foreground=2)
     added = np.zeros((4, 4, 4), dtype=bool)
     added[1, 3, 3] = added[2, 0, 0] = True

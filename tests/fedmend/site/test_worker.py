@@ -16,6 +16,7 @@ from fedmend.basics.parallel import cores
 from fedmend.basics.state import StateStore
 from fedmend.data import site as site_data
 from fedmend.data.card import load_card
+from fedmend.data.site import Opening
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.fields import Field
 from fedmend.kinds import kind_of
@@ -416,9 +417,7 @@ def judge(site, word, **more):
     """A verdict about the second class of the sample that :class:`Tagging` tags in round 0."""
     state = site.config.state_dir / site.run.run_name / "site-1"
     card = load_card(site.folder / "data", "site-1")
-    data = kind_of(card.kind).load(
-        card, CLASSES, cache_dir=site.config.cache_dir, image_size=32, device=torch.device("cpu")
-    )
+    data = kind_of(card.kind).load(card, CLASSES, Opening(site.config.cache_dir, 32, torch.device("cpu")))
     ledger = kind_of(card.kind).open_ledger(state / LEDGER_NAME, card, data)
     return ledger.judge(Verdict(0, 1, word, -1, 1, "rule", 0, "AB", **more))
 
