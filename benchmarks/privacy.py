@@ -21,10 +21,10 @@ import torch
 from scipy import stats
 
 from fedmend.kinds import kind_of
-from fedmend.messages import EVALUATE, RunSpec
+from fedmend.messages import EVALUATE, Order, RunSpec
 from fedmend.method import RoundTask
 from fedmend.report.tables import mean_and_sd
-from fedmend.site.worker import SiteWorker
+from fedmend.site.worker import SiteSettings, SiteWorker
 from fl_components.job.folder import Changes, read_job
 from fl_components.job.settings import parse_assignments
 from fl_components.run.local import run_local, site_config
@@ -72,11 +72,10 @@ def score(model: Path, changes: Changes, config_of) -> dict:
     weights = {k: v.numpy() for k, v in torch.load(model, weights_only=True)["model"].items()}
     counts, kind = [], kind_of("singlelabel")
     for site in job.sites:
-        worker = SiteWorker(**job.site)
-        worker.method = job.build(job.method)
+        worker = SiteWorker(job.build(job.method), SiteSettings.of(**job.site))
         config = dataclasses.replace(config_of(site), privacy=None)
         task = RoundTask(EVALUATE, 0, 1, training=False)
-        result = worker.answer(site, EVALUATE, weights, task, run, evaluate=True, config=config)
+        result = worker.answer(site, Order(EVALUATE, weights, task, run, evaluate=True), config)
         counts.append(result.counts["test"])
     macro = kind.metrics(sum(counts))["macro"]
     return {"auc": macro["auc"], "bacc": macro["bacc"]}

@@ -10,9 +10,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError, said_by
 from fedmend.learning.inference import Stopped
-from fedmend.messages import LONGEST_ERROR, QUESTIONS, SiteResult
+from fedmend.messages import LONGEST_ERROR, QUESTIONS, Order, SiteResult
 from fedmend.method import LocalMethod
-from fedmend.site.worker import SiteWorker
+from fedmend.site.worker import SiteSettings, SiteWorker
 from fl_components.console import quiet_console
 from fl_components.job.settings import METHOD
 from fl_components.wire import CLASSES, pack_result, unpack_task
@@ -24,20 +24,23 @@ class MethodExecutor(Executor):
     that stands under the id ``method`` in the client configuration.
 
     Args:
-        settings: arguments of :class:`fedmend.site.worker.SiteWorker`.
+        settings: arguments of :meth:`fedmend.site.worker.SiteSettings.of`.
     """
 
     def __init__(self, **settings):
         super().__init__()
-        self._worker = SiteWorker(**settings)
+        self._settings = SiteSettings.of(**settings)
+        self._worker: SiteWorker | None = None  # until the run starts: the method is another component
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Looks the method up when the run starts."""
+        """Begins to work with the job's method when the run starts."""
         if event_type == EventType.START_RUN:
             quiet_console(fl_ctx)
-            self._worker.method = fl_ctx.get_engine().get_component(METHOD)
-            if not isinstance(self._worker.method, LocalMethod):
+            method = fl_ctx.get_engine().get_component(METHOD)
+            if not isinstance(method, LocalMethod):
                 self.system_panic(f"client configuration: expected a method with id {METHOD!r}", fl_ctx)
+            else:
+                self._worker = SiteWorker(method, self._settings)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Runs one task. Bad input becomes a result that carries one sentence; nothing is raised into FLARE."""
@@ -45,19 +48,10 @@ class MethodExecutor(Executor):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         name = fl_ctx.get_identity_name()
         try:
-            weights, task, run, evaluate = unpack_task(FLModelUtils.from_shareable(shareable), task_name)
-            fl_ctx.set_prop(CLASSES, len(run.classes), private=True, sticky=False)
+            order = Order(task_name, *unpack_task(FLModelUtils.from_shareable(shareable), task_name))
+            fl_ctx.set_prop(CLASSES, len(order.run.classes), private=True, sticky=False)
             config = load_site_config(fl_ctx)
-            result = self._worker.answer(
-                name,
-                task_name,
-                weights,
-                task,
-                run,
-                evaluate=evaluate,
-                config=config,
-                stop=lambda: abort_signal.triggered,
-            )
+            result = self._worker.answer(name, order, config, stop=lambda: abort_signal.triggered)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except FedMendError as e:

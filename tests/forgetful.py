@@ -21,21 +21,13 @@ IMPORTED = [  # what takes seconds and is the same in every process
 class ForgetfulSite:
     """A SiteWorker whose every answer is given by a process of its own."""
 
-    def __init__(self, **settings):
-        self._worker = SiteWorker(**settings)
+    def __init__(self, method, settings):
+        self._worker = SiteWorker(method, settings)
         FORK_SERVER.set_forkserver_preload(IMPORTED)
 
-    @property
-    def method(self):
-        return self._worker.method
-
-    @method.setter
-    def method(self, method):
-        self._worker.method = method
-
-    def answer(self, *words, stop, **options):
+    def answer(self, *words, stop):
         with ProcessPoolExecutor(1, mp_context=FORK_SERVER) as pool:
-            return pool.submit(self._worker.answer, *words, **options).result()
+            return pool.submit(self._worker.answer, *words).result()
 
 
 def run_here(job, workspace, *, sites, settings, variants=(), forgetful=False, site_settings=None, threads=2):

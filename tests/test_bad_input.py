@@ -20,14 +20,14 @@ from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
 from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
-from fedmend.messages import CENSUS, COLLECT, TRAIN, RunSpec
+from fedmend.messages import CENSUS, COLLECT, TRAIN, Order, RunSpec
 from fedmend.method import RoundTask
 from fedmend.methods.fedlsm import FedLSM, FedLSMWorkflow
 from fedmend.methods.fedmlp import DETECT, FedMLP, FedMLPWorkflow
 from fedmend.methods.fednoro import NOISY, ROBUST, FedNoRo, FedNoRoWorkflow
 from fedmend.repairs.label_ledger import LabelLedger
 from fedmend.site.config import SiteConfig, read_site_config
-from fedmend.site.worker import SiteWorker
+from fedmend.site.worker import SiteSettings, SiteWorker
 
 JOB_CLASSES = ("edema", "fracture", "nodule")
 PRIOR = "(a class prior between 0 and 1)"
@@ -107,20 +107,13 @@ def asked(method, labels=None, *, batch_size=4, question=CENSUS, task=None):
 
     def fault(folder):
         site = make_site_folder(folder / "s") if labels is None else make_site_folder(folder / "s", labels)
-        worker = SiteWorker(learning_rate=0.1, batch_size=batch_size, image_size=32)
-        worker.method = method
+        worker = SiteWorker(method, SiteSettings.of(learning_rate=0.1, batch_size=batch_size, image_size=32))
         given = task or RoundTask(question, 0, 3)
         with small_world():
             model = get_weights(initial_network("tiny", JOB_CLASSES, 0))
-            result = worker.answer(
-                "site-1",
-                question,
-                {name: value.numpy() for name, value in model.items()},
-                given,
-                RunSpec("run-1", JOB_CLASSES, "tiny", 0),
-                evaluate=False,
-                config=SiteConfig(site, folder / "cache", folder / "state"),
-            )
+            weights = {name: value.numpy() for name, value in model.items()}
+            order = Order(question, weights, given, RunSpec("run-1", JOB_CLASSES, "tiny", 0))
+            result = worker.answer("site-1", order, SiteConfig(site, folder / "cache", folder / "state"))
         assert (result.weights, result.report) == ({}, {})
         raise FedMendError(result.error)
 

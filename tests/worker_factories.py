@@ -8,10 +8,10 @@ from factories import CLASSES
 from torch_factories import TinyNetwork
 
 from fedmend.learning import networks
-from fedmend.messages import RunSpec
+from fedmend.messages import Order, RunSpec
 from fedmend.method import RoundTask
 from fedmend.site.config import SiteConfig
-from fedmend.site.worker import SiteWorker
+from fedmend.site.worker import SiteSettings, SiteWorker
 
 RUN = RunSpec("run-1", CLASSES, "tiny", 7)
 SETTINGS = {"learning_rate": 0.1, "batch_size": 4, "image_size": 32}
@@ -27,12 +27,11 @@ class Client:
         self.start()
 
     def start(self):
-        self.worker = SiteWorker(**self.settings)
-        self.worker.method = self.method
+        self.worker = SiteWorker(self.method, SiteSettings.of(**self.settings))
 
     def ask(self, question, task, weights=None, *, evaluate=False, stop=lambda: False):
         return self.worker.answer(
-            self.name, question, weights or {}, task, self.run, evaluate=evaluate, config=self.config, stop=stop
+            self.name, Order(question, weights or {}, task, self.run, evaluate), self.config, stop=stop
         )
 
     def train(self, round_num=0, *, mark="", **options):

@@ -73,6 +73,25 @@ class SiteResult:
 
 
 @dataclass(frozen=True)
+class Order:
+    """A question as it reaches one site.
+
+    Attributes:
+        question: one of :data:`fedmend.messages.QUESTIONS`.
+        weights: the global model; empty for a census.
+        task: what the site is asked.
+        run: the run.
+        evaluate: count how the received model does on the site's val and test splits.
+    """
+
+    question: str
+    weights: Mapping[str, np.ndarray]
+    task: RoundTask
+    run: RunSpec
+    evaluate: bool = False
+
+
+@dataclass(frozen=True)
 class Question:
     """One question to some sites.
 
@@ -88,4 +107,8 @@ class Question:
     weights: Mapping[str, np.ndarray]
     tasks: Mapping[str, RoundTask]
     run: RunSpec
-    evaluate: bool
+    evaluate: bool = False
+
+    def to(self, site: str) -> Order:
+        """The question as it reaches a site."""
+        return Order(self.name, self.weights, self.tasks[site], self.run, self.evaluate)

@@ -150,7 +150,7 @@ def test_a_job_without_a_method_is_stopped(tmp_path, component):
 
 def test_all_settings_reach_the_worker():
     settings = {"learning_rate_decay": 0.9, "weight_decay": 0.0, "local_epochs": 3, "second_momentum": 0.99}
-    trainer = MethodExecutor(**SETTINGS, **settings, keep_moments=True)._worker._trainer
+    trainer = MethodExecutor(**SETTINGS, **settings, keep_moments=True)._settings.trainer
     assert {name: getattr(trainer, name) for name in settings} == settings
     assert (trainer.keep_moments, trainer.learning_rate) == (True, 0.1)
 

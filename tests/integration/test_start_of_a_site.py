@@ -17,18 +17,18 @@ from pathlib import Path
 from fedmend.method import RoundTask
 from fedmend.methods.{module} import WARMUP, {name}
 from fedmend.learning.networks import initial_network
-from fedmend.server.checks import TRAIN, RunSpec
+from fedmend.messages import TRAIN, Order, RunSpec
 from fedmend.site.config import SiteConfig
-from fedmend.site.worker import SiteWorker
+from fedmend.site.worker import SiteSettings, SiteWorker
 
 folder, run = Path(sys.argv[1]), RunSpec("run-1", {classes}, "{network}", 7)
 config = SiteConfig(folder / "data", folder / "cache", folder / "state", threads=1)
 weights = initial_network(run.network, run.classes, 7).state_dict()
-worker = SiteWorker(learning_rate=0.1, batch_size=4, image_size=32, keep_moments=True)
-worker.method = {name}({option}=False)
+settings = SiteSettings.of(learning_rate=0.1, batch_size=4, image_size=32, keep_moments=True)
+worker = SiteWorker({name}({option}=False), settings)
 task = RoundTask(WARMUP, int(sys.argv[2]), 3, seed=7)
 weights = {{k: v.numpy() for k, v in weights.items() if v.ndim}}
-result = worker.answer("site-1", TRAIN, weights, task, run, evaluate={evaluate}, config=config)
+result = worker.answer("site-1", Order(TRAIN, weights, task, run, evaluate={evaluate}), config)
 assert result.weights, result.error
 print(*(m for m in ("torch._dynamo", "torchvision", "monai", "sklearn", "matplotlib", "pydicom") if m in sys.modules))
 """

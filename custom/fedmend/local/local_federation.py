@@ -29,7 +29,7 @@ from fedmend.server.census import Census, read_census
 from fedmend.server.federation import RunningFederation, RunSettings
 from fedmend.server.transport import Transport
 from fedmend.site.config import SiteConfig
-from fedmend.site.worker import SiteWorker
+from fedmend.site.worker import SiteSettings, SiteWorker
 
 
 class LocalTransport(Transport):
@@ -37,7 +37,7 @@ class LocalTransport(Transport):
 
     Args:
         method: client half.
-        settings: arguments of :class:`fedmend.site.worker.SiteWorker`.
+        settings: the job's settings of the sites.
         configs: site → its ``fedmend.json``.
         models: folder of the model files.
         threads: sites that run at the same time; 0: one per core.
@@ -48,7 +48,7 @@ class LocalTransport(Transport):
     def __init__(
         self,
         method: LocalMethod,
-        settings: Mapping[str, object],
+        settings: SiteSettings,
         configs: Mapping[str, SiteConfig],
         *,
         models: Path,
@@ -60,9 +60,7 @@ class LocalTransport(Transport):
         self._configs, self._models, self._threads = dict(configs), models, threads or os.cpu_count() or 1
         self._counted = counted(method.FIELDS)
         self._stopped = threading.Event()
-        self._workers = {name: SiteWorker(**settings) for name in configs}
-        for worker in self._workers.values():
-            worker.method = method
+        self._workers = {name: SiteWorker(method, settings) for name in configs}
 
     def sites(self) -> list[str]:
         """All of them."""
@@ -89,16 +87,7 @@ class LocalTransport(Transport):
     def _answer(self, site: str, question: Question) -> SiteResult | FedMendError:
         config = self._configs[site]
         with self._meter.working(site) if self._meter else contextlib.nullcontext():
-            result = self._workers[site].answer(
-                site,
-                question.name,
-                question.weights,
-                question.tasks[site],
-                question.run,
-                evaluate=question.evaluate,
-                config=config,
-                stop=self._stopped.is_set,
-            )
+            result = self._workers[site].answer(site, question.to(site), config, stop=self._stopped.is_set)
         result.site = site
         try:
             result.report, _ = hold_back(result.report, self._counted, config.min_count)
@@ -149,7 +138,7 @@ def run_locally(
         workflow: server half.
         method: client half.
         run: fields of :class:`fedmend.server.federation.RunSettings`.
-        site: arguments of :class:`fedmend.site.worker.SiteWorker`.
+        site: arguments of :meth:`fedmend.site.worker.SiteSettings.of`.
         sites: names.
         workspace: records and models go below it, laid out as by FLARE's simulator.
         config_of: site, or ``server`` → its ``fedmend.json``.
@@ -207,7 +196,7 @@ def census_locally(
             raise FedMendError(str(answer) if isinstance(answer, FedMendError) else answer.error)
         found[name] = answer
 
-    question = Question(CENSUS, {}, dict.fromkeys(sorted(sites), task), spec, False)
+    question = Question(CENSUS, {}, dict.fromkeys(sorted(sites), task), spec)
     transport.exchange(question, receive, lambda: False)
     return read_census(dict(sorted(found.items())), spec.classes, goes_on=False)
 
@@ -227,6 +216,6 @@ def _set_up(
     if unknown := sorted(set(run) - (known := {f.name for f in fields(RunSettings)})):
         raise FedMendError(f"job: expected the settings {sorted(known)} of a run, got also {unknown}")
     try:
-        return RunSettings(**run), LocalTransport(method, site, configs, **how)
+        return RunSettings(**run), LocalTransport(method, SiteSettings.of(**site), configs, **how)
     except (TypeError, ValueError) as e:
         raise FedMendError(f"job: expected settings of a run, got others: {e}") from None

@@ -6,7 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,9 @@ from fedmend.learning.inference import Stopped
 from fedmend.learning.networks import TIMM, build_network
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights, set_weights
-from fedmend.messages import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, RunSpec, SiteResult
+from fedmend.messages import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, Order, RunSpec, SiteResult
 from fedmend.method import LocalMethod, RoundTask, Site
-from fedmend.phantoms.sites import phantom_spec
+from fedmend.phantoms.sites import PhantomSpec, phantom_spec
 from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPINIONS, save_opened, take_over_verdicts
 from fedmend.repairs.verdicts import verdict_counts
 from fedmend.site.config import SiteConfig
@@ -46,47 +46,31 @@ LARGEST_IMAGE = 2048
 LARGEST_BATCH = 2**28  # pixels
 
 
-class SiteWorker:
-    """Answers the questions of the server with one method; opened data are kept while the worker lives.
+@dataclass(frozen=True, kw_only=True)
+class SiteSettings:
+    """The job's settings of the sites.
 
-    Args:
+    Attributes:
+        trainer: trains for a round.
         image_size: edge length in pixels that every image is resized to.
         batch_size: samples per step.
-        learning_rate: Adam's learning rate in the first round.
-        learning_rate_decay: what each round multiplies it by.
-        weight_decay: L2 coefficient.
-        decay: how it acts, see :class:`fedmend.learning.training.LocalTrainer`.
-        local_epochs: epochs per round.
-        second_momentum: Adam's beta_2.
-        keep_moments: Adam's moments go on over rounds.
         all_labels: train on the complete labels kept for evaluation (upper bound of a comparison).
         pixel_mean: of labelled pictures, 0 to 1: one number, or one for each colour; empty: ImageNet's. Not for
             volumes or a network of timm, which have their own.
-        pixel_deviation: likewise, > 0; as many numbers.
-        phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``; fields of the classes in
-            :mod:`fedmend.phantoms.sites`.
-
-    Attributes:
-        method: set before the first question.
+        pixel_deviation: of the same pictures, > 0; as many numbers as means.
+        phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``.
     """
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        batch_size: int,
-        learning_rate: float,
-        learning_rate_decay: float = 1.0,
-        weight_decay: float = 5e-4,
-        decay: str = "coupled",
-        local_epochs: int = 1,
-        second_momentum: float = 0.999,
-        keep_moments: bool = False,
-        all_labels: bool = False,
-        pixel_mean: Sequence[float] = (),
-        pixel_deviation: Sequence[float] = (),
-        phantom: Mapping | None = None,
-    ):
+    trainer: LocalTrainer
+    image_size: int
+    batch_size: int
+    all_labels: bool = False
+    pixel_mean: Sequence[float] = ()
+    pixel_deviation: Sequence[float] = ()
+    phantom: PhantomSpec | None = None
+
+    def __post_init__(self):
+        image_size, batch_size = self.image_size, self.batch_size
         if batch_size < 2 or image_size < 32:
             raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
         if image_size > LARGEST_IMAGE or batch_size * image_size**2 > LARGEST_BATCH:
@@ -94,49 +78,68 @@ class SiteWorker:
                 f"expected image_size <= {LARGEST_IMAGE} and batch_size * image_size^2 <= {LARGEST_BATCH}, got"
                 f" image_size {image_size} and batch_size {batch_size}"
             )
-        good = _finite(pixel_mean) and len(pixel_mean) in (0, 1, 3)
-        check_variables(good, "a list of no number, 1 or 3", pixel_mean=pixel_mean)
-        good = (
-            _finite(pixel_deviation) and len(pixel_deviation) == len(pixel_mean) and min(pixel_deviation, default=1) > 0
-        )
-        check_variables(good, f"a list of {len(pixel_mean)} number(s) > 0", pixel_deviation=pixel_deviation)
-        self._image_size, self._batch_size, self._all_labels = image_size, batch_size, all_labels
-        self._scaling = (tuple(pixel_mean), tuple(pixel_deviation)) if pixel_mean else None
-        self._trainer = LocalTrainer(
-            learning_rate=learning_rate,
-            learning_rate_decay=learning_rate_decay,
-            weight_decay=weight_decay,
-            decay=decay,
-            local_epochs=local_epochs,
-            second_momentum=second_momentum,
-            keep_moments=keep_moments,
-        )
-        self._phantom = phantom_spec(phantom) if phantom else None
-        self.method: LocalMethod | None = None
+        mean, deviation = self.pixel_mean, self.pixel_deviation
+        good = _finite(mean) and len(mean) in (0, 1, 3)
+        check_variables(good, "a list of no number, 1 or 3", pixel_mean=mean)
+        good = _finite(deviation) and len(deviation) == len(mean) and min(deviation, default=1) > 0
+        check_variables(good, f"a list of {len(mean)} number(s) > 0", pixel_deviation=deviation)
+
+    @classmethod
+    def of(cls, *, phantom: Mapping | None = None, **arguments: object) -> "SiteSettings":
+        """The settings that stand side by side in a job.
+
+        Args:
+            phantom: fields of the classes in :mod:`fedmend.phantoms.sites`.
+            arguments: the other fields of this class, and those of the trainer in the place of ``trainer``.
+
+        Raises:
+            FedMendError, TypeError, ValueError: a setting that there is not, or one that cannot be.
+        """
+        training = {f.name: arguments.pop(f.name) for f in fields(LocalTrainer) if f.name in arguments}
+        trainer = LocalTrainer(**training)
+        return cls(trainer=trainer, phantom=phantom_spec(phantom) if phantom else None, **arguments)
+
+
+@dataclass(frozen=True)
+class OpenSite:
+    """A site's opened data.
+
+    Attributes:
+        site: what the method may touch.
+        kind: its kind of labels.
+        card: its card.
+        truth: complete training labels or masks, or None; never given to a method.
+        private: of a site that keeps differential privacy.
+    """
+
+    site: Site
+    kind: Kind
+    card: SiteCard
+    truth: np.ndarray | None
+    private: PrivateSite | None
+
+
+class SiteWorker:
+    """Answers the questions of the server with one method; opened data are kept while the worker lives.
+
+    Args:
+        method: client half.
+        settings: the job's settings of the sites.
+    """
+
+    def __init__(self, method: LocalMethod, settings: SiteSettings):
+        self._method, self._settings = method, settings
         self._clock = Clock()
         self._opened: tuple[tuple, OpenSite] | None = None
 
     def answer(
-        self,
-        name: str,
-        question: str,
-        weights: Mapping[str, np.ndarray],
-        task: RoundTask,
-        run: RunSpec,
-        *,
-        evaluate: bool,
-        config: SiteConfig,
-        stop: Callable[[], bool] = lambda: False,
+        self, name: str, order: Order, config: SiteConfig, *, stop: Callable[[], bool] = lambda: False
     ) -> SiteResult:
         """Does one task. Bad input becomes a result that carries one sentence, which names no patient and no path.
 
         Args:
             name: the site's name.
-            question: one of :data:`fedmend.messages.QUESTIONS`.
-            weights: the global model; empty for a census.
-            task: what is asked.
-            run: the run.
-            evaluate: count how the received model does on the site's val and test splits.
+            order: what is asked.
             config: the site's settings.
             stop: asked before every batch.
 
@@ -144,18 +147,7 @@ class SiteWorker:
             Stopped: ``stop`` said so.
         """
         try:
-            self._clock.check(name, config)
-            check_order(name, config, task, self._trainer.local_epochs)
-            with locked(config.state_dir / run.run_name / name / "in_use", patience=PREDECESSOR) as alone:
-                if not alone:  # a process of an earlier job that froze and wakes up must not write beside this one
-                    raise FedMendError(
-                        f"run_name {run.run_name!r}: expected no other task of this run at this site, one is still"
-                        " going on"
-                    )
-                result = self._in_time(
-                    name, config, stop, lambda s: self._answer(name, question, weights, task, run, evaluate, config, s)
-                )
-                return withhold(result) if config.privacy else result
+            return self._within_limits(name, order, config, stop)
         except FedMendError as e:
             message = said_by(name, e)
             LOG.error("%s", message)
@@ -165,63 +157,63 @@ class SiteWorker:
         except Exception as e:  # a type name is all that leaves; the words of the error may name a patient's file
             tb = traceback.extract_tb(e.__traceback__)
             steps = [f"{'/'.join(Path(s.filename).parts[-2:])}:{s.lineno} {s.name}" for s in tb]
-            LOG.error("%s: %s failed with %s at %s", name, question, type(e).__name__, " > ".join(steps))
+            LOG.error("%s: %s failed with %s at %s", name, order.question, type(e).__name__, " > ".join(steps))
             LOG.debug("%s", traceback.format_exc())
+            where = f"{name}: {order.question}"
             if isinstance(e, OSError) and e.errno:  # the system's own words, e.g. of a full disk, name no file
                 reason = os.strerror(e.errno)
-                return SiteResult(
-                    error=f"{name}: {question}: expected files that can be read and written, got: {reason}"
+                return SiteResult(error=f"{where}: expected files that can be read and written, got: {reason}")
+            return SiteResult(error=f"{where} failed with {type(e).__name__}; see the log of this site")
+
+    def _within_limits(self, name: str, order: Order, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
+        """Works alone on the run, and no longer than the hours that the site gives a job."""
+        self._clock.check(name, config)
+        check_order(name, config, order.task, self._settings.trainer.local_epochs)
+        with locked(config.state_dir / order.run.run_name / name / "in_use", patience=PREDECESSOR) as alone:
+            if not alone:  # a process of an earlier job that froze and wakes up must not write beside this one
+                raise FedMendError(
+                    f"run_name {order.run.run_name!r}: expected no other task of this run at this site, one is still"
+                    " going on"
                 )
-            return SiteResult(error=f"{name}: {question} failed with {type(e).__name__}; see the log of this site")
+            try:
+                result = self._work(name, order, config, lambda: stop() or self._clock.over(config))
+            except Stopped:
+                if not stop():  # the hours are over, which is said in a sentence
+                    self._clock.check(name, config)
+                raise
+            return withhold(result) if config.privacy else result
 
-    def _in_time(
-        self, name: str, config: SiteConfig, stop: Callable[[], bool], work: Callable[[Callable[[], bool]], SiteResult]
-    ) -> SiteResult:
-        """Does what also ends with a sentence when the hours that the site gives a job are over."""
-        try:
-            return work(lambda: stop() or self._clock.over(config))
-        except Stopped:
-            if not stop():
-                self._clock.check(name, config)
-            raise
-
-    def _answer(self, name, question, weights, task: RoundTask, run: RunSpec, evaluate, config, stop) -> SiteResult:
+    def _work(self, name: str, order: Order, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
         started = time.monotonic()
         if config.threads:
             torch.set_num_threads(config.threads)
         ALLOWED.set(config.threads)
-        opened = self._open(name, run, config)
-        site, kind = opened.site, opened.kind
+        opened, task, run, question = self._open(name, order.run, config), order.task, order.run, order.question
+        site, kind, private = opened.site, opened.kind, opened.private
         site.stop = stop
         site.ledger.check_mark(task.ledger_mark)
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
-        private, epochs = opened.private, self._trainer.local_epochs
+        trainer, method = self._settings.trainer, self._method
         if question == CENSUS:
             result.census = self._census(opened)
             if private:
-                result.privacy = private.announce(epochs, task.total_rounds)
+                result.privacy = private.announce(trainer.local_epochs, task.total_rounds)
             return result
-        model = build_network(run.network, len(run.classes)).to(site.device)
-        letters = {"C": len(run.classes), "R": len(kind.row_names(run.classes)), "F": model.num_features}
-        where = f"{name}: round {task.round_num}, knowledge of the server,"
-        check_fields(task.knowledge, self.method.KNOWLEDGE, letters, where)
-        if site.device.type == "cuda":
-            model = model.to(memory_format=torch.channels_last)
-        set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in weights.items()})
-        if evaluate:
-            evaluated = self.method.evaluated(model, task, site)
+        model = self._model(opened, order)
+        if order.evaluate:
+            evaluated = method.evaluated(model, task, site)
             for split, data in site.data.evaluation.items():
                 result.counts[split] = kind.evaluate(evaluated, data, site)
         if question == TRAIN:
             site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
             if private:
-                result.privacy = private.spend(epochs)
-            work = self.method.start(model, task, site)
-            result.loss = self._trainer.train(work, private.steps if private else None)
+                result.privacy = private.spend(trainer.local_epochs)
+            work = method.start(model, task, site)
+            result.loss = trainer.train(work, private.steps if private else None)
             result.report = dict(work.report())
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
         elif question == COLLECT:
-            result.report = dict(self.method.collect(model, task, site))
+            result.report = dict(method.collect(model, task, site))
         elif question == EVALUATE:
             self._leave_for_review(opened, model, run, config)
         result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()
@@ -231,8 +223,20 @@ class SiteWorker:
         self._log(opened, question, task, result, time.monotonic() - started)
         return result
 
+    def _model(self, opened: OpenSite, order: Order) -> torch.nn.Module:
+        """The received model on the site's device; what the server says beside it is checked."""
+        site, run = opened.site, order.run
+        model = build_network(run.network, len(run.classes)).to(site.device)
+        letters = {"C": len(run.classes), "R": len(opened.kind.row_names(run.classes)), "F": model.num_features}
+        where = f"{site.name}: round {order.task.round_num}, knowledge of the server,"
+        check_fields(order.task.knowledge, self._method.KNOWLEDGE, letters, where)
+        if site.device.type == "cuda":
+            model = model.to(memory_format=torch.channels_last)
+        set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in order.weights.items()})
+        return model
+
     @staticmethod
-    def _leave_for_review(opened: "OpenSite", model: torch.nn.Module, run: RunSpec, config: SiteConfig) -> None:
+    def _leave_for_review(opened: OpenSite, model: torch.nn.Module, run: RunSpec, config: SiteConfig) -> None:
         """Keeps at the site what its people may look at: opinions of the final model, and the gallery if wanted."""
         site, kind = opened.site, opened.kind
         site.state.save(OPINIONS, torch.from_numpy(kind.opinions(model, site)))
@@ -242,7 +246,7 @@ class SiteWorker:
                 (config.state_dir / run.run_name / site.name / GALLERY_NAME).write_text(page, encoding="utf-8")
 
     @staticmethod
-    def _log(opened: "OpenSite", question: str, task: RoundTask, result: SiteResult, seconds: float) -> None:
+    def _log(opened: OpenSite, question: str, task: RoundTask, result: SiteResult, seconds: float) -> None:
         repaired = sum(int(result.repairs[sign].sum()) for sign in ("positive", "negative") if result.repairs)
         LOG.info(
             "%s%s: round %d %s, %d samples, %s%s%.1f s",
@@ -256,54 +260,54 @@ class SiteWorker:
             seconds,
         )
 
-    def _open(self, name: str, run: RunSpec, config: SiteConfig) -> "OpenSite":
+    def _open(self, name: str, run: RunSpec, config: SiteConfig) -> OpenSite:
         wanted = (name, run, config.privacy)
         if self._opened is None or self._opened[0] != wanted:
             self._opened = (wanted, self._open_site(name, run, config))
         return self._opened[1]
 
-    def _open_site(self, name: str, run: RunSpec, config: SiteConfig) -> "OpenSite":
+    def _open_site(self, name: str, run: RunSpec, config: SiteConfig) -> OpenSite:
+        chosen, scaling = self._settings, (self._settings.pixel_mean, self._settings.pixel_deviation)
         device = device_of(name, config.gpu)
         prepare(device, config.gpu)
-        card = load_card(site_folder(name, config, self._phantom), name)
-        if card.kind not in self.method.KINDS:
-            known = " or ".join(map(repr, self.method.KINDS))
+        card = load_card(site_folder(name, config, chosen.phantom), name)
+        if card.kind not in self._method.KINDS:
+            known = " or ".join(map(repr, self._method.KINDS))
             raise FedMendError(
                 f"{name}: site.json, field task: expected {known} for the method of this job, got {card.kind!r}"
             )
-        if self._scaling and (card.kind == SEGMENTATION or run.network.startswith(TIMM)):
+        if scaling[0] and (card.kind == SEGMENTATION or run.network.startswith(TIMM)):
             got = "volumes" if card.kind == SEGMENTATION else run.network
             raise FedMendError(
                 f"{name}: job variables pixel_mean, pixel_deviation: expected empty lists for volumes and for networks"
-                f" of timm, which have their own scaling, got {list(self._scaling[0])}, {list(self._scaling[1])} for"
-                f" {got}"
+                f" of timm, which have their own scaling, got {list(scaling[0])}, {list(scaling[1])} for {got}"
             )
         if config.privacy:
-            check_bearable(name, self.method, run.network, decay=self._trainer.decay)
+            check_bearable(name, self._method, run.network, decay=chosen.trainer.decay)
         kind = kind_of(card.kind)
         state_dir = config.state_dir / run.run_name / name
         state = StateStore(state_dir)
         need = self._step_bytes(state, run)
         check_step(name, config, device, need)
-        opening = Opening(config.cache_dir, self._image_size, device, config.max_unreadable, self._all_labels)
+        opening = Opening(config.cache_dir, chosen.image_size, device, config.max_unreadable, chosen.all_labels)
         data = kind.load(card, run.classes, opening)
-        if self._scaling:
-            data = data.scaled(*self._scaling)
-        if len(data.train) < self._batch_size:
+        if scaling[0]:
+            data = data.scaled(*map(tuple, scaling))
+        if len(data.train) < chosen.batch_size:
             raise FedMendError(
-                f"{name}: {data.train.file}: expected at least {self._batch_size} samples (batch_size), got"
+                f"{name}: {data.train.file}: expected at least {chosen.batch_size} samples (batch_size), got"
                 f" {len(data.train)}"
             )
         ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
         take_over_verdicts(ledger, state_dir / LEDGER_NAME)
         autocast = config.gpu.precision == BF16
-        site = Site(name, device, data, ledger, state, self._batch_size, autocast=autocast)
+        site = Site(name, device, data, ledger, state, chosen.batch_size, autocast=autocast)
         if device.type == "cuda":
             site.data = _with_resident_images(data, RESIDENT * free_bytes(device, config.gpu))
             if not config.gpu.deterministic:
-                site.inference_batch = inference_batch(need, self._batch_size, free_bytes(device, config.gpu))
+                site.inference_batch = inference_batch(need, chosen.batch_size, free_bytes(device, config.gpu))
         save_opened(state, card, run.classes, opening)
-        private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, self._batch_size)
+        private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, chosen.batch_size)
         if private:
             site.data = replace(data, evaluation={})  # what a model does on patients of val and test stays here
         return OpenSite(site, kind, card, kind.load_truth(card, data), private)
@@ -313,8 +317,8 @@ class SiteWorker:
         step = {
             "network": run.network,
             "num_classes": len(run.classes),
-            "images": self._batch_size,
-            "edge": self._image_size,
+            "images": self._settings.batch_size,
+            "edge": self._settings.image_size,
         }
         known = state.load(STEP)
         if known is None or known["step"] != step:
@@ -322,7 +326,7 @@ class SiteWorker:
             state.save(STEP, known)
         return known["bytes"]
 
-    def _census(self, opened: "OpenSite") -> dict:
+    def _census(self, opened: OpenSite) -> dict:
         data, kind = opened.site.data, opened.kind
         splits = {"train": data.train, **data.evaluation}
         return {
@@ -331,7 +335,7 @@ class SiteWorker:
             "sizes": {k: len(v) for k, v in splits.items()},
             "kind": kind.name,
             "phantom": opened.card.phantom,
-            **({} if self._all_labels else kind.census_extras(opened.card)),
+            **({} if self._settings.all_labels else kind.census_extras(opened.card)),
         }
 
 
@@ -348,20 +352,3 @@ def _finite(values: object) -> bool:
     """Whether it is a list of finite numbers."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     return listed and all(type(v) in (int, float) and math.isfinite(v) for v in values)
-
-
-class OpenSite:
-    """A site's opened data.
-
-    Args:
-        site: what the method may touch.
-        kind: its kind of labels.
-        card: its card.
-        truth: complete training labels or masks, or None; never given to a method.
-        private: of a site that keeps differential privacy.
-    """
-
-    def __init__(
-        self, site: Site, kind: Kind, card: SiteCard, truth: np.ndarray | None, private: PrivateSite | None = None
-    ):
-        self.site, self.kind, self.card, self.truth, self.private = site, kind, card, truth, private

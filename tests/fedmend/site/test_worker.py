@@ -29,7 +29,7 @@ from fedmend.repairs.site_run import LEDGER_NAME, OPINIONS
 from fedmend.repairs.verdicts import REJECT, Verdict
 from fedmend.site import worker as site_worker
 from fedmend.site.gpu_settings import Gpu
-from fedmend.site.worker import SiteWorker
+from fedmend.site.worker import SiteSettings
 
 TRUTH = np.array([[1, 1, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1], [0, 0, 0]], dtype=np.int8)
 
@@ -309,7 +309,7 @@ def test_a_sentence_too_long_for_the_guard_is_cut(client):
 @pytest.mark.parametrize("wrong", [{"batch_size": 1}, {"image_size": 16}])
 def test_sizes_that_cannot_be_trained_on_are_refused_at_once(wrong):
     with pytest.raises(ValueError, match="expected batch_size >= 2 and image_size >= 32"):
-        SiteWorker(**{**SETTINGS, **wrong})
+        SiteSettings.of(**{**SETTINGS, **wrong})
 
 
 def test_pictures_are_scaled_by_the_numbers_of_the_job(client):
@@ -336,7 +336,7 @@ def test_pictures_are_scaled_by_the_numbers_of_the_job(client):
 )
 def test_numbers_that_pictures_cannot_be_scaled_by_are_refused_at_once(mean, deviation, sentence):
     with refused(f"job variable {sentence}"):
-        SiteWorker(**SETTINGS, pixel_mean=mean, pixel_deviation=deviation)
+        SiteSettings.of(**SETTINGS, pixel_mean=mean, pixel_deviation=deviation)
 
 
 def test_a_network_with_a_scaling_of_its_own_gets_no_other(client):
@@ -466,15 +466,15 @@ def test_the_final_model_leaves_its_opinions_at_the_site(client):
 
 
 def test_moments_second_momentum_and_decay_reach_the_trainer(client):
-    trainer = client(keep_moments=True, second_momentum=0.99, learning_rate_decay=0.9).worker._trainer
+    trainer = client(keep_moments=True, second_momentum=0.99, learning_rate_decay=0.9).worker._settings.trainer
     assert (trainer.keep_moments, trainer.second_momentum, trainer.learning_rate_decay) == (True, 0.99, 0.9)
-    trainer = client().worker._trainer
+    trainer = client().worker._settings.trainer
     assert (trainer.keep_moments, trainer.second_momentum, trainer.learning_rate_decay) == (False, 0.999, 1.0)
 
 
 def test_a_second_momentum_of_1_is_refused_at_once():
     with pytest.raises(FedMendError, match=r"job variable second_momentum: expected 0 to below 1, got 1\.0"):
-        SiteWorker(**{**SETTINGS, "second_momentum": 1.0})
+        SiteSettings.of(**{**SETTINGS, "second_momentum": 1.0})
 
 
 def test_moments_go_on_in_another_process_and_a_repeated_round_gives_the_same_bytes(client):
