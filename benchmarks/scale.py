@@ -32,7 +32,8 @@ from fedmend.methods.fedia import completeness_aware
 from fedmend.methods.fedlsm import FIELDS as CLASS_KNOWLEDGE
 from fedmend.methods.fedlsm import FedLSMWorkflow
 from fedmend.methods.fednoro import distance_aware
-from fedmend.server.federation import RunningFederation, RunSettings
+from fedmend.server.federation import RunSettings
+from fedmend.server.job import ServerJob
 from fedmend.server.transport import Transport
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,15 +155,17 @@ def measure(average: str, count: int) -> dict[str, float]:
             run_name="scale", classes=CLASSES, network="resnet_narrow", num_rounds=ROUNDS, eval_every=ROUNDS + 1
         )
         places = {"state_dir": Path(folder) / "state", "folder": Path(folder) / "run"}
-        federation = RunningFederation(
-            *(settings, workflow, workflow.transport),
+        job = ServerJob(
+            settings=settings,
+            workflow=workflow,
+            transport=workflow.transport,
             **places,
             app_dir=Path(folder),
             weights_dir=Path(folder),
             described={},
         )
-        federation.run()
-        size = sum(value.nbytes for value in federation.model.values())
+        job.run()
+        size = sum(value.nbytes for value in job.federation.model.values())
     return {
         "seconds": workflow.seconds[-1],
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,

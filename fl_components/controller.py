@@ -21,8 +21,9 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from fedmend.errors import FedMendError
 from fedmend.messages import CENSUS, Question, SiteResult
 from fedmend.method import Workflow
-from fedmend.server.federation import RunningFederation, RunSettings
+from fedmend.server.federation import RunSettings
 from fedmend.server.fingerprint import SUBMITTER
+from fedmend.server.job import ServerJob
 from fedmend.server.transport import Transport
 from fl_components.console import log_picture, quiet_console
 from fl_components.job.reading import CLIENT, SERVER, read_app
@@ -49,16 +50,16 @@ class WorkflowController(ModelController):
     def run(self) -> None:
         """Does the rounds; bad input ends the job with its sentence alone."""
         quiet_console(self.fl_ctx)
-        mark = ""
+        prefix = ""
         try:
             workflow = self.engine.get_component(WORKFLOW)
             if not isinstance(workflow, Workflow):
                 raise FedMendError(f"server configuration: expected a workflow with id {WORKFLOW!r}")
             config = load_site_config(self.fl_ctx)
-            federation = RunningFederation(
-                self.settings,
-                workflow,
-                FlareTransport(self),
+            job = ServerJob(
+                settings=self.settings,
+                workflow=workflow,
+                transport=FlareTransport(self),
                 state_dir=config.state_dir,
                 folder=Path(self.get_run_dir()) / RESULTS_FOLDER,
                 app_dir=Path(self.get_app_dir()),
@@ -67,11 +68,11 @@ class WorkflowController(ModelController):
                 made_by=self._made_by(),
             )
             try:
-                federation.run()
+                job.run()
             finally:
-                mark = federation.mark
+                prefix = job.prefix
         except FedMendError as e:
-            LOG.error("%srun stopped: %s", mark, e)
+            LOG.error("%srun stopped: %s", prefix, e)
             self.panic(str(e))
 
     def _configs(self) -> list[dict]:

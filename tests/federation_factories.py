@@ -19,7 +19,8 @@ from fedmend.learning.weights import get_weights
 from fedmend.messages import CENSUS, TRAIN, SiteResult
 from fedmend.method import RoundTask, Workflow
 from fedmend.server import run_log
-from fedmend.server.federation import RunningFederation, RunSettings
+from fedmend.server.federation import RunSettings
+from fedmend.server.job import ServerJob
 from fedmend.server.transport import Transport
 
 SEED = 7
@@ -90,7 +91,7 @@ def initial(classes, seed=SEED, network=TinyNetwork):
 class Run:
     """One job: what it left on the server's disk, and what stopped it.
 
-    ``prepare`` is given the federation before it runs; other options are fields of :class:`RunSettings`.
+    ``prepare`` is given the transport before the run; other options are fields of :class:`RunSettings`.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Run:
         job="job-1",
         backbone=TinyNetwork,
         report=False,
-        prepare=lambda federation: None,
+        prepare=lambda transport: None,
         described=None,
         made_by=None,
         **settings,
@@ -113,28 +114,28 @@ class Run:
         self.settings = RunSettings(**{**given, **settings})
         self.transport = Sites(names, answer, backwards=backwards)
         self.folder, self.stopped, self._backbone = folder / job / "fedmend", "", backbone
-        self.federation = RunningFederation(
-            self.settings,
-            workflow,
-            self.transport,
+        self.job = ServerJob(
+            settings=self.settings,
+            workflow=workflow,
+            transport=self.transport,
             state_dir=folder / "state",
             folder=self.folder,
             app_dir=folder / job,
             weights_dir=folder / "weights",
             described={"note": "as configured"} if described is None else described,
-            made_by=made_by,
+            made_by=made_by or {},
         )
-        prepare(self.federation)
+        prepare(self.transport)
         with small_world(backbone, report=report):
             try:
-                self.federation.run()
+                self.job.run()
             except FedMendError as e:
                 self.stopped = str(e)
 
     @property
     def model(self):
         """The final global model."""
-        return self.federation.model
+        return self.job.federation.model
 
     @property
     def asked(self):

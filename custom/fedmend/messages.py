@@ -109,6 +109,11 @@ class Question:
     run: RunSpec
     evaluate: bool = False
 
+    @property
+    def round_num(self) -> int:
+        """The round, the same for all sites."""
+        return next(iter(self.tasks.values())).round_num
+
     def to(self, site: str) -> Order:
         """The question as it reaches a site."""
         return Order(self.name, self.weights, self.tasks[site], self.run, self.evaluate)

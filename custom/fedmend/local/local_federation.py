@@ -22,11 +22,12 @@ from fedmend.basics.state import torch_bytes
 from fedmend.errors import FedMendError
 from fedmend.fields import counted, hold_back
 from fedmend.local.metering import Meter
-from fedmend.messages import CENSUS, Question, RunSpec, SiteResult
-from fedmend.method import LocalMethod, RoundTask, Workflow
+from fedmend.messages import CENSUS, Question, SiteResult
+from fedmend.method import LocalMethod, Workflow
 from fedmend.records.run_folder import BEST_MODEL, MODEL, MODELS, RUN_FOLDER
 from fedmend.server.census import Census, read_census
-from fedmend.server.federation import RunningFederation, RunSettings
+from fedmend.server.federation import RunSettings
+from fedmend.server.job import ServerJob
 from fedmend.server.transport import Transport
 from fedmend.site.config import SiteConfig
 from fedmend.site.worker import SiteSettings, SiteWorker
@@ -158,8 +159,10 @@ def run_locally(
     models, configs = records.with_name(MODELS), {name: config_of(name) for name in sites}
     chosen, transport = _set_up(run, method, site, configs, models=models, threads=threads, meter=meter, watch=watch)
     server = config_of("server")
-    federation = RunningFederation(
-        *(chosen, workflow, transport),
+    job = ServerJob(
+        settings=chosen,
+        workflow=workflow,
+        transport=transport,
         state_dir=server.state_dir,
         folder=records,
         app_dir=app_dir or workspace,
@@ -167,7 +170,7 @@ def run_locally(
         described=settings,
         made_by={"method.class": f"{type(method).__module__}.{type(method).__qualname__}"},
     )
-    federation.run()
+    job.run()
     return records
 
 
@@ -187,8 +190,6 @@ def census_locally(
     """
     configs = {name: config_of(name) for name in sites}
     chosen, transport = _set_up(run, method, site, configs, models=workspace, threads=1)
-    spec = RunSpec(chosen.run_name, tuple(chosen.classes), chosen.network, chosen.seed)
-    task = RoundTask(CENSUS, 0, chosen.num_rounds, seed=chosen.seed, training=False)
     found: dict[str, SiteResult] = {}
 
     def receive(name: str, answer: SiteResult | FedMendError) -> None:
@@ -196,9 +197,9 @@ def census_locally(
             raise FedMendError(str(answer) if isinstance(answer, FedMendError) else answer.error)
         found[name] = answer
 
-    question = Question(CENSUS, {}, dict.fromkeys(sorted(sites), task), spec)
+    question = Question(CENSUS, {}, dict.fromkeys(sorted(sites), chosen.census_task), chosen.spec)
     transport.exchange(question, receive, lambda: False)
-    return read_census(dict(sorted(found.items())), spec.classes, goes_on=False)
+    return read_census(dict(sorted(found.items())), question.run.classes, goes_on=False)
 
 
 def _set_up(

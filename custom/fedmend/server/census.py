@@ -63,9 +63,9 @@ def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, go
             result.samples, np.asarray(told["annotated"], dtype=bool), np.asarray(told["positives"])
         )
         described[site] = _description(result, facts[site], kind, classes)
-        mark = "PHANTOM " if told["phantom"] else ""
+        prefix = "PHANTOM " if told["phantom"] else ""
         has = ", ".join(described[site]["annotated"])
-        LOG.info("%s%s annotates %s, %s samples", mark, site, has, told["sizes"]["train"])
+        LOG.info("%s%s annotates %s, %s samples", prefix, site, has, told["sizes"]["train"])
     sizes = {site: dict(result.census["sizes"]) for site, result in results.items()}
     phantom = any(bool(result.census["phantom"]) for result in results.values())
     census = Census(kind, facts, sizes, described, phantom)

@@ -51,7 +51,8 @@ class RunLog:
         self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
 
     @property
-    def _mark(self) -> str:
+    def prefix(self) -> str:
+        """What every line about synthetic data begins with."""
         return "PHANTOM " if self.census and self.census.phantom else ""
 
     def resume(self, saved: Saved) -> None:
@@ -97,7 +98,7 @@ class RunLog:
 
     def warn(self, text: str) -> None:
         """A sentence in the log."""
-        LOG.warning("%s%s", self._mark, text)
+        LOG.warning("%s%s", self.prefix, text)
 
     def moved(self, moved: bool, round_num: int) -> None:
         """Notes whether a round changed the global model; while none has, no file of a model belongs to the metrics.
@@ -125,7 +126,7 @@ class RunLog:
             words = "every class has an annotator again"
             if missing:
                 words = f"no site that annotates {', '.join(missing)} took part"
-            LOG.warning("%sround %d: %s", self._mark, round_num + 1, words)
+            LOG.warning("%sround %d: %s", self.prefix, round_num + 1, words)
 
     def results(
         self, results: Mapping[str, SiteResult], round_num: int, stage: str, model: Mapping, seconds: float
@@ -196,7 +197,7 @@ class RunLog:
         shown = " ".join(f"{k.upper() if k != 'map' else 'mAP'} {v:.3f}" for k, v in known.items())
         LOG.info(
             "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s",
-            self._mark,
+            self.prefix,
             round_num + 1,
             num_rounds,
             stage,
@@ -221,7 +222,7 @@ class RunLog:
         self._records.finish(files, time.monotonic() - self._started, intervals=intervals)
         write_report(folder)
         for line in summary_text(folder).splitlines():
-            LOG.info("%s%s", "" if line.startswith("PHANTOM") else self._mark, line)
+            LOG.info("%s%s", "" if line.startswith("PHANTOM") else self.prefix, line)
 
 
 def _clock(seconds: float) -> str:

@@ -200,7 +200,7 @@ def test_a_long_run_blends_its_models_and_starts_anew_after_the_warm_up(tmp_path
 def test_a_short_run_blends_nothing_and_keeps_no_second_model(tmp_path):
     run = play(tmp_path, answers(steps={"site-1": 1.0, "site-2": 1.0}))
     assert run.moved() == pytest.approx([4] * 2, rel=1e-5)
-    assert run.federation.memory.model == {}
+    assert run.job.federation.memory.model == {}
 
 
 @pytest.mark.parametrize("broken", [1, 2, 3])

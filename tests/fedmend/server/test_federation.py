@@ -14,7 +14,7 @@ from fedmend.basics.files import locked
 from fedmend.errors import FedMendError
 from fedmend.messages import CENSUS, EVALUATE, TRAIN
 from fedmend.methods.baselines import FedAvgWorkflow
-from fedmend.server import federation
+from fedmend.server import federation, job
 from fedmend.server.federation import RunSettings
 
 BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
@@ -250,8 +250,7 @@ def test_answers_count_once_each_whoever_is_refused_or_silent(tmp_path, odd, sil
     plain = plain_answers(THREE, samples=samples, step=step)
     answer = failing(plain, site=odd, when=when_training, error="" if silent else f"{odd}: no")
 
-    def twice(federation):
-        transport = federation._transport
+    def twice(transport):
         exchange = transport.exchange
         transport.exchange = lambda question, receive, enough: exchange(
             question, lambda site, result: [receive(site, result), receive(site, result), receive("x", result)], enough
@@ -268,8 +267,7 @@ def test_answers_count_once_each_whoever_is_refused_or_silent(tmp_path, odd, sil
 def test_a_transport_may_stop_waiting_when_there_are_enough_valid_results(tmp_path):
     counted, plain = [], plain_answers(THREE, step={**dict.fromkeys(THREE, 1), "site-1": np.nan})
 
-    def prepare(federation):
-        transport = federation._transport
+    def prepare(transport):
         exchange = transport.exchange
 
         def watched(question, receive, enough):
@@ -286,7 +284,7 @@ def test_a_transport_may_stop_waiting_when_there_are_enough_valid_results(tmp_pa
 
 
 def test_a_second_job_beside_the_first_one_is_refused_before_it_asks_anybody(tmp_path, monkeypatch):
-    monkeypatch.setattr(federation, "PREDECESSOR", 0.0)
+    monkeypatch.setattr(job, "PREDECESSOR", 0.0)
     with locked(tmp_path / "state" / "run-1" / "server" / "in_use", patience=0):
         second = play(tmp_path, plain_answers(BOTH))
     assert second.stopped == "run_name 'run-1': expected no other job of this run, one still runs; abort it first"

@@ -294,21 +294,20 @@ def val(auc):
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_a_server_that_dies_between_best_model_and_checkpoint_goes_on_in_agreement(tmp_path, better):
+def test_a_server_that_dies_between_best_model_and_checkpoint_goes_on_in_agreement(tmp_path, monkeypatch, better):
     """The model of round 2 is the best one; the repeated round measures it again, a little better or worse."""
     auc = {0: 0, 1: 0, 2: 0.5, 3: 0}
 
-    def dying(federation):
-        save = federation._save
+    save = Checkpoint.save
 
-        def die(done, **options):
-            if done == 3:
-                raise FedMendError("the power failed")
-            save(done, **options)
+    def dying(checkpoint, done, *content, **options):
+        if done == 3:
+            raise FedMendError("the power failed")
+        save(checkpoint, done, *content, **options)
 
-        federation._save = die
-
-    first = play(tmp_path, plain_answers(BOTH, counts=lambda r: val(auc[r])), prepare=dying)
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "save", dying)
+        first = play(tmp_path, plain_answers(BOTH, counts=lambda r: val(auc[r])))
     assert first.stopped == "the power failed"
     assert first.decisions("best_model")[-1] == (2, {"auc": 0.5, "split": "val"})
     auc[2] = int(better)

@@ -56,7 +56,7 @@ def test_a_phantom_run_says_so_in_its_records_and_lines(tmp_path, caplog):
     rounds = [r.message for r in caplog.records if " train | received model" in r.message]
     assert len(rounds) == 3
     assert all(line.startswith("PHANTOM round ") for line in rounds)
-    assert run.federation.mark == "PHANTOM "
+    assert run.job.prefix == "PHANTOM "
 
 
 def test_a_round_is_one_line_in_the_log(tmp_path, caplog):

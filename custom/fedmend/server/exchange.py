@@ -1,0 +1,131 @@
+"""One question to many sites: every answer is checked as it comes, and counts or is refused."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedmend.errors import FedMendError, said_by
+from fedmend.messages import COLLECT, TRAIN, Question, SiteResult
+from fedmend.method import Workflow
+from fedmend.records.progress import Progress
+from fedmend.server.census import Census
+from fedmend.server.checks import Expected, check_result
+from fedmend.server.run_log import RunLog
+from fedmend.server.safety_net import SafetyNet
+from fedmend.server.transport import Transport
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Questions and checked answers.
+
+    Attributes:
+        transport: reaches the sites.
+        progress: the picture of the run.
+        workflow: knows what sites may report.
+        census: of the sites; None: they are still asked for it.
+        letters: sizes of the letters in the shapes of report fields.
+    """
+
+    transport: Transport
+    progress: Progress
+    workflow: Workflow
+    census: Census | None = None
+    letters: Mapping[str, int] = field(default_factory=dict)
+
+    def ask(
+        self, question: Question, needed: int, net: SafetyNet | None = None
+    ) -> tuple[dict[str, SiteResult], dict[str, str]]:
+        """Asks the sites.
+
+        Args:
+            question: to at least one site.
+            needed: valid results after which the transport need not wait for more.
+            net: takes the trained models, so that no result keeps its own.
+
+        Returns:
+            site → valid result; site → why its answer does not count, or that none came; both in sorted order.
+
+        Raises:
+            FedMendError: no site to ask, or the job was aborted.
+        """
+        name, tasks = question.name, question.tasks
+        if not tasks:
+            raise FedMendError(f"{name}: expected at least one site to ask, got none")
+        round_num, stage = question.round_num, next(iter(tasks.values())).stage
+        results: dict[str, SiteResult] = {}
+        refused: dict[str, str] = {}
+
+        def receive(site: str, answer: SiteResult | FedMendError) -> None:
+            if site in results or site in refused or site not in tasks:
+                return
+            self.progress.answered(site, name)
+            try:
+                self._check(question, site, answer)
+                if net:
+                    net.check(answer.weights, f"{site}: result of round {round_num}")
+            except FedMendError as e:
+                refused[site] = said_by(site, e)
+                return
+            if net:
+                net.put(site, answer.weights)
+            answer.weights = {}
+            results[site] = answer
+
+        self.progress.asked(name, stage, round_num, sorted(tasks))
+        self.transport.exchange(question, receive, lambda: len(results) >= needed)
+        for site, reason in net.outliers().items() if net else ():
+            refused[site] = f"{site}: result of round {round_num}, {reason}"
+            del results[site]
+        for site in set(tasks) - set(results) - set(refused):
+            refused[site] = f"{site}: {name}: expected a result, got none"
+        return dict(sorted(results.items())), dict(sorted(refused.items()))
+
+    def _check(self, question: Question, site: str, answer: SiteResult | FedMendError) -> None:
+        if isinstance(answer, FedMendError):
+            raise answer
+        name, task = question.name, question.tasks[site]
+        known = {}
+        if self.census:
+            known = {
+                "weights": question.weights if name == TRAIN else None,
+                "sizes": self.census.sizes[site],
+                "kind": self.census.kind,
+                "fields": self.workflow.FIELDS,
+                "letters": self.letters,
+            }
+        check_result(answer, Expected(round_num=task.round_num, num_classes=len(question.run.classes), **known))
+        if name in (TRAIN, COLLECT):
+            try:
+                self.workflow.check(task.stage, answer.report)
+            except FedMendError as e:  # which knows no site: a word that begins it is never the name of one
+                raise FedMendError(f"{site}: {e}") from None
+
+
+def valid_results(
+    exchange: Exchange, log: RunLog, question: Question, needed: int, net: SafetyNet | None = None
+) -> dict[str, SiteResult]:
+    """Asks, writes down who is refused, and goes on only with enough results.
+
+    Args:
+        exchange: asks the sites.
+        log: where refusals are written down.
+        question: what is asked.
+        needed: fewest valid results.
+        net: takes the trained models.
+
+    Returns:
+        site → valid result, in sorted site order.
+
+    Raises:
+        FedMendError: there are fewer, and why.
+    """
+    results, refused = exchange.ask(question, needed, net)
+    for site, reason in refused.items():
+        log.decision("refused", {"site": site, "reason": reason}, question.round_num)
+        log.warn(reason)
+    if len(results) < needed:
+        raise FedMendError(
+            f"{question.name} of round {question.round_num}: expected valid results from {needed} sites, got"
+            f" {len(results)}: {'; '.join(refused.values())}"
+        )
+    return results

@@ -1,0 +1,106 @@
+"""One job at the server: it opens the state of the run, asks for the census, and lets the workflow do its rounds."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from fedmend.basics.files import failing_disk, locked
+from fedmend.errors import FedMendError
+from fedmend.learning.networks import initial_network
+from fedmend.learning.weights import weights_file
+from fedmend.messages import CENSUS, Question
+from fedmend.method import Workflow
+from fedmend.records.progress import Progress
+from fedmend.server.census import read_census
+from fedmend.server.checkpoint import Checkpoint
+from fedmend.server.exchange import Exchange, valid_results
+from fedmend.server.federation import RunningFederation, RunSettings
+from fedmend.server.fingerprint import fingerprint
+from fedmend.server.run_log import RunLog
+from fedmend.server.transport import Transport
+
+LOG = logging.getLogger("fedmend.run")
+PREDECESSOR = 30.0  # seconds until the process of a job whose server was killed has ended too
+
+
+@dataclass(kw_only=True)
+class ServerJob:
+    """One job of a run, at the server.
+
+    Attributes:
+        settings: the job's settings of the server.
+        workflow: the algorithm.
+        transport: reaches the sites.
+        state_dir: where the server's state is kept.
+        folder: run folder for records and report.
+        app_dir: where a relative ``weights`` file starts.
+        weights_dir: the server's folder of ImageNet weights.
+        described: all settings of the job, for ``run.json``.
+        made_by: what else a job that goes on must share: submitter, classes of components.
+        prefix: what every line about synthetic data begins with; empty until the census says that the run is about
+            such.
+        federation: with the global model; None until the census is done.
+    """
+
+    settings: RunSettings
+    workflow: Workflow
+    transport: Transport
+    state_dir: Path
+    folder: Path
+    app_dir: Path
+    weights_dir: Path
+    described: Mapping[str, object]
+    made_by: Mapping[str, object] = field(default_factory=dict)
+    prefix: str = field(default="", init=False)
+    federation: RunningFederation | None = field(default=None, init=False)
+
+    def __post_init__(self):
+        self.workflow.check_rounds(self.settings.num_rounds)
+        self._spec = self.settings.spec
+
+    def run(self) -> None:
+        """Census, the workflow's rounds, final evaluation and report.
+
+        Raises:
+            FedMendError: bad input or too few valid results, in one sentence.
+        """
+        state_dir = self.state_dir / self._spec.run_name / "server"
+        progress, in_use = Progress(self.folder, self.transport.show), state_dir / "in_use"
+        with progress, failing_disk("server"), locked(in_use, patience=PREDECESSOR) as alone:
+            if not alone:
+                raise FedMendError(
+                    f"run_name {self.settings.run_name!r}: expected no other job of this run, one still runs; abort it"
+                    " first"
+                )
+            self.federation = self._begun(state_dir, progress)
+            self.workflow.run(self.federation)
+            self.federation.finish()
+
+    def _begun(self, state_dir: Path, progress: Progress) -> RunningFederation:
+        """Census of all sites, then the initial model or the checkpoint of an earlier job of this run."""
+        chosen, workflow, spec = self.settings, self.workflow, self._spec
+        weights = weights_file(chosen.weights, chosen.network, self.app_dir, self.weights_dir)
+        components = {"workflow": type(workflow).__name__, **self.made_by}
+        made_by = fingerprint(asdict(chosen), self.described, components, weights=weights)
+        checkpoint = Checkpoint(state_dir, chosen.run_name, made_by, chosen.allow_changes)
+        log = RunLog(self.folder, spec.classes, checkpoint, self.transport.stream, progress)
+        saved = checkpoint.load()
+        LOG.info("census: every site opens and checks its data")
+        there, without = self.transport.sites(), set(chosen.without)
+        if unknown := sorted(without - set(there)):
+            log.warn(f"job variable without: expected names of connected sites, got also {unknown}")
+        task, marks = chosen.census_task, saved.marks if saved else {}
+        asked = {s: replace(task, ledger_mark=marks.get(s, "")) for s in sorted(there) if s not in without}
+        exchange, question = Exchange(self.transport, progress, workflow), Question(CENSUS, {}, asked, spec)
+        results = valid_results(exchange, log, question, chosen.needed(len(asked)))
+        log.census = census = read_census(results, spec.classes, goes_on=saved is not None)
+        self.prefix = log.prefix
+        workflow.check_sites(len(census.facts))
+        network = initial_network(spec.network, spec.classes, spec.seed, weights if saved is None else "")
+        rows = census.kind.row_names(spec.classes)
+        letters = {"C": len(spec.classes), "R": len(rows), "F": network.num_features}
+        if saved is not None:
+            log.resume(saved)
+        exchange = replace(exchange, census=census, letters=letters)
+        return RunningFederation(chosen, exchange, log, checkpoint, network, saved, self.described)
