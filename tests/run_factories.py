@@ -3,7 +3,7 @@
 import json
 import re
 
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 
 CLASSES = ["bleed", "mass <5 mm"]
 SKIN = ["nevus", "melanoma", "rare <1 %"]
@@ -201,7 +201,7 @@ def make_label_set_run(
         "sites": known,
         "settings": {"high": 0.3, "low": 20} if settings is None else settings,
     }
-    return Run(folder, info, {"test": [evaluation]}, list(repairs), list(decisions), {"final": {}})
+    return RunFiles(folder, info, {"test": [evaluation]}, list(repairs), list(decisions), {"final": {}})
 
 
 def lesion_evaluation(round_num, dice, volume_dice):
@@ -226,7 +226,7 @@ def make_lesion_run(
         "warmup_rounds": 2,
         "sites": known,
     } | changes
-    return Run(folder, info, {"test": evaluations}, list(repairs), list(decisions), {"final": {}})
+    return RunFiles(folder, info, {"test": evaluations}, list(repairs), list(decisions), {"final": {}})
 
 
 def write_run(folder, run):

@@ -9,7 +9,7 @@ from fedmend.comparison.fairness import TableRow
 from fedmend.comparison.paper_table import PaperTable
 from fedmend.data.card import CARD_NAME, load_card
 from fedmend.errors import FedMendError
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fl_components.compare.runs import SEED, Comparison, cases
 from fl_components.job.folder import all_jobs, job_variants, read_job
 from fl_components.job.reading import read
@@ -85,7 +85,7 @@ def published(entry: TableEntry, job: Path) -> Mapping[str, float]:
 
 
 def paper_table(
-    comparison: Comparison, runs: Mapping[str, Sequence[Run]], without: Mapping[str, str], out: Path, metric: str
+    comparison: Comparison, runs: Mapping[str, Sequence[RunFiles]], without: Mapping[str, str], out: Path, metric: str
 ) -> PaperTable:
     """The paper's table of complete runs.
 

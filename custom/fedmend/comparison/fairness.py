@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 
 SPLITS = ("train", "val", "test")
 
@@ -22,7 +22,7 @@ class TableRow:
     """
 
     title: str
-    runs: Sequence[Run]
+    runs: Sequence[RunFiles]
     costs: Sequence[Mapping]
     simple: bool = False
     published: Mapping[str, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def _verdict(row: TableRow, first: TableRow) -> Fairness:
     return Fairness(True, "; ".join(said))
 
 
-def _sizes(run: Run) -> Mapping:
+def _sizes(run: RunFiles) -> Mapping:
     return {name: [site.get(split) for split in SPLITS] for name, site in run.info["sites"].items()}
 
 

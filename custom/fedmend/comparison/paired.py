@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 from fedmend.basics.files import write_text
 from fedmend.comparison.curves import curves_figure
 from fedmend.errors import FedMendError
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds import shown_as
 from fedmend.report.tables import MACRO, Column, macro_columns, markdown_table, mean_and_sd, shown
 
@@ -53,7 +53,7 @@ def paired_difference(values: Sequence[float | None], others: Sequence[float | N
     return Difference(mean, mean - half, mean + half)
 
 
-def write_comparison(runs: Mapping[str, Sequence[Run]], out: Path, *, metric: str = "") -> str:
+def write_comparison(runs: Mapping[str, Sequence[RunFiles]], out: Path, *, metric: str = "") -> str:
     """Writes ``FILES``.
 
     Args:
@@ -90,7 +90,7 @@ def write_comparison(runs: Mapping[str, Sequence[Run]], out: Path, *, metric: st
     return texts[0]
 
 
-def comparison_text(runs: Mapping[str, Sequence[Run]], columns: Sequence[Column]) -> str:
+def comparison_text(runs: Mapping[str, Sequence[RunFiles]], columns: Sequence[Column]) -> str:
     """Two tables in Markdown: every row, and what the first one has more than each other one.
 
     Args:
@@ -111,15 +111,15 @@ def comparison_text(runs: Mapping[str, Sequence[Run]], columns: Sequence[Column]
     return text
 
 
-def _values(group: Sequence[Run], column: Column) -> list[float | None]:
+def _values(group: Sequence[RunFiles], column: Column) -> list[float | None]:
     return [column.value(run) for run in group]
 
 
-def _difference(first: Sequence[Run], other: Sequence[Run], column: Column) -> Difference | None:
+def _difference(first: Sequence[RunFiles], other: Sequence[RunFiles], column: Column) -> Difference | None:
     return paired_difference(_values(first, column), _values(other, column))
 
 
-def _csv(runs: Mapping[str, Sequence[Run]], columns: Sequence[Column]) -> str:
+def _csv(runs: Mapping[str, Sequence[RunFiles]], columns: Sequence[Column]) -> str:
     """One line per row and metric; empty where there is no number."""
     first = next(iter(runs.values()))
     stream = io.StringIO()

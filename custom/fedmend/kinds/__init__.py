@@ -1,4 +1,8 @@
-"""The kinds of labels that a site may have, one module each; nothing else asks which kind it has to do with."""
+"""The kinds of labels that a site may have, one module each.
+
+Sites, server and methods leave to a kind what differs between kinds. Which one it is, only those ask who show labels to
+people: the review and the advice.
+"""
 
 from collections.abc import Mapping
 

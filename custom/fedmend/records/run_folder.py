@@ -23,7 +23,7 @@ LAST_ROUNDS = 10  # evaluations behind the "Last" of the FedNoRo and FedIA paper
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFiles:
     """What the files of a run folder say.
 
     Attributes:
@@ -100,7 +100,7 @@ class Run:
         return next((m for m in self.evaluations if m["round"] == round_num), None)
 
 
-def last_rounds(runs: Sequence[Run], key: str) -> list[int]:
+def last_rounds(runs: Sequence[RunFiles], key: str) -> list[int]:
     """The rounds behind a "Last" that these runs can be compared by: the last ones in which each of them was evaluated,
     after the longest of their warm-ups; none where there are fewer than ``LAST_ROUNDS``.
 
@@ -143,7 +143,7 @@ def read_lines(path: Path) -> list[Mapping]:
     return [_parse(line, f"{path.name} line {i}") for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
 
 
-def load_run(run_dir: Path | str) -> Run:
+def load_run(run_dir: Path | str) -> RunFiles:
     """Reads a run folder. Where a resumed run repeated a round, its last record counts.
 
     Args:
@@ -166,7 +166,7 @@ def load_run(run_dir: Path | str) -> Run:
     metrics = {(m["split"], m["round"]): m for m in read_lines(folder / METRICS)}
     repairs = {(r["round"], r["site"], r["class"]): r for r in read_lines(folder / REPAIRS)}
     results = folder / RESULTS
-    return Run(
+    return RunFiles(
         folder=folder,
         info=info,
         metrics={s: [metrics[k] for k in sorted(metrics) if k[0] == s] for s in sorted({k[0] for k in metrics})},

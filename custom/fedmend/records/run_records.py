@@ -38,19 +38,19 @@ class LineFile:
         self._written, self._size = len(records), (self._size or 0) + len(text)
         self._digest.update(text.encode())
 
-    def mark(self) -> dict:
+    def extent(self) -> dict:
         """Says how much is written; :meth:`read` goes on from there."""
         return {"bytes": self._size, "sha256": self._digest.hexdigest()}
 
-    def read(self, mark: Mapping) -> list[dict]:
-        """The records that were written when ``mark`` was taken; what was written since goes with the next ones.
+    def read(self, extent: Mapping) -> list[dict]:
+        """The records that were written when ``extent`` was taken; what was written since goes with the next ones.
 
         Raises:
             FedMendError: they are not there, or not as they were.
         """
-        content = self._path.read_bytes()[: mark["bytes"]] if self._path.is_file() else b""
+        content = self._path.read_bytes()[: extent["bytes"]] if self._path.is_file() else b""
         digest = hashlib.sha256(content)
-        if digest.hexdigest() != mark["sha256"]:
+        if digest.hexdigest() != extent["sha256"]:
             raise FedMendError(
                 f"{self._path.name} beside the checkpoint: expected the lines that the checkpoint counts, got others;"
                 f" {WAY_ON}"
@@ -166,7 +166,7 @@ class RunRecords:
         """
         for name, file in self._kept.items():
             file.write(self._lines[name])
-        return json.dumps({name: file.mark() for name, file in self._kept.items()})
+        return json.dumps({name: file.extent() for name, file in self._kept.items()})
 
     def restore(self, dumped: str) -> None:
         """Takes over what was kept when :meth:`dump` gave this; records made since this object was created come after
@@ -175,8 +175,8 @@ class RunRecords:
         Raises:
             FedMendError: it is lost or damaged.
         """
-        for name, mark in json.loads(dumped).items():
-            self._lines[name] = self._kept[name].read(mark) + self._lines[name]
+        for name, extent in json.loads(dumped).items():
+            self._lines[name] = self._kept[name].read(extent) + self._lines[name]
         self._files = _line_files(self.folder)  # written anew, because this may be another folder
         self._latest = {(line["site"], line["class"]): line for line in self._lines[REPAIRS]}
 

@@ -6,7 +6,7 @@ from types import UnionType
 
 from fedmend.basics.discovery import modules_of
 from fedmend.basics.page import Section
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report import sections
 
 
@@ -25,8 +25,8 @@ class Part:
     """
 
     place: int = 100
-    sections: Sequence[Callable[[Run], Section]] = ()
-    lines: Callable[[Run], list[str]] = lambda run: []
+    sections: Sequence[Callable[[RunFiles], Section]] = ()
+    lines: Callable[[RunFiles], list[str]] = lambda run: []
     own: Mapping[str, type | UnionType] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     words_before: str = ""

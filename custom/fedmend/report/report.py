@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedmend.basics.files import write_text
 from fedmend.basics.page import compact, duration, phantom_note, section, table, whole_page
-from fedmend.records.run_folder import Run, load_run
+from fedmend.records.run_folder import RunFiles, load_run
 from fedmend.report.kinds import shown_as
 from fedmend.report.parts import find_parts
 from fedmend.report.tables import comparison
@@ -64,7 +64,7 @@ def summary_text(run_dir: Path) -> str:
     return "\n".join([*lines, f"report: {run.folder / REPORT_NAME}"]) + "\n"
 
 
-def _facts(run: Run) -> list[str]:
+def _facts(run: RunFiles) -> list[str]:
     total = run.info["num_rounds"]
     seen = max((m["round"] for records in run.metrics.values() for m in records), default=0)
     state = f"finished, {total} rounds" if run.results else f"not finished, {seen} of {total} rounds evaluated"
@@ -73,7 +73,7 @@ def _facts(run: Run) -> list[str]:
     return facts + ([f"took {duration(run.results['seconds'])}"] if "seconds" in run.results else [])
 
 
-def _below(run: Run) -> str:
+def _below(run: RunFiles) -> str:
     """What is below the heading: what ran, whether on synthetic data, settings."""
     info = run.info
     facts = [f"Method {info['method']}", *_facts(run)]
@@ -87,7 +87,7 @@ def _below(run: Run) -> str:
     return below
 
 
-def glossary(run: Run) -> str:
+def glossary(run: RunFiles) -> str:
     """The words of this page, for a clinician."""
     known = list(shown_as(run).glossary(run).items())
     for part in find_parts():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedmend.errors import FedMendError
-from fedmend.records.run_folder import Run, last_rounds
+from fedmend.records.run_folder import RunFiles, last_rounds
 from fedmend.report.kinds import shown_as
 
 TABLES = ("per_class.md", "per_class.csv", "macro.md", "macro.csv")
@@ -37,7 +37,7 @@ class Column(NamedTuple):
     """
 
     word: str
-    value: Callable[[Run], float | None]
+    value: Callable[[RunFiles], float | None]
     key: str
 
 
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     phantom: bool
 
 
-def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
+def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
     """Tables of the final model on the split that the reports are about, one row per method.
 
     ``per_class`` has the AUC of each class and their average (as Table 1, Deng et al., MICCAI 2023), ``macro`` the
@@ -88,11 +88,11 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     averages = macro_columns([run for group in runs.values() for run in group])
     average = ["Average"] if len(classes) > 1 else []
 
-    def per_class(run: Run) -> list:
+    def per_class(run: RunFiles) -> list:
         known = _final(run)
         return [*known["per_class"].get(main, [None] * len(classes)), *([known["macro"].get(main)] if average else [])]
 
-    def macro(run: Run) -> list:
+    def macro(run: RunFiles) -> list:
         return [column.value(run) for column in averages]
 
     texts = []
@@ -113,7 +113,7 @@ def comparison(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     return dict(zip(TABLES, texts, strict=True))
 
 
-def macro_columns(runs: Sequence[Run]) -> list[Column]:
+def macro_columns(runs: Sequence[RunFiles]) -> list[Column]:
     """The metrics over all classes that the final model of any of these runs has; then, as papers report some of them,
     the mean of the last rounds (see :func:`fedmend.records.run_folder.last_rounds`) and the highest value of all.
 
@@ -132,19 +132,19 @@ def macro_columns(runs: Sequence[Run]) -> list[Column]:
     return columns
 
 
-def _final(run: Run) -> Mapping:
+def _final(run: RunFiles) -> Mapping:
     return run.evaluations[-1]
 
 
-def _mean(run: Run, key: str, rounds: Sequence[int]) -> float:
+def _mean(run: RunFiles, key: str, rounds: Sequence[int]) -> float:
     return statistics.fmean(value for round_num, value in run.measured(key) if round_num in rounds)
 
 
-def _highest(run: Run, key: str) -> float | None:
+def _highest(run: RunFiles, key: str) -> float | None:
     return max((value for _, value in run.measured(key)), default=None)
 
 
-def _check(run: Run, first: Run, where: str) -> None:
+def _check(run: RunFiles, first: RunFiles, where: str) -> None:
     if not run.results:
         raise FedMendError(f"{where}: expected finished runs, got one that goes on or was stopped")
     if not run.evaluations:
@@ -155,7 +155,7 @@ def _check(run: Run, first: Run, where: str) -> None:
         raise FedMendError(f"{where}: expected results on the {first.split} split as in the first run, got {run.split}")
 
 
-def _check_row(group: Sequence[Run], name: str) -> None:
+def _check_row(group: Sequence[RunFiles], name: str) -> None:
     """A row is one method with one setting, run with different seeds."""
     seeds = [run.info.get("seed") for run in group]
     if len(set(seeds)) < len(seeds):

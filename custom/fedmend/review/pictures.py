@@ -23,7 +23,7 @@ OUTLINED = 1024  # an outline is drawn at about this many pixels, so that it hid
 
 
 @dataclass(frozen=True)
-class Picture:
+class SiteImage:
     """One image of a site.
 
     Attributes:
@@ -43,7 +43,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class SlicePicture(Picture):
+class SliceImage(SiteImage):
     """One axial slice of a volume.
 
     Attributes:
@@ -55,7 +55,7 @@ class SlicePicture(Picture):
     planes: int
 
 
-def open_picture(card: SiteCard, image: str) -> Picture:
+def open_picture(card: SiteCard, image: str) -> SiteImage:
     """Reads the image of a sample; colour is kept, also where models see grey.
 
     Args:
@@ -70,10 +70,10 @@ def open_picture(card: SiteCard, image: str) -> Picture:
         raise UnreadableImage("expected a path below image_root, got another")
     color = card.color or image.lower().endswith(PICTURE_SUFFIXES)
     raw = read_raw(card.image_root / image, card.window, color=color)
-    return Picture(raw, {} if raw.window is None else _windows(raw, has_unit=card.window is not None))
+    return SiteImage(raw, {} if raw.window is None else _windows(raw, has_unit=card.window is not None))
 
 
-def open_slice(card: SiteCard, item: VolumeItem, plane: int) -> SlicePicture:
+def open_slice(card: SiteCard, item: VolumeItem, plane: int) -> SliceImage:
     """Reads an axial slice of a volume; the volume is kept for its neighbours, until another one is asked for.
 
     Args:
@@ -95,7 +95,7 @@ def open_slice(card: SiteCard, item: VolumeItem, plane: int) -> SlicePicture:
     if not 0 <= plane < planes:
         raise UnreadableImage(f"expected a slice number below {planes}, got another")
     raw = RawImage(axial_plane(voxels, plane), seen, ras=True)
-    return SlicePicture(raw, _windows(raw, has_unit=window is not None), axial_plane(mask, plane), planes)
+    return SliceImage(raw, _windows(raw, has_unit=window is not None), axial_plane(mask, plane), planes)
 
 
 @functools.lru_cache(maxsize=1)
@@ -113,7 +113,7 @@ def _windows(raw: RawImage, *, has_unit: bool) -> dict[str, tuple[float, float]]
     return windows if raw.own_window is None else windows | {FILE_WINDOW: raw.own_window}
 
 
-def png(picture: Picture, centre: float | None = None, width: float | None = None) -> bytes:
+def png(picture: SiteImage, centre: float | None = None, width: float | None = None) -> bytes:
     """The image as a PNG file, grey or in colour.
 
     Args:
@@ -141,7 +141,7 @@ def overlay_png(mask: np.ndarray, color: tuple[int, int, int], *, filled: bool =
     """A mask to lay over the picture of its slice, stretched to the same place.
 
     Args:
-        mask: (H, W) bool, in the order of :attr:`SlicePicture.mask`.
+        mask: (H, W) bool, in the order of :attr:`SliceImage.mask`.
         color: of the outline, which runs along the inside.
         filled: tint what is inside too.
 

@@ -11,7 +11,7 @@ from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs.gallery import ADDED, ANNOTATED
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, Verdict
 from fedmend.review.desk import Desk, Item
-from fedmend.review.pictures import Neighbours, Picture, SlicePicture, open_picture, open_slice, overlay_png, png
+from fedmend.review.pictures import Neighbours, SiteImage, SliceImage, open_picture, open_slice, overlay_png, png
 from fedmend.review.pictures import picture_problem as problem_of
 
 REMOVED = (220, 50, 47)
@@ -103,7 +103,7 @@ class Shown:
         case = self._desk.data.train.case
         return np.flatnonzero(case == case[sample]).tolist()
 
-    def _open(self, sample: int) -> Picture:
+    def _open(self, sample: int) -> SiteImage:
         train = self._desk.data.train
         if self._neighbours is not None:
             return open_picture(self._desk.card, train.table.images[sample])
@@ -138,7 +138,7 @@ class Shown:
         if which == "original":
             with self._one_at_a_time:
                 picture = self._open(sample)
-            assert isinstance(picture, SlicePicture)
+            assert isinstance(picture, SliceImage)
             return overlay_png(picture.mask, ANNOTATED)
         change = self._desk.ledger.recorded(sample)
         if which == "added":

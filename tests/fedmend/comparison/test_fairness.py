@@ -1,9 +1,11 @@
 from fedmend.comparison.fairness import TableRow, judge, training
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 
 
 def run(**sizes):
-    return Run(None, {"sites": {site: {"train": n} for site, n in (sizes or {"a": 8, "b": 9}).items()}}, {}, (), (), {})
+    return RunFiles(
+        None, {"sites": {site: {"train": n} for site, n in (sizes or {"a": 8, "b": 9}).items()}}, {}, (), (), {}
+    )
 
 
 def cost(*, initial="x", per_round=4, unit="epochs", rounds=(5, 5), steps=(30, 50)):

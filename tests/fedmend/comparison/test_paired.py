@@ -5,7 +5,7 @@ import pytest
 from factories import refused
 
 from fedmend.comparison.paired import FILES, paired_difference, write_comparison
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 
 
 def make_run(seed, *aucs, phantom=False):
@@ -15,7 +15,7 @@ def make_run(seed, *aucs, phantom=False):
         for r, auc in enumerate(aucs)
     ]
     info = {"phantom": phantom, "classes": ["edema"], "seed": seed}
-    return Run(None, info, {"test": evaluations}, (), (), {"final": {}})
+    return RunFiles(None, info, {"test": evaluations}, (), (), {"final": {}})
 
 
 RUNS = {
@@ -76,6 +76,6 @@ def test_a_metric_that_nobody_measured_is_one_sentence(tmp_path):
 
 
 def test_runs_without_an_evaluation_are_one_sentence(tmp_path):
-    empty = Run(None, {"phantom": False, "classes": ["edema"], "seed": 0}, {}, (), (), {"final": {}})
+    empty = RunFiles(None, {"phantom": False, "classes": ["edema"], "seed": 0}, {}, (), (), {"final": {}})
     with refused("compare: expected runs with a test or val split, got one without"):
         write_comparison({"own": [empty]}, tmp_path)

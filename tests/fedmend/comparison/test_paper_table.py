@@ -10,7 +10,7 @@ from factories import refused
 from fedmend.comparison.fairness import TableRow
 from fedmend.comparison.paper_table import PaperTable, costs_of
 from fedmend.comparison.table_pages import FILES, write_paper_table
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 
 
 def make_run(seed, auc, *, val=None, phantom=False):
@@ -19,7 +19,7 @@ def make_run(seed, auc, *, val=None, phantom=False):
 
     info = {"phantom": phantom, "classes": ["edema"], "seed": seed, "sites": {"a": {"train": 8}}}
     metrics = {"test": evaluations(auc)} | ({"val": evaluations(val)} if val else {})
-    return Run(None, info, metrics, (), (), {"final": {}})
+    return RunFiles(None, info, metrics, (), (), {"final": {}})
 
 
 def cost(seconds=90, **changes):

@@ -250,4 +250,4 @@ def test_kept_lines_that_are_lost_or_changed_are_one_sentence(tmp_path, content)
     with refused(
         f"decisions.jsonl beside the checkpoint: expected the lines that the checkpoint counts, got others; {WAY_ON}"
     ):
-        LineFile(tmp_path / "decisions.jsonl").read(file.mark())
+        LineFile(tmp_path / "decisions.jsonl").read(file.extent())

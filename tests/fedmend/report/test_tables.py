@@ -4,7 +4,7 @@ import io
 import pytest
 from factories import refused
 
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.tables import TABLES, comparison, mean_and_sd
 
 
@@ -16,7 +16,7 @@ def make_run(*aucs, macro=None, single=False, **changes):
     evaluations = [m | ({"confusion": [[1, 0], [0, 1]]} if single else {}) for m in (first, last)]
     split = changes.pop("split", "test")
     fields = {"info": info | changes.pop("info", {}), "metrics": {split: evaluations}, "results": {"final": {}}}
-    return Run(folder=None, repairs=(), decisions=(), **{**fields, **changes})
+    return RunFiles(folder=None, repairs=(), decisions=(), **{**fields, **changes})
 
 
 def rows_of(text):

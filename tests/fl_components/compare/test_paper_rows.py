@@ -8,7 +8,7 @@ import pytest
 from factories import CLASSES, ROOT, make_site_folder, refused
 from job_factories import CLIENT, SERVER, write_job
 
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fl_components.compare.paper_rows import find_job, on_data, own_entry, paper_table, row_entry, table_rows
 from fl_components.compare.runs import Comparison, cases
 
@@ -120,7 +120,7 @@ def test_the_table_has_the_rows_of_whole_seeds_with_what_the_files_say_of_them(j
     for case in cases(comparison, tmp_path / "out"):
         case.workspace.mkdir(parents=True)
         case.cost_file.write_text(json.dumps({"seconds": case.seed}))
-    runs = {row: [Run(None, {"seed": 1}, {}, (), (), {})] for row in ("own", "fedavg")}
+    runs = {row: [RunFiles(None, {"seed": 1}, {}, (), (), {})] for row in ("own", "fedavg")}
     found = paper_table(comparison, runs, {"late": "expected more"}, tmp_path / "out", "f1")
     assert (found.name, found.source, found.incomplete, found.metric) == ("job", "Table 1", [0], "f1")
     assert [row.title for row in found.rows.values()] == ["Own", "FedAvg"]

@@ -6,7 +6,7 @@ Apart from :mod:`fedmend.kinds`, because a page is made without torch.
 from collections.abc import Mapping
 
 from fedmend.labels import MULTILABEL, SINGLELABEL
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds.base import KindReport
 from fedmend.report.kinds.multilabel import MultiLabelReport
 from fedmend.report.kinds.segmentation import SegmentationReport
@@ -17,7 +17,7 @@ KIND_REPORTS: Mapping[str, KindReport] = {
 }
 
 
-def shown_as(run: Run) -> KindReport:
+def shown_as(run: RunFiles) -> KindReport:
     """How the results of a run are shown, by its kind of labels.
 
     ``run.json`` names the kind. It did not in the first runs, but of these only the ones with one label per sample

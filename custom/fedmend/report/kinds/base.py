@@ -8,7 +8,7 @@ from fedmend.basics.page import Figure
 from fedmend.report.metric_figures import Metric, metric_figure
 
 if TYPE_CHECKING:
-    from fedmend.records.run_folder import Run
+    from fedmend.records.run_folder import RunFiles
 
 SPLITS = ("train", "val", "test")
 MACRO_WORD = {
@@ -78,11 +78,11 @@ class KindReport(ABC):
     repair_words: ClassVar[Mapping[str, str]] = {}
     words: ClassVar[Mapping[str, str]]
 
-    def size(self, run: "Run") -> str:
+    def size(self, run: "RunFiles") -> str:
         """What is learnt, in two words."""
         return f"{len(run.info['classes'])} classes"
 
-    def left_out(self, run: "Run") -> dict[str, str]:
+    def left_out(self, run: "RunFiles") -> dict[str, str]:
         """Class → why the last evaluation has no number for it."""
         if not run.evaluations:
             return {}
@@ -98,16 +98,16 @@ class KindReport(ABC):
     def reason(self, evaluation: Mapping, index: int) -> str:
         """Why an evaluation has no number for the class ``index``: what the split lacks."""
 
-    def means_over(self, run: "Run") -> str:
+    def means_over(self, run: "RunFiles") -> str:
         """What the means in the key numbers are taken over."""
         total = len(run.info["classes"])
         return f"Means over {total - len(self.left_out(run))} of {total} classes, {run.split} split."
 
     @abstractmethod
-    def sites(self, run: "Run") -> tuple[str, str]:
+    def sites(self, run: "RunFiles") -> tuple[str, str]:
         """Title and HTML of the section that shows what each site has; the HTML is empty without a site."""
 
-    def curves(self, run: "Run") -> list[str | Figure]:
+    def curves(self, run: "RunFiles") -> list[str | Figure]:
         """Blocks with the metrics over rounds; there is at least one evaluation."""
         blocks = []
         for metric in self.metrics:
@@ -127,6 +127,6 @@ class KindReport(ABC):
         """The confusion matrix of an evaluation; "" where none is counted."""
         return ""
 
-    def glossary(self, run: "Run") -> dict[str, str]:
+    def glossary(self, run: "RunFiles") -> dict[str, str]:
         """The words that a run of this kind needs."""
         return {word: meaning for word, meaning in self.words.items() if word != "Warm-up" or run.warmup}

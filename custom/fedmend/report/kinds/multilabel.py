@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from fedmend.basics.page import table, td
 from fedmend.labels import MULTILABEL
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds.base import (
     CALIBRATION,
     CALIBRATION_WORD,
@@ -65,7 +65,7 @@ class MultiLabelReport(KindReport):
         empty = [word for key, word in self.counted.items() if key in evaluation and evaluation[key][index] == 0]
         return f"no {empty[0]} sample" if empty else "only one label value"
 
-    def sites(self, run: Run) -> tuple[str, str]:
+    def sites(self, run: RunFiles) -> tuple[str, str]:
         """Sites × classes: who annotates what, with counts."""
         classes, rows = run.info["classes"], []
         for name, site in sorted(run.info["sites"].items()):

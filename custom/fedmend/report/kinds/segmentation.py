@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from fedmend.basics.page import Figure, heat, table, td
 from fedmend.labels import SEGMENTATION
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds.base import KindReport
 from fedmend.report.metric_figures import Metric, metrics_figure
 
@@ -44,7 +44,7 @@ class SegmentationReport(KindReport):
         "Warm-up": "The first rounds, in which every site learns from its masks as they are.",
     }
 
-    def size(self, run: Run) -> str:
+    def size(self, run: RunFiles) -> str:
         """There is one class."""
         return "segmentation"
 
@@ -52,13 +52,13 @@ class SegmentationReport(KindReport):
         """Dice needs slices with a lesion."""
         return self.missing
 
-    def means_over(self, run: Run) -> str:
+    def means_over(self, run: RunFiles) -> str:
         """Slices, not classes."""
         if not run.evaluations:
             return super().means_over(run)
         return f"Dice: mean over {run.evaluations[-1]['positives'][0]:,} slices with a lesion, {run.split} split."
 
-    def sites(self, run: Run) -> tuple[str, str]:
+    def sites(self, run: RunFiles) -> tuple[str, str]:
         """Sites × slices and, where they are known, lesions that the masks were left with."""
         known, rows = run.info["sites"], []
         splits = [split for split in ("val", "test") if any(site.get(split) for site in known.values())]
@@ -81,6 +81,6 @@ class SegmentationReport(KindReport):
             rows = [row[:-3] for row in rows]
         return "What each site annotates", table(caption, head, rows, ["All sites", *totals])
 
-    def curves(self, run: Run) -> list[str | Figure]:
+    def curves(self, run: RunFiles) -> list[str | Figure]:
         """All metrics in one figure."""
         return [metrics_figure(run.evaluations, self.metrics, best=run.best_round, **run.frame)]

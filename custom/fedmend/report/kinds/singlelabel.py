@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from fedmend.basics.page import heat, table, td
 from fedmend.labels import SINGLELABEL
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds.base import (
     CALIBRATION,
     CALIBRATION_WORD,
@@ -74,7 +74,7 @@ class SingleLabelReport(KindReport):
         """Recall needs samples of the class."""
         return "no sample"
 
-    def sites(self, run: Run) -> tuple[str, str]:
+    def sites(self, run: RunFiles) -> tuple[str, str]:
         """Sites × classes: training labels, where every site may have all classes."""
         classes, known = run.info["classes"], run.info["sites"]
         splits = [split for split in SPLITS if any(site.get(split) for site in known.values())]
@@ -111,6 +111,6 @@ class SingleLabelReport(KindReport):
         head = ["True ↓ predicted\u00a0→", *classes, "samples"]
         return f"<h3>{title}</h3>\n{table(caption, head, rows, ['All', *sums, sum(map(sum, counts))])}"
 
-    def glossary(self, run: Run) -> dict[str, str]:
+    def glossary(self, run: RunFiles) -> dict[str, str]:
         """Pseudo-labels are explained where there are some."""
         return super().glossary(run) | (PSEUDO_LABEL_WORDS if run.repairs else {})

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from html import escape
 
 from fedmend.basics.page import Figure, Section, number, section, table, td
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
 from fedmend.report.kinds import shown_as
 from fedmend.report.parts import Part
@@ -35,12 +35,12 @@ WORDS = {
 }
 
 
-def _estimates(run: Run) -> tuple[int, Mapping[str, Mapping]] | None:
+def _estimates(run: RunFiles) -> tuple[int, Mapping[str, Mapping]] | None:
     """Round and value of the estimation that counts: the last one, should a resumed run have repeated it."""
     return next(reversed(run.decided("completeness", OWN).items()), None)
 
 
-def _true(run: Run) -> dict[str, float]:
+def _true(run: RunFiles) -> dict[str, float]:
     """Site → marked lesions / all lesions, where a converter knows them."""
     lesions = {site: known["lesions"] for site, known in run.info["sites"].items() if "lesions" in known}
     return {site: marked / total for site, (marked, total) in lesions.items() if total}
@@ -51,7 +51,7 @@ def _ranks(values: Mapping[str, float]) -> dict[str, int]:
     return {site: 1 + sum(other > value for other in values.values()) for site, value in values.items()}
 
 
-def completeness(run: Run) -> Section:
+def completeness(run: RunFiles) -> Section:
     """Estimated completeness of each site with the counts behind it, beside the true one where it is known."""
     found = _estimates(run)
     if found is None:
@@ -89,7 +89,7 @@ def _beside(rank: int | None, true: int | None):
     return td("n/a", "na n") if true is None else td(true) if rank == true else td(f"{true} ≠", "bad n")
 
 
-def iou(run: Run) -> Section:
+def iou(run: RunFiles) -> Section:
     """Learning curve of each site against the line of its warm-up, with the rounds of trigger and correction."""
     curves = run.decided("iou", OWN)
     if not curves:
@@ -106,7 +106,7 @@ def iou(run: Run) -> Section:
     return section("iou", "Learning curves of the sites", f"<p>{escape(words)}</p>\n", figure)
 
 
-def _events(run: Run) -> dict[str, dict[str, int]]:
+def _events(run: RunFiles) -> dict[str, dict[str, int]]:
     """triggered, corrected, spared → site → round; the last one, should a resumed run have repeated it."""
     return {
         what: {site: round_num for round_num, sites in run.decided(what, OWN).items() for site in sites}
@@ -163,7 +163,7 @@ def iou_figure(
     )
 
 
-def completeness_weights(run: Run) -> Section:
+def completeness_weights(run: RunFiles) -> Section:
     """Share of each site in the average of the models while it depends on completeness."""
     weights = run.decided("completeness_weights", OWN)
     if not weights:
@@ -180,7 +180,7 @@ def completeness_weights(run: Run) -> Section:
     return section("completeness-weights", "Completeness-aware aggregation", f"<p>{escape(words)}</p>\n", figure)
 
 
-def _added(run: Run) -> dict[str, Mapping]:
+def _added(run: RunFiles) -> dict[str, Mapping]:
     """Site → its latest counts of added pixels; empty where repairs are pseudo-labels."""
     return {} if shown_as(run).pseudo_labels else {r["site"]: r for r in run.repairs}
 
@@ -199,7 +199,7 @@ def _share(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def corrections(run: Run) -> Section:
+def corrections(run: RunFiles) -> Section:
     """What was added to the masks of each site, and how much of it is right."""
     events, added = _events(run), _added(run)
     if not (added or any(events.values())):
@@ -234,7 +234,7 @@ def corrections(run: Run) -> Section:
     return section("corrections", "Corrections of the masks", f'{body}<p class="fine">{note}</p>')
 
 
-def completeness_lines(run: Run) -> list[str]:
+def completeness_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
     lines, found, true = [], _estimates(run), _true(run)
     if found is not None:

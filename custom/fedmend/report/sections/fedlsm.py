@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedmend.basics.page import Figure, Section, heat, section, table, td
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure
 from fedmend.report.parts import Part
 
@@ -24,7 +24,7 @@ WORDS = {
 }
 
 
-def uncertainty(run: Run) -> Section:
+def uncertainty(run: RunFiles) -> Section:
     """Histograms of the uncertainty of each site's samples, with the pools that FedLSM makes of them."""
     found = run.decided("uncertainty", OWN)
     histograms = {}
@@ -44,7 +44,7 @@ def uncertainty(run: Run) -> Section:
     return section("uncertainty", "Uncertainty of the samples", f"<p>{escape(words)}</p>\n", figure)
 
 
-def pool_sizes(run: Run, site: str, histograms: Mapping[int, Sequence[int]]) -> tuple[int, int] | None:
+def pool_sizes(run: RunFiles, site: str, histograms: Mapping[int, Sequence[int]]) -> tuple[int, int] | None:
     """Samples in D_h and D_l of a site by the job's ``high`` and ``low``, which are counts or, below 1, shares.
 
     These and the histogram tell where the pools end, to one bin: the exact limit would be the value of one image.
@@ -124,7 +124,7 @@ def uncertainty_figure(
     )
 
 
-def class_knowledge(run: Run) -> Section:
+def class_knowledge(run: RunFiles) -> Section:
     """Sites × classes with q of Eq. (7), Deng et al., MICCAI 2023, of the last round, and of the others to unfold."""
     found = run.decided("class_knowledge", OWN)
     if not found:
@@ -143,7 +143,7 @@ def class_knowledge(run: Run) -> Section:
     return section("class-knowledge", "What each site knows", body)
 
 
-def _knowledge_table(run: Run, round_num: int, knowledge: Mapping[str, Sequence[float]]) -> str:
+def _knowledge_table(run: RunFiles, round_num: int, knowledge: Mapping[str, Sequence[float]]) -> str:
     classes, sites = run.info["classes"], run.info["sites"]
     total = [sum(column) for column in zip(*knowledge.values(), strict=True)]
     rows = []
@@ -153,8 +153,8 @@ def _knowledge_table(run: Run, round_num: int, knowledge: Mapping[str, Sequence[
             continue
         positives, cells = sites.get(site, {}).get("positives", {}), []
         for name, q, sum_q in zip(classes, knowledge[site], total, strict=True):
-            mark = "✓ " if positives.get(name) else ""
-            cells.append(heat(f"{mark}{q:,.0f}", q / sum_q if sum_q else 0.0))
+            tick = "✓ " if positives.get(name) else ""
+            cells.append(heat(f"{tick}{q:,.0f}", q / sum_q if sum_q else 0.0))
         rows.append([site, *cells])
     caption = f"q in round {round_num}; shading: share of the class; –: no result"
     return table(caption, ["Site", *classes], rows, ["All sites", *(td(f"{q:,.0f}") for q in total)])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fedmend.basics.page import Figure, Section, section
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure
 from fedmend.report.parts import Part
 
@@ -16,7 +16,7 @@ WORDS = {
 }
 
 
-def learning_degree(run: Run) -> Section:
+def learning_degree(run: RunFiles) -> Section:
     """Learning degree of each class over rounds."""
     found = run.decided("learning_degree", OWN)
     if not found:

@@ -5,7 +5,7 @@ from html import escape
 from statistics import fmean
 
 from fedmend.basics.page import Figure, Section, heat, number, section, table, td
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
 from fedmend.report.parts import Part
 
@@ -32,7 +32,7 @@ SHARES = "What each site counts in the average of the models, in per cent of all
 JUDGED_NOISY, TAKEN_FOR_NOISY = "judged noisy", "not judged, as noisy"
 
 
-def _detection(run: Run) -> tuple[int, Mapping] | None:
+def _detection(run: RunFiles) -> tuple[int, Mapping] | None:
     """Round and value of the detection that counts: the last one, should a resumed run have repeated it."""
     return next(reversed(run.decided("noisy_client_detection", OWN).items()), None)
 
@@ -41,7 +41,7 @@ def _names(sites: Sequence[str]) -> str:
     return ", ".join(sorted(sites))
 
 
-def _judgements(run: Run) -> dict[str, str]:
+def _judgements(run: RunFiles) -> dict[str, str]:
     """Site → what stage 2 takes it for, in words."""
     found = _detection(run)
     if found is None:
@@ -51,7 +51,7 @@ def _judgements(run: Run) -> dict[str, str]:
     return words | {site: TAKEN_FOR_NOISY for site in found[1].get("absent", ()) if site not in losses}
 
 
-def noisy_sites(run: Run) -> Section:
+def noisy_sites(run: RunFiles) -> Section:
     """Sites × classes with the losses behind the judgement, and the judgement in words."""
     found = _detection(run)
     if found is None:
@@ -93,7 +93,7 @@ def noisy_sites(run: Run) -> Section:
     return section("noisy-sites", "Noisy sites", f"<p>{escape(words)}</p>\n{table(caption, head, rows)}")
 
 
-def noisy_site_lines(run: Run) -> list[str]:
+def noisy_site_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
     found = _detection(run)
     if found is None:
@@ -102,7 +102,7 @@ def noisy_site_lines(run: Run) -> list[str]:
     return [f"Noisy sites: {_names(value['noisy']) or 'none'} (detection vote share {number(value.get('vote_share'))})"]
 
 
-def second_stage(run: Run) -> Section:
+def second_stage(run: RunFiles) -> Section:
     """Weights of the knowledge distillation and of the aggregation over rounds."""
     blocks = []
     if distillation := run.decided("distillation_weight", OWN):

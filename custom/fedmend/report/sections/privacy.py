@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fedmend.basics.page import Section, number, section, table
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.parts import Part
 
 OWN = {"privacy": Mapping}
@@ -15,7 +15,7 @@ WORDS = {
 NOTE = "Loss, label counts and evaluation of these sites stay there; the number of their images is not protected."
 
 
-def _spent(run: Run) -> Mapping[str, Mapping[str, float]]:
+def _spent(run: RunFiles) -> Mapping[str, Mapping[str, float]]:
     """Site → the last that it told."""
     told: dict[str, Mapping[str, float]] = {}
     for value in run.decided("privacy", OWN).values():
@@ -23,7 +23,7 @@ def _spent(run: Run) -> Mapping[str, Mapping[str, float]]:
     return dict(sorted(told.items()))
 
 
-def spent(run: Run) -> Section:
+def spent(run: RunFiles) -> Section:
     """Sites with epsilon, delta, noise and clipping."""
     if not (found := _spent(run)):
         return Section()
@@ -35,7 +35,7 @@ def spent(run: Run) -> Section:
     return section("privacy", "Differential privacy", table("Spent so far", head, rows) + f"<p class='fine'>{NOTE}</p>")
 
 
-def spent_lines(run: Run) -> list[str]:
+def spent_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
     return [f"Privacy, {site}: epsilon {t['epsilon']:.3g}, delta {t['delta']:.2g}" for site, t in _spent(run).items()]
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
 from fedmend.basics.page import Figure, Section, number, section, table
-from fedmend.records.run_folder import Run
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import STACK, Line, Panel, grid_figure
 from fedmend.report.kinds import shown_as
 from fedmend.report.parts import Part
@@ -15,7 +15,7 @@ def _precision(record: Mapping, kind: str) -> float | None:
     return correct / record[kind] if correct is not None and record[kind] else None
 
 
-def pseudo_labels(run: Run) -> Section:
+def pseudo_labels(run: RunFiles) -> Section:
     """Pseudo-labels per site, class and round, and how many of them are right."""
     kinds = shown_as(run).pseudo_labels
     if not (run.repairs and kinds):
@@ -42,7 +42,7 @@ def _judged(record: Mapping) -> tuple[object, object]:
     return count, record["accepted"] / count if count else None
 
 
-def _latest_table(run: Run) -> str:
+def _latest_table(run: RunFiles) -> str:
     """Counts after the last round of each site."""
     classes, kinds = run.info["classes"], shown_as(run).pseudo_labels
     latest = {(r["site"], classes.index(r["class"])): r for r in run.repairs}
@@ -61,7 +61,7 @@ def _latest_table(run: Run) -> str:
     return f'{counts}<p class="fine">{note}</p>'
 
 
-def pseudo_label_lines(run: Run) -> list[str]:
+def pseudo_label_lines(run: RunFiles) -> list[str]:
     """The same for the plain text: sums over the sites."""
     lines, latest = [], {(r["site"], r["class"]): r for r in run.repairs}.values()
     for kind, words in shown_as(run).pseudo_labels.items() if latest else ():

@@ -5,13 +5,13 @@ from html import escape
 from statistics import fmean
 
 from fedmend.basics.page import Section, compact, number, section, table, td
-from fedmend.records.run_folder import Run, last_rounds
+from fedmend.records.run_folder import RunFiles, last_rounds
 from fedmend.report.kinds import shown_as
 from fedmend.report.metric_figures import Metric
 from fedmend.report.parts import Part
 
 
-def _milestones(run: Run) -> list[tuple[str, int | None, Mapping]]:
+def _milestones(run: RunFiles) -> list[tuple[str, int | None, Mapping]]:
     """(name, round, macro metrics) of the final, best, warmed-up and initial model, as far as there are numbers."""
     last = run.evaluations[-1] if run.evaluations else {"round": run.info["num_rounds"], "macro": {}}
     final = run.results.get("final", {}).get(run.split)
@@ -25,14 +25,14 @@ def _milestones(run: Run) -> list[tuple[str, int | None, Mapping]]:
     return [item for item in found if item[2]]
 
 
-def _shown_models(run: Run) -> list[tuple[str, Mapping]]:
+def _shown_models(run: RunFiles) -> list[tuple[str, Mapping]]:
     """(word, evaluation) of the last model and, if it is another one, of the best."""
     last, best = run.evaluations[-1], run.evaluation(run.best_round)
     shown = [("final" if last["round"] >= run.info["num_rounds"] else "latest", last)]
     return shown + ([("best", best)] if best and best is not last else [])
 
 
-def _last_and_best(run: Run) -> list[list[tuple[str, float]]]:
+def _last_and_best(run: RunFiles) -> list[list[tuple[str, float]]]:
     """Of each metric that papers report so, the mean over the last ten evaluated rounds, where there are as many after
     the warm-up, and the highest value of all rounds.
     """
@@ -54,18 +54,18 @@ def _card(values: list[tuple[str, float | None]]) -> str:
     return f'<div class="card"><span>{name}</span><b>{value}</b><table>{rest}</table></div>'
 
 
-def _intervals(run: Run) -> list[str]:
+def _intervals(run: RunFiles) -> list[str]:
     """Words for the 95 % interval of each metric of the final model that has one."""
     known = run.results.get("intervals", {}).get(run.split, {})
     shown = [(metric.word, known[metric.macro]) for metric in _all_metrics(run) if metric.macro in known]
     return [f"{word} {number(low)} to {number(high)}" for word, (low, high) in shown]
 
 
-def _all_metrics(run: Run) -> list[Metric]:
+def _all_metrics(run: RunFiles) -> list[Metric]:
     return [*shown_as(run).metrics, *shown_as(run).more]
 
 
-def key_numbers(run: Run) -> Section:
+def key_numbers(run: RunFiles) -> Section:
     """Macro metrics of the final and the best model."""
     milestones = _milestones(run)
     if not milestones:
@@ -87,19 +87,19 @@ def key_numbers(run: Run) -> Section:
     return section("numbers", "Key numbers", f'<div class="cards">{cards}</div><p class="fine">{escape(note)}</p>')
 
 
-def sites(run: Run) -> Section:
+def sites(run: RunFiles) -> Section:
     """What each site has."""
     title, body = shown_as(run).sites(run)
     return section("sites", title, body) if body else Section()
 
 
-def curves(run: Run) -> Section:
+def curves(run: RunFiles) -> Section:
     """Metrics over rounds, macro and per class."""
     blocks = shown_as(run).curves(run) if run.evaluations else []
     return section("curves", f"Progress over rounds ({run.split} split)", *blocks) if blocks else Section()
 
 
-def per_class(run: Run) -> Section:
+def per_class(run: RunFiles) -> Section:
     """Metrics of the last and the best model for each class."""
     kind = shown_as(run)
     if not (run.evaluations and kind.counted):
@@ -120,7 +120,7 @@ def per_class(run: Run) -> Section:
     return section("classes", "Results per class", table(caption, head, rows, macro) + note)
 
 
-def confusion(run: Run) -> Section:
+def confusion(run: RunFiles) -> Section:
     """Confusion matrices of the last and the best model."""
     body = ""
     for word, record in _shown_models(run) if run.evaluations else ():
@@ -130,7 +130,7 @@ def confusion(run: Run) -> Section:
     return section("confusion", "Confusion matrix", body) if body else Section()
 
 
-def result_lines(run: Run) -> list[str]:
+def result_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
     lines, milestones = ["No model has been evaluated yet."], _milestones(run)
     shown = [m for m in _all_metrics(run) if any(macro.get(m.macro) is not None for _, _, macro in milestones)]

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from html import escape
 
 from fedmend.basics.page import Markup, Section, compact, section, table, td
-from fedmend.records.run_folder import INPUTS, Run, is_own
+from fedmend.records.run_folder import INPUTS, RunFiles, is_own
 from fedmend.report.parts import Part, own_decisions
 from fedmend.report.tables import TABLES
 
 OWN = {"refused": Mapping}
 
 
-def refused(run: Run) -> Section:
+def refused(run: RunFiles) -> Section:
     """Results of sites that the server did not use."""
     found = [d for d in run.decisions if d["what"] == "refused" and is_own(d, OWN)]
     rows = [[d["value"].get("site"), d.get("round", "–"), compact(d["value"].get("reason"))] for d in found]
@@ -20,7 +20,7 @@ def refused(run: Run) -> Section:
     return section("refused", "Refused results", table("Not part of the model", ["Site", "Round", "Reason"], rows))
 
 
-def decisions(run: Run) -> Section:
+def decisions(run: RunFiles) -> Section:
     """Every decision of the server that no other section shows."""
     own = own_decisions()
     rows = [
@@ -34,7 +34,7 @@ def decisions(run: Run) -> Section:
     return section("decisions", "Decisions", body) if rows else Section()
 
 
-def files(run: Run) -> Section:
+def files(run: RunFiles) -> Section:
     """Where the models and the data behind this page are."""
     here = ", ".join(name for name in INPUTS if (run.folder / name).exists())
     places = {**run.results.get("files", {}), "data of this page, beside it": here}
@@ -44,7 +44,7 @@ def files(run: Run) -> Section:
     return section("files", "Where the files are", table("On the server", ["What", "Where"], rows))
 
 
-def server_lines(run: Run) -> list[str]:
+def server_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
     count = sum(d["what"] == "refused" for d in run.decisions)
     lines = [f"Refused results: {count}"] if count else []
