@@ -21,7 +21,7 @@ import torch
 from scipy import stats
 
 from fedmend.kinds import kind_of
-from fedmend.messages import EVALUATE, Order, RunSpec
+from fedmend.messages import EVALUATE, Question, RunSpec
 from fedmend.method import RoundTask
 from fedmend.report.tables import mean_and_sd
 from fedmend.site.worker import SiteSettings, SiteWorker
@@ -75,7 +75,7 @@ def score(model: Path, changes: Changes, config_of) -> dict:
         worker = SiteWorker(job.build(job.method), SiteSettings.of(**job.site))
         config = dataclasses.replace(config_of(site), privacy=None)
         task = RoundTask(EVALUATE, 0, 1, training=False)
-        result = worker.answer(site, Order(EVALUATE, weights, task, run, evaluate=True), config)
+        result = worker.answer(site, Question(EVALUATE, weights, {site: task}, run, evaluate=True), config)
         counts.append(result.counts["test"])
     macro = kind.metrics(sum(counts))["macro"]
     return {"auc": macro["auc"], "bacc": macro["bacc"]}

@@ -10,7 +10,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError, said_by
 from fedmend.learning.inference import Stopped
-from fedmend.messages import LONGEST_ERROR, QUESTIONS, Order, SiteResult
+from fedmend.messages import LONGEST_ERROR, QUESTIONS, Question, SiteResult
 from fedmend.method import LocalMethod
 from fedmend.site.worker import SiteSettings, SiteWorker
 from fl_components.console import quiet_console
@@ -48,10 +48,10 @@ class MethodExecutor(Executor):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         name = fl_ctx.get_identity_name()
         try:
-            order = Order(task_name, *unpack_task(FLModelUtils.from_shareable(shareable), task_name))
-            fl_ctx.set_prop(CLASSES, len(order.run.classes), private=True, sticky=False)
-            config = load_site_config(fl_ctx)
-            result = self._worker.answer(name, order, config, stop=lambda: abort_signal.triggered)
+            weights, task, run, evaluate = unpack_task(FLModelUtils.from_shareable(shareable), task_name)
+            fl_ctx.set_prop(CLASSES, len(run.classes), private=True, sticky=False)
+            config, question = load_site_config(fl_ctx), Question(task_name, weights, {name: task}, run, evaluate)
+            result = self._worker.answer(name, question, config, stop=lambda: abort_signal.triggered)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except FedMendError as e:

@@ -20,7 +20,7 @@ from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
 from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
-from fedmend.messages import CENSUS, COLLECT, TRAIN, Order, RunSpec
+from fedmend.messages import CENSUS, COLLECT, TRAIN, Question, RunSpec
 from fedmend.method import RoundTask
 from fedmend.methods.fedlsm import FedLSM, FedLSMWorkflow
 from fedmend.methods.fedmlp import DETECT, FedMLP, FedMLPWorkflow
@@ -112,8 +112,8 @@ def asked(method, labels=None, *, batch_size=4, question=CENSUS, task=None):
         with small_world():
             model = get_weights(initial_network("tiny", JOB_CLASSES, 0))
             weights = {name: value.numpy() for name, value in model.items()}
-            order = Order(question, weights, given, RunSpec("run-1", JOB_CLASSES, "tiny", 0))
-            result = worker.answer("site-1", order, SiteConfig(site, folder / "cache", folder / "state"))
+            asked = Question(question, weights, {"site-1": given}, RunSpec("run-1", JOB_CLASSES, "tiny", 0))
+            result = worker.answer("site-1", asked, SiteConfig(site, folder / "cache", folder / "state"))
         assert (result.weights, result.report) == ({}, {})
         raise FedMendError(result.error)
 

@@ -10,9 +10,9 @@ from torch import nn
 from fedmend.basics.state import StateStore
 from fedmend.data.datalist import VolumeItem
 from fedmend.data.site import SiteData, Split
-from fedmend.data.slices import VolumeData, VolumeSplit
+from fedmend.data.slices import VolumeSplit
 from fedmend.data.tables import LabelTable
-from fedmend.labels import SINGLELABEL
+from fedmend.labels import SEGMENTATION, SINGLELABEL
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.method import LocalMethod, Round, RoundTask, Site
 from fedmend.repairs.label_ledger import LabelLedger
@@ -206,7 +206,7 @@ def make_mask_site(folder, masks, *, volumes=1, test=None, name="site-1", batch_
     """
     train = make_mask_split(folder, masks, volumes=volumes)
     evaluation = {} if test is None else {"test": make_mask_split(folder, test, file="test.json")}
-    data = VolumeData(("lesion",), train, evaluation)
+    data = SiteData(("lesion",), np.ones(1, dtype=bool), train, evaluation, SEGMENTATION)
     ledger = MaskLedger(folder / "ledger.sqlite", split=train, classes=data.classes, site=name)
     return Site(name, CPU, data, ledger, StateStore(folder / "state"), batch_size)
 

@@ -8,7 +8,7 @@ from factories import CLASSES
 from torch_factories import TinyNetwork
 
 from fedmend.learning import networks
-from fedmend.messages import Order, RunSpec
+from fedmend.messages import Question, RunSpec
 from fedmend.method import RoundTask
 from fedmend.site.config import SiteConfig
 from fedmend.site.worker import SiteSettings, SiteWorker
@@ -30,9 +30,8 @@ class Client:
         self.worker = SiteWorker(self.method, SiteSettings.of(**self.settings))
 
     def ask(self, question, task, weights=None, *, evaluate=False, stop=lambda: False):
-        return self.worker.answer(
-            self.name, Order(question, weights or {}, task, self.run, evaluate), self.config, stop=stop
-        )
+        asked = Question(question, weights or {}, {self.name: task}, self.run, evaluate)
+        return self.worker.answer(self.name, asked, self.config, stop=stop)
 
     def train(self, round_num=0, *, mark="", **options):
         task = RoundTask("train", round_num, 3, seed=7, ledger_mark=mark)

@@ -73,25 +73,6 @@ class SiteResult:
 
 
 @dataclass(frozen=True)
-class Order:
-    """A question as it reaches one site.
-
-    Attributes:
-        question: one of :data:`fedmend.messages.QUESTIONS`.
-        weights: the global model; empty for a census.
-        task: what the site is asked.
-        run: the run.
-        evaluate: count how the received model does on the site's val and test splits.
-    """
-
-    question: str
-    weights: Mapping[str, np.ndarray]
-    task: RoundTask
-    run: RunSpec
-    evaluate: bool = False
-
-
-@dataclass(frozen=True)
 class Question:
     """One question to some sites.
 
@@ -113,7 +94,3 @@ class Question:
     def round_num(self) -> int:
         """The round, the same for all sites."""
         return next(iter(self.tasks.values())).round_num
-
-    def to(self, site: str) -> Order:
-        """The question as it reaches a site."""
-        return Order(self.name, self.weights, self.tasks[site], self.run, self.evaluate)

@@ -74,7 +74,7 @@ class Site:
     Attributes:
         name: site name.
         device: device of the model.
-        data: :class:`fedmend.data.site.SiteData` or, for masks, ``VolumeData``; original labels are read-only.
+        data: :class:`fedmend.data.site.SiteData`; original labels are read-only.
         ledger: repaired labels or masks.
         state: small objects that outlive the task.
         batch_size: B of the local training.

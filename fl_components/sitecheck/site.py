@@ -12,7 +12,6 @@ from fl_components.sitecheck.rows import Rows, rows_of
 if TYPE_CHECKING:
     from fedmend.data.card import SiteCard
     from fedmend.data.site import SiteData
-    from fedmend.data.slices import VolumeData
     from fedmend.kinds import Kind
     from fedmend.site.config import SiteConfig
     from fl_components.sitecheck.job import JobNeeds
@@ -50,7 +49,7 @@ class CheckedSite:
     card: SiteCard | None = None
     classes: tuple[str, ...] = ()
     samples: dict[str, tuple[Sequence[str], Sequence[str]]] = field(default_factory=dict)
-    data: SiteData | VolumeData | None = None
+    data: SiteData | None = None
 
     @property
     def kind(self) -> Kind:

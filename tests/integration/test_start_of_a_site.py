@@ -17,7 +17,7 @@ from pathlib import Path
 from fedmend.method import RoundTask
 from fedmend.methods.{module} import WARMUP, {name}
 from fedmend.learning.networks import initial_network
-from fedmend.messages import TRAIN, Order, RunSpec
+from fedmend.messages import TRAIN, Question, RunSpec
 from fedmend.site.config import SiteConfig
 from fedmend.site.worker import SiteSettings, SiteWorker
 
@@ -28,7 +28,8 @@ settings = SiteSettings.of(learning_rate=0.1, batch_size=4, image_size=32, keep_
 worker = SiteWorker({name}({option}=False), settings)
 task = RoundTask(WARMUP, int(sys.argv[2]), 3, seed=7)
 weights = {{k: v.numpy() for k, v in weights.items() if v.ndim}}
-result = worker.answer("site-1", Order(TRAIN, weights, task, run, evaluate={evaluate}), config)
+question = Question(TRAIN, weights, {{"site-1": task}}, run, {evaluate})
+result = worker.answer("site-1", question, config)
 assert result.weights, result.error
 print(*(m for m in ("torch._dynamo", "torchvision", "monai", "sklearn", "matplotlib", "pydicom") if m in sys.modules))
 """

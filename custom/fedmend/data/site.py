@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from fedmend.labels import MULTILABEL, NOT_ANNOTATED
 
 LOG = logging.getLogger("fedmend.data")
 EVALUATION_SPLITS = ("val", "test")
+AnySplit = TypeVar("AnySplit")
 
 
 @dataclass(frozen=True)
@@ -122,21 +124,21 @@ class Split:
 
 
 @dataclass(frozen=True)
-class SiteData:
+class SiteData(Generic[AnySplit]):
     """Everything that training and evaluation at one site may read.
 
     Attributes:
         classes: C class names in the job's order.
         annotated: (C,) bool, class annotated in the training split (the paper's active classes).
-        train: training split.
+        train: training split, with the site's own annotation.
         evaluation: ``val`` and/or ``test`` split, where the site has them.
-        kind: kind of labels, ``multilabel`` or ``singlelabel``.
+        kind: kind of labels; of ``segmentation`` the splits are :class:`fedmend.data.slices.VolumeSplit`.
     """
 
     classes: tuple[str, ...]
     annotated: np.ndarray
-    train: Split
-    evaluation: Mapping[str, Split]
+    train: AnySplit
+    evaluation: Mapping[str, AnySplit]
     kind: str = MULTILABEL
 
     def scaled(self, mean: Sequence[float], deviation: Sequence[float]) -> "SiteData":
@@ -151,15 +153,8 @@ def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
     keep = np.flatnonzero(readable)
     labels = table.labels[keep]
     labels.setflags(write=False)
-    return LabelTable(
-        table.file,
-        table.rows[keep],
-        tuple(table.images[i] for i in keep),
-        tuple(table.patients[i] for i in keep),
-        labels,
-        table.annotated,
-        table.classes,
-    )
+    images, patients = (tuple(names[i] for i in keep) for names in (table.images, table.patients))
+    return replace(table, rows=table.rows[keep], images=images, patients=patients, labels=labels)
 
 
 def load_site(

@@ -4,8 +4,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedmend.basics.parallel import threaded
 from fedmend.data.card import SiteCard, check_classes
 from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
-from fedmend.data.site import EVALUATION_SPLITS, Opening, chosen
+from fedmend.data.site import EVALUATION_SPLITS, Opening, SiteData, chosen
 from fedmend.data.store import store_folder
 from fedmend.data.volumes import axial_plane, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
@@ -72,23 +72,7 @@ class VolumeSplit:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class VolumeData:
-    """Everything that training and evaluation may read at a site with volumes; see :class:`fedmend.data.site.SiteData`.
-
-    Attributes:
-        classes: the one class, the lesion.
-        train: training split with the site's own annotation.
-        evaluation: ``val`` and/or ``test`` split.
-        annotated: (1,) bool, true.
-        kind: ``segmentation``.
-    """
-
-    classes: tuple[str, ...]
-    train: VolumeSplit
-    evaluation: Mapping[str, VolumeSplit]
-    annotated: np.ndarray = field(default_factory=lambda: np.ones(1, dtype=bool))
-    kind: str = SEGMENTATION
+VolumeData = SiteData[VolumeSplit]
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------
@@ -110,41 +94,22 @@ def _slices(
     return images.astype(np.float16), masks, numbers
 
 
-def open_volume_store(
-    cache_dir: Path,
-    items: Sequence[VolumeItem],
-    *,
-    window: tuple[float, float] | None,
-    size: int,
-    foreground: int,
-    where: Callable[[int], str],
+def _open_store(
+    opening: Opening, card: SiteCard, items: Sequence[VolumeItem], where: Callable[[int], str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Opens the slice store of some cases, building it first when there is none.
+    """Images (N, size, size) float16 and masks (N, size, size) uint8, read-only memory maps; case, plane (N,) int64.
 
-    The key covers preprocessing, file names, sizes and times, so that a changed mask makes a new store.
-
-    Args:
-        cache_dir: folder for stores.
-        items: V cases, at least one.
-        window: see :func:`scale`.
-        size: edge length in pixels that every slice is resized to.
-        foreground: see :func:`read_pair`.
-        where: case number → words that name it.
-
-    Returns:
-        images (N, size, size) float16 and masks (N, size, size) uint8, read-only memory maps; case, plane (N,) int64.
-
-    Raises:
-        FedMendError: a case that cannot be used, or no space on the disk.
+    The key of the store covers preprocessing, file names, sizes and times, so that a changed mask makes a new one.
     """
+    size, how = opening.image_size, {"window": volume_window(card), "foreground": card.foreground}
     files = [file_stamp(f) for item in items for f in (item.image, item.label)]
 
     def build(folder: Path) -> None:
-        _build(folder, items, where, window=window, size=size, foreground=foreground)
+        _build(folder, items, where, size=size, **how)
 
     folder, numbers = store_folder(
-        cache_dir,
-        [STORE_FORMAT, files, [item.slices for item in items], window, size, foreground],
+        opening.cache_dir,
+        [STORE_FORMAT, files, [item.slices for item in items], how["window"], size, card.foreground],
         lambda folder: _finished(folder, size),
         build,
         need=len(items) * 100 * size**2 * 3,  # about a hundred slices a volume
@@ -222,20 +187,12 @@ def load_volumes(card: SiteCard, classes: Sequence[str], opening: Opening) -> Vo
         raise FedMendError(f"{where} classes: expected one class of lesions, got {len(card.classes)}")
     if opening.all_labels and "train" not in card.truth:
         raise FedMendError(f"{where} truth: expected complete masks for all_labels, got none")
-    window = volume_window(card)
 
     def load_split(file: str, split: str) -> VolumeSplit | None:
         items = load_datalist(card, file, split)
         if not items:
             return None
-        arrays = open_volume_store(
-            opening.cache_dir,
-            items,
-            window=window,
-            size=opening.image_size,
-            foreground=card.foreground,
-            where=_places(card, file, split),
-        )
+        arrays = _open_store(opening, card, items, _places(card, file, split))
         return VolumeSplit(file, items, *arrays, opening.device)
 
     file = card.truth["train"] if opening.all_labels else card.splits["train"]
@@ -247,7 +204,8 @@ def load_volumes(card: SiteCard, classes: Sequence[str], opening: Opening) -> Vo
     if blank := int((~marked).sum()):
         LOG.warning("%s: %s: %d of %d training volumes have no annotated lesion", card.site, file, blank, len(marked))
     evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
-    return VolumeData(tuple(classes), train, {k: v for k, v in evaluation.items() if v is not None})
+    evaluation = {k: v for k, v in evaluation.items() if v is not None}
+    return SiteData(tuple(classes), np.ones(1, dtype=bool), train, evaluation, SEGMENTATION)
 
 
 def _places(card: SiteCard, file: str, split: str) -> Callable[[int], str]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedmend.data.card import SiteCard
 from fedmend.data.site import Opening, SiteData, Split
-from fedmend.data.slices import VolumeData, VolumeSplit
+from fedmend.data.slices import VolumeSplit
 from fedmend.errors import FedMendError
 from fedmend.method import Site
 from fedmend.repairs.label_ledger import LabelLedger
@@ -43,7 +43,7 @@ class Kind(ABC):
 
     # ---- at the site ------------------------------------------------------------------------------------------------
     @abstractmethod
-    def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> SiteData | VolumeData:
+    def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> SiteData:
         """Opens the data of a site.
 
         Args:
@@ -56,19 +56,19 @@ class Kind(ABC):
         """
 
     @abstractmethod
-    def open_ledger(self, path: Path, card: SiteCard, data: SiteData | VolumeData) -> LabelLedger | MaskLedger:
+    def open_ledger(self, path: Path, card: SiteCard, data: SiteData) -> LabelLedger | MaskLedger:
         """The ledger of the training split; ``path`` is its SQLite file."""
 
     @abstractmethod
-    def load_truth(self, card: SiteCard, data: SiteData | VolumeData) -> np.ndarray | None:
+    def load_truth(self, card: SiteCard, data: SiteData) -> np.ndarray | None:
         """Complete training labels (N, C) or masks (N, S, S) to measure repairs, or None; never given to a method."""
 
     @abstractmethod
-    def describe(self, card: SiteCard, data: SiteData | VolumeData) -> list[str]:
+    def describe(self, card: SiteCard, data: SiteData) -> list[str]:
         """Lines about the labels for the person who prepared the folder."""
 
     @abstractmethod
-    def positives(self, data: SiteData | VolumeData) -> np.ndarray:
+    def positives(self, data: SiteData) -> np.ndarray:
         """(C,) int64: training samples with each class."""
 
     def census_extras(self, card: SiteCard) -> Mapping[str, np.ndarray]:

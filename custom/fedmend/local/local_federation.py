@@ -88,7 +88,7 @@ class LocalTransport(Transport):
     def _answer(self, site: str, question: Question) -> SiteResult | FedMendError:
         config = self._configs[site]
         with self._meter.working(site) if self._meter else contextlib.nullcontext():
-            result = self._workers[site].answer(site, question.to(site), config, stop=self._stopped.is_set)
+            result = self._workers[site].answer(site, question, config, stop=self._stopped.is_set)
         result.site = site
         try:
             result.report, _ = hold_back(result.report, self._counted, config.min_count)

@@ -27,15 +27,9 @@ def save_opened(state: StateStore, card: SiteCard, classes: Sequence[str], openi
         classes: the job's.
         opening: where and how they are opened.
     """
-    noted = {
-        "data": str(card.folder.absolute()),
-        "classes": list(classes),
-        "cache_dir": str(opening.cache_dir),
-        "image_size": opening.image_size,
-        "max_unreadable": opening.max_unreadable,
-        "all_labels": opening.all_labels,
-    }
-    state.save(OPENED, noted)
+    noted = {name: value for name, value in vars(opening).items() if name != "device"}
+    about = {"data": str(card.folder.absolute()), "classes": list(classes), "cache_dir": str(opening.cache_dir)}
+    state.save(OPENED, noted | about)
 
 
 def load_opened(state: StateStore, site: str) -> tuple[SiteCard, tuple[str, ...], Opening] | None:

@@ -125,7 +125,7 @@ def refusals(verdicts: Iterable[Verdict], *, one_label: bool) -> list[Verdict]:
 
 
 def key_of(verdict: Verdict, *, one_label: bool) -> tuple[int, int]:
-    """What a verdict is about: sample and class, or, where each sample has one class, the sample and 0."""
+    """What a verdict or a repair is about: sample and class, or, where each sample has one class, the sample and 0."""
     return verdict.sample, 0 if one_label else verdict.label_class
 
 

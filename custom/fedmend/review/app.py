@@ -201,13 +201,8 @@ class Pages:
 
     def next(self, request: Request) -> Response:
         """The first item of a choice, or the one behind another."""
-        choice = _choice(request)
-        found = [(item.sample, item.label_class) for item in self._desk.queue(choice)]
-        after = (_number(request, "sample", -1), _number(request, "class", -1))
-        place = found.index(after) + 1 if after in found else 0
-        if place >= len(found):
-            return RedirectResponse(f"/queue?{_link(choice)}", 303)
-        return RedirectResponse(f"/item/{found[place][0]}/{found[place][1]}?{_link(choice)}", 303)
+        after = _number(request, "sample", -1), _number(request, "class", -1)
+        return RedirectResponse(self._following(_choice(request), after), 303)
 
     def item(self, request: Request) -> Response:
         """One label, with its image."""
@@ -246,7 +241,7 @@ class Pages:
             raise HTTPException(409, "expected your initials first; go to /hello")
         item, choice = self._item(request), _choice(request)
         word, note = str(form.get("word", "")), str(form.get("note", "")).replace("\r", "")
-        following = self._following(choice, item)
+        following = self._following(choice, (item.sample, item.label_class))
         try:
             if word == "back":
                 self._desk.take_back(item, reviewer=self._reviewer)
@@ -265,10 +260,11 @@ class Pages:
         here = f"/item/{item.sample}/{item.label_class}?{_link(choice)}"
         return RedirectResponse(here if word == "back" else following, 303)
 
-    def _following(self, choice: Choice, item) -> str:
-        """Address of what comes after an item in the queue, as it is now."""
+    def _following(self, choice: Choice, after: tuple[int, int]) -> str:
+        """Address of what comes after a sample and class in the queue as it is now; of the first, if they are not in
+        it."""
         found = [(i.sample, i.label_class) for i in self._desk.queue(choice)]
-        place = found.index((item.sample, item.label_class)) + 1 if (item.sample, item.label_class) in found else 0
+        place = found.index(after) + 1 if after in found else 0
         if place >= len(found):
             return f"/queue?{_link(choice)}"
         return f"/item/{found[place][0]}/{found[place][1]}?{_link(choice)}"

@@ -176,14 +176,11 @@ class Desk:
             label_class, label = value, 1
         elif value is not None:
             label = value
-        self._check_value(label_class, label)
+        if not 0 <= label_class < len(self.classes) or (not self.masks and label not in (0, 1)):
+            raise FedMendError("verdict, label: expected one of the job's, got another")
         about = {"old": item.old, "rule": item.rule, "round_num": item.round_num}
         verdict = Verdict(item.sample, label_class, word, value=label, reviewer=reviewer, note=note, **about)
         return self.ledger.judge(verdict, seen=seen)
-
-    def _check_value(self, label_class: int, label: int) -> None:
-        if not 0 <= label_class < len(self.classes) or (not self.masks and label not in (0, 1)):
-            raise FedMendError("verdict, label: expected one of the job's, got another")
 
     def take_back(self, item: Item, *, reviewer: str):
         """The verdict before the last one about an item counts again.
@@ -191,25 +188,22 @@ class Desk:
         Raises:
             FedMendError: there is no verdict about it.
         """
-        said = [v for v in self.ledger.verdicts() if self._verdict_key(v) == self._key(item)]
+        said = [v for v in self.ledger.verdicts() if self._key(v) == self._key(item)]
         if not said:
             raise FedMendError("verdict: expected one to take back, found none")
         before = said[-2] if len(said) > 1 else replace(said[-1], word=WITHDRAW, note="")
         return self.ledger.judge(replace(before, reviewer=reviewer, name="", made=""), seen=said[-1].name)
 
     # ---- where items come from --------------------------------------------------------------------------------------
-    def _key(self, item: Item) -> tuple[int, int]:
-        return item.sample, 0 if self.kind.one_label else item.label_class
-
-    def _verdict_key(self, verdict: Verdict) -> tuple[int, int]:
-        return key_of(verdict, one_label=self.kind.one_label)
+    def _key(self, about: Item | Entry | Verdict) -> tuple[int, int]:
+        return key_of(about, one_label=self.kind.one_label)
 
     def _repaired(self) -> list[Item]:
         """The last entry in force of each label; with one label per sample that of its new class."""
         labels, found = self.data.train.labels, {}
         for entry in self.ledger.in_force():
             if not self.kind.one_label or entry.new == 1:
-                found[entry.sample, 0 if self.kind.one_label else entry.label_class] = entry
+                found[self._key(entry)] = entry
         weights = self._weights(self.ledger.apply(labels))
         return [self._item(entry, int(labels[entry.sample, entry.label_class]), weights) for entry in found.values()]
 

@@ -36,8 +36,9 @@ def export(desk: Desk, out: Path, *, unseen: bool = False) -> list[str]:
         labels = desk.ledger.apply(train.labels) if unseen else desk.ledger.judged(train.labels)
         count = write_table(desk.card, train.table, labels, out / train.file)
         said = f"{out / train.file} written, {count} labels differ from the original"
-    print_of = train.fingerprint() if desk.masks else train.table.fingerprint()
-    page = sign_off_page(desk.site, print_of, class_verdicts(desk), reviewers(desk), phantom=desk.card.phantom)
+    page = sign_off_page(
+        desk.site, train.fingerprint(), class_verdicts(desk), reviewers(desk), phantom=desk.card.phantom
+    )
     write_text(out / PAGE, page)
     return [said, f"{out / PAGE} written, with a line to sign"]
 

@@ -4,19 +4,16 @@ import os
 import re
 import zlib
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 
-from fedmend.data.site import Split
-from fedmend.data.slices import VolumeSplit
+from fedmend.data.site import SiteData
 from fedmend.errors import FedMendError
 from fedmend.site.gpu_settings import FP32, GB, Gpu
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 RESIDENT = 0.5  # of the free memory of a GPU may hold a site's decoded images
 LARGEST_PASS = 4096  # images of an inference batch; larger ones are no faster
-AnySplit = TypeVar("AnySplit", Split, VolumeSplit)
 
 
 def device_of(site: str, gpu: Gpu) -> torch.device:
@@ -74,16 +71,19 @@ def free_bytes(device: torch.device, gpu: Gpu) -> float:
     return min(free, gpu.memory_gb * GB - torch.cuda.memory_reserved(device)) if gpu.memory_gb else free
 
 
-def with_resident_images(split: AnySplit, room: float) -> AnySplit:
-    """The split with its decoded images on its device, if they fit: no batch is copied there then.
+def with_resident_images(data: SiteData, room: float) -> SiteData:
+    """The data with decoded images on the device, so that no batch is copied there; training comes first.
 
     Args:
-        split: N images or slices in the store.
-        room: bytes that they may take.
+        data: a site's, in the store.
+        room: bytes that they may take; a split that does not fit stays where it is.
     """
-    if split.images.nbytes > room:
-        return split
-    return replace(split, resident=torch.from_numpy(split.images.copy()).to(split.device))
+    splits = {"train": data.train, **data.evaluation}
+    for name, split in splits.items():
+        if split.images.nbytes <= room:
+            room -= split.images.nbytes
+            splits[name] = replace(split, resident=torch.from_numpy(split.images.copy()).to(split.device))
+    return replace(data, train=splits.pop("train"), evaluation=splits)
 
 
 def inference_batch(step_bytes: float, batch_size: int, free: float) -> int:

@@ -16,8 +16,7 @@ from fedmend.basics.files import locked
 from fedmend.basics.parallel import ALLOWED
 from fedmend.basics.state import StateStore
 from fedmend.data.card import SiteCard, load_card
-from fedmend.data.site import Opening, SiteData
-from fedmend.data.slices import VolumeData
+from fedmend.data.site import Opening
 from fedmend.errors import FedMendError, check_variables, said_by
 from fedmend.fields import check_fields
 from fedmend.kinds import Kind, kind_of
@@ -26,7 +25,7 @@ from fedmend.learning.inference import Stopped
 from fedmend.learning.networks import TIMM, build_network
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights, set_weights
-from fedmend.messages import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, Order, RunSpec, SiteResult
+from fedmend.messages import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, Question, RunSpec, SiteResult
 from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.phantoms.sites import PhantomSpec, phantom_spec
 from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPINIONS, save_opened, take_over_verdicts
@@ -133,13 +132,13 @@ class SiteWorker:
         self._opened: tuple[tuple, OpenSite] | None = None
 
     def answer(
-        self, name: str, order: Order, config: SiteConfig, *, stop: Callable[[], bool] = lambda: False
+        self, name: str, question: Question, config: SiteConfig, *, stop: Callable[[], bool] = lambda: False
     ) -> SiteResult:
         """Does one task. Bad input becomes a result that carries one sentence, which names no patient and no path.
 
         Args:
             name: the site's name.
-            order: what is asked.
+            question: what is asked, of this site among others.
             config: the site's settings.
             stop: asked before every batch.
 
@@ -147,7 +146,7 @@ class SiteWorker:
             Stopped: ``stop`` said so.
         """
         try:
-            return self._within_limits(name, order, config, stop)
+            return self._within_limits(name, question, config, stop)
         except FedMendError as e:
             message = said_by(name, e)
             LOG.error("%s", message)
@@ -157,54 +156,55 @@ class SiteWorker:
         except Exception as e:  # a type name is all that leaves; the words of the error may name a patient's file
             tb = traceback.extract_tb(e.__traceback__)
             steps = [f"{'/'.join(Path(s.filename).parts[-2:])}:{s.lineno} {s.name}" for s in tb]
-            LOG.error("%s: %s failed with %s at %s", name, order.question, type(e).__name__, " > ".join(steps))
+            LOG.error("%s: %s failed with %s at %s", name, question.name, type(e).__name__, " > ".join(steps))
             LOG.debug("%s", traceback.format_exc())
-            where = f"{name}: {order.question}"
+            where = f"{name}: {question.name}"
             if isinstance(e, OSError) and e.errno:  # the system's own words, e.g. of a full disk, name no file
                 reason = os.strerror(e.errno)
                 return SiteResult(error=f"{where}: expected files that can be read and written, got: {reason}")
             return SiteResult(error=f"{where} failed with {type(e).__name__}; see the log of this site")
 
-    def _within_limits(self, name: str, order: Order, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
+    def _within_limits(self, name: str, question: Question, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
         """Works alone on the run, and no longer than the hours that the site gives a job."""
         self._clock.check(name, config)
-        check_order(name, config, order.task, self._settings.trainer.local_epochs)
-        with locked(config.state_dir / order.run.run_name / name / "in_use", patience=PREDECESSOR) as alone:
+        check_order(name, config, question.tasks[name], self._settings.trainer.local_epochs)
+        with locked(config.state_dir / question.run.run_name / name / "in_use", patience=PREDECESSOR) as alone:
             if not alone:  # a process of an earlier job that froze and wakes up must not write beside this one
                 raise FedMendError(
-                    f"run_name {order.run.run_name!r}: expected no other task of this run at this site, one is still"
+                    f"run_name {question.run.run_name!r}: expected no other task of this run at this site, one is still"
                     " going on"
                 )
             try:
-                result = self._work(name, order, config, lambda: stop() or self._clock.over(config))
+                result = self._work(name, question, config, lambda: stop() or self._clock.over(config))
             except Stopped:
                 if not stop():  # the hours are over, which is said in a sentence
                     self._clock.check(name, config)
                 raise
             return withhold(result) if config.privacy else result
 
-    def _work(self, name: str, order: Order, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
+    def _work(self, name: str, question: Question, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
         started = time.monotonic()
         if config.threads:
             torch.set_num_threads(config.threads)
         ALLOWED.set(config.threads)
-        opened, task, run, question = self._open(name, order.run, config), order.task, order.run, order.question
+        run, task, asked = question.run, question.tasks[name], question.name
+        opened = self._open(name, run, config)
         site, kind, private = opened.site, opened.kind, opened.private
         site.stop = stop
         site.ledger.check_mark(task.ledger_mark)
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
         trainer, method = self._settings.trainer, self._method
-        if question == CENSUS:
+        if asked == CENSUS:
             result.census = self._census(opened)
             if private:
                 result.privacy = private.announce(trainer.local_epochs, task.total_rounds)
             return result
-        model = self._model(opened, order)
-        if order.evaluate:
+        model = self._model(opened, question)
+        if question.evaluate:
             evaluated = method.evaluated(model, task, site)
             for split, data in site.data.evaluation.items():
                 result.counts[split] = kind.evaluate(evaluated, data, site)
-        if question == TRAIN:
+        if asked == TRAIN:
             site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
             if private:
                 result.privacy = private.spend(trainer.local_epochs)
@@ -212,27 +212,27 @@ class SiteWorker:
             result.loss = trainer.train(work, private.steps if private else None)
             result.report = dict(work.report())
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
-        elif question == COLLECT:
+        elif asked == COLLECT:
             result.report = dict(method.collect(model, task, site))
-        elif question == EVALUATE:
+        elif asked == EVALUATE:
             self._leave_for_review(opened, model, run, config)
         result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()
         if result.repairs and config.share_verdicts:
             how = {"one_label": kind.one_label, "min_count": config.min_count}
             result.repairs |= verdict_counts(site.ledger.verdicts(), len(run.classes), **how)
-        self._log(opened, question, task, result, time.monotonic() - started)
+        self._log(opened, asked, task, result, time.monotonic() - started)
         return result
 
-    def _model(self, opened: OpenSite, order: Order) -> torch.nn.Module:
+    def _model(self, opened: OpenSite, question: Question) -> torch.nn.Module:
         """The received model on the site's device; what the server says beside it is checked."""
-        site, run = opened.site, order.run
+        site, run = opened.site, question.run
         model = build_network(run.network, len(run.classes)).to(site.device)
         letters = {"C": len(run.classes), "R": len(opened.kind.row_names(run.classes)), "F": model.num_features}
-        where = f"{site.name}: round {order.task.round_num}, knowledge of the server,"
-        check_fields(order.task.knowledge, self._method.KNOWLEDGE, letters, where)
+        where = f"{site.name}: round {question.tasks[site.name].round_num}, knowledge of the server,"
+        check_fields(question.tasks[site.name].knowledge, self._method.KNOWLEDGE, letters, where)
         if site.device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)
-        set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in order.weights.items()})
+        set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in question.weights.items()})
         return model
 
     @staticmethod
@@ -303,7 +303,7 @@ class SiteWorker:
         autocast = config.gpu.precision == BF16
         site = Site(name, device, data, ledger, state, chosen.batch_size, autocast=autocast)
         if device.type == "cuda":
-            site.data = _with_resident_images(data, RESIDENT * free_bytes(device, config.gpu))
+            site.data = with_resident_images(data, RESIDENT * free_bytes(device, config.gpu))
             if not config.gpu.deterministic:
                 site.inference_batch = inference_batch(need, chosen.batch_size, free_bytes(device, config.gpu))
         save_opened(state, card, run.classes, opening)
@@ -337,15 +337,6 @@ class SiteWorker:
             "phantom": opened.card.phantom,
             **({} if self._settings.all_labels else kind.census_extras(opened.card)),
         }
-
-
-def _with_resident_images(data: SiteData | VolumeData, room: float) -> SiteData | VolumeData:
-    """The splits with their images on the device, as long as there is room; training comes first."""
-    splits = {"train": data.train, **data.evaluation}
-    for name, split in splits.items():
-        splits[name] = with_resident_images(split, room)
-        room -= split.images.nbytes if splits[name].resident is not None else 0
-    return replace(data, train=splits.pop("train"), evaluation=splits)
 
 
 def _finite(values: object) -> bool:

@@ -6,6 +6,7 @@ import torch
 from factories import refused
 from torch_factories import make_mask_split, make_split
 
+from fedmend.data.site import SiteData
 from fedmend.site import devices
 from fedmend.site.devices import device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.site.gpu_settings import Gpu
@@ -83,11 +84,22 @@ def test_what_is_free_is_what_the_site_allows_less_what_is_taken(four):
     assert free_bytes(GPU, Gpu(memory_gb=9)) == 6e9
 
 
-def test_images_on_the_device_are_those_of_the_store_and_are_kept_only_where_there_is_room():
+def data_of(split, **evaluation):
+    return SiteData(("a", "b"), np.ones(2, dtype=bool), split, evaluation)
+
+
+@pytest.mark.parametrize(("room", "resident"), [(0.9, []), (1, ["train"]), (2.9, ["train", "val"])])
+def test_training_images_come_first_onto_a_gpu(room, resident):
     split = make_split(np.zeros((5, 2), dtype=np.int8))
-    resident = with_resident_images(split, split.images.nbytes)
+    data = with_resident_images(data_of(split, val=split, test=split), room * split.images.nbytes)
+    splits = {"train": data.train, **data.evaluation}
+    assert [name for name, held in splits.items() if held.resident is not None] == resident
+
+
+def test_images_on_the_device_are_those_of_the_store():
+    split = make_split(np.zeros((5, 2), dtype=np.int8))
+    resident = with_resident_images(data_of(split), 1e9).train
     assert torch.equal(resident.resident, torch.from_numpy(np.asarray(split.images)))
-    assert with_resident_images(split, split.images.nbytes - 1).resident is None
     index = torch.tensor([3, 0, 3])
     elsewhere = replace(resident, images=np.zeros_like(split.images))  # it is the kept ones that are read
     assert torch.equal(elsewhere.pixels(index), split.pixels(index))
@@ -95,7 +107,7 @@ def test_images_on_the_device_are_those_of_the_store_and_are_kept_only_where_the
 
 def test_slices_on_the_device_are_those_of_the_store(tmp_path):
     split = make_mask_split(tmp_path, np.zeros((4, 8, 8), dtype=bool))
-    resident = with_resident_images(split, 1e9)
+    resident = with_resident_images(data_of(split), 1e9).train
     index = torch.tensor([2, 2, 1])
     elsewhere = replace(resident, images=np.zeros_like(split.images))
     assert torch.equal(elsewhere.pixels(index), split.pixels(index))

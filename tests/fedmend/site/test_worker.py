@@ -104,15 +104,6 @@ def test_a_site_with_a_gpu_that_is_not_there_says_so(client):
     )
 
 
-@pytest.mark.parametrize(("room", "resident"), [(128 * 6, ["train"]), (128 * 18, ["train", "val", "test"]), (0, [])])
-def test_training_images_come_first_onto_a_gpu(client, room, resident):
-    site = client()
-    site.train()
-    data = site_worker._with_resident_images(site.worker._opened[1].site.data, room * 8)
-    splits = {"train": data.train, **data.evaluation}
-    assert [name for name, split in splits.items() if split.resident is not None] == resident
-
-
 def test_images_are_decoded_on_as_many_cores_as_the_site_allows(client, monkeypatch):
     opened = []
     open_store = site_data.open_store
