@@ -98,7 +98,7 @@ class RunningFederation(Federation):
     Args:
         settings: the job's settings of the server.
         exchange: asks the sites, whose census is known.
-        log: writes down what happens; it has begun.
+        log: writes down what happens.
         checkpoint: keeps what the next job of the run needs.
         network: of the run, with its initial weights.
         saved: what an earlier job of the run left; None: this is the first.

@@ -38,9 +38,8 @@ class ServerJob:
         weights_dir: the server's folder of ImageNet weights.
         described: all settings of the job, for ``run.json``.
         made_by: what else a job that goes on must share: submitter, classes of components.
-        prefix: what every line about synthetic data begins with; empty until the census says that the run is about
-            such.
-        federation: with the global model; None until the census is done.
+        prefix: what lines about a run on synthetic data begin with; empty on other data, and before the census.
+        federation: what the workflow talks to, with the global model; None before the census.
     """
 
     settings: RunSettings
