@@ -20,7 +20,7 @@ PAPER = "paper"
 
 
 @dataclass(frozen=True)
-class Component:
+class Replacement:
     """What takes the place of a component.
 
     Attributes:
@@ -50,7 +50,7 @@ class Variant:
 
     name: str
     about: str = taking(TEXT, default="")
-    components: Mapping[str, Component] = taking(OBJECT, default_factory=dict)
+    components: Mapping[str, Replacement] = taking(OBJECT, default_factory=dict)
     set: Mapping[str, object] = taking(OBJECT, default_factory=dict)
     with_paper: Mapping[str, object] = taking(OBJECT, default_factory=dict)
     own: bool = False
@@ -70,7 +70,7 @@ def read_variant(file: Path, *, own: bool = False) -> Variant:
     where = f"variant {file.stem}"
     variant = checked(Variant, read_document(file, where, "in the folder of variants"), where, name=file.stem, own=own)
     components = {
-        name: checked(Component, component, where, inside=f"components.{name}")
+        name: checked(Replacement, component, where, inside=f"components.{name}")
         for name, component in variant.components.items()
     }
     return replace(variant, components=components)
