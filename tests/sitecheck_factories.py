@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 from factories import CLASSES, ROOT
 
 from fedmend.errors import FedMendError
-from fl_components.sitecheck import SiteCheck, sitecheck
+from fl_components.sitecheck import sitecheck
 
 
 def make_job(
@@ -78,7 +78,7 @@ def shown(folder=None, *, color=False, **given):
     """All lines that a person sees, without those of failures."""
     lines = []
     with suppress(FedMendError):
-        sitecheck(SiteCheck(folder, **given), show=lines.append, color=color)
+        sitecheck(folder, **given, show=lines.append, color=color)
     return lines
 
 

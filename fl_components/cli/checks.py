@@ -65,8 +65,8 @@ def _table(args: argparse.Namespace) -> None:
 
 
 def _sitecheck(args: argparse.Namespace) -> None:
-    from fl_components.sitecheck import SiteCheck, sitecheck
+    from fl_components.sitecheck import sitecheck
 
     classes = args.classes.split(",") if args.classes else ()
-    check = SiteCheck(args.folder, classes=classes, **given(args, "kit", "job", "max_unreadable"))
-    sitecheck(check, show=lambda line: print(line, flush=True), color=sys.stdout.isatty())
+    told = {"classes": classes, **given(args, "kit", "job", "max_unreadable")}
+    sitecheck(args.folder, **told, show=lambda line: print(line, flush=True), color=sys.stdout.isatty())

@@ -5,6 +5,6 @@ At the top of these modules stands only what works without the packages that a j
 line like any other.
 """
 
-from fl_components.sitecheck.run import SiteCheck, sitecheck
+from fl_components.sitecheck.run import sitecheck
 
-__all__ = ["SiteCheck", "sitecheck"]
+__all__ = ["sitecheck"]

@@ -15,8 +15,17 @@ COLORS = {OK: 32, WARN: 33, FAIL: 31, SKIP: 2}  # ANSI: green, yellow, red, fain
 CHECKS = {**machine.CHECKS, **settings.CHECKS, **data.CHECKS, **connection.CHECKS}
 
 
-class SiteCheck:
-    """All checks of one site, in order.
+def sitecheck(
+    folder: Path | None,
+    *,
+    kit: Path | None = None,
+    job: Path | None = None,
+    classes: Sequence[str] = (),
+    max_unreadable: int | None = None,
+    show: Callable[[str], object] = print,
+    color: bool = False,
+) -> None:
+    """Runs all checks of one site and shows one line each as they end.
 
     Args:
         folder: the site folder; None: what ``data_root`` of the kit's ``fedmend.json`` names.
@@ -24,69 +33,49 @@ class SiteCheck:
         job: a job folder, or None.
         classes: the job's classes where there is no job folder; empty: those of the card.
         max_unreadable: tolerated unreadable images per split; None: what ``fedmend.json`` says, or none.
-
-    Raises:
-        FedMendError: neither folder nor kit, or no startup kit of a site.
-    """
-
-    def __init__(
-        self,
-        folder: Path | None,
-        *,
-        kit: Path | None = None,
-        job: Path | None = None,
-        classes: Sequence[str] = (),
-        max_unreadable: int | None = None,
-    ):
-        if folder is None and kit is None:
-            raise FedMendError("sitecheck: expected a site folder or --kit, got neither")
-        if kit and not ((kit / "startup" / "fed_client.json").is_file() and (kit / "local").is_dir()):
-            raise FedMendError(
-                "--kit: expected the startup kit of a site, with startup/fed_client.json and local, got another folder"
-            )
-        self.name = kit_name(kit) if kit else folder.resolve().name
-        self._site = CheckedSite(self.name, folder, kit, job, tuple(classes), max_unreadable)
-
-    def run(self) -> Iterator[tuple[str, Result]]:
-        """Check → what it found."""
-        yield "python", self._try(machine.python)
-        packages = self._try(machine.packages)
-        yield "packages", packages
-        if packages.status == FAIL:
-            yield "all other checks", Result(SKIP, "need the packages")
-            return
-        with tempfile.TemporaryDirectory() as cache:
-            self._site.cache = Path(cache)
-            for title, check in CHECKS.items():
-                yield title, self._try(check)
-
-    def _try(self, check: Callable[[CheckedSite], Result]) -> Result:
-        try:
-            return check(self._site)
-        except FedMendError as e:
-            return Result(FAIL, str(e).removeprefix(f"{self.name}: "))
-        except OSError as e:  # its message holds a path
-            return Result(FAIL, f"expected files and folders that can be read, got an error ({type(e).__name__})")
-
-
-def sitecheck(check: SiteCheck, *, show: Callable[[str], object] = print, color: bool = False) -> None:
-    """Runs all checks and shows one line each as they end.
-
-    Args:
-        check: the site's checks.
         show: takes a line.
         color: with the colours of a terminal.
 
     Raises:
-        FedMendError: a check failed.
+        FedMendError: neither folder nor kit, no startup kit of a site, or a check failed.
     """
+    if folder is None and kit is None:
+        raise FedMendError("sitecheck: expected a site folder or --kit, got neither")
+    if kit and not ((kit / "startup" / "fed_client.json").is_file() and (kit / "local").is_dir()):
+        raise FedMendError(
+            "--kit: expected the startup kit of a site, with startup/fed_client.json and local, got another folder"
+        )
+    name = kit_name(kit) if kit else folder.resolve().name
     statuses = Counter()
-    for title, result in check.run():
+    for title, result in _results(CheckedSite(name, folder, kit, job, tuple(classes), max_unreadable)):
         start, end = (f"\033[{COLORS[result.status]}m", "\033[0m") if color else ("", "")
         show(f"{start}{result.status:<4}{end}  {title}: {result.text}")
         for line in result.details:
             show(f"        {line}")
         statuses[result.status] += 1
     if statuses[FAIL]:
-        raise FedMendError(f"{check.name}: expected every check to pass, got {statuses[FAIL]} that failed")
-    show(f"{check.name}: ready ({statuses[OK]} ok, {statuses[WARN]} warnings, {statuses[SKIP]} skipped)")
+        raise FedMendError(f"{name}: expected every check to pass, got {statuses[FAIL]} that failed")
+    show(f"{name}: ready ({statuses[OK]} ok, {statuses[WARN]} warnings, {statuses[SKIP]} skipped)")
+
+
+def _results(site: CheckedSite) -> Iterator[tuple[str, Result]]:
+    """Check → what it found, in order."""
+    yield "python", _try(machine.python, site)
+    packages = _try(machine.packages, site)
+    yield "packages", packages
+    if packages.status == FAIL:
+        yield "all other checks", Result(SKIP, "need the packages")
+        return
+    with tempfile.TemporaryDirectory() as cache:
+        site.cache = Path(cache)
+        for title, check in CHECKS.items():
+            yield title, _try(check, site)
+
+
+def _try(check: Callable[[CheckedSite], Result], site: CheckedSite) -> Result:
+    try:
+        return check(site)
+    except FedMendError as e:
+        return Result(FAIL, str(e).removeprefix(f"{site.name}: "))
+    except OSError as e:  # its message holds a path
+        return Result(FAIL, f"expected files and folders that can be read, got an error ({type(e).__name__})")

@@ -66,10 +66,12 @@ def test_bad_volumes_and_bad_complete_masks_are_found_by_sitecheck(tmp_path, cap
 
 
 def test_sitecheck_passes_everything_on(tmp_path, monkeypatch):
-    seen = capture(monkeypatch, "fl_components.sitecheck.SiteCheck")
-    monkeypatch.setattr("fl_components.sitecheck.sitecheck", lambda check, **how: None)
+    seen = capture(monkeypatch, "fl_components.sitecheck.sitecheck")
     assert call("sitecheck", "--kit", "k", "--job", "j", "--max-unreadable", 3) == 0
-    assert seen == [((None,), {"kit": Path("k"), "job": Path("j"), "classes": (), "max_unreadable": 3})]
+    ((places, told),) = seen
+    assert places == (None,)
+    assert (told["kit"], told["job"], told["classes"], told["max_unreadable"]) == (Path("k"), Path("j"), (), 3)
+    assert told["color"] is False
 
 
 def test_a_run_folder_without_records_is_refused(tmp_path, capsys):

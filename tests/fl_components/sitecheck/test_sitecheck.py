@@ -6,7 +6,7 @@ from pathlib import Path
 from factories import refused
 from sitecheck_factories import allow, change_settings, found, shown
 
-from fl_components.sitecheck import SiteCheck, sitecheck
+from fl_components.sitecheck import sitecheck
 
 NO_KIT = "expected the startup kit of a site, with startup/fed_client.json and local, got another folder"
 
@@ -24,10 +24,9 @@ def test_every_check_has_one_line_and_a_site_without_failures_is_ready(site):
 
 def test_failures_are_counted_and_the_checks_behind_them_go_on(site):
     (site / "images" / "img1.png").unlink()
-    check = SiteCheck(site, classes=("edema",))
     lines = []
     with refused("site-1: expected every check to pass, got 2 that failed"):
-        sitecheck(check, show=lines.append)
+        sitecheck(site, classes=("edema",), show=lines.append)
     assert [line[6:].split(": ")[0] for line in lines if line.startswith("fail")] == ["class names", "images"]
     assert lines[-1] == "skip  connection: needs --kit"
 
@@ -69,6 +68,6 @@ def test_what_cannot_be_opened_is_a_line_without_its_path(site, monkeypatch):
 
 def test_neither_folder_nor_kit_is_refused(tmp_path, site):
     with refused("sitecheck: expected a site folder or --kit, got neither"):
-        SiteCheck(None)
+        sitecheck(None)
     with refused(f"--kit: {NO_KIT}"):
-        SiteCheck(None, kit=site)
+        sitecheck(None, kit=site)
