@@ -37,7 +37,6 @@ from fedmend.local.local_federation import run_locally
 from fedmend.method import Federation, Workflow
 from fedmend.methods.fednoro import (
     DETECT,
-    FIELDS,
     WARMUP,
     FedNoRo,
     loss_matrix,
@@ -71,7 +70,7 @@ Prepare = Callable[..., None]  # out, protocol=...: writes site folders
 class WarmUp(Workflow):
     """Stage 1 of FedNoRo alone; writes down what the sites report for the detection."""
 
-    FIELDS = FIELDS
+    METHOD = FedNoRo
 
     def run(self, fed: Federation) -> None:
         """Eq. (2), then the losses of Eq. (3)."""

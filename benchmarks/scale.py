@@ -25,12 +25,10 @@ import psutil
 
 from fedmend.averaging import by_samples
 from fedmend.datasets.rsna_ich import CLASSES
-from fedmend.fields import Field
 from fedmend.messages import CENSUS, Question, SiteResult
-from fedmend.method import Contributions, Federation, Workflow
-from fedmend.methods.fedia import completeness_aware
-from fedmend.methods.fedlsm import FIELDS as CLASS_KNOWLEDGE
-from fedmend.methods.fedlsm import FedLSMWorkflow
+from fedmend.method import Contributions, Federation, LocalMethod, Workflow
+from fedmend.methods.fedia import FedIA, completeness_aware
+from fedmend.methods.fedlsm import FedLSM, FedLSMWorkflow
 from fedmend.methods.fednoro import distance_aware
 from fedmend.server.federation import RunSettings
 from fedmend.server.job import ServerJob
@@ -41,7 +39,6 @@ SAMPLES = 500  # of every site
 NOISY_SHARE = 0.4
 ROUNDS = 2  # the second one is measured: the first loads libraries
 AVERAGES = ("samples", "distance", "class-wise", "completeness")
-LOSS = {"dice_loss": Field((1,), "float64", 0, 1, "loss of a stand-in", "nothing")}
 
 
 def site_name(number: int) -> str:
@@ -105,11 +102,11 @@ class Rounds(Workflow):
     Args:
         average: weights of the models.
         transport: whose own seconds are taken off.
-        fields: what the stand-ins report.
+        method: whose fields the stand-ins report.
     """
 
-    def __init__(self, average: Callable[[Contributions], dict], transport: StandIns, fields: dict[str, Field]):
-        self.FIELDS, self._average, self.transport, self.seconds = fields, average, transport, []
+    def __init__(self, average: Callable[[Contributions], dict], transport: StandIns, method: type[LocalMethod]):
+        self.METHOD, self._average, self.transport, self.seconds = method, average, transport, []
 
     def run(self, fed: Federation) -> None:
         """All rounds."""
@@ -137,14 +134,14 @@ def workflow_of(average: str, count: int) -> Rounds:
     """The rounds of one way of averaging."""
     if average == "class-wise":
         knowledge = {"class_knowledge": np.full(len(CLASSES), 50, dtype=np.float32)}
-        return ClassWiseRounds(by_samples, StandIns(count, knowledge), CLASS_KNOWLEDGE)
+        return ClassWiseRounds(by_samples, StandIns(count, knowledge), FedLSM)
     if average == "completeness":
         estimates = {site_name(i): (i % 10 + 1) / 10 for i in range(count)}
-        report = {"dice_loss": np.array([0.5])}
-        return Rounds(partial(completeness_aware, estimates), StandIns(count, report), LOSS)
+        report = {"dice_loss": np.array([0.5], dtype=np.float32)}
+        return Rounds(partial(completeness_aware, estimates), StandIns(count, report), FedIA)
     noisy = {site_name(i) for i in range(int(NOISY_SHARE * count))}
     chosen = by_samples if average == "samples" else partial(distance_aware, noisy)
-    return Rounds(chosen, StandIns(count, {}), {})
+    return Rounds(chosen, StandIns(count, {}), LocalMethod)
 
 
 def measure(average: str, count: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ from fedmend.kinds.segmentation import DICE_UNIT
 from fedmend.learning import networks
 from fedmend.learning.weights import get_weights
 from fedmend.messages import CENSUS, TRAIN, SiteResult
-from fedmend.method import RoundTask, Workflow
+from fedmend.method import LocalMethod, RoundTask, Workflow
 from fedmend.server import run_log
 from fedmend.server.federation import RunSettings
 from fedmend.server.job import ServerJob
@@ -204,11 +204,17 @@ NUMBER = Field((), "int64", 0, 99, "a number", "none")
 SCALE = Field(("C",), "float32", 0, 1, "one number per class", "none")
 
 
-class Script(Workflow):
-    """A workflow that is the function ``run(fed)``."""
+class Told(LocalMethod):
+    """What the sites of a :class:`Script` report and are sent."""
 
     FIELDS: ClassVar = {"number": NUMBER}
     KNOWLEDGE: ClassVar = {"scale": SCALE}
+
+
+class Script(Workflow):
+    """A workflow that is the function ``run(fed)``."""
+
+    METHOD = Told
 
     @dataclass
     class Memory:

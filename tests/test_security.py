@@ -36,7 +36,7 @@ from fedmend.learning import networks
 from fedmend.learning.weights import get_weights
 from fedmend.messages import TRAIN, RunSpec, SiteResult
 from fedmend.method import RoundTask
-from fedmend.methods.fedmlp import DETECT, FedMLP, FedMLPWorkflow
+from fedmend.methods.fedmlp import DETECT, FedMLP
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.repairs.ledger import read_history
 from fedmend.server.checks import Expected, check_result
@@ -415,7 +415,7 @@ def test_a_learning_degree_that_would_make_other_sites_tag_everything_is_refused
     with refused(f"site-2: result of round 0, report field {wrong}"):
         check_result(
             SiteResult(site=ROGUE, samples=10, report=report),
-            Expected(**expected, fields=FedMLPWorkflow.FIELDS, letters=letters),
+            Expected(**expected, fields=FedMLP.FIELDS, letters=letters),
         )
     result = site(method=FedMLP(), task=make_task(DETECT, 1, 3, **told))
     assert result == SiteResult(site="site-1", error=f"site-1: round 1, knowledge of the server, {wrong}")

@@ -340,14 +340,13 @@ class Workflow(ABC):
     """Server half of a method: the paper's algorithm.
 
     Attributes:
-        FIELDS: what sites may report; the method's.
-        KNOWLEDGE: what the workflow sends; the method's.
+        METHOD: the client half, whose ``FIELDS`` the sites report and whose ``KNOWLEDGE`` the workflow sends; where it
+            serves several methods, the class that they share.
         warmup_rounds: rounds of the first stage, for reports; 0: there is none.
         least_sites: fewest sites that the algorithm needs.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = {}
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = {}
+    METHOD: ClassVar[type[LocalMethod]] = LocalMethod
     warmup_rounds: int = 0
     least_sites: int = 1
 

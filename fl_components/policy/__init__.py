@@ -56,7 +56,7 @@ def report_fields() -> dict[str, Field]:
 def _merged(attribute: str) -> dict[str, Field]:
     found: dict[str, Field] = {}
     for cls in method_classes():
-        for name, field in getattr(cls, attribute).items():
+        for name, field in getattr(cls, attribute, {}).items():  # a workflow has those of its method
             if found.setdefault(name, field) != field:
                 raise FedMendError(f"{_path(cls)}, field {name}: expected one meaning of a name, got two")
     return found

@@ -135,7 +135,7 @@ class Training(Workflow):
 def test_by_default_a_workflow_needs_no_report_remembers_nothing_and_has_no_warm_up():
     assert Training().check("train", {}) is None
     assert memory_of(Training.Memory()) == {}
-    assert Training.FIELDS == Training.KNOWLEDGE == {}
+    assert Training.METHOD.FIELDS == Training.METHOD.KNOWLEDGE == {}
     assert Training().check_rounds(0) is None
 
 

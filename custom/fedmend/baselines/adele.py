@@ -52,7 +52,7 @@ from torch import Tensor, nn
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import Field, Report
 from fedmend.learning.inference import infer_masks
-from fedmend.method import Federation, Round, RoundTask, Site, Workflow
+from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.slices import (
     CE,
     CORRECTION_FLAG,
@@ -294,7 +294,7 @@ def spared(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 class AdeleWorkflow(Workflow):
     """Federated averaging by samples; writes down which sites have corrected."""
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    METHOD: ClassVar[type[LocalMethod]] = Adele
 
     @dataclass
     class Memory:

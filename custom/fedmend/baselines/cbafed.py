@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from fedmend.averaging import by_samples
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site, Workflow
+from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
 from fedmend.methods.shared.pseudo_labels import PseudoLabels
 
@@ -131,8 +131,7 @@ class CBAFedWorkflow(Workflow):
         warmup_rounds: >= 1.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    METHOD: ClassVar[type[LocalMethod]] = CBAFed
 
     @dataclass
     class Memory:

@@ -184,7 +184,7 @@ class FedCorrWorkflow(Workflow):
         clean_threshold: kappa, largest noise level of a site that takes part in stage 2, 0 to 1.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    METHOD: ClassVar[type[LocalMethod]] = CorrectingMethod
     least_sites = MIN_SITES
 
     @dataclass

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.method import Answer, Federation, Round, RoundTask, Site, Workflow
+from fedmend.method import Answer, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
 from fedmend.methods.shared.mean_teacher import MeanTeacher
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
@@ -190,8 +190,7 @@ def relation_loss(own: Tensor, relation: Tensor) -> Tensor:
 class FedIRMWorkflow(Workflow):
     """Supervised rounds, then rounds with the average relations of the round before."""
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    METHOD: ClassVar[type[LocalMethod]] = FedIRM
 
     @dataclass
     class Memory:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.method import Contributions, Federation, Round, Workflow
+from fedmend.method import Contributions, Federation, LocalMethod, Round, Workflow
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
 
 SCE, CE = LOSSES = ("sce", "ce")
@@ -121,7 +121,7 @@ class RHFLWorkflow(Workflow):
         times_samples: the weights are multiplied by the number of samples.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    METHOD: ClassVar[type[LocalMethod]] = RHFL
 
     @dataclass
     class Memory:

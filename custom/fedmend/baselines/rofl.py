@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
-from fedmend.method import Federation, Round, RoundTask, Site, Workflow
+from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes
 
 RULE = "rofl.pseudo_label"
@@ -205,8 +205,7 @@ def moved(centroids: Tensor, means: Tensor) -> Tensor:
 class RoFLWorkflow(Workflow):
     """Federated averaging, and centroids merged by similarity."""
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    METHOD: ClassVar[type[LocalMethod]] = RoFL
 
     @dataclass
     class Memory:

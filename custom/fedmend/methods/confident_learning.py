@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
-from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
+from fedmend.method import Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 
 VALIDATE, CLEANED = "validate", "cleaned"
@@ -143,8 +143,7 @@ class ConfidentLearningWorkflow(Workflow):
             cross-validation.
     """
 
-    FIELDS: ClassVar = FIELDS
-    KNOWLEDGE: ClassVar = KNOWLEDGE
+    METHOD: ClassVar[type[LocalMethod]] = ConfidentLearning
 
     def __init__(self, *, folds: int = 3, rounds_per_fold: int = 1):
         check_variables(2 <= folds <= 100, "2 to 100", folds=folds)

@@ -54,7 +54,7 @@ from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer_masks
 from fedmend.learning.losses import soft_dice_loss
-from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site, Workflow
+from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.learning_curve import fit_line, soft_iou
 from fedmend.methods.shared.lesions import count_components
 from fedmend.methods.shared.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
@@ -260,8 +260,7 @@ class FedIAWorkflow(Workflow):
         temperature: of the average by completeness, see :func:`completeness_weights`; 0: as published.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    METHOD: ClassVar[type[LocalMethod]] = FedIA
 
     @dataclass
     class Memory:

@@ -61,7 +61,7 @@ from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.learning.inference import infer
-from fedmend.method import Answer, Contributions, Federation, Round, RoundTask, Site
+from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site
 from fedmend.methods.labelsets import LabelSetWorkflow, PseudoLabelMethod, PseudoLabelRound, check_thresholds
 
 LOG = logging.getLogger("fedmend.fedlsm")
@@ -287,7 +287,7 @@ class FedLSMWorkflow(LabelSetWorkflow):
         pos_weight_cap: largest weight of the positive term of a class, >= 1.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    METHOD: ClassVar[type[LocalMethod]] = FedLSM
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("awpa", "masked", "samples")
 
     def __init__(self, *, aggregation: str = "awpa", pos_weight_cap: float = 100.0):

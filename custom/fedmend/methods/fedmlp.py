@@ -255,8 +255,7 @@ class FedMLPWorkflow(Workflow):
         warmup_rounds: t1 >= 1.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    METHOD: ClassVar[type[LocalMethod]] = FedMLP
 
     @dataclass
     class Memory:

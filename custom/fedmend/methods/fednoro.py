@@ -53,7 +53,7 @@ from fedmend.averaging import by_samples
 from fedmend.errors import FedMendError, check_variables
 from fedmend.fields import Field, Report
 from fedmend.learning.inference import infer
-from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
+from fedmend.method import Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES, detect_noisy_clients
 from fedmend.methods.shared.distances import model_distances
 from fedmend.methods.shared.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
@@ -119,8 +119,7 @@ class FedNoRoWorkflow(Workflow):
         detection_normalise: min-max normalisation of Eq. (3).
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    METHOD: ClassVar[type[LocalMethod]] = FedNoRo
     least_sites = MIN_SITES
 
     @dataclass

@@ -318,7 +318,7 @@ class LabelSetWorkflow(Workflow):
         pos_weight_cap: largest weight of the positive term of a class, >= 1.
     """
 
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    METHOD: ClassVar[type[LocalMethod]] = LabelSetMethod
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("masked", "samples")
 
     def __init__(self, *, aggregation: str, pos_weight_cap: float = 100.0):

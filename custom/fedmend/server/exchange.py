@@ -90,7 +90,7 @@ class Exchange:
                 "weights": question.weights if name == TRAIN else None,
                 "sizes": self.census.sizes[site],
                 "kind": self.census.kind,
-                "fields": self.workflow.FIELDS,
+                "fields": self.workflow.METHOD.FIELDS,
                 "letters": self.letters,
             }
         check_result(answer, Expected(round_num=task.round_num, num_classes=len(question.run.classes), **known))

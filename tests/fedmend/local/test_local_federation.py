@@ -37,7 +37,7 @@ class Counting(PlainMethod):
 
 
 class Collecting(Workflow):
-    FIELDS = Counting.FIELDS
+    METHOD = Counting
 
     def run(self, fed):
         for _ in fed.rounds():

@@ -7,6 +7,9 @@ import pytest
 from torch_factories import SaysMasks, TinyNetwork, make_mask_site, make_single_site, make_site, make_task, make_twin
 
 from fedmend.baselines import cbafed, fedcorr_stages, fedirm, fedrs, fixmatch, moon, rmd
+from fedmend.baselines.fedcorr import FedCorr
+from fedmend.baselines.fedcorr_masks import FedCorrMasks
+from fedmend.baselines.fednoro_masks import FedNoRoMasks
 from fedmend.basics.discovery import modules_of
 from fedmend.fields import Field, check_fields
 from fedmend.kinds import KINDS
@@ -40,7 +43,7 @@ KNOWLEDGE = {  # what a server sends
 # Stages of a method, in their order: (question, stage, role, fields of the report). Default: one without a report.
 TRAIN, COLLECT = "train", "collect"
 NOTHING, EVERYTHING = (), tuple(fedmlp.FIELDS)
-FEDCORR = [
+FEDCORR_STAGES = [
     (TRAIN, fedcorr_stages.TURN, "", ("lid",)),
     (COLLECT, fedcorr_stages.CORRECT, fedcorr_stages.NOISY, ("noise_level",)),
     (TRAIN, fedcorr_stages.FINETUNE, "", NOTHING),
@@ -80,12 +83,12 @@ STAGES = {
         (TRAIN, cbafed.WARMUP, "", ("label_counts",)),
         (TRAIN, cbafed.PSEUDO, "", ("label_counts",)),
     ],
-    "FedCorr": FEDCORR,
+    "FedCorr": FEDCORR_STAGES,
     "RoFL": [(TRAIN, "train", "", ("centroids", "centroid_counts"))] * 2,
     "RHFL": [(TRAIN, "train", "", ("local_loss",))],
     "FedLSM": [(TRAIN, "train", "", ("class_knowledge", "uncertainty"))],
     "Adele": [(TRAIN, "train", "", ("correction",))],
-    "FedCorrMasks": FEDCORR,
+    "FedCorrMasks": FEDCORR_STAGES,
     "FedIA": [
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
         (TRAIN, fedia.WARMUP, "", ("dice_loss", "correction")),
@@ -113,7 +116,6 @@ def concrete(module):
 METHODS = [method for module in MODULES for method in concrete(module)]
 WORKFLOWS = [workflow for module in MODULES for workflow in classes_of(module, Workflow)]
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.__name__)
-every_owner = pytest.mark.parametrize("owner", [*METHODS, *WORKFLOWS], ids=lambda o: o.__name__)
 
 
 def make(method):
@@ -175,25 +177,22 @@ def test_reports_of_every_stage_fit_the_fields_and_all_fields_are_sent(method, k
     assert sent == set(method.FIELDS)
 
 
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda w: w.__name__)
+def test_all_methods_of_a_workflow_have_the_fields_of_the_one_that_it_names(workflow):
+    elsewhere = {
+        labelsets.LabelSetWorkflow: [moon.Moon, fixmatch.FixMatch, fedrs.FedRS],
+        fednoro.FedNoRoWorkflow: [FedNoRoMasks],
+        fedcorr_stages.FedCorrWorkflow: [FedCorr, FedCorrMasks],
+    }
+    own = [method for method in METHODS if method.__module__ == workflow.__module__]
+    for method in (*own, *elsewhere.get(workflow, [])):
+        assert method.FIELDS == workflow.METHOD.FIELDS
+        assert method.KNOWLEDGE == workflow.METHOD.KNOWLEDGE
+
+
 @every_method
-def test_a_method_and_the_workflow_of_its_module_describe_the_same_fields(method):
-    workflows = [w for w in WORKFLOWS if w.__module__ == method.__module__]
-    assert len(workflows) <= 1
-    if workflows:
-        workflow = workflows[0]
-        assert dict(method.FIELDS) == dict(workflow.FIELDS)
-        assert dict(method.KNOWLEDGE) == dict(workflow.KNOWLEDGE)
-
-
-@pytest.mark.parametrize("method", [moon.Moon, fixmatch.FixMatch])
-def test_baselines_of_mismatched_label_sets_take_what_their_workflow_sends(method):
-    assert dict(method.KNOWLEDGE) == dict(labelsets.LabelSetWorkflow.KNOWLEDGE)
-    assert dict(method.FIELDS) == dict(labelsets.LabelSetWorkflow.FIELDS) == {}
-
-
-@every_owner
-def test_every_field_is_described_in_one_line_for_people_and_has_a_range(owner):
-    for name, field in {**owner.FIELDS, **owner.KNOWLEDGE}.items():
+def test_every_field_is_described_in_one_line_for_people_and_has_a_range(method):
+    for name, field in {**method.FIELDS, **method.KNOWLEDGE}.items():
         assert isinstance(field, Field), name
         assert field.low < field.high
         assert field.meaning
@@ -203,12 +202,12 @@ def test_every_field_is_described_in_one_line_for_people_and_has_a_range(owner):
         assert np.dtype(field.dtype).kind in "fi"
 
 
-@every_owner
-def test_what_counts_the_samples_behind_a_field_is_a_field_with_a_number_for_each_row(owner):
-    for field in owner.FIELDS.values():
+@every_method
+def test_what_counts_the_samples_behind_a_field_is_a_field_with_a_number_for_each_row(method):
+    for field in method.FIELDS.values():
         if field.counted_by:
-            assert owner.FIELDS[field.counted_by].shape == field.shape[:1]
-            assert owner.FIELDS[field.counted_by].dtype == "int64"
+            assert method.FIELDS[field.counted_by].shape == field.shape[:1]
+            assert method.FIELDS[field.counted_by].dtype == "int64"
 
 
 def test_what_is_a_mean_over_samples_of_a_class_is_counted():
