@@ -342,11 +342,13 @@ class Workflow(ABC):
     Attributes:
         METHOD: the client half, whose ``FIELDS`` the sites report and whose ``KNOWLEDGE`` the workflow sends; where it
             serves several methods, the class that they share.
+        NEEDS: stage → fields without which a report of it is refused; default: none.
         warmup_rounds: rounds of the first stage, for reports; 0: there is none.
         least_sites: fewest sites that the algorithm needs.
     """
 
     METHOD: ClassVar[type[LocalMethod]] = LocalMethod
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {}
     warmup_rounds: int = 0
     least_sites: int = 1
 
@@ -359,13 +361,14 @@ class Workflow(ABC):
         """All rounds."""
 
     def check(self, stage: str, report: Report) -> None:
-        """Refuses a report, whose fields fit their description, that lacks what the stage needs. Default: nothing is
-        needed.
+        """Refuses a report, whose fields fit their description, that lacks what the stage needs, see ``NEEDS``.
 
         Raises:
-            FedMendError: names the field.
+            FedMendError: names the fields.
         """
-        return
+        needed = self.NEEDS.get(stage, ())
+        if missing := sorted(set(needed) - set(report)):
+            raise FedMendError(f"report: expected {sorted(needed)}, got none of {missing}")
 
     def check_rounds(self, num_rounds: int) -> None:
         """Refuses a warm-up that does not fit into the run.

@@ -295,6 +295,7 @@ class AdeleWorkflow(Workflow):
     """Federated averaging by samples; writes down which sites have corrected."""
 
     METHOD: ClassVar[type[LocalMethod]] = Adele
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:
@@ -313,7 +314,6 @@ class AdeleWorkflow(Workflow):
 
     def check(self, stage: str, report: Report) -> None:
         """Refuses a report without the flag, or with one that no site sends."""
-        if "correction" not in report:
-            raise FedMendError("report: expected ['correction'], got none of it")
+        super().check(stage, report)
         if report["correction"][0] not in (WAITS, DONE):
             raise FedMendError(f"report field correction: expected {WAITS} or {DONE}, got {report['correction'][0]}")

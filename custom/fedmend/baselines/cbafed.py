@@ -22,7 +22,7 @@ their sums, and every few rounds blends the model with the one of some rounds ag
 Passes per training sample and round: E forward-backward.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -132,6 +132,7 @@ class CBAFedWorkflow(Workflow):
     """
 
     METHOD: ClassVar[type[LocalMethod]] = CBAFed
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys((WARMUP, PSEUDO), tuple(FIELDS))
 
     @dataclass
     class Memory:
@@ -156,7 +157,8 @@ class CBAFedWorkflow(Workflow):
 
     def check(self, stage: str, report: Report) -> None:
         """Refuses a report without a label."""
-        if "label_counts" not in report or not report["label_counts"].any():
+        super().check(stage, report)
+        if not report["label_counts"].any():
             raise FedMendError("report field label_counts: expected at least one label, got none")
 
     def _connect(self, fed: Federation, round_num: int, stage: str) -> None:

@@ -36,7 +36,7 @@ inference per round, at a noisy site 2; in stages 2 and 3 E forward-backward. In
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -185,6 +185,7 @@ class FedCorrWorkflow(Workflow):
     """
 
     METHOD: ClassVar[type[LocalMethod]] = CorrectingMethod
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {TURN: ("lid",), CORRECT: ("noise_level",)}
     least_sites = MIN_SITES
 
     @dataclass
@@ -222,12 +223,6 @@ class FedCorrWorkflow(Workflow):
                 if r == usual:
                     self._relabel(fed)
                 fed.train(USUAL)
-
-    def check(self, stage: str, report: Report) -> None:
-        """Refuses a report without the number of its stage."""
-        needed = {TURN: "lid", CORRECT: "noise_level"}.get(stage)
-        if needed and needed not in report:
-            raise FedMendError(f"report: expected the field {needed}, got none")
 
     @staticmethod
     def _from_site_to_site(fed: Federation) -> None:

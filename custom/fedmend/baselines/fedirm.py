@@ -25,7 +25,7 @@ shape the relations only and are not in the ledger.
 Passes per training sample and round: 2 E forward-backward; in stage 2 also E inferences of the teacher.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.method import Answer, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
@@ -191,6 +191,7 @@ class FedIRMWorkflow(Workflow):
     """Supervised rounds, then rounds with the average relations of the round before."""
 
     METHOD: ClassVar[type[LocalMethod]] = FedIRM
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys((SUPERVISED, RELATION, MATCH), tuple(FIELDS))
 
     @dataclass
     class Memory:
@@ -207,9 +208,9 @@ class FedIRMWorkflow(Workflow):
             fed.memory.knowledge = merged_relations(fed, answers)
 
     def check(self, stage: str, report: Report) -> None:
-        """Refuses a part of a report."""
-        if report and (missing := sorted(set(FIELDS) - set(report))):
-            raise FedMendError(f"report: expected {sorted(FIELDS)} or nothing, got none of {missing}")
+        """Refuses a part of a report; in the last round there is none."""
+        if report:
+            super().check(stage, report)
 
 
 def merged_relations(fed: Federation, answers: Mapping[str, Answer]) -> dict[str, np.ndarray]:

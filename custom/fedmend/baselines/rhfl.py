@@ -26,7 +26,7 @@ Passes per training sample and epoch: 1 forward-backward.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.method import Contributions, Federation, LocalMethod, Round, Workflow
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
@@ -122,6 +122,7 @@ class RHFLWorkflow(Workflow):
     """
 
     METHOD: ClassVar[type[LocalMethod]] = RHFL
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:
@@ -140,11 +141,6 @@ class RHFLWorkflow(Workflow):
             answers = fed.train("train", average=partial(self.weights, dict(fed.memory.losses)))
             fed.memory.losses = {site: float(a.report["local_loss"]) for site, a in answers.items()}
             fed.record("confidence_shares", {site: round(a.share, 4) for site, a in answers.items()})
-
-    def check(self, stage: str, report: Report) -> None:
-        """Refuses a report without its number."""
-        if "local_loss" not in report:
-            raise FedMendError("report: expected the field local_loss, got none")
 
     def weights(self, before: Mapping[str, float], contributions: Contributions) -> dict[str, float]:
         """Weight of each model.

@@ -31,7 +31,7 @@ A class whose centroid nobody knows is nobody's nearest. Labels are not written 
 not y is in the ledger. Passes per training sample and round: E forward-backward and 1 inference.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
@@ -206,6 +206,7 @@ class RoFLWorkflow(Workflow):
     """Federated averaging, and centroids merged by similarity."""
 
     METHOD: ClassVar[type[LocalMethod]] = RoFL
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:
@@ -219,11 +220,6 @@ class RoFLWorkflow(Workflow):
             answers = fed.train("train", knowledge=fed.memory.knowledge)
             reports = {site: a.report for site, a in answers.items()}
             fed.memory.knowledge = {"centroids": merged_centroids(fed.memory.knowledge.get("centroids"), reports)}
-
-    def check(self, stage: str, report: Report) -> None:
-        """Refuses a report without centroids."""
-        if missing := sorted(set(FIELDS) - set(report)):
-            raise FedMendError(f"report: expected {sorted(FIELDS)}, got none of {missing}")
 
 
 def merged_centroids(before: np.ndarray | None, reports: Mapping[str, Report]) -> np.ndarray:

@@ -144,6 +144,7 @@ class ConfidentLearningWorkflow(Workflow):
     """
 
     METHOD: ClassVar[type[LocalMethod]] = ConfidentLearning
+    NEEDS: ClassVar = dict.fromkeys((VALIDATE, CLEANED), tuple(FIELDS))
 
     def __init__(self, *, folds: int = 3, rounds_per_fold: int = 1):
         check_variables(2 <= folds <= 100, "2 to 100", folds=folds)
@@ -161,11 +162,6 @@ class ConfidentLearningWorkflow(Workflow):
             if r + 1 == self.warmup_rounds:
                 kept = {site: kept_of(a.report, fed.sites[site].samples) for site, a in answers.items()}
                 fed.record("label_issues", {site: fed.sites[site].samples - n for site, n in kept.items()})
-
-    def check(self, stage: str, report: Report) -> None:
-        """Refuses a report without its number."""
-        if "kept" not in report:
-            raise FedMendError("report: expected the field kept, got none")
 
 
 def by_kept(contributions: Contributions) -> dict[str, float]:

@@ -40,7 +40,7 @@ where one estimate is far too high: ``temperature``.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -50,7 +50,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.averaging import by_samples
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer_masks
 from fedmend.learning.losses import soft_dice_loss
@@ -261,6 +261,10 @@ class FedIAWorkflow(Workflow):
     """
 
     METHOD: ClassVar[type[LocalMethod]] = FedIA
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
+        COMPLETENESS: ("lesions", "iou_line"),
+        **dict.fromkeys((WARMUP, CORRECTION, CORRECTED), ("dice_loss", "correction")),
+    }
 
     @dataclass
     class Memory:
@@ -290,12 +294,6 @@ class FedIAWorkflow(Workflow):
             fed.record("not_corrected", left)
             words = "their IoU never fell behind its line, or the job does not correct"
             fed.warn(f"not corrected by the end: {', '.join(left)}; {words}")
-
-    def check(self, stage: str, report: Report) -> None:
-        """Refuses a report that lacks what the stage needs."""
-        needed = ("lesions", "iou_line") if stage == COMPLETENESS else ("dice_loss", "correction")
-        if missing := sorted(set(needed) - set(report)):
-            raise FedMendError(f"report: expected {sorted(needed)}, got none of {missing}")
 
     @staticmethod
     def _estimate(fed: Federation) -> dict[str, float]:

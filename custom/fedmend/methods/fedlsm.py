@@ -49,7 +49,7 @@ main batch and the mixed pairs.
 import copy
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -288,15 +288,16 @@ class FedLSMWorkflow(LabelSetWorkflow):
     """
 
     METHOD: ClassVar[type[LocalMethod]] = FedLSM
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": ("class_knowledge",)}
     AGGREGATIONS: ClassVar[tuple[str, ...]] = ("awpa", "masked", "samples")
 
     def __init__(self, *, aggregation: str = "awpa", pos_weight_cap: float = 100.0):
         super().__init__(aggregation=aggregation, pos_weight_cap=pos_weight_cap)
 
     def check(self, stage: str, report: Report) -> None:
-        """Refuses a report without the class knowledge that the aggregation needs."""
-        if self.aggregation == "awpa" and "class_knowledge" not in report:
-            raise FedMendError("report field class_knowledge: expected one number per class, got nothing")
+        """Refuses a report without the class knowledge, which only ``awpa`` needs."""
+        if self.aggregation == "awpa":
+            super().check(stage, report)
 
     def weigh(self, weights: np.ndarray, samples: np.ndarray, contributions: Contributions) -> np.ndarray:
         """Eq. (7), Deng et al., MICCAI 2023: by q; where all q are 0, by n_k over the sites that know the class."""

@@ -120,6 +120,7 @@ class FedNoRoWorkflow(Workflow):
     """
 
     METHOD: ClassVar[type[LocalMethod]] = FedNoRo
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {DETECT: tuple(FIELDS)}
     least_sites = MIN_SITES
 
     @dataclass
@@ -164,14 +165,10 @@ class FedNoRoWorkflow(Workflow):
             self._robust_round(fed, r)  # stage 2, Eqs. (4)-(7)
 
     def check(self, stage: str, report: Report) -> None:
-        """Refuses a detection report without a class that has enough samples."""
-        if stage == DETECT:
-            if missing := sorted(set(FIELDS) - set(report)):
-                raise FedMendError(f"report: expected {sorted(FIELDS)}, got none of {missing}")
-            if not (report["class_count"] > 0).any():
-                raise FedMendError(
-                    "report field class_count: expected at least one class with enough samples, got none"
-                )
+        """Also refuses a detection report without a class that has enough samples."""
+        super().check(stage, report)
+        if stage == DETECT and not (report["class_count"] > 0).any():
+            raise FedMendError("report field class_count: expected at least one class with enough samples, got none")
 
     def _detect(self, fed: Federation) -> dict[str, str]:
         reports = {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}

@@ -284,7 +284,7 @@ def test_a_forged_report_is_refused(tmp_path, change, sentence):
 
 
 def test_a_part_of_a_report_is_refused():
-    sentence = "report: expected ['relation', 'relation_count'] or nothing, got none of ['relation_count']"
+    sentence = "report: expected ['relation', 'relation_count'], got none of ['relation_count']"
     with refused(sentence):
         FedIRMWorkflow().check(MATCH, {"relation": KNOWN})
     FedIRMWorkflow().check(MATCH, {})

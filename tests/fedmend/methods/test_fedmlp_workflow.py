@@ -131,7 +131,7 @@ def test_a_class_without_prototype_is_recorded(tmp_path):
         ),
         (
             {"learning_degree": None},
-            "report: expected ['learning_degree', 'prototype_counts', 'prototypes'] or nothing, got none of"
+            "report: expected ['learning_degree', 'prototype_counts', 'prototypes'], got none of"
             " ['learning_degree']",
         ),
     ],

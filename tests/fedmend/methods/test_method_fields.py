@@ -4,6 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
+from factories import refused
 from torch_factories import SaysMasks, TinyNetwork, make_mask_site, make_single_site, make_site, make_task, make_twin
 
 from fedmend.baselines import cbafed, fedcorr_stages, fedirm, fedrs, fixmatch, moon, rmd
@@ -123,6 +124,14 @@ def make(method):
     return method(**({"local_iterations": 2} if issubclass(method, labelsets.LabelSetMethod) else {}))
 
 
+def make_workflow(workflow):
+    """The workflow with its own settings."""
+    settings = {"warmup_rounds": 2, "aggregation": "masked"}
+    wanted = inspect.signature(workflow).parameters
+    given = {name: value for name, value in settings.items() if name in wanted}
+    return workflow(**{name: given[name] for name in given if wanted[name].default is inspect.Parameter.empty})
+
+
 def site_and_model(method, kind, folder):
     if method is rmd.RMD:
         return make_mask_site(folder, MASKS), make_twin(np.full(MASKS.shape, 0.3), np.full(MASKS.shape, 0.6))
@@ -188,6 +197,18 @@ def test_all_methods_of_a_workflow_have_the_fields_of_the_one_that_it_names(work
     for method in (*own, *elsewhere.get(workflow, [])):
         assert method.FIELDS == workflow.METHOD.FIELDS
         assert method.KNOWLEDGE == workflow.METHOD.KNOWLEDGE
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda w: w.__name__)
+def test_a_workflow_needs_fields_that_its_method_reports_and_refuses_a_report_without_one(workflow):
+    work = make_workflow(workflow)
+    for stage, needed in workflow.NEEDS.items():
+        assert set(needed) <= set(workflow.METHOD.FIELDS)
+        whole = {name: np.full(2, 2) for name in workflow.METHOD.FIELDS}
+        work.check(stage, whole)
+        for name in needed:
+            with refused(f"report: expected {sorted(needed)}, got none of {[name]}"):
+                work.check(stage, {other: value for other, value in whole.items() if other != name})
 
 
 @every_method
