@@ -369,7 +369,7 @@ FAULTS = [
     (
         "no knowledge of the classes",
         fedlsm_run(change=lambda result: result.report.clear()),
-        f"{TWO_NEEDED}report field class_knowledge: expected one number per class, got nothing",
+        f"{TWO_NEEDED}report: expected ['class_knowledge'], got none of ['class_knowledge']",
     ),
     (
         "knowledge of another number of classes",

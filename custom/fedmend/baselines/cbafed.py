@@ -71,7 +71,7 @@ class CBAFedRound(FedAvgPLRound):
 
     def __init__(self, method: "CBAFed", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        self._pseudo = PseudoLabels(site)
+        self._pseudo = PseudoLabels(site, self.missing.cpu().numpy())
         self._tau: Tensor | None = None  # (M,)
         if task.stage == PSEUDO and len(self.missing):
             self._tau = torch.from_numpy(task.word("thresholds")).to(site.device)[self.missing]
@@ -84,8 +84,9 @@ class CBAFedRound(FedAvgPLRound):
             return loss
         logits = logits[:, self.missing]
         p = logits.detach().sigmoid()
-        used = (p > self._tau) | (p < 1 - self._tau)
-        used = self._pseudo.keep(index.to(self.site.device, non_blocking=True), self.missing, p, used)
+        rows, target = index.to(self.site.device, non_blocking=True), p > 0.5
+        used = ((p > self._tau) | (p < 1 - self._tau)) & ~self._pseudo.closed(rows, target)
+        self._pseudo.keep(rows, target, p, used)
         return loss + pseudo_loss(logits, used)
 
     def report(self) -> Report:

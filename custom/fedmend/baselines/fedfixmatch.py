@@ -38,7 +38,7 @@ class FedFixMatchRound(FedAvgPLRound):
 
     def __init__(self, method: "FedFixMatch", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        self._pseudo = PseudoLabels(site)
+        self._pseudo = PseudoLabels(site, self.missing.cpu().numpy())
         self._generator = site.generator(task, "strong views")
 
     def loss(self, index: Tensor) -> Tensor:
@@ -52,9 +52,10 @@ class FedFixMatchRound(FedAvgPLRound):
         other = self.model(images)[1].float()[:, self.missing]
         probabilities = logits.detach()[:, self.missing].sigmoid()
         sure = sure_images(probabilities, self.method.tau_positive, self.method.tau_negative)
-        used = sure[:, None].expand_as(probabilities)
-        used = self._pseudo.keep(index.to(self.site.device, non_blocking=True), self.missing, probabilities, used)
-        terms = F.binary_cross_entropy_with_logits(other, (probabilities > 0.5).float(), reduction="none")
+        rows, target = index.to(self.site.device, non_blocking=True), (probabilities > 0.5).float()
+        used = sure[:, None] & ~self._pseudo.closed(rows, target)
+        self._pseudo.keep(rows, target, probabilities, used)
+        terms = F.binary_cross_entropy_with_logits(other, target, reduction="none")
         return loss + (terms * used).mean(1).sum() / sure.sum().clamp(min=1)
 
     def report(self) -> Report:

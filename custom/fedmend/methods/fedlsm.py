@@ -191,8 +191,9 @@ class FedLSMRound(PseudoLabelRound):
         """q of Eq. (7) and the histogram of uncertainty; writes the round's new pseudo-labels into the ledger."""
         super().report()
         labels, known = self.site.data.train.labels, self.known.cpu().numpy()
-        worth = self.probability_of_pseudo_labels() if self.method.discount else 1.0
-        knowledge = np.where(known, (labels == 1).sum(0), ((self.pseudo_labels() == 1) * worth).sum(0))
+        worth = self.pseudo.probabilities() if self.method.discount else 1.0
+        positive = self.pseudo.labels.cpu().numpy() == 1
+        knowledge = np.where(known, (labels == 1).sum(0), (positive * worth).sum(0))
         report = {"class_knowledge": knowledge.astype(np.float32)}
         if self._entropy is not None:
             report["uncertainty"] = np.histogram(self._entropy, UNCERTAINTY_BINS, (0, 1))[0].astype(np.int64)

@@ -55,8 +55,8 @@ from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import ProximalRound
+from fedmend.methods.shared.pseudo_labels import PseudoLabels
 from fedmend.methods.shared.readings import READINGS
-from fedmend.repairs.label_ledger import Repairs
 
 KNOWLEDGE: Mapping[str, Field] = {
     "pos_weight": Field(
@@ -148,16 +148,17 @@ class _Stream:
 
 # ---- pseudo-labels on unknown classes -------------------------------------------------------------------------------
 class PseudoLabelRound(LabelSetRound):
-    """Also learns from confident predictions of unknown classes, and writes a round's last ones into the ledger."""
+    """Also learns from confident predictions of unknown classes, and writes a round's last ones into the ledger.
+
+    Attributes:
+        pseudo: the pseudo-labels of the round.
+    """
 
     method: "PseudoLabelMethod"
 
     def __init__(self, method: "PseudoLabelMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        shape = site.data.train.labels.shape
-        self._pseudo = torch.full(shape, NOT_ANNOTATED, dtype=torch.int8, device=site.device)
-        self._confidence = torch.zeros(shape, device=site.device)
-        self._banned = torch.from_numpy(site.ledger.banned()).to(site.device)
+        self.pseudo = PseudoLabels(site, np.arange(len(site.data.classes)))
 
     def main_loss(self, logits: Tensor, predicted: Tensor, rows: Tensor) -> Tensor:
         """L_I + L_U, Eqs. (4)-(5), Deng et al., MICCAI 2023; keeps the last pseudo-label of each sample.
@@ -170,9 +171,7 @@ class PseudoLabelRound(LabelSetRound):
         method, labels = self.method, self.labels[rows]
         taus = method.tau_positive, method.tau_negative
         target, valid = self.targets(predicted, rows, self.labelled_by_teacher(rows), *taus)
-        new = valid & (labels == NOT_ANNOTATED)
-        self._pseudo[rows] = torch.where(new, target, torch.full_like(target, NOT_ANNOTATED)).to(torch.int8)
-        self._confidence[rows] = (predicted - 0.5).abs()
+        self.pseudo.keep(rows, target, predicted, valid & (labels == NOT_ANNOTATED))
         over_batch = method.loss_mean == "batch"
         return self.reading.loss(logits, target, valid, labels, self.pos_weight, over_batch=over_batch)
 
@@ -185,9 +184,9 @@ class PseudoLabelRound(LabelSetRound):
             unknown: (M,) or (B, M) bool: classes that may get pseudo-labels.
             taus: thresholds for positive and negative ones.
         """
-        labels, banned = self.labels[rows], self._banned[rows]
+        labels = self.labels[rows]
         target, valid = self.reading.pseudo_labels(predicted, labels, unknown, *taus)
-        refused = torch.where(target > 0.5, banned[..., 1], banned[..., 0]) & (labels == NOT_ANNOTATED)
+        refused = self.pseudo.closed(rows, target) & (labels == NOT_ANNOTATED)
         return target, valid & ~(refused.any(1, keepdim=True) if self.site.data.kind == SINGLELABEL else refused)
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -200,20 +199,8 @@ class PseudoLabelRound(LabelSetRound):
 
     def report(self) -> Report:
         """Writes the round's new pseudo-labels into the ledger; nothing leaves but the weights."""
-        site, pseudo = self.site, self.pseudo_labels()
-        sample, label_class = np.nonzero((pseudo != NOT_ANNOTATED) & (pseudo != site.ledger.repairs()))
-        confidence = self._confidence.cpu().numpy()[sample, label_class]
-        repairs = Repairs(sample, label_class, pseudo[sample, label_class], confidence)
-        site.ledger.record(self.method.RULE, self.task.ledger_round, site.data.train.labels, repairs)
+        self.pseudo.record(self.method.RULE, self.task, self.site)
         return {}
-
-    def probability_of_pseudo_labels(self) -> np.ndarray:
-        """(N, M) float32: the teacher's probability of the last pseudo-label; of no meaning where there is none."""
-        return 0.5 + self._confidence.cpu().numpy()
-
-    def pseudo_labels(self) -> np.ndarray:
-        """(N, M) int8: the last pseudo-label of the round, -1 without one."""
-        return self._pseudo.cpu().numpy()
 
 
 class PseudoLabelMethod(LabelSetMethod):

@@ -398,7 +398,7 @@ def test_a_job_that_goes_on_knows_who_has_corrected(tmp_path):
 @pytest.mark.parametrize(
     ("report", "sentence"),
     [
-        ({}, "report: expected ['correction'], got none of it"),
+        ({}, "report: expected ['correction'], got none of ['correction']"),
         ({"correction": np.array([TRIGGERED])}, "report field correction: expected 0 or 2, got 1"),
     ],
 )

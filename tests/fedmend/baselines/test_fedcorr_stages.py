@@ -459,7 +459,7 @@ def test_a_job_that_goes_on_ends_as_if_nothing_had_happened(tmp_path, when):
 def test_a_report_without_the_number_of_its_stage_is_refused(stage, name):
     FedCorrWorkflow().check(stage, {name: np.float32(0.5)})
     FedCorrWorkflow().check(USUAL, {})
-    with refused(f"report: expected the field {name}, got none"):
+    with refused(f"report: expected ['{name}'], got none of ['{name}']"):
         FedCorrWorkflow().check(stage, {})
 
 

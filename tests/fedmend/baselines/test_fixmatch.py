@@ -77,7 +77,7 @@ def test_the_thresholds_are_compared_with_the_probabilities_of_a_loss_without_we
     table = said(0.86, 0.84, 0.009, 0.011) + np.log([2, 4])
     work = FixMatch(local_iterations=1).start(Says(table), order(weight=np.float32([2, 4])), site_of(MULTI, classes=2))
     work.loss(torch.arange(4))
-    assert work.pseudo_labels()[:, 1].tolist() == [1, -1, 0, -1]
+    assert work.pseudo.labels[:, 1].tolist() == [1, -1, 0, -1]
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_the_network_of_the_step_is_the_one_that_labels(site_of, plain):
     net = Says(said(0.9, 0.5, 0.5, 0.5))
     work = FixMatch(local_iterations=1).start(net, order(), site_of(MULTI, classes=2))
     work.loss(torch.arange(4))
-    assert work.pseudo_labels()[:, 1].tolist() == [1, -1, -1, -1]
+    assert work.pseudo.labels[:, 1].tolist() == [1, -1, -1, -1]
     with torch.no_grad():
         net.table.copy_(torch.tensor(said(0.5, 0.9, 0.001, 0.5)))
     work.loss(torch.arange(4))
-    assert work.pseudo_labels()[:, 1].tolist() == [-1, 1, 0, -1]
+    assert work.pseudo.labels[:, 1].tolist() == [-1, 1, 0, -1]
 
 
 def test_batchnorm_learns_from_the_strong_views_alone(tmp_path, monkeypatch):

@@ -157,7 +157,7 @@ def test_a_site_that_missed_a_round_has_no_fall_in_the_next(tmp_path):
 
 
 def test_a_report_without_its_number_is_refused():
-    with refused("report: expected the field local_loss, got none"):
+    with refused("report: expected ['local_loss'], got none of ['local_loss']"):
         RHFLWorkflow().check(TRAIN, {})
 
 

@@ -250,5 +250,5 @@ def test_folds_that_are_none_are_refused(settings, sentence):
 
 
 def test_a_report_without_its_number_is_refused():
-    with refused("report: expected the field kept, got none"):
+    with refused("report: expected ['kept'], got none of ['kept']"):
         ConfidentLearningWorkflow().check(CLEANED, {})

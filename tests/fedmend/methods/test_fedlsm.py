@@ -202,7 +202,7 @@ def test_uncertain_samples_with_a_label_stay_in_the_main_part_when_asked_and_get
         assert [pool.tolist() for pool, _ in work.parts()] == [main, [0, 1, 2], [3]]
     work._teacher.table.fill_(9)
     work.loss(torch.tensor([0, 2, 4, 1, 3]))
-    assert work.pseudo_labels()[:, 2].tolist() == [-1, -1, -1, -1, 1, -1]
+    assert work.pseudo.labels[:, 2].tolist() == [-1, -1, -1, -1, 1, -1]
 
 
 def test_a_step_needs_images_besides_the_mixed_ones(site_of):
@@ -274,7 +274,7 @@ def test_uncertainty_and_thresholds_are_those_of_a_loss_without_weights(site_of,
     expected = READINGS[MULTILABEL].uncertainty(logit(p), np.array([True, True, False]))
     assert work._entropy == pytest.approx(expected, abs=1e-6)
     work.main_loss(torch.zeros(4, 3), work.probabilities(torch.tensor(weighted(logit(p)))), torch.arange(4))
-    assert work.pseudo_labels()[:, 2].tolist() == [1, -1, 0, -1]
+    assert work.pseudo.labels[:, 2].tolist() == [1, -1, 0, -1]
 
 
 SINGLE = [0, 1, -1, -1, -1, -1]  # classes 2 and 3 of 4 are unknown

@@ -171,7 +171,7 @@ FIELD = "site-2: result of round 1, report field class_knowledge"
 @pytest.mark.parametrize(
     ("knowledge", "reason"),
     [
-        (None, "site-2: report field class_knowledge: expected one number per class, got nothing"),
+        (None, "site-2: report: expected ['class_knowledge'], got none of ['class_knowledge']"),
         ([1, 2], f"{FIELD}: expected float32 of shape (3,), got float32 of shape (2,)"),
         ([1, -1, 0], f"{FIELD}: expected numbers from 0 to 1e+09, got -1 to 1"),
         ([1, np.nan, 0], f"{FIELD}: expected finite numbers, got NaN or infinity"),
@@ -194,7 +194,7 @@ def test_a_report_without_usable_q_is_refused_and_its_model_left_out(tmp_path, k
 
 def test_a_report_without_q_stops_a_run_that_needs_all_sites(tmp_path):
     assert play(tmp_path, answers(change=silent)).stopped.startswith(
-        "train of round 0: expected valid results from 3 sites, got 0: site-1: report field class_knowledge"
+        "train of round 0: expected valid results from 3 sites, got 0: site-1: report: expected ['class_knowledge']"
     )
 
 

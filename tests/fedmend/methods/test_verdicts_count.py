@@ -87,7 +87,7 @@ def test_a_rejected_pseudo_label_of_several_is_not_trained_on(site_of, plain):
     work = FixMatch(local_iterations=1).start(net, RoundTask("train", 0, 4, WEIGHT), site)
     work.loss(torch.arange(2)).backward()
     assert net.table.grad[:2, 1].ne(0).tolist() == [False, True]
-    assert work.pseudo_labels()[:, 1].tolist() == [-1, 1]
+    assert work.pseudo.labels[:, 1].tolist() == [-1, 1]
 
 
 def test_a_rejected_pseudo_label_of_one_takes_the_whole_sample_out(site_of, plain):

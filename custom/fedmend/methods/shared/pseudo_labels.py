@@ -1,5 +1,6 @@
 """Pseudo-labels that a round trains on: the last one of each entry goes into the ledger."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,37 +14,49 @@ class PseudoLabels:
 
     Args:
         site: whose labels they are.
+        columns: (M,) int64, the classes that may get pseudo-labels; every array (B, M) below has these columns.
 
     Attributes:
         labels: (N, C) int8 on the device: the last pseudo-label of each entry, -1 without one.
     """
 
-    def __init__(self, site: Site):
+    def __init__(self, site: Site, columns: np.ndarray):
         shape = site.data.train.labels.shape
         self.labels = torch.full(shape, NOT_ANNOTATED, dtype=torch.int8, device=site.device)
         self._confidence = torch.zeros(shape, device=site.device)
-        # What people have rejected, and what they have given a label, gets no pseudo-label.
-        self._closed = torch.from_numpy(site.ledger.banned() | (site.labels() != NOT_ANNOTATED)[..., None])
-        self._closed = self._closed.to(site.device)
+        self._columns = torch.from_numpy(columns).to(site.device)
+        closed = site.ledger.banned() | (site.labels() != NOT_ANNOTATED)[..., None]
+        self._closed = torch.from_numpy(closed).to(site.device)
 
-    def keep(self, rows: Tensor, columns: Tensor, probabilities: Tensor, used: Tensor) -> Tensor:
+    def closed(self, rows: Tensor, target: Tensor) -> Tensor:
+        """What gets no pseudo-label: entries that have a label, and those of which people have rejected this one.
+
+        Args:
+            rows: (B,) sample numbers on the device.
+            target: (B, M), above .5 for a positive pseudo-label.
+
+        Returns:
+            (B, M) bool.
+        """
+        closed = self._closed[rows[:, None], self._columns]
+        return torch.where(target > 0.5, closed[..., 1], closed[..., 0])
+
+    def keep(self, rows: Tensor, target: Tensor, probabilities: Tensor, used: Tensor) -> None:
         """Takes these entries in the place of earlier ones.
 
         Args:
             rows: (B,) sample numbers on the device.
-            columns: (M,) class numbers on the device.
-            probabilities: (B, M); the pseudo-label is 1 above .5, and the confidence the distance to .5.
-            used: (B, M) bool: the entries that may be trained on.
-
-        Returns:
-            (B, M) bool: those of them that people leave open.
+            target: (B, M) of 0 and 1.
+            probabilities: (B, M); the confidence is the distance to .5.
+            used: (B, M) bool: the entries that have a pseudo-label, none of them :meth:`closed`.
         """
-        closed = self._closed[rows[:, None], columns]
-        used = used & ~torch.where(probabilities > 0.5, closed[..., 1], closed[..., 0])
-        new = torch.where(used, (probabilities > 0.5).to(torch.int8), NOT_ANNOTATED)
-        self.labels[rows[:, None], columns] = new
-        self._confidence[rows[:, None], columns] = (probabilities - 0.5).abs()
-        return used
+        place = rows[:, None], self._columns
+        self.labels[place] = torch.where(used, target, NOT_ANNOTATED).to(torch.int8)
+        self._confidence[place] = (probabilities - 0.5).abs()
+
+    def probabilities(self) -> np.ndarray:
+        """(N, C) float32: the probability of the last pseudo-label; of no meaning where there is none."""
+        return 0.5 + self._confidence.cpu().numpy()
 
     def record(self, rule: str, task: RoundTask, site: Site) -> None:
         """Writes into the ledger what is new against the repairs in force."""
