@@ -38,7 +38,7 @@ from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.method import Answer, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
-from fedmend.methods.shared.mean_teacher import MeanTeacher
+from fedmend.methods.shared.mean_teacher import OWN, LastingTeacher
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
 
 SUPERVISED, RELATION, MATCH = "supervised", "relation", "match"
@@ -79,9 +79,9 @@ class FedIRMRound(FedAvgPLRound):
 
     def __init__(self, method: "FedIRM", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        self._teacher: MeanTeacher | None = None
+        self._teacher: LastingTeacher | None = None
         if task.stage == MATCH:
-            self._teacher = MeanTeacher(STATE, model, task, site, decay=method.ema_decay, statistics=False)
+            self._teacher = LastingTeacher(STATE, model, task, site, decay=method.ema_decay, statistics=OWN)
             self._relation = torch.from_numpy(task.word("relation")).to(site.device)
             end = RAMP_END * task.total_rounds
             self._weight = gaussian_ramp_up(task.round_num, begin=0, end=end, maximum=method.maximum)

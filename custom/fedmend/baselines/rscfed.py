@@ -34,7 +34,7 @@ from fedmend.fields import Report
 from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
 from fedmend.methods.shared.distances import pairwise_distances
-from fedmend.methods.shared.mean_teacher import MeanTeacher
+from fedmend.methods.shared.mean_teacher import AVERAGED, LastingTeacher
 
 STATE = "rscfed"
 
@@ -48,9 +48,9 @@ class RSCFedRound(FedAvgPLRound):
 
     def __init__(self, method: "RSCFed", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        self._teacher: MeanTeacher | None = None
+        self._teacher: LastingTeacher | None = None
         if len(self.missing):
-            self._teacher = MeanTeacher(STATE, model, task, site, decay=method.ema_decay, statistics=True)
+            self._teacher = LastingTeacher(STATE, model, task, site, decay=method.ema_decay, statistics=AVERAGED)
 
     def loss(self, index: Tensor) -> Tensor:
         """Supervised loss plus the mean over B*M of the squared difference of the scores of student and teacher."""

@@ -200,7 +200,7 @@ def test_uncertain_samples_with_a_label_stay_in_the_main_part_when_asked_and_get
         work = settings(high=3, low=1, keep_labelled=keep).start(Says(table), order(), site)
         assert [pool.tolist() for pool in work._pools[:2]] == [[0, 1, 2], [3]]
         assert [pool.tolist() for pool, _ in work.parts()] == [main, [0, 1, 2], [3]]
-    work._teacher.table.fill_(9)
+    work._teacher.network.table.fill_(9)
     work.loss(torch.tensor([0, 2, 4, 1, 3]))
     assert work.pseudo.labels[:, 2].tolist() == [-1, -1, -1, -1, 1, -1]
 
@@ -329,7 +329,7 @@ def test_the_teacher_sees_the_weak_view_and_the_student_the_strong_one(site_of, 
         work = method.start(net, order(), site)
         work._mixing = SimpleNamespace(beta=lambda a, b: 0.25)
         work.loss(torch.tensor([1, 3, 0, 4]))
-        assert work._teacher.calls[-1] == (False, [2, 4, 0, 4])
+        assert work._teacher.network.calls[-1] == (False, [2, 4, 0, 4])
         assert net.calls[-1] == (True, [1 + moved, 3 + moved, 1])  # 0.25 * 4 + 0.75 * 0
     assert FedLSM(local_iterations=1).vertical_flip is False
 
@@ -431,7 +431,7 @@ def test_the_teacher_follows_the_students_parameters_and_copies_its_batchnorm_st
     site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3)
     expected = {k: v.clone() for k, v in net.named_parameters()}
     work = Tracking(local_iterations=3, ema_decay=0.9).start(net, order(), site)
-    teacher = work._teacher
+    teacher = work._teacher.network
     assert all(torch.equal(v, expected[k]) for k, v in teacher.named_parameters())
     LocalTrainer(learning_rate=0.05).train(work)
     for student in work.students:
@@ -447,7 +447,7 @@ def test_the_teacher_is_made_anew_of_the_received_model_in_every_round(tmp_path)
     site, method = make_picture_site(tmp_path, PICTURES), FedLSM(local_iterations=3, ema_decay=0.5)
     LocalTrainer(learning_rate=0.01).train(method.start(TinyNetwork(3), order(), site))
     received = TinyNetwork(3, seed=4)
-    teacher = method.start(received, order(1), site)._teacher
+    teacher = method.start(received, order(1), site)._teacher.network
     assert all(torch.equal(v, received.state_dict()[k]) for k, v in teacher.state_dict().items())
 
 
@@ -455,7 +455,7 @@ def test_the_teacher_is_in_eval_mode_without_gradients_and_the_student_keeps_its
     site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3).train()
     work = FedLSM(local_iterations=2).start(net, order(), site)
     LocalTrainer(learning_rate=0.01).train(work)
-    teacher = work._teacher
+    teacher = work._teacher.network
     assert not teacher.training
     assert not any(p.requires_grad or p.grad is not None for p in teacher.parameters())
     assert net.training
@@ -472,7 +472,7 @@ def passes(site, net, method, classes=3):
     LocalTrainer(learning_rate=0.01).train(work)
     work.report()
     measured = [size for training, size in net.calls if not training]
-    teacher = work._teacher.calls[len(measured) :]
+    teacher = work._teacher.network.calls[len(measured) :]
     assert all(not training for training, _ in teacher)
     return measured, [size for _, size in teacher], [size for training, size in net.calls if training]
 
@@ -567,7 +567,7 @@ def test_the_last_pseudo_label_of_a_round_counts(site_of, plain):
     work.model = Says(np.zeros((6, 2)))
     for change in ((0, 0.9), (1, 0.9)), ((0, 0.001), (1, 0.5)):
         with torch.no_grad():
-            work._teacher.table.copy_(torch.tensor(multi_table(*change)))
+            work._teacher.network.table.copy_(torch.tensor(multi_table(*change)))
         work.loss(torch.tensor([0, 1]))
     assert work.report()["class_knowledge"].tolist() == [3, 0]
     assert site.ledger.repairs()[:2].tolist() == [[-1, 0], [-1, -1]]

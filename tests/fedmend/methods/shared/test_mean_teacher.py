@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch_factories import TinyNetwork, make_site, make_task
 
-from fedmend.methods.shared.mean_teacher import MeanTeacher
+from fedmend.methods.shared.mean_teacher import AVERAGED, COPIED, OWN, LastingTeacher, MeanTeacher
 
 LABELS = [[1, -1], [0, -1]]
 
@@ -13,9 +13,9 @@ def site(tmp_path):
     return make_site(tmp_path, LABELS)
 
 
-def teacher(site, round_num=0, *, net=None, decay=0.999, statistics=True, seed=7):
+def teacher(site, round_num=0, *, net=None, decay=0.999, statistics=AVERAGED, seed=7):
     task = make_task(round_num=round_num, seed=seed)
-    return MeanTeacher("teacher", net or TinyNetwork(2), task, site, decay=decay, statistics=statistics), task
+    return LastingTeacher("teacher", net or TinyNetwork(2), task, site, decay=decay, statistics=statistics), task
 
 
 def student(value):
@@ -58,12 +58,21 @@ def test_an_old_teacher_forgets_by_its_decay(site):
 
 
 def test_with_the_statistics_of_its_own_batches_it_averages_parameters_alone(site):
-    found, _ = teacher(site, statistics=False)
+    found, _ = teacher(site, statistics=OWN)
     assert found.network.training
     found.follow(student(5.0))
     assert float(found.network.classifier.bias[0]) == 5
     assert float(found.network.norm.running_mean[0]) == 0
     assert not teacher(site)[0].network.training
+
+
+def test_a_teacher_of_one_round_keeps_its_decay_from_the_first_step_on_and_copies_statistics():
+    found = MeanTeacher(student(2.0), decay=0.75, statistics=COPIED)
+    assert not found.network.training
+    assert not any(p.requires_grad for p in found.network.parameters())
+    for value in (6.0, 7.0):  # 0.75 * 2 + 0.25 * 6 = 3, 0.75 * 3 + 0.25 * 7 = 4
+        found.follow(student(value))
+    assert numbers(found) == (4, 7)
 
 
 def test_it_goes_on_over_rounds_with_all_its_steps_and_a_repeated_round_starts_where_it_did(site):
