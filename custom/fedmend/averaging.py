@@ -20,6 +20,27 @@ def by_samples(contributions: Contributions) -> dict[str, float]:
     return {site: float(c.samples) for site, c in contributions.items()}
 
 
+def mean_over_sites(
+    values: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray], unknown: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """Weighted mean of what sites report, row by row.
+
+    Args:
+        values: site → (R,) or (R, F).
+        weights: site → (R,) >= 0; 0: the site does not know the row.
+        unknown: rows that no site knows, of a shape that broadcasts to that of ``values``.
+
+    Returns:
+        (R,) or (R, F) float32. Sites are summed in sorted order.
+    """
+    total, whole = 0.0, 0.0
+    for site in sorted(values):
+        value = values[site].astype(np.float64)
+        weight = weights[site].reshape(-1, *[1] * (value.ndim - 1)).astype(np.float64)
+        total, whole = total + weight * value, whole + weight
+    return np.where(whole > 0, total / np.maximum(whole, 1e-12), unknown).astype(np.float32)
+
+
 class Fold:
     """sum_k a_k w_k / sum_k a_k over all floating tensors, BatchNorm statistics included.
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
-from fedmend.averaging import Fold, by_samples
+from fedmend.averaging import Fold, by_samples, mean_over_sites
 from fedmend.method import Contribution
 
 CLASSIFIER = ("classifier.weight", "classifier.bias")
@@ -144,3 +144,15 @@ def test_with_shares_by_samples_the_classifier_is_that_of_federated_averaging():
     plain_mean, _ = fold(models, [7, 11])
     for name, value in plain_mean.items():
         np.testing.assert_allclose(rows[name], value, rtol=1e-6)
+
+
+# ---- what sites report ----------------------------------------------------------------------------------------------
+
+
+def test_the_mean_over_sites_is_weighted_row_by_row_and_a_row_that_nobody_knows_is_said_by_the_caller():
+    values = {"b": np.float32([[2, 4], [6, 8], [1, 1]]), "a": np.float32([[6, 8], [9, 9], [1, 1]])}
+    weights = {"a": np.array([1, 0, 0]), "b": np.array([3, 2, 0])}
+    found = mean_over_sites(values, weights, unknown=np.full((3, 2), 7.0))
+    assert found.tolist() == [[3, 5], [6, 8], [7, 7]]
+    assert found.dtype == np.float32
+    assert mean_over_sites({"a": np.float32([2, 5])}, {"a": np.array([0, 4])}).tolist() == [0, 5]

@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmend.averaging import mean_over_sites
 from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.method import Answer, Federation, LocalMethod, Round, RoundTask, Site, Workflow
@@ -222,9 +223,7 @@ def merged_relations(fed: Federation, answers: Mapping[str, Answer]) -> dict[str
     reports = {site: answer.report for site, answer in answers.items() if answer.report}
     if not reports:
         return {}
-    total, weights = 0.0, 0.0
-    for site, report in reports.items():
-        weight = fed.sites[site].samples * (fed.sites[site].annotated & (report["relation_count"] > 0))
-        total = total + weight[:, None] * report["relation"].astype(np.float64)
-        weights = weights + weight
-    return {"relation": (total / np.maximum(weights, 1)[:, None]).astype(np.float32)}
+    weights = {
+        s: fed.sites[s].samples * (fed.sites[s].annotated & (r["relation_count"] > 0)) for s, r in reports.items()
+    }
+    return {"relation": mean_over_sites({site: report["relation"] for site, report in reports.items()}, weights)}

@@ -40,6 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmend.averaging import mean_over_sites
 from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
@@ -231,16 +232,14 @@ def merged_centroids(before: np.ndarray | None, reports: Mapping[str, Report]) -
 
     Returns:
         (C, F) float32. Where there was no centroid before: the plain mean of the sites that have one. Where no site has
-        one like it: as before. Sites are summed in sorted order.
+        one like it: as before.
     """
-    first = next(iter(reports.values()))["centroids"]
-    before = np.zeros_like(first) if before is None else before
-    known, total, weights = before.any(1), 0.0, 0.0
-    for site in sorted(reports):
-        own = reports[site]["centroids"].astype(np.float64)
-        length = np.linalg.norm(before.astype(np.float64), axis=1) * np.linalg.norm(own, axis=1)
+    centroids = {site: report["centroids"].astype(np.float64) for site, report in reports.items()}
+    before = np.zeros_like(next(iter(centroids.values()))) if before is None else before.astype(np.float64)
+    weights = {}
+    for site, own in centroids.items():
+        length = np.linalg.norm(before, axis=1) * np.linalg.norm(own, axis=1)
         cosine = (before * own).sum(1) / np.maximum(length, 1e-12)
-        weight = np.where(known, np.maximum(cosine, 0), 1.0) * (reports[site]["centroid_counts"] > 0)
-        total, weights = total + weight[:, None] * own, weights + weight
-    merged = total / np.maximum(weights, 1e-12)[:, None]
-    return np.where(weights[:, None] > 0, merged, before).astype(np.float32)
+        weight = np.where(before.any(1), np.maximum(cosine, 0), 1.0)
+        weights[site] = weight * (reports[site]["centroid_counts"] > 0)
+    return mean_over_sites(centroids, weights, unknown=before)

@@ -48,6 +48,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmend.averaging import mean_over_sites
 from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import NOT_ANNOTATED
@@ -312,8 +313,5 @@ def global_learning_degree(
     Returns:
         (C,) float32; 1 for a class for which no site counts.
     """
-    total, weights = 0.0, 0.0
-    for site in sorted(reports):
-        weight = ~annotated[site] * float(samples[site])
-        total, weights = total + weight * reports[site]["learning_degree"], weights + weight
-    return np.where(weights > 0, total / np.maximum(weights, 1e-12), 1.0).astype(np.float32)
+    degrees = {site: report["learning_degree"] for site, report in reports.items()}
+    return mean_over_sites(degrees, {site: ~annotated[site] * samples[site] for site in reports}, unknown=1.0)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedmend.averaging import mean_over_sites
 from fedmend.fields import Report
 
 
@@ -37,14 +38,10 @@ def global_prototypes(reports: Mapping[str, Report], samples: Mapping[str, int])
         samples: site → N_k.
 
     Returns:
-        (2C, F) float32; zero rows where no site has the prototype. Sites are summed in sorted order.
+        (2C, F) float32; zero rows where no site has the prototype.
     """
-    total, weights = 0.0, 0.0
-    for site in sorted(reports):
-        weight = (reports[site]["prototype_counts"] > 0) * float(samples[site])
-        total = total + weight[:, None] * reports[site]["prototypes"].astype(np.float64)
-        weights = weights + weight
-    return (total / np.maximum(weights, 1e-12)[:, None]).astype(np.float32)
+    prototypes = {site: report["prototypes"] for site, report in reports.items()}
+    return mean_over_sites(prototypes, {s: (r["prototype_counts"] > 0) * samples[s] for s, r in reports.items()})
 
 
 def classes_without_prototype(prototypes: np.ndarray) -> list[int]:
