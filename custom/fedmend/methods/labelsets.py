@@ -87,8 +87,9 @@ class LabelSetRound(Round):
             )
         self.known = torch.from_numpy(known).to(site.device)
         self.labels = torch.from_numpy(site.labels().astype(np.float32)).to(site.device)
-        weight = self.reading.positive_weight(task)
-        self.pos_weight = None if weight is None else weight.to(site.device)
+        self.pos_weight: Tensor | None = None
+        if self.reading.weighted:
+            self.pos_weight = torch.from_numpy(np.asarray(task.word("pos_weight"))).to(site.device)
         self.generator = site.generator(task, "augment")
 
     def parts(self) -> list[tuple[np.ndarray, int]]:
@@ -255,7 +256,8 @@ class LabelSetFedAvgRound(LabelSetRound):
         cross-entropy of the labelled samples.
         """
         labels = self.labels[index.to(self.site.device, non_blocking=True)]
-        valid = labels != NOT_ANNOTATED if self.method.hidden == IGNORED else self.reading.counted(labels)
+        negative = self.method.hidden == NEGATIVE and self.site.data.kind == MULTILABEL
+        valid = torch.ones_like(labels, dtype=torch.bool) if negative else labels != NOT_ANNOTATED
         return self.reading.loss(logits, labels.clamp(min=0), valid, labels, self.pos_weight)
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.losses import masked_bce
-from fedmend.method import RoundTask
 
 
 class Reading(ABC):
@@ -31,10 +30,6 @@ class Reading(ABC):
     @abstractmethod
     def known_classes(self, labels: np.ndarray) -> np.ndarray:
         """(M,) bool, I_k, of (N, M) labels 1, 0 or -1."""
-
-    @abstractmethod
-    def positive_weight(self, task: RoundTask) -> Tensor | None:
-        """(M,) weights of the positive terms that the server sent, or None where the loss has none."""
 
     @abstractmethod
     def uncertainty(self, logits: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -101,10 +96,6 @@ class Reading(ABC):
     def mixed_loss(self, logits: Tensor, target: Tensor, valid: Tensor, pos_weight: Tensor | None) -> Tensor:
         """Loss of mixed pairs, Eq. (6), from (B, M) logits; arguments as in :meth:`loss`."""
 
-    @abstractmethod
-    def counted(self, labels: Tensor) -> Tensor:
-        """(B, M) bool: the entries of (B, M) labels that count for a baseline."""
-
 
 class MultiLabelReading(Reading):
     """Any number of classes per image."""
@@ -114,10 +105,6 @@ class MultiLabelReading(Reading):
     def known_classes(self, labels: np.ndarray) -> np.ndarray:
         """The annotated columns."""
         return (labels != NOT_ANNOTATED).any(0)
-
-    def positive_weight(self, task: RoundTask) -> Tensor:
-        """Those of the server."""
-        return torch.from_numpy(np.asarray(task.word("pos_weight")))
 
     def uncertainty(self, logits: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Mean binary entropy / ln 2 over U_k (D1)."""
@@ -149,10 +136,6 @@ class MultiLabelReading(Reading):
         """The same."""
         return masked_bce(logits, target, valid, logits.numel(), pos_weight)
 
-    def counted(self, labels: Tensor) -> Tensor:
-        """All: a hidden label counts as negative."""
-        return torch.ones_like(labels, dtype=torch.bool)
-
 
 class SingleLabelReading(Reading):
     """One class per image, or no label at all."""
@@ -162,10 +145,6 @@ class SingleLabelReading(Reading):
     def known_classes(self, labels: np.ndarray) -> np.ndarray:
         """The classes that occur."""
         return (labels == 1).any(0)
-
-    def positive_weight(self, task: RoundTask) -> None:
-        """None."""
-        return
 
     def uncertainty(self, logits: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Entropy over all classes / ln M."""
@@ -203,10 +182,6 @@ class SingleLabelReading(Reading):
         entropy = F.cross_entropy(logits, target, reduction="none")
         kept = valid[:, 0]
         return torch.where(kept, entropy, 0).sum() / kept.sum().clamp(min=1)
-
-    def counted(self, labels: Tensor) -> Tensor:
-        """Those of labelled samples."""
-        return labels != NOT_ANNOTATED
 
 
 READINGS: Mapping[str, Reading] = {MULTILABEL: MultiLabelReading(), SINGLELABEL: SingleLabelReading()}

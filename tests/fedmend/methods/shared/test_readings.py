@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch_factories import make_task, one_hot
+from torch_factories import one_hot
 
-from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SINGLELABEL
 from fedmend.methods.shared.readings import READINGS
 
@@ -35,12 +34,9 @@ def test_known_classes_are_the_columns_with_a_label_or_in_single_label_data_the_
     assert SINGLE.known_classes(one_hot([0, -1, 2], 4)).tolist() == [True, False, True, False]
 
 
-def test_weights_of_positive_terms_are_the_servers_and_single_label_data_have_none():
-    weight = np.array([2, 3, 4], dtype=np.float32)
-    assert MULTI.positive_weight(make_task(pos_weight=weight)).tolist() == [2, 3, 4]
-    assert SINGLE.positive_weight(make_task()) is None
-    with pytest.raises(FedMendError, match=r"^round 2, pos_weight from the server: expected an array, got nothing$"):
-        MULTI.positive_weight(make_task(round_num=2))
+def test_multi_label_data_alone_have_weights_of_positive_terms():
+    assert MULTI.weighted
+    assert not SINGLE.weighted
 
 
 def test_probabilities_are_those_of_each_class_or_of_one_class():
@@ -134,8 +130,3 @@ def test_the_mixed_single_label_loss_is_the_mean_of_the_pairs_that_count():
     expected = (math.log(4) / 4 + 3 * math.log(4 / 3) / 4 + math.log(4)) / 2
     assert SINGLE.mixed_loss(logits, target, valid, None).item() == pytest.approx(expected, rel=1e-6)
     assert SINGLE.mixed_loss(logits, target, torch.zeros_like(valid), None).item() == 0
-
-
-def test_for_a_baseline_hidden_labels_count_as_negative_but_not_unlabelled_samples():
-    assert MULTI.counted(torch.tensor([[1, -1, 0]])).tolist() == [[True, True, True]]
-    assert SINGLE.counted(torch.tensor([[1, 0], [-1, -1]])).tolist() == [[True, True], [False, False]]
