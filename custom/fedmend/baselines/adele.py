@@ -62,7 +62,6 @@ from fedmend.methods.shared.slices import (
     SliceMethod,
     SliceRound,
     base_loss,
-    check_base_loss,
 )
 
 RULE = "adele.correction"
@@ -251,12 +250,10 @@ class Adele(SliceMethod):
         base_loss: str = CE,
         augment: bool = True,
     ):
-        super().__init__(augment=augment)
+        super().__init__(augment=augment, base_loss=base_loss)
         check_variables(consistency >= 0, ">= 0", consistency=consistency)
         check_variables(0.5 <= threshold <= 1, "0.5 to 1", threshold=threshold)
-        check_base_loss(base_loss)
-        self.consistency, self.threshold = consistency, threshold
-        self.skip_unmarked, self.base_loss = skip_unmarked, base_loss
+        self.consistency, self.threshold, self.skip_unmarked = consistency, threshold, skip_unmarked
 
     def is_time(self, progress: Progress, task: RoundTask) -> bool:
         """Whether the masks are corrected in this round (D5, D7)."""

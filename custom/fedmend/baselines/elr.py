@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from fedmend.errors import check_variables
 from fedmend.fields import Report
 from fedmend.method import Round, RoundTask, Site
-from fedmend.methods.shared.slices import CE, SliceMethod, SliceRound, base_loss, check_base_loss
+from fedmend.methods.shared.slices import CE, SliceMethod, SliceRound, base_loss
 
 STATE, UPDATES = "elr", "elr-updates"
 SMALLEST = 1e-4
@@ -97,8 +97,7 @@ class ELR(SliceMethod):
     ROUND: ClassVar[type[Round]] = ELRRound
 
     def __init__(self, *, beta: float = 0.7, weight: float = 3.0, base_loss: str = CE, augment: bool = True):
-        super().__init__(augment=augment)
+        super().__init__(augment=augment, base_loss=base_loss)
         check_variables(0 <= beta < 1, "0 to below 1", beta=beta)
         check_variables(0 <= weight < math.inf, ">= 0", weight=weight)
-        check_base_loss(base_loss)
-        self.beta, self.weight, self.base_loss = beta, weight, base_loss
+        self.beta, self.weight = beta, weight

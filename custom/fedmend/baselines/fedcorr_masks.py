@@ -30,7 +30,7 @@ from fedmend.baselines.fedcorr_stages import RULE, CorrectingMethod, MixupRound
 from fedmend.learning.inference import infer_masks
 from fedmend.method import Round, RoundTask, Site
 from fedmend.methods.shared.dimensions import local_intrinsic_dimension
-from fedmend.methods.shared.slices import CE, Relabelling, SliceBatchRound, SliceMethod, base_loss, check_base_loss
+from fedmend.methods.shared.slices import CE, Relabelling, SliceBatchRound, SliceMethod, base_loss
 
 SQUARES = 16  # along an edge
 BLANK = 0.05
@@ -96,9 +96,8 @@ class FedCorrMasks(CorrectingMethod, SliceMethod):
         base_loss: str = CE,
         augment: bool = True,
     ):
-        super().__init__(beta=beta, relabel_ratio=relabel_ratio, confidence=confidence, augment=augment)
-        check_base_loss(base_loss)
-        self.base_loss = base_loss
+        shared = {"base_loss": base_loss, "augment": augment}
+        super().__init__(beta=beta, relabel_ratio=relabel_ratio, confidence=confidence, **shared)
 
     def relabel(self, chosen: np.ndarray, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Gives the pixels of the chosen slices the label that the model is sure of."""

@@ -36,7 +36,7 @@ from fedmend.fields import Field, Report
 from fedmend.learning.inference import infer_masks
 from fedmend.method import Round, RoundTask, Site
 from fedmend.methods.shared.noisy_sites import FIELDS, KNOWLEDGE, TaughtRound
-from fedmend.methods.shared.slices import CE, SliceBatchRound, SliceMethod, base_loss, check_base_loss
+from fedmend.methods.shared.slices import CE, SliceBatchRound, SliceMethod, base_loss
 
 SMALLEST = 1e-7  # probability of a pixel's class
 
@@ -74,10 +74,9 @@ class FedNoRoMasks(SliceMethod):
     ROUND: ClassVar[type[Round]] = FedNoRoMasksRound
 
     def __init__(self, *, temperature: float = 0.8, base_loss: str = CE, augment: bool = True):
-        super().__init__(augment=augment)
+        super().__init__(augment=augment, base_loss=base_loss)
         check_variables(temperature > 0, "> 0", temperature=temperature)
-        check_base_loss(base_loss)
-        self.temperature, self.base_loss = temperature, base_loss
+        self.temperature = temperature
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Mean cross-entropy of the pixels of each class under the received model, and slices with such pixels."""

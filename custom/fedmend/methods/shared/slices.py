@@ -35,11 +35,6 @@ def base_loss(name: str, logits: Tensor, marks: Tensor) -> Tensor:
     return soft_dice_loss(logits.softmax(1)[:, 1], marks) if name == DICE else F.cross_entropy(logits, marks.long())
 
 
-def check_base_loss(name: str) -> None:
-    """Refuses another name than those of :func:`base_loss`."""
-    check_variables(name in (CE, DICE), f"one of {[CE, DICE]}", base_loss=name)
-
-
 class Relabelling:
     """What a rule makes of the marks of a site, lesion and background.
 
@@ -115,9 +110,11 @@ class SliceMethod(LocalMethod):
 
     Args:
         augment: change the grey values of training slices at random.
+        base_loss: see :func:`base_loss`; of the methods that add something to the loss of plain training.
     """
 
     KINDS: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
 
-    def __init__(self, *, augment: bool = True):
-        self.augment = augment
+    def __init__(self, *, augment: bool = True, base_loss: str = CE):
+        check_variables(base_loss in (CE, DICE), f"one of {[CE, DICE]}", base_loss=base_loss)
+        self.augment, self.base_loss = augment, base_loss

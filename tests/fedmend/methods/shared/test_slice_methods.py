@@ -9,7 +9,7 @@ from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
 from fedmend.labels import SEGMENTATION
-from fedmend.methods.shared.slices import Relabelling, SliceMethod, SliceRound, base_loss, check_base_loss
+from fedmend.methods.shared.slices import Relabelling, SliceMethod, SliceRound, base_loss
 
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
 MASKS[0, 2, 3] = MASKS[3, 5, 5] = 1
@@ -91,7 +91,7 @@ def test_the_base_loss_is_the_cross_entropy_of_all_pixels_or_dice():
 
 def test_another_base_loss_is_refused():
     with refused("job variable base_loss: expected one of ['ce', 'dice'], got 'focal'"):
-        check_base_loss("focal")
+        SliceMethod(base_loss="focal")
 
 
 def test_a_relabelling_names_again_what_an_earlier_one_changed_and_is_sure_of_what_it_names(tmp_path):
