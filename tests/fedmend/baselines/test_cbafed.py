@@ -5,10 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
-from federation_factories import Run, failing, initial, plain_answers, same_models
-from torch_factories import Says, TinyNetwork, make_task
-from torch_factories import make_site as make_picture_site
+from federation_factories import Run, plain_answers
+from torch_factories import Says, make_task
 
 from fedmend.baselines.cbafed import PSEUDO, RULE, WARMUP, CBAFed, CBAFedWorkflow, by_labels, pseudo_loss, thresholds
 from fedmend.messages import TRAIN
@@ -44,14 +42,6 @@ def test_each_class_has_the_mean_over_its_own_pseudo_labels_with_their_own_weigh
     assert z.grad.numpy() == pytest.approx(np.array(slopes), abs=1e-6)
 
 
-def test_without_a_pseudo_label_their_loss_is_0():
-    z = torch.zeros(3, 2, requires_grad=True)
-    found = pseudo_loss(z, torch.zeros(3, 2, dtype=torch.bool))
-    found.backward()
-    assert found.item() == 0
-    assert not z.grad.any()
-
-
 def test_answers_beyond_the_threshold_of_their_class_are_learned(site_of):
     table = logit([[0.99, 0.71, 0.89], [0.01, 0.29, 0.11], [0.5, 0.69, 0.91], [0.5, 0.31, 0.09]])
     net = Says(table)
@@ -63,44 +53,6 @@ def test_answers_beyond_the_threshold_of_their_class_are_learned(site_of):
     added = (-2 * math.log(0.71) - math.log(0.71)) / 2 + (-2 * math.log(0.91) - math.log(0.91)) / 2
     assert loss.item() == pytest.approx(plain.item() + added, rel=1e-5)
     assert len(net.calls) == 1
-
-
-def trained(folder, method, task, labels=LABELS):
-    site, net = make_picture_site(folder, labels), TinyNetwork(3)
-    net.classifier.weight.data *= 5
-    site.ledger.undo(from_round=task.round_num)
-    work = method.start(net, task, site)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
-    for index in work.batches(0):
-        optimizer.zero_grad()
-        work.loss(index).backward()
-        optimizer.step()
-    return work.report(), net.state_dict(), site
-
-
-@pytest.mark.parametrize(
-    ("task", "labels"),
-    [
-        (order(WARMUP), LABELS),
-        (order(tau=np.ones(3, np.float32)), LABELS),
-        (order(), [[1, 0, 1], [0, 1, 0], [0, 0, 1], [1, 1, 0]]),
-    ],
-    ids=["warm-up", "threshold 1", "all classes known"],
-)
-def test_without_pseudo_labels_it_is_the_partial_loss_digit_by_digit(tmp_path, task, labels):
-    _, found, site = trained(tmp_path / "1", CBAFed(), task, labels)
-    _, plain, _ = trained(tmp_path / "2", FedAvgPL(), task, labels)
-    assert all(torch.equal(value, plain[name]) for name, value in found.items())
-    assert site.ledger.history() == []
-
-
-def test_a_repeated_round_gives_the_same(tmp_path):
-    (report, net, _), (again, other, site) = (
-        trained(tmp_path, CBAFed(), order(tau=np.full(3, 0.55, np.float32))) for _ in range(2)
-    )
-    assert all(torch.equal(value, other[name]) for name, value in net.items())
-    assert report["label_counts"].tolist() == again["label_counts"].tolist()
-    assert report["label_counts"][1:].sum() == (site.ledger.repairs() >= 0).sum() > 0
 
 
 def test_the_report_counts_labels_and_the_last_pseudo_labels_which_are_in_the_ledger(site_of, play):
@@ -115,11 +67,6 @@ def test_the_report_counts_labels_and_the_last_pseudo_labels_which_are_in_the_le
     assert [row["confidence"] for row in site.ledger.history()] == pytest.approx([0.3, 0.45, 0.4, 0.25], abs=1e-4)
     report = play(CBAFed(), Says(logit(np.full((4, 3), 0.5))), order(round_num=4), site, 1e-9)
     assert report["label_counts"].tolist() == [3, 0, 0]  # what stands in the ledger from before does not count
-
-
-def test_the_warm_up_tells_its_labels_alone(site_of, play):
-    report = play(CBAFed(), Says(logit(np.full((4, 3), 0.99))), order(WARMUP), site_of(LABELS), 1e-9)
-    assert report["label_counts"].tolist() == [4, 0, 0]
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
@@ -195,45 +142,3 @@ def test_a_long_run_blends_its_models_and_starts_anew_after_the_warm_up(tmp_path
             w = memory = w if r == began else (1 - old) * w + old * memory
     assert run.moved() == pytest.approx([w] * 2, rel=1e-5)
     assert w == pytest.approx(5.8)
-
-
-def test_a_short_run_blends_nothing_and_keeps_no_second_model(tmp_path):
-    run = play(tmp_path, answers(steps={"site-1": 1.0, "site-2": 1.0}))
-    assert run.moved() == pytest.approx([4] * 2, rel=1e-5)
-    assert run.job.federation.memory.model == {}
-
-
-@pytest.mark.parametrize("broken", [1, 2, 3])
-def test_a_resumed_run_goes_on_with_thresholds_and_the_second_model(tmp_path, broken, monkeypatch):
-    monkeypatch.setattr("fedmend.baselines.cbafed.RESIDUAL_ROUNDS", 0.5)
-    whole = play(tmp_path / "whole", rounds=4)
-    fails = failing(answers(), site="site-1", when=lambda name, r: name == TRAIN and r == broken)
-    assert play(tmp_path, fails).stopped
-    run = play(tmp_path)
-    assert run.stopped == ""
-    assert same_models(run.model, whole.model)
-    assert not same_models(run.model, initial(["a", "b"]))
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (
-            lambda site, counts: counts * (site == "site-1"),
-            "report field label_counts: expected at least one label, got none",
-        ),
-        (
-            lambda site, counts: counts - 1 * (site == "site-2"),
-            "result of round 0, report field label_counts: expected numbers from 0 to 1e+09, got -1 to 29",
-        ),
-    ],
-    ids=["no label", "negative"],
-)
-def test_a_forged_report_is_refused(tmp_path, change, sentence):
-    run = play(tmp_path, answers(change))
-    assert run.stopped == f"train of round 0: expected valid results from 2 sites, got 1: site-2: {sentence}"
-
-
-def test_a_run_without_a_warm_up_is_refused():
-    with refused("job variable warmup_rounds: expected at least 1, got 0"):
-        CBAFedWorkflow(warmup_rounds=0)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
 from torch import nn
 from torch_factories import SaysMasks, make_mask_site, make_task, sure_of
 
@@ -98,10 +97,6 @@ def test_a_turn_reports_the_mean_dimension_of_slices_that_are_not_blank_and_keep
     np.testing.assert_allclose(losses, slice_losses(probabilities, marks), rtol=1e-4)
 
 
-def test_blank_predictions_alone_have_dimension_0(tmp_path):
-    assert start(tmp_path, model=SaysMasks(np.full(MASKS.shape, 0.01))).report() == {"lid": 0}
-
-
 # ---- relabelling ----------------------------------------------------------------------------------------------------
 APART = [2.0, 0.1, 1.9, 0.1, 0.12, 0.09]  # losses: the first and the third stand out
 
@@ -131,39 +126,7 @@ def test_a_noisy_site_relabels_pixels_of_the_slices_with_the_largest_losses(tmp_
     assert changed(both) == ([[0, 0, 0], [2, 7, 7]], [[0, 2, 2]])
 
 
-def test_the_confidence_decides_which_pixels_are_relabelled(tmp_path):
-    assert changed(ask(tmp_path, relabel_ratio=1.0, confidence=0.91)[0]) == ([], [])
-
-
 def test_at_the_end_of_stage_2_all_slices_are_relabelled_whatever_their_loss(tmp_path):
     site, report = ask(tmp_path, stage=RELABEL)
     assert report == {}
     assert changed(site) == ([[0, 0, 0], [2, 7, 7], [3, 3, 3]], [[0, 2, 2], [1, 5, 5]])
-
-
-def test_a_question_that_is_asked_again_leaves_the_ledger_as_if_it_had_been_asked_once(tmp_path):
-    site, _ = ask(tmp_path, relabel_ratio=1.0)
-    once, target = changed(site), site.ledger.apply(MASKS)
-    again, report = ask(tmp_path, relabel_ratio=1.0, site=site)
-    assert changed(again) == once
-    np.testing.assert_array_equal(site.ledger.apply(MASKS), target)
-    assert report["noise_level"] == pytest.approx(2 / 6)
-    assert sum(r["in_force"] for r in site.ledger.history()) == 2
-
-
-def test_a_repaired_site_trains_on_its_repairs_with_its_level(tmp_path):
-    site, _ = ask(tmp_path, relabel_ratio=1.0)
-    model = Straight()
-    work = FedCorrMasks(beta=4.0, augment=False).start(model, make_task(TURN, 3), site)
-    target = work.batch(torch.arange(6))[1].numpy()
-    assert np.argwhere((target > 0) & (MASKS == 0)).tolist() == [[0, 0, 0], [2, 7, 7]]
-    plain = FedCorrMasks(beta=0.0, augment=False).start(model, make_task(TURN, 3), site)
-    with torch.no_grad():
-        model.weight += 0.5
-    index = torch.arange(6)
-    assert (work.loss(index) - plain.loss(index)).item() == pytest.approx(4 * 2 / 6 * 0.5, rel=1e-4)
-
-
-def test_another_base_loss_is_refused_in_one_sentence():
-    with refused("job variable base_loss: expected one of ['ce', 'dice'], got 'focal'"):
-        FedCorrMasks(base_loss="focal")

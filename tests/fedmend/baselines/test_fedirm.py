@@ -5,10 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
-from federation_factories import Run, failing, plain_answers, same_models
-from torch_factories import Says, TinyNetwork, make_task
-from torch_factories import make_site as make_picture_site
+from federation_factories import Run, plain_answers
+from torch_factories import Says, make_task
 
 from fedmend.baselines.fedirm import (
     MATCH,
@@ -20,8 +18,6 @@ from fedmend.baselines.fedirm import (
     pseudo_relations,
     relation_loss,
 )
-from fedmend.fields import hold_back
-from fedmend.learning.training import LocalTrainer
 from fedmend.messages import TRAIN
 from fedmend.methods.baselines import FedAvgPL
 
@@ -132,31 +128,7 @@ def test_their_weight_rises_as_in_500_rounds_of_the_published_code(site_of, roun
     assert loss(FedIRM()) - loss(FedIRM(maximum=0.0)) == pytest.approx(weight * 0.2**2, rel=0.02)
 
 
-def test_student_and_teacher_see_the_second_view_both_in_train_mode(make_site, make_net):
-    site, net, seen = make_site(LABELS), make_net(2), []
-    work = FedIRM().start(net, order(), site)
-    for model in (net, work._teacher.network):
-        model.register_forward_pre_hook(lambda model, images: seen.append((model.training, images[0])))
-    work.loss(ALL)
-    first, second = (site.data.train.view(ALL, view) for view in site.views(work.task, 2))
-    assert [training for training, _ in seen] == [True, True, True]
-    assert [torch.equal(images, first) for _, images in seen] == [True, False, False]
-    assert [torch.equal(images, second) for _, images in seen] == [False, True, True]
-
-
 # ---- a round --------------------------------------------------------------------------------------------------------
-
-
-def played(folder, tasks, method=None, labels=LABELS, epochs=1):
-    """Report and weights after these rounds of one site, each in another process."""
-    net = TinyNetwork(2)
-    for task in tasks:
-        site = make_picture_site(folder, labels)
-        work = (method or FedIRM()).start(net, task, site)
-        LocalTrainer(learning_rate=0.05, local_epochs=epochs).train(work)
-        report = work.report()
-        assert site.ledger.history() == []
-    return report, net.state_dict()
 
 
 def test_the_report_has_the_relations_of_the_last_epoch_of_annotated_classes(site_of):
@@ -170,58 +142,6 @@ def test_the_report_has_the_relations_of_the_last_epoch_of_annotated_classes(sit
     assert report["relation"][0].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
     assert report["relation"][1].tolist() == [0, 0]
     assert report["relation_count"].tolist() == [2, 0]
-
-
-def test_relations_of_too_few_samples_stay_at_the_site(tmp_path):
-    report, _ = played(tmp_path, [order(RELATION)])
-    told, _ = hold_back(report, {"relation": "relation_count"}, 3)
-    assert report["relation"].any()
-    assert not told["relation"].any()
-    assert not told["relation_count"].any()
-
-
-@pytest.mark.parametrize(
-    ("stage", "round_num", "told"), [(SUPERVISED, 1, False), (RELATION, 3, True), (MATCH, 50, True), (MATCH, 99, False)]
-)
-def test_relations_leave_from_the_end_of_the_first_stage_but_not_after_the_last_round(tmp_path, stage, round_num, told):
-    report, _ = played(tmp_path, [order(stage, round_num)])
-    assert set(report) == ({"relation", "relation_count"} if told else set())
-
-
-def test_the_teacher_is_made_in_the_first_round_of_stage_2_and_kept(tmp_path):
-    site, net = make_picture_site(tmp_path, LABELS), TinyNetwork(2)
-    assert FedIRM().start(net, order(RELATION, 3), site)._teacher is None
-    work = FedIRM().start(net, order(MATCH, 4), site)
-    LocalTrainer(learning_rate=0.1).train(work)
-    work.report()
-    left = work._teacher.network.classifier.weight
-    assert not torch.equal(left, TinyNetwork(2).classifier.weight)
-    after = FedIRM().start(TinyNetwork(2, seed=5), order(MATCH, 5), site)._teacher.network.classifier.weight
-    assert torch.equal(left, after)
-
-
-def test_without_its_parts_stage_2_is_stage_1_digit_by_digit(tmp_path):
-    _, first = played(tmp_path / "1", [order(SUPERVISED)], epochs=2)
-    _, second = played(tmp_path / "2", [order(MATCH)], FedIRM(maximum=0.0), epochs=2)
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
-
-
-def test_repeated_rounds_give_the_same_model_and_report(tmp_path):
-    tasks = [order(MATCH, 4), order(MATCH, 5)]
-    found = []
-    for folder in ("one", "one", "other"):
-        found.append(played(tmp_path / folder, tasks))
-    for report, net in found[1:]:
-        assert all(torch.equal(value, net[name]) for name, value in found[0][1].items())
-        assert np.array_equal(report["relation"], found[0][0]["relation"])
-
-
-@pytest.mark.parametrize("labels", [[[1, 0], [0, 1], [0, 0], [1, 1]], [[0, -1]] * 4], ids=["all known", "no positive"])
-def test_a_site_that_knows_all_classes_or_no_positive_trains_on(tmp_path, labels):
-    report, net = played(tmp_path, [order()], labels=labels)
-    assert all(value.isfinite().all() for value in net.values())
-    assert np.isfinite(report["relation"]).all()
-    assert report["relation_count"].tolist() == np.maximum(np.sum(np.maximum(labels, 0), 0), 0).tolist()
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
@@ -263,44 +183,3 @@ def test_stages_and_relations_follow_each_other(tmp_path):
     expected = [[(0.2 + 3 * 0.6) / 4, (0.4 + 3 * 0.8) / 4], [0.1, 0.3]]
     for knowledge in sent[2:]:
         np.testing.assert_allclose(knowledge["relation"], expected, rtol=1e-5)
-
-
-def test_a_short_run_has_one_supervised_round(tmp_path):
-    run = play(tmp_path, rounds=3)
-    assert [stage for question, _, stage in run.stages if question == TRAIN] == [RELATION, MATCH, MATCH]
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"relation": np.full((2, 2), 1.5, np.float32)}, "relation: expected numbers from 0 to 1, got 1.5 to 1.5"),
-        ({"relation_count": np.array([-1, 2])}, "relation_count: expected numbers from 0 to 1e+09, got -1 to 2"),
-    ],
-)
-def test_a_forged_report_is_refused(tmp_path, change, sentence):
-    run = play(tmp_path, answers(change))
-    where = "train of round 1: expected valid results from 3 sites, got 2: site-2: result of round 1, report field"
-    assert run.stopped == f"{where} {sentence}"
-
-
-def test_a_part_of_a_report_is_refused():
-    sentence = "report: expected ['relation', 'relation_count'], got none of ['relation_count']"
-    with refused(sentence):
-        FedIRMWorkflow().check(MATCH, {"relation": KNOWN})
-    FedIRMWorkflow().check(MATCH, {})
-
-
-def test_a_resumed_run_sends_the_relations_of_the_last_round(tmp_path):
-    whole = play(tmp_path / "whole", rounds=4)
-    fails = failing(answers(), site="site-1", when=lambda name, r: name == TRAIN and r == 2)
-    assert play(tmp_path, fails, rounds=4).stopped
-    run = play(tmp_path, rounds=4)
-    assert run.stopped == ""
-    assert same_models(run.knowledge(MATCH)[2], whole.knowledge(MATCH)[2])
-    assert same_models(run.model, whole.model)
-
-
-@pytest.mark.parametrize(("name", "value", "expected"), [("maximum", -1.0, ">= 0"), ("ema_decay", 1.0, "0 to below 1")])
-def test_arguments_that_make_no_sense_are_refused(name, value, expected):
-    with refused(f"job variable {name}: expected {expected}, got {value}"):
-        FedIRM(**{name: value})

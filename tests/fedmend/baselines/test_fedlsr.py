@@ -5,13 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
 from torch_factories import Says, TinyNetwork, make_single_site, make_task
 
 from fedmend.baselines.fedlsr import FedLSR, confidence_entropy, mixed_prediction, view_divergence
-from fedmend.learning.training import LocalTrainer
 
-LN2, LN3 = math.log(2), math.log(3)
+LN2 = math.log(2)
 ALL = torch.arange(4)
 
 
@@ -118,48 +116,3 @@ def test_the_two_views_are_kept_alike_with_a_weight_that_rises_in_a_fifth_of_the
     assert divergence_weight(tmp_path) == pytest.approx(0.4 / 4, rel=1e-2)  # round 1 of 20: a quarter of the warm-up
     assert divergence_weight(tmp_path, warmup_share=0.05) == pytest.approx(0.4, rel=1e-2)
     assert divergence_weight(tmp_path, warmup_share=0.0) == pytest.approx(0.4, rel=1e-2)
-
-
-def test_the_weight_is_0_in_the_first_round_and_stays_at_its_maximum(tmp_path):
-    site = make_single_site(tmp_path, [0, 1, 2, 0])
-
-    def weight(number):
-        return FedLSR().start(TinyNetwork(3), make_task(round_num=number, total_rounds=20), site)._gamma()
-
-    assert [weight(r) for r in (0, 2, 4, 19)] == [0, 0.2, 0.4, 0.4]
-
-
-def test_every_batch_draws_its_own_share_of_the_views_and_a_repeated_round_the_same(tmp_path):
-    site = make_single_site(tmp_path, [0, 1, 2, 0])
-
-    def losses():
-        work = FedLSR().start(TinyNetwork(3), make_task(), site)
-        list(work.batches(0))
-        return [work.loss(ALL).item() for _ in range(2)]
-
-    first = losses()
-    assert first[0] != first[1]
-    assert losses() == first
-
-
-def test_a_round_trains_without_a_report_or_a_change_of_labels(tmp_path):
-    site, model = make_single_site(tmp_path, [0, 1, 2, 0, 1, 2]), TinyNetwork(3)
-    before = model.classifier.weight.clone()
-    work = FedLSR().start(model, make_task(), site)
-    LocalTrainer(learning_rate=0.01).train(work)
-    assert work.report() == {}
-    assert not torch.equal(model.classifier.weight, before)
-    assert (site.ledger.repairs() == -1).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"gamma": -1.0}, "s gamma, entropy_weight: expected >= 0, got -1.0, 0.6"),
-        ({"entropy_weight": math.inf}, "s gamma, entropy_weight: expected >= 0, got 0.4, inf"),
-        ({"warmup_share": 1.5}, " warmup_share: expected 0 to 1, got 1.5"),
-    ],
-)
-def test_settings_that_make_no_loss_are_refused(settings, sentence):
-    with refused(f"job variable{sentence}"):
-        FedLSR(**settings)

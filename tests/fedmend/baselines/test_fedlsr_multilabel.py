@@ -5,13 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
 from torch import nn
-from torch_factories import TinyNetwork, make_task
-from torch_factories import make_site as make_picture_site
+from torch_factories import make_task
 
 from fedmend.baselines.fedlsr_multilabel import MultiLabelFedLSR, divergence, mixed_logits
-from fedmend.learning.training import LocalTrainer
 
 LABELS = [[1, -1], [0, -1]]
 BOTH = torch.arange(2)
@@ -110,48 +107,3 @@ def test_its_weight_rises_over_the_first_rounds(make_site, round_num, share):
     whole, without = (loss_of(MultiLabelFedLSR(gamma=g), TwoViews(*views), site, task).item() for g in (0.4, 0.0))
     apart = divergence(*(torch.tensor(v) for v in views), 1 / 3).item()
     assert whole - without == pytest.approx(0.4 * share * apart, rel=1e-3, abs=1e-7)
-
-
-# ---- a round --------------------------------------------------------------------------------------------------------
-
-
-def test_both_views_of_the_round_are_trained_in_two_passes(make_site, make_net):
-    site, net, seen = make_site([[1, -1], [0, -1], [0, -1]]), make_net(2), []
-    work = MultiLabelFedLSR().start(net, order(), site)
-    net.register_forward_pre_hook(lambda _, images: seen.append(images[0]))
-    index = torch.arange(3)
-    work.loss(index)
-    assert len(seen) == 2
-    for images, view in zip(seen, site.views(work.task, 2), strict=True):
-        assert torch.equal(images, site.data.train.view(index, view))
-    assert not torch.equal(*seen)
-
-
-def test_batches_are_mixed_by_other_shares_and_a_repeated_round_by_the_same(make_site):
-    first, second = [[2.0, 2.0]] * 2, [[-2.0, 0.0]] * 2
-    drawn = []
-    for _ in range(2):
-        work = MultiLabelFedLSR(gamma=0.0).start(TwoViews(first, second), order(), make_site(LABELS))
-        drawn.append([work.loss(BOTH).item() for _ in range(4)])
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn[0])) == 4
-
-
-def test_a_repeated_round_gives_the_same_model_reports_nothing_and_leaves_labels_alone(tmp_path):
-    trained = []
-    for _ in range(2):
-        site, net = make_picture_site(tmp_path, LABELS * 4), TinyNetwork(2)
-        work = MultiLabelFedLSR().start(net, order(5), site)
-        LocalTrainer(learning_rate=0.01).train(work)
-        assert work.report() == {}
-        assert site.ledger.history() == []
-        trained.append(net.state_dict())
-    assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"), [("gamma", -1.0, ">= 0"), ("temperature", 0.0, "> 0"), ("temperature", -1.0, "> 0")]
-)
-def test_arguments_that_make_no_loss_are_refused(name, value, expected):
-    with refused(f"job variable {name}: expected {expected}, got {value}"):
-        MultiLabelFedLSR(**{name: value})

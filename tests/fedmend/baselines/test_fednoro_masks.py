@@ -6,13 +6,11 @@ import monai.losses  # noqa: F401 - takes seconds, which no test shall seem to t
 import numpy as np
 import pytest
 import torch
-from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
 from fedmend.baselines.fednoro_masks import FedNoRoMasks, log_prior
 from fedmend.fields import check_fields
 from fedmend.learning.losses import soft_dice_loss
-from fedmend.learning.training import LocalTrainer
 from fedmend.methods.fednoro import FedNoRoWorkflow
 from fedmend.methods.shared.noisy_sites import CLEAN, DETECT, NOISY, ROBUST, WARMUP
 
@@ -79,26 +77,6 @@ def test_with_the_dice_loss_there_is_no_prior_in_either_term(tmp_path):
     assert loss == pytest.approx(0.25 * divergence + 0.75 * dice, rel=1e-5)
 
 
-def test_teacher_and_student_see_the_same_view(tmp_path, monkeypatch):
-    drawn = []
-
-    def augment(images, generator):
-        drawn.append(images)
-        return images + 0.01  # the next slice
-
-    monkeypatch.setattr("fedmend.methods.shared.slices.augment_intensity", augment)
-    table = np.linspace(0.2, 0.8, 5)[:, None, None] * np.ones((5, 8, 8))
-    model = SaysMasks(table)
-    task = make_task(ROBUST, 2, 10, role=NOISY, distillation_weight=np.float32(1))
-    work = FedNoRoMasks().start(model, task, make_mask_site(tmp_path, MASKS))
-    loss = work.loss(ALL).item()
-    p = [sigmoid(logit(v) + SHIFT) for v in table[1:, 0, 0]]
-    g = [sigmoid(logit(v) / 0.8) for v in table[1:, 0, 0]]
-    terms = [b * math.log(b / a) + (1 - b) * math.log((1 - b) / (1 - a)) for a, b in zip(p, g, strict=True)]
-    assert loss == pytest.approx(np.mean(terms), rel=1e-4)
-    assert len(drawn) == 1
-
-
 def test_the_detection_has_the_mean_loss_of_the_pixels_of_each_class_and_counts_slices(tmp_path):
     probabilities = np.full(MASKS.shape, 0.2)
     probabilities[0], probabilities[3, 5, 5] = 0.4, 0.9
@@ -110,39 +88,3 @@ def test_the_detection_has_the_mean_loss_of_the_pixels_of_each_class_and_counts_
     assert report["class_count"].tolist() == [4, 2]
     check_fields(report, FedNoRoMasks.FIELDS, {"R": 2}, "report")
     FedNoRoWorkflow(warmup_rounds=1).check(DETECT, report)
-
-
-@pytest.mark.parametrize("p", [0.0, 1.0])
-def test_a_site_without_marks_and_predictions_without_doubt_give_finite_numbers(tmp_path, p):
-    site, empty = make_mask_site(tmp_path, MASKS * 0), SaysMasks(np.full(MASKS.shape, p))
-    report = FedNoRoMasks().collect(empty, make_task(DETECT, 2), site)
-    assert np.isfinite(report["class_loss"]).all()
-    assert report["class_loss"][1] == 0
-    assert report["class_count"].tolist() == [4, 0]
-    loss, gradient = moved(FedNoRoMasks(augment=False), site, ROBUST, NOISY, received=max(p, 1e-6), student=0.5)
-    assert math.isfinite(loss)
-    assert np.isfinite(gradient).all()
-
-
-def test_whole_rounds_are_the_same_to_the_last_bit(tmp_path):
-    tables = []
-    for name in ("a", "b"):
-        site, model = make_mask_site(tmp_path / name, MASKS, batch_size=2), SaysMasks(MASKS * 0.5)
-        task = make_task(ROBUST, role=NOISY, distillation_weight=np.float32(0.5))
-        work = FedNoRoMasks().start(model, task, site)
-        LocalTrainer(learning_rate=0.1, local_epochs=2).train(work)
-        assert work.report() == {}
-        tables.append(model.table.detach())
-    assert torch.equal(*tables)
-
-
-def test_server_and_sites_speak_of_the_same_fields():
-    assert FedNoRoMasks.FIELDS is FedNoRoWorkflow.FIELDS
-    assert FedNoRoMasks.KNOWLEDGE is FedNoRoWorkflow.KNOWLEDGE
-
-
-def test_arguments_that_make_no_teacher_are_refused():
-    with refused("job variable temperature: expected > 0, got 0"):
-        FedNoRoMasks(temperature=0)
-    with refused("job variable base_loss: expected one of ['ce', 'dice'], got 'focal'"):
-        FedNoRoMasks(base_loss="focal")

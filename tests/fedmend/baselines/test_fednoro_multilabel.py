@@ -5,12 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
-from torch_factories import Says, TinyNetwork, make_task
-from torch_factories import make_site as make_picture_site
+from torch_factories import Says, make_task
 
 from fedmend.baselines.fednoro_multilabel import MultiLabelFedNoRo, teacher_weight
-from fedmend.methods.baselines import FedAvgPL
 
 LABELS = [[1, -1, -1], [0, -1, -1], [0, -1, -1], [0, -1, -1]]  # prior of class 0: 1/4
 ALL = torch.arange(4)
@@ -72,49 +69,8 @@ def test_lambda_of_a_short_run_starts_at_once_and_ends_with_the_last_round():
     )
 
 
-def test_without_its_parts_it_is_the_unweighted_partial_loss_digit_by_digit(tmp_path, play):
-    trained = []
-    for number, method in enumerate((MultiLabelFedNoRo(la=False, ramp_maximum=0.0), FedAvgPL(weighted=False))):
-        net = TinyNetwork(3)
-        assert play(method, net, order(), make_picture_site(tmp_path / str(number), LABELS)) == {}
-        trained.append(net.state_dict())
-    assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
-
-
 def test_a_site_that_annotates_all_classes_has_the_supervised_term_alone(site_of):
     student = Says(np.zeros((4, 2)))
     work = MultiLabelFedNoRo(la=False).start(student, order(), site_of([[1, 0], [0, 1], [0, 1], [1, 0]]))
     assert work.loss(ALL).item() == pytest.approx(0.2 * math.log(2), rel=1e-5)
     assert [training for training, _ in student.calls] == [True]  # no pass of a teacher
-
-
-def test_the_teacher_is_the_received_model_on_the_view_that_is_trained(make_site, make_net):
-    net, seen = make_net(3), []
-    work = MultiLabelFedNoRo().start(net, order(), make_site(LABELS))
-    frozen = work._teacher.clone()
-    with torch.no_grad():
-        net.classifier.bias.add_(1)
-    net.register_forward_pre_hook(lambda _, images: seen.append(images[0]))
-    work.loss(ALL).backward()
-    assert torch.equal(work._teacher, frozen)
-    assert torch.equal(seen[0], work.site.data.train.view(ALL, work.site.views(work.task, 1)[0]))
-    assert (net.samples(training=True), net.samples(training=False)) == (4, 4)
-
-
-def test_a_repeated_round_gives_the_same_and_labels_stay(tmp_path, play):
-    trained = []
-    for _ in range(2):
-        site, net = make_picture_site(tmp_path, LABELS), TinyNetwork(3)
-        play(MultiLabelFedNoRo(), net, order(), site)
-        trained.append(net.state_dict())
-        assert site.ledger.history() == []
-    assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items())
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [("ramp_maximum", 1.5, "0 to 1"), ("ramp_maximum", -0.1, "0 to 1"), ("temperature", 0.0, "> 0")],
-)
-def test_arguments_that_make_no_loss_are_refused(name, value, expected):
-    with refused(f"job variable {name}: expected {expected}, got {value}"):
-        MultiLabelFedNoRo(**{name: value})

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
 from torch_factories import Says, TinyNetwork, make_task
 from torch_factories import make_site as make_picture_site
 
@@ -80,23 +79,6 @@ def test_the_thresholds_are_compared_with_the_probabilities_of_a_loss_without_we
     assert work.pseudo.labels[:, 1].tolist() == [1, -1, 0, -1]
 
 
-@pytest.mark.parametrize(
-    ("labels", "index"), [([0, 1, -1, -1], [2, 3]), ([[1, -1], [0, -1], [-1, -1], [-1, -1]], [2, 3])]
-)
-def test_a_batch_of_which_nothing_is_known_has_loss_0_and_no_gradient(site_of, plain, labels, index):
-    classes = 3 if np.ndim(labels) == 1 else 2
-    loss, gradient = step(FixMatch(local_iterations=1), site_of(labels, classes=classes), np.zeros((4, classes)), index)
-    assert loss == 0
-    assert not gradient.any()
-
-
-@pytest.mark.parametrize("labels", [[[1, 0], [0, 1], [1, -1], [-1, 0]], [0, 1, -1, 0]], ids=["multi", "single"])
-def test_a_site_that_knows_all_classes_makes_no_pseudo_labels(site_of, plain, play, labels):
-    site = site_of(labels, classes=2)
-    play(FixMatch(local_iterations=4), Says(said(0.99, 0.99, 0.99, 0.99)), order(), site)
-    assert site.ledger.history() == []
-
-
 # ---- the labelling pass ---------------------------------------------------------------------------------------------
 
 
@@ -114,17 +96,6 @@ def test_the_weak_view_is_labelled_in_eval_mode_and_the_strong_one_learned(site_
         # The weak view of sample 0 is the sure row 1; what is learned is the row of its strong view.
         assert net.table.grad[:, 1].nonzero().flatten().tolist() == [moved]
     assert FixMatch(local_iterations=1).vertical_flip is False
-
-
-def test_the_network_of_the_step_is_the_one_that_labels(site_of, plain):
-    net = Says(said(0.9, 0.5, 0.5, 0.5))
-    work = FixMatch(local_iterations=1).start(net, order(), site_of(MULTI, classes=2))
-    work.loss(torch.arange(4))
-    assert work.pseudo.labels[:, 1].tolist() == [1, -1, -1, -1]
-    with torch.no_grad():
-        net.table.copy_(torch.tensor(said(0.5, 0.9, 0.001, 0.5)))
-    work.loss(torch.arange(4))
-    assert work.pseudo.labels[:, 1].tolist() == [-1, 1, 0, -1]
 
 
 def test_batchnorm_learns_from_the_strong_views_alone(tmp_path, monkeypatch):
@@ -169,40 +140,8 @@ def test_the_ledger_has_the_last_pseudo_labels_and_nothing_is_reported(site_of, 
     assert [e["confidence"] for e in site.ledger.history()] == pytest.approx([0.4, 0.499, 0.45], abs=1e-5)
 
 
-def test_a_repeated_round_leaves_the_same_ledger(site_of, plain, play):
-    site = site_of(MULTI, classes=2)
-    played(play, site, said(0.9, 0.9, 0.5, 0.5))
-    seen = []
-    for _ in range(2):
-        played(play, site, said(0.5, 0.001, 0.99, 0.5), 1)
-        seen.append(site.ledger.repairs().tolist())
-    assert seen[0] == seen[1] == [[-1, 1], [-1, 0], [-1, 1], [-1, -1]]
-    assert len([e for e in site.ledger.history() if e["in_force"]]) == 4
-
-
 def test_single_labels_are_repaired_by_whole_rows_of_blank_samples(site_of, plain, play):
     site = site_of([0, 1, -1, -1])
     p = np.array([[0.02, 0.02, 0.96], [0.02, 0.02, 0.96], [0.02, 0.02, 0.96], [0.96, 0.02, 0.02]])
     played(play, site, np.log(p))
     assert site.ledger.repairs().tolist() == [[-1] * 3, [-1] * 3, [0, 0, 1], [-1] * 3]
-
-
-# ---- bad input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", ["own", ""])
-def test_a_mean_of_the_loss_that_is_none_is_refused(value):
-    with refused(f"job variable loss_mean: expected 'parts' or 'batch', got {value!r}"):
-        FixMatch(local_iterations=1, loss_mean=value)
-
-
-@pytest.mark.parametrize("value", [0.49, 1.1, float("nan")])
-def test_a_positive_threshold_that_is_none_is_refused(value):
-    with refused(f"job variable tau_positive: expected 0.5 to 1, got {value}"):
-        FixMatch(local_iterations=1, tau_positive=value)
-
-
-@pytest.mark.parametrize("value", [0.5, -0.1, float("nan")])
-def test_a_negative_threshold_that_is_none_is_refused(value):
-    with refused(f"job variable tau_negative: expected 0 to below 0.5, got {value}"):
-        FixMatch(local_iterations=1, tau_negative=value)

@@ -1,15 +1,11 @@
 """FPSL at a site: the head learns from one batch, the features from another one through the adapted head."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
-from factories import refused
 from torch_factories import TinyNetwork, make_site, make_task
 
 from fedmend.baselines.fpsl import FPSL
-from fedmend.methods.labelsets import LabelSetFedAvg
 
 POS_WEIGHT = np.array([2, 3], dtype=np.float32)
 MULTI = [[1, -1], [0, -1], [1, -1], [0, -1]]  # class 1 is unknown
@@ -58,15 +54,6 @@ def test_the_head_learns_from_the_first_batch_and_the_features_from_the_second(s
     assert gradient["scale"] == pytest.approx((d_features * features[second]).sum(0), abs=1e-6)
 
 
-@pytest.mark.parametrize("labels", [MULTI, [0, -1, 1, 0]], ids=["multi-label", "single-label"])
-def test_without_the_inner_step_and_on_one_batch_the_gradients_are_those_of_fedavg(site_of, make_net, plain, labels):
-    site = site_of(labels, classes=2)
-    twice = gradients(FPSL(local_iterations=1, inner_rate=0.0), make_net(2), site, [0, 1, 2, 3] * 2)
-    once = gradients(LabelSetFedAvg(local_iterations=1, hidden="ignored"), make_net(2), site, [0, 1, 2, 3])
-    assert twice[0] == pytest.approx(2 * once[0], rel=1e-6)
-    assert all(value == pytest.approx(once[1][name], abs=1e-7) for name, value in twice[1].items())
-
-
 def test_a_step_has_two_batches_each_of_its_own_order(site_of, make_net):
     site = site_of([[1, -1]] * 12, classes=2)
     found = torch.stack(list(FPSL(local_iterations=6).start(make_net(2), order(), site).batches(0)))
@@ -76,12 +63,6 @@ def test_a_step_has_two_batches_each_of_its_own_order(site_of, make_net):
     assert not torch.equal(found[:, :4], found[:, 4:])
 
 
-def test_a_batch_without_any_label_has_loss_0_and_no_gradient(site_of, make_net, plain):
-    loss, gradient = gradients(FPSL(local_iterations=1), make_net(3), site_of([0, 1, -1, -1]), [2, 3, 2, 3])
-    assert loss == 0
-    assert not any(value.any() for value in gradient.values())
-
-
 def test_all_weights_get_a_gradient_under_mixed_precision(tmp_path):
     net = TinyNetwork(2).train()
     work = FPSL(local_iterations=1).start(net, order(), make_site(tmp_path, MULTI))
@@ -89,9 +70,3 @@ def test_all_weights_get_a_gradient_under_mixed_precision(tmp_path):
         loss = work.loss(torch.arange(4).repeat(2))
     loss.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
-
-
-@pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf])
-def test_a_rate_that_makes_no_step_is_refused(rate):
-    with refused(f"job variable inner_rate: expected >= 0, got {rate}"):
-        FPSL(local_iterations=1, inner_rate=rate)

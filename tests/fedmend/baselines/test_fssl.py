@@ -5,17 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
-from torch_factories import Says, TinyNetwork, make_site, make_task
+from torch_factories import Says, make_task
 
 from fedmend.baselines.fssl import FSSL
-from fedmend.learning.training import LocalTrainer
 from fedmend.methods.labelsets import LabelSetFedAvg
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
 MULTI = [[1, -1, -1], [0, -1, -1], [-1, 1, -1], [0, 0, -1]]  # class 2 is unknown
 SINGLE = [0, 1, -1, -1]
-PICTURES = [[1, -1, -1], [0, -1, -1], [-1, -1, -1], [0, 1, -1]] * 3
 RECEIVED = np.array([[0.8, 0.4, 0.6], [0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [0.25, 0.35, 0.45]])
 
 
@@ -101,47 +98,3 @@ def test_the_weight_rises_over_the_first_rounds(site_of, plain):
     r = 3
     assert share() == pytest.approx(full, rel=1e-4)
     assert share(consistency_weight=2.0) == pytest.approx(2 * full, rel=1e-4)
-
-
-def trained(folder, method, labels, total=3):
-    site, net = make_site(folder, labels), TinyNetwork(3)
-    for r in range(2):
-        work = method.start(net, order(r, total), site)
-        loss = LocalTrainer(learning_rate=0.05).train(work)
-    return loss, net.state_dict(), work
-
-
-def test_without_its_term_the_row_is_fedavg_with_hidden_labels_ignored_to_the_last_bit(tmp_path):
-    first = trained(tmp_path / "a", FSSL(local_iterations=4, consistency_weight=0.0), PICTURES)
-    second = trained(tmp_path / "b", LabelSetFedAvg(local_iterations=4, hidden="ignored"), PICTURES)
-    assert first[0] == second[0]
-    assert all(torch.equal(v, second[1][k]) for k, v in first[1].items())
-    other = trained(tmp_path / "c", FSSL(local_iterations=4), PICTURES)
-    assert not torch.equal(other[1]["classifier.weight"], first[1]["classifier.weight"])
-
-
-def test_the_teacher_stays_as_it_came(tmp_path):
-    net = TinyNetwork(3)
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    work = FSSL(local_iterations=4).start(net, order(), make_site(tmp_path, PICTURES))
-    LocalTrainer(learning_rate=0.05).train(work)
-    assert all(torch.equal(v, before[k]) for k, v in work._teacher.state_dict().items())
-    assert not torch.equal(net.classifier.weight, before["classifier.weight"])
-
-
-def test_a_site_that_knows_all_classes_has_the_usual_loss(site_of, plain):
-    labels = np.maximum(MULTI, 0)
-    received, student = logit(RECEIVED), logit(RECEIVED[::-1])
-    methods = FSSL(local_iterations=1), LabelSetFedAvg(local_iterations=1)
-    first, second = (moved(method, site_of(labels), received, student) for method in methods)
-    assert first[0] == pytest.approx(second[0], rel=1e-6)
-    assert first[1] == pytest.approx(second[1], abs=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [("consistency_weight", math.nan, ">= 0"), ("consistency_weight", -1.0, ">= 0"), ("ramp_share", 1.1, "0 to 1")],
-)
-def test_arguments_that_make_no_weight_are_refused(name, value, expected):
-    with refused(f"job variable {name}: expected {expected}, got {value}"):
-        FSSL(local_iterations=1, **{name: value})

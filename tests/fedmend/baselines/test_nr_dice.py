@@ -4,7 +4,6 @@ import monai.losses  # noqa: F401 - takes seconds, which no test shall seem to t
 import numpy as np
 import pytest
 import torch
-from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
 from fedmend.baselines.nr_dice import NRDice
@@ -50,17 +49,3 @@ def test_gamma_is_an_argument(tmp_path):
     errors = [0.7**2 + 15 * 0.3**2, 16 * 0.3**2]
     by_hand = np.mean([e / s for e, s in zip(errors, SQUARES, strict=True)])
     assert loss_of(tmp_path, gamma=2.0) == pytest.approx(by_hand, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("gamma", 0.9, "1 to 2"),
-        ("pooling", "all", "'slice' or 'batch'"),
-        ("denominator", "cubes", "'squares' or 'sums'"),
-        ("rows", "background", "'lesion' or 'both'"),
-    ],
-)
-def test_forms_that_there_are_not_are_refused(name, value, expected):
-    with refused(f"job variable {name}: expected {expected}, got {value!r}"):
-        NRDice(**{name: value})

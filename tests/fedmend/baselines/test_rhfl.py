@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
-from federation_factories import Run, confusion, failing, plain_answers
+from federation_factories import Run, confusion, plain_answers
 from torch_factories import Says, make_task
 
 from fedmend.baselines.rhfl import RHFL, RHFLWorkflow, confidence_weights, symmetric_cross_entropy
@@ -97,12 +96,6 @@ def test_the_fall_is_relative_to_the_new_loss_and_an_unknown_site_has_none():
     assert list(found.values()) == pytest.approx(softmax([0.5 / 1.5, 0.25 / 1.5, 0]))
 
 
-def test_a_loss_of_0_is_no_error():
-    found = RHFLWorkflow().weights({"a": 0.75, "b": 1.25}, {"a": contribution(0.0), "b": contribution(1.0)})
-    assert sum(found.values()) == pytest.approx(1)
-    assert found["a"] > found["b"]
-
-
 def test_samples_count_only_when_asked():
     now = {"a": contribution(1, 10), "b": contribution(1, 30)}
     assert list(RHFLWorkflow().weights({}, now).values()) == pytest.approx([0.5, 0.5])
@@ -141,34 +134,3 @@ def test_the_first_round_is_uniform_and_later_ones_follow_the_falls(tmp_path):
     expected = [[1 / 3] * 3, softmax([0.5, 0, 0]), softmax([0, 0.5, 0]), softmax([0, 0, 0.5])]
     assert [list(s.values()) for s in shares] == [pytest.approx(e, abs=1e-4) for e in expected]
     assert run.moved()[0] == pytest.approx(sum(e[0] for e in expected), rel=1e-5)
-
-
-def test_a_job_that_goes_on_remembers_the_losses(tmp_path):
-    crashed = failing(answers, site="site-1", when=lambda *now: now == (TRAIN, 2))
-    assert play(tmp_path, crashed).stopped
-    assert play(tmp_path).decisions("confidence_shares") == play(tmp_path / "whole").decisions("confidence_shares")
-
-
-def test_a_site_that_missed_a_round_has_no_fall_in_the_next(tmp_path):
-    missing = failing(answers, site="site-2", when=lambda *now: now == (TRAIN, 1), error="")
-    shares = [value for _, value in play(tmp_path, missing, min_sites=2).decisions("confidence_shares")]
-    assert set(shares[1]) == {"site-1", "site-3"}
-    assert list(shares[2].values()) == pytest.approx([1 / 3] * 3, abs=1e-4)
-
-
-def test_a_report_without_its_number_is_refused():
-    with refused("report: expected ['local_loss'], got none of ['local_loss']"):
-        RHFLWorkflow().check(TRAIN, {})
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: RHFL(local_loss="mae"), "local_loss: expected one of ['sce', 'ce'], got 'mae'"),
-        (lambda: RHFLWorkflow(eta=-1), "eta: expected >= 0, got -1"),
-        (lambda: RHFLWorkflow(normaliser="max"), "normaliser: expected one of ['sum', 'abs'], got 'max'"),
-    ],
-)
-def test_settings_that_make_no_method_are_refused(make, sentence):
-    with refused(f"job variable {sentence}"):
-        make()

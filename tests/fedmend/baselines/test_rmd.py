@@ -11,8 +11,6 @@ from torch import nn
 from torch_factories import SaysMasks, make_mask_site, make_task, make_twin
 
 from fedmend.baselines.rmd import RMD, dropout, mean_of_smallest, random_maps, warp
-from fedmend.learning.networks import initial_network
-from fedmend.learning.training import LocalTrainer
 
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
 MASKS[0, 2, 3] = MASKS[3, 5, 5] = 1
@@ -154,37 +152,6 @@ def test_blocks_drop_their_shares_by_the_sites_generator_and_only_inside():
 # ---- whole rounds ---------------------------------------------------------------------------------------------------
 
 
-def trained(folder, rounds=(0, 9)):
-    masks = np.zeros((3, 32, 32), dtype=np.uint8)
-    masks[0, 3:9, 4:9] = 1
-    site, model = make_mask_site(folder, masks), initial_network("unet_narrow_twin", ["lesion"], 5)
-    for r in rounds:
-        work = RMD(weight=0.1).start(model, make_task(round_num=r, total_rounds=10), site)
-        loss = LocalTrainer(learning_rate=1e-3).train(work)
-        assert work.report() == {}
-    return loss, model.state_dict()
-
-
-def test_both_networks_learn_and_the_same_seed_gives_the_same_weights(tmp_path):
-    first = trained(tmp_path / "a")
-    torch.manual_seed(3)
-    second = trained(tmp_path / "b")
-    start = initial_network("unet_narrow_twin", ["lesion"], 5).state_dict()
-    assert math.isfinite(first[0])
-    assert first[0] == second[0]
-    assert all(torch.equal(value, second[1][name]) for name, value in first[1].items())
-    assert not any(torch.equal(first[1][n], start[n]) for n in start if n.endswith("classifier.weight"))
-
-
 def test_a_network_that_is_alone_is_refused(tmp_path):
     with refused("job variable network: expected one of two networks for RMD, such as unet_twin"):
         RMD().start(SaysMasks(full(0.3)), make_task(), make_mask_site(tmp_path, MASKS))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [("drop", 1.0, "0 to below 1"), ("weight", -1.0, ">= 0"), ("weight", math.inf, ">= 0")],
-)
-def test_arguments_that_make_no_loss_are_refused(name, value, expected):
-    with refused(f"job variable {name}: expected {expected}, got {value}"):
-        RMD(**{name: value})
