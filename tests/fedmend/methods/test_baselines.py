@@ -63,11 +63,6 @@ def test_without_weights_the_loss_of_a_sample_depends_on_that_sample_alone(make_
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_fedavg_teaches_a_missing_class_to_be_negative(make_site, flat_net):
-    loss_of(FedAvg(), flat_net, make_site(LABELS)).backward()
-    assert flat_net.classifier.bias.grad[2].item() == pytest.approx(1 / 4 / 3, rel=1e-6)
-
-
 def test_the_loss_of_a_short_batch_is_divided_by_its_own_size(make_site, flat_net):
     site = make_site(LABELS)
     single = [loss_of(FedAvg(), flat_net, site, torch.tensor([i])).item() for i in range(4)]
@@ -87,15 +82,6 @@ def test_fedprox_adds_half_mu_times_the_squared_distance_to_the_received_model(m
     assert added.item() == pytest.approx(0.4 / 2 * (1 + 4 + 2 * 0.25), rel=1e-5)
     plain_gradient = torch.autograd.grad(plain, net.classifier.bias)[0]
     assert (gradient - plain_gradient).tolist() == pytest.approx([0.4, 0.8, 0.0], abs=1e-6)
-
-
-def test_fedprox_without_mu_is_fedavg(make_site, make_net, play):
-    trained = []
-    for method in (FedProx(mu=0.0), FedAvg()):
-        net = make_net(3)
-        play(method, net, TASK, make_site(LABELS))
-        trained.append(net.state_dict())
-    assert all(torch.equal(trained[0][k], trained[1][k]) for k in trained[0])
 
 
 @pytest.mark.parametrize("method", [FedProx, SingleLabelFedProx])
@@ -163,42 +149,7 @@ def test_a_site_alone_takes_no_model_of_an_earlier_run_with_another_seed(tmp_pat
     assert torch.equal(own.classifier.weight, received.classifier.weight)
 
 
-def test_without_other_settings_single_label_baselines_have_no_logit_adjustment():
-    assert (SingleLabelFedAvg().la, SingleLabelFedProx().la, FedNoRo().la) == (False, False, True)
-    assert SingleLabelFedProx().mu == FedProx().mu == 0.01
-
-
 def test_a_sample_without_a_label_is_refused_by_single_label_baselines(make_site, make_net):
     for method in (SingleLabelFedAvg(), SingleLabelFedProx()):
         with refused("site-1: train.csv row 3, column label: expected a class name, got a blank"):
             method.start(make_net(3), TASK, make_site(one_hot([0, -1, 1, 0], 3)))
-
-
-@pytest.mark.parametrize(
-    ("method", "tasks"),
-    [
-        *((m, ("multilabel",)) for m in (FedAvg, FedAvgPL, FedProx)),
-        *((m, ("singlelabel",)) for m in (SingleLabelFedAvg, SingleLabelFedProx, Alone)),
-    ],
-)
-def test_every_baseline_says_what_labels_it_learns_from(method, tasks):
-    assert tasks == method.KINDS
-
-
-@pytest.mark.parametrize(
-    ("method", "labels"),
-    [
-        *((m, LABELS) for m in (FedAvg(), FedAvgPL(), FedProx())),
-        *((m, one_hot(CLASSES, 3)) for m in (SingleLabelFedAvg(), SingleLabelFedAvg(la=True), SingleLabelFedProx())),
-    ],
-    ids=lambda m: type(m).__name__,
-)
-def test_baselines_pass_once_over_the_data_report_nothing_and_leave_labels_alone(
-    method, labels, make_site, make_net, play
-):
-    site, net = make_site(labels), make_net(3)
-    before = site.data.train.labels.tobytes()
-    assert play(method, net, TASK, site) == {}
-    assert (net.samples(training=True), net.samples(training=False)) == (4, 0)
-    assert site.data.train.labels.tobytes() == before
-    assert (site.ledger.repairs() == -1).all()

@@ -102,13 +102,6 @@ def test_later_rounds_train_without_the_issues_and_leave_the_labels_alone(tmp_pa
     assert (site.ledger.repairs() == -1).all()
 
 
-def test_a_repeated_fold_leaves_what_it_left_before(tmp_path, cleanlab):
-    site, method = make_single_site(tmp_path, CLASSES), ConfidentLearning()
-    for number in (0, 1, 0, 1):
-        play(method, TinyNetwork(3), site, number)
-    np.testing.assert_array_equal(cleanlab[0][1], cleanlab[1][1])
-
-
 def test_without_the_package_the_first_round_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr(confident_learning, "find_spec", lambda name: None)
     with refused("label issues: expected the package cleanlab (pip install fedmend[cleanlab]), not found"):
@@ -232,10 +225,6 @@ def test_a_site_that_says_it_keeps_more_than_it_has_weighs_no_more_than_all_its_
     assert run.decisions("label_issues") == [(2, {"site-1": 0, "site-2": 2})]
 
 
-def test_the_warm_up_is_all_rounds_of_all_folds():
-    assert ConfidentLearningWorkflow(folds=3, rounds_per_fold=4).warmup_rounds == 12
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -247,8 +236,3 @@ def test_the_warm_up_is_all_rounds_of_all_folds():
 def test_folds_that_are_none_are_refused(settings, sentence):
     with refused(f"job variable {sentence}"):
         ConfidentLearningWorkflow(**settings)
-
-
-def test_a_report_without_its_number_is_refused():
-    with refused("report: expected ['kept'], got none of ['kept']"):
-        ConfidentLearningWorkflow().check(CLEANED, {})

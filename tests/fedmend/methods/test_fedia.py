@@ -356,19 +356,6 @@ def test_sites_that_have_corrected_or_are_spared_are_waited_for_no_longer():
     assert uncorrected(memory) == ["d"]
 
 
-@pytest.mark.parametrize(
-    ("stage", "report", "sentence"),
-    [
-        (COMPLETENESS, {"lesions": 0}, "expected ['iou_line', 'lesions'], got none of ['iou_line']"),
-        (WARMUP, {}, "expected ['correction', 'dice_loss'], got none of ['correction', 'dice_loss']"),
-        (CORRECTION, {"dice_loss": 0}, "expected ['correction', 'dice_loss'], got none of ['correction']"),
-    ],
-)
-def test_a_report_that_lacks_what_the_stage_needs_is_refused(stage, report, sentence):
-    with refused(f"report: {sentence}"):
-        FedIAWorkflow(warmup_rounds=2).check(stage, report)
-
-
 def test_a_warm_up_too_short_for_a_line_is_refused():
     with refused("job variable warmup_rounds: expected at least 2, which a line needs, got 1"):
         FedIAWorkflow(warmup_rounds=1)

@@ -2,7 +2,6 @@ import math
 
 import numpy as np
 import pytest
-from factories import refused
 from federation_factories import Run, dice_counts, failing, plain_answers, same_models
 
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN
@@ -92,10 +91,6 @@ def test_a_temperature_changes_the_average_of_stage_2(tmp_path):
     assert moved(run) == pytest.approx(2 * BY_SAMPLES + expected, rel=1e-5)
 
 
-def test_an_estimate_above_1_is_kept(tmp_path):
-    assert moved(play(tmp_path, rounds=3)) == pytest.approx(2 * BY_SAMPLES + by_completeness(), rel=1e-5)
-
-
 def test_a_site_that_never_triggers_keeps_stage_2_to_the_end(tmp_path):
     assert (TRAIN, 5, "correction") in play(tmp_path).stages
 
@@ -148,11 +143,6 @@ def test_sites_learn_the_largest_estimate_and_the_first_round_of_stage_2_only(tm
     assert {k: float(v) for k, v in told[2].items()} == {"first_round": 2, "best_completeness": 5 / 7}
 
 
-def test_the_best_model_is_that_with_the_largest_dice(tmp_path):
-    (first, *_) = play(tmp_path).decisions("best_model")
-    assert first == (1, {"dice": 0.5, "split": "test"})
-
-
 def test_a_job_that_goes_on_knows_completeness_and_corrections(tmp_path):
     crash = failing(answers(ALL_BY_4), site="site-1", when=lambda name, r: (name, r) == (TRAIN, 4))
     assert play(tmp_path, crash).stopped
@@ -195,24 +185,3 @@ def test_a_report_that_breaks_the_aggregation_is_refused(tmp_path, report, sente
     run = play(tmp_path, answers(change=change), min_sites=2)
     assert run.stopped == ""
     assert run.decisions("refused")[0] == (0, {"site": "site-2", "reason": f"site-2: {sentence}"})
-
-
-def test_an_estimate_without_counts_or_line_is_refused(tmp_path):
-    def change(site, question, task, result):
-        if site == "site-2" and question == COLLECT:
-            del result.report["iou_line"]
-        return result
-
-    run = play(tmp_path, answers(change=change), min_sites=2)
-    reason = "site-2: report: expected ['iou_line', 'lesions'], got none of ['iou_line']"
-    assert run.decisions("refused") == [(2, {"site": "site-2", "reason": reason})]
-
-
-def test_a_site_without_an_estimate_counts_as_the_least_complete(tmp_path):
-    run = play(tmp_path, answers(change=absent_from_the_estimate), min_sites=2, rounds=3)
-    assert moved(run) == pytest.approx(2 * BY_SAMPLES + by_completeness((0.2, 0.5, 0.2)), rel=1e-5)
-
-
-def test_a_warm_up_too_short_for_a_line_is_refused():
-    with refused("job variable warmup_rounds: expected at least 2, which a line needs, got 1"):
-        FedIAWorkflow(warmup_rounds=1)

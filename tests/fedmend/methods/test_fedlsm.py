@@ -12,10 +12,9 @@ from torch_factories import Says, TinyNetwork, make_single_site, make_task
 from torch_factories import make_site as make_picture_site
 
 from fedmend.errors import FedMendError
-from fedmend.fields import check_fields
-from fedmend.labels import MULTILABEL, SINGLELABEL
+from fedmend.labels import MULTILABEL
 from fedmend.learning.training import LocalTrainer
-from fedmend.methods.fedlsm import UNCERTAINTY_BINS, FedLSM, FedLSMRound, split_pools
+from fedmend.methods.fedlsm import UNCERTAINTY_BINS, FedLSM, split_pools
 from fedmend.methods.shared.readings import READINGS
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
@@ -80,17 +79,6 @@ def test_pools_larger_than_the_site_are_refused(site_of, high, low, got):
         settings(high=high, low=low).start(Says(np.zeros((10, 3))), order(), site_of([[1, -1, -1]] * 10))
 
 
-def test_the_pools_are_those_of_the_received_model_on_plain_images(tmp_path):
-    labels = [[1, -1, -1], [0, -1, -1]] * 6
-    site, net = make_picture_site(tmp_path, labels), TinyNetwork(3)
-    work = settings(high=3, low=4).start(net, order(), site)
-    with torch.no_grad():
-        logits = net.eval()(site.data.train.view(torch.arange(12)))[1].numpy()
-    expected = READINGS[MULTILABEL].uncertainty(logits, np.array([True, False, False]))
-    assert work._entropy == pytest.approx(expected, abs=1e-6)
-    assert [p.tolist() for p in work._pools] == [p.tolist() for p in split_pools(expected, 3, 4)]
-
-
 @pytest.mark.parametrize("mode", [True, False])
 def test_the_uncertainty_pass_is_in_eval_mode_and_leaves_model_and_batchnorm_alone(tmp_path, mode):
     site, net, modes = make_picture_site(tmp_path, [[1, -1], [0, -1]] * 5), TinyNetwork(2).train(mode), []
@@ -100,21 +88,6 @@ def test_the_uncertainty_pass_is_in_eval_mode_and_leaves_model_and_batchnorm_alo
     assert modes == [False] * 3
     assert net.training is mode
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-
-
-def test_without_ue_the_pools_are_random_without_a_pass_and_others_in_each_round(site_of):
-    site, net, method, seen = (
-        site_of([[1, -1, -1]] * 20),
-        Says(np.zeros((20, 3))),
-        settings(high=5, low=5, ue=False),
-        [],
-    )
-    for r in (0, 1, 0):
-        seen.append([p.tolist() for p in method.start(net, order(r), site)._pools])
-    assert net.calls == []
-    assert seen[0] == seen[2] != seen[1]
-    assert seen[0] != [p.tolist() for p in split_pools(np.zeros(20), 5, 5)]
-    assert [len(p) for p in seen[0]] == [5, 5, 10]
 
 
 ALL_KNOWN = [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, -1, 1], [1, 0, 0]]
@@ -146,42 +119,6 @@ def started(method, site, round_num=0, samples=20):
 
 def batches(*args, **options):
     return list(started(*args, **options).batches(0))
-
-
-def test_a_batch_is_a_main_part_without_the_uncertain_then_uncertain_then_confident_samples(site_of):
-    method, site = settings(high=5, low=6, pairs=2, local_iterations=7), site_of([[1, -1, -1]] * 20, batch_size=6)
-    work = started(method, site)
-    found = list(work.batches(0))
-    high, low, middle = (set(p.tolist()) for p in work._pools)
-    assert high == {0, 1, 2, 3, 4}
-    assert low == set(range(14, 20))
-    assert [len(b) for b in found] == [4 + 2 + 2] * 7
-    assert all(b.dtype == torch.int64 for b in found)
-    for b in found:
-        assert set(b[:4].tolist()) <= low | middle
-        assert set(b[4:6].tolist()) <= high
-        assert set(b[6:].tolist()) <= low
-
-
-@pytest.mark.parametrize(("high", "low"), [(4, 6), (3, 5)], ids=["in whole batches", "with a rest"])
-def test_no_sample_comes_again_while_a_batch_of_others_is_left(site_of, high, low):
-    method = settings(high=high, low=low, pairs=2, local_iterations=12)
-    site = site_of([[1, -1, -1]] * 20, batch_size=6)
-    found = torch.stack(batches(method, site))
-    for part, size in ((found[:, :4], 20 - high), (found[:, 4:6], high), (found[:, 6:], low)):
-        full = size // part.shape[1]
-        drawn = [tuple(part[i : i + full].flatten().tolist()) for i in range(0, 12 - full + 1, full)]
-        assert all(len(set(d)) == len(d) for d in drawn)
-        assert len(set(drawn)) > 1  # a new order each time
-        assert len(part.unique()) == size  # whoever was left over comes another time
-
-
-def test_every_round_has_another_order_and_a_repeated_round_the_same(site_of):
-    site, method = site_of([[1, -1, -1]] * 20), settings(local_iterations=4)
-    first, second, again = (torch.cat(batches(method, site, r)).tolist() for r in (0, 1, 0))
-    assert first == again != second
-    epochs = [torch.cat(list(started(method, site).batches(epoch))).tolist() for epoch in (0, 1)]
-    assert epochs[0] != epochs[1]
 
 
 def test_pools_smaller_than_their_part_of_a_batch_give_what_they_have_and_pairs_stay_pairs(site_of):
@@ -306,17 +243,6 @@ def test_the_single_label_loss_over_the_batch_gives_a_pseudo_label_the_weight_of
     assert loss == pytest.approx(-sum(math.log(SINGLE_P[c]) for c in (0, 1, 2, 3)) / 6, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("labels", "index"), [(SINGLE, [0, 1]), (SINGLE, [2, 4]), (SINGLE, [3, 5]), ([0, 1, 1, 0, 1, 1], [0, 1])]
-)
-def test_a_batch_without_labels_or_without_unlabelled_samples_has_a_finite_loss(site_of, plain, labels, index):
-    site = site_of(labels, classes=4, batch_size=2)
-    loss, gradient = step(settings(ude_weight=0), site, SINGLE_TEACHER, np.log([SINGLE_P] * 6), index, order(classes=4))
-    assert np.isfinite(loss)
-    assert np.isfinite(gradient).all()
-    assert (loss == 0) is (index == [2, 4])
-
-
 def test_the_teacher_sees_the_weak_view_and_the_student_the_strong_one(site_of, monkeypatch):
     monkeypatch.setattr("fedmend.methods.fedlsm.weak", lambda images, generator: images + 1 / 25.5)
     monkeypatch.setattr(
@@ -395,72 +321,10 @@ def test_pairs_of_which_none_has_a_label_add_nothing(site_of, plain, labels):
     assert added == 0
 
 
-def test_the_mixing_weight_is_drawn_per_step_and_the_same_in_a_repeated_round(site_of):
-    seen = []
-    for r in (0, 1, 0):
-        site = site_of([[1, -1, -1]] * 4)
-        work = settings(mixup_alpha=0.4).start(Says(np.zeros((4, 3))), order(r), site)
-        seen.append([work._mixing.beta(0.4, 0.4) for _ in range(3)])
-    assert seen[0] == seen[2] != seen[1]
-    assert len(set(seen[0])) == 3
-
-
 # ---- teacher --------------------------------------------------------------------------------------------------------
 
 
-class TrackingRound(FedLSMRound):
-    """Keeps the student behind every step."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.students = []
-
-    def after_step(self):
-        super().after_step()
-        self.students.append(copy.deepcopy(self.model.state_dict()))
-
-
-class Tracking(FedLSM):
-    ROUND = TrackingRound
-
-
 PICTURES = [[1, -1, -1], [0, -1, -1]] * 8
-
-
-def test_the_teacher_follows_the_students_parameters_and_copies_its_batchnorm_statistics(tmp_path):
-    site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3)
-    expected = {k: v.clone() for k, v in net.named_parameters()}
-    work = Tracking(local_iterations=3, ema_decay=0.9).start(net, order(), site)
-    teacher = work._teacher.network
-    assert all(torch.equal(v, expected[k]) for k, v in teacher.named_parameters())
-    LocalTrainer(learning_rate=0.05).train(work)
-    for student in work.students:
-        expected = {k: 0.9 * v + 0.1 * student[k] for k, v in expected.items()}
-    assert len(work.students) == 3
-    assert all(torch.allclose(v, expected[k], atol=1e-6) for k, v in teacher.named_parameters())
-    assert not torch.equal(teacher.classifier.weight, net.classifier.weight)
-    assert teacher.norm.num_batches_tracked == 3
-    assert all(torch.equal(v, net.state_dict()[k]) for k, v in teacher.named_buffers())
-
-
-def test_the_teacher_is_made_anew_of_the_received_model_in_every_round(tmp_path):
-    site, method = make_picture_site(tmp_path, PICTURES), FedLSM(local_iterations=3, ema_decay=0.5)
-    LocalTrainer(learning_rate=0.01).train(method.start(TinyNetwork(3), order(), site))
-    received = TinyNetwork(3, seed=4)
-    teacher = method.start(received, order(1), site)._teacher.network
-    assert all(torch.equal(v, received.state_dict()[k]) for k, v in teacher.state_dict().items())
-
-
-def test_the_teacher_is_in_eval_mode_without_gradients_and_the_student_keeps_its_own(tmp_path):
-    site, net = make_picture_site(tmp_path, PICTURES), TinyNetwork(3).train()
-    work = FedLSM(local_iterations=2).start(net, order(), site)
-    LocalTrainer(learning_rate=0.01).train(work)
-    teacher = work._teacher.network
-    assert not teacher.training
-    assert not any(p.requires_grad or p.grad is not None for p in teacher.parameters())
-    assert net.training
-    assert all(p.requires_grad and p.grad is not None for p in net.parameters())
-    assert {p.data_ptr() for p in teacher.parameters()}.isdisjoint(p.data_ptr() for p in net.parameters())
 
 
 # ---- passes ---------------------------------------------------------------------------------------------------------
@@ -475,23 +339,6 @@ def passes(site, net, method, classes=3):
     teacher = work._teacher.network.calls[len(measured) :]
     assert all(not training for training, _ in teacher)
     return measured, [size for _, size in teacher], [size for training, size in net.calls if training]
-
-
-def test_a_step_is_one_call_of_the_teacher_and_one_of_the_student(make_site, make_net):
-    site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
-    seen = passes(site, make_net(3), settings(local_iterations=6, high=2, low=2, pairs=2))
-    assert seen == ([4, 4, 2], [2 + 2 * 2] * 6, [2 + 2] * 6)
-
-
-def test_without_ude_a_step_is_the_main_batch_alone(make_site, make_net):
-    site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
-    seen = passes(site, make_net(3), settings(local_iterations=3, ude_weight=0))
-    assert seen == ([4, 4, 2], [4] * 3, [4] * 3)
-
-
-def test_without_ue_there_is_no_pass_over_the_data(make_site, make_net):
-    site = make_site([[1, -1, -1], [0, -1, -1]] * 5)
-    assert passes(site, make_net(3), settings(ue=False)) == ([], [3 + 2], [3 + 1])
 
 
 @pytest.mark.parametrize(
@@ -602,12 +449,6 @@ def test_a_repeated_round_leaves_the_same_ledger_and_report(site_of, plain, play
     assert all(np.array_equal(again[k], v) for k, v in report.items())
 
 
-def test_a_round_without_pseudo_labels_writes_nothing(site_of, plain, play):
-    site = site_of(HALF, classes=2)
-    assert played(play, site, multi_table())["class_knowledge"].tolist() == [3, 0]
-    assert site.ledger.history() == []
-
-
 def test_the_histogram_of_uncertainty_counts_every_sample(site_of, plain, play):
     site = site_of(HALF, classes=2)
     seen = played(play, site, multi_table((0, 0.99), (1, 0.001)))["uncertainty"]
@@ -615,12 +456,6 @@ def test_the_histogram_of_uncertainty_counts_every_sample(site_of, plain, play):
     expected[[1, 0, -1]] = [1, 1, 4]  # entropies 0.081, 0.011 and 1
     assert seen.tolist() == expected.tolist()
     assert seen.dtype == np.int64
-
-
-def test_the_histogram_counts_every_sample_of_a_model_that_knows_nothing(site_of, plain, play):
-    site = site_of([0, 1, 0, 1, -1, -1], classes=7)
-    seen = played(play, site, np.zeros((6, 7)))["uncertainty"]
-    assert seen.tolist() == [0] * (UNCERTAINTY_BINS - 1) + [6]
 
 
 # ---- whole rounds ---------------------------------------------------------------------------------------------------
@@ -636,16 +471,6 @@ def round_of(folder, labels, net=None, round_num=0, **changes):
     work = FedLSM(**(options | changes)).start(net, task, site)
     loss = LocalTrainer(learning_rate=0.05).train(work)
     return loss, net.state_dict(), work.report()
-
-
-@pytest.mark.parametrize("labels", [PICTURES, [0, 1, -1, -1, 0, -1, 1, -1]], ids=["multi-label", "single-label"])
-def test_a_repeated_round_gives_the_same_weights_to_the_last_bit(tmp_path, labels):
-    first, second = (round_of(tmp_path / str(i), labels, pairs=3) for i in range(2))
-    assert first[0] == second[0]
-    assert all(torch.equal(v, second[1][k]) for k, v in first[1].items())
-    assert all(np.array_equal(v, second[2][k]) for k, v in first[2].items())
-    third = round_of(tmp_path / "3", labels, pairs=3, round_num=1)
-    assert not torch.equal(third[1]["classifier.weight"], first[1]["classifier.weight"])
 
 
 @pytest.mark.parametrize(
@@ -684,12 +509,6 @@ def test_no_site_is_so_poor_that_a_nan_enters_the_model(tmp_path, labels, change
         assert report["uncertainty"].sum() == len(labels)
 
 
-def test_uncertainty_is_reported_where_it_was_measured(tmp_path):
-    assert "uncertainty" in round_of(tmp_path / "a", PICTURES)[2]
-    assert "uncertainty" not in round_of(tmp_path / "b", PICTURES, ue=False)[2]
-    assert "uncertainty" not in round_of(tmp_path / "c", [0, 1, 2, 0, 1])[2]  # every class is known
-
-
 @pytest.mark.parametrize("labels", [[[1, -1, -1], [0, -1, -1]], [0, 1]], ids=["multi-label", "single-label"])
 def test_a_batch_of_one_sample_which_batchnorm_cannot_take_is_refused_before_training(tmp_path, labels):
     with pytest.raises(FedMendError, match=r"^site-1: train\.csv: expected at least 2 .*, got 1$"):
@@ -709,32 +528,6 @@ def test_a_network_sure_of_everything_stays_finite(tmp_path):
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
-
-
-def test_a_multi_label_site_needs_weights_of_positive_terms(site_of):
-    with refused("round 2, pos_weight from the server: expected an array, got nothing"):
-        settings().start(Says(np.zeros((4, 3))), make_task(round_num=2), site_of([[1, -1, -1]] * 4))
-
-
-@pytest.mark.parametrize(
-    ("weight", "sentence"),
-    [
-        (np.ones(2, dtype=np.float32), "expected float32 of shape (3,), got float32 of shape (2,)"),
-        (np.ones(3), "expected float32 of shape (3,), got float64 of shape (3,)"),
-        (np.float32([1, -1, 1]), "expected numbers from 0 to 1e+09, got -1 to 1"),
-        (np.float32([1, np.nan, 1]), "expected finite numbers, got NaN or infinity"),
-        (np.float32([1, np.inf, 1]), "expected finite numbers, got NaN or infinity"),
-        (np.float32(1), "expected float32 of shape (3,), got float32 of shape ()"),
-    ],
-    ids=["two numbers", "another dtype", "negative", "NaN", "infinity", "one number"],
-)
-def test_there_is_a_weight_of_positive_terms_for_each_class(weight, sentence):
-    with refused(f"knowledge pos_weight: {sentence}"):
-        check_fields({"pos_weight": weight}, FedLSM.KNOWLEDGE, {"C": 3}, "knowledge")
-
-
-def test_a_single_label_site_needs_no_weights(site_of):
-    assert settings().start(Says(np.zeros((3, 3))), make_task(), site_of([0, 1, -1])).pos_weight is None
 
 
 @pytest.mark.parametrize(
@@ -757,7 +550,3 @@ def test_a_single_label_site_needs_no_weights(site_of):
 def test_arguments_that_make_no_round_are_refused(changes, sentence):
     with refused(sentence):
         FedLSM(**({"local_iterations": 5} | changes))
-
-
-def test_the_method_takes_both_kinds_of_labels():
-    assert FedLSM.KINDS == (MULTILABEL, SINGLELABEL)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from factories import refused
 
-from fedmend.learning.losses import prior_shift
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg
 from fedmend.methods.fedmlp import (
@@ -16,7 +15,6 @@ from fedmend.methods.fedmlp import (
     RULE,
     WARMUP,
     FedMLP,
-    FedMLPWorkflow,
     global_learning_degree,
     learning_degree,
 )
@@ -153,12 +151,6 @@ def test_without_wpc_the_positive_weight_of_a_missing_class_is_n0_by_n1_of_its_t
     assert work._pos_weight.tolist() == pytest.approx([6 / 2, 6 / 2, weight])
 
 
-def test_an_untagged_missing_class_has_no_shift(make_site, make_net):
-    work = FedMLP(**NO_TAGS).start(make_net(3), STAGE2, make_site(LABELS))
-    assert work._shift.tolist() == pytest.approx(SHIFT, abs=1e-6)
-    assert prior_shift(LABELS) == pytest.approx(SHIFT, abs=1e-6)
-
-
 def test_without_wpc_but_with_cr_missing_entries_are_left_to_the_teacher(make_site, make_net):
     net = make_net(3)
     loss = loss_of(FedMLP(wpc=False, **NO_TAGS), net, STAGE2, make_site(LABELS))
@@ -200,8 +192,3 @@ WEIGHTS = "job variables cr_weight, warmup_distillation: expected >= 0, got"
 def test_settings_out_of_range_are_refused(settings, sentence):
     with refused(sentence):
         FedMLP(**settings)
-
-
-def test_a_workflow_without_a_warm_up_is_refused():
-    with refused("job variable warmup_rounds: expected at least 1, got 0"):
-        FedMLPWorkflow(warmup_rounds=0)

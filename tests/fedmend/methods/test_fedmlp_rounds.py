@@ -92,13 +92,6 @@ def test_tags_are_permanent_and_the_residual_shrinks_to_what_rounding_leaves(mak
     assert len(written) == len(set(written)) == 8
 
 
-def test_a_repeated_round_leaves_the_tags_of_one_run(make_site, make_net, play):
-    site, method = make_site(LABELS, VALUES), FedMLP(**HALF)
-    for round_num in (4, 5, 5):
-        play(method, make_net(2), task(DETECT, round_num), site)
-    assert tags(site) == ([1, 3, 7, 9], [0, 2, 4])
-
-
 def test_a_class_without_prototype_is_not_tagged_and_the_round_goes_on(make_site, make_net, play):
     site, prototypes = make_site(LABELS, VALUES), AXES.copy()
     prototypes[3] = 0
@@ -122,13 +115,6 @@ def test_knowledge_that_is_not_finite_or_absent_is_refused_in_one_sentence(name,
     assert tags(site) == ([], [])
 
 
-def test_without_st_and_mld_no_knowledge_is_needed(make_site, make_net):
-    nothing = RoundTask(DETECT, 4, TOTAL)
-    assert prepared_tags(make_site(LABELS, VALUES), make_net, nothing, mld=False) == ([], [])
-    prototypes_only = RoundTask(DETECT, 4, TOTAL, {"prototypes": AXES})
-    assert prepared_tags(make_site(LABELS, VALUES), make_net, prototypes_only, st=False) == ([1, 3, 9], [0, 4])
-
-
 @pytest.mark.parametrize(
     ("settings", "order", "trained", "inferred"),
     [
@@ -147,47 +133,6 @@ def test_forward_passes_per_sample(settings, order, trained, inferred, make_site
     net = make_net(2)
     play(FedMLP(**HALF, **settings), net, order, make_site(LABELS, VALUES))
     assert (net.samples(training=True), net.samples(training=False)) == (10 * trained, 10 * inferred)
-
-
-def test_scoring_training_and_prototypes_of_a_stage_2_round_share_one_view(make_site, make_net, play):
-    site, net, order = make_site(LABELS, VALUES, batch_size=16), make_net(2), task(DETECT, 4)
-    seen = []
-    net.register_forward_pre_hook(lambda _, images: seen.append(images[0]))
-    play(FedMLP(**HALF), net, order, site)
-    scoring, training, prototypes = seen
-    view = site.data.train.view(torch.arange(10), site.views(order, 1)[0])
-    assert torch.equal(scoring, view)
-    assert torch.equal(prototypes, view)
-    shuffled = next(iter(FedMLP(mld=False).start(net, order, site).batches(0)))
-    assert torch.equal(training, view[shuffled])
-    assert not torch.equal(view, site.data.train.view(torch.arange(10)))  # and it is an augmented one
-
-
-def test_the_warmup_trains_on_two_different_views(make_site, make_net):
-    site, net, order = make_site(LABELS, VALUES), make_net(2), task(WARMUP, 0)
-    work, seen, index = FedMLP().start(net, order, site), [], torch.arange(10)
-    net.register_forward_pre_hook(lambda _, images: seen.append(images[0]))
-    work.loss(index)
-    assert len(seen) == 2
-    for images, view in zip(seen, site.views(order, 2), strict=True):
-        assert torch.equal(images, site.data.train.view(index, view))
-    assert not torch.equal(*seen)
-
-
-@pytest.mark.parametrize(
-    ("order", "reports"),
-    [
-        (task(WARMUP, 0), False),
-        (task(PROTOTYPE, 3), True),
-        (task(DETECT, 4), True),
-        (task(DETECT, TOTAL - 1), False),
-        (task(PROTOTYPE, TOTAL - 1), False),
-    ],
-)
-def test_reports_hold_the_declared_fields_and_only_while_they_are_needed(order, reports, make_site, make_net, play):
-    report = play(FedMLP(**HALF), make_net(2), order, make_site(LABELS, VALUES))
-    assert set(report) == (set(FedMLP.FIELDS) if reports else set())
-    check_fields(report, FedMLP.FIELDS, {"C": 2, "F": 2}, "report")
 
 
 def test_the_report_is_made_from_the_trained_model_and_original_labels(make_site, make_net, play):

@@ -73,15 +73,6 @@ def test_stages_follow_each_other_as_in_the_paper(tmp_path):
     assert run.moved() == pytest.approx([5, 5])
 
 
-def test_a_warmup_of_one_round_asks_for_prototypes_at_once(tmp_path):
-    run = play(tmp_path, rounds=2, warmup=1)
-    assert [stage for _, _, stage in run.stages[1:-1]] == ["prototype", "detect"]
-
-
-def test_the_first_rounds_travel_without_knowledge(tmp_path):
-    assert [sorted(k) for k in sent(play(tmp_path))] == [[], [], *[["learning_degree", "prototypes"]] * 3]
-
-
 def test_prototypes_of_equation_6_and_degrees_of_equation_10_are_passed_on(tmp_path):
     run = play(tmp_path)
     for knowledge in sent(run)[2:]:
@@ -131,8 +122,7 @@ def test_a_class_without_prototype_is_recorded(tmp_path):
         ),
         (
             {"learning_degree": None},
-            "report: expected ['learning_degree', 'prototype_counts', 'prototypes'], got none of"
-            " ['learning_degree']",
+            "report: expected ['learning_degree', 'prototype_counts', 'prototypes'], got none of ['learning_degree']",
         ),
     ],
 )

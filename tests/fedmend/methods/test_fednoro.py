@@ -8,10 +8,8 @@ import torch
 from factories import refused
 from torch_factories import TinyNetwork, make_single_site, one_hot
 
-from fedmend.fields import check_fields
-from fedmend.learning.training import LocalTrainer
 from fedmend.method import RoundTask
-from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, WARMUP, FedNoRo
+from fedmend.methods.fednoro import DETECT, NOISY, ROBUST, WARMUP, FedNoRo
 
 LN2, LN3, LN5 = math.log(2), math.log(3), math.log(5)
 Y = [0, 1, 0, 0]  # prior 3/4, 1/4, and no sample of class 2
@@ -111,109 +109,6 @@ def test_the_temperature_softens_the_teacher_alone(site_of, make_net):
 # ---- teacher --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "order", [robust(CLEAN), robust(""), task(WARMUP, NOISY)], ids=["clean", "no role", "noisy, but warm-up"]
-)
-def test_only_a_noisy_site_in_stage_2_has_a_teacher(site_of, make_net, order):
-    site, net = site_of(Y), says(make_net(3), 0.8 * np.log(Q))
-    assert loss_of(FedNoRo(), net, site, order, student=[0, LN3, LN5]).item() == pytest.approx(LN2, rel=1e-6)
-    assert FedNoRo().start(net, order, site)._teacher is None
-    assert len(net.calls) == 1
-
-
-def test_the_teacher_is_the_received_model_frozen_and_in_eval_mode(tmp_path):
-    site, net = make_single_site(tmp_path, TEN), TinyNetwork(3)
-    received = {k: v.clone() for k, v in net.state_dict().items()}
-    net.train()
-    work = FedNoRo().start(net, robust(), site)
-    LocalTrainer(learning_rate=0.05, local_epochs=2).train(work)
-    teacher = work._teacher
-    assert not teacher.training
-    assert not any(p.requires_grad for p in teacher.parameters())
-    assert all(torch.equal(v, received[k]) for k, v in teacher.state_dict().items())  # BatchNorm statistics too
-    assert not torch.equal(net.state_dict()["classifier.weight"], received["classifier.weight"])
-    assert net.training
-    assert all(p.requires_grad for p in net.parameters())
-
-
-class Watching(TinyNetwork):
-    """Keeps what it has seen; a copy for a teacher keeps its own."""
-
-    def __init__(self, classes):
-        super().__init__(classes)
-        self.seen = []
-
-    def forward(self, images):
-        self.seen.append(images.clone())
-        return super().forward(images)
-
-
-def trained(folder, order=None, *, epochs=2):
-    """Student and round after some epochs."""
-    net = Watching(3)
-    work = FedNoRo().start(net, order or robust(), make_single_site(folder, TEN))
-    LocalTrainer(learning_rate=0.01, local_epochs=epochs).train(work)
-    return net, work
-
-
-def test_student_and_teacher_pass_once_over_the_same_augmented_batch(tmp_path):
-    net, work = trained(tmp_path)
-    teacher = work._teacher
-    assert [len(x) for x in net.seen] == [4, 4, 2] * 2
-    assert len(teacher.seen) == len(net.seen)
-    assert all(torch.equal(one, other) for one, other in zip(net.seen, teacher.seen, strict=True))
-
-
-def test_a_clean_site_passes_once_over_its_data_in_every_epoch(tmp_path):
-    net, work = trained(tmp_path, robust(CLEAN))
-    assert [len(x) for x in net.seen] == [4, 4, 2] * 2
-    assert work._teacher is None
-
-
-def test_modes_of_the_two_passes(site_of, make_net):
-    net = make_net(3)
-    work = FedNoRo().start(net, robust(), site_of(TEN))
-    LocalTrainer(learning_rate=0.01).train(work)
-    assert net.calls == [(True, 4), (True, 4), (True, 2)]
-    assert work._teacher.calls == [(False, 4), (False, 4), (False, 2)]
-
-
-# ---- augmentation ---------------------------------------------------------------------------------------------------
-
-
-def epoch_views(site, order, epochs=2):
-    work, views = FedNoRo().start(TinyNetwork(3), order, site), []
-    for epoch in range(epochs):
-        list(work.batches(epoch))
-        views.append(work.views[0].clone())
-    return views
-
-
-def test_every_epoch_has_new_views_and_the_same_ones_whenever_it_is_repeated(tmp_path):
-    site = make_single_site(tmp_path / "1", TEN)
-    first, second = epoch_views(site, task())
-    assert first.shape == (10, 2, 3)
-    assert not (first == second).all(-1).all(-1).any()
-    again = epoch_views(make_single_site(tmp_path / "2", TEN), task())
-    assert torch.equal(again[0], first)
-    assert torch.equal(again[1], second)
-    assert not torch.equal(epoch_views(site, task(round_num=4))[0], first)
-
-
-def test_the_images_of_a_batch_are_the_views_of_the_epoch(tmp_path):
-    net, work = trained(tmp_path, task(), epochs=1)
-    train = work.site.data.train
-    for index, seen in zip(work.batches(0), net.seen, strict=True):
-        assert torch.equal(train.view(index, work.views[0]), seen)
-        assert not torch.equal(train.view(index), seen)
-
-
-@pytest.mark.parametrize("role", [CLEAN, NOISY])
-def test_a_repeated_round_gives_the_same_weights_to_the_last_bit(tmp_path, role):
-    (first, _), (second, _) = (trained(tmp_path / str(i), robust(role)) for i in range(2))
-    assert all(torch.equal(v, second.state_dict()[k]) for k, v in first.state_dict().items())
-
-
 # ---- report ---------------------------------------------------------------------------------------------------------
 
 
@@ -239,17 +134,6 @@ def test_the_report_is_the_mean_loss_of_each_class_without_logit_adjustment(show
     assert set(report) == set(FedNoRo.FIELDS)
 
 
-@pytest.mark.parametrize("mode", [True, False])
-def test_the_report_is_one_pass_in_eval_mode_and_leaves_the_model_as_it_was(shown, mode):
-    site, net, _ = shown
-    net.train(mode)
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    FedNoRo().collect(net, task(DETECT), site)
-    assert net.calls == [(False, 2), (False, 2), (False, 1)]
-    assert net.training is mode
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-
-
 def test_the_report_is_made_of_plain_images(tmp_path):
     site, net = make_single_site(tmp_path, TEN), TinyNetwork(3).eval()
     report = FedNoRo().collect(net, task(DETECT), site)
@@ -258,13 +142,6 @@ def test_the_report_is_made_of_plain_images(tmp_path):
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(TEN), reduction="none").numpy()
     for c in range(3):
         assert report["class_loss"][c] == pytest.approx(loss[np.array(TEN) == c].mean(), rel=1e-5)
-
-
-@pytest.mark.parametrize("stage", [WARMUP, ROBUST])
-def test_training_rounds_report_nothing(site_of, make_net, stage):
-    net = make_net(3)
-    assert FedNoRo().start(net, task(stage), site_of(Y)).report() == {}
-    assert net.calls == []
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
@@ -282,34 +159,6 @@ def test_a_sample_without_a_label_is_refused_by_training_and_report(site_of, mak
 def test_a_noisy_site_needs_a_distillation_weight(site_of, make_net):
     with refused("round 3, distillation_weight from the server: expected an array, got nothing"):
         FedNoRo().start(make_net(3), task(ROBUST, NOISY), site_of(Y))
-
-
-@pytest.mark.parametrize(
-    ("weight", "sentence"),
-    [
-        (np.float32(-0.5), "expected numbers from 0 to 1, got -0.5 to -0.5"),
-        (np.float32(1.5), "expected numbers from 0 to 1, got 1.5 to 1.5"),
-        (np.float32(np.nan), "expected finite numbers, got NaN or infinity"),
-        (np.float32(np.inf), "expected finite numbers, got NaN or infinity"),
-        (np.array([0.1, 0.2], dtype=np.float32), "expected float32 of shape (), got float32 of shape (2,)"),
-        (np.array([0.1], dtype=np.float32), "expected float32 of shape (), got float32 of shape (1,)"),
-        (np.array([], dtype=np.float32), "expected float32 of shape (), got float32 of shape (0,)"),
-        (0.5, "expected float32 of shape (), got float"),
-    ],
-    ids=["negative", "more than 1", "NaN", "infinity", "two numbers", "a list of one", "none", "no array"],
-)
-def test_a_distillation_weight_is_one_number_from_0_to_1(weight, sentence):
-    with refused(f"knowledge distillation_weight: {sentence}"):
-        check_fields({"distillation_weight": weight}, FedNoRo.KNOWLEDGE, {}, "knowledge")
-
-
-def test_a_weight_of_0_costs_no_teacher_pass(site_of, make_net):
-    site, weight = site_of(Y), {"distillation_weight": np.float32(0)}
-    assert FedNoRo().start(make_net(3), task(ROBUST, NOISY, **weight), site)._teacher is None
-
-
-def test_a_clean_site_does_not_care_for_the_distillation_weight(site_of, make_net):
-    assert FedNoRo().start(make_net(3), task(ROBUST, CLEAN), site_of(Y))._teacher is None
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, float("nan")])

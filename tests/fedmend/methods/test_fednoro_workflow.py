@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 from factories import refused
-from federation_factories import Run, confusion, failing, plain_answers, same_models
+from federation_factories import Run, confusion, failing, plain_answers
 
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN
 from fedmend.methods import fednoro
@@ -137,12 +137,6 @@ def test_lambda_rises_from_the_first_robust_round_to_half_of_the_rounds(tmp_path
     assert all(not task.knowledge for task, _ in run.transport.sent if task.stage != "robust")
 
 
-def test_the_ramp_can_be_set(tmp_path):
-    run = play(tmp_path, ramp_begin=0, ramp_end=4, ramp_maximum=0.6)
-    expected = [0.6 * math.exp(-5 * (1 - min(r / 4, 1)) ** 2) for r in range(2, 6)]
-    assert [weight for _, weight in run.decisions("distillation_weight")] == pytest.approx(expected, abs=1e-4)
-
-
 def weighted(distances):
     """Sites' shares of the mean at these D, and the step of the mean."""
     weights = {site: SAMPLES[site] * math.exp(-distances.get(site, 0)) for site in SITES}
@@ -178,26 +172,10 @@ def test_noisy_sites_take_no_part_in_stage_2_where_only_clean_ones_do(tmp_path):
     assert bias(run) == pytest.approx(2 * weighted({})[1] + 4 * clean, rel=1e-4)
 
 
-def test_without_a_noisy_site_all_sites_take_part_whatever_the_aggregation(tmp_path):
-    run = play(tmp_path, answers(reports({site: [0.5, 0.5] for site in SITES})), aggregation="clean")
-    assert run.roles("robust") == told([])
-
-
 def test_an_unknown_aggregation_is_refused():
     known = "['distance', 'samples', 'clean']"
     with refused(f"job variable aggregation: expected one of {known}, got 'median'"):
         FedNoRoWorkflow(warmup_rounds=2, aggregation="median")
-
-
-def test_the_order_in_which_answers_arrive_changes_no_bit(tmp_path):
-    assert same_models(*(play(tmp_path / str(b), backwards=b).model for b in (False, True)))
-
-
-def test_a_run_of_warm_up_alone_detects_nothing(tmp_path):
-    run = play(tmp_path, rounds=2)
-    assert run.stopped == ""
-    assert asked(run, COLLECT) == []
-    assert run.decisions("noisy_client_detection") == []
 
 
 def test_one_loss_per_site_as_ablation(tmp_path):
@@ -208,18 +186,6 @@ def test_one_loss_per_site_as_ablation(tmp_path):
     assert value["normalised"]["site-2"] == [1.0]
     assert value["noisy"] == NOISY
     assert run.decisions("class_at_one_site") == []
-
-
-def test_no_normalisation_as_ablation(tmp_path):
-    ((_, value),) = play(tmp_path, detection_normalise=False).decisions("noisy_client_detection")
-    assert value["normalised"] == value["class_loss"]
-
-
-def test_the_report_shows_what_the_server_decided(tmp_path):
-    run = play(tmp_path, report=True)
-    assert run.stopped == ""
-    page = (run.folder / "report.html").read_text()
-    assert "2 of 5 sites were judged noisy: site-2, site-4" in page
 
 
 # ---- sites without losses -------------------------------------------------------------------------------------------
@@ -290,13 +256,6 @@ def test_losses_of_fewer_than_four_sites_stop_the_run(tmp_path):
     )
 
 
-def test_fewer_than_four_sites_are_refused_before_any_training(tmp_path):
-    three = {site: SITES[site] for site in list(SITES)[:3]}
-    run = play(tmp_path, sites=three)
-    assert run.stopped == "census: expected at least 4 sites for the method of this job, got 3"
-    assert asked(run, TRAIN) == []
-
-
 def test_a_site_that_misses_a_robust_round_leaves_the_shares_of_the_others(tmp_path):
     def silent(site, name, task, result):
         return None if (site, name, task.round_num) == ("site-4", TRAIN, 3) else result
@@ -336,18 +295,6 @@ def test_a_split_on_which_the_mixtures_disagree_makes_no_site_noisy(tmp_path, mo
     assert (found[1]["noisy"], found[1]["vote_share"]) == (noisy, 0.5556)
     assert run.decisions("fallback") == ([] if noisy else [(2, FALLBACK.format("noisy"))])
     assert run.roles("robust") == told(noisy)
-
-
-@pytest.mark.parametrize("covariance", ["full", "spherical"])
-def test_the_mixtures_have_the_covariance_of_the_job(tmp_path, covariance):
-    run = play(tmp_path, answers(reports()), covariance=covariance)
-    (found,) = run.decisions("noisy_client_detection")
-    assert found[1]["covariance"] == covariance
-
-
-def test_a_fallback_is_told_to_the_people_who_follow_the_run(tmp_path, caplog):
-    play(tmp_path, answers(reports({site: [0.5, 0.5] for site in SITES})))
-    assert FALLBACK.format("noisy") in caplog.text
 
 
 @pytest.mark.parametrize("absent", [[], ["site-5"]])
@@ -408,28 +355,12 @@ def test_a_crash_before_stage_2_is_saved_detects_once_more_and_records_it_once(t
     assert bias(resumed) == bias(whole)
 
 
-def test_a_failed_detection_is_done_again_by_the_next_job(tmp_path):
-    few = reports() | dict.fromkeys(["site-4", "site-5"])
-    assert play(tmp_path, answers(few)).stopped
-    resumed = play(tmp_path)
-    assert resumed.stopped == ""
-    assert asked(resumed, CENSUS, COLLECT, TRAIN)[:3] == [(CENSUS, 0), (COLLECT, 2), (TRAIN, 2)]
-
-
 def test_a_site_that_joins_behind_the_detection_is_noisy(tmp_path):
     assert play(tmp_path, crashing((TRAIN, 4))).stopped
     joined = {**SITES, "site-6": [1, 1]}
     resumed = play(tmp_path, answers(sites=joined), sites=joined)
     assert resumed.stopped == ""
     assert resumed.roles("robust") == told([*NOISY, "site-6"], joined)
-
-
-def test_a_resumed_job_does_without_a_site_that_is_gone(tmp_path):
-    assert play(tmp_path, crashing((TRAIN, 4))).stopped
-    left = {site: SITES[site] for site in SITES if site != "site-2"}
-    resumed = play(tmp_path, answers(sites=left), sites=left)
-    assert resumed.stopped == ""
-    assert resumed.roles("robust") == told(["site-4"], left)
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------
@@ -453,28 +384,3 @@ def test_a_resumed_job_does_without_a_site_that_is_gone(tmp_path):
 def test_settings_that_make_no_run_are_refused_at_once(tmp_path, setting, sentence):
     with refused(sentence):
         play(tmp_path, **setting)
-
-
-def test_votes_reach_the_mixtures(tmp_path, monkeypatch):
-    made = []
-
-    class Fake:
-        means_ = np.array([[0.0, 0.0], [1.0, 1.0]])
-
-        def __init__(self, components, *, random_state, **options):
-            made.append(random_state)
-
-        def fit_predict(self, losses):
-            return (losses.sum(1) > 1).astype(int)
-
-    monkeypatch.setattr("sklearn.mixture.GaussianMixture", Fake)
-    run = play(tmp_path, votes=3)
-    assert made == [0, 1, 2]
-    assert run.roles("robust") == told(NOISY)
-
-
-def test_an_error_in_stage_2_names_stage_round_and_site(tmp_path):
-    sentence = play(tmp_path, crashing((TRAIN, 3))).stopped
-    assert sentence == (
-        "train of round 3: expected valid results from 5 sites, got 4: site-1: train.csv row 3: expected ..., got ..."
-    )

@@ -5,10 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from factories import refused
 from torch_factories import Says, TinyNetwork, make_single_site, make_task
 
-from fedmend.labels import SINGLELABEL
 from fedmend.learning.training import LocalTrainer
 from fedmend.methods.fedpu import FedPU
 from fedmend.methods.labelsets import LabelSetFedAvg
@@ -107,28 +105,8 @@ def trained(folder, labels, seed):
     return loss, net.state_dict()
 
 
-def test_the_same_seed_gives_the_same_weights_to_the_last_bit(tmp_path):
-    first, second = (trained(tmp_path / str(seed), [0, 1, -1, -1, 0, -1] * 2, seed) for seed in (0, 1))
-    assert first[0] == second[0]
-    assert all(torch.equal(v, second[1][k]) for k, v in first[1].items())
-
-
 @pytest.mark.parametrize("labels", [[0, -1], [0, 1], [0] + [-1] * 7])
 def test_no_site_is_so_poor_that_a_nan_enters_the_model(tmp_path, labels):
     loss, state = trained(tmp_path, labels, 0)
     assert np.isfinite(loss)
     assert all(v.isfinite().all() for v in state.values())
-
-
-def test_it_is_for_single_labels_and_reports_nothing():
-    assert FedPU.KINDS == (SINGLELABEL,)
-    assert FedPU.FIELDS == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [("weight", -1.0, ">= 0"), ("weight", math.nan, ">= 0"), ("hidden_share", 1.0, "0 to below 1")],
-)
-def test_arguments_that_make_no_risk_are_refused(name, value, expected):
-    with refused(f"job variable {name}: expected {expected}, got {value}"):
-        FedPU(local_iterations=1, **{name: value})

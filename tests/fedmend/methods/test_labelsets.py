@@ -14,8 +14,6 @@ from fedmend.baselines.fixmatch import FixMatch
 from fedmend.baselines.fpsl import FPSL
 from fedmend.baselines.fssl import FSSL
 from fedmend.baselines.moon import Moon
-from fedmend.fields import check_fields
-from fedmend.labels import MULTILABEL, SINGLELABEL
 from fedmend.learning.training import LocalTrainer
 from fedmend.methods.labelsets import LabelSetFedAvg, LabelSetFedProx
 from fedmend.methods.shared.readings import READINGS
@@ -63,18 +61,6 @@ def test_a_round_has_its_number_of_batches_and_repeats_a_sample_only_when_too_fe
     assert all(len(set(p)) == len(p) for p in passes)
     assert len(set(passes)) == len(passes)  # a new order each time
     assert len(found.unique()) == 20
-
-
-def test_rounds_and_epochs_have_other_orders_and_a_repeated_round_the_same(site_of):
-    site = site_of([[1, -1, -1]] * 20)
-    first, second, again, epoch = (batches(site, *v) for v in ((0,), (1,), (0,), (0, 1)))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-    assert not torch.equal(first, epoch)
-
-
-def test_a_site_smaller_than_a_batch_gives_what_it_has(site_of):
-    assert batches(site_of([[1, -1, -1]] * 3)).sort(1).values.tolist() == [[0, 1, 2]] * 12
 
 
 # ---- FedAvg ---------------------------------------------------------------------------------------------------------
@@ -132,13 +118,6 @@ def test_in_single_label_data_the_loss_is_the_mean_over_the_labelled_samples(sit
     assert gradient == pytest.approx(slopes, abs=1e-6)
 
 
-@pytest.mark.parametrize("method", [LabelSetFedAvg, LabelSetFedProx, FedRS, Moon], ids=lambda m: m.__name__)
-def test_a_batch_without_any_single_label_has_loss_0_and_no_gradient(site_of, plain, method):
-    loss, gradient = step(method(local_iterations=1), site_of([0, 1, -1, -1]), np.log([SINGLE_P] * 4), [2, 3])
-    assert loss == 0
-    assert not gradient.any()
-
-
 @pytest.mark.parametrize("method", [LabelSetFedAvg, FedRS, FixMatch], ids=lambda m: m.__name__)
 def test_a_site_that_knows_all_classes_has_the_usual_loss(site_of, plain, method):
     multi, single = [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]], [0, 1, 2, 0]
@@ -146,17 +125,6 @@ def test_a_site_that_knows_all_classes_has_the_usual_loss(site_of, plain, method
     assert loss == pytest.approx(weighted_bce(multi)[0].mean(), rel=1e-5)
     loss, _ = step(method(local_iterations=1), site_of(single, folder="single"), np.log([SINGLE_P] * 4), [0, 1, 2, 3])
     assert loss == pytest.approx(-np.log(SINGLE_P[single]).mean(), rel=1e-5)
-
-
-def test_the_network_sees_strong_views_once_per_step_in_training_mode(site_of, monkeypatch, play):
-    monkeypatch.setattr(
-        "fedmend.methods.labelsets.strong",
-        lambda images, generator, *, vertical_flip: images + (1 + vertical_flip) / 25.5,
-    )
-    for options, moved in (({}, 1), ({"vertical_flip": True}, 2)):
-        net = Says(np.zeros((6, 3)))
-        play(LabelSetFedAvg(local_iterations=3, **options), net, order(), site_of(MULTI))
-        assert [(training, sorted(seen)) for training, seen in net.calls] == [(True, [moved + i for i in range(4)])] * 3
 
 
 # ---- FedProx and FedRS ----------------------------------------------------------------------------------------------
@@ -206,18 +174,7 @@ def test_graded_fedrs_is_finite_where_a_site_has_no_positive(site_of, plain):
     assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("labels", [MULTI, SINGLE], ids=["multi-label", "single-label"])
-def test_fedrs_with_alpha_1_is_fedavg(site_of, plain, labels):
-    methods = FedRS(local_iterations=1, alpha=1.0), LabelSetFedAvg(local_iterations=1)
-    first, second = (step(method, site_of(labels), SAID, [0, 1, 2, 3]) for method in methods)
-    assert first[0] == second[0]
-    assert np.array_equal(first[1], second[1])
-
-
 # ---- whole rounds of all baselines ----------------------------------------------------------------------------------
-
-PICTURES = {"multi": [[1, -1, -1], [0, -1, -1], [-1, -1, -1], [0, 1, -1]] * 3, "single": [0, 1, -1, -1, 0, -1] * 2}
-every_kind = pytest.mark.parametrize("kind", PICTURES)
 
 
 def rounds_of(folder, method, labels, rounds=2, **options):
@@ -230,16 +187,6 @@ def rounds_of(folder, method, labels, rounds=2, **options):
         loss = LocalTrainer(learning_rate=0.05).train(work)
         assert work.report() == {}
     return loss, net.state_dict(), site
-
-
-@every_baseline
-@every_kind
-def test_the_same_seed_gives_the_same_weights_to_the_last_bit(tmp_path, method, kind):
-    first = rounds_of(tmp_path / "a", method, PICTURES[kind])
-    torch.manual_seed(1)
-    second = rounds_of(tmp_path / "b", method, PICTURES[kind])
-    assert first[0] == second[0]
-    assert all(torch.equal(v, second[1][k]) for k, v in first[1].items())
 
 
 @every_baseline
@@ -263,20 +210,6 @@ def test_no_site_is_so_poor_that_a_nan_enters_the_model(tmp_path, method, labels
     assert not known.all() or (site.ledger.repairs() == -1).all()
 
 
-@pytest.mark.parametrize("method", [m for m in BASELINES if m is not FixMatch], ids=lambda m: m.__name__)
-def test_without_pseudo_labels_nothing_is_repaired_and_labels_stay_as_they_are(tmp_path, method):
-    before = np.array(PICTURES["multi"], dtype=np.int8)
-    site = rounds_of(tmp_path, method, before)[2]
-    assert site.ledger.history() == []
-    assert np.array_equal(site.data.train.labels, before)
-
-
-@every_baseline
-def test_baselines_take_both_kinds_of_labels_and_declare_no_report(method):
-    assert method.KINDS == (MULTILABEL, SINGLELABEL)
-    assert method.FIELDS == {}
-
-
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -291,26 +224,6 @@ def test_a_site_that_knows_no_class_is_refused(site_of, method, labels):
 def test_a_multi_label_site_needs_weights_of_positive_terms(site_of, method):
     with refused("round 2, pos_weight from the server: expected an array, got nothing"):
         method(local_iterations=1).start(Says(SAID), make_task(round_num=2), site_of(MULTI))
-
-
-@every_baseline
-@pytest.mark.parametrize(
-    ("weight", "sentence"),
-    [
-        (np.ones(2, dtype=np.float32), "expected float32 of shape (3,), got float32 of shape (2,)"),
-        (np.array([1, 0, 1]), "expected float32 of shape (3,), got int64 of shape (3,)"),
-        (np.float32([1, np.nan, 1]), "expected finite numbers, got NaN or infinity"),
-    ],
-    ids=["two numbers", "whole numbers", "NaN"],
-)
-def test_there_is_a_weight_of_positive_terms_for_each_class(method, weight, sentence):
-    with refused(f"knowledge pos_weight: {sentence}"):
-        check_fields({"pos_weight": weight}, method.KNOWLEDGE, {"C": 3}, "knowledge")
-
-
-@every_baseline
-def test_a_single_label_site_needs_no_weights(site_of, method):
-    assert method(local_iterations=1).start(Says(SAID), make_task(), site_of(SINGLE)).pos_weight is None
 
 
 @every_baseline

@@ -31,11 +31,6 @@ def test_a_class_without_one_kind_of_label_has_a_finite_positive_weight(positive
     assert weights.tolist() == pytest.approx([0.01, 9])
 
 
-def test_the_weights_do_not_depend_on_the_order_of_sites():
-    backwards = {site: POSITIVES[site] for site in "cba"}
-    assert np.array_equal(positive_weights(backwards, SAMPLES, cap=9), positive_weights(POSITIVES, SAMPLES, cap=9))
-
-
 # ---- rows of the classifier -----------------------------------------------------------------------------------------
 
 KNOWN = {"a": np.array([True, True, False]), "b": np.array([True, False, False])}
@@ -55,11 +50,6 @@ def test_masked_rows_are_shared_by_the_sites_that_know_the_class_or_by_all_where
 def test_by_samples_every_row_has_the_same_shares():
     found = rows_of(LabelSetWorkflow(aggregation="samples"), a=10, b=30)
     assert [found[site].tolist() for site in "ab"] == [[10 / 40] * 3, [30 / 40] * 3]
-
-
-@pytest.mark.parametrize("aggregation", ["masked", "samples"])
-def test_a_site_alone_has_all_shares(aggregation):
-    assert rows_of(LabelSetWorkflow(aggregation=aggregation), b=30)["b"].tolist() == [1] * 3
 
 
 @pytest.mark.parametrize(
