@@ -7,7 +7,8 @@ from factories import write_png
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
-from fedmend.datasets.cxr14 import CLASSES
+from fedmend.datasets import cxr14
+from fedmend.datasets.cxr14 import CLASSES, SOURCE, FilmProtocol
 
 HEADER = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"
 HEADER += "OriginalImage[Width,Height],OriginalImagePixelSpacing[x,y],"
@@ -61,6 +62,11 @@ def write_download(source):
     return source
 
 
+def prepare(source, out, *, source_name=SOURCE, progress=None, **protocol):
+    """The converter; the others are fields of the protocol."""
+    cxr14.prepare(source, out, FilmProtocol(**protocol), source_name=source_name, progress=progress)
+
+
 def load(out, site, split="train"):
     card = load_card(out / f"site-{site}", f"site-{site}")
     return load_table(card, card.truth["train"] if split == "truth" else card.splits[split], card.classes)
@@ -68,7 +74,3 @@ def load(out, site, split="train"):
 
 def patients_of(out, split, sites=(1, 2)):
     return [{int(p) for p in load(out, s, split).patients} for s in sites]
-
-
-def content(out):
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()}

@@ -7,7 +7,8 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
-from fedmend.datasets.rsna_ich import CLASSES
+from fedmend.datasets import rsna_ich
+from fedmend.datasets.rsna_ich import CLASSES, SOURCE, SliceProtocol
 
 PATIENTS, SLICES = 36, 4
 # Three sites of twelve patients; one_each with three classes per site reaches all five. With these seeds each training
@@ -73,6 +74,12 @@ def write_download(source):
             write_dicom(source / "stage_2_train" / f"{slice_id(p, k)}.dcm", f"P{p:02d}", f"CT{station(p)}")
     write_rows(source, table_rows())
     return source
+
+
+def prepare(source, out, *, source_name=SOURCE, processes=None, progress=None, **protocol):
+    """The converter; the others are fields of the protocol."""
+    told = {"source_name": source_name, "processes": processes, "progress": progress}
+    rsna_ich.prepare(source, out, SliceProtocol(**protocol), **told)
 
 
 def load(out, site, split="train"):

@@ -8,50 +8,62 @@ and no_tumor is all-negative; as single-label data the four diagnoses are the cl
 identifiers, so slices of one patient may be at several sites and in both splits.
 """
 
-import csv
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.basics.discovery import Command
-from fedmend.data.card import write_card
-from fedmend.data.tables import write_table
+from fedmend.data.csv_files import read_csv
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
-from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, write_noisy_sites
-from fedmend.datasets.site_folders import site_folders
+from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
+from fedmend.datasets.samples import Samples, Share, need, need_part
+from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise, missing_and_noisy
-from fedmend.errors import FedMendError
-from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
+WHERE = "brain-mri"
 CLASSES = ("glioma", "meningioma", "pituitary")
 HEALTHY = "no_tumor"
 DIAGNOSES = (*CLASSES, HEALTHY)
 TABLE = "labels.csv"
-ALL = np.ones(len(CLASSES), dtype=bool)
 SOURCE = "Brain Tumor Classification (MRI), Bhuvaji et al."
 
 
-def _read(source: Path) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
-    """Split → images, and split → labels (N, 3) int8."""
-    if not (source / TABLE).is_file():
-        raise FedMendError(f"brain-mri, argument source: expected {TABLE} in it, not found")
-    images: dict[str, list[str]] = {"train": [], "test": []}
-    labels: dict[str, list[list[int]]] = {"train": [], "test": []}
-    with open(source / TABLE, newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        for record in reader:
-            where = f"brain-mri, {TABLE} row {reader.line_num}"
-            if record.get("diagnosis") not in DIAGNOSES:
-                raise FedMendError(f"{where}, column diagnosis: expected one of {list(DIAGNOSES)}, got another value")
-            if record.get("split") not in images:
-                raise FedMendError(f"{where}, column split: expected train or test, got another value")
-            images[record["split"]].append(record["image"])
-            labels[record["split"]].append([int(record["diagnosis"] == c) for c in CLASSES])
-    return images, {k: np.array(v, dtype=np.int8).reshape(-1, len(CLASSES)) for k, v in labels.items()}
+def _read(source: Path, *, single: bool) -> tuple[Samples, np.ndarray]:
+    """All slices, those for training first, and (N,) bool, True in the set's test split."""
+    need_part((source / TABLE).is_file(), WHERE, TABLE)
+    found: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
+    for row, record in read_csv(source / TABLE, f"{WHERE}, {TABLE}")[1]:
+        where, diagnosis, split = f"{WHERE}, {TABLE} row {row}", record.get("diagnosis"), record.get("split")
+        need(diagnosis in DIAGNOSES, f"{where}, column diagnosis", f"one of {list(DIAGNOSES)}", "another value")
+        need(split in found, f"{where}, column split", "train or test", "another value")
+        found[split].append((record["image"], DIAGNOSES.index(diagnosis)))
+    both = found["train"] + found["test"]
+    numbers = np.array([number for _, number in both], dtype=np.int64)
+    samples = Samples(
+        images=[image for image, _ in both],
+        labels=numbers if single else (numbers[:, None] == np.arange(len(CLASSES))).astype(np.int8),
+        classes=DIAGNOSES if single else CLASSES,
+        image_root=source,
+        modality="MR",
+    )
+    return samples, np.arange(len(both)) >= len(found["train"])
+
+
+def _parts(test: np.ndarray, sites: int, val_share: float, seed: int) -> list[dict[str, np.ndarray]]:
+    """For each site: split → numbers of its slices; the set's own two splits are dealt evenly."""
+    first = int((~test).sum())
+    training = np.random.default_rng([seed, 0]).permutation(first)
+    testing = first + np.random.default_rng([seed, 1]).permutation(len(test) - first)
+    parts = []
+    for s in range(sites):
+        own = training[s::sites]
+        held = round(val_share * len(own))
+        parts.append({"train": own[held:], "val": own[:held], "test": testing[s::sites]})
+    return parts
 
 
 def prepare(
@@ -84,49 +96,19 @@ def prepare(
     Raises:
         FedMendError: the source does not look as described, ``out`` is taken, or a number is out of its range.
     """
-    if any(out.glob("site-*")):
-        raise FedMendError("brain-mri, argument out: expected a folder without site folders, found some")
-    images, labels = _read(Path(source))
+    source, out = Path(source), Path(out)
+    check_out(out, WHERE)
+    samples, test = _read(source, single=False)
     annotated = annotated_classes(sites, len(CLASSES), annotated_per_site, rule="one_each", seed=seed)
-    shuffled = {k: np.random.default_rng([seed, i]).permutation(len(v)) for i, (k, v) in enumerate(images.items())}
-    own = [shuffled["train"][s::sites] for s in range(sites)]
-    shown, rates = missing_and_noisy(labels["train"], own, annotated, noise=noise, seed=seed)
-    for s, mine in enumerate(own):
-        held = round(val_share * len(mine))
-        train, test = mine[held:][:train_per_site], shuffled["test"][s::sites]
-        tables = {
-            "val.csv": ("train", mine[:held], shown, annotated[s]),
-            "train.csv": ("train", train, shown, annotated[s]),
-            "truth/train.csv": ("train", train, labels["train"], ALL),
-            "test.csv": ("test", test, labels["test"], ALL),
-        }
-        arguments = {"seed": seed, "val_share": val_share, "noise": asdict(noise)}
-        provenance = {"source": SOURCE, **arguments, "site": {"noise_rate": rates[s]}}
-        _write_missing_classes(Path(out) / f"site-{s + 1}", images, tables, str(Path(source).resolve()), provenance)
-
-
-def _write_missing_classes(
-    folder: Path,
-    images: Mapping[str, list[str]],
-    tables: Mapping[str, tuple[str, np.ndarray, np.ndarray, np.ndarray]],
-    image_root: str,
-    provenance: Mapping,
-) -> None:
-    """Writes a site folder; ``tables``: file → split of the set, rows, labels (N, 3) and which classes they show."""
-    (folder / "truth").mkdir(parents=True)
-    for file, (split, index, labels, known) in tables.items():
-        names = [images[split][i] for i in index]
-        write_table(folder / file, names, labels[index][:, known], np.array(CLASSES)[known].tolist())
-    write_card(
-        folder,
-        task=MULTILABEL,
-        classes=CLASSES,
-        splits={k: f"{k}.csv" for k in ("train", "val", "test")},
-        truth={"train": "truth/train.csv"},
-        image_root=image_root,
-        modality="MR",
-        provenance=provenance,
-    )
+    parts = _parts(test, sites, val_share, seed)
+    own = [np.concatenate([part["val"], part["train"]]) for part in parts]
+    shown, rates = missing_and_noisy(samples.labels, own, annotated, noise=noise, seed=seed)
+    shares = [
+        Share(parts={**part, "train": part["train"][:train_per_site]}, known=known, about={"noise_rate": rate})
+        for part, known, rate in zip(parts, annotated, rates, strict=True)
+    ]
+    provenance = {"source": SOURCE, "seed": seed, "val_share": val_share, "noise": asdict(noise)}
+    write_sites(out, samples, shares, provenance, shown=shown)
 
 
 def prepare_single_label(
@@ -149,18 +131,11 @@ def prepare_single_label(
     Raises:
         FedMendError: the source does not look as described, ``out`` is taken, or a site would get no samples.
     """
-    images, labels = _read(Path(source))
-    tumours = np.concatenate([labels["train"], labels["test"]])
+    samples, test = _read(Path(source), single=True)
     write_noisy_sites(
         out,
-        LabelledImages(
-            images=images["train"] + images["test"],
-            labels=_diagnoses(tumours),
-            classes=DIAGNOSES,
-            image_root=Path(source),
-            test=np.arange(len(tumours)) >= len(images["train"]),
-            modality="MR",
-        ),
+        samples,
+        test,
         protocol=protocol,
         source_name=SOURCE,
         soft_labels=soft_labels,
@@ -195,67 +170,19 @@ def prepare_label_sets(
         FedMendError: the source does not look as described, ``out`` is taken, a number is out of its range, or a site
             would have training labels of fewer than 2 diagnoses.
     """
-    if any(out.glob("site-*")):
-        raise FedMendError("brain-mri, argument out: expected a folder without site folders, found some")
-    if not 0 <= val_share < 1 or classes_per_site < 2:
-        raise FedMendError(
-            "brain-mri, arguments val_share and classes_per_site: expected 0 or a number below 1 and at least 2, got"
-            f" {val_share} and {classes_per_site}"
-        )
-    images, tumours = _read(Path(source))
-    labels = {k: _diagnoses(v) for k, v in tumours.items()}
+    source, out = Path(source), Path(out)
+    check_out(out, WHERE)
+    good = 0 <= val_share < 1 and classes_per_site >= 2
+    words = "0 or a number below 1 and at least 2"
+    need(good, f"{WHERE}, arguments val_share and classes_per_site", words, f"{val_share} and {classes_per_site}")
+    samples, test = _read(source, single=True)
     identified = identified_classes(sites, len(DIAGNOSES), classes_per_site, seed=seed)
+    shares = [
+        Share(parts=part, known=known, about={"identified": [DIAGNOSES[c] for c in np.flatnonzero(known)]})
+        for part, known in zip(_parts(test, sites, val_share, seed), identified, strict=True)
+    ]
     arguments = {"sites": sites, "classes_per_site": classes_per_site, "val_share": val_share, "seed": seed}
-    shuffled = {k: np.random.default_rng([seed, i]).permutation(len(v)) for i, (k, v) in enumerate(images.items())}
-    with site_folders(out, sites, Path(source)) as (folders, image_root):
-        for s, (folder, own) in enumerate(zip(folders, identified, strict=True)):
-            shares = {k: index[s::sites] for k, index in shuffled.items()}
-            provenance = {
-                "source": SOURCE,
-                "arguments": arguments,
-                "site": {"identified": [DIAGNOSES[c] for c in np.flatnonzero(own)]},
-            }
-            _write_label_sets(folder, images, labels, shares, own, image_root, provenance)
-
-
-def _write_label_sets(
-    folder: Path,
-    images: Mapping[str, list[str]],
-    labels: Mapping[str, np.ndarray],
-    shares: Mapping[str, np.ndarray],
-    own: np.ndarray,
-    image_root: str,
-    provenance: Mapping,
-) -> None:
-    """Writes one site; ``shares`` are its slices of the set's splits, ``own`` (C,) the diagnoses that it identifies."""
-    mine = shares["train"]
-    held = round(provenance["arguments"]["val_share"] * len(mine))
-    known = np.where(own[labels["train"]], labels["train"], NOT_ANNOTATED)
-    if len(found := set(known[mine[held:]].tolist()) - {NOT_ANNOTATED}) < 2:
-        raise FedMendError(f"{folder.name}: train.csv, column label: expected at least 2 classes, got {len(found)}")
-    parts = {
-        "train.csv": ("train", mine[held:], known),
-        "val.csv": ("train", mine[:held], known),
-        "truth/train.csv": ("train", mine[held:], labels["train"]),
-        "test.csv": ("test", shares["test"], labels["test"]),
-    }
-    for file, (split, index, shown) in parts.items():
-        write_table(folder / file, [images[split][i] for i in index], shown[index], DIAGNOSES)
-    write_card(
-        folder,
-        task=SINGLELABEL,
-        classes=DIAGNOSES,
-        splits={k: f"{k}.csv" for k in ("train", "val", "test")},
-        truth={"train": "truth/train.csv"},
-        image_root=image_root,
-        modality="MR",
-        provenance=provenance,
-    )
-
-
-def _diagnoses(tumours: np.ndarray) -> np.ndarray:
-    """(N, 3) 0/1 → (N,) numbers of the four diagnoses."""
-    return np.where(tumours.any(1), tumours.argmax(1), DIAGNOSES.index(HEALTHY))
+    write_sites(out, samples, shares, {"source": SOURCE, "arguments": arguments})
 
 
 def _source_and_out(parser: ArgumentParser) -> None:
@@ -275,7 +202,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(args: Namespace) -> None:
     given = command_line.given(args, "sites", "annotated_per_site", "train_per_site", "seed")
-    prepare(args.source, args.out, **given, noise=command_line.swap_noise_of(args))
+    prepare(args.source, args.out, **given, noise=command_line.made(SwapNoise, args))
     print(f"{args.sites} site folders are in {args.out}")
 
 
@@ -286,7 +213,7 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
 
 
 def _run_single(args: Namespace) -> None:
-    protocol = command_line.protocol_of(args)
+    protocol = command_line.made(NoiseProtocol, args)
     prepare_single_label(args.source, args.out, protocol=protocol, soft_labels=args.soft_labels, progress=print)
 
 

@@ -5,13 +5,23 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.swapped_labels import SwapNoise
 
 
 def given(args: Namespace, *names: str) -> dict:
     """Name → value of these arguments."""
     return {name: getattr(args, name) for name in names}
+
+
+def made(kind: type, said: object, **others) -> object:
+    """A protocol: each field is the attribute of its name, one of ``others``, or what it is by default.
+
+    Args:
+        kind: a dataclass.
+        said: parsed arguments, or a phantom.
+        others: fields with other values.
+    """
+    return kind(**{f.name: getattr(said, f.name) for f in fields(kind) if hasattr(said, f.name)} | others)
 
 
 def source_and_out(parser: ArgumentParser, source: str) -> None:
@@ -44,11 +54,6 @@ def swap_noise_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def swap_noise_of(args: Namespace) -> SwapNoise:
-    """What :func:`swap_noise_arguments` have parsed."""
-    return SwapNoise(**given(args, *(f.name for f in fields(SwapNoise))))
-
-
 def noise_arguments(parser: ArgumentParser, *, sites: int = 20, alpha: float = 2.0, presence: float = 0.9) -> None:
     """Adds the fields of :class:`NoiseProtocol`; the numbers are defaults."""
     parser.add_argument("--sites", type=int, default=sites, help=f"number of sites (default {sites})")
@@ -67,11 +72,6 @@ def noise_arguments(parser: ArgumentParser, *, sites: int = 20, alpha: float = 2
         help="instance: an annotator network, trained at each noisy site, confuses what it finds hard",
     )
     parser.add_argument("--noise-seed", type=int, default=0)
-
-
-def protocol_of(args: Namespace) -> NoiseProtocol:
-    """What :func:`noise_arguments` have parsed."""
-    return NoiseProtocol(**given(args, *(f.name for f in fields(NoiseProtocol))))
 
 
 def soft_labels_argument(parser: ArgumentParser) -> None:

@@ -5,13 +5,14 @@ in ``images_001/images/`` and so on.
 Reference: Wang et al., CVPR 2017.
 """
 
-import csv
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
+from fedmend.data.csv_files import read_csv
+from fedmend.datasets.samples import need, need_part
 from fedmend.errors import FedMendError
 
 CLASSES = ("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax")
@@ -44,8 +45,7 @@ def find_table(source: Path) -> str:
         FedMendError: there is none.
     """
     table = next((name for name in TABLES if (source / name).is_file()), None)
-    if table is None:
-        raise FedMendError(f"cxr14, argument source: expected {TABLES[0]} in it, not found")
+    need_part(table is not None, "cxr14", TABLES[0])
     return table
 
 
@@ -57,22 +57,19 @@ def read_films(source: Path, table: str) -> Films:
     """
     images, patients, views, rows, labels = [], [], [], [], []
     first: dict[str, int] = {}
-    with open(source / table, newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream)
-        if missing := [c for c in COLUMNS if c not in (reader.fieldnames or ())]:
-            raise FedMendError(f"{table} row 1: expected a header with {list(COLUMNS)}, got one without {missing}")
-        for record in reader:
-            image, findings, patient, view = ((record[c] or "").strip() for c in COLUMNS)
-            row = reader.line_num
-            if not image or not patient:
-                raise FedMendError(f"{table} row {row}: expected an image and a patient, got a blank")
-            if first.setdefault(image, row) != row:
-                raise FedMendError(f"{table} row {row}: expected each image once, got the one of row {first[image]}")
-            labels.append(_parse_findings(findings, f"{table} row {row}"))
-            images.append(image)
-            patients.append(patient)
-            views.append(view)
-            rows.append(row)
+    header, records = read_csv(source / table, table)
+    missing = [c for c in COLUMNS if c not in header]
+    need(not missing, f"{table} row 1", f"a header with {list(COLUMNS)}", f"one without {missing}")
+    for row, record in records:
+        image, findings, patient, view = ((record[c] or "").strip() for c in COLUMNS)
+        where = f"{table} row {row}"
+        need(image and patient, where, "an image and a patient", "a blank")
+        need(first.setdefault(image, row) == row, where, "each image once", f"the one of row {first[image]}")
+        labels.append(_parse_findings(findings, where))
+        images.append(image)
+        patients.append(patient)
+        views.append(view)
+        rows.append(row)
     order = np.argsort(np.array(images, dtype=str))
     matrix = np.array(labels, dtype=np.int8).reshape(-1, len(CLASSES))
     texts = (np.array(column, dtype=str) for column in (images, patients, views))
@@ -124,8 +121,7 @@ def find_files(source: Path, films: Films, table: str) -> list[str]:
         FedMendError: no folder of films, or films without a file.
     """
     folders = [folder for folder in (source / "images", *sorted(source.glob("images_*/images"))) if folder.is_dir()]
-    if not folders:
-        raise FedMendError("cxr14, argument source: expected images/ or images_001/images/ and so on in it, not found")
+    need_part(bool(folders), "cxr14", "images/ or images_001/images/ and so on")
     paths = {
         e.name: f"{folder.relative_to(source).as_posix()}/{e.name}" for folder in folders for e in os.scandir(folder)
     }

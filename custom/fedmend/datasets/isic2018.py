@@ -9,21 +9,33 @@ arXiv:1902.03368, 2019.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.basics.discovery import Command
-from fedmend.data.card import write_card
-from fedmend.data.tables import write_table
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import identified_classes
 from fedmend.datasets.isic2019 import read_tables
-from fedmend.datasets.site_folders import site_folders
-from fedmend.errors import FedMendError
-from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
+from fedmend.datasets.samples import (
+    TEST_SHARE,
+    Samples,
+    Share,
+    check_fields,
+    need,
+    need_part,
+    one_of,
+    parts_of,
+    released_classes,
+    shown_labels,
+    sizes,
+)
+from fedmend.datasets.site_folders import check_out, write_sites
+from fedmend.labels import NOT_ANNOTATED
 
+WHERE = "isic2018"
 CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 SOURCE = "ISIC 2018 challenge, task 3, training set (HAM10000)"
 FOLDER = "ISIC2018_Task3_Training_Input"
@@ -39,31 +51,11 @@ RELEASED = (
 )
 
 
-def prepare(
-    source: Path,
-    out: Path,
-    *,
-    sites: int = 5,
-    classes_per_site: int = 3,
-    assignment: str = "random",
-    split: str = "lesion",
-    test_share: float = 0.2,
-    val_share: float = 0.1,
-    train_per_site: int | None = None,
-    seed: int = 523,
-    source_name: str = SOURCE,
-    progress: Callable[[str], None] | None = None,
-) -> None:
-    """Turns the official download into ``out/site-1`` .. ``out/site-S``; the pictures stay where they are.
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisProtocol:
+    """How pictures get to sites; the defaults are the paper's 7:1:2, five sites and three classes each (Sec. 3.1).
 
-    Lesions (or pictures) are split at random, then each split is dealt evenly to the sites. In ``train.csv`` and
-    ``val.csv`` a picture has its label where the site identifies its class and a blank where it does not; ``test.csv``
-    has all labels, ``truth/train.csv`` those of ``train.csv``. The result depends on the download and the arguments
-    alone, not on the order of rows. The defaults are the paper's 7:1:2, five sites and three classes each (Sec. 3.1).
-
-    Args:
-        source: folder of the download.
-        out: folder for the site folders; made when missing.
+    Attributes:
         sites: number of sites S.
         classes_per_site: classes that each site identifies, 2..7.
         assignment: ``random``, see :func:`fedmend.datasets.imperfections.identified_classes`, or ``released``, the
@@ -74,65 +66,91 @@ def prepare(
         val_share: share of the lesions (or pictures) in the validation split, in [0, 1); 0 writes none.
         train_per_site: ``train.csv`` holds at most this many pictures, ``val.csv`` shrinks in proportion; None: all.
         seed: of split, partition and random assignment, 0 or more.
+
+    Raises:
+        FedMendError: a value out of its range.
+    """
+
+    sites: int = 5
+    classes_per_site: int = 3
+    assignment: str = "random"
+    split: str = "lesion"
+    test_share: float = 0.2
+    val_share: float = 0.1
+    train_per_site: int | None = None
+    seed: int = 523
+
+    def __post_init__(self):
+        rest = 1 - self.test_share
+        check_fields(WHERE, self, {"assignment": one_of("random", "released")})
+        if self.assignment == "released":
+            five, three = len(RELEASED), len(RELEASED[0])
+            limits = {"sites": (lambda v: v == five, f"{five} with the released assignment")}
+            limits["classes_per_site"] = (lambda v: v == three, f"{three} with the released assignment")
+            check_fields(WHERE, self, limits)
+        limits = {
+            "classes_per_site": (lambda v: 2 <= v <= len(CLASSES), f"2..{len(CLASSES)}"),
+            "split": one_of("lesion", "image"),
+            "test_share": TEST_SHARE,
+            "val_share": (lambda v: 0 <= v < rest, "0 or a number that leaves a share for training"),
+            "train_per_site": (lambda v: v is None or v >= 2, "None or at least 2"),
+            "seed": (lambda v: v >= 0, "at least 0"),
+        }
+        check_fields(WHERE, self, limits)
+
+
+def prepare(
+    source: Path,
+    out: Path,
+    protocol: DiagnosisProtocol,
+    *,
+    source_name: str = SOURCE,
+    progress: Callable[[str], None] | None = None,
+) -> None:
+    """Turns the official download into ``out/site-1`` .. ``out/site-S``; the pictures stay where they are.
+
+    Lesions (or pictures) are split at random, then each split is dealt evenly to the sites. The result depends on the
+    download and the arguments alone, not on the order of rows.
+
+    Args:
+        source: folder of the download.
+        out: folder for the site folders; made when missing.
+        protocol: how pictures get to sites.
         source_name: what the cards name as source; synthetic data says so here.
         progress: called with one line of text at a time.
 
     Raises:
-        FedMendError: a wrong argument, site folders in ``out`` already, a download that is incomplete or contradicts
-            itself, too few lesions, or a site whose training part has labels of fewer than 2 classes.
+        FedMendError: site folders in ``out`` already, a download that is incomplete or contradicts itself, too few
+            lesions, or a site whose training part has labels of fewer than 2 classes.
     """
-    arguments = {k: v for k, v in locals().items() if k not in ("source", "out", "source_name", "progress")}
     source, out, say = Path(source), Path(out), progress or (lambda line: None)
-    _check_arguments(out, arguments)
-    identified = _assign(assignment, sites, classes_per_site, seed)
+    check_out(out, WHERE)
+    if protocol.assignment == "released":
+        identified = released_classes(RELEASED, CLASSES)
+    else:
+        identified = identified_classes(protocol.sites, len(CLASSES), protocol.classes_per_site, seed=protocol.seed)
     ids, labels, lesions = read_tables(*_locate(source), CLASSES)
     say(f"{len(ids)} pictures of {len(set(lesions))} lesions")
-    units = np.unique(lesions if split == "lesion" else ids, return_inverse=True)[1]
-    parts = _parts(units, sites, test_share, val_share, train_per_site, split, seed)
-    known = [np.where(own[labels], labels, NOT_ANNOTATED) for own in identified]
-    _check_labels(known, identified, parts)
-    provenance = {"source": source_name, "arguments": arguments}
-    _write(source / FOLDER, out, ids, lesions, labels, known, identified, parts, provenance)
-    say(f"{sites} site folders written")
-
-
-def _check_arguments(out: Path, arguments: Mapping) -> None:
-    def limit(name: str, good: Callable, expected: str) -> None:
-        if not good(arguments[name]):
-            raise FedMendError(f"isic2018, argument {name}: expected {expected}, got {arguments[name]!r}")
-
-    limit("assignment", lambda v: v in ("random", "released"), "'random' or 'released'")
-    if arguments["assignment"] == "released":
-        limit("sites", lambda v: v == len(RELEASED), f"{len(RELEASED)} with the released assignment")
-        limit("classes_per_site", lambda v: v == len(RELEASED[0]), f"{len(RELEASED[0])} with the released assignment")
-    limit("classes_per_site", lambda v: 2 <= v <= len(CLASSES), f"2..{len(CLASSES)}")
-    limit("split", lambda v: v in ("lesion", "image"), "'lesion' or 'image'")
-    limit("test_share", lambda v: 0 < v < 1, "a number between 0 and 1")
-    rest = 1 - arguments["test_share"]
-    limit("val_share", lambda v: 0 <= v < rest, "0 or a number that leaves a share for training")
-    limit("train_per_site", lambda v: v is None or v >= 2, "None or at least 2")
-    limit("seed", lambda v: v >= 0, "at least 0")
-    if out.exists() and (not out.is_dir() or any(out.glob("site-*"))):
-        raise FedMendError(
-            "isic2018, argument out: expected a folder without site folders, got one that has them or a file"
-        )
-
-
-def _assign(assignment: str, sites: int, per_site: int, seed: int) -> np.ndarray:
-    """Which site identifies which class, (S, C) bool."""
-    if assignment == "released":
-        return np.array([[c in own for c in CLASSES] for own in RELEASED])
-    return identified_classes(sites, len(CLASSES), per_site, seed=seed)
-
-
-def _check_labels(known: list[np.ndarray], identified: np.ndarray, parts: list[dict[str, np.ndarray]]) -> None:
-    for s, part in enumerate(parts):
-        names = [CLASSES[c] for c in np.flatnonzero(identified[s])]
-        found = set(known[s][part["train"]].tolist()) - {NOT_ANNOTATED}
-        if len(found) < 2:  # a site refuses to train on such a column
-            raise FedMendError(
-                f"site-{s + 1}: train.csv, column label: expected at least 2 of its classes {names}, got {len(found)}"
-            )
+    units = np.unique(lesions if protocol.split == "lesion" else ids, return_inverse=True)[1]
+    samples = Samples(
+        images=[f"{i}.jpg" for i in ids],
+        labels=labels,
+        classes=CLASSES,
+        image_root=source / FOLDER,
+        modality="dermoscopy",
+        color=True,
+        patients=lesions,
+    )
+    shares = []
+    for part, known in zip(_parts(units, protocol), identified, strict=True):
+        about = {
+            "identified": [CLASSES[c] for c in np.flatnonzero(known)],
+            "sizes": sizes(part),
+            "labelled": int((shown_labels(labels[part["train"]], known) != NOT_ANNOTATED).sum()),
+        }
+        shares.append(Share(parts=part, known=known, about=about))
+    write_sites(out, samples, shares, {"source": source_name, "arguments": asdict(protocol)})
+    say(f"{protocol.sites} site folders written")
 
 
 def _locate(source: Path) -> tuple[Path, Path, Path]:
@@ -140,80 +158,25 @@ def _locate(source: Path) -> tuple[Path, Path, Path]:
     table = source / TABLE
     lesions = next((f for f in (source / LESIONS, table.parent / LESIONS) if f.is_file()), None)
     for name, found in ((FOLDER, (source / FOLDER).is_dir()), (TABLE, table.is_file()), (LESIONS, lesions)):
-        if not found:
-            raise FedMendError(f"isic2018, argument source: expected {name} in it, not found")
+        need_part(bool(found), WHERE, name)
     return source / FOLDER, table, lesions
 
 
-def _parts(
-    units: np.ndarray,
-    sites: int,
-    test_share: float,
-    val_share: float,
-    train_per_site: int | None,
-    split: str,
-    seed: int,
-) -> list[dict[str, np.ndarray]]:
+def _parts(units: np.ndarray, protocol: DiagnosisProtocol) -> list[dict[str, np.ndarray]]:
     """For each site: split name → sorted indices of pictures; ``units`` (N,) are their lesions."""
-    count = len(np.unique(units))
-    test, val = round(test_share * count), round(val_share * count)
-    sizes = {"train": count - test - val, "val": val, "test": test}
-    caps = {"train": train_per_site}
-    if train_per_site is not None:
-        caps["val"] = max(1, round(train_per_site * val_share / (1 - test_share - val_share)))
-    place = np.random.default_rng((seed, 2)).permutation(count)[units]
-    by_unit = np.argsort(place, kind="stable")  # pictures, unit after unit in shuffled order
-    place, first = place[by_unit], 0
-    parts: list[dict[str, np.ndarray]] = [{} for _ in range(sites)]
-    for name, size in sizes.items():
-        if name == "val" and not val_share:
-            continue
-        if size < sites:
-            raise FedMendError(
-                f"isic2018: expected at least {sites} {split}s in the {name} split, one for each site, got {size}"
-            )
-        inside = (place >= first) & (place < first + size)
-        for s, part in enumerate(parts):
-            own = by_unit[inside & ((place - first) % sites == s)]
-            part[name] = np.sort(own[: caps.get(name)])
-        first += size
-    return parts
-
-
-def _write(
-    pictures: Path,
-    out: Path,
-    ids: list[str],
-    lesions: list[str],
-    labels: np.ndarray,
-    known: list[np.ndarray],
-    identified: np.ndarray,
-    parts: list[dict[str, np.ndarray]],
-    provenance: Mapping,
-) -> None:
-    with site_folders(out, len(parts), pictures) as (folders, image_root):
-        for s, (folder, part) in enumerate(zip(folders, parts, strict=True)):
-            tables = {f"{name}.csv": (index, labels if name == "test" else known[s]) for name, index in part.items()}
-            tables["truth/train.csv"] = (part["train"], labels)
-            for file, (index, shown) in tables.items():
-                images, keys = [f"{ids[i]}.jpg" for i in index], [lesions[i] for i in index]
-                write_table(folder / file, images, shown[index], CLASSES, patients=keys)
-            own = {
-                "identified": [CLASSES[c] for c in np.flatnonzero(identified[s])],
-                "sizes": {name: len(index) for name, index in part.items()},
-                "labelled": int((known[s][part["train"]] != NOT_ANNOTATED).sum()),
-            }
-            write_card(
-                folder,
-                task=SINGLELABEL,
-                classes=CLASSES,
-                splits={name: f"{name}.csv" for name in part},
-                truth={"train": "truth/train.csv"},
-                image_root=image_root,
-                modality="dermoscopy",
-                color=True,
-                provenance={**provenance, "site": own},
-            )
+    count, sites = len(np.unique(units)), protocol.sites
+    test, val = round(protocol.test_share * count), round(protocol.val_share * count)
+    order = np.argsort(np.random.default_rng((protocol.seed, 2)).permutation(count))  # unit after unit
+    train = count - test - val
+    drawn = {"train": order[:train], "val": order[train : train + val], "test": order[train + val :]}
+    if not protocol.val_share:
+        del drawn["val"]
+    for name, own in drawn.items():
+        where = f"at least {sites} {protocol.split}s in the {name} split, one for each site"
+        need(len(own) >= sites, WHERE, where, len(own))
+    rest = 1 - protocol.test_share - protocol.val_share
+    caps = {"train_per_site": protocol.train_per_site, "val_share": protocol.val_share, "rest": rest}
+    return [parts_of(units, {name: own[s::sites] for name, own in drawn.items()}, **caps) for s in range(sites)]
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -232,8 +195,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    given = command_line.given(args, "sites", "classes_per_site", "assignment", "split", "train_per_site", "seed")
-    prepare(args.source, args.out, **given, progress=print)
+    prepare(args.source, args.out, command_line.made(DiagnosisProtocol, args), progress=print)
 
 
 COMMANDS = (

@@ -7,18 +7,18 @@ References: Tschandl et al., Scientific Data 5:180161, 2018; Codella et al., ISB
 Scientific Data 11:641, 2024.
 """
 
-import csv
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.basics.discovery import Command
+from fedmend.data.csv_files import read_csv
 from fedmend.datasets import command_line
-from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
+from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
+from fedmend.datasets.samples import Samples, hold_out, need, need_part, one_of
 from fedmend.errors import FedMendError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -30,26 +30,9 @@ FOLDER = "ISIC_2019_Training_Input"
 _VALUES = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 
 
-@dataclass(frozen=True)
-class Isic2019:
-    """N pictures, sorted by image id.
-
-    Attributes:
-        images: N paths relative to the download, such as ``ISIC_2019_Training_Input/ISIC_0000000.jpg``.
-        labels: (N,) int64, indices into ``CLASSES``.
-        test: (N,) bool, True in the test split.
-        lesions: N lesion ids; a picture that has none is a lesion of its own and gets its image id.
-        unknown: number of pictures left out because they are UNK.
-    """
-
-    images: tuple[str, ...]
-    labels: np.ndarray
-    test: np.ndarray
-    lesions: tuple[str, ...]
-    unknown: int
-
-
-def read(source: Path, *, test_share: float = 0.3, split: str = "lesion", seed: int = 1037) -> Isic2019:
+def read(
+    source: Path, *, test_share: float = 0.3, split: str = "lesion", seed: int = 1037
+) -> tuple[Samples, np.ndarray, int]:
     """Reads the official download and splits it into training and test; the order of rows does not matter.
 
     Args:
@@ -59,25 +42,31 @@ def read(source: Path, *, test_share: float = 0.3, split: str = "lesion", seed: 
             does (70/30), so that lesions are on both sides.
         seed: seed of the split, 0 or more.
 
+    Returns:
+        The pictures, sorted by image id, their lesions as patients; (N,) bool, True in the test split; number of
+        pictures left out because they are UNK.
+
     Raises:
         FedMendError: a wrong argument, a download that is incomplete or contradicts itself, or fewer than two lesions.
     """
     source = Path(source)
-    if split not in ("lesion", "image"):
-        raise FedMendError(f"isic2019, argument split: expected 'lesion' or 'image', got {split!r}")
+    good, expected = one_of("lesion", "image")
+    need(good(split), "isic2019, argument split", expected, repr(split))
     for name, found in ((TABLE, Path.is_file), (METADATA, Path.is_file), (FOLDER, Path.is_dir)):
-        if not found(source / name):
-            raise FedMendError(f"isic2019, argument source: expected {name} in it, not found")
+        need_part(found(source / name), "isic2019", name)
     ids, labels, lesions = read_tables(source / FOLDER, source / TABLE, source / METADATA, (*CLASSES, UNKNOWN))
     known = np.flatnonzero(labels < len(CLASSES))
-    units = lesions if split == "lesion" else ids
-    return Isic2019(
-        images=tuple(f"{FOLDER}/{ids[i]}.jpg" for i in known),
+    samples = Samples(
+        images=[f"{FOLDER}/{ids[i]}.jpg" for i in known],
         labels=labels[known],
-        test=hold_out([units[i] for i in known], test_share, seed=seed),
-        lesions=tuple(lesions[i] for i in known),
-        unknown=len(labels) - len(known),
+        classes=CLASSES,
+        image_root=source,
+        modality="dermoscopy",
+        color=True,
+        patients=[lesions[i] for i in known],
     )
+    units = lesions if split == "lesion" else ids
+    return samples, hold_out([units[i] for i in known], test_share, seed=seed), len(labels) - len(known)
 
 
 def read_tables(
@@ -108,15 +97,14 @@ def read_tables(
 def _read_lesions(file: Path) -> dict[str, str]:
     """Image id → lesion id, blank where there is none."""
     lesions: dict[str, str] = {}
-    with open(file, newline="", encoding="utf-8-sig") as stream:
-        reader = csv.DictReader(stream)
-        if not {"image", "lesion_id"} <= set(reader.fieldnames or ()):
-            raise FedMendError(f"{file.name} row 1: expected a header with image and lesion_id, got another one")
-        for record in reader:
-            lesion = (record["lesion_id"] or "").strip()
-            if lesions.setdefault(record["image"], lesion) != lesion:
-                where = f"{file.name} row {reader.line_num}"
-                raise FedMendError(f"{where}: expected the lesion_id that an earlier row gives, got another one")
+    header, records = read_csv(file, file.name)
+    need(
+        {"image", "lesion_id"} <= set(header), f"{file.name} row 1", "a header with image and lesion_id", "another one"
+    )
+    for row, record in records:
+        lesion = (record["lesion_id"] or "").strip()
+        same = lesions.setdefault(record["image"], lesion) == lesion
+        need(same, f"{file.name} row {row}", "the lesion_id that an earlier row gives", "another one")
     return lesions
 
 
@@ -124,22 +112,19 @@ def _read_labels(pictures: Path, file: Path, metadata: str, known: Set[str], col
     """Image id → index into ``columns``."""
     files = {entry.name for entry in os.scandir(pictures)}
     labels: dict[str, int] = {}
-    with open(file, newline="", encoding="utf-8-sig") as stream:
-        reader = csv.reader(stream)
-        if next(reader, None) != ["image", *columns]:
-            raise FedMendError(f"{file.name} row 1: expected the header image,{','.join(columns)}, got another one")
-        for fields in reader:
-            where = f"{file.name} row {reader.line_num}"
-            values = [_VALUES.get(v) for v in fields[1:]]
-            if sorted(values, key=str) != [0] * (len(columns) - 1) + [1]:
-                raise FedMendError(f"{where}: expected 1.0 in one column and 0.0 in the others, got another form")
-            image, label = fields[0], values.index(1)
-            if f"{image}.jpg" not in files:
-                raise FedMendError(f"{where}: expected the picture of this row in {pictures.name}, not found")
-            if image not in known:
-                raise FedMendError(f"{where}: expected a row for this picture in {metadata}, found none")
-            if labels.setdefault(image, label) != label:
-                raise FedMendError(f"{where}: expected the class that an earlier row gives, got another one")
+    header, records = read_csv(file, file.name)
+    need(header == ["image", *columns], f"{file.name} row 1", f"the header image,{','.join(columns)}", "another one")
+    for row, record in records:
+        where, image = f"{file.name} row {row}", record["image"]
+        values = [_VALUES.get(record[c]) for c in columns]
+        one = None not in record and sorted(values, key=str) == [0] * (len(columns) - 1) + [1]
+        need(one, where, "1.0 in one column and 0.0 in the others", "another form")
+        if f"{image}.jpg" not in files:
+            raise FedMendError(f"{where}: expected the picture of this row in {pictures.name}, not found")
+        if image not in known:
+            raise FedMendError(f"{where}: expected a row for this picture in {metadata}, found none")
+        same = labels.setdefault(image, values.index(1)) == values.index(1)
+        need(same, where, "the class that an earlier row gives", "another one")
     return labels
 
 
@@ -172,24 +157,16 @@ def prepare(
     Raises:
         FedMendError: as :func:`read` and :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
     """
-    data = read(source, test_share=test_share, split=split, seed=seed)
+    samples, test, unknown = read(source, test_share=test_share, split=split, seed=seed)
     if progress:
         progress(
-            f"{len(data.images)} pictures of {len(set(data.lesions))} lesions, {data.test.sum()} of them for the test; "
-            f"{data.unknown} of class {UNKNOWN} left out"
+            f"{len(samples.images)} pictures of {len(set(samples.patients))} lesions, {test.sum()} of them for the"
+            f" test; {unknown} of class {UNKNOWN} left out"
         )
     write_noisy_sites(
         out,
-        LabelledImages(
-            images=data.images,
-            labels=data.labels,
-            classes=CLASSES,
-            image_root=source,
-            test=data.test,
-            modality="dermoscopy",
-            color=True,
-            patients=data.lesions,
-        ),
+        samples,
+        test,
         protocol=protocol,
         source_name=source_name,
         soft_labels=soft_labels,
@@ -215,7 +192,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(args: Namespace) -> None:
     given = command_line.given(args, "split", "test_share", "seed", "soft_labels")
-    prepare(args.source, args.out, protocol=command_line.protocol_of(args), **given, progress=print)
+    prepare(args.source, args.out, protocol=command_line.made(NoiseProtocol, args), **given, progress=print)
 
 
 COMMANDS = (

@@ -9,6 +9,7 @@ volume keeps depends on its mask, its name, the seed and its site's completeness
 import csv
 import hashlib
 import json
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -17,12 +18,14 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
+from fedmend.basics.discovery import Command
 from fedmend.data.card import write_card
 from fedmend.data.datalist import SECTIONS
 from fedmend.data.volumes import AFFINE_TOLERANCE
-from fedmend.datasets.imperfections import LesionCounts, remove_lesions
-from fedmend.datasets.noisy_sites import hold_out
-from fedmend.datasets.site_folders import site_folders
+from fedmend.datasets import command_line
+from fedmend.datasets.imperfections import LesionCounts, completeness_settings, remove_lesions
+from fedmend.datasets.samples import hold_out, need
+from fedmend.datasets.site_folders import check_out, site_folders
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
 
@@ -52,81 +55,129 @@ def nifti_file(folder: Path, stem: str) -> Path | None:
     return next((f for f in (folder / f"{stem}.nii.gz", folder / f"{stem}.nii") if f.is_file()), None)
 
 
-def write_lesion_sites(
-    out: Path,
-    cases: Sequence[LesionCase],
-    *,
-    dataset: str,
-    image_root: Path,
-    completeness: Sequence[float],
-    test_share: float,
-    val_share: float = 0.0,
-    test_patients: Sequence[str] = (),
-    seed: int,
-    modality: str,
-    window: str | None = None,
-    source_name: str,
-    progress: Callable[[str], None] | None = None,
-) -> None:
-    """Writes ``out/site-1`` .. ``out/site-S``; the volumes stay where they are.
+@dataclass(frozen=True, kw_only=True)
+class LesionProtocol:
+    """How volumes get to sites and masks lose lesions; values are checked where they are used.
 
-    A site gets ``datalist.json``: its training cases with the axial slices (numbered in RAS) that carry a lesion in the
-    complete mask, and its other cases. ``labels`` holds the incomplete training masks and the complete other masks,
-    ``truth`` the complete training masks, their ``datalist.json`` and ``completeness.csv`` with counts by volume.
-
-    Args:
-        out: folder for the site folders; made when missing.
-        cases: all volumes.
-        dataset: word that messages start with.
-        image_root: folder that the image paths of the datalists start from.
-        completeness: for each of the S sites, the share of lesions in (0, 1] that its training masks keep.
+    Attributes:
+        completeness: for each of the S sites, the share of lesions in (0, 1] that its training masks keep, see
+            :func:`fedmend.datasets.imperfections.completeness_settings`.
         test_share: share of the patients in the test split, in (0, 1); few leave sites without a test split.
         val_share: share of the other patients in the validation split, in [0, 1); 0 writes none.
         test_patients: given, these are the test split instead.
         seed: of split, partition and removal, 0 or more.
+    """
+
+    completeness: Sequence[float]
+    test_share: float = 0.2
+    val_share: float = 0.0
+    test_patients: Sequence[str] = ()
+    seed: int = 1037
+
+    def in_card(self) -> dict:
+        """What the cards show of it."""
+        named = {"test_patients": sorted(self.test_patients)} if self.test_patients else {"test_share": self.test_share}
+        return {"completeness": list(self.completeness), **named, "val_share": self.val_share, "seed": self.seed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LesionDataset:
+    """A public data set of volumes with lesions.
+
+    Attributes:
+        name: its word in commands and messages and in :func:`fedmend.datasets.imperfections.completeness_settings`.
+        help: one line about it.
+        source_help: what the folder of the download holds.
+        levels: levels of incompleteness, for people.
+        source_name: what the cards name as source.
         modality: DICOM modality word, for people.
         window: a name of ``fedmend.data.card.WINDOWS`` for CT; None for MR.
-        source_name: what the cards name as source; synthetic data says so here.
-        progress: called with one line of text at a time.
-
-    Raises:
-        FedMendError: a wrong argument, site folders in ``out`` already, no volumes, one without mask, a case twice, too
-            few patients, a file that cannot be read, a mask on another grid or with values other than 0 and 1, or a
-            training mask without a lesion.
+        find: finds the cases in the folder of the download; may say what it leaves out.
     """
-    out, image_root, say = Path(out), Path(image_root), progress or (lambda line: None)
-    _check_arguments(dataset, out, cases, completeness, seed)
-    cases = sorted(cases, key=lambda case: case.name)
-    splits = _splits(cases, test_share, val_share, test_patients, dataset, seed)
-    site_of = _sites_of(cases, splits, len(completeness), dataset, seed)
-    shares = {"test_patients": sorted(test_patients)} if test_patients else {"test_share": test_share}
-    arguments = {"completeness": list(completeness), **shares, "val_share": val_share, "seed": seed}
-    with site_folders(out, len(completeness), image_root) as (folders, root):
-        writers = [_Site(folder, image_root, share) for folder, share in zip(folders, completeness, strict=True)]
-        for number, case in enumerate(cases, start=1):
-            where = f"{dataset}, case {number} in the order of names"
-            writers[site_of[case.patient]].add(case, where, splits[case.patient], seed)
-            if number * 10 // len(cases) > (number - 1) * 10 // len(cases):
-                say(f"{number} of {len(cases)} volumes")
-        about = {"source": source_name, "arguments": arguments}
-        for writer in writers:
-            writer.finish(about, image_root=root, modality=modality, window=window)
-    say(f"{len(completeness)} site folders written, {_counted(cases, splits)} volumes")
+
+    name: str
+    help: str
+    source_help: str
+    levels: str
+    source_name: str
+    modality: str
+    window: str | None = None
+    find: Callable[[Path, Callable[[str], object]], list[LesionCase]]
+
+    def prepare(
+        self,
+        source: Path,
+        out: Path,
+        protocol: LesionProtocol,
+        *,
+        source_name: str = "",
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        """Writes ``out/site-1`` .. ``out/site-S``; the volumes stay where they are.
+
+        A site gets ``datalist.json``: its training cases with the axial slices (numbered in RAS) that carry a lesion in
+        the complete mask, and its other cases. ``labels`` holds the incomplete training masks and the complete other
+        masks, ``truth`` the complete training masks, their ``datalist.json`` and ``completeness.csv`` with counts by
+        volume.
+
+        Args:
+            source: folder of the download, from which the image paths of the datalists start.
+            out: folder for the site folders; made when missing.
+            protocol: how volumes get to sites and masks lose lesions.
+            source_name: what the cards name as source instead; synthetic data says so here.
+            progress: called with one line of text at a time.
+
+        Raises:
+            FedMendError: a wrong argument, site folders in ``out`` already, no volumes, one without mask, a case twice,
+                too few patients, a file that cannot be read, a mask on another grid or with values other than 0 and 1,
+                or a training mask without a lesion.
+        """
+        source, out, say = Path(source), Path(out), progress or (lambda line: None)
+        check_out(out, self.name)
+        cases = sorted(self.find(source, say), key=lambda case: case.name)
+        _check(self.name, cases, protocol)
+        splits = _splits(cases, protocol, self.name)
+        sites = len(protocol.completeness)
+        site_of = _sites_of(cases, splits, sites, self.name, protocol.seed)
+        about = {"source": source_name or self.source_name, "arguments": protocol.in_card()}
+        with site_folders(out, sites, source) as (folders, root):
+            writers = [_Site(*place) for place in zip(folders, [source] * sites, protocol.completeness, strict=True)]
+            for number, case in enumerate(cases, start=1):
+                where = f"{self.name}, case {number} in the order of names"
+                writers[site_of[case.patient]].add(case, where, splits[case.patient], protocol.seed)
+                if number * 10 // len(cases) > (number - 1) * 10 // len(cases):
+                    say(f"{number} of {len(cases)} volumes")
+            for writer in writers:
+                writer.finish(about, image_root=root, modality=self.modality, window=self.window)
+        say(f"{sites} site folders written, {_counted(cases, splits)} volumes")
+
+    def command(self) -> Command:
+        """``fedmend prepare`` of this data set."""
+        return Command(name=self.name, help=self.help, add_arguments=self._add_arguments, run=self._run)
+
+    def _add_arguments(self, parser: ArgumentParser) -> None:
+        command_line.source_and_out(parser, self.source_help)
+        command_line.lesion_arguments(parser, levels=self.levels)
+
+    def _run(self, args: Namespace) -> None:
+        settings = {k: v for k, v in command_line.given(args, "m", "sites").items() if v is not None}
+        if args.completeness is not None and settings:
+            raise FedMendError(f"prepare {self.name}: expected --completeness or --sites and --m, got both")
+        if args.test_share is not None and args.test_patients:
+            raise FedMendError(f"prepare {self.name}: expected --test-share or --test-patients, got both")
+        args.completeness = args.completeness or completeness_settings(self.name, **{"m": 0, **settings})
+        args.test_share = LesionProtocol.test_share if args.test_share is None else args.test_share
+        self.prepare(args.source, args.out, command_line.made(LesionProtocol, args), progress=print)
 
 
-def _check_arguments(
-    dataset: str, out: Path, cases: Sequence[LesionCase], completeness: Sequence[float], seed: int
-) -> None:
-    def check(name: str, good: bool, expected: str, got: str) -> None:
-        if not good:
-            raise FedMendError(f"{dataset}, argument {name}: expected {expected}, got {got}")
+def _check(dataset: str, cases: Sequence[LesionCase], protocol: LesionProtocol) -> None:
+    def check(name: str, good: bool, expected: str, got: object) -> None:
+        need(good, f"{dataset}, argument {name}", expected, got)
 
-    taken = out.exists() and (not out.is_dir() or any(out.glob("site-*")))
-    check("out", not taken, "a folder without site folders", "one that has them or a file")
-    shares = ", ".join(map(str, completeness)) or "none"
-    inside = len(completeness) > 0 and all(0 < share <= 1 for share in completeness)
+    shares = ", ".join(map(str, protocol.completeness)) or "none"
+    inside = len(protocol.completeness) > 0 and all(0 < share <= 1 for share in protocol.completeness)
     check("completeness", inside, "a number above 0 and at most 1 for each site", shares)
-    check("seed", seed >= 0, "at least 0", str(seed))
+    check("seed", protocol.seed >= 0, "at least 0", protocol.seed)
     check("source", len(cases) > 0, "volumes in the layout of the download", "none")
     lacking = sum(case.mask is None for case in cases)
     check("source", not lacking, f"a mask for each of {len(cases)} volumes", f"none for {lacking}")
@@ -134,19 +185,17 @@ def _check_arguments(
     check("source", not repeated, "one copy of each case", f"{repeated} more")
 
 
-def _splits(
-    cases: Sequence[LesionCase], test_share: float, val_share: float, chosen: Sequence[str], dataset: str, seed: int
-) -> dict[str, str]:
+def _splits(cases: Sequence[LesionCase], protocol: LesionProtocol, dataset: str) -> dict[str, str]:
     """Patient → ``train``, ``val`` or ``test``."""
+    chosen, val_share, seed = protocol.test_patients, protocol.val_share, protocol.seed
     patients = sorted({case.patient for case in cases})
-    if strange := sorted(set(chosen) - set(patients)):
-        known = ", ".join(patients)
-        raise FedMendError(f"{dataset}, argument test_patients: expected some of {known}, got {', '.join(strange)}")
-    test = set(chosen) or set(np.compress(hold_out(patients, test_share, seed=seed), patients).tolist())
+    strange = sorted(set(chosen) - set(patients))
+    need(not strange, f"{dataset}, argument test_patients", f"some of {', '.join(patients)}", ", ".join(strange))
+    test = set(chosen) or set(np.compress(hold_out(patients, protocol.test_share, seed=seed), patients).tolist())
     rest = [patient for patient in patients if patient not in test]
-    if val_share and not (0 < val_share < 1 and len(rest) > 1):
-        words = "0, or a number below 1 and two patients outside the test split"
-        raise FedMendError(f"{dataset}, argument val_share: expected {words}, got {val_share} and {len(rest)}")
+    words = "0, or a number below 1 and two patients outside the test split"
+    good = not val_share or (0 < val_share < 1 and len(rest) > 1)
+    need(good, f"{dataset}, argument val_share", words, f"{val_share} and {len(rest)}")
     held = set(np.compress(hold_out(rest, val_share, seed=seed), rest).tolist()) if val_share else set()
     return {p: "test" if p in test else "val" if p in held else "train" for p in patients}
 
@@ -162,10 +211,8 @@ def _sites_of(
 ) -> dict[str, int]:
     """Patient → index of the site; each split is dealt to all sites."""
     patients = {split: {c.patient for c in cases if splits[c.patient] == split} for split in SECTIONS}
-    if len(patients["train"]) < sites:
-        raise FedMendError(
-            f"{dataset}: expected at least {sites} training patients, one for each site, got {len(patients['train'])}"
-        )
+    found = len(patients["train"])
+    need(found >= sites, dataset, f"at least {sites} training patients, one for each site", found)
     deals = {"train": 1, "test": 2, "val": 3}
     return {p: site for split, n in deals.items() for p, site in _deal(patients[split], sites, (seed, n)).items()}
 
@@ -197,8 +244,7 @@ class _Site:
             label = self._save(f"labels/{case.name}.nii.gz", mask, volume)
             self.sections[SECTIONS[split]].append({"image": self._image(case), "label": label})
             return
-        if not slices:
-            raise FedMendError(f"{where}: expected a lesion in the mask of a training volume, got none")
+        need(bool(slices), where, "a lesion in the mask of a training volume", "none")
         kept, counts = remove_lesions(mask, self.completeness, seed=_lesion_seed(seed, case))
         image = self._image(case)
         for items, name, voxels in ((self.sections["training"], "labels", kept), (self.truth, "truth/labels", mask)):
@@ -246,17 +292,13 @@ def _read(case: LesionCase, where: str) -> tuple[np.ndarray, nibabel.Nifti1Image
         values = np.asanyarray(mask.dataobj)
     except Exception as e:  # nibabel raises many types for a damaged file
         raise FedMendError(f"{where}: expected two NIfTI files, got a damaged one ({type(e).__name__})") from None
-    if len(volume.shape) != 3 or values.shape != volume.shape:
-        raise FedMendError(
-            f"{where}: expected a 3-D volume and a mask of its shape, got {volume.shape} and {values.shape}"
-        )
-    if not np.allclose(mask.affine, volume.affine, rtol=0, atol=AFFINE_TOLERANCE):
-        raise FedMendError(f"{where}: expected the affine matrix of the volume in the mask's header, got another")
+    fits = len(volume.shape) == 3 and values.shape == volume.shape
+    need(fits, where, "a 3-D volume and a mask of its shape", f"{volume.shape} and {values.shape}")
+    same = np.allclose(mask.affine, volume.affine, rtol=0, atol=AFFINE_TOLERANCE)
+    need(same, where, "the affine matrix of the volume in the mask's header", "another")
     orientation = nibabel.io_orientation(volume.affine)
-    if np.isnan(orientation).any():
-        raise FedMendError(f"{where}: expected an affine matrix with three axes, got a degenerate one")
-    if not ((values == 0) | (values == 1)).all():
-        raise FedMendError(f"{where}: expected a mask of 0 and 1, got other values")
+    need(not np.isnan(orientation).any(), where, "an affine matrix with three axes", "a degenerate one")
+    need(((values == 0) | (values == 1)).all(), where, "a mask of 0 and 1", "other values")
     values = values.astype(np.uint8)
     slices = np.flatnonzero(nibabel.apply_orientation(values, orientation).any(axis=(0, 1)))
     return values, volume, slices.tolist()

@@ -8,8 +8,7 @@ Download: ``Train/volume-covid19-A-0003_ct.nii.gz`` beside ``Train/volume-covid1
 from collections.abc import Callable
 from pathlib import Path
 
-from fedmend.datasets.lesion_dataset import LesionDataset
-from fedmend.datasets.lesion_sites import LesionCase, nifti_file
+from fedmend.datasets.lesion_sites import LesionCase, LesionDataset, nifti_file
 
 
 def _find(source: Path, say: Callable[[str], object]) -> list[LesionCase]:

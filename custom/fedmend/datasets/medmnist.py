@@ -10,21 +10,19 @@ import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
-from fedmend.data.card import write_card
-from fedmend.data.tables import write_table
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import identified_classes
 from fedmend.datasets.medmnist_files import CITATION, SPLITS, MedMNIST, read_medmnist
-from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, write_noisy_sites
-from fedmend.datasets.site_folders import site_folders
-from fedmend.errors import FedMendError
-from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
+from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
+from fedmend.datasets.samples import Samples, Share, need
+from fedmend.datasets.site_folders import check_empty, write_sites
 
 IMAGES = "images"
 Chosen = Mapping[str, np.ndarray]  # split → numbers of the images that are used
@@ -67,15 +65,22 @@ def prepare(
     count = len(data.classes)
     least = max(math.ceil(count / sites), 2 if label_sets else 1)
     own = identified_classes(sites, count, least if classes_per_site is None else classes_per_site, seed=seed)
-    deals = [_deal(data, split, sites, train_per_site, seed) for split in SPLITS]
-    parts = [dict(zip(SPLITS, shares, strict=True)) for shares in zip(*deals, strict=True)]
     arguments = {"sites": sites, "classes_per_site": int(own[0].sum()), "train_per_site": train_per_site, "seed": seed}
+    deals = {split: _deal(data, split, sites, train_per_site, seed) for split in SPLITS}
+    everything = {split: np.arange(len(data.labels[split])) for split in SPLITS}
+    before = dict(zip(SPLITS, np.cumsum([0, *map(len, everything.values())]).tolist(), strict=False))
+    shares = [
+        Share(
+            parts={split: deal[s] + before[split] for split, deal in deals.items()},
+            known=known,
+            about={"classes": [data.classes[c] for c in np.flatnonzero(known)]},
+        )
+        for s, known in enumerate(own)
+    ]
     with _whole(Path(out)) as folder:
-        with site_folders(folder, sites, folder / IMAGES) as (folders, image_root):
-            for site, part, mine in zip(folders, parts, own, strict=True):
-                (_write_label_sets if label_sets else _write_columns)(site, data, part, mine)
-                _write_card(site, data, mine, arguments, image_root, SINGLELABEL if label_sets else MULTILABEL)
-        _write_images(data, {k: np.concatenate([part[k] for part in parts]) for k in SPLITS}, folder / IMAGES, say)
+        samples = _samples(data, everything, folder, single=label_sets)
+        write_sites(folder, samples, shares, {**_provenance(data), "arguments": arguments})
+        _write_images(data, {k: np.concatenate(deal) for k, deal in deals.items()}, folder / IMAGES, say)
     say(f"{sites} site folders written")
 
 
@@ -112,15 +117,8 @@ def prepare_single_label(
         _write_images(data, chosen, folder / IMAGES, say)
         write_noisy_sites(
             folder,
-            LabelledImages(
-                images=[_name(split, i) for split, index in chosen.items() for i in index],
-                labels=np.concatenate([data.labels[split][index] for split, index in chosen.items()]),
-                classes=data.classes,
-                image_root=folder / IMAGES,
-                test=np.arange(sum(map(len, chosen.values()))) >= len(drawn),
-                modality=data.known.modality if data.known else "",
-                color=data.color,
-            ),
+            _samples(data, chosen, folder, single=True),
+            np.arange(sum(map(len, chosen.values()))) >= len(drawn),
             protocol=protocol,
             source_name=", ".join(about.values()),
             soft_labels=soft_labels,
@@ -131,88 +129,41 @@ def prepare_single_label(
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """The folder that becomes ``out`` when everything in it is complete."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FedMendError("medmnist, argument out: expected a folder that is empty or not there, got another")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    check_empty(out, "medmnist, ")
     with whole_folder(out.resolve(), synced=False) as folder:
         yield folder
 
 
 def _check_arguments(sites: int, train_per_site: int | None, seed: int) -> None:
-    if sites < 1 or (train_per_site is not None and train_per_site < 2) or seed < 0:
-        raise FedMendError(
-            "medmnist, arguments sites, train_per_site and seed: expected at least 1, at least 2 or None, and at least"
-            f" 0, got {sites}, {train_per_site} and {seed}"
-        )
+    good = sites >= 1 and (train_per_site is None or train_per_site >= 2) and seed >= 0
+    words = "at least 1, at least 2 or None, and at least 0"
+    need(good, "medmnist, arguments sites, train_per_site and seed", words, f"{sites}, {train_per_site} and {seed}")
 
 
 def _need_one_class(data: MedMNIST) -> None:
-    if data.multilabel:
-        raise FedMendError(
-            "medmnist, argument source: expected a set with one class an image, got one with several; fedmend prepare"
-            " medmnist takes both"
-        )
+    got = "one with several; fedmend prepare medmnist takes both"
+    need(not data.multilabel, "medmnist, argument source", "a set with one class an image", got)
 
 
 def _deal(data: MedMNIST, split: str, sites: int, train_per_site: int | None, seed: int) -> list[np.ndarray]:
     """Sorted image numbers of each site."""
     shuffled = np.random.default_rng([seed, SPLITS.index(split)]).permutation(len(data.labels[split]))
-    if len(shuffled) < sites:
-        raise FedMendError(f"medmnist: expected at least {sites} images in the split {split}, got {len(shuffled)}")
+    need(len(shuffled) >= sites, "medmnist", f"at least {sites} images in the split {split}", len(shuffled))
     most = train_per_site if split == "train" else None
     return [np.sort(shuffled[s::sites][:most]) for s in range(sites)]
 
 
-def _write_columns(site: Path, data: MedMNIST, part: Chosen, own: np.ndarray) -> None:
-    """Multi-label tables, with the columns of the site's own classes."""
-    everything = np.ones(len(data.classes), dtype=bool)
-    labels = {split: data.hot(split) for split in SPLITS}
-    for c in np.flatnonzero(own):
-        if len(values := np.unique(labels["train"][part["train"], c])) < 2:  # a site refuses to train on such a column
-            raise FedMendError(
-                f"{site.name}: train.csv, column {data.classes[c]}: expected both 0 and 1, got only {values[0]}"
-            )
-    for file, split, shown in _files(own, everything):
-        columns = [name for name, has in zip(data.classes, shown, strict=True) if has]
-        write_table(site / file, _names(split, part), labels[split][part[split]][:, shown], columns)
-
-
-def _write_label_sets(site: Path, data: MedMNIST, part: Chosen, own: np.ndarray) -> None:
-    """Single-label tables, in which classes that are not the site's own are blank."""
-    if len(found := np.flatnonzero(np.bincount(data.labels["train"][part["train"]], minlength=len(own)) * own)) < 2:
-        raise FedMendError(f"{site.name}: train.csv, column label: expected at least 2 classes, got {len(found)}")
-    for file, split, shown in _files(own, np.ones(len(own), dtype=bool)):
-        labels = data.labels[split][part[split]]
-        write_table(site / file, _names(split, part), np.where(shown[labels], labels, NOT_ANNOTATED), data.classes)
-
-
-def _write_card(site: Path, data: MedMNIST, own: np.ndarray, arguments: Mapping, image_root: str, task: str) -> None:
-    about = {"arguments": arguments, "site": {"classes": [data.classes[c] for c in np.flatnonzero(own)]}}
-    write_card(
-        site,
-        task=task,
+def _samples(data: MedMNIST, chosen: Chosen, folder: Path, *, single: bool) -> Samples:
+    """The chosen images of the splits, one split after the other."""
+    labels = [(data.labels[split] if single else data.hot(split))[index] for split, index in chosen.items()]
+    return Samples(
+        images=[_name(split, i) for split, index in chosen.items() for i in index],
+        labels=np.concatenate(labels),
         classes=data.classes,
-        splits={split: f"{split}.csv" for split in SPLITS},
-        truth={"train": "truth/train.csv"},
-        image_root=image_root,
+        image_root=folder / IMAGES,
         modality=data.known.modality if data.known else "",
         color=data.color,
-        provenance={**_provenance(data), **about},
     )
-
-
-def _files(own: np.ndarray, everything: np.ndarray) -> tuple[tuple[str, str, np.ndarray], ...]:
-    """Table, its split, and the classes that it shows."""
-    return (
-        ("train.csv", "train", own),
-        ("val.csv", "val", own),
-        ("test.csv", "test", everything),
-        ("truth/train.csv", "train", everything),
-    )
-
-
-def _names(split: str, part: Chosen) -> list[str]:
-    return [_name(split, i) for i in part[split]]
 
 
 def _name(split: str, number: int) -> str:
@@ -223,9 +174,8 @@ def _write_images(data: MedMNIST, chosen: Chosen, folder: Path, say: Callable[[s
     from PIL import Image
 
     total = sum(map(len, chosen.values()))
-    need, free = total * math.prod(data.shapes["train"][1:]), shutil.disk_usage(folder.parent).free
-    if need > free:
-        raise FedMendError(f"medmnist: expected {need // 10**6 + 1} MB of free space for the images, got less")
+    size, free = total * math.prod(data.shapes["train"][1:]), shutil.disk_usage(folder.parent).free
+    need(size <= free, "medmnist", f"{size // 10**6 + 1} MB of free space for the images", "less")
     folder.mkdir()
     done = 0
     for split, index in chosen.items():
@@ -262,10 +212,6 @@ def _run(args: Namespace, *, label_sets: bool = False) -> None:
     print(f"{args.sites} site folders are in {args.out}")
 
 
-def _run_sets(args: Namespace) -> None:
-    _run(args, label_sets=True)
-
-
 def _add_arguments_single(parser: ArgumentParser) -> None:
     _source_and_out(parser)
     command_line.noise_arguments(parser)
@@ -274,7 +220,9 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
 
 def _run_single(args: Namespace) -> None:
     given = command_line.given(args, "train_per_site", "soft_labels")
-    prepare_single_label(args.source, args.out, protocol=command_line.protocol_of(args), **given, progress=print)
+    prepare_single_label(
+        args.source, args.out, protocol=command_line.made(NoiseProtocol, args), **given, progress=print
+    )
 
 
 COMMANDS = (
@@ -294,6 +242,6 @@ COMMANDS = (
         name="medmnist-sets",
         help="the same with one class an image, some classes blank per site",
         add_arguments=_add_arguments,
-        run=_run_sets,
+        run=partial(_run, label_sets=True),
     ),
 )

@@ -14,8 +14,7 @@ or a flat copy of the Lesjak set: ``p07_flair.nii.gz`` and ``masks/p07.nii.gz``.
 from collections.abc import Callable
 from pathlib import Path
 
-from fedmend.datasets.lesion_dataset import LesionDataset
-from fedmend.datasets.lesion_sites import LesionCase, nifti_file
+from fedmend.datasets.lesion_sites import LesionCase, LesionDataset, nifti_file
 
 
 def _find(source: Path, say: Callable[[str], object]) -> list[LesionCase]:

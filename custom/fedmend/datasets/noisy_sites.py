@@ -6,25 +6,25 @@ split keeps its labels and is dealt out evenly.
 
 import csv
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from fedmend.data.card import WINDOWS, write_card
+from fedmend.data.card import WINDOWS
 from fedmend.data.store import open_store
-from fedmend.data.tables import write_table
 from fedmend.datasets.imperfections import (
     bernoulli_dirichlet_partition,
     draw_noisy_sites,
     instance_dependent_noise,
     uniform_noise,
 )
-from fedmend.datasets.site_folders import site_folders
+from fedmend.datasets.samples import Samples, Share, check_trainable, need, sizes
+from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.errors import FedMendError
-from fedmend.labels import SINGLELABEL
 
+WHERE = "noisy sites"
 SMALLEST_IMAGE = 8  # the annotator halves the edge three times
 
 
@@ -63,59 +63,10 @@ class NoiseProtocol:
             raise FedMendError(f"noise protocol, field noise: expected 'instance' or 'uniform', got {self.noise!r}")
 
 
-def hold_out(units: Sequence[str], share: float, *, seed: int) -> np.ndarray:
-    """Draws whole units (patients, lesions or single images) for the test split.
-
-    Args:
-        units: N keys; samples of one key stay together.
-        share: share of the units that is held out, in (0, 1); at least one unit is, and at least one is not.
-        seed: 0 or more.
-
-    Returns:
-        (N,) bool, True in the test split; it does not depend on the order of the samples.
-
-    Raises:
-        FedMendError: a share out of its range, or fewer than two units.
-    """
-    names, index = np.unique(np.asarray(units), return_inverse=True)
-    if not 0 < share < 1 or len(names) < 2:
-        raise FedMendError(
-            f"test split: expected a test_share between 0 and 1 and at least 2 units, got {share} and {len(names)}"
-        )
-    count = min(max(1, round(share * len(names))), len(names) - 1)
-    return np.isin(index, np.random.default_rng(seed).permutation(len(names))[:count])
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledImages:
-    """A single-label data set.
-
-    Attributes:
-        images: N paths below ``image_root``.
-        labels: (N,) true class numbers in 0..C-1.
-        classes: C class names, at least 2.
-        image_root: folder that the paths start from.
-        test: (N,) bool, the samples of the test split.
-        modality: DICOM modality word, for people.
-        window: ``None``, ``file``, a name of ``fedmend.data.card.WINDOWS`` or (centre, width) in HU.
-        color: pictures are in colour.
-        patients: N patient keys or nothing.
-    """
-
-    images: Sequence[str]
-    labels: np.ndarray
-    classes: Sequence[str]
-    image_root: Path
-    test: np.ndarray
-    modality: str
-    window: str | tuple[float, float] | None = None
-    color: bool = False
-    patients: Sequence[str] = ()
-
-
 def write_noisy_sites(
     out: Path,
-    data: LabelledImages,
+    data: Samples,
+    test: np.ndarray,
     *,
     protocol: NoiseProtocol,
     source_name: str,
@@ -132,7 +83,8 @@ def write_noisy_sites(
 
     Args:
         out: folder for the site folders; made when missing.
-        data: what is dealt out.
+        data: single-label samples, which are dealt out.
+        test: (N,) bool, the samples of the test split.
         protocol: partition and noise.
         source_name: what the cards name as source; synthetic data says so here.
         soft_labels: CSV with probabilities that take the place of the annotator networks of ``instance`` noise: image
@@ -147,8 +99,9 @@ def write_noisy_sites(
     """
     out, say = Path(out), progress or (lambda line: None)
     data = replace(data, image_root=Path(data.image_root).resolve(), labels=np.asarray(data.labels))
-    _check_arguments(out, data, annotator_pixels)
-    train = np.flatnonzero(~data.test)
+    check_out(out, WHERE)
+    _check_arguments(data, test, annotator_pixels)
+    train = np.flatnonzero(~test)
     known = None
     if soft_labels is not None:
         known = _read_soft_labels(Path(soft_labels), [data.images[i] for i in train], data.classes)
@@ -163,17 +116,14 @@ def write_noisy_sites(
 
     parts = [train[site_of == s] for s in range(protocol.sites)]
     shown, rates = _noisy_labels(data, parts, protocol, judge)
-    provenance = {
-        "source": source_name,
-        "protocol": asdict(protocol),
-        "soft_labels": soft_labels is not None,
-        "annotator_pixels": annotator_pixels,
-    }
-    _write(out, data, parts, shown, rates, provenance)
+    about = {"source": source_name, "protocol": asdict(protocol)}
+    about |= {"soft_labels": soft_labels is not None, "annotator_pixels": annotator_pixels}
+    shares = _shares(data, parts, shown, rates, np.flatnonzero(test), seed=protocol.partition_seed)
+    write_sites(out, data, shares, about, shown=shown)
     say(f"{protocol.sites} site folders written, {sum(rate is not None for rate in rates)} of them noisy")
 
 
-def _partition(data: LabelledImages, train: np.ndarray, protocol: NoiseProtocol) -> np.ndarray:
+def _partition(data: Samples, train: np.ndarray, protocol: NoiseProtocol) -> np.ndarray:
     """Site of each training sample."""
     return bernoulli_dirichlet_partition(
         data.labels[train],
@@ -186,7 +136,7 @@ def _partition(data: LabelledImages, train: np.ndarray, protocol: NoiseProtocol)
 
 
 def _noisy_labels(
-    data: LabelledImages,
+    data: Samples,
     parts: Sequence[np.ndarray],
     protocol: NoiseProtocol,
     judge: Callable[[int, int], np.ndarray],
@@ -206,8 +156,9 @@ def _noisy_labels(
         high=protocol.noise_high,
         seed=protocol.noise_seed,
     )
-    for s, part in enumerate(parts):
-        _check_classes(f"site-{s + 1}: truth/train.csv", data.labels[part])
+    everything = np.ones(len(data.classes), dtype=bool)
+    for s, part in enumerate(parts, start=1):
+        check_trainable(f"site-{s}: truth/train.csv", data.classes, data.labels[part], everything)
     seeds = np.random.SeedSequence(protocol.noise_seed).generate_state(protocol.sites).tolist()
     shown = data.labels.astype(np.int64)
     for s in np.flatnonzero(noisy):
@@ -216,13 +167,10 @@ def _noisy_labels(
             shown[parts[s]] = instance_dependent_noise(own, judge(s, seeds[s]), rates[s], seed=seeds[s])
         else:
             shown[parts[s]] = uniform_noise(own, rates[s], num_classes=len(data.classes), seed=seeds[s])
-        _check_classes(f"site-{s + 1}: train.csv", shown[parts[s]])
     return shown, [float(rate) if flag else None for flag, rate in zip(noisy, rates, strict=True)]
 
 
-def _annotator(
-    data: LabelledImages, part: np.ndarray, s: int, seed: int, pixels: int, cache_dir: Path | None
-) -> np.ndarray:
+def _annotator(data: Samples, part: np.ndarray, s: int, seed: int, pixels: int, cache_dir: Path | None) -> np.ndarray:
     """p(.|x) of an annotator network, (n, C); messages name rows of the table that the site will have."""
     from fedmend.datasets.annotators import annotator_probabilities  # torch, which the rest does without
 
@@ -239,48 +187,27 @@ def _annotator(
         return annotator_probabilities(store.images, data.labels[part], len(data.classes), seed=seed)
 
 
-def _write(
-    out: Path,
-    data: LabelledImages,
+def _shares(
+    data: Samples,
     parts: Sequence[np.ndarray],
     shown: np.ndarray,
     rates: Sequence[float | None],
-    provenance: Mapping,
-) -> None:
-    """Writes tables and cards; the test split is dealt out evenly."""
-    sites = len(parts)
-    seed = provenance["protocol"]["partition_seed"]
-    shuffled = np.random.default_rng((seed, 1)).permutation(np.flatnonzero(data.test))
-    with site_folders(out, sites, data.image_root) as (folders, from_site):
-        for s, (folder, part) in enumerate(zip(folders, parts, strict=True)):
-            test = np.sort(shuffled[s::sites])
-            tables = {
-                "train.csv": (part, shown),
-                "truth/train.csv": (part, data.labels),
-                "test.csv": (test, data.labels),
-            }
-            for file, (index, labels) in tables.items():
-                keys = [data.patients[i] for i in index] if len(data.patients) else ()
-                images = [data.images[i] for i in index]
-                write_table(folder / file, images, labels[index], data.classes, patients=keys)
-            own = {
-                "noisy": rates[s] is not None,
-                "noise_rate": rates[s] or 0.0,
-                "wrong_labels": int((shown[part] != data.labels[part]).sum()),
-                "sizes": {"train": len(part), "test": len(test)},
-            }
-            write_card(
-                folder,
-                task=SINGLELABEL,
-                classes=data.classes,
-                splits={"train": "train.csv", "test": "test.csv"},
-                truth={"train": "truth/train.csv"},
-                image_root=from_site,
-                modality=data.modality,
-                window=data.window,
-                color=data.color,
-                provenance={**provenance, "site": own},
-            )
+    test: np.ndarray,
+    *,
+    seed: int,
+) -> list[Share]:
+    """What each site gets; the test split is dealt out evenly."""
+    shuffled, shares = np.random.default_rng((seed, 1)).permutation(test), []
+    for s, (part, rate) in enumerate(zip(parts, rates, strict=True)):
+        own = {"train": part, "test": np.sort(shuffled[s :: len(parts)])}
+        about = {
+            "noisy": rate is not None,
+            "noise_rate": rate or 0.0,
+            "wrong_labels": int((shown[part] != data.labels[part]).sum()),
+            "sizes": sizes(own),
+        }
+        shares.append(Share(parts=own, known=np.ones(len(data.classes), dtype=bool), about=about))
+    return shares
 
 
 def _read_soft_labels(file: Path, images: Sequence[str], classes: Sequence[str]) -> np.ndarray:
@@ -306,26 +233,18 @@ def _read_soft_labels(file: Path, images: Sequence[str], classes: Sequence[str])
     return np.array([found[name] for name in names])
 
 
-def _check_arguments(out: Path, data: LabelledImages, annotator_pixels: int) -> None:
-    def check(name: str, good: bool, expected: str, got: str) -> None:
-        if not good:
-            raise FedMendError(f"noisy sites, argument {name}: expected {expected}, got {got}")
+def _check_arguments(data: Samples, test: np.ndarray, annotator_pixels: int) -> None:
+    def check(name: str, good: bool, expected: str, got: object) -> None:
+        need(good, f"{WHERE}, argument {name}", expected, got)
 
-    taken = out.exists() and (not out.is_dir() or any(out.glob("site-*")))
-    check("out", not taken, "a folder without site folders", "one that has them or a file")
-    count, num_classes, labels, test = len(data.images), len(data.classes), data.labels, data.test
-    check("classes", num_classes >= 2, "at least 2 classes", str(num_classes))
+    count, num_classes, labels = len(data.images), len(data.classes), data.labels
+    check("classes", num_classes >= 2, "at least 2 classes", num_classes)
     check("images", len(set(data.images)) == count, "each image once", f"{count - len(set(data.images))} repeated")
     numbers = labels.shape == (count,) and np.issubdtype(labels.dtype, np.integer)
     inside = numbers and ((labels >= 0) & (labels < num_classes)).all()
     check("labels", inside, f"{count} class numbers in 0..{num_classes - 1}", "others")
     check("test", test.shape == (count,) and test.dtype == bool, f"{count} truth values", f"{test.dtype} {test.shape}")
-    check("patients", len(data.patients) in (0, count), f"none or {count} keys", str(len(data.patients)))
+    check("patients", len(data.patients) in (0, count), f"none or {count} keys", len(data.patients))
     known = not isinstance(data.window, str) or data.window == "file" or data.window in WINDOWS
     check("window", known, f"None, 'file', one of {sorted(WINDOWS)} or (centre, width)", repr(data.window))
-    check("annotator_pixels", annotator_pixels >= SMALLEST_IMAGE, f"at least {SMALLEST_IMAGE}", str(annotator_pixels))
-
-
-def _check_classes(where: str, labels: np.ndarray) -> None:
-    if (found := len(np.unique(labels))) < 2:  # a site refuses to train on such a column
-        raise FedMendError(f"{where}, column label: expected at least 2 classes, got {found}")
+    check("annotator_pixels", annotator_pixels >= SMALLEST_IMAGE, f"at least {SMALLEST_IMAGE}", annotator_pixels)

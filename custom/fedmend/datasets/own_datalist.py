@@ -27,7 +27,6 @@ from fedmend.datasets.own_site import (
     SiteChoices,
     add_choices,
     check_files,
-    check_out,
     choices_of,
     done,
     seen_card,
@@ -35,7 +34,7 @@ from fedmend.datasets.own_site import (
     splits_note,
     write_own_site,
 )
-from fedmend.datasets.site_folders import root_in_card
+from fedmend.datasets.site_folders import check_empty, root_in_card
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 
@@ -170,7 +169,7 @@ def _write_volumes(
     say: Callable[[str], object],
 ) -> None:
     """A segmentation site: ``datalist.json`` and copies of the masks."""
-    check_out(out)
+    check_empty(out)
     for name in ("image", "label"):
         check_files([item[name] for item in items], root, lambda i, name=name: f"{items[i]['where']}, field {name}")
     images = [item["image"] for item in items]

@@ -29,7 +29,8 @@ from fedmend.datasets.own_csv import (
     labels_of,
     open_table,
 )
-from fedmend.datasets.own_site import SiteChoices, add_choices, check_out, choices_of, done, write_own_site
+from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
+from fedmend.datasets.site_folders import check_empty
 from fedmend.errors import FedMendError
 
 SOURCE = "own DICOM files"
@@ -217,7 +218,7 @@ def prepare(
             none of the images, or ``out`` is taken.
     """
     say, source, out = progress or (lambda line: None), Path(source), Path(out)
-    check_out(out)
+    check_empty(out)
     images, passed = find_images(source, processes=processes)
     for reason, count in passed.most_common():
         say(f"passed over: {count} {reason}")

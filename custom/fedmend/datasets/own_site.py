@@ -14,9 +14,9 @@ from fedmend.basics.files import whole_folder
 from fedmend.data.card import WINDOWS, stays_below, write_card
 from fedmend.data.look import look_at, notes_of, proposal, some_of
 from fedmend.data.raw import is_window
-from fedmend.data.tables import LabelTable, write_table
-from fedmend.datasets.noisy_sites import hold_out
-from fedmend.datasets.site_folders import root_in_card
+from fedmend.data.tables import LabelTable
+from fedmend.datasets.samples import Samples, hold_out
+from fedmend.datasets.site_folders import check_empty, root_in_card, write_split
 from fedmend.errors import FedMendError
 
 AS_SEEN = object()  # what a look at the images proposes
@@ -119,7 +119,7 @@ def write_own_site(
         FedMendError: ``out`` is taken, an image is missing or outside its folder, none of those that are looked at can
             be read, or there are too few patients.
     """
-    check_out(out)
+    check_empty(out)
     if not table.images:
         raise FedMendError(f"{table.file}: expected at least one image, got none")
     check_files(table.images, root, lambda i: f"{table.file} row {table.rows[i]}, column image")
@@ -132,15 +132,13 @@ def write_own_site(
     notes["task"] = "one column 'label'" if single else "one column for each class"
     by = "patient" if numbers else "image, as no column names patients"
     notes["splits"] = splits_note({k: len(v) for k, v in parts.items()}, choices.seed if drawn else None, by)
-    columns = [name for name, has in zip(table.classes, table.annotated, strict=True) if has]
+    # One-hot rows, or all blank, become class numbers or -1.
+    labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels
+    keys = [numbers.get(unit, "") for unit in units] if numbers else ()
+    samples = Samples(images=table.images, labels=labels, classes=table.classes, image_root=root, patients=keys)
     with whole_folder(out.resolve()) as folder:
         for name, index in parts.items():
-            keys = [numbers.get(units[i], "") for i in index] if numbers else ()
-            labels = table.labels[index]
-            # One-hot rows, or all blank, become class numbers or -1.
-            shown = np.where(labels.max(1) == 1, labels.argmax(1), -1) if single else labels[:, table.annotated]
-            images = [table.images[i] for i in index]
-            write_table(folder / f"{name}.csv", images, shown, table.classes if single else columns, patients=keys)
+            write_split(folder / f"{name}.csv", samples, index, samples.labels, table.annotated)
         write_card(
             folder,
             task=kind,
@@ -158,17 +156,6 @@ def splits_note(sizes: Mapping[str, int], seed: int | None, by: str) -> str:
     """Why the splits are as they are; without a seed they were given."""
     how = "as in the list" if seed is None else f"drawn with seed {seed} by {by}"
     return f"{how}: {', '.join(f'{name} {count}' for name, count in sizes.items())} images"
-
-
-def check_out(out: Path) -> None:
-    """Refuses a folder that holds something; makes the folder above.
-
-    Raises:
-        FedMendError: ``out`` is taken.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FedMendError("argument out: expected a folder that is empty or not there, got another")
-    out.parent.mkdir(parents=True, exist_ok=True)
 
 
 def seen_card(

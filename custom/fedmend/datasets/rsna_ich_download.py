@@ -14,6 +14,8 @@ from typing import TextIO
 import numpy as np
 
 from fedmend.basics.parallel import mapped
+from fedmend.data.csv_files import read_csv
+from fedmend.datasets.samples import need, need_part
 from fedmend.errors import FedMendError
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
@@ -48,8 +50,7 @@ def read_slices(source: Path) -> tuple[Slices, dict[str, int]]:
     Raises:
         FedMendError: a table or folder that lacks, or a table that is incomplete or contradicts itself.
     """
-    if not (source / TABLE).is_file() or not (source / FOLDER).is_dir():
-        raise FedMendError(f"rsna-ich, argument source: expected {TABLE} and {FOLDER}/ in it, not found")
+    need_part((source / TABLE).is_file() and (source / FOLDER).is_dir(), "rsna-ich", f"{TABLE} and {FOLDER}/")
     files = {entry.name[:-4] for entry in os.scandir(source / FOLDER) if entry.name.endswith(".dcm")}
     with open(source / TABLE, newline="", encoding="utf-8-sig") as stream:
         seen, rows, counts = _parse(stream)
@@ -96,19 +97,13 @@ def take_lists(slices: Slices, train_list: Path, test_list: Path) -> tuple[Slice
         if not file.is_file():
             raise FedMendError(f"rsna-ich, {file.name}: expected a table of slices, not found")
         before = len(index)
-        with open(file, newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream)
-            for record in reader:
-                i = known.get((record.get("id") or "").removesuffix(".dcm"))
-                if i is None or i in index:
-                    found = "one that is listed already" if i in index else "one that is not there"
-                    raise FedMendError(
-                        f"rsna-ich, {file.name} row {reader.line_num}, column id: expected a slice of the download that"
-                        f" can be used, got {found}"
-                    )
-                index[i] = test
-        if len(index) == before:
-            raise FedMendError(f"rsna-ich, {file.name}: expected at least one slice, got none")
+        for row, record in read_csv(file, f"rsna-ich, {file.name}")[1]:
+            i = known.get((record.get("id") or "").removesuffix(".dcm"))
+            got = "one that is listed already" if i in index else "one that is not there"
+            where = f"rsna-ich, {file.name} row {row}, column id"
+            need(i is not None and i not in index, where, "a slice of the download that can be used", got)
+            index[i] = test
+        need(len(index) > before, f"rsna-ich, {file.name}", "at least one slice", "none")
     return slices.take(np.array(list(index))), np.array(list(index.values()))
 
 

@@ -1,12 +1,93 @@
 """RSNA 2019 intracranial hemorrhage with missing classes: which slices are used, at which site and in which split."""
 
-from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
+from fedmend.data.card import WINDOWS
+from fedmend.datasets.samples import TEST_SHARE, TRAIN_PER_SITE, VAL_SHARE, check_fields, need, one_of, parts_of
+from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise
 from fedmend.errors import FedMendError
 
-SPLITS = ("train", "val", "test")
+WHERE = "rsna-ich"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceProtocol:
+    """How slices get to sites that miss classes.
+
+    Attributes:
+        sites: number of sites S.
+        annotated_per_site: classes that each site annotates, 1..5.
+        rule: ``one_each`` or ``random``, see :func:`fedmend.datasets.imperfections.annotated_classes`.
+        split: ``patient`` keeps a patient's slices in one split and one site; ``slice`` splits slice by slice, as the
+            paper's released code does, so that patients are on both sides.
+        partition: ``iid`` deals the shuffled patients (or slices) to the sites; ``station`` keeps the slices of a CT
+            scanner (DICOM StationName) together and deals the sorted stations to the sites. A patient with
+            several stations goes with the one of the first slice.
+        test_share: share of each site's patients (or slices) held out for the test split, in (0, 1).
+        val_share: share of what remains that goes to ``val.csv``, in [0, 1); 0 writes none.
+        train_per_site: ``train.csv`` holds at most this many slices, ``val.csv`` shrinks in proportion; ``None``: all.
+            The paper has 5,000.
+        healthy_share: share in [0, 1) of healthy slices among those used; all lesion slices are used. ``None`` uses all
+            healthy ones, as does a share that needs more than there are. The paper has 87,948 of 185,051.
+        window: HU window in the card: a name of ``fedmend.data.card.WINDOWS`` or ``file`` (the file's own; the paper).
+        seed: 0 or more.
+        noise: which sites are noisy besides.
+        lists: tables of a published split, training and test, see
+            :func:`fedmend.datasets.rsna_ich_download.take_lists`. Exactly these slices are used, in this order:
+            ``healthy_share`` and ``test_share`` count nothing. It needs ``split="slice"``.
+
+    Raises:
+        FedMendError: a value out of its range.
+    """
+
+    sites: int = 5
+    annotated_per_site: int = 1
+    rule: str = "one_each"
+    split: str = "patient"
+    partition: str = "iid"
+    test_share: float = 0.3
+    val_share: float = 0.1
+    train_per_site: int | None = None
+    healthy_share: float | None = 0.475
+    window: str = "brain"
+    seed: int = 1037
+    noise: SwapNoise = NO_NOISE
+    lists: tuple[Path, Path] | None = None
+
+    def __post_init__(self):
+        limits = {
+            "partition": one_of("iid", "station"),
+            "test_share": TEST_SHARE,
+            "val_share": VAL_SHARE,
+            "train_per_site": TRAIN_PER_SITE,
+            "healthy_share": (lambda v: v is None or 0 <= v < 1, "None, 0 or a number below 1"),
+            "window": (lambda v: v == "file" or v in WINDOWS, f"'file' or one of {sorted(WINDOWS)}"),
+        }
+        check_fields(WHERE, self, limits)
+        check_split(self.split, self.lists)
+
+    def in_card(self) -> dict:
+        """What the cards show of it."""
+        used = asdict(self)
+        if lists := used.pop("lists"):
+            del used["test_share"], used["healthy_share"]
+            used["lists"] = [Path(file).name for file in lists]
+        return used
+
+
+def check_split(split: str, lists: tuple[Path, Path] | None) -> None:
+    """Refuses another split than by patient or by slice, and the lists of a published split by slice with the former.
+
+    Raises:
+        FedMendError: names the argument.
+    """
+    good, expected = one_of("patient", "slice")
+    need(good(split), f"{WHERE}, argument split", expected, repr(split))
+    expected = "'slice' with the lists of a published split"
+    need(not lists or split == "slice", f"{WHERE}, argument split", expected, repr(split))
 
 
 def select_slices(labels: np.ndarray, healthy_share: float | None, seed: int) -> np.ndarray:
@@ -62,7 +143,7 @@ def sites_of_units(
 
 
 def parts_of_sites(
-    units: np.ndarray, site_of: np.ndarray, test: np.ndarray | None, arguments: Mapping
+    units: np.ndarray, site_of: np.ndarray, test: np.ndarray | None, protocol: SliceProtocol
 ) -> list[dict[str, np.ndarray]]:
     """Splits each site's units.
 
@@ -70,7 +151,7 @@ def parts_of_sites(
         units: (N,) unit of each slice.
         site_of: site of each unit.
         test: the test units of a published split (bool), or None: they are drawn.
-        arguments: those of :func:`fedmend.datasets.rsna_ich.prepare`.
+        protocol: shares, cap and seed.
 
     Returns:
         For each site: split name → sorted slice indices.
@@ -78,35 +159,19 @@ def parts_of_sites(
     Raises:
         FedMendError: a site with too few units.
     """
-    sites, split = arguments["sites"], arguments["split"]
-    test_share, val_share, train_per_site = (arguments[k] for k in ("test_share", "val_share", "train_per_site"))
-    order = _shuffle(len(site_of), arguments["seed"])
-    position = np.empty_like(order)
-    position[order] = np.arange(len(order))
-    by_unit = np.argsort(position[units], kind="stable")  # slice indices, unit after unit in shuffled order
-    split_of = np.full(len(site_of), SPLITS.index("train"))
-    for site in range(sites):
+    order, val_share, parts = _shuffle(len(site_of), protocol.seed), protocol.val_share, []
+    for site in range(protocol.sites):
         own = order[site_of[order] == site]
         if test is None:
-            num_test = max(1, round(test_share * len(own)))
+            num_test = max(1, round(protocol.test_share * len(own)))
         else:
             own, num_test = np.concatenate([own[test[own]], own[~test[own]]]), int(test[own].sum())
         num_val = max(1, round(val_share * (len(own) - num_test))) if val_share else 0
-        if len(own) <= num_test + num_val:
-            raise FedMendError(
-                f"site-{site + 1}: expected at least {num_test + num_val + 1} {split}s to split, got {len(own)}"
-            )
-        split_of[own[:num_test]] = SPLITS.index("test")
-        split_of[own[num_test : num_test + num_val]] = SPLITS.index("val")
-    caps = {"train": train_per_site, "val": None}
-    if train_per_site is not None:
-        caps["val"] = max(1, round(train_per_site * val_share / (1 - val_share)))
-    key = site_of[units[by_unit]] * len(SPLITS) + split_of[units[by_unit]]
-    return [
-        {
-            name: np.sort(by_unit[key == site * len(SPLITS) + k][: caps.get(name)])
-            for k, name in enumerate(SPLITS)
-            if name != "val" or val_share
-        }
-        for site in range(sites)
-    ]
+        least = num_test + num_val + 1
+        need(len(own) >= least, f"site-{site + 1}", f"at least {least} {protocol.split}s to split", len(own))
+        drawn = {"train": own[num_test + num_val :], "val": own[num_test : num_test + num_val], "test": own[:num_test]}
+        if not val_share:
+            del drawn["val"]
+        caps = {"train_per_site": protocol.train_per_site, "val_share": val_share, "rest": 1 - val_share}
+        parts.append(parts_of(units, drawn, **caps))
+    return parts

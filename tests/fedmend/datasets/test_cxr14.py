@@ -1,5 +1,5 @@
 import json
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,38 +9,30 @@ from cxr14_factories import (
     BASE,
     PATIENTS,
     TEST_PATIENTS,
-    content,
     film_rows,
     findings,
     load,
     name,
     patients_of,
-    write_download,
+    prepare,
     write_rows,
 )
 from factories import refused
+from rsna_ich_factories import content
 
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening, load_site
 from fedmend.data.tables import load_table
-from fedmend.datasets import cxr14
-from fedmend.datasets.cxr14 import CLASSES, PROTOCOLS, RELEASED, prepare
+from fedmend.datasets import cxr14 as converter
+from fedmend.datasets.cxr14 import CLASSES, PROTOCOLS, RELEASED, FilmProtocol
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
 from fedmend.phantoms.chest import FINDINGS, write_cxr14
 
-
-@pytest.fixture(scope="module")
-def official(tmp_path_factory):
-    return write_download(tmp_path_factory.mktemp("download"))
+DOWNLOAD = "cxr14"
 
 
-@pytest.fixture
-def own_copy(official, tmp_path):
-    return shutil.copytree(official, tmp_path / "download")
-
-
-def test_the_official_layout_becomes_site_folders_whose_films_are_found(official, tmp_path):
-    prepare(official, tmp_path / "out", **BASE)
+def test_the_official_layout_becomes_site_folders_whose_films_are_found(cxr14, tmp_path):
+    prepare(cxr14, tmp_path / "out", **BASE)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["site-1", "site-2"]
     card = load_card(tmp_path / "out" / "site-2", "site-2")
     assert (card.kind, card.classes, card.modality, card.window) == ("multilabel", CLASSES, "DX", None)
@@ -54,8 +46,8 @@ def test_the_official_layout_becomes_site_folders_whose_films_are_found(official
             assert labels.tolist() == findings(own, k).tolist()
 
 
-def test_the_official_test_list_is_the_test_split_and_a_patient_is_in_one_part(official, tmp_path):
-    prepare(official, tmp_path / "out", **BASE)
+def test_the_official_test_list_is_the_test_split_and_a_patient_is_in_one_part(cxr14, tmp_path):
+    prepare(cxr14, tmp_path / "out", **BASE)
     groups = [g for split in ("train", "val", "test") for g in patients_of(tmp_path / "out", split)]
     # Training: 7 patients, 4 and 3 to a site, of which 1 for val; the test list has 3.
     assert [len(g) for g in groups] == [3, 2, 1, 1, 2, 1]
@@ -65,8 +57,8 @@ def test_the_official_test_list_is_the_test_split_and_a_patient_is_in_one_part(o
     assert list(table.images) == sorted(f"images/{name(p, k)}" for p in groups[0] for k in range(2))
 
 
-def test_a_site_shows_only_its_identified_classes_and_keeps_the_truth_aside(official, tmp_path):
-    prepare(official, tmp_path / "out", **{**BASE, "classes_per_site": 8})
+def test_a_site_shows_only_its_identified_classes_and_keeps_the_truth_aside(cxr14, tmp_path):
+    prepare(cxr14, tmp_path / "out", **{**BASE, "classes_per_site": 8})
     identified = identified_classes(2, 14, 8, seed=1)
     for s in (1, 2):
         for split in ("train", "val"):
@@ -88,8 +80,8 @@ def test_split_by_patient_needs_no_lists_and_draws_a_share_of_the_patients(own_c
     assert set().union(*groups) == set(range(PATIENTS))
 
 
-def test_split_by_image_cuts_through_patients(official, tmp_path):
-    prepare(official, tmp_path / "out", **BASE, split="image")
+def test_split_by_image_cuts_through_patients(cxr14, tmp_path):
+    prepare(cxr14, tmp_path / "out", **BASE, split="image")
     tables = {split: [load(tmp_path / "out", s, split) for s in (1, 2)] for split in ("train", "val", "test")}
     # 20 films: test 6, training 14, 7 at each site, of which round(1.4) = 1 for val
     assert {split: [len(t.images) for t in both] for split, both in tables.items()} == {
@@ -125,9 +117,11 @@ def test_a_view_keeps_its_films_and_top_the_classes_with_the_most_positives_amon
 
 
 def test_the_rules_of_fedmlp_and_the_released_draw_of_fedlsm_are_there_by_name():
-    assert np.array_equal(cxr14._assign("one_each", 8, 8, 1, 5), annotated_classes(8, 8, 1, rule="one_each", seed=5))
-    assert np.array_equal(cxr14._assign("random", 8, 8, 3, 5), annotated_classes(8, 8, 3, rule="random", seed=5))
-    released = cxr14._assign("released", 8, 14, 3, 5)
+    for rule, per_site in (("one_each", 1), ("random", 3)):
+        protocol = FilmProtocol(assignment=rule, classes_per_site=per_site, top=8, seed=5)
+        expected = annotated_classes(8, 8, per_site, rule=rule, seed=5)
+        assert np.array_equal(converter._assign(protocol), expected)
+    released = converter._assign(FilmProtocol(assignment="released"))
     assert released.sum(axis=1).tolist() == [3, 3, 3, 3, 2, 3, 3, 3]
     assert released.any(axis=0).all()
     assert [CLASSES[c] for c in np.flatnonzero(released[4])] == ["Atelectasis", "Pleural_Thickening"]
@@ -143,42 +137,40 @@ def test_the_released_draw_is_refused_for_other_numbers(sites, per_site, classes
         f"cxr14, argument assignment: expected 8 sites with 3 of 14 classes for 'released', got {sites} with {per_site}"
         f" of {classes}"
     ):
-        cxr14._assign("released", sites, classes, per_site, 0)
+        converter._assign(FilmProtocol(assignment="released", sites=sites, classes_per_site=per_site, top=classes))
 
 
-def test_the_result_does_not_depend_on_row_order_but_on_the_seed(official, own_copy, tmp_path):
+def test_the_result_does_not_depend_on_row_order(cxr14, own_copy, tmp_path):
     write_rows(own_copy, film_rows()[::-1])
-    prepare(official, tmp_path / "one", **BASE)
+    prepare(cxr14, tmp_path / "one", **BASE)
     prepare(own_copy, own_copy / "out", **BASE)
     one, two = content(tmp_path / "one"), content(own_copy / "out")
     assert one.keys() == two.keys()
     assert all(one[file] == two[file] for file in one if not file.endswith("site.json"))
     first, second = (json.loads(c["site-1/site.json"]) for c in (one, two))
-    assert first.pop("image_root") == str(official)
+    assert first.pop("image_root") == str(cxr14)
     assert second.pop("image_root") == "../.."
     assert first == second
-    prepare(official, tmp_path / "three", **{**BASE, "seed": 3})
-    assert content(tmp_path / "three")["site-1/train.csv"] != one["site-1/train.csv"]
 
 
-def test_train_per_site_caps_the_training_table_and_shrinks_val_in_proportion(official, tmp_path):
-    prepare(official, tmp_path / "out", **{**BASE, "val_share": 0.4, "split": "image"}, train_per_site=4)
+def test_train_per_site_caps_the_training_table_and_shrinks_val_in_proportion(cxr14, tmp_path):
+    prepare(cxr14, tmp_path / "out", **{**BASE, "val_share": 0.4, "split": "image"}, train_per_site=4)
     # 7 films a site: val round(2.8) = 3 shrinks to round(4 * 0.4 / 0.6) = 3, train 4 of 4; then to 3 and 2
     assert [len(load(tmp_path / "out", 1, split).images) for split in ("train", "val", "test")] == [4, 3, 3]
-    prepare(official, tmp_path / "less", **{**BASE, "val_share": 0.4, "split": "image"}, train_per_site=3)
+    prepare(cxr14, tmp_path / "less", **{**BASE, "val_share": 0.4, "split": "image"}, train_per_site=3)
     assert [len(load(tmp_path / "less", 1, split).images) for split in ("train", "val", "test")] == [3, 2, 3]
 
 
-def test_val_share_zero_writes_no_val_table(official, tmp_path):
-    prepare(official, tmp_path / "out", **{**BASE, "val_share": 0})
+def test_val_share_zero_writes_no_val_table(cxr14, tmp_path):
+    prepare(cxr14, tmp_path / "out", **{**BASE, "val_share": 0})
     assert "val" not in load_card(tmp_path / "out" / "site-1", "").splits
     assert not (tmp_path / "out" / "site-1" / "val.csv").exists()
     assert [len(g) for g in patients_of(tmp_path / "out", "train")] == [4, 3]
 
 
-def test_the_card_records_the_arguments_and_the_counts(official, tmp_path):
+def test_the_card_records_the_arguments_and_the_counts(cxr14, tmp_path):
     lines = []
-    prepare(official, tmp_path / "out", **BASE, view="PA", source_name="made up", progress=lines.append)
+    prepare(cxr14, tmp_path / "out", **BASE, view="PA", source_name="made up", progress=lines.append)
     provenance = load_card(tmp_path / "out" / "site-1", "").provenance
     assert provenance == {
         "source": "made up",
@@ -198,11 +190,11 @@ def test_the_card_records_the_arguments_and_the_counts(official, tmp_path):
     assert lines == ["20 films of 10 patients", "10 of them are PA", "2 site folders written"]
 
 
-def test_too_few_patients_are_refused(official, tmp_path):
+def test_too_few_patients_are_refused(cxr14, tmp_path):
     with refused("cxr14: expected at least 8 patients for training and 4 for the test, got 7 and 3"):
-        prepare(official, tmp_path / "out", **{**BASE, "sites": 4})
+        prepare(cxr14, tmp_path / "out", **{**BASE, "sites": 4})
     with refused("cxr14: expected at least 16 films for training and 8 for the test, got 14 and 6"):
-        prepare(official, tmp_path / "out", **{**BASE, "sites": 8}, split="image")
+        prepare(cxr14, tmp_path / "out", **{**BASE, "sites": 8}, split="image")
 
 
 def test_a_site_without_a_positive_of_a_class_that_it_identifies_is_refused(own_copy, tmp_path):
@@ -226,12 +218,12 @@ def test_a_site_without_a_positive_of_a_class_that_it_identifies_is_refused(own_
         ("test_share", 1, "a number between 0 and 1"),
         ("val_share", 1, "0 or a number below 1"),
         ("train_per_site", 0, "None or at least 1"),
-        ("assignment", "all", "one of ['dealt', 'released', 'one_each', 'random']"),
+        ("assignment", "all", "'dealt', 'released', 'one_each' or 'random'"),
     ],
 )
-def test_a_wrong_argument_is_refused(official, tmp_path, argument, value, expected):
+def test_a_wrong_argument_is_refused(cxr14, tmp_path, argument, value, expected):
     with refused(f"cxr14, argument {argument}: expected {expected}, got {value!r}"):
-        prepare(official, tmp_path / "out", **{**BASE, argument: value})
+        prepare(cxr14, tmp_path / "out", **{**BASE, argument: value})
 
 
 def test_named_classes_are_taken_in_their_order(own_copy, tmp_path):
@@ -251,12 +243,6 @@ def test_named_classes_are_taken_in_their_order(own_copy, tmp_path):
         prepare(own_copy, tmp_path / "no", **{**arguments, "assignment": "released"})
 
 
-def test_site_folders_are_never_overwritten(official, tmp_path):
-    (tmp_path / "site-1").mkdir()
-    with refused("cxr14, argument out: expected a folder without site folders, got one that has them or a file"):
-        prepare(official, tmp_path, **BASE)
-
-
 @pytest.fixture(scope="module")
 def phantom(tmp_path_factory):
     out = tmp_path_factory.mktemp("phantom")
@@ -266,7 +252,7 @@ def phantom(tmp_path_factory):
 
 @pytest.mark.parametrize(("protocol", "num_classes"), [("fedlsm", 14), ("fedmlp", 8)])
 def test_a_phantom_becomes_sites_that_load(phantom, tmp_path, protocol, num_classes):
-    prepare(phantom, tmp_path / "out", **{**PROTOCOLS[protocol], "sites": 2, "classes_per_site": 7})
+    converter.prepare(phantom, tmp_path / "out", replace(PROTOCOLS[protocol], sites=2, classes_per_site=7))
     classes = load_card(tmp_path / "out" / "site-1", "").classes
     assert len(classes) == num_classes
     used = 0

@@ -1,5 +1,3 @@
-import shutil
-
 import pytest
 from cxr14_factories import (
     BASE,
@@ -7,25 +5,17 @@ from cxr14_factories import (
     film_rows,
     load,
     name,
-    write_download,
+    prepare,
     write_rows,
 )
 from factories import refused
 
-from fedmend.datasets.cxr14 import CLASSES, prepare
+from fedmend.datasets.cxr14 import CLASSES
+
+DOWNLOAD = "cxr14"
 
 
-@pytest.fixture(scope="module")
-def official(tmp_path_factory):
-    return write_download(tmp_path_factory.mktemp("download"))
-
-
-@pytest.fixture
-def own_copy(official, tmp_path):
-    return shutil.copytree(official, tmp_path / "download")
-
-
-def test_films_are_found_in_the_folders_of_the_archives(official, own_copy, tmp_path):
+def test_films_are_found_in_the_folders_of_the_archives(cxr14, own_copy, tmp_path):
     films = sorted((own_copy / "images").iterdir())
     for number, own in (("001", films[:9]), ("002", films[9:])):
         folder = own_copy / f"images_{number}" / "images"
@@ -34,13 +24,13 @@ def test_films_are_found_in_the_folders_of_the_archives(official, own_copy, tmp_
             film.rename(folder / film.name)
     (own_copy / "images").rmdir()
     prepare(own_copy, tmp_path / "out", **BASE)
-    prepare(official, tmp_path / "plain", **BASE)
+    prepare(cxr14, tmp_path / "plain", **BASE)
     images, plain = load(tmp_path / "out", 1).images, load(tmp_path / "plain", 1).images
     assert {image.split("/")[0] for image in images} == {"images_001", "images_002"}
     assert [image.split("/")[-1] for image in images] == [image.split("/")[-1] for image in plain]
 
 
-def test_the_newer_name_of_the_table_is_accepted(official, own_copy, tmp_path):
+def test_the_newer_name_of_the_table_is_accepted(cxr14, own_copy, tmp_path):
     (own_copy / "Data_Entry_2017.csv").rename(own_copy / "Data_Entry_2017_v2020.csv")
     prepare(own_copy, tmp_path / "out", **BASE)
     assert len(load(tmp_path / "out", 1).images) == 6

@@ -6,55 +6,37 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
+from isic_rows import ISIC_2018 as ROWS
+from rsna_ich_factories import content
 
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening, load_site
 from fedmend.data.tables import load_table
 from fedmend.datasets import isic2018
-from fedmend.datasets.isic2018 import CLASSES, FOLDER, LESIONS, TABLE, prepare
-from fedmend.phantoms.dermoscopy import write_isic2018
+from fedmend.datasets.isic2018 import CLASSES, FOLDER, LESIONS, SOURCE, TABLE, DiagnosisProtocol
+from fedmend.phantoms.dermoscopy import write_isic2018 as draw
 
 TABLE_NAME = TABLE.rpartition("/")[2]
-# 140 lesions of two pictures each, twenty of each class: image, class, lesion; in the order of the ids
-ROWS = [(f"ISIC_{i:07d}", CLASSES[i // 2 % 7], f"HAM_{i // 2}") for i in range(280)]
 CLASS_OF = {f"{image}.jpg": name for image, name, _ in ROWS}
 LESION_OF = {f"{image}.jpg": lesion for image, _, lesion in ROWS}
+
+
+def prepare(source, out, *, source_name=SOURCE, progress=None, **protocol):
+    isic2018.prepare(source, out, DiagnosisProtocol(**protocol), source_name=source_name, progress=progress)
 
 
 def one_hot(name):
     return [str(float(c == name)) for c in CLASSES]
 
 
-def write_rows(file, rows):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows(rows)
-
-
-def write_download(source, rows=ROWS):
-    (source / FOLDER).mkdir(parents=True, exist_ok=True)
-    for image, _, _ in rows:
-        (source / FOLDER / f"{image}.jpg").touch()
-    write_rows(source / TABLE, [["image", *CLASSES], *([image, *one_hot(name)] for image, name, _ in rows)])
-    header = ["image", "lesion_id", "diagnosis_confirm_type"]
-    write_rows(source / LESIONS, [header, *([image, lesion, "histopathology"] for image, _, lesion in rows)])
-    return source
-
-
 @pytest.fixture
-def source(tmp_path):
-    return write_download(tmp_path / "download")
+def source(tmp_path, write_isic2018):
+    return write_isic2018(tmp_path / "download")
 
 
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "sites"
-
-
-def change(source, old, new, file=TABLE):
-    text = (source / file).read_text()
-    assert old in text
-    (source / file).write_text(text.replace(old, new, 1))
 
 
 def rows(file):
@@ -69,10 +51,6 @@ def tables(folder):
 
 def folders(out, sites=5):
     return [out / f"site-{s + 1}" for s in range(sites)]
-
-
-def contents(out):
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
 
 
 def identified(folder):
@@ -174,26 +152,11 @@ def test_the_card_says_how_the_folder_was_made(source, out):
     assert lines == ["280 pictures of 140 lesions", "5 site folders written"]
 
 
-def test_download_and_sites_can_be_moved_together_when_they_lie_beside_each_other(source, out, tmp_path):
+def test_the_result_does_not_depend_on_the_order_of_rows(source, out, tmp_path, write_isic2018):
     prepare(source, out)
-    assert load_card(out / "site-2", "site-2").image_root == source / FOLDER
-    (tmp_path / "moved").mkdir()
-    shutil.move(source, tmp_path / "moved")
-    shutil.move(out, tmp_path / "moved")
-    moved = tmp_path / "moved"
-    assert load_card(moved / "sites" / "site-2", "site-2").image_root == moved / "download" / FOLDER
-    prepare(moved / "download", tmp_path / "far" / "off")
-    image_root = json.loads((tmp_path / "far" / "off" / "site-1" / "site.json").read_text())["image_root"]
-    assert image_root == str(moved / "download" / FOLDER)
-
-
-def test_the_result_depends_on_the_seed_and_not_on_the_order_of_rows(source, out, tmp_path):
-    prepare(source, out)
-    prepare(write_download(tmp_path / "reversed", ROWS[::-1]), tmp_path / "again")
-    one, other = contents(out), contents(tmp_path / "again")
+    prepare(write_isic2018(tmp_path / "reversed", ROWS[::-1]), tmp_path / "again")
+    one, other = content(out), content(tmp_path / "again")
     assert {k: v for k, v in one.items() if k.endswith("csv")} == {k: v for k, v in other.items() if k.endswith("csv")}
-    prepare(source, tmp_path / "other", seed=524)
-    assert images(tmp_path / "other", "test") != images(out, "test")
 
 
 def test_a_cap_shrinks_train_and_val_alike_and_not_test(source, out, tmp_path):
@@ -218,7 +181,7 @@ def test_the_lesions_may_lie_in_the_folder_of_the_classes(source, out, tmp_path)
     prepare(source, out)
     shutil.move(source / LESIONS, (source / TABLE).parent)
     prepare(source, tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(out)
+    assert content(tmp_path / "again") == content(out)
 
 
 @pytest.mark.parametrize("name", [FOLDER, TABLE, LESIONS])
@@ -229,61 +192,15 @@ def test_a_download_that_lacks_a_part_is_refused(source, out, name):
     assert not out.exists()
 
 
-def test_another_header_is_refused(source, out):
-    change(source, "MEL,NV", "NV,MEL")
-    with refused(f"{TABLE_NAME} row 1: expected the header image,MEL,NV,BCC,AKIEC,BKL,DF,VASC, got another one"):
-        prepare(source, out)
-    write_download(source)
-    change(source, "lesion_id", "lesion", LESIONS)
-    with refused(f"{LESIONS} row 1: expected a header with image and lesion_id, got another one"):
-        prepare(source, out)
-
-
-@pytest.mark.parametrize("values", ["0.0" + ",0.0" * 6, "1.0,1.0" + ",0.0" * 5, "1.0" + ",0.0" * 5])
-def test_a_row_that_is_not_one_hot_is_refused(source, out, values):
-    change(source, ",".join(one_hot("BCC")), values)
-    with refused(f"{TABLE_NAME} row 6: expected 1.0 in one column and 0.0 in the others, got another form"):
-        prepare(source, out)
-
-
-def test_a_row_without_picture_is_refused(source, out):
-    (source / FOLDER / "ISIC_0000003.jpg").unlink()
-    with refused(f"{TABLE_NAME} row 5: expected the picture of this row in {FOLDER}, not found"):
-        prepare(source, out)
-
-
-def test_a_picture_without_lesion_is_refused(source, out):
-    change(source, "ISIC_0000003", "ISIC_9999999", LESIONS)
-    with refused(f"{TABLE_NAME} row 5: expected a row for this picture in {LESIONS}, found none"):
-        prepare(source, out)
-
-
-def test_rows_that_contradict_each_other_are_refused_and_equal_ones_count_once(source, out, tmp_path):
-    prepare(source, out)
-    with open(source / TABLE, "a") as stream:
-        stream.write(",".join([ROWS[2][0], *one_hot(ROWS[2][1])]) + "\n")
-    prepare(source, tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(out)
-    with open(source / TABLE, "a") as stream:
-        stream.write(",".join([ROWS[2][0], *one_hot("DF")]) + "\n")
-    with refused(f"{TABLE_NAME} row 283: expected the class that an earlier row gives, got another one"):
-        prepare(source, tmp_path / "third")
-    write_download(source)
-    with open(source / LESIONS, "a") as stream:
-        stream.write(f"{ROWS[0][0]},HAM_9,histopathology\n")
-    with refused(f"{LESIONS} row 282: expected the lesion_id that an earlier row gives, got another one"):
-        prepare(source, tmp_path / "third")
-
-
-def test_a_site_with_labels_of_one_class_in_its_training_part_is_refused(tmp_path, out):
-    source = write_download(tmp_path / "download", [(image, "NV", lesion) for image, _, lesion in ROWS])
+def test_a_site_with_labels_of_one_class_in_its_training_part_is_refused(tmp_path, out, write_isic2018):
+    source = write_isic2018(tmp_path / "download", [(image, "NV", lesion) for image, _, lesion in ROWS])
     with refused("site-1: train.csv, column label: expected at least 2 of its classes ['NV', 'BKL', 'VASC'], got 1"):
         prepare(source, out, assignment="released")
     assert not out.exists()
 
 
-def test_too_few_lesions_are_refused(tmp_path, out):
-    source = write_download(tmp_path / "download", ROWS[:40])
+def test_too_few_lesions_are_refused(tmp_path, out, write_isic2018):
+    source = write_isic2018(tmp_path / "download", ROWS[:40])
     with refused("isic2018: expected at least 5 lesions in the val split, one for each site, got 2"):
         prepare(source, out)
     with refused("isic2018: expected at least 5 images in the val split, one for each site, got 4"):
@@ -291,7 +208,7 @@ def test_too_few_lesions_are_refused(tmp_path, out):
     with refused("isic2018: expected at least 5 lesions in the test split, one for each site, got 4"):
         prepare(source, out, val_share=0)
     with refused("isic2018: expected at least 5 lesions in the train split, one for each site, got 0"):
-        prepare(write_download(tmp_path / "empty", []), out)
+        prepare(write_isic2018(tmp_path / "empty", []), out)
 
 
 @pytest.mark.parametrize(
@@ -328,17 +245,9 @@ def test_a_class_that_no_site_can_identify_is_refused(source, out):
         prepare(source, out, sites=3, classes_per_site=2)
 
 
-def test_site_folders_are_never_overwritten(source, out):
-    prepare(source, out)
-    before = contents(out)
-    with refused("isic2018, argument out: expected a folder without site folders, got one that has them or a file"):
-        prepare(source, out, seed=1)
-    assert contents(out) == before
-
-
 def test_the_phantom_becomes_sites_that_a_job_can_load(tmp_path, out):
     source = tmp_path / "download"
-    write_isic2018(source, images=120, size=32, processes=1)
+    draw(source, images=120, size=32, processes=1)
     prepare(source, out, sites=3, classes_per_site=4)
     for folder in folders(out, 3):
         opening = Opening(tmp_path / "cache", 16, torch.device("cpu"))

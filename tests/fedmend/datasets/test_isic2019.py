@@ -1,49 +1,24 @@
-import csv
-
 import numpy as np
 import pytest
 from factories import refused
+from isic_rows import ISIC_2019 as ROWS
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
 from fedmend.datasets.isic2019 import CLASSES, FOLDER, METADATA, TABLE, prepare, read
 from fedmend.datasets.noisy_sites import NoiseProtocol
-from fedmend.phantoms.dermoscopy import write_isic2019
+from fedmend.phantoms.dermoscopy import write_isic2019 as draw
 
 HEADER = ["image", *CLASSES, "UNK"]
-# image, class, lesion; in the order of the ids
-ROWS = [
-    ("ISIC_0000000", "NV", "HAM_1"),
-    ("ISIC_0000001_downsampled", "MEL", ""),
-    ("ISIC_0000002", "SCC", "BCN_7"),
-    ("ISIC_0000003", "NV", "HAM_1"),
-    ("ISIC_0000004", "BCC", ""),
-    ("ISIC_0000005", "SCC", "BCN_7"),
-]
 
 
 def one_hot(name):
     return [str(float(c == name)) for c in HEADER[1:]]
 
 
-def write_rows(file, rows):
-    with open(file, "w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows(rows)
-
-
-def write_download(source, rows=ROWS):
-    (source / FOLDER).mkdir(parents=True, exist_ok=True)
-    for image, _, _ in rows:
-        (source / FOLDER / f"{image}.jpg").touch()
-    write_rows(source / TABLE, [HEADER, *([image, *one_hot(name)] for image, name, _ in rows)])
-    metadata = [["image", "age_approx", "anatom_site_general", "lesion_id", "sex"]]
-    write_rows(source / METADATA, metadata + [[image, "50", "", lesion, "female"] for image, _, lesion in rows])
-    return source
-
-
 @pytest.fixture
-def source(tmp_path):
-    return write_download(tmp_path / "download")
+def source(tmp_path, write_isic2019):
+    return write_isic2019(tmp_path / "download")
 
 
 def change(source, old, new, file=TABLE):
@@ -53,51 +28,49 @@ def change(source, old, new, file=TABLE):
 
 
 def test_the_official_download_is_read_in_the_order_of_its_ids(source):
-    data = read(source)
-    assert data.images == tuple(f"{FOLDER}/{image}.jpg" for image, _, _ in ROWS)
-    assert data.labels.tolist() == [1, 0, 7, 1, 2, 7]
-    assert data.labels.dtype == np.int64
-    assert data.test.dtype == bool
-    assert data.unknown == 0
+    samples, test, unknown = read(source)
+    assert samples.images == [f"{FOLDER}/{image}.jpg" for image, _, _ in ROWS]
+    assert samples.labels.tolist() == [1, 0, 7, 1, 2, 7]
+    assert (samples.labels.dtype, test.dtype, unknown) == (np.int64, bool, 0)
 
 
-def test_the_order_of_rows_does_not_matter(source, tmp_path):
-    one, other = read(source), read(write_download(tmp_path / "reversed", ROWS[::-1]))
-    assert (one.images, one.lesions) == (other.images, other.lesions)
-    assert one.labels.tolist() == other.labels.tolist()
-    assert one.test.tolist() == other.test.tolist()
+def test_the_order_of_rows_does_not_matter(source, tmp_path, write_isic2019):
+    one, other = read(source), read(write_isic2019(tmp_path / "reversed", ROWS[::-1]))
+    assert (one[0].images, one[0].patients) == (other[0].images, other[0].patients)
+    assert one[0].labels.tolist() == other[0].labels.tolist()
+    assert one[1].tolist() == other[1].tolist()
 
 
 def test_a_picture_without_lesion_id_is_a_lesion_of_its_own(source):
-    expected = ("HAM_1", "ISIC_0000001_downsampled", "BCN_7", "HAM_1", "ISIC_0000004", "BCN_7")
-    assert read(source).lesions == expected
+    expected = ["HAM_1", "ISIC_0000001_downsampled", "BCN_7", "HAM_1", "ISIC_0000004", "BCN_7"]
+    assert read(source)[0].patients == expected
 
 
 def test_the_pictures_of_a_lesion_stay_on_one_side_unless_the_split_is_by_image(source):
-    by_lesion = [read(source, test_share=0.5, seed=seed).test for seed in range(20)]
+    by_lesion = [read(source, test_share=0.5, seed=seed)[1] for seed in range(20)]
     assert all(t[0] == t[3] and t[2] == t[5] for t in by_lesion)
     assert {int(t.sum()) for t in by_lesion} == {2, 3, 4}  # always 2 of 4 lesions
-    by_image = [read(source, test_share=0.5, split="image", seed=seed).test for seed in range(20)]
+    by_image = [read(source, test_share=0.5, split="image", seed=seed)[1] for seed in range(20)]
     assert any(t[0] != t[3] for t in by_image)
     assert {int(t.sum()) for t in by_image} == {3}
 
 
 def test_the_seed_decides_the_split(source):
-    splits = {tuple(read(source, seed=seed).test.tolist()) for seed in range(20)}
+    splits = {tuple(read(source, seed=seed)[1].tolist()) for seed in range(20)}
     assert len(splits) == 4  # 1 of 4 lesions
-    assert read(source, seed=5).test.tolist() == read(source, seed=5).test.tolist()
+    assert read(source, seed=5)[1].tolist() == read(source, seed=5)[1].tolist()
 
 
-def test_unknown_pictures_are_left_out_and_counted(tmp_path):
+def test_unknown_pictures_are_left_out_and_counted(tmp_path, write_isic2019):
     rows = [*ROWS, ("ISIC_0000006", "UNK", ""), ("ISIC_0000007", "UNK", "HAM_1")]
-    data = read(write_download(tmp_path, rows))
-    assert (len(data.images), data.unknown) == (6, 2)
+    samples, _, unknown = read(write_isic2019(tmp_path, rows))
+    assert (len(samples.images), unknown) == (6, 2)
 
 
 def test_a_row_that_is_there_twice_counts_once(source):
     with open(source / TABLE, "a") as stream:
         stream.write(",".join([ROWS[2][0], *one_hot("SCC")]) + "\n")
-    assert len(read(source).images) == 6
+    assert len(read(source)[0].images) == 6
 
 
 @pytest.mark.parametrize("name", [TABLE, METADATA, FOLDER])
@@ -107,11 +80,11 @@ def test_a_download_that_lacks_a_part_is_refused(source, name):
         read(source)
 
 
-def test_another_header_is_refused(source):
+def test_another_header_is_refused(source, write_isic2019):
     change(source, "MEL,NV", "NV,MEL")
     with refused(f"{TABLE} row 1: expected the header image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK, got another one"):
         read(source)
-    write_download(source)
+    write_isic2019(source)
     change(source, "lesion_id", "lesion", METADATA)
     with refused(f"{METADATA} row 1: expected a header with image and lesion_id, got another one"):
         read(source)
@@ -153,11 +126,11 @@ def test_two_lesions_for_one_picture_are_refused(source):
         read(source)
 
 
-def test_a_split_of_one_lesion_is_refused(tmp_path):
-    source = write_download(tmp_path, [ROWS[0], ROWS[3]])
+def test_a_split_of_one_lesion_is_refused(tmp_path, write_isic2019):
+    source = write_isic2019(tmp_path, [ROWS[0], ROWS[3]])
     with refused("test split: expected a test_share between 0 and 1 and at least 2 units, got 0.3 and 1"):
         read(source)
-    assert read(source, split="image").test.sum() == 1
+    assert read(source, split="image")[1].sum() == 1
 
 
 def test_an_unknown_split_is_refused(source):
@@ -167,14 +140,11 @@ def test_an_unknown_split_is_refused(source):
 
 def test_the_phantom_becomes_colour_sites_of_which_some_are_noisy(tmp_path):
     source, lines = tmp_path / "download", []
-    write_isic2019(source, images=120, size=32, processes=1)
+    draw(source, images=120, size=32, processes=1)
     protocol = NoiseProtocol(sites=3, noisy_share=0.4, noise="uniform")
     prepare(source, tmp_path / "sites", protocol=protocol, source_name="PHANTOM", progress=lines.append)
-    data = read(source)
-    label_of, lesion_of = (
-        dict(zip(data.images, data.labels, strict=True)),
-        dict(zip(data.images, data.lesions, strict=True)),
-    )
+    samples, test, _ = read(source)
+    label_of, lesion_of = (dict(zip(samples.images, v, strict=True)) for v in (samples.labels, samples.patients))
     seen, wrong = [], []
     for name in ("site-1", "site-2", "site-3"):
         card = load_card(tmp_path / "sites" / name, name)
@@ -187,8 +157,8 @@ def test_the_phantom_becomes_colour_sites_of_which_some_are_noisy(tmp_path):
                 assert table.labels.argmax(1).tolist() == [label_of[image] for image in table.images]
         seen += [*tables["train"].images, *tables["test"].images]
         wrong.append(bool((tables["train"].labels != tables["truth"].labels).any()))
-    assert sorted(seen) == sorted(data.images)
+    assert sorted(seen) == sorted(samples.images)
     assert sum(wrong) == 1
     assert lines[0].startswith(
-        f"120 pictures of {len(set(data.lesions))} lesions, {data.test.sum()} of them for the test"
+        f"120 pictures of {len(set(samples.patients))} lesions, {test.sum()} of them for the test"
     )

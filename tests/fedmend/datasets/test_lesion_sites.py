@@ -11,7 +11,7 @@ from factories import refused
 from nifti_factories import write_nifti
 
 from fedmend.data.card import load_card
-from fedmend.datasets.lesion_sites import LesionCase, nifti_file, write_lesion_sites
+from fedmend.datasets.lesion_sites import LesionCase, LesionDataset, LesionProtocol, nifti_file
 from fedmend.labels import SEGMENTATION
 
 LPS = np.array([[-1.0, 0, 0, 5], [0, -1, 0, 7], [0, 0, -2, 9], [0, 0, 0, 1]])  # slices from top to bottom
@@ -40,7 +40,10 @@ def make_case(root, number, affine=LPS, patient=None, mask_affine=None, mask=Non
 
 def write(out, cases, root, **options):
     options = {"completeness": (0.3, 0.7), "test_share": 0.2, "seed": 5, **options}
-    write_lesion_sites(out, cases, dataset="toy", image_root=root, modality="MR", source_name="a source", **options)
+    progress = options.pop("progress", None)
+    words = dict.fromkeys(("help", "source_help", "levels"), "")
+    toy = LesionDataset(name="toy", source_name="a source", modality="MR", find=lambda source, say: cases, **words)
+    toy.prepare(root, out, LesionProtocol(**options), progress=progress)
 
 
 @pytest.fixture(scope="module")

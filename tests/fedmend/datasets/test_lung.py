@@ -9,6 +9,7 @@ from factories import refused
 from nifti_factories import write_nifti
 
 from fedmend.data.card import WINDOWS, load_card
+from fedmend.datasets.lesion_sites import LesionProtocol
 from fedmend.datasets.lung import prepare
 from fl_components.cli import main
 
@@ -45,7 +46,7 @@ def test_the_training_volumes_become_sites_with_the_lung_window(source, tmp_path
 
 
 def test_the_completeness_of_each_site_may_be_given(source, tmp_path):
-    prepare(source, tmp_path / "out", completeness=(0.5, 1.0), source_name="SYNTHETIC")
+    prepare(source, tmp_path / "out", LesionProtocol(completeness=(0.5, 1.0)), source_name="SYNTHETIC")
     provenance = [load_card(tmp_path / "out" / f"site-{s}", f"site-{s}").provenance for s in (1, 2)]
     assert [p["source"] for p in provenance] == ["SYNTHETIC"] * 2
     counts = [(p["site"]["lesions"], p["site"]["kept_lesions"]) for p in provenance]
@@ -55,9 +56,4 @@ def test_the_completeness_of_each_site_may_be_given(source, tmp_path):
 def test_a_volume_without_mask_is_refused(source, tmp_path):
     next(source.rglob("*_seg.nii")).unlink()
     with refused("lung, argument source: expected a mask for each of 5 volumes, got none for 1"):
-        prepare(source, tmp_path / "out")
-
-
-def test_a_level_that_the_paper_does_not_have_is_refused(source, tmp_path):
-    with refused("completeness: expected m in 0..2 and sites in 1..4 for 'lung', got 3 and 4"):
-        prepare(source, tmp_path / "out", m=3)
+        prepare(source, tmp_path / "out", LesionProtocol(completeness=(0.5,)))

@@ -108,14 +108,6 @@ def test_only_images_in_use_are_written(tmp_path):
     assert len(list((tmp_path / "out" / "images").iterdir())) == 2 * 8 + SIZES["val"] + SIZES["test"]
 
 
-def test_the_same_seed_gives_the_same_sites(tmp_path):
-    source = make_medmnist(tmp_path / "x.npz")
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        prepare(source, tmp_path / name, sites=2, seed=seed)
-    read = [(tmp_path / name / "site-2" / "test.csv").read_text() for name in "abc"]
-    assert read[0] == read[1] != read[2]
-
-
 @pytest.mark.parametrize("stem", ["bloodmnist", "bloodmnist_64"])
 def test_a_set_of_medmnist_has_its_class_names_and_says_where_it_is_from(tmp_path, stem):
     prepare(make_medmnist(tmp_path / f"{stem}.npz", classes=8), tmp_path / "out", sites=2)
@@ -199,14 +191,6 @@ def test_damaged_pixels_leave_nothing_behind(tmp_path):
     with pytest.raises(Exception, match=r"expected an .npz file, got a damaged one or another"):
         prepare(source, tmp_path / "out", sites=2)
     assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]
-
-
-def test_a_folder_with_content_is_not_written_into(tmp_path):
-    source = make_medmnist(tmp_path / "x.npz")
-    prepare(source, tmp_path / "out", sites=2)
-    for write, options in ((prepare, {"sites": 2}), (prepare_single_label, {"protocol": UNIFORM})):
-        with refused("medmnist, argument out: expected a folder that is empty or not there, got another"):
-            write(source, tmp_path / "out", **options)
 
 
 def test_a_class_that_a_site_would_not_see_is_refused(tmp_path):

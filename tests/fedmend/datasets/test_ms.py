@@ -11,6 +11,8 @@ from factories import refused
 from nifti_factories import write_nifti
 
 from fedmend.data.card import load_card
+from fedmend.datasets.imperfections import completeness_settings
+from fedmend.datasets.lesion_sites import LesionProtocol
 from fedmend.datasets.ms import prepare
 from fl_components.cli import main
 
@@ -52,7 +54,8 @@ def test_both_downloads_below_one_folder_become_four_sites(tmp_path):
     msseg(source / "MSSEG-Training")
     msseg(source / "MSSEG-Training", center="08", patients=("01",), suffix=".nii")
     lesjak(source / "open_ms_data")
-    prepare(source, tmp_path / "out", m=1, seed=3, source_name="SYNTHETIC")
+    protocol = LesionProtocol(completeness=completeness_settings("ms", 1), seed=3)
+    prepare(source, tmp_path / "out", protocol, source_name="SYNTHETIC")
     root = "MSSEG-Training/Training"
     assert labels(tmp_path / "out") == {
         "msseg_Center_01_Patient_01.nii.gz": f"{root}/Center_01/Patient_01/Preprocessed_Data/FLAIR_preprocessed.nii.gz",
@@ -77,7 +80,7 @@ def test_masks_of_a_flat_copy_that_have_no_volume_are_left_out_and_counted(tmp_p
     for number in ("01", "02"):
         write_nifti(tmp_path / "source" / "masks" / f"p{number}.nii.gz", MASK)
     lines = []
-    prepare(tmp_path / "source", tmp_path / "out", completeness=(0.5,), progress=lines.append)
+    prepare(tmp_path / "source", tmp_path / "out", LesionProtocol(completeness=(0.5,)), progress=lines.append)
     assert lines[0] == "2 masks without a volume are left out"
     assert labels(tmp_path / "out") == {f"lesjak_{n}.nii.gz": f"p{n}_flair.nii.gz" for n in ("07", "19", "26")}
 
@@ -88,7 +91,7 @@ def test_a_volume_without_mask_is_refused(tmp_path):
     (tmp_path / "Training/Center_01/Patient_02/Masks/Consensus.nii.gz").unlink()
     (tmp_path / "cross_sectional/coregistered/patient03/consensus_gt.nii.gz").unlink()
     with refused("ms, argument source: expected a mask for each of 5 volumes, got none for 2"):
-        prepare(tmp_path, tmp_path / "out")
+        prepare(tmp_path, tmp_path / "out", LesionProtocol(completeness=(0.5,)))
 
 
 def test_two_variants_or_copies_of_a_patient_are_refused(tmp_path):
@@ -96,12 +99,12 @@ def test_two_variants_or_copies_of_a_patient_are_refused(tmp_path):
     lesjak(tmp_path, variant="raw", patients=("02",))
     flat(tmp_path, patients=("03", "07"))
     with refused("ms, argument source: expected one copy of each case, got 2 more"):
-        prepare(tmp_path, tmp_path / "out")
+        prepare(tmp_path, tmp_path / "out", LesionProtocol(completeness=(0.5,)))
 
 
 def test_a_folder_without_a_download_is_refused(tmp_path):
     with refused("ms, argument source: expected volumes in the layout of the download, got none"):
-        prepare(tmp_path, tmp_path / "out")
+        prepare(tmp_path, tmp_path / "out", LesionProtocol(completeness=(0.5,)))
 
 
 def test_the_command_takes_the_papers_setting_or_the_completeness_of_each_site(tmp_path, capsys):

@@ -11,7 +11,8 @@ from fedmend.data.card import load_card
 from fedmend.data.site import Opening, load_site, load_truth
 from fedmend.data.tables import load_table
 from fedmend.datasets import noisy_sites
-from fedmend.datasets.noisy_sites import LabelledImages, NoiseProtocol, hold_out, write_noisy_sites
+from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
+from fedmend.datasets.samples import Samples
 from fedmend.errors import FedMendError
 
 CLASSES = ("benign", "malign", "healthy")
@@ -41,7 +42,7 @@ def write(out, root, protocol=PROTOCOL, **change):
         file = out.with_suffix(".csv")
         write_soft_labels(file, arguments["images"], arguments["soft_labels"], arguments["classes"])
         arguments["soft_labels"] = file
-    data = LabelledImages(**{f.name: arguments.pop(f.name) for f in fields(LabelledImages) if f.name in arguments})
+    data = Samples(**{f.name: arguments.pop(f.name) for f in fields(Samples) if f.name in arguments})
     write_noisy_sites(out, data, **arguments)
 
 
@@ -179,15 +180,6 @@ def test_patients_and_window_reach_the_folder(root, tmp_path):
             assert table.patients == tuple(PATIENTS[i] for i in numbers(table))
 
 
-def test_images_beside_the_sites_are_named_relative_to_them_and_can_be_moved_along(root, tmp_path):
-    shutil.copytree(root, tmp_path / "made" / "download")
-    write(tmp_path / "made", tmp_path / "made" / "download")
-    (tmp_path / "made").rename(tmp_path / "moved")
-    card = load_card(tmp_path / "moved" / "site-2", "site-2")
-    table = load_table(card, "train.csv", CLASSES)
-    assert all((card.image_root / image).is_file() for image in table.images)
-
-
 @pytest.mark.parametrize(("seed", "same"), [("partition_seed", False), ("noise_seed", True)])
 def test_the_seeds_alone_decide_the_partition_and_the_noise(root, tmp_path, seed, same):
     write(tmp_path / "first", root)
@@ -275,21 +267,13 @@ def test_an_image_that_an_annotator_cannot_find_is_named_by_its_row(root, tmp_pa
 )
 def test_soft_labels_that_cannot_be_used_are_refused(root, tmp_path, text, sentence):
     (tmp_path / "soft.csv").write_text(text)
-    data = LabelledImages(images=IMAGES, labels=LABELS, classes=CLASSES, image_root=root, test=TEST, modality="CT")
-    arguments = {"protocol": NoiseProtocol(**PROTOCOL), "source_name": "a test"}
+    data = Samples(images=IMAGES, labels=LABELS, classes=CLASSES, image_root=root, modality="CT")
+    arguments = {"test": TEST, "protocol": NoiseProtocol(**PROTOCOL), "source_name": "a test"}
     with refused(f"soft labels{sentence}"):
         write_noisy_sites(tmp_path / "out", data, **arguments, soft_labels=tmp_path / "soft.csv")
     with refused("soft labels: expected a CSV file that can be read, got another"):
         write_noisy_sites(tmp_path / "out", data, **arguments, soft_labels=tmp_path / "nowhere.csv")
     assert not (tmp_path / "out").exists()
-
-
-def test_existing_site_folders_are_not_overwritten(root, tmp_path):
-    write(tmp_path / "out", root)
-    before = content(tmp_path / "out")
-    with refused("noisy sites, argument out: expected a folder without site folders, got one that has them or a file"):
-        write(tmp_path / "out", root, {**PROTOCOL, "noise_seed": 1})
-    assert content(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize(
@@ -316,25 +300,3 @@ def test_arguments_that_do_not_fit_are_refused(root, tmp_path, change, sentence)
     with refused(f"noisy sites, argument {sentence}"):
         write(tmp_path / "out", root, **change)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_test_split_holds_whole_units_and_does_not_depend_on_the_order():
-    units = [f"p{i // 3}" for i in range(30)]
-    held = hold_out(units, 0.3, seed=4)
-    assert held.sum() == 9
-    assert {units[i] for i in np.flatnonzero(held)}.isdisjoint({units[i] for i in np.flatnonzero(~held)})
-    order = np.random.default_rng(0).permutation(30)
-    np.testing.assert_array_equal(hold_out([units[i] for i in order], 0.3, seed=4), held[order])
-    assert (hold_out(units, 0.3, seed=5) != held).any()
-
-
-@pytest.mark.parametrize(("share", "count"), [(0.01, 1), (0.99, 2)])
-def test_the_test_split_leaves_at_least_one_unit_on_each_side(share, count):
-    assert hold_out(["a", "b", "c"], share, seed=0).sum() == count
-
-
-@pytest.mark.parametrize(("units", "share"), [("ab", 0), ("ab", 1), ("aa", 0.5)])
-def test_a_test_split_that_cannot_be_drawn_is_refused(units, share):
-    found = len(set(units))
-    with refused(f"test split: expected a test_share between 0 and 1 and at least 2 units, got {share} and {found}"):
-        hold_out(list(units), share, seed=0)

@@ -167,20 +167,18 @@ def test_a_chest_phantom_becomes_sites_that_identify_their_own_findings(tmp_path
 def test_a_chest_phantom_follows_the_protocol_of_either_method(tmp_path, monkeypatch, protocol):
     seen = []
     monkeypatch.setattr("fedmend.phantoms.chest.write_cxr14", lambda *a, **k: None)
-    monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *a, **k: seen.append(k))
+    monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *a, **k: seen.append((a[2], k)))
     make_phantom(tmp_path, ChestPhantom(protocol=protocol, sites=9, seed=4))
-    assert seen[0] == {
-        **PROTOCOLS[protocol],
-        **{"sites": 9, "test_share": 0.3, "seed": 4, "source_name": SOURCE, "progress": None},
-    }
+    expected = dataclasses.replace(PROTOCOLS[protocol], sites=9, test_share=0.3, seed=4)
+    assert seen == [(expected, {"source_name": SOURCE, "progress": None})]
 
 
 def test_a_chest_phantom_may_have_named_findings_only(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("fedmend.phantoms.chest.write_cxr14", lambda *a, **k: None)
-    monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *a, **k: seen.append(k))
+    monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *a, **k: seen.append(a[2]))
     make_phantom(tmp_path, ChestPhantom(protocol="fedmlp", classes=["Mass", "Edema"]))
-    assert (seen[0]["classes"], seen[0]["top"]) == (["Mass", "Edema"], None)
+    assert (seen[0].classes, seen[0].top) == (["Mass", "Edema"], None)
     with refused(f"phantom: field classes: expected names out of {list(CXR14)}, got also 'mass'"):
         make_phantom(tmp_path, ChestPhantom(classes=["Edema", "mass"]))
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from factories import ROOT
 
 from fedmend.basics.discovery import commands_of
 from fedmend.datasets.cxr14 import PROTOCOLS
+from fedmend.datasets.isic2018 import DiagnosisProtocol
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.datasets.rsna_ich import SliceProtocol
 from fedmend.datasets.swapped_labels import SwapNoise
 from fedmend.errors import FedMendError
 from fedmend.phantoms.specs.label_sets import ChestPhantom, LabelSetPhantom
@@ -84,21 +87,16 @@ def test_chest_films_are_prepared_by_a_protocol_and_what_is_said_beside_it(monke
     seen = capture(monkeypatch, "fedmend.datasets.cxr14.prepare")
     words = ["--sites", 4, "--view", "all", "--top", 5, "--split", "image", "--train-per-site", 9, "--seed", 3]
     assert call("prepare", "cxr14", "source", "out", "--protocol", protocol, *words) == 0
-    ((places, arguments),) = seen
-    assert places == (Path("source"), Path("out"))
-    arguments.pop("progress")
     said = {"sites": 4, "view": None, "top": 5, "split": "image", "train_per_site": 9, "seed": 3}
-    assert arguments == {**PROTOCOLS[protocol], **said}
+    assert [places for places, _ in seen] == [(Path("source"), Path("out"), replace(PROTOCOLS[protocol], **said))]
 
 
 def test_isic_2018_is_prepared_as_asked(monkeypatch):
     seen = capture(monkeypatch, "fedmend.datasets.isic2018.prepare")
-    words = ["--sites", 4, "--classes-per-site", 2, "--assignment", "released", "--split", "image"]
+    words = ["--sites", 4, "--classes-per-site", 2, "--assignment", "random", "--split", "image"]
     assert call("prepare", "isic2018", "source", "out", *words, "--train-per-site", 9, "--seed", 3) == 0
-    ((_, arguments),) = seen
-    arguments.pop("progress")
-    expected = {"sites": 4, "classes_per_site": 2, "assignment": "released", "split": "image"}
-    assert arguments == {**expected, "train_per_site": 9, "seed": 3}
+    expected = DiagnosisProtocol(sites=4, classes_per_site=2, split="image", train_per_site=9, seed=3)
+    assert [places[2] for places, _ in seen] == [expected]
 
 
 def test_the_defaults_of_the_noise_are_those_of_the_paper(monkeypatch):
@@ -171,24 +169,19 @@ def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
     words = "--split slice --partition station --test-share 0.2 --val-share 0 --train-per-site 50 --window subdural"
     words = [*words.split(), "--healthy-share", word, "--sites", 4, "--noisy-share", 0.4, "--noise-low", 0.3, *LISTS]
     assert call("prepare", "rsna-ich", "in", tmp_path, *words) == 0
-    ((source, out), options) = seen[0]
-    assert (source, out) == (Path("in"), tmp_path)
-    assert options.pop("progress") is print
-    assert options == {
-        "sites": 4,
-        "annotated_per_site": 1,
-        "rule": "one_each",
-        "split": "slice",
-        "partition": "station",
-        "test_share": 0.2,
-        "val_share": 0.0,
-        "train_per_site": 50,
-        "healthy_share": share,
-        "window": "subdural",
-        "noise": SwapNoise(noisy_share=0.4, noise_low=0.3),
-        "seed": 1037,
+    protocol = SliceProtocol(
+        sites=4,
+        split="slice",
+        partition="station",
+        test_share=0.2,
+        val_share=0.0,
+        train_per_site=50,
+        healthy_share=share,
+        window="subdural",
+        noise=SwapNoise(noisy_share=0.4, noise_low=0.3),
         **LISTED,
-    }
+    )
+    assert seen == [((Path("in"), tmp_path, protocol), {"progress": print})]
 
 
 NEW = """

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedmend.basics.discovery import Command
@@ -41,12 +41,13 @@ class ChestPhantom(PhantomSpec):
             raise FedMendError(f"field protocol: expected one of {known}, got {self.protocol!r}")
         if unknown := [c for c in self.classes if c not in cxr14.CLASSES]:
             raise FedMendError(f"field classes: expected names out of {list(cxr14.CLASSES)}, got also {unknown[0]!r}")
-        arguments = {**cxr14.PROTOCOLS[self.protocol], "sites": self.sites, "test_share": self.test_share}
+        given = {"sites": self.sites, "test_share": self.test_share, "seed": self.seed}
         if self.classes:
-            arguments |= {"classes": self.classes, "top": None}
+            given |= {"classes": self.classes, "top": None}
         drawn = {"images": self.images, "seed": self.seed, "size": self.pixels, "devices": self.sites}
         chest.write_cxr14(out / "download", **drawn, shares=(self.least_share, self.most_share))
-        cxr14.prepare(out / "download", out, **arguments, seed=self.seed, source_name=SOURCE, progress=progress)
+        protocol = replace(cxr14.PROTOCOLS[self.protocol], **given)
+        cxr14.prepare(out / "download", out, protocol, source_name=SOURCE, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +68,8 @@ class LabelSetPhantom(PhantomSpec):
         from fedmend.phantoms import dermoscopy
 
         dermoscopy.write_isic2018(out / "download", images=self.images, seed=self.seed, size=self.pixels)
-        isic2018.prepare(
-            out / "download",
-            out,
-            sites=self.sites,
-            classes_per_site=self.classes_per_site,
-            test_share=self.test_share,
-            seed=self.seed,
-            source_name=SOURCE,
-            progress=progress,
-        )
+        protocol = command_line.made(isic2018.DiagnosisProtocol, self)
+        isic2018.prepare(out / "download", out, protocol, source_name=SOURCE, progress=progress)
         dermoscopy.lay_casts(out, sites=self.sites, seed=self.seed, progress=progress)
 
 

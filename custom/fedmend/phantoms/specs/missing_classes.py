@@ -42,21 +42,10 @@ class MissingClassPhantom(PhantomSpec):
         from fedmend.phantoms import ct_head
 
         ct_head.write_ich(out / "download", slices=self.images, seed=self.seed, size=self.pixels, scanners=self.sites)
-        rsna_ich.prepare(
-            out / "download",
-            out,
-            sites=self.sites,
-            annotated_per_site=self.annotated_per_site,
-            rule=self.rule,
-            partition=self.partition,
-            test_share=self.test_share,
-            val_share=self.val_share,
-            healthy_share=None,
-            noise=SwapNoise(noisy_share=self.noisy_share, noise_low=self.noise_low, noise_high=self.noise_high),
-            seed=self.seed,
-            source_name=SOURCE,
-            progress=progress,
+        protocol = command_line.made(
+            rsna_ich.SliceProtocol, self, healthy_share=None, noise=command_line.made(SwapNoise, self)
         )
+        rsna_ich.prepare(out / "download", out, protocol, source_name=SOURCE, progress=progress)
 
 
 PHANTOMS = {"ich": MissingClassPhantom}
@@ -71,7 +60,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(args: Namespace) -> None:
     given = command_line.given(args, "sites", "annotated_per_site", "rule", "pixels", "seed")
-    given |= asdict(command_line.swap_noise_of(args))
+    given |= asdict(command_line.made(SwapNoise, args))
     sites.make_phantom(args.out, MissingClassPhantom(images=args.slices, **given), progress=print)
     sites.tell(args.out, args.slices, "slices", args.sites)
 

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +25,8 @@ class NoisyLabelPhantom(NoiseProtocol, PhantomSpec):
 
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
         """See :class:`PhantomSpec`. ``images`` counts CT slices before those with exactly one subtype are chosen."""
-        protocol = NoiseProtocol(**{f.name: getattr(self, f.name) for f in fields(NoiseProtocol)})
         common = {
-            "protocol": protocol,
+            "protocol": command_line.made(NoiseProtocol, self),
             "test_share": self.test_share,
             "seed": self.seed,
             "source_name": SOURCE,
@@ -63,7 +62,7 @@ def _add_arguments(parser: ArgumentParser, *, images: int, pixels: int, **noise)
 
 
 def _run(args: Namespace, *, dataset: str) -> None:
-    given = command_line.given(args, "images", "pixels", "seed") | asdict(command_line.protocol_of(args))
+    given = command_line.given(args, "images", "pixels", "seed") | asdict(command_line.made(NoiseProtocol, args))
     sites.make_phantom(args.out, NoisyLabelPhantom(dataset=dataset, **given), progress=print)
     sites.tell(args.out, args.images, "images", args.sites)
 

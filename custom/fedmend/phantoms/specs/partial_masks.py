@@ -39,21 +39,15 @@ class PartlyAnnotatedPhantom(PhantomSpec):
     def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
         """See :class:`PhantomSpec`."""
         from fedmend.datasets import lung, ms
+        from fedmend.datasets.imperfections import completeness_settings
+        from fedmend.datasets.lesion_sites import LesionProtocol
         from fedmend.phantoms import volumes
 
         draw, prepare = {"ms": (volumes.write_ms, ms.prepare), "lung": (volumes.write_lung, lung.prepare)}[self.dataset]
         draw(out / "download", cases=self.images, seed=self.seed, size=self.pixels, depth=self.depth)
-        prepare(
-            out / "download",
-            out,
-            sites=self.sites,
-            m=self.m,
-            test_share=self.test_share,
-            val_share=self.val_share,
-            seed=self.seed,
-            source_name=SOURCE,
-            progress=progress,
-        )
+        completeness = completeness_settings(self.dataset, self.m, self.sites)
+        protocol = command_line.made(LesionProtocol, self, completeness=completeness)
+        prepare(out / "download", out, protocol, source_name=SOURCE, progress=progress)
 
 
 PHANTOMS = dict.fromkeys(("lung", "ms"), PartlyAnnotatedPhantom)
