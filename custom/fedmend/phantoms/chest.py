@@ -5,13 +5,9 @@ patient. Shadows add up, as X-ray densities do. The fourteen findings follow tex
 texture; they are no substitute for real films in any result.
 """
 
-import csv
-import os
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +15,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 from fedmend.errors import FedMendError
-from fedmend.phantoms.ct_head import below, capsule, smooth_noise
+from fedmend.phantoms.drawing import below, capsule, check_least, in_processes, smooth_noise, write_csv
 
 # Films per finding among the 112,120 of ChestX-ray14, and what the finding shares with others of its patient: fluid in
 # the lung or around it, growths, and chronic disease of airways and pleura. Findings that share much occur together.
@@ -349,27 +345,12 @@ def _name(patient: _Patient, k: int) -> str:
     return f"{patient.index + 1:08d}_{k:03d}.png"
 
 
-def _write_patient(patient: _Patient, folder: Path, seed: int, size: int, devices: int) -> None:
+def _write_patient(patient: _Patient, *, folder: Path, seed: int, size: int, devices: int) -> None:
     for k in range(len(patient.labels)):
         device = np.random.default_rng([seed, 2, patient.index % devices])
         film = np.random.default_rng([seed, 3, patient.index, k])
         picture = _expose(_draw(patient, k, seed, size), device, film, size)
         Image.fromarray(picture).save(folder / _name(patient, k))
-
-
-def _check(images: int, seed: int, size: int, devices: int, processes: int, shares: tuple[float, float]) -> None:
-    if not 0 < shares[0] <= shares[1] <= 1:
-        expected = "least_share and most_share: expected the first above 0, the second from it to 1"
-        raise FedMendError(f"phantom, arguments {expected}, got {shares[0]} and {shares[1]}")
-    for name, value, least in (
-        ("images", images, round(1 / shares[0])),
-        ("seed", seed, 0),
-        ("size", size, 32),
-        ("devices", devices, 1),
-        ("processes", processes, 1),
-    ):
-        if value < least:
-            raise FedMendError(f"phantom, argument {name}: expected at least {least}, got {value}")
 
 
 def write_cxr14(
@@ -406,20 +387,18 @@ def write_cxr14(
     Raises:
         FedMendError: an argument below its least value, or shares that are none.
     """
-    _check(images, seed, size, devices, 1 if processes is None else processes, shares)
+    if not 0 < shares[0] <= shares[1] <= 1:
+        expected = "least_share and most_share: expected the first above 0, the second from it to 1"
+        raise FedMendError(f"phantom, arguments {expected}, got {shares[0]} and {shares[1]}")
+    least = 1 if processes is None else processes
+    check_least(images=(images, round(1 / shares[0])), seed=(seed, 0), size=(size, 32))
+    check_least(devices=(devices, 1), processes=(least, 1))
     out = Path(out)
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
     patients = _plan(images, seed, *shares)
-    rest = (repeat(folder), repeat(seed), repeat(size), repeat(devices))
-    # A new process costs as much as some dozens of patients.
-    processes = processes or min(os.cpu_count() or 1, 1 + len(patients) // 64)
-    if processes == 1:
-        for job in zip(patients, *rest, strict=False):
-            _write_patient(*job)
-    else:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            list(pool.map(_write_patient, patients, *rest, chunksize=8))
+    write = partial(_write_patient, folder=folder, seed=seed, size=size, devices=devices)
+    in_processes(write, patients, processes, worth=64)
     _write_tables(out, patients, seed, size)
 
 
@@ -434,7 +413,6 @@ def _write_tables(out: Path, patients: list[_Patient], seed: int, size: int) -> 
             row = [_name(patient, k), findings, k, patient.index + 1, age + k, gender, "AP" if ap else "PA"]
             rows.append([*row, size, size, 0.143, 0.143])
             lists["test_list.txt" if test[patient.index] else "train_val_list.txt"].append(_name(patient, k))
-    with open(out / "Data_Entry_2017.csv", "w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream, lineterminator="\n").writerows([HEADER, *rows])
+    write_csv(out / "Data_Entry_2017.csv", HEADER, rows)
     for file, names in lists.items():
         (out / file).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")

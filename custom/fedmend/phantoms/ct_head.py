@@ -5,18 +5,14 @@ Intracranial Hemorrhage download. Nothing in them comes from a patient. The shap
 enough that the five classes differ as they do in real scans; they are no substitute for real scans in any result.
 """
 
-import csv
-import os
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
-from fedmend.errors import FedMendError
+from fedmend.phantoms.drawing import below, capsule, check_least, in_processes, smooth_noise, write_csv
 
 ICH_CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 ICH_LABELS = (*ICH_CLASSES, "any")
@@ -110,24 +106,6 @@ def _names(slices: int, seed: int) -> list[str]:
 
 
 # ---- the head --------------------------------------------------------------------------------------------------------
-def below(x: np.ndarray, limit, width: float) -> np.ndarray:
-    """1 where x < limit, 0 where x > limit, a ramp of the given width between; any shape."""
-    return np.clip((limit - x) / width + 0.5, 0.0, 1.0)
-
-
-def capsule(u, v, start, end) -> np.ndarray:
-    """Distance of every pixel to a line segment; coordinates and result of any shape."""
-    du, dv = end[0] - start[0], end[1] - start[1]
-    along = np.clip(((u - start[0]) * du + (v - start[1]) * dv) / (du * du + dv * dv), 0.0, 1.0)
-    return np.hypot(u - start[0] - along * du, v - start[1] - along * dv)
-
-
-def smooth_noise(rng: np.random.Generator, size: int, sigma: float) -> np.ndarray:
-    """(size, size) float32 noise with standard deviation 1, smooth over ``sigma`` times the size; its edges fit."""
-    field = gaussian_filter(rng.standard_normal((size, size)).astype(np.float32), sigma * size, mode="wrap")
-    return field / field.std()
-
-
 def _ventricle_distance(u, v, level: float, width: float) -> np.ndarray:
     """Distance to the ventricles' surface, negative inside: fourth, third and lateral ventricles by level."""
     if level < 0.22:
@@ -337,9 +315,9 @@ def _dataset(patient: _Patient, k: int, hu: np.ndarray, seed: int):
     return ds
 
 
-def _write_patient(patient: _Patient, names: list[str], folder: Path, seed: int, size: int) -> None:
+def _write_patient(patient: _Patient, *, names: list[str], folder: Path, seed: int, size: int) -> None:
     for k, hu in enumerate(_render(patient, seed, size)):
-        _dataset(patient, k, hu, seed).save_as(folder / f"{names[k]}.dcm", enforce_file_format=True)
+        _dataset(patient, k, hu, seed).save_as(folder / f"{names[patient.first + k]}.dcm", enforce_file_format=True)
 
 
 def write_ich(
@@ -367,33 +345,17 @@ def write_ich(
     Raises:
         FedMendError: an argument below its least value.
     """
-    for name, value, least in (
-        ("slices", slices, 1),
-        ("seed", seed, 0),
-        ("size", size, 32),
-        ("scanners", scanners, 1),
-        ("processes", 1 if processes is None else processes, 1),
-    ):
-        if value < least:
-            raise FedMendError(f"phantom, argument {name}: expected at least {least}, got {value}")
+    least = 1 if processes is None else processes
+    check_least(slices=(slices, 1), seed=(seed, 0), size=(size, 32), scanners=(scanners, 1), processes=(least, 1))
     out = Path(out)
     folder = out / "stage_2_train"
     folder.mkdir(parents=True, exist_ok=True)
     names, patients = _names(slices, seed), _plan(slices, seed, scanners)
-    shares = [names[p.first : p.first + len(p.labels)] for p in patients]
-    rest = (repeat(folder), repeat(seed), repeat(size))
-    # A new process costs as much as some dozens of patients.
-    processes = processes or min(os.cpu_count() or 1, 1 + len(patients) // 32)
-    if processes == 1:
-        for job in zip(patients, shares, *rest, strict=False):
-            _write_patient(*job)
-    else:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            list(pool.map(_write_patient, patients, shares, *rest, chunksize=8))
-    rows = zip(names, np.concatenate([p.labels for p in patients]), strict=True)
-    with open(out / "stage_2_train.csv", "w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["ID", "Label"])
-        for name, labels in sorted(rows, key=lambda row: row[0]):
-            values = (*labels, labels.any())
-            writer.writerows([f"{name}_{c}", int(v)] for c, v in zip(ICH_LABELS, values, strict=True))
+    write = partial(_write_patient, names=names, folder=folder, seed=seed, size=size)
+    in_processes(write, patients, processes, worth=32)
+    rows = []
+    labels = np.concatenate([p.labels for p in patients])
+    for name, own in sorted(zip(names, labels, strict=True), key=lambda row: row[0]):
+        values = (*own, own.any())
+        rows += [[f"{name}_{c}", int(v)] for c, v in zip(ICH_LABELS, values, strict=True)]
+    write_csv(out / "stage_2_train.csv", ["ID", "Label"], rows)

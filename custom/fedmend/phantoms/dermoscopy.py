@@ -7,13 +7,9 @@ dermoscopy; they are no substitute for real pictures in any result. Once the pic
 gives each site its camera.
 """
 
-import csv
-import os
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +18,7 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
-from fedmend.errors import FedMendError
-from fedmend.phantoms.ct_head import below, capsule, smooth_noise
+from fedmend.phantoms.drawing import below, capsule, check_least, in_processes, smooth_noise, write_csv
 
 # Pictures per class in the official training sets; none is UNK.
 ISIC2019_COUNTS = {"MEL": 4522, "NV": 12875, "BCC": 3323, "AK": 867, "BKL": 2624, "DF": 239, "VASC": 253, "SCC": 628}
@@ -351,7 +346,7 @@ def _save(picture: np.ndarray, file: Path) -> None:
 
 
 # ---- the download ----------------------------------------------------------------------------------------------------
-def _write_lesion(lesion: _Lesion, folder: Path, look_alikes: Mapping[str, str], seed: int, size: int) -> None:
+def _write_lesion(lesion: _Lesion, *, folder: Path, look_alikes: Mapping[str, str], seed: int, size: int) -> None:
     rgb = _draw(lesion, look_alikes, seed, size)
     for k, name in enumerate(lesion.pictures):
         _save(_photograph(rgb, np.random.default_rng([seed, 3, lesion.index, k]), size), folder / f"{name}.jpg")
@@ -367,33 +362,17 @@ def _write_pictures(
     processes: int | None,
 ) -> list[_Lesion]:
     """Checks the arguments, plans and writes all pictures."""
-    for name, value, least in (
-        ("images", images, round(1 / SHARE_FLOOR)),
-        ("seed", seed, 0),
-        ("size", size, 32),
-        ("processes", 1 if processes is None else processes, 1),
-    ):
-        if value < least:
-            raise FedMendError(f"phantom, argument {name}: expected at least {least}, got {value}")
+    least = 1 if processes is None else processes
+    check_least(images=(images, round(1 / SHARE_FLOOR)), seed=(seed, 0), size=(size, 32), processes=(least, 1))
     lesions = _plan(images, official, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    rest = (repeat(folder), repeat(look_alikes), repeat(seed), repeat(size))
-    # A new process costs as much as some dozens of lesions.
-    processes = processes or min(os.cpu_count() or 1, 1 + len(lesions) // 64)
-    if processes == 1:
-        for job in zip(lesions, *rest, strict=False):
-            _write_lesion(*job)
-    else:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            list(pool.map(_write_lesion, lesions, *rest, chunksize=8))
+    write = partial(_write_lesion, folder=folder, look_alikes=look_alikes, seed=seed, size=size)
+    in_processes(write, lesions, processes, worth=64)
     return lesions
 
 
 def _write_table(file: Path, header: Iterable[str], rows: Iterable[list]) -> None:
-    with open(file, "w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(sorted(rows, key=lambda row: row[0]))
+    write_csv(file, header, sorted(rows, key=lambda row: row[0]))
 
 
 def write_isic2019(out: Path, *, images: int, seed: int = 0, size: int = 96, processes: int | None = None) -> None:

@@ -105,11 +105,6 @@ def add_arguments(parser: ArgumentParser, *, images: int, pixels: int) -> None:
     parser.add_argument("--seed", type=int, default=1037, help="of images and test split")
 
 
-def tell(out: Path, count: int, what: str, sites: int) -> None:
-    """Prints what :func:`make_phantom` has written, for the person at the command line."""
-    print(f"PHANTOM: {count} synthetic {what} in {out / 'download'}, {sites} site folders in {out}")
-
-
 def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] | None = None) -> None:
     """:meth:`PhantomSpec.write`, with errors that say that they are about the phantom.
 
@@ -122,6 +117,17 @@ def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] |
         spec.write(out, progress)
     except FedMendError as e:  # it may name a site of the phantom, which is not the site that asks
         raise FedMendError(f"phantom: {e}") from None
+
+
+def make_and_tell(out: Path, spec: PhantomSpec, what: str) -> None:
+    """:func:`make_phantom` for the person at the command line; ``what`` the images are.
+
+    Raises:
+        FedMendError: as :func:`make_phantom`.
+    """
+    make_phantom(out, spec, progress=print)
+    place = f"{out / 'download'}, {spec.sites} site folders in {out}"
+    print(f"PHANTOM: {spec.images} synthetic {what} in {place}")
 
 
 def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:

@@ -14,8 +14,7 @@ import nibabel as nib
 import numpy as np
 from scipy.ndimage import binary_dilation, gaussian_filter, label
 
-from fedmend.errors import FedMendError
-from fedmend.phantoms.ct_head import below
+from fedmend.phantoms.drawing import below, check_least
 
 LEAST_LESION = 4  # voxels
 # Lesions per patient and their sizes (mm³) in the masks of 30 patients (Lesjak et al., Neuroinformatics 2018).
@@ -309,12 +308,6 @@ def _lung_case(case: int, seed: int, grid: _Grid) -> tuple[np.ndarray, np.ndarra
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-def _check(**least: tuple[int, int]) -> None:
-    for name, (value, minimum) in least.items():
-        if value < minimum:
-            raise FedMendError(f"phantom, argument {name}: expected at least {minimum}, got {value}")
-
-
 def _save(path: Path, voxels: np.ndarray, grid: _Grid) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     image = nib.Nifti1Image(voxels, grid.affine)
@@ -349,7 +342,7 @@ def write_ms(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: int
     Raises:
         FedMendError: an argument below its least value.
     """
-    _check(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
+    check_least(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
     grid = _grid(size, depth, HEAD_FIELD, HEAD_HEIGHT, (-1, 1, 1))
     for case in range(cases):
         image, lesion = _ms_case(case, seed, grid)
@@ -382,7 +375,7 @@ def write_lung(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: i
     Raises:
         FedMendError: an argument below its least value.
     """
-    _check(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
+    check_least(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
     grid = _grid(size, depth, CHEST_FIELD, CHEST_HEIGHT, (-1, -1, 1))
     for case in range(cases):
         image, lesion = _lung_case(case, seed, grid)

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from fedmend.basics.discovery import Command
@@ -82,25 +83,14 @@ def _add_chest_arguments(parser: ArgumentParser) -> None:
     sites.add_arguments(parser, images=4800, pixels=64)
 
 
-def _run_chest(args: Namespace) -> None:
-    given = command_line.given(args, "images", "sites", "pixels", "seed", "protocol")
-    _make(args, sites.phantom_spec({"dataset": "cxr14", **given}))
-
-
 def _add_isic_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--sites", type=int, default=5, help="number of sites (default 5)")
     parser.add_argument("--classes-per-site", type=int, default=3)
     sites.add_arguments(parser, images=2500, pixels=96)
 
 
-def _run_isic(args: Namespace) -> None:
-    given = command_line.given(args, "images", "sites", "pixels", "seed", "classes_per_site")
-    _make(args, sites.phantom_spec({"dataset": "isic2018", **given}))
-
-
-def _make(args: Namespace, spec: PhantomSpec) -> None:
-    sites.make_phantom(args.out, spec, progress=print)
-    sites.tell(args.out, args.images, "images", args.sites)
+def _run(args: Namespace, *, kind: type[PhantomSpec]) -> None:
+    sites.make_and_tell(args.out, command_line.made(kind, args, dataset=kind.dataset), "images")
 
 
 COMMANDS = (
@@ -108,12 +98,12 @@ COMMANDS = (
         name="cxr14",
         help="chest films in the ChestX-ray14 layout, and sites that label some findings",
         add_arguments=_add_chest_arguments,
-        run=_run_chest,
+        run=partial(_run, kind=ChestPhantom),
     ),
     Command(
         name="isic2018",
         help="dermoscopic pictures in the ISIC 2018 layout, and sites likewise",
         add_arguments=_add_isic_arguments,
-        run=_run_isic,
+        run=partial(_run, kind=LabelSetPhantom),
     ),
 )

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.basics.discovery import Command
@@ -59,10 +59,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    given = command_line.given(args, "sites", "annotated_per_site", "rule", "pixels", "seed")
-    given |= asdict(command_line.made(SwapNoise, args))
-    sites.make_phantom(args.out, MissingClassPhantom(images=args.slices, **given), progress=print)
-    sites.tell(args.out, args.slices, "slices", args.sites)
+    spec = command_line.made(MissingClassPhantom, args, dataset="ich", images=args.slices)
+    sites.make_and_tell(args.out, spec, "slices")
 
 
 COMMANDS = (

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -62,9 +62,7 @@ def _add_arguments(parser: ArgumentParser, *, images: int, pixels: int, **noise)
 
 
 def _run(args: Namespace, *, dataset: str) -> None:
-    given = command_line.given(args, "images", "pixels", "seed") | asdict(command_line.made(NoiseProtocol, args))
-    sites.make_phantom(args.out, NoisyLabelPhantom(dataset=dataset, **given), progress=print)
-    sites.tell(args.out, args.images, "images", args.sites)
+    sites.make_and_tell(args.out, command_line.made(NoisyLabelPhantom, args, dataset=dataset), "images")
 
 
 COMMANDS = (

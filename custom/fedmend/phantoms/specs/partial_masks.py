@@ -67,9 +67,7 @@ def _add_arguments(parser: ArgumentParser, *, m: int, hardest: int) -> None:
 
 
 def _run(args: Namespace, *, dataset: str) -> None:
-    given = command_line.given(args, "images", "sites", "pixels", "depth", "m", "test_share", "val_share", "seed")
-    sites.make_phantom(args.out, PartlyAnnotatedPhantom(dataset=dataset, **given), progress=print)
-    sites.tell(args.out, args.images, "volumes", args.sites)
+    sites.make_and_tell(args.out, command_line.made(PartlyAnnotatedPhantom, args, dataset=dataset), "volumes")
 
 
 COMMANDS = (
