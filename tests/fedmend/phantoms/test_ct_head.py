@@ -4,9 +4,7 @@ from collections import Counter
 import numpy as np
 import pydicom
 import pytest
-from scipy.ndimage import binary_erosion, binary_fill_holes
 
-from fedmend.errors import FedMendError
 from fedmend.phantoms import ct_head
 from fedmend.phantoms.ct_head import ICH_CLASSES, ICH_LABELS, ICH_RATES, write_ich
 
@@ -43,18 +41,6 @@ def patient_with(only: str | None, slices: int = 8, index: int = 0) -> ct_head._
     if only:
         labels[2:5, ICH_CLASSES.index(only)] = True
     return ct_head._Patient(index=index, scanner=0, first=0, labels=labels)
-
-
-def contents(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
-    for processes in (1, 2):
-        write_ich(tmp_path / str(processes), slices=48, seed=3, size=32, processes=processes)
-    one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
-    assert len(one) == 49
-    assert one == two
 
 
 def test_another_seed_gives_other_ids_patients_and_images(tmp_path, datasets):
@@ -129,14 +115,6 @@ def test_a_patient_is_one_series_of_distinct_levels(datasets):
     assert len({ds.SeriesInstanceUID for ds in datasets.values()}) == len(by_patient)
 
 
-def test_air_brain_and_skull_have_plausible_hounsfield_units(datasets):
-    for ds in datasets.values():
-        hu = ds.pixel_array.astype(int) + int(ds.RescaleIntercept)
-        assert -1060 < np.median(hu[:2]) < -940
-        assert 25 < np.median(hu[(hu > 0) & (hu < 90)]) < 50
-        assert 700 < np.percentile(hu, 99) < 1600
-
-
 @pytest.mark.parametrize("name", ICH_CLASSES)
 def test_a_label_adds_blood_to_its_slices_and_to_no_other(name):
     for index in range(4):
@@ -145,40 +123,3 @@ def test_a_label_adds_blood_to_its_slices_and_to_no_other(name):
         blood = (with_it > 42) & (with_it < 90) & changed
         assert not changed[[0, 1, 5, 6, 7]].any()
         assert (blood[2:5].sum(axis=(1, 2)) >= 4).all()  # pixels
-
-
-@pytest.mark.parametrize(
-    ("name", "at_the_skull"), [("epidural", True), ("subdural", True), ("intraventricular", False)]
-)
-def test_the_collections_lie_at_the_skull_and_ventricular_blood_does_not(name, at_the_skull):
-    for index in range(4):
-        with_it, without = (ct_head._render(patient_with(c, index=index), 0, 64)[3] for c in (name, None))
-        bone = np.argwhere(without > 500)
-        blood = np.argwhere(with_it - without > 8)
-        nearest = np.linalg.norm(blood[:, None] - bone[None], axis=2).min(axis=1)
-        assert (nearest.min() <= 2) == at_the_skull
-
-
-def test_slices_without_blood_also_show_small_bright_things_inside_the_brain():
-    patients = 0
-    for index in range(12):
-        hu = ct_head._render(patient_with(None, index=index), 0, 64)
-        deep = [binary_erosion(binary_fill_holes(image > 300) & (image < 300), iterations=3) for image in hu]
-        bright = (np.array(deep) & (hu > 75)).sum(axis=(1, 2))
-        assert bright.max() < 60  # pixels; the brain has about 1,000
-        patients += bright.max() >= 3
-    assert 3 <= patients <= 11
-
-
-def test_scanners_differ_in_noise():
-    by_scanner = []
-    for scanner in range(4):
-        patient = ct_head._Patient(index=0, scanner=scanner, first=0, labels=np.zeros((1, 5), dtype=bool))
-        by_scanner.append(ct_head._render(patient, 0, 64)[0, :4].std())
-    assert max(by_scanner) > 1.2 * min(by_scanner)
-
-
-@pytest.mark.parametrize("argument", ["slices", "scanners", "processes"])
-def test_an_argument_below_its_least_value_is_refused(tmp_path, argument):
-    with pytest.raises(FedMendError, match=f"argument {argument}: expected at least 1, got 0"):
-        write_ich(tmp_path, **{"slices": 8, argument: 0})

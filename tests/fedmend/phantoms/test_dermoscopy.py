@@ -1,10 +1,8 @@
 import csv
 from collections import Counter
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from factories import refused
 from PIL import Image
 
 from fedmend.data.card import write_card
@@ -41,51 +39,6 @@ def class_of(row):
     return next(c for c in ISIC2019_COUNTS if row[c] == "1.0")
 
 
-def contents(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def drawn(name, typical=1.0, seed=0, size=64):
-    """A lesion on its skin without hair: rgb (96, 96, 3), and q = distance from the centre, as a canvas has them."""
-    rng = np.random.default_rng(seed)
-    s = phantom._skin(rng, size)
-    phantom._DRAW[name](s, rng, typical)
-    return s.rgb, np.hypot(s.u, s.v)
-
-
-def several(measure, name, **kwargs):
-    return float(np.mean([measure(*drawn(name, seed=seed, **kwargs)) for seed in range(12)]))
-
-
-def centre_over_rim(rgb, q):
-    return rgb[q < 0.1].mean() / rgb[(q > 0.3) & (q < 0.45)].mean()
-
-
-def asymmetry(rgb, q):
-    """How much a lesion changes when it is turned half round."""
-    return np.abs(rgb - rgb[::-1, ::-1])[q < 0.8].mean()
-
-
-def ratio(first, second):
-    """Measures how much more of one colour than of another comes back from the middle."""
-    return lambda rgb, q: (rgb[q < 0.3][:, first] / rgb[q < 0.3][:, second]).mean()
-
-
-def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
-    for processes in (1, 2):
-        write_isic2019(tmp_path / str(processes), images=25, seed=1, size=32, processes=processes)
-    one, two = contents(tmp_path / "1"), contents(tmp_path / "2")
-    assert len(one) == 27
-    assert one == two
-
-
-def test_another_seed_gives_other_ids_and_pictures(tmp_path, download):
-    write_isic2019(tmp_path, images=25, seed=4, size=32, processes=1)
-    ours, others = ({p.name: p.read_bytes() for p in (d / FOLDER).iterdir()} for d in (download, tmp_path))
-    assert not ours.keys() & others.keys()
-    assert not set(ours.values()) & set(others.values())
-
-
 def test_the_tables_have_the_official_form_and_one_row_for_each_picture(download):
     truth, metadata = rows(download / TRUTH), rows(download / METADATA)
     assert list(truth[0]) == ["image", "MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK"]
@@ -119,57 +72,6 @@ def test_the_pictures_of_a_lesion_have_one_class_and_some_lesions_no_id(download
     assert all(len(set(v)) == 1 for v in lesions.values())
 
 
-def test_the_pictures_of_a_lesion_differ_in_pose_but_have_no_colour_cast():
-    def shots(rgb):
-        return [phantom._photograph(rgb, np.random.default_rng(pose), 64).astype(float) for pose in (0, 1)]
-
-    one, two = shots(drawn("NV")[0])
-    assert np.abs(one - two).mean() > 3
-    for picture in shots(np.full((96, 96, 3), (0.8, 0.6, 0.4))):
-        np.testing.assert_allclose(picture.mean(axis=(0, 1)) / picture.mean(), (4 / 3, 1, 2 / 3), rtol=0.01)
-
-
-def test_a_melanoma_is_less_symmetric_than_a_nevus():
-    assert several(asymmetry, "MEL") > 1.4 * several(asymmetry, "NV")
-
-
-@pytest.mark.parametrize("name", ["DF", "SCC"])
-def test_the_centre_is_paler_than_the_rim_where_there_is_a_scar_or_keratin(name):
-    assert several(centre_over_rim, name) > 1.15
-    assert several(centre_over_rim, name, typical=0.0) < 1.1
-
-
-@pytest.mark.parametrize("name", ["MEL", "NV", "BKL"])
-def test_pigmented_lesions_are_darkest_inside(name):
-    assert several(centre_over_rim, name) < 1.1
-
-
-def test_a_vascular_lesion_is_the_reddest():
-    red = {name: several(ratio(0, 1), name) for name in ISIC2019_COUNTS}
-    assert max(red, key=red.__getitem__) == "VASC"
-
-
-def test_pink_lesions_swallow_green_as_blood_does_and_brown_ones_blue_as_melanin_does():
-    green = {name: several(ratio(1, 2), name, typical=0.0) for name in ISIC2019_COUNTS}
-    assert max(green[name] for name in ("BCC", "AK", "VASC", "SCC")) < min(green[name] for name in ("MEL", "NV", "BKL"))
-
-
-def test_a_basal_cell_carcinoma_has_blue_grey_nests_and_no_nevus_has():
-    def blue(rgb, q):
-        inside = rgb[q < 0.7]
-        return (inside[:, 2] > inside[:, 0]).mean()
-
-    assert several(blue, "BCC") > 0.003
-    assert several(blue, "NV") == 0
-
-
-def test_a_keratosis_has_a_sharp_border_and_an_actinic_keratosis_below_its_scale_has_none():
-    def steepest(rgb, q):
-        return np.percentile(np.hypot(*np.gradient(rgb.mean(axis=2))), 99)
-
-    assert several(steepest, "BKL") > 2 * several(steepest, "AK", typical=0.0)
-
-
 def test_a_share_of_lesions_is_drawn_as_what_it_is_taken_for(monkeypatch):
     def draw(name):
         return phantom._draw(phantom._Lesion(5, name, ("a",)), phantom.LOOK_ALIKES, 0, 32)
@@ -178,23 +80,6 @@ def test_a_share_of_lesions_is_drawn_as_what_it_is_taken_for(monkeypatch):
     assert (draw("BKL") != draw("DF")).any()
     monkeypatch.setattr(phantom, "LOOK_ALIKE_SHARE", 1)
     assert (draw("BKL") == draw("DF")).all()  # both as a nevus
-
-
-@pytest.mark.parametrize(("argument", "least"), [("images", 25), ("seed", 0), ("size", 32)])
-def test_an_argument_below_its_least_value_is_refused(tmp_path, argument, least):
-    with refused(f"phantom, argument {argument}: expected at least {least}, got {least - 1}"):
-        write_isic2019(tmp_path, **{"images": 25, argument: least - 1})
-
-
-# ---- cameras ---------------------------------------------------------------------------------------------------------
-def test_a_camera_has_gain_exposure_contrast_and_a_vignette():
-    camera = Mock(uniform=Mock(return_value=(0.8, 2.0, 0.5, 1.0)))  # exposure, gamma, shade, field
-    cast = phantom._cast(np.full((2, 2, 3), 204), 0.0, camera)
-    # Each of the four pixels is sqrt(0.5) from the centre: 0.8 * gain * 0.8 * (1 - 0.5 * 0.5 / 2), squared;
-    # the gains are 1.04 and twice 1 - 0.04 / 2.
-    np.testing.assert_array_equal(cast, np.tile(np.uint8([86, 77, 77]), (2, 2, 1)))
-    camera = Mock(uniform=Mock(return_value=(1.0, 1.0, 0.0, 0.5)))
-    assert not phantom._cast(np.full((2, 2, 3), 255), 0.0, camera).any()  # outside the field
 
 
 @pytest.mark.parametrize(("hue", "strongest"), [(0.0, 0), (1 / 3, 1), (2 / 3, 2)])
@@ -298,8 +183,3 @@ def test_a_2018_lesion_is_drawn_as_a_class_of_2018_only(tmp_path, monkeypatch):
     monkeypatch.setattr(phantom, "_DRAW", drawn_as)
     write_isic2018(tmp_path, images=25, size=32, processes=1)  # a KeyError would be another class
     assert len(list(tmp_path.rglob("*.jpg"))) == 25
-
-
-def test_a_2018_argument_below_its_least_value_is_refused(tmp_path):
-    with refused("phantom, argument images: expected at least 25, got 24"):
-        write_isic2018(tmp_path, images=24)
