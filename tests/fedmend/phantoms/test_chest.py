@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from factories import refused
 from PIL import Image
+from ridge import held_out_auc
 
 from fedmend.phantoms import chest as phantom
 from fedmend.phantoms.chest import FINDINGS, write_cxr14
@@ -116,3 +117,9 @@ def test_a_job_says_how_rare_findings_may_be(tmp_path, monkeypatch):
     for given, shares in (({}, (0.04, 1.0)), ({"least_share": 0.002, "most_share": 0.02}, (0.002, 0.02))):
         phantom_spec({"dataset": "cxr14", **given}).write(tmp_path)
         assert seen["shares"] == shares
+
+
+def test_findings_can_be_learnt_from_the_films(download, rows):
+    films = np.array([np.asarray(Image.open(download / "images" / r["Image Index"])) for r in rows])
+    labels = [[name in r["Finding Labels"].split("|") for name in NAMES] for r in rows]
+    assert held_out_auc(films, labels) > 0.65

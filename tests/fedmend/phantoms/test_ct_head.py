@@ -4,6 +4,7 @@ from collections import Counter
 import numpy as np
 import pydicom
 import pytest
+from ridge import held_out_auc
 
 from fedmend.phantoms import ct_head
 from fedmend.phantoms.ct_head import ICH_CLASSES, ICH_LABELS, ICH_RATES, write_ich
@@ -123,3 +124,9 @@ def test_a_label_adds_blood_to_its_slices_and_to_no_other(name):
         blood = (with_it > 42) & (with_it < 90) & changed
         assert not changed[[0, 1, 5, 6, 7]].any()
         assert (blood[2:5].sum(axis=(1, 2)) >= 4).all()  # pixels
+
+
+def test_classes_can_be_learnt_from_the_slices(labels, datasets):
+    names = sorted(labels)
+    slices = np.array([np.clip(datasets[name].pixel_array - 1024, 0, 100) for name in names])
+    assert held_out_auc(slices, [[labels[name][c] for c in ICH_CLASSES] for name in names]) > 0.65

@@ -4,6 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from PIL import Image
+from ridge import held_out_auc
 
 from fedmend.data.card import write_card
 from fedmend.data.tables import write_table
@@ -82,6 +83,14 @@ def test_a_share_of_lesions_is_drawn_as_what_it_is_taken_for(monkeypatch):
     assert (draw("BKL") == draw("DF")).all()  # both as a nevus
 
 
+def test_classes_can_be_learnt_from_the_pictures(download):
+    truth = rows(download / TRUTH)
+    pictures = np.array([np.asarray(Image.open(download / FOLDER / f"{r['image']}.jpg")) for r in truth])
+    blocks = pictures.reshape(len(truth), 8, 4, 8, 4, 3).mean(axis=(2, 4))
+    assert held_out_auc(blocks, [[r[c] == "1.0" for c in ISIC2019_COUNTS] for r in truth]) > 0.65
+
+
+# ---- cameras ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("hue", "strongest"), [(0.0, 0), (1 / 3, 1), (2 / 3, 2)])
 def test_a_cast_has_the_hue_that_it_is_given(hue, strongest):
     cast = phantom._cast(np.full((32, 32, 3), 128), hue, np.random.default_rng(0))[16, 16].astype(int)

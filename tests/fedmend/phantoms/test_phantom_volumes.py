@@ -114,3 +114,13 @@ def test_a_lesion_stays_in_its_room_or_is_left_out():
     room[4:6, 4:8, 3] = 1  # 8 voxels: no place for a second one
     number = phantom._lesions(np.random.default_rng(0), grid, np.array([20, 6]), room, 0 * room, 0.0)
     assert (number == room).all()
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_lesions_can_be_learnt_from_grey_levels(voxels, kind):
+    """How often a voxel of its grey level is a lesion in the other volumes tells lesions apart."""
+    ranks = [(image.argsort(axis=None).argsort() * 50 // image.size, mask.ravel()) for image, mask in voxels[kind]]
+    level, mask = (np.concatenate(part) for part in zip(*ranks[1:], strict=True))
+    share = np.bincount(level, mask, minlength=50) / np.bincount(level, minlength=50)
+    found, lesion = share[ranks[0][0]], ranks[0][1]
+    assert found[lesion].mean() > 3 * found[~lesion].mean()
