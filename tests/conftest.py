@@ -4,9 +4,15 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "custom"), str(ROOT)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors lose more time to threads than they gain
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also the tests that start simulators and servers")
 
 
 def pytest_configure(config):
@@ -15,6 +21,16 @@ def pytest_configure(config):
         config.option.loadscopereorder = False
 
 
-def pytest_collection_modifyitems(items):
-    """Slow tests come first, so that no worker is left alone with a long one at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+def pytest_collection_modifyitems(config, items):
+    """Slow tests are left out, or come first, so that no worker is left alone with a long one at the end."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = [item for item in items if not item.get_closest_marker("slow")]
+    items[:] = slow + others if config.option.slow else others
+    if not config.option.slow:
+        config.hook.pytest_deselected(items=slow)
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    """Whoever names a slow test learns how to run it."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not config.option.slow:
+        terminalreporter.write_line("slow tests are run with --slow")
