@@ -23,6 +23,16 @@ def said_by(site: str, sentence: FedMendError | str) -> str:
     return text if text.startswith(name) else name + text
 
 
+def not_installed(package: str, extra: str) -> str:
+    """What is said where a feature needs a package that is not installed; the place goes before it.
+
+    Args:
+        package: name of the package.
+        extra: the extra of FedMend that brings it, of those in ``pyproject.toml``.
+    """
+    return f"expected the package {package} (pip install 'fedmend[{extra}]'), not found"
+
+
 def check_variables(holds: bool, expected: str, **given: object) -> None:
     """Refuses job variables that are out of range.
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 from fl_components.cli.federation import quiet_flare
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _watch(args: argparse.Namespace) -> None:
     try:
         from rich.console import Console
     except ImportError:
-        raise FedMendError("watch: expected the package rich (pip install .[watch]), not found") from None
+        raise FedMendError(f"watch: {not_installed('rich', 'watch')}") from None
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
     console = Console(record=bool(args.svg), highlight=False)

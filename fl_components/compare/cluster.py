@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 import fedmend
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 
 PATIENCE = 20.0  # seconds until a scheduler has answered
 
@@ -29,9 +29,7 @@ def connected(address: str, out: Path) -> Iterator[tuple[Executor, int]]:
     try:
         from distributed import Client, KilledWorker
     except ImportError:
-        raise FedMendError(
-            "--cluster: expected the package distributed (pip install fedmend[cluster]), not found"
-        ) from None
+        raise FedMendError(f"--cluster: {not_installed('distributed', 'cluster')}") from None
     try:
         client = Client(address, timeout=PATIENCE)
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.networks import build_network
 from fedmend.learning.weights import weights_file
 from fedmend.local.local_federation import census_locally
@@ -89,7 +89,7 @@ def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
         workflow, method = settings.build(settings.workflow), settings.build(settings.method)
         for package, extra in method.PACKAGES.items():
             if find_spec(package) is None:
-                raise FedMendError(f"expected the package {package} (pip install fedmend[{extra}]), not found")
+                raise FedMendError(not_installed(package, extra))
         workflow.check_rounds(settings.run["num_rounds"])
         workflow.check_sites(len(settings.sites))
         lay_policy(workspace, case.site_settings)

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 from fl_components.job.reading import refuse_baseline
 from fl_components.kit_state import check_state
 from fl_components.sitecheck.job import read_needs
@@ -109,7 +109,7 @@ def limits(site: CheckedSite) -> Result:
     if config.privacy:
         check_bearable(site.name, method, run["network"], decay=asked.get("decay", "coupled"))
         if find_spec("opacus") is None:
-            return Result(FAIL, "field privacy: expected the package opacus (pip install opacus), not found")
+            return Result(FAIL, f"field privacy: {not_installed('opacus', 'privacy')}")
     return Result(OK, f"{run['num_rounds']} rounds and their memory are what the site's fedmend.json allows")
 
 

@@ -7,9 +7,9 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import
 try:
     from nvflare.app_opt.tracking.mlflow.mlflow_receiver import MLflowReceiver
 except ImportError as e:
-    from fedmend.errors import FedMendError
+    from fedmend.errors import FedMendError, not_installed
 
-    raise FedMendError(f"server: expected the package {e.name} (pip install fedmend[mlflow]), not found") from None
+    raise FedMendError(f"server: {not_installed(e.name, 'mlflow')}") from None
 from nvflare.apis.fl_context import FLContext
 
 from fl_components.tracking import EVENTS

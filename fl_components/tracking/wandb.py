@@ -7,9 +7,9 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 try:
     from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 except ImportError as e:
-    from fedmend.errors import FedMendError
+    from fedmend.errors import FedMendError, not_installed
 
-    raise FedMendError(f"server: expected the package {e.name} (pip install fedmend[wandb]), not found") from None
+    raise FedMendError(f"server: {not_installed(e.name, 'wandb')}") from None
 from nvflare.apis.fl_context import FLContext
 
 from fl_components.tracking import EVENTS

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.learning.unet import BasicUNet
 from fedmend.learning.weights import load_initial
@@ -268,10 +268,7 @@ def _timm():
     try:
         import timm
     except ImportError:
-        raise FedMendError(
-            "job variable network: expected the package timm for a network timm/NAME (pip install"
-            " 'fedmend[pretrained]'), not found"
-        ) from None
+        raise FedMendError(f"job variable network: {not_installed('timm', 'pretrained')}") from None
     return timm
 
 

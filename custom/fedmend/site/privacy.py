@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedmend.basics.checked import number, taking
 from fedmend.basics.files import locked, write_text
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, not_installed
 
 FOLDER = ".privacy"  # in state_dir, beside the folders of runs, whose names start with a letter or number
 SMALLEST_NOISE = 0.1  # less protects nobody, and its epsilon may not be a finite number
@@ -65,10 +65,8 @@ class Account:
         try:
             from opacus.accountants import RDPAccountant
         except ImportError:
-            raise FedMendError(
-                f"{site}: local/fedmend.json, field privacy: expected the package opacus at this site"
-                " (pip install opacus), not found"
-            ) from None
+            lacking = not_installed("opacus", "privacy")
+            raise FedMendError(f"{site}: local/fedmend.json, field privacy: {lacking}") from None
         self._accountant = RDPAccountant
         self._file, self._site, self._privacy = state_dir / FOLDER / f"{site}.json", site, privacy
         self.delta = privacy.delta or 1 / (10 * patients)

@@ -149,8 +149,8 @@ def test_a_transfer_syntax_that_cannot_be_decoded_here_is_named_with_the_package
     assert len(find_images(export)[0]) == 6
     monkeypatch.setattr(pydicom.pixels.get_decoder(uid.JPEGLSLossless), "_available", {})
     with refused(
-        "dicom: expected transfer syntaxes that can be decoded here (pip install .[dicom]), got also JPEG-LS Lossless"
-        " Image Compression (2 files)"
+        "dicom: expected transfer syntaxes that can be decoded here (pip install 'fedmend[dicom]'), got also"
+        " JPEG-LS Lossless Image Compression (2 files)"
     ):
         prepare(export, tmp_path / "out", choices=CHOICES)
 

@@ -117,10 +117,7 @@ def test_timm_that_is_missing_is_said_in_one_sentence(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with refused(
-        "job variable network: expected the package timm for a network timm/NAME (pip install"
-        " 'fedmend[pretrained]'), not found"
-    ):
+    with refused("job variable network: expected the package timm (pip install 'fedmend[pretrained]'), not found"):
         build_network(SMALL, 3)
 
 

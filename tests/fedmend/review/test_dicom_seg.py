@@ -139,7 +139,7 @@ def test_a_damaged_header_is_one_sentence(tmp_path, series, intact, damaged):
 
 def test_without_highdicom_the_sentence_names_what_to_install(tmp_path, series, monkeypatch):
     monkeypatch.setitem(sys.modules, "highdicom", None)
-    segmentation_refused(tmp_path, series, "expected the package highdicom (pip install .[review]), not found")
+    segmentation_refused(tmp_path, series, "expected the package highdicom (pip install 'fedmend[review]'), not found")
 
 
 # ---- from NIfTI -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 import re
 import socket
+import sys
 
 import pytest
 from factories import refused
@@ -31,3 +32,9 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path):
         port = taken.getsockname()[1]
         with refused(f"--port: expected a free port, {port} is taken or not allowed"):
             serve(make_desk(tmp_path, (0, 1, 1, 0, 0.9)), port=port)
+
+
+def test_without_the_packages_of_the_page_the_sentence_names_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with refused("review: expected the package uvicorn (pip install 'fedmend[review]'), not found"):
+        serve(make_desk(tmp_path, (0, 1, 1, 0, 0.9)))

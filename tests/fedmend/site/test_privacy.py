@@ -91,7 +91,7 @@ def test_a_damaged_account_stops_the_site_instead_of_counting_as_nothing(tmp_pat
 def test_a_site_without_opacus_says_so_before_it_trains(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     with refused(
-        "site-1: local/fedmend.json, field privacy: expected the package opacus at this site (pip install opacus), not"
+        "site-1: local/fedmend.json, field privacy: expected the package opacus (pip install 'fedmend[privacy]'), not"
         " found"
     ):
         account(tmp_path)

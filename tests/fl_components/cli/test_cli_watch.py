@@ -66,4 +66,5 @@ def test_options_without_the_one_that_they_belong_to_are_refused(tmp_path, run, 
 def test_without_rich_the_command_says_what_to_install(tmp_path, run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert call("watch", tmp_path) == 1
-    assert capsys.readouterr().err == "fedmend: watch: expected the package rich (pip install .[watch]), not found\n"
+    sentence = "watch: expected the package rich (pip install 'fedmend[watch]'), not found"
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"

@@ -55,7 +55,7 @@ def test_a_cluster_takes_as_many_runs_as_it_has_workers(dask, tmp_path):
 
 def test_without_dask_a_cluster_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    sentence = "--cluster: expected the package distributed (pip install fedmend[cluster]), not found"
+    sentence = "--cluster: expected the package distributed (pip install 'fedmend[cluster]'), not found"
     with refused(sentence), connected("tcp://x:1", tmp_path):
         pass
 

@@ -69,7 +69,7 @@ def test_too_few_sites_and_a_missing_package_are_said_before_data_are_opened(ask
     monkeypatch.setattr(module, "_census", lambda settings, method, workspace: FOUR)
     trials, without = ask("fedavg", "cleanlab", job="fednoro_ich", sites=4)
     assert list(trials) == ["fednoro", "fedavg"]
-    assert without == {"cleanlab": "expected the package cleanlab (pip install fedmend[cleanlab]), not found"}
+    assert without == {"cleanlab": "expected the package cleanlab (pip install 'fedmend[cleanlab]'), not found"}
 
 
 class FOUR:

@@ -145,7 +145,7 @@ def test_a_site_with_privacy_needs_a_decay_that_noise_leaves_as_it_is_and_the_ac
     other = make_job(tmp_path / "supervised", network="resnet_narrow_gn", decay="supervised", **private)
     assert "expected a job with decay coupled or decoupled" in found("limits", kit=kit, job=other)[0]
     monkeypatch.setattr("fl_components.sitecheck.settings.find_spec", lambda name: None)
-    sentence = "field privacy: expected the package opacus (pip install opacus), not found"
+    sentence = "field privacy: expected the package opacus (pip install 'fedmend[privacy]'), not found"
     assert found("limits", kit=kit, job=job) == [f"fail  limits: {sentence}"]
 
 

@@ -93,5 +93,5 @@ def test_a_server_without_the_package_says_what_to_install(monkeypatch, name, pa
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delitem(sys.modules, f"fl_components.tracking.{name}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    with refused(f"server: expected the package {package} (pip install fedmend[{name}]), not found"):
+    with refused(f"server: expected the package {package} (pip install 'fedmend[{name}]'), not found"):
         importlib.import_module(f"fl_components.tracking.{name}")
