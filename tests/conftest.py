@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "custom"), str(ROOT)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors lose more time to threads than they gain
+
+NEEDED = {  # tests → the package of an extra or a tool, without which they are left out
+    "fedmend/report/test_live.py": "rich",
+    "fedmend/review/test_app.py": "starlette",
+    "fedmend/review/test_dicom_seg.py": "highdicom",
+    "fedmend/site/test_privacy.py": "opacus",
+    "fuzz": "hypothesis",
+    "test_docs_site.py": "mkdocs",
+    "test_notebooks.py": "nbclient",
+}
+collect_ignore = [tests for tests, package in NEEDED.items() if find_spec(package) is None]
 
 
 def pytest_addoption(parser):

@@ -24,7 +24,9 @@ _ROLES = {
     "worker_process": JOB,
     "runner_process": JOB,
 }
-TINY = {"num_rounds": 2, "warmup_rounds": 1, "image_size": 32, "batch_size": 8, "st": False, "phantom.images": 300}
+SITES = ("site-1", "site-2")  # every job starts a process at each of them
+PHANTOM = {"phantom.images": 300, "phantom.sites": len(SITES), "phantom.annotated_per_site": 4}
+TINY = {"num_rounds": 2, "warmup_rounds": 1, "image_size": 32, "batch_size": 8, "st": False, **PHANTOM}
 
 
 def until(condition, *, timeout=120):
@@ -94,13 +96,12 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployed(folder, *, sites=5, baselines=False, **settings):
+def deployed(folder, *, baselines=False, **settings):
     """A running federation in a new folder, with the policy of a hospital's kit unless it asks for baselines; its sites
     have phantom data and these other fields in ``fedmend.json``."""
     paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
     with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}):
-        names = [f"site-{i + 1}" for i in range(sites)]
-        federation = ProvisionedFederation(folder / "federation", names, baselines=baselines)
+        federation = ProvisionedFederation(folder / "federation", list(SITES), baselines=baselines)
         federation.configure_sites({"cache_dir": str(folder / "cache"), **settings})
         with federation.running() as session:
             yield Deployment(federation, session)
@@ -108,4 +109,4 @@ def deployed(folder, *, sites=5, baselines=False, **settings):
 
 def tiny_job(job, **variables):
     """For as long as it is needed, a copy of the job that only tests plumbing."""
-    return configured(ROOT / "jobs" / job, Changes({**TINY, **variables}), strict=True)
+    return configured(ROOT / "jobs" / job, Changes({**TINY, **variables}, sites=len(SITES)), strict=True)

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from deployment import DAEMON, JOB, PARENT, TINY, deployed, tiny_job
+from deployment import DAEMON, JOB, PARENT, PHANTOM, SITES, TINY, deployed, tiny_job
 from factories import ROOT, refused
 from nvflare.recipe import ProdEnv
 from simulation import fedmend, run
@@ -31,8 +31,7 @@ from fl_components.run.submit import open_session, submit_job
 
 pytestmark = pytest.mark.slow
 DAY = timedelta(days=1)
-SITES = [f"site-{i}" for i in range(1, 6)]
-SET = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
+SET = ["--sites", len(SITES), "--set", *(f"{name}={json.dumps(value)}" for name, value in TINY.items())]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def deployment(began, tmp_path_factory):
 def test_a_job_is_submitted_left_alone_and_fetched_within_six_minutes(deployment, began, tmp_path):
     federation = deployment.federation
     given = ["submit", "--kit", federation.lead, "--out", tmp_path / "out"]
-    words = [sys.executable, "-m", "fl_components.cli", *given, ROOT / "jobs" / "fedmlp_ich", "--set", *SET]
+    words = [sys.executable, "-m", "fl_components.cli", *given, ROOT / "jobs" / "fedmlp_ich", *SET]
     with subprocess.Popen([str(w) for w in words], stdout=subprocess.PIPE, text=True) as lead:
         said = list(iter(lead.stdout.readline, "RUNNING\n"))
         lead.send_signal(signal.SIGINT)
@@ -77,7 +76,7 @@ def test_a_job_is_submitted_left_alone_and_fetched_within_six_minutes(deployment
 
 
 def test_a_job_from_python_is_submitted_and_its_run_opened_without_the_ledgers_of_the_sites(deployment, tmp_path):
-    job = Job("fedmlp_ich", run_name="python", **TINY)
+    job = Job("fedmlp_ich", sites=len(SITES), run_name="python", **TINY)
     run = job.run(deployment.federation.lead, tmp_path, progress=False)
     assert (run.name, list(run.metrics()["round"].unique())) == ("python", [0, 1, 2])
     assert not run.model().training
@@ -87,7 +86,9 @@ def test_a_job_from_python_is_submitted_and_its_run_opened_without_the_ledgers_o
 
 def test_a_recipe_is_submitted_by_flares_production_environment(deployment):
     kit = deployment.federation.lead
-    started = FedMLPRecipe("ich", run_name="recipe", **TINY).execute(ProdEnv(str(kit), username=kit.name))
+    started = FedMLPRecipe("ich", sites=len(SITES), run_name="recipe", **TINY).execute(
+        ProdEnv(str(kit), username=kit.name)
+    )
     run = Run(started.get_result())
     assert (started.get_status(), run.name) == ("FINISHED:COMPLETED", "recipe")
     assert run.final["test"]["auc"] > 0
@@ -159,13 +160,13 @@ def by_command(session, folder):
             "fedmlp_ich",
             {**TINY, "run_name": "by_command"},
             by_command,
-            "by_command: fedmlp, 5 sites, 5 classes, finished",
+            "by_command: fedmlp, 2 sites, 5 classes, finished",
         ),
-        ("label_audit", {"phantom.images": 300}, by_console, "label audit: 5 of 5 sites counted"),
+        ("label_audit", PHANTOM, by_console, "label audit: 2 of 2 sites counted"),
     ],
 )
 def test_a_job_that_comes_by_flares_own_command_or_console_completes(deployment, job, variables, send, end):
-    with configured(ROOT / "jobs" / job, Changes(variables)) as folder:
+    with configured(ROOT / "jobs" / job, Changes(variables, sites=len(SITES))) as folder:
         lines, sentence = deployment.run(folder, send)
     assert sentence == ""
     assert any(end in line for line in lines)
@@ -255,7 +256,7 @@ def test_a_site_whose_class_list_differs_says_so_to_the_lead(deployment):
     reason = (
         "Component 'fl_components.executor.MethodExecutor' at config path 'executors.#1.executor' is not in allow_list"
     )
-    too_few = "num_ok_sites 4 < required_min_sites 5"
+    too_few = "num_ok_sites 1 < required_min_sites 2"
     assert sentence.endswith(f": expected it to complete, got FINISHED:FAILED_TO_RUN: site-2: {reason}; {too_few}")
 
 
@@ -264,7 +265,7 @@ def test_a_site_without_a_data_folder_ends_the_job_with_its_sentence(deployment)
         lines, sentence = deployment.run(job, by_command)
     reason = "site-2: local/fedmend.json, field data_root: expected a folder, got ''"
     assert any(line.endswith(reason) for line in lines)
-    assert sentence.endswith(f": census of round 0: expected valid results from 5 sites, got 4: {reason}")
+    assert sentence.endswith(f": census of round 0: expected valid results from 2 sites, got 1: {reason}")
 
 
 def test_a_member_may_not_submit(deployment):
@@ -296,8 +297,7 @@ def test_no_log_of_server_or_hospital_names_a_patient_an_image_or_the_folder_of_
 
 def test_the_poc_command_starts_runs_fetches_and_stops(tmp_path):
     workspace = tmp_path / "poc"
-    words = ["poc", ROOT / "jobs" / "fedmlp_ich", "--workspace", workspace, "--sites", 2, "--set", *SET]
-    code, out = fedmend(*words, "phantom.sites=2", "phantom.annotated_per_site=4", home=tmp_path)
+    code, out = fedmend("poc", ROOT / "jobs" / "fedmlp_ich", "--workspace", workspace, *SET, home=tmp_path)
     assert code == 0, out
     (report,) = re.findall(r"^report: (.*)", out, re.MULTILINE)
     assert report.startswith(str(workspace / "results"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 import torch
-from deployment import JOB, PARENT, deployed, until
+from deployment import JOB, PARENT, SITES, deployed, until
 from factories import ROOT
 from nvflare.fuel.flare_api.api_spec import JobNotDone, NoConnection
 
@@ -26,7 +26,6 @@ from fl_components.job.folder import Changes, configured
 from fl_components.run.submit import SILENT, fetch, submit_job
 
 pytestmark = pytest.mark.slow
-SITES = ("site-1", "site-2")
 STRUCK, ROUND = "site-2", 3  # both sites repair their masks in this round, which counts from 0
 PHANTOM = {
     "dataset": "ms",
@@ -154,7 +153,7 @@ def hospitals(tmp_path_factory):
 @pytest.fixture(scope="module")
 def deployment(hospitals, tmp_path_factory):
     folder = tmp_path_factory.mktemp("deployed")
-    with deployed(folder, sites=2, data_root=str(hospitals / "{SITE_NAME}")) as running:
+    with deployed(folder, data_root=str(hospitals / "{SITE_NAME}")) as running:
         local = running.federation.kits / STRUCK / "local"
         (local / "custom").mkdir(exist_ok=True)
         (local / "custom" / "damage.py").write_text(DAMAGE)
