@@ -14,8 +14,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors lose more time to 
 NEEDED = {  # tests → the package of an extra or a tool, without which they are left out
     "fedmend/report/test_live.py": "rich",
     "fedmend/review/test_app.py": "starlette",
+    "fedmend/review/test_bad_input_of_reviews.py": "starlette",
     "fedmend/review/test_dicom_seg.py": "highdicom",
     "fedmend/site/test_privacy.py": "opacus",
+    "fedmend/site/test_private_site.py": "opacus",
+    "fl_components/cli/test_cli_watch.py": "rich",
     "fuzz": "hypothesis",
     "test_docs_site.py": "mkdocs",
     "test_notebooks.py": "nbclient",

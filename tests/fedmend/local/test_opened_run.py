@@ -2,6 +2,7 @@ import json
 import shutil
 import sys
 import xml.etree.ElementTree as ET
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from fedmend.local.opened_run import Run
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.report.figures import Line, Panel, grid_figure
 from fedmend.report.parts import Part
+
+needs_pandas = pytest.mark.skipif(find_spec("pandas") is None, reason="needs fedmend[notebook]")
 
 
 @pytest.fixture
@@ -48,6 +51,7 @@ def test_a_folder_without_a_run_or_with_several_is_refused(tmp_path, workspace):
         Run(tmp_path)
 
 
+@needs_pandas
 def test_metrics_are_a_table_with_a_row_per_evaluation(workspace):
     table = Run(workspace).metrics()
     assert list(table["round"]) == [0, 1, 2]
@@ -55,24 +59,28 @@ def test_metrics_are_a_table_with_a_row_per_evaluation(workspace):
     assert set(table["split"]) == {"test"}
 
 
+@needs_pandas
 def test_metrics_per_class_lack_what_a_class_cannot_have(workspace):
     table = Run(workspace).metrics(per_class=True)
     assert list(table["class"]) == CLASSES * 3
     assert list(table["auc"].isna()) == [False, True] * 3
 
 
+@needs_pandas
 def test_decisions_are_a_table_of_one_kind_or_of_all(workspace):
     run = Run(workspace)
     assert len(run.decisions()) == 4
     assert list(run.decisions("best_model")["value"]) == [{"auc": 0.7, "split": "val"}]
 
 
+@needs_pandas
 def test_counts_of_repairs_are_a_table(workspace):
     table = Run(workspace).repairs()
     assert list(table["site"]) == [EVIL, "site-1"]
     assert list(table["positive"]) == [5, 8]
 
 
+@needs_pandas
 def test_repairs_of_a_site_come_from_its_ledger_and_count_rounds_from_one(workspace):
     (workspace / "local").mkdir()
     settings = {"data_root": "phantom", "cache_dir": "cache", "state_dir": "state"}

@@ -55,6 +55,7 @@ def read(records, name):
 
 
 def test_records_and_report_of_private_sites_hold_epsilon_and_no_number_of_a_class(play):
+    pytest.importorskip("opacus")
     records = play(["site-1", "site-2"], report=True)
     sites = json.loads((records / "run.json").read_text())["sites"]
     told = {"delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
@@ -72,6 +73,7 @@ def test_records_and_report_of_private_sites_hold_epsilon_and_no_number_of_a_cla
 
 
 def test_a_site_without_the_policy_still_counts_and_evaluates(play):
+    pytest.importorskip("opacus")
     records = play(["site-1"])
     sites = json.loads((records / "run.json").read_text())["sites"]
     assert "positives" not in sites["site-1"]

@@ -14,6 +14,7 @@ class Enough(Exception):
 
 
 def test_a_browser_may_follow_the_link_as_soon_as_it_is_shown(tmp_path):
+    pytest.importorskip("uvicorn")
     shown = []
 
     def show(line):
@@ -28,6 +29,7 @@ def test_a_browser_may_follow_the_link_as_soon_as_it_is_shown(tmp_path):
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path):
+    pytest.importorskip("uvicorn")
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
         with refused(f"--port: expected a free port, {port} is taken or not allowed"):

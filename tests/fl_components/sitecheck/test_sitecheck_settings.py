@@ -138,6 +138,7 @@ def test_a_job_that_the_site_would_refuse_in_the_census_is_found_before(kit, job
 
 
 def test_a_site_with_privacy_needs_a_decay_that_noise_leaves_as_it_is_and_the_accountant(kit, tmp_path, monkeypatch):
+    pytest.importorskip("opacus")
     change_settings(kit, privacy={"clip": 1, "noise_multiplier": 1})
     private = {"method": "fedmend.methods.baselines.FedAvg", "method_args": {"weighted": False}}
     job = make_job(tmp_path / "private", network="resnet_narrow_gn", **private)
