@@ -3,9 +3,10 @@
 import re
 import tomllib
 
-import fedmend
 import yaml
 from factories import ROOT
+
+import fedmend
 
 
 def test_package_project_and_citation_name_one_version():

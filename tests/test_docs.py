@@ -10,7 +10,7 @@ from fl_components.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("jobs/*/README.md"), *ROOT.glob("provisioning/*.md")]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("jobs/*/README.md"), *ROOT.glob("provisioning/*.md")]
 )
 LONGEST_FRONT_PAGE = 130
 OF_OTHER_PROGRAMS = {"--force"}  # options that a page names without their command

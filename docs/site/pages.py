@@ -8,9 +8,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/*.md", "jobs/*/README.md", "provisioning/*.md", "provisioning/deploy/*.md")
+PAGES = ("*.md", "docs/*.md", "jobs/*/README.md", "provisioning/*.md", "provisioning/deploy/*.md")
 OTHERS = (
     "LICENSE",
+    "CITATION.cff",
     "docs/*.png",
     "docs/figures/*",
     "docs/notebooks/*.ipynb",
