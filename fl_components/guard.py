@@ -150,7 +150,7 @@ def _check_meta(dxo: DXO, site: str) -> None:
             raise FedMendError(f"{site}: ReportGuard: expected names of filters, got something else")
 
 
-def _size(value) -> int:
+def _size(value: object) -> int:
     """Bytes of what :func:`parse_content` lets pass: arrays, mappings, text and single numbers."""
     if isinstance(value, np.ndarray):
         return value.nbytes

@@ -20,7 +20,7 @@ class ModelFilePersistor(PTFileModelPersistor):
     with ``load_weights_only`` false: a job that may name it can run code. This one takes no arguments.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
 
     def save_model_file(self, save_path: str) -> None:

@@ -56,13 +56,12 @@ class LabelStatistics(Statistics):
         _check_classes(classes)
         self._classes = tuple(classes)
         self._phantom = phantom_spec(phantom) if phantom else None
-        self._fl_ctx: FLContext | None = None
         self._counts: dict[str, dict[str, int]] = {}  # dataset → feature → number
 
     def initialize(self, fl_ctx: FLContext) -> None:
         """Notes where the site is; data are opened when the server asks."""
         quiet_console(fl_ctx)
-        self._fl_ctx = fl_ctx
+        self._fl_ctx = fl_ctx  # FLARE asks for the features afterwards
 
     def features(self) -> dict[str, list[Feature]]:
         """Dataset → classes that the site tells a number of."""

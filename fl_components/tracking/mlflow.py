@@ -20,7 +20,7 @@ class MLflow(MLflowReceiver):
     """Hands the server's metrics to MLflow: to the tracking server of ``MLFLOW_TRACKING_URI`` in the environment of the
     server, else into ``mlflow.db`` in the job's folder."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         arguments = {"experiment_name": "fedmend", "experiment_tags": {}, "run_tags": {}, "run_name": "fedmend"}
         super().__init__(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"), kw_args=arguments, events=EVENTS)
 

@@ -32,7 +32,7 @@ class WandB(WandBReceiver):
     """Writes the server's metrics for W&B below the job's folder. Only where the environment of the server says
     ``WANDB_MODE=online`` do they go to W&B's computers, or to those that ``WANDB_BASE_URL`` names."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         arguments = {"project": "fedmend", "name": "fedmend", "group": "", "job_type": "server"}
         super().__init__(arguments | {"settings": NUMBERS_ALONE}, os.environ.get("WANDB_MODE", "offline"), EVENTS)
 

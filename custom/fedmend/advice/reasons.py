@@ -213,8 +213,8 @@ def alone(facts: Facts) -> str:
 
 def votes(facts: Facts) -> str:
     """How sure the detection of noisy sites is."""
-    found = facts.losses and facts.losses.noisy
-    return f"{facts.losses.vote_share:.0%} of the fits agree on the noisy sites." if found else ""
+    found = facts.losses
+    return f"{found.vote_share:.0%} of the fits agree on the noisy sites." if found and found.noisy else ""
 
 
 def real_masks(facts: Facts) -> str:

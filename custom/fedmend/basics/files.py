@@ -64,7 +64,7 @@ class write_atomically:
         self._temporary = Path(name)
         return self._temporary
 
-    def __exit__(self, error_type, error, trace) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         try:
             if error_type is None:
                 sync(self._temporary)

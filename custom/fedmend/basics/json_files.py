@@ -4,11 +4,12 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fedmend.errors import FedMendError
 
 
-def read_json(file: Path) -> object:
+def read_json(file: Path) -> Any:
     """Reads a JSON file whose numbers are finite and whose texts can stand in paths and logs.
 
     Args:

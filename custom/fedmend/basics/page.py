@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 CSS = """
 :root{color-scheme:light}*{box-sizing:border-box}
@@ -110,7 +111,7 @@ def compact(value: object) -> str:
     return text if len(text) <= 300 else text[:299] + "…"
 
 
-def td(value: object, style: str = "") -> Markup:
+def td(value: Any, style: str = "") -> Markup:
     """A table cell; a number is aligned to the right, ``None`` reads n/a."""
     style += " n" if value is None or isinstance(value, int | float) else ""
     style += " na" if value is None else ""

@@ -9,7 +9,8 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import TypeVar
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 SAMPLE, WORTH = 0.2, 5.0  # seconds of work: timed here; that other processes must save, as each needs one to start
 SHARES = 16  # messages to each process, so that none waits long for the last one
 
@@ -32,7 +33,7 @@ def mapped(work: Callable[[T], R], items: Sequence[T], *, processes: int | None 
         items: what it is called with.
         processes: at most; None: one per core that this site may use.
     """
-    spent = done = 0
+    spent, done = 0.0, 0
     processes = processes or cores()
     for done, item in enumerate(items, 1):
         started = time.monotonic()

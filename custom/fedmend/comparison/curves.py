@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedmend.report.figures import MUTED, RC, RULE, svg_of
 from fedmend.report.metric_figures import ROUNDS
@@ -38,7 +39,11 @@ def curves_figure(rows: Mapping[str, Sequence[Mapping[int, float]]], title: str,
             mean = [statistics.fmean(p) for p in points]
             sd = [statistics.stdev(p) if len(p) > 1 else 0.0 for p in points]
             colour = COLOURS[i % len(COLOURS)]
-            look = {"lw": 1.2 if i else 2.0, "ls": DASHES[i // len(COLOURS) % len(DASHES)], "zorder": 3 if i else 4}
+            look: dict[str, Any] = {
+                "lw": 1.2 if i else 2.0,
+                "ls": DASHES[i // len(COLOURS) % len(DASHES)],
+                "zorder": 3 if i else 4,
+            }
             ax.plot(
                 rounds, mean, color=colour, marker="o", ms=2.4, label=f"{row} {mean[-1]:.1f}" if mean else row, **look
             )

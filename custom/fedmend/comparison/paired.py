@@ -43,9 +43,10 @@ def paired_difference(values: Sequence[float | None], others: Sequence[float | N
     Returns:
         ``None`` where a seed has no value.
     """
-    if None in (*values, *others):
+    pairs = list(zip(values, others, strict=True))
+    points = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
+    if len(points) < len(pairs):
         return None
-    points = [100 * (a - b) for a, b in zip(values, others, strict=True)]
     mean, n = statistics.fmean(points), len(points)
     if n == 1:
         return Difference(mean, None, None)
@@ -75,7 +76,7 @@ def write_comparison(runs: Mapping[str, Sequence[RunFiles]], out: Path, *, metri
     if not any(run.measured(metric) for run in every):
         raise FedMendError(f"--metric: expected one of {sorted(every[0].evaluations[-1]['macro'])}, got {metric!r}")
     columns = macro_columns(every)
-    words = (MACRO | kind.table_words).get(metric, metric)
+    words = {**MACRO, **kind.table_words}.get(metric, metric)
     texts = (
         comparison_text(runs, columns),
         _csv(runs, columns),

@@ -87,10 +87,10 @@ class PaperTable:
         first = self.first.runs[0]
         key = kind_of(shown_as(first).name).best_metric
         among = [name for name, row in self.rows.items() if row.simple and self.verdicts[name].comparable]
-        means = {name: _split_mean(self.rows[name], first.split, key) for name in among}
-        if not means or None in means.values():
+        means = {name: mean for name in among if (mean := _split_mean(self.rows[name], first.split, key)) is not None}
+        if not means or len(means) < len(among):
             return "", "no simple baseline with these data, weights and epochs is among the rows"
-        best = max(means, key=means.get)
+        best = max(means, key=means.__getitem__)
         return best, f"that with the best {MACRO.get(key, key)} on the {first.split} split, the hardest to beat"
 
     @cached_property
@@ -242,7 +242,8 @@ def costs_of(row: TableRow) -> Costs | None:
 
 def _split_mean(row: TableRow, split: str, key: str) -> float | None:
     values = [run.metrics[split][-1]["macro"].get(key) if run.metrics.get(split) else None for run in row.runs]
-    return None if None in values else statistics.fmean(values)
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _values(row: TableRow, column: Column) -> list[float | None]:
@@ -250,7 +251,7 @@ def _values(row: TableRow, column: Column) -> list[float | None]:
 
 
 def _word(key: str, row: TableRow) -> str:
-    words = MACRO | shown_as(row.runs[0]).table_words
+    words = {**MACRO, **shown_as(row.runs[0]).table_words}
     ending = next((ending for ending in ENDINGS if key.endswith(ending)), "")
     plain = words.get(key.removesuffix(ending), key)
     return f"{plain}, {ENDINGS[ending]}" if ending else plain

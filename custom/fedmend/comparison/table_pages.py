@@ -80,7 +80,7 @@ def html_page(found: PaperTable, figure: str) -> str:
     facts = "".join(f"<p>{escape(fact)}</p>\n" for fact in found.facts)
     notes = "".join(f"<p class='fine'>[{n}] {escape(note)}</p>\n" for n, note in enumerate(found.notes, 1))
     alt = "Mean over the seeds of each method, round by round, with one standard deviation to each side"
-    body = section("results", "Results", facts + _html_table(results) + notes)
+    body: str = section("results", "Results", facts + _html_table(results) + notes)
     body += section("curves", "Round by round", inline(figure, "curves", alt))
     body += "".join(section(part.word, part.word.capitalize(), _html_table(part)) for part in others)
     footer = (

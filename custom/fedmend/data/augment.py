@@ -212,6 +212,6 @@ def to_network(
         mean: one number, or one for each colour.
         deviation: likewise.
     """
-    mean, std = (images.new_tensor(values).expand(3).view(1, 3, 1, 1) for values in (mean, deviation))
-    images = (images - mean) / std
+    shift, scale = (images.new_tensor(values).expand(3).view(1, 3, 1, 1) for values in (mean, deviation))
+    images = (images - shift) / scale
     return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images

@@ -68,10 +68,12 @@ def read_as_written(path: Path, where: str) -> Iterator[tuple[list[str], list[st
 
     with _bounded_fields(where):
         for fields in csv.reader(lines()):
-            text, written, place = "".join(taken), [], 0
+            text, place = "".join(taken), 0
+            written: list[str] = []
             taken.clear()
             while not written or text[place : place + 1] == ",":
                 found = _FIELD.match(text, place + bool(written))
+                assert found  # nothing fits the pattern, too
                 written.append(found.group())
                 place = found.end()
             if len(written) != max(len(fields), 1) or text[place:].strip("\r\n"):

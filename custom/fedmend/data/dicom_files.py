@@ -8,7 +8,9 @@ which FedMend needs anyway, JPEG in 8 bits and JPEG 2000; all other kinds need t
 
 import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +23,7 @@ _COLORS = {_PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 _NO_FRAME_HEADER = {0xC4, 0xC8, 0xCC}  # of the markers C0..CF: tables, and one that is reserved
 
 
-def _is_colored(dataset) -> bool:
+def _is_colored(dataset: "Dataset") -> bool:
     """Whether the header of a DICOM file says that its pixels have a colour."""
     return int(dataset.get("SamplesPerPixel") or 1) != 1 or dataset.get("PhotometricInterpretation") == _PALETTE
 
@@ -62,7 +64,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
         raise UnreadableImage(
             f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
-    asked = own if window == "file" else window
+    asked = own if isinstance(window, str) else window
     if asked is None or not is_window(*asked):
         raise UnreadableImage(
             "expected a window in site.json for DICOM ('file', a name or [centre, width] in HU), got none"
@@ -75,14 +77,14 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
 
 
 @functools.lru_cache(maxsize=1)  # a manifest names the frames of one file one after the other
-def dicom_file(path: Path, modified_ns: int):
+def dicom_file(path: Path, modified_ns: int) -> "FileDataset":
     """A DICOM file with its pixel data; the last one is kept, as long as its time stamp stays the same."""
     import pydicom
 
     return pydicom.dcmread(path)
 
 
-def _frame_number(dataset, index: str) -> int:
+def _frame_number(dataset: "Dataset", index: str) -> int:
     """The frame that a name asks for, of which there is one of a size that can be held."""
     frames = int(dataset.get("NumberOfFrames") or 1)
     if frames > 1 and not index:
@@ -94,7 +96,7 @@ def _frame_number(dataset, index: str) -> int:
     return int(index or 0)
 
 
-def _frame(dataset, number: int):
+def _frame(dataset: "Dataset", number: int) -> tuple[np.ndarray, Callable[[str], "Dataset"]]:
     """(H, W) values of one frame after the modality transformation, and where its other fields are."""
     from pydicom.pixels import apply_modality_lut, pixel_array
 
@@ -104,7 +106,7 @@ def _frame(dataset, number: int):
     return apply_modality_lut(stored, groups("PixelValueTransformationSequence")), groups
 
 
-def _rgb(dataset, number: int) -> np.ndarray:
+def _rgb(dataset: "Dataset", number: int) -> np.ndarray:
     """(H, W, 3) uint8 of one frame; pydicom turns every kind of YBR into RGB."""
     from pydicom.pixels import apply_color_lut, pixel_array
 
@@ -120,7 +122,7 @@ def _rgb(dataset, number: int) -> np.ndarray:
     return stored
 
 
-def _group(dataset, number: int, name: str):
+def _group(dataset: "Dataset", number: int, name: str) -> "Dataset":
     """Where a frame's fields of some kind are: in its own or the shared group of an enhanced file, or in the file."""
     own = dataset.get("PerFrameFunctionalGroupsSequence") or []
     for group in (*own[number : number + 1], *(dataset.get("SharedFunctionalGroupsSequence") or [])[:1]):
@@ -129,7 +131,7 @@ def _group(dataset, number: int, name: str):
     return dataset
 
 
-def _check_syntax(dataset, number: int, frames: int) -> None:
+def _check_syntax(dataset: "Dataset", number: int, frames: int) -> None:
     """Whether compressed pixels can be decoded here, and have the size that the header says."""
     from pydicom.encaps import get_frame
     from pydicom.pixels import get_decoder
@@ -172,7 +174,7 @@ def coded_size(frame: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _own_window(dataset, *, wanted: bool) -> tuple[float, float] | None:
+def _own_window(dataset: "Dataset", *, wanted: bool) -> tuple[float, float] | None:
     """The first window of a DICOM header; without ``wanted`` a damaged one counts as none."""
     from pydicom.multival import MultiValue
 
@@ -182,7 +184,8 @@ def _own_window(dataset, *, wanted: bool) -> tuple[float, float] | None:
             if wanted:
                 raise UnreadableImage("expected a window in the DICOM header (site.json says window: file), got none")
             return None
-        own = tuple(float(v[0] if isinstance(v, MultiValue) else v) for v in (centre, width))
+        first, second = (float(v[0] if isinstance(v, MultiValue) else v) for v in (centre, width))
+        own = first, second
     except Exception:
         if wanted:
             raise

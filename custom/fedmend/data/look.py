@@ -162,7 +162,8 @@ def _look(seen: Look, path: Path, name: str) -> None:
     if raw.window is None:
         seen.color += bool((raw.values != raw.values[..., :1]).any())
     else:
-        seen.values.append(tuple(float(v) for v in np.percentile(raw.values, (0.5, 99.5))))
+        low, high = np.percentile(raw.values, (0.5, 99.5))
+        seen.values.append((float(low), float(high)))
 
 
 def _look_at_header(seen: Look, path: Path) -> None:

@@ -1,8 +1,12 @@
 """One image as its file has it, before a window makes grey values of its numbers."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Window = str | tuple[float, float] | None
 
@@ -11,6 +15,7 @@ WIDEST, NARROWEST = 1e9, 1e-6  # no unit of an image has values or windows beyon
 
 
 MOST_PIXELS = 50_000_000  # of one image; more would need over 1 GB, and headers of damaged files ask for more
+TOO_LARGE = f"expected at most {MOST_PIXELS} pixels, got more"
 
 
 class UnreadableImage(Exception):
@@ -36,10 +41,10 @@ class RawImage:
     ras: bool = False
 
     def seen(self, window: tuple[float, float] | None) -> np.ndarray:
-        """The image through a window: uint8 of the shape of ``values``; a picture as it is."""
+        """The image through a window, or with None the card's: uint8 of the shape of ``values``; a picture as it is."""
         if self.window is None:
             return self.values
-        grey = apply_window(self.values, *window)
+        grey = apply_window(self.values, *(window or self.window))
         return 255 - grey if self.inverted else grey
 
 
@@ -68,9 +73,9 @@ def is_window(centre: float, width: float) -> bool:
 def check_pixels(number: int) -> None:
     """Refuses an image with more pixels than anybody needs."""
     if number > MOST_PIXELS:
-        raise UnreadableImage(f"expected at most {MOST_PIXELS} pixels, got more")
+        raise UnreadableImage(TOO_LARGE)
 
 
-def as_picture(image, *, color: bool) -> np.ndarray:
+def as_picture(image: "Image", *, color: bool) -> np.ndarray:
     """(H, W, 3) uint8 of a PIL image in colour, (H, W) in grey."""
     return np.asarray(image.convert("RGB" if color else "L"))

@@ -8,10 +8,11 @@ not hand on. A volume comes out as by MONAI's LoadImage and Orientation, to the 
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedmend.data.raw import MOST_PIXELS, RawImage, UnreadableImage, Window, as_picture, check_pixels
+from fedmend.data.raw import TOO_LARGE, RawImage, UnreadableImage, Window, as_picture, check_pixels
 
 NIFTI_SUFFIXES = (".nii", ".nii.gz")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -28,7 +29,7 @@ def _read_picture(path: Path, color: bool) -> RawImage:
                 raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
             return RawImage(as_picture(picture, color=color))
     except Image.DecompressionBombError:
-        check_pixels(MOST_PIXELS + 1)
+        raise UnreadableImage(TOO_LARGE) from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
         raise UnreadableImage(
             f"expected a PNG or JPEG picture, got a corrupt or truncated file ({type(e).__name__})"
@@ -41,7 +42,7 @@ def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
     import nibabel
 
     try:
-        image = nibabel.load(path)
+        image: Any = nibabel.load(path)  # a SpatialImage, which nibabel's types do not say
         volume = np.asarray(image.dataobj, dtype=np.float32)
     except Exception as e:  # nibabel raises many types for a damaged file
         raise UnreadableImage(f"expected a NIfTI file, got a corrupt or truncated one ({type(e).__name__})") from None

@@ -101,7 +101,7 @@ class _LabelColumn:
         return tuple(int(index == columns[value]) for index in range(width))
 
 
-_FORMATS = {MULTILABEL: _ClassColumns, SINGLELABEL: _LabelColumn}
+_FORMATS: dict[str, type[_ClassColumns] | type[_LabelColumn]] = {MULTILABEL: _ClassColumns, SINGLELABEL: _LabelColumn}
 
 
 def _need_column(column: str, header: Sequence[str], where: str) -> None:
@@ -145,7 +145,10 @@ def read_rows(
         FedMendError: see :func:`load_table`.
     """
     classes, written = tuple(classes), _FORMATS[kind]
-    rows, images, patients, labels = [], [], [], []
+    rows: list[int] = []
+    images: list[str] = []
+    patients: list[str] = []
+    labels: list[tuple[int, ...]] = []
     seen: dict[str, int] = {}
     columns = written.columns(header, classes, where)
     for row, record in records:

@@ -12,6 +12,7 @@ import of MONAI.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ AFFINE_TOLERANCE = 1e-3  # mm
 MASK_TOLERANCE = 1e-3
 
 
-def load_nifti(path: Path, where: str):
+def load_nifti(path: Path, where: str) -> tuple[Any, np.ndarray]:
     """A NIfTI file and its voxels (X, Y, Z) float32, in the orientation of the file.
 
     Args:
@@ -40,7 +41,7 @@ def load_nifti(path: Path, where: str):
     import nibabel
 
     try:
-        image = nibabel.load(path)
+        image: Any = nibabel.load(path)  # a SpatialImage, which nibabel's types do not say
         voxels = np.asarray(image.dataobj, dtype=np.float32)
     except FileNotFoundError:
         raise FedMendError(f"{where}: expected a NIfTI file, not found") from None

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -166,8 +167,7 @@ class UNet(nn.Module):
     @property
     def encoder(self) -> list[nn.Module]:
         """The five blocks of the encoder."""
-        net = self.backbone
-        return [net.conv_0, net.down_1, net.down_2, net.down_3, net.down_4]
+        return [self.backbone.get_submodule(name) for name in ("conv_0", "down_1", "down_2", "down_3", "down_4")]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 1, H, W), H and W from 16 on → features (B, F, H, W) and logits (B, 1 + C, H, W), channel 0 =
@@ -243,8 +243,8 @@ class TimmNetwork(nn.Module):
         self.classifier = nn.Linear(self.num_features, num_classes)
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (about.mean, about.std))
         # ((x * IMAGENET_STD + IMAGENET_MEAN) - mean) / std
-        self.register_buffer("_scale", torch.tensor(IMAGENET_STD).view(3, 1, 1) / std, persistent=False)
-        self.register_buffer("_shift", (torch.tensor(IMAGENET_MEAN).view(3, 1, 1) - mean) / std, persistent=False)
+        self._scale = nn.Buffer(torch.tensor(IMAGENET_STD).view(3, 1, 1) / std, persistent=False)
+        self._shift = nn.Buffer((torch.tensor(IMAGENET_MEAN).view(3, 1, 1) - mean) / std, persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W) → features (B, F) and logits (B, C)."""
@@ -264,7 +264,7 @@ def _without_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _timm():
+def _timm() -> ModuleType:
     try:
         import timm
     except ImportError:
@@ -293,7 +293,7 @@ def with_group_norm(network: Callable[[int], nn.Module], num_classes: int) -> nn
 
 
 UNET_NARROW = partial(UNet, widths=(8, 16, 32, 64, 64, 8))  # an eighth of the widths, for a CPU
-NETWORKS = {
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": ResNet18,
     "resnet_narrow": NarrowResNet,
     "densenet121": DenseNet121,

@@ -53,7 +53,7 @@ class PatientSteps:
     def batches(self) -> Iterator[list[Tensor]]:
         """The steps of one epoch: the image numbers, (n,) int64, of each patient drawn; a step may be without any."""
         for _ in range(self.per_epoch):
-            drawn = np.flatnonzero(self._random.random(len(self._patients)) < self.rate)
+            drawn = np.flatnonzero(self._random.random(len(self._patients)) < self.rate).tolist()
             yield [self._some(self._patients[i]) for i in drawn]
 
     def _some(self, images: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ class LocalTrainer:
     second_momentum: float = 0.999
     keep_moments: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.learning_rate > 0 or not self.weight_decay >= 0 or self.local_epochs < 1:
             raise FedMendError(
                 "job variables: expected learning_rate > 0, weight_decay >= 0 and local_epochs >= 1, got"
@@ -96,6 +97,7 @@ class LocalTrainer:
         for epoch in range(self.local_epochs):
             total, steps = torch.zeros((), device=site.device), 0
             batches = work.batches(epoch)  # also draws the views of the epoch
+            index: Any  # image numbers; with noise those of each patient
             for index in batches if private is None else private.batches():
                 if site.stop():
                     raise Stopped
@@ -118,8 +120,8 @@ class LocalTrainer:
         return mean
 
     def _optimizer(self, model: nn.Module, task: RoundTask, site: Site, *, keep: bool) -> torch.optim.Optimizer:
-        ours = set(model.classifier.parameters()) if self.decay == SUPERVISED else set()
-        groups = [{"params": [p for p in model.parameters() if p not in ours]}]
+        ours = {*model.get_submodule("classifier").parameters()} if self.decay == SUPERVISED else set()
+        groups: list[dict[str, Any]] = [{"params": [p for p in model.parameters() if p not in ours]}]
         if ours:
             groups.append({"params": [p for p in model.parameters() if p in ours], "weight_decay": 0.0})
         optimizer = EagerAdam(
@@ -139,10 +141,11 @@ class LocalTrainer:
 @torch.no_grad()
 def _decay_supervised_rows(model: nn.Module, weight_decay: float) -> None:
     """Adds coupled L2 to the gradient of each row of the classifier that has one."""
-    for parameter in model.classifier.parameters():
-        rows = parameter.grad.flatten(1).any(1) if parameter.dim() > 1 else parameter.grad != 0
-        rows = rows.view(-1, *[1] * (parameter.dim() - 1))
-        parameter.grad.add_(torch.where(rows, parameter, 0), alpha=weight_decay)
+    for parameter in model.get_submodule("classifier").parameters():
+        if (gradient := parameter.grad) is not None:
+            rows = gradient.flatten(1).any(1) if parameter.dim() > 1 else gradient.ne(0)
+            rows = rows.view(-1, *[1] * (parameter.dim() - 1))
+            gradient.add_(torch.where(rows, parameter, 0), alpha=weight_decay)
 
 
 def _gradient(work: Round, index: Tensor) -> Tensor:

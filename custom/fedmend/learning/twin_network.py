@@ -25,7 +25,7 @@ class TwinNetwork(nn.Module):
     @property
     def classifier(self) -> nn.Module:
         """Both classifiers."""
-        return nn.ModuleList([self.first.classifier, self.second.classifier])
+        return nn.ModuleList([network.get_submodule("classifier") for network in (self.first, self.second)])
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, ...) images → features and logits of the first network, which is the one that is evaluated."""

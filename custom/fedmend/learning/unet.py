@@ -35,11 +35,11 @@ class BasicUNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, 1, H, W), H and W from 16 on → (B, F, H, W)."""
         encoded = [self.conv_0(images)]
-        for down in (self.down_1, self.down_2, self.down_3, self.down_4):
-            encoded.append(down(encoded[-1]))
+        for depth in range(1, 5):
+            encoded.append(self.get_submodule(f"down_{depth}")(encoded[-1]))
         decoded = encoded.pop()
-        for up in (self.upcat_4, self.upcat_3, self.upcat_2, self.upcat_1):
-            decoded = up(decoded, encoded.pop())
+        for depth in range(4, 0, -1):
+            decoded = self.get_submodule(f"upcat_{depth}")(decoded, encoded.pop())
         return decoded
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -78,10 +79,11 @@ def load_initial(model: nn.Module, network: str, file: str) -> None:
             that are not finite or out of range.
     """
     state, own = _read(file), model.state_dict()
+    heads = cast(tuple[str, ...], model.library_heads)  # of each of our networks; a Module says nothing of it
     if network == _PACKAGED_NETWORK and "_conv_stem.weight" in state:
         state = _in_order(state, own)
-    elif model.library_heads and not any(k.startswith("backbone.") for k in state):
-        names = {k: _OLD_DENSENET_NAME.sub(r"\1\2", k) for k in state if not k.startswith(model.library_heads)}
+    elif heads and not any(k.startswith("backbone.") for k in state):
+        names = {k: _OLD_DENSENET_NAME.sub(r"\1\2", k) for k in state if not k.startswith(heads)}
         state = {f"backbone.{new}": state[old] for old, new in names.items()}
     if not any(k.startswith("classifier.") for k in state):
         state |= {k: v for k, v in own.items() if k.startswith("classifier.")}
@@ -114,6 +116,7 @@ def _in_order(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[st
 def _read(file: str) -> dict[str, Tensor]:
     if not Path(file).is_file():
         raise FedMendError("job variable weights: expected a local file, not found")
+    content: object
     try:
         if file.endswith(".safetensors"):
             content = _read_safetensors(file)

@@ -88,7 +88,7 @@ class _Film:
     def add(self, amount: np.ndarray) -> None:
         self.density += amount
 
-    def cover(self, mask: np.ndarray, density) -> None:
+    def cover(self, mask: np.ndarray, density: np.ndarray | float) -> None:
         self.density += mask * (density - self.density)
 
     def half(self, side: int) -> np.ndarray:
@@ -301,8 +301,10 @@ def _hernia(s: _Film, rng: np.random.Generator, clear: float, side: int) -> None
     s.add(-(0.05 + 0.2 * clear) * below(sac, 0.85, 0.1) * below(s.v, v + rng.uniform(-0.3, 0.2) * radius, 2 * s.edge))
 
 
-_DRAW = (_atelectasis, _cardiomegaly, _effusion, _infiltration, _mass, _nodule, _pneumonia, _pneumothorax)
-_DRAW += (_consolidation, _edema, _emphysema, _fibrosis, _pleural_thickening, _hernia)
+_DRAW = (
+    *(_atelectasis, _cardiomegaly, _effusion, _infiltration, _mass, _nodule, _pneumonia, _pneumothorax),
+    *(_consolidation, _edema, _emphysema, _fibrosis, _pleural_thickening, _hernia),
+)
 # Air in the pleural space first: it takes the lung's markings away. Fluid last: it covers what is behind.
 _ORDER = (7, 0, 1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 2)
 
@@ -405,7 +407,7 @@ def write_cxr14(
 def _write_tables(out: Path, patients: list[_Patient], seed: int, size: int) -> None:
     rng, rows = np.random.default_rng([seed, 4]), []
     test = rng.permutation(len(patients)) < round(TEST_SHARE * len(patients))
-    lists = {"train_val_list.txt": [], "test_list.txt": []}
+    lists: dict[str, list[str]] = {"train_val_list.txt": [], "test_list.txt": []}
     for patient in patients:
         age, gender = rng.integers(18, 88), rng.choice(["F", "M"])
         for k, (labels, ap) in enumerate(zip(patient.labels, patient.ap, strict=True)):

@@ -8,12 +8,17 @@ enough that the five classes differ as they do in real scans; they are no substi
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from fedmend.phantoms.drawing import below, capsule, check_least, in_processes, smooth_noise, write_csv
 
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+Point = Sequence[float] | np.ndarray
 ICH_CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 ICH_LABELS = (*ICH_CLASSES, "any")
 # Positive slices per class among the 185,051 slices of the RSNA subset that the papers use.
@@ -70,7 +75,7 @@ class _Slice:
     edge: float
     hu: np.ndarray
 
-    def paint(self, mask: np.ndarray, hu) -> None:
+    def paint(self, mask: np.ndarray, hu: np.ndarray | float) -> None:
         self.hu += mask * self.brain * (hu - self.hu)
 
 
@@ -119,7 +124,7 @@ def _ventricle_distance(u, v, level: float, width: float) -> np.ndarray:
     return np.minimum(np.minimum(front, back), third) + closing
 
 
-def _sulci(u, v, q, level: float, fine: np.ndarray, width: float) -> np.ndarray:
+def _sulci(u: np.ndarray, v: np.ndarray, q: np.ndarray, level: float, fine: np.ndarray, width: float) -> np.ndarray:
     """CSF spaces outside the ventricles, 0..1: sulci, fissures and, low down, the basal cisterns."""
     gyri = np.clip(1.35 - np.abs(fine) / width, 0.0, 1.0) * np.clip((q - 0.62) / 0.1, 0.0, 1.0)
     midline = below(np.abs(u + 0.015 * fine), 0.03, 0.04) * np.clip((np.abs(v) - 0.5 + 0.4 * level) / 0.1, 0.0, 1.0)
@@ -283,11 +288,11 @@ def _render(patient: _Patient, seed: int, size: int) -> np.ndarray:
     return out
 
 
-def _dataset(patient: _Patient, k: int, hu: np.ndarray, seed: int):
+def _dataset(patient: _Patient, k: int, hu: np.ndarray, seed: int) -> "Dataset":
     from pydicom.dataset import Dataset, FileMetaDataset
-    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+    from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
-    def uid(*what) -> str:
+    def uid(*what: object) -> UID:
         return generate_uid(entropy_srcs=["fedmend phantom", str(seed), *map(str, what)])
 
     size = len(hu)

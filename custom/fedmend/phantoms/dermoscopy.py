@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -123,7 +124,9 @@ def _network(s: _Canvas, rng: np.random.Generator, pitch: float, disorder: float
     return np.clip((-0.1 - waves) / 0.9, 0, 1)
 
 
-def _spots(s: _Canvas, rng: np.random.Generator, count, radius: float, near: float, far: float) -> np.ndarray:
+def _spots(
+    s: _Canvas, rng: np.random.Generator, count: tuple[int, int], radius: float, near: float, far: float
+) -> np.ndarray:
     """Round spots of about this radius, ``near`` to ``far`` from the centre; ``count`` is the range of their number."""
     mask = np.zeros_like(s.u)
     for _ in range(rng.integers(*count)):
@@ -133,7 +136,9 @@ def _spots(s: _Canvas, rng: np.random.Generator, count, radius: float, near: flo
     return mask
 
 
-def _vessel(s: _Canvas, rng: np.random.Generator, start, heading: float, length: float, width: float) -> np.ndarray:
+def _vessel(
+    s: _Canvas, rng: np.random.Generator, start: np.ndarray, heading: float, length: float, width: float
+) -> np.ndarray:
     """A vessel that branches like a tree until it is too thin to see."""
     end = start + length * np.array([np.cos(heading), np.sin(heading)])
     mask = below(capsule(s.u + 0.02 * s.fine, s.v + 0.03 * s.coarse, start, end), width, 1.5 * s.edge)
@@ -292,7 +297,7 @@ def _skin(rng: np.random.Generator, size: int) -> _Canvas:
 
 def _hair(s: _Canvas, rng: np.random.Generator) -> None:
     """Hairs across every second lesion: parabolas, whose distance has a closed form."""
-    count, tone, heading = rng.choice([0, rng.integers(1, 11)]), rng.uniform(0.6, 2.5), rng.uniform(0, np.pi)
+    count, tone, heading = rng.choice([0, int(rng.integers(1, 11))]), rng.uniform(0.6, 2.5), rng.uniform(0, np.pi)
     for _ in range(count):
         x, y = s.turned(heading + rng.normal(0, 0.35))
         bend, shift = rng.normal(0, 0.25), rng.uniform(-1.4, 1.4)

@@ -12,6 +12,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from fedmend.basics.discovery import modules_of
 from fedmend.basics.files import disk_errors, locked, whole_folder
@@ -70,7 +71,7 @@ def phantoms() -> Mapping[str, type[PhantomSpec]]:
     return dict(sorted(found.items()))
 
 
-def phantom_spec(given: Mapping[str, object]) -> PhantomSpec:
+def phantom_spec(given: Mapping[str, Any]) -> PhantomSpec:
     """The phantom that a job variable describes; fields that it leaves out keep their default.
 
     Raises:
@@ -82,9 +83,9 @@ def phantom_spec(given: Mapping[str, object]) -> PhantomSpec:
     if not isinstance(dataset, str) or dataset not in phantoms():
         known = list(phantoms())
         raise FedMendError(f"job variable phantom, field dataset: expected one of {known}, got {dataset!r:.40}")
-    known = {f.name for f in fields(phantoms()[dataset])}
-    if unknown := sorted(set(given) - known):
-        raise FedMendError(f"job variable phantom: expected the fields {sorted(known)}, got {unknown[0]!r:.40}")
+    takes = {f.name for f in fields(phantoms()[dataset])}
+    if unknown := sorted(set(given) - takes):
+        raise FedMendError(f"job variable phantom: expected the fields {sorted(takes)}, got {unknown[0]!r:.40}")
     spec = phantoms()[dataset](**given)
     for name in ("images", "sites", "pixels", "depth"):
         value = getattr(spec, name, 1)

@@ -82,7 +82,7 @@ def _from_segment(at: np.ndarray, start: Sequence[float], end: Sequence[float]) 
     return np.sqrt(sum((r - along * d) ** 2 for r, d in zip(rest, run, strict=True)))
 
 
-def _cover(image: np.ndarray, mask: np.ndarray, value) -> None:
+def _cover(image: np.ndarray, mask: np.ndarray, value: np.ndarray | float) -> None:
     image += mask * (value - image)
 
 
@@ -117,8 +117,8 @@ def _lesions(
                 continue
             low, high = np.maximum(seed - reach, 0), np.minimum(seed + reach + 1, shape)
             box = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
-            away = [np.arange(a, b) - s for a, b, s in zip(low, high, seed, strict=True)]
-            away = np.meshgrid(*away, indexing="ij", sparse=True)
+            steps = [np.arange(a, b) - s for a, b, s in zip(low, high, seed, strict=True)]
+            away = np.meshgrid(*steps, indexing="ij", sparse=True)
             far = np.sqrt(sum((a * mm * s) ** 2 for a, mm, s in zip(away, grid.spacing, stretch, strict=True)))
             cost = np.where(free[box], far + 0.5 * wall[box] + rough * radius * ragged[box], np.inf)
             cost[tuple(seed - low)] = -np.inf

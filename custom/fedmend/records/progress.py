@@ -45,12 +45,12 @@ class Progress:
         self.tell()
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.tell(state=FINISHED)
         else:
             # What other errors say may name files.
-            self.tell(state=STOPPED, reason=str(error) if isinstance(error, FedMendError) else kind.__name__)
+            self.tell(state=STOPPED, reason=str(error) if isinstance(error, FedMendError) else type(error).__name__)
 
     def begin(self, described: Mapping, unit: str) -> None:
         """The census is done.

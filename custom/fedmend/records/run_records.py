@@ -97,7 +97,7 @@ class RunRecords:
         self._write_text(RUN, json.dumps(description, indent=2))
         self.write()
 
-    def decision(self, what: str, value, round_num: int | None = None) -> None:
+    def decision(self, what: str, value: object, round_num: int | None = None) -> None:
         """One decision of the server, written at once."""
         now = datetime.datetime.now().isoformat(timespec="seconds")
         self._lines[DECISIONS].append({"time": now, "round": round_num, "what": what, "value": value})
@@ -120,7 +120,7 @@ class RunRecords:
             annotated: (C,) bool, classes without a line.
             counts: count → (C,) numbers.
         """
-        for index in np.flatnonzero(~annotated):
+        for index in np.flatnonzero(~annotated).tolist():
             now = {name: int(values[index]) for name, values in counts.items()}
             before = self._latest.get((site, classes[index]))
             if before is not None and before["round"] == round_num:

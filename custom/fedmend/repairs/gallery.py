@@ -68,9 +68,9 @@ def gallery_page(
     if complete is not None and added.any():
         words += " " + _truth_words(own, added, complete)
     body = (
-        f"<p>{words}</p>\n<p>{_choice_words(added.any(), len(shown))}"
+        f"<p>{words}</p>\n<p>{_choice_words(bool(added.any()), len(shown))}"
         f"{'' if (own & ~target).any() else NOTHING_REMOVED}</p>\n"
-        f"<p class='sub'>{_legend(corrected=added.any(), known=complete is not None)}</p>\n{figures}"
+        f"<p class='sub'>{_legend(corrected=bool(added.any()), known=complete is not None)}</p>\n{figures}"
     )
     warning = f"<p class='flag'><strong>{PRIVATE}</strong> {PHANTOM if phantom else PATIENTS}</p>"
     return whole_page(heading, warning, body, FOOTER, phantom=phantom, style=PAGE_CSS, pictures=True)
@@ -102,7 +102,7 @@ def _truth_words(own: np.ndarray, added: np.ndarray, complete: np.ndarray) -> st
 def _chosen(masks: np.ndarray, case: np.ndarray) -> list[int]:
     """Slices with the most pixels of their volumes, the largest first; the first of equal ones, none that is empty."""
     size = masks.sum((1, 2))
-    largest = {}
+    largest: dict[int, int] = {}
     for row in sorted(np.flatnonzero(size).tolist(), key=lambda row: (-size[row], row)):
         largest.setdefault(int(case[row]), row)
     return list(largest.values())
@@ -140,7 +140,8 @@ def _detail(marked: np.ndarray) -> tuple[slice, slice]:
     width = round(MARGIN * max(stop - start for start, stop in ends))
     width = min(max(width, size // DETAIL), size)
     starts = [min(max((start + stop - width) // 2, 0), size - width) for start, stop in ends]
-    return tuple(slice(start, start + width) for start in starts)
+    down, across = (slice(start, start + width) for start in starts)
+    return down, across
 
 
 def _enlarged(pixels: np.ndarray, how: Image.Resampling) -> np.ndarray:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class MaskLedger(Ledger):
         rows = np.flatnonzero(change.any((1, 2)))
         make_folder(self._file(rule, round_num).parent)
         # First the pixels: rows without them would be worth nothing.
-        pixels = {"pixels": _packed(change[rows] > 0)}
+        pixels: dict[str, Any] = {"pixels": _packed(change[rows] > 0)}
         if (removed := change[rows] < 0).any():
             pixels["removed"] = _packed(removed)
         with write_atomically(self._file(rule, round_num)) as temporary, open(temporary, "wb") as stream:

@@ -6,8 +6,14 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING, Any
 
 from fedmend.basics.page import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
 
 WIDTH, PANEL_HEIGHT, MAX_COLUMNS = 9.0, 1.05, 6  # inches, inches, panels in a row
 INK, MUTED, RULE, WARMUP = "#1f2933", "#5b6770", "#d5dbe1", "#eef1f4"
@@ -26,10 +32,10 @@ STYLES: Mapping[str, dict] = {
     "site positive": {"color": "#b84a00", "lw": 0.7, "alpha": 0.5, "zorder": 3},
     "site negative": {"color": "#0072b2", "lw": 0.7, "alpha": 0.5, "ls": (0, (4, 1.5)), "zorder": 2},
 }
-BEST = {"ls": "", "marker": "o", "ms": 5, "mfc": "white", "mec": "#0072b2", "mew": 1.4}
+BEST: dict[str, Any] = {"ls": "", "marker": "o", "ms": 5, "mfc": "white", "mec": "#0072b2", "mew": 1.4}
 LABELLED = ("main", "positive", "negative", "noisy")  # lines that carry their last value
 STACK = (("positive", "#b84a00"), ("negative", "#4c9fcf"), ("untagged", "#c9d1d8"))
-RC = {
+RC: dict[Any, object] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedmend",
     "text.parse_math": False,
@@ -61,7 +67,7 @@ class Line:
         style: a key of ``STYLES``.
     """
 
-    rounds: Sequence[int]
+    rounds: Sequence[float]
     values: Sequence[float | None]
     style: str = "main"
 
@@ -146,14 +152,14 @@ def grid_figure(
         return inline(svg_of(figure), key, alt)
 
 
-def svg_of(figure) -> str:
+def svg_of(figure: "Drawing") -> str:
     """A figure of matplotlib as an SVG document without dates and names of programs."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return stream.getvalue()
 
 
-def _draw_panel(ax, panel: Panel, *, warmup: int, best: int | None, letters: int, whole_numbers: bool) -> None:
+def _draw_panel(ax: "Axes", panel: Panel, *, warmup: int, best: int | None, letters: int, whole_numbers: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     title = textwrap.wrap(panel.title, letters, max_lines=1 if panel.subtitle else 2, placeholder="…")
@@ -180,23 +186,23 @@ def _draw_panel(ax, panel: Panel, *, warmup: int, best: int | None, letters: int
     _label_ends(ax, labels)
     if panel.stack:
         edges, layers = panel.stack
-        floor = [0] * (len(edges) - 1)
+        floor = [0.0] * (len(edges) - 1)
         for (_, colour), layer in zip(STACK, layers, strict=True):
             top = [a + b for a, b in zip(floor, layer, strict=True)]
             ax.stairs(top, edges, baseline=floor, fill=True, color=colour, lw=0)
             floor = top
 
 
-def _draw_line(ax, line: Line, best: int | None) -> None:
+def _draw_line(ax: "Axes", line: Line, best: int | None) -> None:
     values = [float("nan") if v is None else v for v in line.values]
     marker = {"marker": "o", "ms": 2.4} if sum(v is not None for v in line.values) == 1 else {}
     ax.plot(line.rounds, values, **(marker | STYLES[line.style]))
-    if line.style == "main" and best in line.rounds:
+    if line.style == "main" and best is not None and best in line.rounds:
         point = values[list(line.rounds).index(best)]
         ax.plot([best], [point], **BEST, zorder=6)
 
 
-def _label_ends(ax, labels: Sequence[tuple[float, Line]]) -> None:
+def _label_ends(ax: "Axes", labels: Sequence[tuple[float, Line]]) -> None:
     """Writes the last value of each curve beside it, one above the other where they would meet."""
     low, high = ax.get_ylim()
     step, previous = (high - low) * 0.13, float("-inf")
@@ -207,11 +213,11 @@ def _label_ends(ax, labels: Sequence[tuple[float, Line]]) -> None:
         previous = y
 
 
-def _draw_legend(figure, height: float, legend: Mapping[str, str], *, warmup: int, best: int | None) -> None:
+def _draw_legend(figure: "Drawing", height: float, legend: Mapping[str, str], *, warmup: int, best: int | None) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    keys: dict[str, object] = {style: Line2D([], [], **look) for style, look in STYLES.items()}
+    keys: dict[str, Artist] = {style: Line2D([], [], **look) for style, look in STYLES.items()}
     keys["chance"] = Line2D([], [], color=MUTED, lw=0.9, ls=(0, (1, 2)))
     if "untagged" in legend:
         keys.update({name: Patch(color=colour, lw=0) for name, colour in STACK})
@@ -242,7 +248,7 @@ def inline(svg: str, key: str, alt: str) -> Figure:
         return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{key}-", tag[0].replace("xlink:href", "href"))
 
     svg = re.sub(r"<[^>]+>", rename, svg)
-    view = re.search(r'viewBox="[^"]+"', svg)[0]
+    view = re.findall(r'viewBox="[^"]+"', svg)[0]
     body = svg[svg.index(">") + 1 :].strip()
     return Figure(key, alt, f'<svg role="img" aria-label="{escape(alt)}" {view}>\n{body}')
 
@@ -254,7 +260,7 @@ def share_figure(
     *,
     legend: Mapping[str, str],
     noisy: Collection[str] = (),
-    **frame,
+    **frame: Any,
 ) -> Figure:
     """One panel per site with its share in the average of the models over rounds, noisy sites first.
 
@@ -268,12 +274,12 @@ def share_figure(
     """
     rounds = list(weights)
     sites = sorted({site for row in weights.values() for site in row}, key=lambda site: (site not in noisy, site))
-    samples = [train.get(site) for site in sites]
-    total = None if None in samples else sum(samples)
+    samples = {site: size for site in sites if (size := train.get(site)) is not None}
+    total = sum(samples.values()) if len(samples) == len(sites) else None
     panels, story, highest = [], [], 0.0
-    for site, size in zip(sites, samples, strict=True):
+    for site in sites:
         values = [None if row.get(site) is None else 100 * row[site] for row in weights.values()]
-        by_samples = 100 * size / total if total else None
+        by_samples = 100 * samples[site] / total if total else None
         line = Line(rounds, values, "noisy" if site in noisy else "main")
         panels.append(Panel(site, [line], by_samples, subtitle=words.get(site, "")))
         highest = max(highest, by_samples or 0.0, *(v for v in values if v is not None))

@@ -1,7 +1,7 @@
 """Figures of metrics over rounds."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedmend.basics.page import Figure
 from fedmend.report.figures import Line, Panel, grid_figure
@@ -35,7 +35,7 @@ def metric_figure(
     *,
     missing: str,
     best: int | None,
-    **frame,
+    **frame: Any,
 ) -> Figure:
     """One panel for the macro value of a metric over rounds and one for each class, as far as the metric has them.
 
@@ -78,7 +78,9 @@ def metric_figure(
     )
 
 
-def metrics_figure(evaluations: Sequence[Mapping], metrics: Sequence[Metric], *, best: int | None, **frame) -> Figure:
+def metrics_figure(
+    evaluations: Sequence[Mapping], metrics: Sequence[Metric], *, best: int | None, **frame: Any
+) -> Figure:
     """One panel per metric, where there is one class only.
 
     Args:

@@ -95,5 +95,5 @@ def glossary(run: RunFiles) -> str:
         places = [i for i, (word, _) in enumerate(known) if word == part.words_before]
         place = places[0] if places else len(known)
         known[place:place] = words
-    words = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>\n" for word, meaning in known)
-    return section("glossary", "Words", f"<dl>{words}</dl>")
+    listed = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>\n" for word, meaning in known)
+    return section("glossary", "Words", f"<dl>{listed}</dl>")

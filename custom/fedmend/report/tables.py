@@ -5,6 +5,7 @@ import io
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fedmend.errors import FedMendError
@@ -95,9 +96,10 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
     def macro(run: RunFiles) -> list:
         return [column.value(run) for column in averages]
 
+    words = {**MACRO, **shown_as(first).table_words}
     texts = []
     for title, columns, values in (
-        (f"{(MACRO | shown_as(first).table_words)[main]} of each class", [*classes, *average], per_class),
+        (f"{words[main]} of each class", [*classes, *average], per_class),
         ("Macro metrics", [column.word for column in averages], macro),
     ):
         rows = [
@@ -122,13 +124,13 @@ def macro_columns(runs: Sequence[RunFiles]) -> list[Column]:
     """
     measured = {k for run in runs for k, v in _final(run)["macro"].items() if v is not None}
     kind = shown_as(runs[0])
-    words = {k: word for k, word in (MACRO | kind.table_words).items() if k in measured}
-    columns = [Column(word, lambda run, k=k: _final(run)["macro"].get(k), k) for k, word in words.items()]
+    words = {k: word for k, word in {**MACRO, **kind.table_words}.items() if k in measured}
+    columns = [Column(word, partial(_final_macro, key=k), k) for k, word in words.items()]
     for key in (metric.macro for metric in kind.last_and_best if metric.macro in measured):
         if last := last_rounds(runs, key):
             word = f"{words[key]}, mean of rounds {last[0]} to {last[-1]}"
-            columns.append(Column(word, lambda run, k=key, last=last: _mean(run, k, last), f"{key}_last"))
-        columns.append(Column(f"{words[key]}, best", lambda run, k=key: _highest(run, k), f"{key}_best"))
+            columns.append(Column(word, partial(_mean, key=key, rounds=last), f"{key}_last"))
+        columns.append(Column(f"{words[key]}, best", partial(_highest, key=key), f"{key}_best"))
     return columns
 
 
@@ -179,9 +181,9 @@ def mean_and_sd(values: Sequence[float | None], *, digits: int = 1) -> tuple[str
     Returns:
         both in words: "" for both where a seed has no value, "" for the deviation of a single seed.
     """
-    if None in values:
+    points = [100 * value for value in values if value is not None]
+    if len(points) < len(values):
         return "", ""
-    points = [100 * value for value in values]
     sd = f"{statistics.stdev(points):.{digits}f}" if len(points) > 1 else ""
     return f"{statistics.mean(points):.{digits}f}", sd
 

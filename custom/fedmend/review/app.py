@@ -13,10 +13,12 @@ import hmac
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -24,10 +26,11 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedmend.errors import FedMendError
 from fedmend.repairs.verdicts import JudgedMeanwhile, check_reviewer
-from fedmend.review.desk import ALL, JUDGED, OPEN, ORDERS, OWN, REPAIRS, Choice, Desk
+from fedmend.review.desk import ALL, JUDGED, OPEN, ORDERS, OWN, REPAIRS, Choice, Desk, Item
 from fedmend.review.shown import Shown
 
 HERE = Path(__file__).parent
@@ -47,7 +50,7 @@ HEADERS = {
 class Session:
     """The one session of a server: its token before, its cookie afterwards."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.token: str | None = secrets.token_urlsafe(24)
         self.form = secrets.token_urlsafe(24)
         self._cookie = secrets.token_urlsafe(24)
@@ -69,16 +72,16 @@ class Session:
 class Guard:
     """Lets requests of the session pass, and puts the headers on all answers; a plain ASGI middleware."""
 
-    def __init__(self, app, session: Session, hosts: Callable[[], set[str]]):
+    def __init__(self, app: ASGIApp, session: Session, hosts: Callable[[], set[str]]):
         self._app, self._session, self._hosts = app, session, hosts
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Starlette's documentation of middleware."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def send_with_headers(message):
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 known = {name.lower() for name, _ in message["headers"]}
                 extra = [
@@ -136,7 +139,7 @@ class Pages:
         self._reviewer = ""
         self._templates = Jinja2Templates(directory=HERE / "templates")
 
-    def _page(self, request: Request, name: str, status: int = 200, **words) -> Response:
+    def _page(self, request: Request, name: str, status: int = 200, **words: object) -> Response:
         desk = self._desk
         common = {"run": desk.run, "site": desk.site, "phantom": desk.card.phantom, "reviewer": self._reviewer}
         given = {**common, "classes": desk.classes, "form": self._session.form, "masks": desk.masks, **words}
@@ -170,7 +173,7 @@ class Pages:
             return self._page(request, "hello", 422, sentence=str(e))
         return RedirectResponse("/queue", 303)
 
-    async def _form(self, request: Request):
+    async def _form(self, request: Request) -> FormData:
         if int(request.headers.get("content-length") or LARGEST_FORM + 1) > LARGEST_FORM:
             raise HTTPException(413, f"expected a form of at most {LARGEST_FORM} bytes, got a larger one")
         form = await request.form()
@@ -224,7 +227,7 @@ class Pages:
             one_label=self._desk.kind.one_label,
         )
 
-    def _item(self, request: Request):
+    def _item(self, request: Request) -> Item:
         sample, label_class = request.path_params["sample"], request.path_params["label_class"]
         if not (sample < len(self._desk.data.train) and label_class < len(self._desk.classes)):
             raise HTTPException(404, "expected the number of a sample and a class, got others")
@@ -251,8 +254,8 @@ class Pages:
                 )
                 if word == "relabel" and value is None:
                     raise FedMendError("verdict, label: expected one of the job's, got another")
-                said = {"reviewer": self._reviewer, "note": note, "value": value}
-                self._desk.judge(item, word, seen=str(form.get("seen", "")), **said)
+                seen = str(form.get("seen", ""))
+                self._desk.judge(item, word, reviewer=self._reviewer, note=note, value=value, seen=seen)
         except JudgedMeanwhile as e:
             return self._page(
                 request, "problem", 409, sentence=str(e), back=f"{request.url.path.replace('judge', 'item')}"
@@ -299,8 +302,8 @@ def _choice(request: Request) -> Choice:
     query, usual = request.query_params, Choice()
     known = {"what": (ALL, REPAIRS, OWN), "state": (OPEN, JUDGED, ALL), "order": tuple(ORDERS)}
     words = {k: query[k] for k, allowed in known.items() if query.get(k) in allowed}
-    numbers = {k: _number(request, k, getattr(usual, k)) for k in ("label_class", "round_num")}
-    return Choice(**words, **numbers)
+    label_class, round_num = (_number(request, k, getattr(usual, k)) for k in ("label_class", "round_num"))
+    return replace(usual, **words, label_class=label_class, round_num=round_num)
 
 
 def _link(choice: Choice) -> str:

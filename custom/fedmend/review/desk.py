@@ -8,6 +8,7 @@ in its class, n / (2 n_label), by which class-balanced losses weigh it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -160,7 +161,9 @@ class Desk:
                 return item
         raise FedMendError("review: expected a label that was repaired or is doubted, got another; look at the queue")
 
-    def judge(self, item: Item, word: str, *, reviewer: str, note: str = "", value: int | None = None, seen: str = ""):
+    def judge(
+        self, item: Item, word: str, *, reviewer: str, note: str = "", value: int | None = None, seen: str = ""
+    ) -> Verdict:
         """Writes a verdict about an item; see :meth:`fedmend.repairs.ledger.Ledger.judge`.
 
         Args:
@@ -249,7 +252,8 @@ class Desk:
         found = []
         for entry in last.values():
             doubt = float(doubts[entry.sample])
-            found.append(Item(entry.sample, 0, *entry[2:6], entry.confidence, doubt, doubt))
+            about = entry.old, entry.new, entry.rule, entry.round_num, entry.confidence
+            found.append(Item(entry.sample, 0, *about, doubt, doubt))
         return found
 
 

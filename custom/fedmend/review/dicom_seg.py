@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,6 +10,9 @@ import fedmend
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.errors import FedMendError, not_installed
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 WHERE = "DICOM SEG"
 NEEDED = (
@@ -94,7 +98,7 @@ def write_dicom_seg(series: Path | Sequence[Path], mask: np.ndarray, label: str,
         segmentation.save_as(temporary)
 
 
-def _segment(label: str):
+def _segment(label: str) -> Any:
     """What the one segment is: a lesion, found by people and a model together."""
     import highdicom
     from pydicom.sr.codedict import codes
@@ -179,7 +183,7 @@ def _ordered(files: Sequence[Path]) -> list:
     return [images[number] for number in order]
 
 
-def _is_placed(image) -> bool:
+def _is_placed(image: "Dataset") -> bool:
     """Whether a slice has numbers for its place, two axes at right angles and pixels with a size."""
     place, turn = (
         np.array(image.get(name), dtype=float) for name in ("ImagePositionPatient", "ImageOrientationPatient")

@@ -91,7 +91,9 @@ def _corrected(
     for fields, written, end in rows:
         number = sample.get(fields[places["image"]].strip()) if len(fields) == len(header) else None
         differing = 0
-        for name, texts in after.items() if number is not None else ():
+        for name, texts in after.items():
+            if number is None:
+                continue
             if name in places and fields[places[name]].strip() != before[name][number]:
                 raise FedMendError(f"{where}: expected the labels that were read before, got others; begin again")
             if texts[number] != before[name][number]:

@@ -99,7 +99,9 @@ def open_slice(card: SiteCard, item: VolumeItem, plane: int) -> SliceImage:
 
 
 @functools.lru_cache(maxsize=1)
-def _volume(item: VolumeItem, stamps: tuple, window: tuple[float, float] | None, foreground: int):
+def _volume(
+    item: VolumeItem, stamps: tuple, window: tuple[float, float] | None, foreground: int
+) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
     """Voxels and mask of a case in RAS, and the window through which models see it; read again when a file changes."""
     from fedmend.data.volumes import grey_range, read_pair
 
@@ -109,8 +111,8 @@ def _volume(item: VolumeItem, stamps: tuple, window: tuple[float, float] | None,
 
 
 def _windows(raw: RawImage, *, has_unit: bool) -> dict[str, tuple[float, float]]:
-    windows = {SITE_WINDOW: raw.window} | (WINDOWS if has_unit else {})
-    return windows if raw.own_window is None else windows | {FILE_WINDOW: raw.own_window}
+    named = {SITE_WINDOW: raw.window, **(WINDOWS if has_unit else {}), FILE_WINDOW: raw.own_window}
+    return {name: window for name, window in named.items() if window is not None}
 
 
 def png(picture: SiteImage, centre: float | None = None, width: float | None = None) -> bytes:
@@ -167,7 +169,8 @@ class Neighbours:
     """
 
     def __init__(self, table: LabelTable):
-        self._patients, self._samples = table.patients, {}
+        self._patients = table.patients
+        self._samples: dict[str, list[int]] = {}
         for sample, patient in enumerate(table.patients):
             if patient:
                 self._samples.setdefault(patient, []).append(sample)

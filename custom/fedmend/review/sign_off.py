@@ -45,10 +45,12 @@ def export(desk: Desk, out: Path, *, unseen: bool = False) -> list[str]:
 
 def class_verdicts(desk: Desk) -> list[ClassVerdicts]:
     """What people said of the repairs of each class, and of the site's own labels where they said something."""
-    repairs, said, own = Counter(), Counter(), Counter()
+    repairs: Counter[int] = Counter()
+    own: Counter[int] = Counter()
+    said: Counter[tuple[int, bool, str]] = Counter()
     for item in desk.items():
         (repairs if item.rule else own)[item.label_class] += item.rule != "" or item.judged
-        if item.judged:
+        if item.verdict and item.judged:
             said[item.label_class, item.rule != "", COUNTS[item.verdict.word]] += 1
     found = []
     for number, name in enumerate(desk.classes):

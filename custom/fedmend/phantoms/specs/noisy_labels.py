@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
@@ -56,7 +57,7 @@ _WRITERS = {"ich_single": _write_ich, "isic2019": _write_isic}
 PHANTOMS = dict.fromkeys(_WRITERS, NoisyLabelPhantom)
 
 
-def _add_arguments(parser: ArgumentParser, *, images: int, pixels: int, **noise) -> None:
+def _add_arguments(parser: ArgumentParser, *, images: int, pixels: int, **noise: Any) -> None:
     command_line.noise_arguments(parser, **noise)
     sites.add_arguments(parser, images=images, pixels=pixels)
 

@@ -109,7 +109,7 @@ class KindReport(ABC):
 
     def curves(self, run: "RunFiles") -> list[str | Figure]:
         """Blocks with the metrics over rounds; there is at least one evaluation."""
-        blocks = []
+        blocks: list[str | Figure] = []
         for metric in self.metrics:
             if any(m["macro"].get(metric.macro) is not None for m in run.evaluations):
                 figure = metric_figure(

@@ -84,11 +84,11 @@ class SingleLabelReport(KindReport):
         rows = []
         for name, row in counts.items():
             total = sum(n or 0 for n in row)
-            cells = [td(n) if n is None else heat(f"{n:,}", n / total if total else None) for n in row]
+            cells: list[object] = [td(n) if n is None else heat(f"{n:,}", n / total if total else None) for n in row]
             cells += [blank[name]] if blank else []
             rows.append([name, *cells, *(known[name].get(split) for split in splits)])
         sums = [sum(n or 0 for n in column) for column in zip(*counts.values(), strict=True)]
-        totals = [td(f"{n:,}" if n else "⚠ none", "" if n else "bad") for n in sums]
+        totals: list[object] = [td(f"{n:,}" if n else "⚠ none", "" if n else "bad") for n in sums]
         totals += [sum(blank.values())] if blank else []
         totals += [sum(site.get(split) or 0 for site in known.values()) for split in splits]
         caption = "Training samples by the labels at the site, which may be wrong; shading: share of the site's labels"

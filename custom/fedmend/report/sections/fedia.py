@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 from fedmend.basics.page import Figure, Section, number, section, table, td
 from fedmend.records.run_folder import RunFiles
@@ -84,7 +85,7 @@ def completeness(run: RunFiles) -> Section:
     return section("completeness", "How complete each site's annotation is", body)
 
 
-def _beside(rank: int | None, true: int | None):
+def _beside(rank: int | None, true: int | None) -> Markup:
     """The true place; one that the estimate missed stands out."""
     return td("n/a", "na n") if true is None else td(true) if rank == true else td(f"{true} ≠", "bad n")
 
@@ -94,7 +95,7 @@ def iou(run: RunFiles) -> Section:
     curves = run.decided("iou", OWN)
     if not curves:
         return Section()
-    lines = next(reversed(run.decided("iou_line", OWN).values()), {})
+    lines: Mapping = next(reversed(run.decided("iou_line", OWN).values()), {})
     figure = iou_figure(curves, lines, _events(run), **run.frame)
     words = (
         "How well the model of a site reproduces the site's own masks while it learns. Dashed: the line that its"
@@ -118,7 +119,7 @@ def iou_figure(
     curves: Mapping[int, Mapping[str, float]],
     lines: Mapping[str, tuple[float, float]],
     events: Mapping[str, Mapping[str, int]],
-    **frame,
+    **frame: Any,
 ) -> Figure:
     """One panel per site with its IoU over rounds.
 

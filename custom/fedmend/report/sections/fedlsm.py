@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from fedmend.basics.page import Figure, Section, heat, section, table, td
 from fedmend.records.run_folder import RunFiles
@@ -27,7 +28,7 @@ WORDS = {
 def uncertainty(run: RunFiles) -> Section:
     """Histograms of the uncertainty of each site's samples, with the pools that FedLSM makes of them."""
     found = run.decided("uncertainty", OWN)
-    histograms = {}
+    histograms: dict[str, dict[int, Sequence[int]]] = {}
     for round_num, value in found.items():
         for site, counts in value.items():
             histograms.setdefault(site, {})[round_num] = counts
@@ -75,7 +76,7 @@ def _first(counts: Sequence[int], number: int) -> list[int]:
 
 
 def uncertainty_figure(
-    histograms: Mapping[str, Mapping[int, Sequence[int]]], pools: Mapping[str, tuple[int, int] | None], **frame
+    histograms: Mapping[str, Mapping[int, Sequence[int]]], pools: Mapping[str, tuple[int, int] | None], **frame: Any
 ) -> Figure:
     """One panel per site with the histogram of its last round, split into pools, and the outline of its first.
 

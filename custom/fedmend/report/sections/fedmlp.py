@@ -1,6 +1,7 @@
 """What the report of a run shows of FedMLP: its learning degrees."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedmend.basics.page import Figure, Section, section
 from fedmend.records.run_folder import RunFiles
@@ -25,7 +26,7 @@ def learning_degree(run: RunFiles) -> Section:
     return section("learning-degree", "Learning degree", figure)
 
 
-def degree_figure(degrees: Sequence[tuple[int, Mapping[str, float]]], classes: Sequence[str], **frame) -> Figure:
+def degree_figure(degrees: Sequence[tuple[int, Mapping[str, float]]], classes: Sequence[str], **frame: Any) -> Figure:
     """One panel per class with its learning degree over rounds.
 
     Args:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
+from typing import Any
 
 from fedmend.basics.page import Figure, Section, heat, number, section, table, td
 from fedmend.records.run_folder import RunFiles
@@ -104,7 +105,7 @@ def noisy_site_lines(run: RunFiles) -> list[str]:
 
 def second_stage(run: RunFiles) -> Section:
     """Weights of the knowledge distillation and of the aggregation over rounds."""
-    blocks = []
+    blocks: list[str | Figure] = []
     if distillation := run.decided("distillation_weight", OWN):
         words = "How much noisy sites learn from the answers of the global model; the rest is from their own labels."
         figure = distillation_figure(distillation, **run.frame)
@@ -124,7 +125,7 @@ def second_stage(run: RunFiles) -> Section:
     return section("second-stage", "After the detection", *blocks) if blocks else Section()
 
 
-def distillation_figure(weights: Mapping[int, float], **frame) -> Figure:
+def distillation_figure(weights: Mapping[int, float], **frame: Any) -> Figure:
     """The knowledge distillation weight over rounds.
 
     Args:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from fedmend.basics.page import Figure, Section, number, section, table
 from fedmend.records.run_folder import RunFiles
@@ -20,7 +21,8 @@ def pseudo_labels(run: RunFiles) -> Section:
     kinds = shown_as(run).pseudo_labels
     if not (run.repairs and kinds):
         return Section()
-    classes, blocks = run.info["classes"], []
+    classes = run.info["classes"]
+    blocks: list[str | Figure] = []
     for i, site in enumerate(sorted({r["site"] for r in run.repairs})):
         records = [r for r in run.repairs if r["site"] == site]
         annotated = run.info["sites"].get(site, {}).get("annotated", ())
@@ -81,7 +83,7 @@ def count_figure(
     *,
     kinds: Collection[str],
     words: Mapping[str, str],
-    **frame,
+    **frame: Any,
 ) -> Figure:
     """One panel per class with the pseudo-labels of one site over rounds, stacked.
 
@@ -119,7 +121,9 @@ def count_figure(
     )
 
 
-def precision_figure(repairs: Sequence[Mapping], classes: Sequence[str], *, kinds: Collection[str], **frame) -> Figure:
+def precision_figure(
+    repairs: Sequence[Mapping], classes: Sequence[str], *, kinds: Collection[str], **frame: Any
+) -> Figure:
     """One panel per class with the precision of its pseudo-labels over rounds, pooled and per site.
 
     Args:

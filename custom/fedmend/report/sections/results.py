@@ -1,6 +1,6 @@
 """What every run shows first: key numbers, sites, curves, classes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
 
@@ -20,8 +20,8 @@ def _milestones(run: RunFiles) -> list[tuple[str, int | None, Mapping]]:
     best = run.results.get("best", {}).get(run.split) or (run.evaluation(run.best_round) or {}).get("macro")
     found = [(name, reached, final or last["macro"]), ("Best model", run.best_round, best)]
     for name, round_num in (("End of warm-up", run.warmup), ("Before training", 0)):
-        if (round_num or name == "Before training") and run.evaluation(round_num):
-            found.append((name, round_num, run.evaluation(round_num)["macro"]))
+        if (round_num or name == "Before training") and (then := run.evaluation(round_num)):
+            found.append((name, round_num, then["macro"]))
     return [item for item in found if item[2]]
 
 
@@ -42,12 +42,12 @@ def _last_and_best(run: RunFiles) -> list[list[tuple[str, float]]]:
         if last := last_rounds([run], metric.macro):
             values = [(f"Last, mean {metric.word} of rounds {last[0]} to {last[-1]}", fmean(known[r] for r in last))]
         if known:
-            best = max(known, key=known.get)
+            best = max(known, key=known.__getitem__)
             found.append([*values, (f"Best, highest {metric.word}, round {best}", known[best])])
     return found
 
 
-def _card(values: list[tuple[str, float | None]]) -> str:
+def _card(values: Sequence[tuple[str, float | None]]) -> str:
     """The first value large, the others below it."""
     rest = "".join(f"<tr><td>{escape(name)}</td>{td(v)}</tr>" for name, v in values[1:])
     name, value = escape(values[0][0]), number(values[0][1])

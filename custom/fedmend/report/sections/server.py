@@ -28,7 +28,7 @@ def decisions(run: RunFiles) -> Section:
         for d in run.decisions
         if not is_own(d, own)
     ]
-    body = table("Of the server, in the order of time", ["What", "Round", "Value"], rows)
+    body: str = table("Of the server, in the order of time", ["What", "Round", "Value"], rows)
     if len(rows) > 20:
         body = f"<details><summary>{len(rows)} decisions</summary>{body}</details>"
     return section("decisions", "Decisions", body) if rows else Section()
