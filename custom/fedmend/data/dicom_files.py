@@ -16,6 +16,9 @@ import numpy as np
 
 from fedmend.data.raw import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, is_window
 
+if TYPE_CHECKING:
+    from pydicom import Dataset, FileDataset
+
 EXTRA = "pip install 'fedmend[dicom]'"
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
 _PALETTE = "PALETTE COLOR"  # one sample per pixel, a number in a table of colours

@@ -5,6 +5,7 @@ Intracranial Hemorrhage download. Nothing in them comes from a patient. The shap
 enough that the five classes differ as they do in real scans; they are no substitute for real scans in any result.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

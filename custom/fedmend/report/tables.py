@@ -138,6 +138,10 @@ def _final(run: RunFiles) -> Mapping:
     return run.evaluations[-1]
 
 
+def _final_macro(run: RunFiles, key: str) -> float | None:
+    return _final(run)["macro"].get(key)
+
+
 def _mean(run: RunFiles, key: str, rounds: Sequence[int]) -> float:
     return statistics.fmean(value for round_num, value in run.measured(key) if round_num in rounds)
 

@@ -8,7 +8,6 @@ in its class, n / (2 n_label), by which class-balanced losses weigh it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np

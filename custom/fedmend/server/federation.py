@@ -262,8 +262,8 @@ class RunningFederation(Federation):
         *,
         training: bool = True,
     ) -> dict[str, RoundTask]:
-        known = {name: np.asarray(value) for name, value in (knowledge or {}).items()}
-        check_fields(known, self._workflow.METHOD.KNOWLEDGE, self._exchange.letters, f"{stage}: knowledge for the sites,")
+        known, fields = {k: np.asarray(v) for k, v in (knowledge or {}).items()}, self._workflow.METHOD.KNOWLEDGE
+        check_fields(known, fields, self._exchange.letters, f"{stage}: knowledge for the sites,")
         task = RoundTask(stage, self._round, self.num_rounds, known, seed=self.seed, training=training)
         roles, marks = roles or {}, self._marks
         return {s: replace(task, role=roles.get(s, ""), ledger_mark=marks.get(s, "")) for s in sorted(sites)}

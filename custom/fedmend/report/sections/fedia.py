@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from fedmend.basics.page import Figure, Section, number, section, table, td
+from fedmend.basics.page import Figure, Markup, Section, number, section, table, td
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
 from fedmend.report.kinds import shown_as
