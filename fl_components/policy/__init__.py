@@ -70,7 +70,8 @@ def policy_files(root: Path) -> dict[Path, str]:
     privacy = json.loads((root / PRIVACY).read_text(encoding="utf-8"))
     fields = report_fields()
     _merged("KNOWLEDGE")
-    of_the_product = {name for cls in methods if not _path(cls).startswith(BASELINES) for name in cls.FIELDS}
+    product = [cls for cls in methods if issubclass(cls, LocalMethod) and not _path(cls).startswith(BASELINES)]
+    of_the_product = {name for cls in product for name in cls.FIELDS}
     for_comparisons = {
         "classes": [path for path in resources["class_allow_list"] if path.startswith(BASELINES)],
         "fields": sorted(set(fields) - of_the_product),
