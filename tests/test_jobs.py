@@ -200,7 +200,7 @@ def test_the_baseline_for_differential_privacy_decays_all_rows_alike(tmp_path):
     jobs = [job for job in JOBS if "fedavg_private" in job_variants(job)]
     assert jobs
     for job in jobs:
-        configure_job(job, tmp_path / job.name, {}, variants=["fedavg_private"])
+        configure_job(job, tmp_path / job.name, Changes(variants=["fedavg_private"]))
         assert read_job(tmp_path / job.name).settings["decay"] != "supervised", job.name
 
 

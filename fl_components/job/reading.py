@@ -13,14 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
-
 from fedmend.basics.json_files import parse_json, texts
 from fedmend.errors import FedMendError
 
 META, CLIENT, SERVER = "meta.json", "config_fed_client.json", "config_fed_server.json"
 FOLDER, CODE = "config", "custom"
-SIGNATURES = {NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}  # FLARE puts them into every folder
+SIGNATURES = {
+    ".__nvfl_sig.json",
+    ".__nvfl_submitter.crt",
+}  # FLARE puts them into every folder; importing it takes 0.1 s
 KNOWN = {FOLDER, f"{FOLDER}/{CLIENT}", f"{FOLDER}/{SERVER}", *SIGNATURES, *(f"{FOLDER}/{s}" for s in SIGNATURES)}
 LARGEST = 2**20  # bytes of a file; those of our jobs have 2,000
 LONGEST = 200  # characters of a name or class

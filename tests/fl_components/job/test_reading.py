@@ -14,7 +14,7 @@ from sitecheck_factories import found
 
 from fedmend.errors import FedMendError
 from fl_components.job.folder import Changes, configure_job
-from fl_components.job.reading import CLIENT, LARGEST, components, read, read_app
+from fl_components.job.reading import CLIENT, LARGEST, SIGNATURES, components, read, read_app
 from fl_components.job_check import ListedClasses
 from fl_components.run.submit import submit
 
@@ -308,3 +308,9 @@ def test_settings_that_server_and_sites_would_refuse_are_refused_before_anything
     with refused(BRACE):
         configure_job(ROOT / "jobs" / "fedmlp_ich", tmp_path / "out", Changes({"decay": "{x}"}), strict=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_signatures_that_a_job_may_hold_are_those_of_flare():
+    from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+
+    assert {NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE} == SIGNATURES
