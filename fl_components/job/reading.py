@@ -21,7 +21,7 @@ FOLDER, CODE = "config", "custom"
 SIGNATURES = {
     ".__nvfl_sig.json",
     ".__nvfl_submitter.crt",
-}  # FLARE puts them into every folder; importing it takes 0.1 s
+}  # FLARE puts them into every folder; it takes 0.1 s to import
 KNOWN = {FOLDER, f"{FOLDER}/{CLIENT}", f"{FOLDER}/{SERVER}", *SIGNATURES, *(f"{FOLDER}/{s}" for s in SIGNATURES)}
 LARGEST = 2**20  # bytes of a file; those of our jobs have 2,000
 LONGEST = 200  # characters of a name or class
