@@ -4,8 +4,10 @@ happens."""
 import contextlib
 import json
 import os
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 from factories import ROOT
@@ -100,7 +102,8 @@ def deployed(folder, *, baselines=False, **settings):
     """A running federation in a new folder, with the policy of a hospital's kit unless it asks for baselines; its sites
     have phantom data and these other fields in ``fedmend.json``."""
     paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
-    with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}):
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # FLARE's scripts call python3
+    with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "PATH": programs, "OMP_NUM_THREADS": "1"}):
         federation = ProvisionedFederation(folder / "federation", list(SITES), baselines=baselines)
         federation.configure_sites({"cache_dir": str(folder / "cache"), **settings})
         with federation.running() as session:

@@ -209,8 +209,8 @@ def test_a_class_that_the_server_does_not_list_is_refused_in_a_sentence_to_the_c
 
 
 def test_a_baseline_is_refused_in_a_sentence_that_names_the_switch_of_the_project(deployment, tmp_path):
-    words = ["submit", ROOT / "jobs" / "fedmlp_ich", "--variant", "rscfed", "--out", tmp_path / "out"]
-    code, out = fedmend(*words, "--kit", deployment.federation.lead, home=tmp_path)
+    words = ["submit", ROOT / "jobs" / "fedmlp_ich", "--variant", "rscfed", "--sites", len(SITES)]
+    code, out = fedmend(*words, "--kit", deployment.federation.lead, "--out", tmp_path / "out", home=tmp_path)
     assert code == 1
     assert out.rstrip().endswith(
         ": expected it to complete, got FINISHED:FAILED_TO_RUN: server: job, method: fedmend.baselines.rscfed.RSCFed"
