@@ -298,6 +298,8 @@ class SiteWorker:
                 f"{name}: {data.train.file}: expected at least {chosen.batch_size} samples (batch_size), got"
                 f" {len(data.train)}"
             )
+        if config.privacy:
+            data = replace(data, evaluation={})  # what a model does on patients of val and test stays here
         ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
         take_over_verdicts(ledger, state_dir / LEDGER_NAME)
         autocast = config.gpu.precision == BF16
@@ -307,9 +309,9 @@ class SiteWorker:
             if not config.gpu.deterministic:
                 site.inference_batch = inference_batch(need, chosen.batch_size, free_bytes(device, config.gpu))
         save_opened(state, card, run.classes, opening)
-        private = config.privacy and PrivateSite(name, config.privacy, config.state_dir, data.train, chosen.batch_size)
-        if private:
-            site.data = replace(data, evaluation={})  # what a model does on patients of val and test stays here
+        private = None
+        if config.privacy:
+            private = PrivateSite(name, config.privacy, config.state_dir, data.train, chosen.batch_size)
         return OpenSite(site, kind, card, kind.load_truth(card, data), private)
 
     def _step_bytes(self, state: StateStore, run: RunSpec) -> int:

@@ -9,6 +9,7 @@ from torch import nn
 from torch_factories import GroupNetwork, make_split
 from worker_factories import Client, census_task, one_site
 
+from fedmend.kinds.multilabel import MultiLabel
 from fedmend.learning.inference import Stopped
 from fedmend.learning.networks import NETWORKS, build_network
 from fedmend.learning.patient_steps import PatientSteps, patients_of
@@ -18,6 +19,7 @@ from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedA
 from fedmend.methods.fedmlp import FedMLP
 from fedmend.methods.fednoro import FedNoRo
 from fedmend.methods.labelsets import LabelSetFedAvg
+from fedmend.site import worker
 from fedmend.site.privacy import FOLDER, Privacy
 from fedmend.site.private_site import check_bearable, check_withheld, withhold
 
@@ -141,6 +143,23 @@ def test_the_census_of_a_private_site_tells_no_count_of_a_class_and_no_split_for
     assert result.privacy == {"epsilon": 0.0, "delta": 1 / 60, "clip": 1.0, "noise_multiplier": 1.0}
     assert "site-1: privacy: epsilon 0, after this job " in caplog.text
     assert "(delta 0.0167, the unit is one patient, all jobs of this site so far)" in caplog.text
+
+
+def test_a_private_site_keeps_its_images_on_a_gpu_like_any_other(client, monkeypatch):
+    opened, positives = [], MultiLabel.positives
+    monkeypatch.setattr(MultiLabel, "positives", lambda kind, data: opened.append(data) or positives(kind, data))
+    monkeypatch.setattr(worker, "device_of", lambda name, gpu: torch.device("cuda"))
+    monkeypatch.setattr(worker, "prepare", lambda device, gpu: None)
+    monkeypatch.setattr(worker, "free_bytes", lambda device, gpu: 1e9)
+    monkeypatch.setattr(worker, "with_resident_images", on_the_cpu)
+    site = client()
+    site.config = replace(site.config, memory_gb=10.0)
+    assert site.ask("census", census_task()).error == ""
+    assert [(data.train.resident.tolist(), dict(data.evaluation)) for data in opened] == [([7], {})]
+
+
+def on_the_cpu(data, room):
+    return replace(data, train=replace(data.train, resident=torch.tensor([7])))
 
 
 def test_a_private_round_tells_noisy_weights_and_epsilon_and_nothing_else(client, caplog):
