@@ -6,14 +6,13 @@ Letters of shapes: N samples (images, or slices of volumes), C classes, S edge l
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
 
 from fedmend.data.card import SiteCard
-from fedmend.data.site import Opening, SiteData, Split
-from fedmend.data.slices import VolumeSplit
+from fedmend.data.site import Opening, SiteData
 from fedmend.errors import FedMendError
 from fedmend.method import Site
 from fedmend.repairs.label_ledger import LabelLedger
@@ -44,12 +43,7 @@ class Kind(ABC):
     # ---- at the site ------------------------------------------------------------------------------------------------
     @abstractmethod
     def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> SiteData:
-        """Opens the data of a site.
-
-        Args:
-            card: the site's card.
-            classes: the job's C classes.
-            opening: where and how they are opened.
+        """Opens the data of a site for a job's C classes.
 
         Raises:
             FedMendError: anything about the folder that cannot be used.
@@ -76,8 +70,8 @@ class Kind(ABC):
         return {}
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, split: Split | VolumeSplit, site: Site) -> np.ndarray:
-        """Mergeable int64 counts of a model on a split, (C, *counts_shape)."""
+    def evaluate(self, model: nn.Module, split: Any, site: Site) -> np.ndarray:
+        """Mergeable int64 counts of a model on a split of the kind, (C, *counts_shape)."""
 
     @abstractmethod
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
@@ -89,22 +83,13 @@ class Kind(ABC):
         mean probability, over the pixels of a slice that repairs changed, that the change is wrong; 0 without any."""
 
     def gallery(self, site: Site, truth: np.ndarray | None, *, phantom: bool) -> str:
-        """A page with pictures of repairs, for the site's own eyes; empty where there is nothing to look at.
-
-        Args:
-            site: the site, whose ledger knows the repairs.
-            truth: as :meth:`load_truth` gives it: (N, C), (N, S, S) or None.
-            phantom: whether the images are synthetic.
-        """
+        """A page with pictures of the repairs in the site's ledger, for its own eyes; empty where there is nothing to
+        look at. ``truth`` is as :meth:`load_truth` gives it, any shape; synthetic images are a ``phantom``."""
         return ""
 
     @abstractmethod
     def label_counts(self, card: SiteCard, classes: Sequence[str]) -> np.ndarray:
-        """Counts the labels of the training split; no image is opened.
-
-        Args:
-            card: the site's card.
-            classes: the job's C classes.
+        """Counts the labels of the training split for a job's C classes; no image is opened.
 
         Returns:
             (3, C) int64: annotated samples, positive ones, samples without a label.
@@ -149,21 +134,13 @@ class Kind(ABC):
         """
 
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
-        """Name in ``macro`` → ends of a 95 % interval; empty where counts are not enough for it.
-
-        Args:
-            counts: (C, *counts_shape) int64, as for :meth:`metrics`.
-            chosen_on: as there.
-        """
+        """Name in ``macro`` → ends of a 95 % interval, of (C, *counts_shape) int64 counts as for :meth:`metrics`; empty
+        where they are not enough for it."""
         return {}
 
     def known_classes(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
-        """(C,) bool: the classes that a site knows.
-
-        Args:
-            annotated: (C,) bool, the classes that have a column.
-            positives: (C,) training samples with each class.
-        """
+        """(C,) bool: the classes that a site knows, of those that have a column, ``annotated`` (C,) bool, and the
+        training samples with each class, ``positives`` (C,)."""
         return annotated
 
     def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:

@@ -25,14 +25,13 @@ class LabelKind(Kind):
     check_size = 32
 
     def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> SiteData:
-        """See :class:`Kind`."""
         return load_site(card, classes, opening, partial(self.check_training, card.site))
 
     def check_training(self, site: str, table: LabelTable) -> None:
-        """Refuses a training table from which nothing can be learnt.
+        """Refuses a training table of fewer than two samples, or with labels that do not tell classes apart.
 
         Raises:
-            FedMendError: fewer than two samples, or labels that do not tell classes apart.
+            FedMendError: it is one.
         """
         if len(table.images) < 2:
             raise FedMendError(f"{site}: {table.file}: expected at least 2 samples, got {len(table.images)}")
@@ -40,34 +39,17 @@ class LabelKind(Kind):
 
     @abstractmethod
     def check_values(self, table: LabelTable, where: str) -> None:
-        """Refuses training labels that do not tell classes apart.
-
-        Args:
-            table: the training table.
-            where: first words of the sentence.
-
-        Raises:
-            FedMendError: they do not.
-        """
+        """Refuses a training table whose labels do not tell classes apart; ``where`` begins the sentence."""
 
     def open_ledger(self, path: Path, card: SiteCard, data: SiteData) -> LabelLedger:
-        """See :class:`Kind`."""
         table = data.train.table
-        return LabelLedger(
-            path,
-            fingerprint=table.fingerprint(),
-            images=table.images,
-            classes=data.classes,
-            site=card.site,
-            one_label=self.one_label,
-        )
+        names = {"images": table.images, "classes": data.classes}
+        return LabelLedger(path, fingerprint=table.fingerprint(), site=card.site, one_label=self.one_label, **names)
 
     def load_truth(self, card: SiteCard, data: SiteData) -> np.ndarray | None:
-        """See :class:`Kind`."""
         return load_truth(card, data.classes, data.train.table.images)
 
     def describe(self, card: SiteCard, data: SiteData) -> list[str]:
-        """Labels of each split and class."""
         lines = []
         for split, held in {"train": data.train, **data.evaluation}.items():
             for i, name in enumerate(data.classes):
@@ -77,16 +59,13 @@ class LabelKind(Kind):
         return lines
 
     def positives(self, data: SiteData) -> np.ndarray:
-        """See :class:`Kind`."""
         return (data.train.labels == 1).sum(0).astype(np.int64)
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
-        """See :func:`repair_counts`."""
         repairs = site.ledger.repairs()
         return repair_counts(repairs, site.data.train.labels, truth) if (repairs >= 0).any() else {}
 
     def label_counts(self, card: SiteCard, classes: Sequence[str]) -> np.ndarray:
-        """See :class:`Kind`."""
         check_classes(card, classes)
         labels = load_table(card, card.splits["train"], classes).labels
         return np.array([(labels != NOT_ANNOTATED).sum(0), (labels == 1).sum(0), (labels == NOT_ANNOTATED).sum(0)])

@@ -6,6 +6,8 @@ probabilities: a model that gives a rare class only small probabilities keeps it
 equal the pooled ones up to ties within a bin.
 """
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from torch import nn
 
@@ -31,7 +33,6 @@ class MultiLabel(LabelKind):
     counts_words = f"(C, 2, {BINS})"
 
     def check_values(self, table: LabelTable, where: str) -> None:
-        """Every annotated class needs a prior between 0 and 1."""
         if not table.annotated.any():
             raise FedMendError(f"{where}, header: expected at least one class column, got none")
         for index in np.flatnonzero(table.annotated):
@@ -45,27 +46,21 @@ class MultiLabel(LabelKind):
                 )
 
     def evaluate(self, model: nn.Module, split: Split, site: Site) -> np.ndarray:
-        """See :func:`score_histograms`."""
         return score_histograms(infer(model, split, site)[1].numpy(), split.labels)
 
     def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
-        """See :class:`Kind`; the sigmoid."""
         return infer(model, site.data.train, site)[1].sigmoid().numpy()
 
     def counts_shape(self, num_classes: int) -> tuple[int, ...]:
-        """See :class:`Kind`."""
         return (2, BINS)
 
     def parts(self, counts: np.ndarray) -> list[np.ndarray]:
-        """The histograms of each class."""
         return list(counts)
 
     def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
-        """See :func:`multilabel_metrics`."""
         return multilabel_metrics(counts, chosen_on)
 
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
-        """See :func:`multilabel_intervals`."""
         return multilabel_intervals(counts, chosen_on)
 
 
@@ -114,8 +109,9 @@ def _calibration_error(negatives: np.ndarray, positives: np.ndarray, stretch: fl
     return np.abs(gaps).sum(-1) / both.sum(-1)
 
 
-def _measured(negatives: np.ndarray, positives: np.ndarray, cut: int | None, stretch: float) -> dict[str, np.ndarray]:
-    """All metrics of one class; histograms (..., BINS)."""
+def _measured(counts: Iterable[np.ndarray], cut: int | None, stretch: float) -> dict[str, np.ndarray]:
+    """All metrics of one class, of two histograms (..., BINS)."""
+    negatives, positives = counts
     found = {
         "auc": _auc(negatives, positives),
         "ap": _average_precision(negatives, positives),
@@ -163,8 +159,8 @@ def multilabel_metrics(counts: np.ndarray, chosen_on: np.ndarray | None = None, 
         threshold of :func:`best_cuts`) → C floats, None for a class with one label value only; ``macro``: the same, ap
         as map → mean over the other classes, None when there are none; ``positives``, ``negatives``: C counts.
     """
-    cuts = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
-    rows = [_measured(*counts[c], cuts[c], stretch) if counts[c].any(-1).all() else {} for c in range(len(counts))]
+    cuts: Sequence[int | None] = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
+    rows = [_measured(counts[c], cuts[c], stretch) if counts[c].any(-1).all() else {} for c in range(len(counts))]
     names = ["auc", "ap", "bacc", "ece", *(["bacc_val"] if chosen_on is not None else [])]
     per_class = {name: [float(row[name]) if row else None for row in rows] for name in names}
     macro = {
@@ -193,10 +189,10 @@ def multilabel_intervals(
     Returns:
         Name in ``macro`` → ends of the 95 % interval; empty when no class can be measured.
     """
-    rng = np.random.default_rng(0)
-    cuts = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
+    rng, measured = np.random.default_rng(0), np.flatnonzero(counts.any(-1).all(-1)).tolist()
+    cuts: Sequence[int | None] = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
     with np.errstate(invalid="ignore"):  # 0 / 0 for such a class
-        rows = [_measured(*_resampled(counts[c], rng), cuts[c], stretch) for c in np.flatnonzero(counts.any(-1).all(1))]
+        rows = [_measured(_resampled(counts[c], rng), cuts[c], stretch) for c in measured]
     found = {}
     for name in rows[0] if rows else ():
         values = np.stack([row[name] for row in rows])

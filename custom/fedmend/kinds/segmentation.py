@@ -38,19 +38,15 @@ class Segmentation(Kind):
     counts_words = f"(C, {len(SEGMENTATION_COUNTS)})"
 
     def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> VolumeData:
-        """See :class:`Kind`."""
         return load_volumes(card, classes, opening)
 
     def open_ledger(self, path: Path, card: SiteCard, data: VolumeData) -> MaskLedger:
-        """See :class:`Kind`."""
         return MaskLedger(path, split=data.train, classes=data.classes, site=card.site, foreground=card.foreground)
 
     def load_truth(self, card: SiteCard, data: VolumeData) -> np.ndarray | None:
-        """See :class:`Kind`."""
         return load_complete_masks(card, data.train)
 
     def describe(self, card: SiteCard, data: VolumeData) -> list[str]:
-        """Volumes and slices of each split, and how grey values are scaled."""
         lines = []
         for name, split in {"train": data.train, **data.evaluation}.items():
             marked = split.masks.any((1, 2))
@@ -62,7 +58,6 @@ class Segmentation(Kind):
         return [*lines, f"window: {window}"]
 
     def positives(self, data: VolumeData) -> np.ndarray:
-        """Training slices with an annotated lesion."""
         return data.train.masks.any((1, 2)).sum(keepdims=True).astype(np.int64)
 
     def census_extras(self, card: SiteCard) -> Mapping[str, np.ndarray]:
@@ -72,7 +67,6 @@ class Segmentation(Kind):
         return {"lesions": np.array(known, dtype=np.int64)} if all(type(v) is int for v in known) else {}
 
     def evaluate(self, model: nn.Module, split: VolumeSplit, site: Site) -> np.ndarray:
-        """Lesion is what has a probability above 0.5."""
         hits, predicted = np.zeros((2, len(split)), dtype=np.int64)
         for index, probability in infer_masks(model, split, site):
             found = probability > 0.5
@@ -81,12 +75,10 @@ class Segmentation(Kind):
         return segmentation_counts(hits, predicted, split.masks.sum((1, 2), dtype=np.int64), split.case)
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
-        """See :func:`mask_repair_counts`."""
         change = site.ledger.change()
         return mask_repair_counts(change, site.data.train.masks, truth) if change.any() else {}
 
     def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
-        """See :class:`Kind`."""
         train, change = site.data.train, site.ledger.change()
         found = np.zeros((len(train), 1), dtype=np.float32)
         for index, probability in infer_masks(model, train, site):
@@ -95,17 +87,13 @@ class Segmentation(Kind):
         return found
 
     def gallery(self, site: Site, truth: np.ndarray | None, *, phantom: bool) -> str:
-        """See :func:`fedmend.repairs.gallery.gallery_page`."""
         from fedmend.repairs.gallery import gallery_page
 
         train = site.data.train
         return gallery_page(train, site.ledger.apply(train.masks), truth, phantom=phantom)
 
     def label_counts(self, card: SiteCard, classes: Sequence[str]) -> np.ndarray:
-        """Of volumes: all are annotated, and positive are those with any lesion in the mask.
-
-        What a mask leaves out, no file says.
-        """
+        """Of volumes: all are annotated, positive are those with any lesion in the mask; no file says what it lacks."""
         check_classes(card, classes)
         file = card.splits["train"]
         items = load_datalist(card, file, "train")
@@ -117,30 +105,24 @@ class Segmentation(Kind):
         return np.array([[len(items)], [sum(marked)], [0]], dtype=np.int64)
 
     def counts_shape(self, num_classes: int) -> tuple[int, ...]:
-        """See :class:`Kind`."""
         return (len(SEGMENTATION_COUNTS),)
 
     def parts(self, counts: np.ndarray) -> list[np.ndarray]:
-        """Slices, and volumes."""
         return [counts[0, [0]], counts[0, [2]]]
 
     def check_counts(self, counts: np.ndarray, num_classes: int, samples: int, where: str) -> None:
-        """Besides, no Dice is above 1."""
         known = counts.shape == (num_classes, *self.counts_shape(num_classes))
         if known and any(int(counts[0, i + 1]) > DICE_UNIT * int(counts[0, i]) for i in (0, 2)):
             raise FedMendError(f"{where}: expected Dice sums of at most one per sample, got more")
         super().check_counts(counts, num_classes, samples, where)
 
     def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
-        """See :func:`segmentation_metrics`. No intervals: of few volumes they would tell the Dice of each patient."""
-        return segmentation_metrics(counts)
+        return segmentation_metrics(counts)  # no intervals: of few volumes they would tell the Dice of each patient
 
     def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
-        """All: what is annotated is repaired."""
-        return np.ones(len(annotated), dtype=bool)
+        return np.ones(len(annotated), dtype=bool)  # what is annotated is repaired
 
     def row_names(self, classes: Sequence[str]) -> tuple[str, ...]:
-        """Background comes first."""
         return ("background", *classes)
 
 

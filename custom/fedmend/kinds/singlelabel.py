@@ -38,40 +38,32 @@ class SingleLabel(LabelKind):
     counts_words = f"(C, C + {2 * BINS})"
 
     def check_values(self, table: LabelTable, where: str) -> None:
-        """There must be something to tell apart."""
         if (found := int((table.labels == 1).any(0).sum())) < 2:
             raise FedMendError(f"{where}, column label: expected at least 2 classes, got {found}")
 
     def evaluate(self, model: nn.Module, split: Split, site: Site) -> np.ndarray:
-        """See :func:`singlelabel_counts`."""
         return singlelabel_counts(infer(model, split, site)[1].numpy(), split.labels)
 
     def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
-        """See :class:`Kind`; the softmax."""
         return infer(model, site.data.train, site)[1].softmax(1).numpy()
 
     def counts_shape(self, num_classes: int) -> tuple[int, ...]:
-        """See :class:`Kind`."""
         return (num_classes + 2 * BINS,)
 
     def parts(self, counts: np.ndarray) -> list[np.ndarray]:
-        """The confusion matrix, and the histograms of each class."""
-        return [counts[:, : len(counts)], *counts[:, len(counts) :]]
+        confusion, histograms = _split(counts)
+        return [confusion, *histograms]
 
     def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
-        """See :func:`singlelabel_metrics`; the answer is the class with the highest score, so nothing is chosen."""
-        return singlelabel_metrics(counts)
+        return singlelabel_metrics(counts)  # the answer is the class with the highest score, so nothing is chosen
 
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
-        """See :func:`singlelabel_intervals`."""
         return singlelabel_intervals(counts)
 
     def known_classes(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
-        """Those that a sample has."""
         return annotated & (positives > 0)
 
     def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
-        """Those that no sample has."""
         return positives == 0
 
 
@@ -139,9 +131,8 @@ def singlelabel_metrics(counts: np.ndarray) -> dict:
     defined = true > 0
     means = {name: float(v) for name, v in _means(confusion).items()} if defined.any() else {}
     means |= {name: ranking["macro"][name] for name in RANKED}
-    per_class = {
-        k: [float(x) if d else None for x, d in zip(v, defined, strict=True)] for k, v in _measures(confusion).items()
-    }
+    measured = _measures(confusion).items()
+    per_class = {k: [float(x) if d else None for x, d in zip(v, defined, strict=True)] for k, v in measured}
     return {
         "per_class": per_class | {name: ranking["per_class"][name] for name in RANKED},
         "macro": {name: means.get(name) for name in MACRO},
@@ -192,13 +183,6 @@ def _measures(confusion: np.ndarray) -> dict[str, np.ndarray]:
 def _means(confusion: np.ndarray) -> dict[str, np.ndarray]:
     """(...) over the classes that have a sample, at least one, of confusion matrices (..., C, C)."""
     defined = confusion.sum(-1) > 0
-    per_class = {
-        name: np.where(defined, value, 0.0).sum(-1) / defined.sum(-1) for name, value in _measures(confusion).items()
-    }
-    right = np.trace(confusion, axis1=-2, axis2=-1)
-    return {
-        "bacc": per_class["recall"],
-        "f1": per_class["f1"],
-        "precision": per_class["precision"],
-        "accuracy": right / confusion.sum((-2, -1)),
-    }
+    found = {k: np.where(defined, v, 0.0).sum(-1) / defined.sum(-1) for k, v in _measures(confusion).items()}
+    found["bacc"] = found.pop("recall")
+    return found | {"accuracy": np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1))}
