@@ -21,16 +21,8 @@ FLIP_PROBABILITY = 0.5
 
 
 def draw_views(samples: int, views: int, generator: torch.Generator) -> Tensor:
-    """Draws the affine maps of all views of a data set at once.
-
-    Args:
-        samples: N.
-        views: V views of each sample.
-        generator: CPU generator; the same seed gives the same views.
-
-    Returns:
-        (V, N, 2, 3) float32 matrices for :func:`torch.nn.functional.affine_grid`.
-    """
+    """Draws the affine maps of all V views of N samples at once, by a CPU generator: (V, N, 2, 3) float32 matrices for
+    :func:`torch.nn.functional.affine_grid`."""
     angle, shift_x, shift_y, flip = torch.rand(4, views, samples, generator=generator).unbind()
     angle = (2 * angle - 1) * math.radians(MAX_ROTATION)
     shift = (2 * torch.stack([shift_x, shift_y], -1) - 1) * 2 * MAX_TRANSLATION  # grid coordinates span 2
@@ -72,15 +64,7 @@ def _signs(count: int, probability: float, generator: torch.Generator) -> Tensor
 
 
 def weak(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Horizontal flip with probability 1/2.
-
-    Args:
-        images: (B, 1 or 3, H, W) float in 0..1.
-        generator: CPU generator.
-
-    Returns:
-        The same shape.
-    """
+    """Horizontal flip of (B, 1 or 3, H, W) float images with probability 1/2, drawn by a CPU generator."""
     flip = _signs(len(images), FLIP_PROBABILITY, generator).to(images.device) < 0
     return torch.where(flip.view(-1, 1, 1, 1), images.flip(3), images)
 
@@ -128,16 +112,7 @@ def strong(images: Tensor, generator: torch.Generator, *, vertical_flip: bool = 
 
 
 def normal(shape: Sequence[int], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Standard normal numbers; a GPU draws them itself, from a seed of the CPU's generator.
-
-    Args:
-        shape: of the result, any shape.
-        generator: CPU generator.
-        device: of the result.
-
-    Returns:
-        float32 of that shape.
-    """
+    """Standard normal numbers, float32 of any shape; a GPU draws them itself, from a seed of the CPU's generator."""
     if device.type == "cpu":
         return torch.randn(shape, generator=generator)
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -205,13 +180,8 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
 def to_network(
     images: Tensor, mean: Sequence[float] = IMAGENET_MEAN, deviation: Sequence[float] = IMAGENET_STD
 ) -> Tensor:
-    """Grey (B, 1, H, W) or colour (B, 3, H, W) in 0..1 → (B, 3, H, W), scaled by mean and deviation.
-
-    Args:
-        images: as above.
-        mean: one number, or one for each colour.
-        deviation: likewise.
-    """
+    """Grey (B, 1, H, W) or colour (B, 3, H, W) in 0..1 → (B, 3, H, W), scaled by mean and deviation, which are one
+    number or one for each colour."""
     shift, scale = (images.new_tensor(values).expand(3).view(1, 3, 1, 1) for values in (mean, deviation))
     images = (images - shift) / scale
     return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedmend.basics.checked import FLAG, OBJECT, Check, accepted, checked, number, one_of, taking, that, whole
 from fedmend.basics.json_files import read_document
@@ -42,7 +43,7 @@ def _classes(value: list) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _window(value: object) -> str | tuple[float, float] | None:
+def _window(value: Any) -> str | tuple[float, float] | None:
     if value is None or value == "file":
         return value
     if isinstance(value, str):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -41,20 +41,13 @@ class Opening:
     all_labels: bool = False
 
 
-def chosen(split: "Split", index: Tensor) -> Tensor:
-    """Stored images of some samples, on the device; a GPU copies while the CPU goes on.
-
-    Args:
-        split: or a :class:`fedmend.data.slices.VolumeSplit`.
-        index: (B,) int64 sample numbers.
-
-    Returns:
-        (B, ...) of the store's type.
-    """
-    if split.resident is not None:
-        return split.resident[index.to(split.device, non_blocking=True)]
-    pixels = torch.from_numpy(split.images[index.numpy()])
-    return (pixels.pin_memory() if split.device.type == "cuda" else pixels).to(split.device, non_blocking=True)
+def chosen(images: np.ndarray, resident: Tensor | None, index: Tensor, device: torch.device) -> Tensor:
+    """The images ``index`` (B,) int64 of a split on its device, (B, ...) of the store's type; a GPU copies while the
+    CPU goes on."""
+    if resident is not None:
+        return resident[index.to(device, non_blocking=True)]
+    pixels = torch.from_numpy(images[index.numpy()])
+    return (pixels.pin_memory() if device.type == "cuda" else pixels).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -114,12 +107,9 @@ class Split:
         return to_network(images, self.mean, self.deviation)
 
     def pixels(self, index: Tensor) -> Tensor:
-        """Some samples as they are: (B, 1, H, W) or, in colour, (B, 3, H, W) float32 in 0..1 on the device.
-
-        Args:
-            index: (B,) int64 sample numbers.
-        """
-        images = chosen(self, index)
+        """The samples ``index`` (B,) int64 as they are: (B, 1, H, W) or, in colour, (B, 3, H, W) float32 in 0..1 on the
+        device."""
+        images = chosen(self.images, self.resident, index, self.device)
         return (images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)).float().div_(255)
 
 
@@ -143,10 +133,9 @@ class SiteData(Generic[AnySplit]):
 
     def scaled(self, mean: Sequence[float], deviation: Sequence[float]) -> "SiteData":
         """The same with other numbers by which pixels are scaled, see :class:`Split`."""
-        train, *others = (
-            replace(split, mean=mean, deviation=deviation) for split in (self.train, *self.evaluation.values())
-        )
-        return replace(self, train=train, evaluation=dict(zip(self.evaluation, others, strict=True)))
+        held: dict[str, Any] = {"train": self.train, **self.evaluation}
+        scaled = {name: replace(split, mean=mean, deviation=deviation) for name, split in held.items()}
+        return replace(self, train=scaled.pop("train"), evaluation=scaled)
 
 
 def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
@@ -163,11 +152,11 @@ def load_site(
     opening: Opening,
     check_training: Callable[[LabelTable], None] = lambda table: None,
 ) -> SiteData:
-    """Opens a site folder: tables, image stores.
+    """Opens a site folder, its tables and image stores, for a job's C classes.
 
     Args:
         card: the site's card.
-        classes: the job's classes, C names.
+        classes: the job's.
         opening: where and how they are opened.
         check_training: refuses a training table that teaches nothing; see the kinds of labels.
 
@@ -212,16 +201,8 @@ def load_site(
 
 
 def load_truth(card: SiteCard, classes: Sequence[str], images: Sequence[str]) -> np.ndarray | None:
-    """Complete training labels for measuring pseudo-labels; never given to a method.
-
-    Args:
-        card: the site's card.
-        classes: the job's classes.
-        images: N training images in the order that the result shall have.
-
-    Returns:
-        (N, C) int8 with -1 where the truth is unknown, or None where the site has no truth table.
-    """
+    """Complete labels (N, C) int8 of N training ``images`` in their order, -1 where the truth is unknown, or None where
+    the site has no truth table; they measure pseudo-labels and are never given to a method."""
     if "train" not in card.truth:
         return None
     table = load_table(card, card.truth["train"], classes)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,12 +54,8 @@ class VolumeSplit:
         return len(self.case)
 
     def pixels(self, index: Tensor) -> Tensor:
-        """Some slices as the network takes them: (B, 1, size, size) float32 in 0..1 on the device.
-
-        Args:
-            index: (B,) int64 slice numbers.
-        """
-        return chosen(self, index).float().unsqueeze(1)
+        """Slices ``index`` (B,) int64 as the network takes them: (B, 1, size, size) float32 0..1 on the device."""
+        return chosen(self.images, self.resident, index, self.device).float().unsqueeze(1)
 
     @property
     def names(self) -> list[str]:
@@ -101,17 +98,13 @@ def _open_store(
 
     The key of the store covers preprocessing, file names, sizes and times, so that a changed mask makes a new one.
     """
-    size, how = opening.image_size, {"window": volume_window(card), "foreground": card.foreground}
+    size, window = opening.image_size, volume_window(card)
     files = [file_stamp(f) for item in items for f in (item.image, item.label)]
-
-    def build(folder: Path) -> None:
-        _build(folder, items, where, size=size, **how)
-
     folder, numbers = store_folder(
         opening.cache_dir,
-        [STORE_FORMAT, files, [item.slices for item in items], how["window"], size, card.foreground],
+        [STORE_FORMAT, files, [item.slices for item in items], window, size, card.foreground],
         lambda folder: _finished(folder, size),
-        build,
+        lambda folder: _build(folder, items, where, window=window, size=size, foreground=card.foreground),
         need=len(items) * 100 * size**2 * 3,  # about a hundred slices a volume
         where=where(0).split(",")[0],
         prefix="volumes-",
@@ -143,7 +136,7 @@ def _finished(folder: Path, size: int) -> list[tuple[int, int]] | None:
     return numbers if sizes == [2 * pixels, pixels] else None
 
 
-def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str], **how) -> None:
+def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str], **how: Any) -> None:
     numbers: list[tuple[int, int]] = []
     with open(folder / "images.f16", "wb") as images, open(folder / "masks.u8", "wb") as masks:
         made = threaded(lambda case: _slices(items[case], where(case), **how), range(len(items)))
@@ -171,11 +164,11 @@ def volume_window(card: SiteCard) -> tuple[float, float] | None:
 
 
 def load_volumes(card: SiteCard, classes: Sequence[str], opening: Opening) -> VolumeData:
-    """Opens a segmentation site folder: datalists, slice stores.
+    """Opens a segmentation site folder, its datalists and slice stores, for a job's one class.
 
     Args:
         card: the site's card.
-        classes: the job's one class.
+        classes: the job's.
         opening: where and how they are opened; with ``all_labels`` on the complete masks that the card keeps.
 
     Raises:
@@ -203,8 +196,8 @@ def load_volumes(card: SiteCard, classes: Sequence[str], opening: Opening) -> Vo
     marked = np.bincount(train.case, train.masks.any((1, 2)), minlength=len(train.items)) > 0
     if blank := int((~marked).sum()):
         LOG.warning("%s: %s: %d of %d training volumes have no annotated lesion", card.site, file, blank, len(marked))
-    evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
-    evaluation = {k: v for k, v in evaluation.items() if v is not None}
+    others = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
+    evaluation = {k: v for k, v in others.items() if v is not None}
     return SiteData(tuple(classes), np.ones(1, dtype=bool), train, evaluation, SEGMENTATION)
 
 
@@ -213,15 +206,8 @@ def _places(card: SiteCard, file: str, split: str) -> Callable[[int], str]:
 
 
 def load_complete_masks(card: SiteCard, train: VolumeSplit) -> np.ndarray | None:
-    """Complete training masks for measuring repairs; never given to a method.
-
-    Args:
-        card: the site's card.
-        train: the training split whose slices the result shall have.
-
-    Returns:
-        (N, size, size) bool, or None where the site keeps no complete masks, or not those of all its cases.
-    """
+    """Complete masks (N, size, size) bool of the slices of a training split, or None where the site keeps none, or not
+    those of all its cases; they measure repairs and are never given to a method."""
     if "train" not in card.truth:
         return None
     file = card.truth["train"]

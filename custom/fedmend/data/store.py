@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from fedmend.errors import FedMendError
 STORE_FORMAT = 2
 CHUNK = 16  # images that a process decodes at a time
 LOG = logging.getLogger("fedmend.store")
-Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class ImageStore:
     """A finished store.
 
     Attributes:
-        images: (N, size, size) uint8, in colour (N, size, size, 3), read-only memory map; rows of unreadable images are
-            zero.
+        images: (N, size, size) uint8, in colour (N, size, size, 3), read-only memory map; unreadable images are zero.
         readable: (N,) bool.
     """
 
@@ -51,13 +49,13 @@ class ImageStore:
 def store_folder(
     cache_dir: Path,
     about: Sequence[object],
-    finished: Callable[[Path], Content | None],
+    finished: Callable[[Path], Any],
     build: Callable[[Path], None],
     *,
     need: int,
     where: str,
     prefix: str = "",
-) -> tuple[Path, Content]:
+) -> tuple[Path, Any]:
     """The folder of a store, built first where there is none or a damaged one.
 
     Args:
@@ -77,17 +75,14 @@ def store_folder(
     """
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     folder = Path(cache_dir) / "stores" / f"{prefix}{key}"
-    content = finished(folder)
-    if content is None:
+    if finished(folder) is None:
         with disk_errors(where, need, folder), locked(folder.with_suffix(".lock")):
-            content = finished(folder)
-            if content is None:
+            if finished(folder) is None:  # no other process has built it meanwhile
                 if folder.is_dir():
                     shutil.rmtree(folder)  # damaged
                 with whole_folder(folder) as temporary:
                     build(temporary)
-                content = finished(folder)
-    return folder, content
+    return folder, finished(folder)
 
 
 def _decode(paths: Sequence[Path], window: Window, shape: tuple[int, ...]) -> list[np.ndarray | str | None]:
@@ -184,11 +179,8 @@ def open_store(
     )
     _check_unreadable(unreadable, where, max_unreadable)
     if unreadable:
-        LOG.warning(
-            "image store: %d unreadable images left out, as max_unreadable allows: %s",
-            len(unreadable),
-            ", ".join(map(where, unreadable)),
-        )
+        rows = ", ".join(map(where, unreadable))
+        LOG.warning("image store: %d unreadable images left out, as max_unreadable allows: %s", len(unreadable), rows)
     readable = np.ones(len(images), dtype=bool)
     readable[list(unreadable)] = False
     if not images:

@@ -12,7 +12,7 @@ import numpy as np
 from fedmend.data.card import SiteCard, stays_below
 from fedmend.data.csv_files import read_csv
 from fedmend.errors import FedMendError
-from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
+from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 
 
 @dataclass(frozen=True)
@@ -49,64 +49,42 @@ def _cell(value: str) -> str:
     return f"text of {len(value)} character{'' if len(value) == 1 else 's'}"
 
 
-class _ClassColumns:
-    """One column per annotated class, with 1, 0 or blank."""
-
-    @staticmethod
-    def columns(header: Sequence[str], classes: tuple[str, ...], where: str) -> dict[str, int]:
-        """Class → its place in ``classes``. Unknown columns are counted: without a header they are a patient's row."""
-        _need_column("image", header, where)
-        columns = [c for c in header if c not in ("image", "patient")]
-        known = [c for c in columns if c in classes]
-        if len(known) < len(columns):
-            raise FedMendError(
-                f"{where}, header: expected columns out of {list(classes)}, got {known} and {len(columns) - len(known)}"
-                " unknown"
-            )
-        if len(set(known)) < len(known):
-            raise FedMendError(f"{where}, header: expected each column once, got {known}")
-        return {c: classes.index(c) for c in known}
-
-    @staticmethod
-    def labels(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
-        """1, 0 or -1 of one row."""
-        labels = [NOT_ANNOTATED] * width
-        for name, index in columns.items():
-            value = (record[name] or "").strip()
-            if value in ("0", "1"):
-                labels[index] = int(value)
-            elif value:
-                raise FedMendError(f"{where}, column {name}: expected 1, 0 or blank, got {_cell(value)}")
-        return tuple(labels)
-
-
-class _LabelColumn:
-    """The column ``label`` with the name of a class or blank."""
-
-    @staticmethod
-    def columns(header: Sequence[str], classes: tuple[str, ...], where: str) -> dict[str, int]:
-        """Class → its place among ``classes``."""
-        _need_column("image", header, where)
-        _need_column("label", header, where)
+def _columns(header: Sequence[str], classes: tuple[str, ...], *, single: bool, where: str) -> dict[str, int]:
+    """Class → its place in ``classes``. Unknown columns are counted: without a header they are a patient's row."""
+    for column in ("image", "label") if single else ("image",):
+        if column not in header:
+            raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
+    if single:
         return {c: i for i, c in enumerate(classes)}
-
-    @staticmethod
-    def labels(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
-        """One-hot, or all -1."""
-        value = (record["label"] or "").strip()
-        if value and value not in columns:
-            raise FedMendError(f"{where}, column label: expected one of {sorted(columns)} or blank, got {_cell(value)}")
-        if not value:
-            return (NOT_ANNOTATED,) * width
-        return tuple(int(index == columns[value]) for index in range(width))
-
-
-_FORMATS: dict[str, type[_ClassColumns] | type[_LabelColumn]] = {MULTILABEL: _ClassColumns, SINGLELABEL: _LabelColumn}
+    columns = [c for c in header if c not in ("image", "patient")]
+    known = [c for c in columns if c in classes]
+    if unknown := len(columns) - len(known):
+        raise FedMendError(
+            f"{where}, header: expected columns out of {list(classes)}, got {known} and {unknown} unknown"
+        )
+    if len(set(known)) < len(known):
+        raise FedMendError(f"{where}, header: expected each column once, got {known}")
+    return {c: classes.index(c) for c in known}
 
 
-def _need_column(column: str, header: Sequence[str], where: str) -> None:
-    if column not in header:
-        raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
+def _one_hot(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
+    """The labels of a row with a class or blank in the column ``label``; all -1 for blank."""
+    value = (record["label"] or "").strip()
+    if value and value not in columns:
+        raise FedMendError(f"{where}, column label: expected one of {sorted(columns)} or blank, got {_cell(value)}")
+    return tuple(int(index == columns[value]) if value else NOT_ANNOTATED for index in range(width))
+
+
+def _flags(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
+    """The labels of a row with 1, 0 or blank in a column per annotated class."""
+    labels = [NOT_ANNOTATED] * width
+    for name, index in columns.items():
+        value = (record[name] or "").strip()
+        if value in ("0", "1"):
+            labels[index] = int(value)
+        elif value:
+            raise FedMendError(f"{where}, column {name}: expected 1, 0 or blank, got {_cell(value)}")
+    return tuple(labels)
 
 
 def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
@@ -144,13 +122,13 @@ def read_rows(
     Raises:
         FedMendError: see :func:`load_table`.
     """
-    classes, written = tuple(classes), _FORMATS[kind]
+    classes, single = tuple(classes), kind == SINGLELABEL
     rows: list[int] = []
     images: list[str] = []
     patients: list[str] = []
     labels: list[tuple[int, ...]] = []
     seen: dict[str, int] = {}
-    columns = written.columns(header, classes, where)
+    columns, read = _columns(header, classes, single=single, where=where), _one_hot if single else _flags
     for row, record in records:
         if None in record or None in record.values():
             raise FedMendError(f"{where} row {row}: expected {len(header)} fields as in the header, got another number")
@@ -159,7 +137,7 @@ def read_rows(
             raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
         if not stays_below(image):
             raise FedMendError(f"{where} row {row}, column image: expected a path below image_root, got another")
-        label = written.labels(record, columns, len(classes), f"{where} row {row}")
+        label = read(record, columns, len(classes), f"{where} row {row}")
         if image in seen:
             if labels[seen[image]] != label:
                 same = f"row {rows[seen[image]]}, which names the same image"

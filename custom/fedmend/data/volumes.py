@@ -28,11 +28,7 @@ MASK_TOLERANCE = 1e-3
 
 
 def load_nifti(path: Path, where: str) -> tuple[Any, np.ndarray]:
-    """A NIfTI file and its voxels (X, Y, Z) float32, in the orientation of the file.
-
-    Args:
-        path: the file.
-        where: first words of a sentence.
+    """A NIfTI file and its voxels (X, Y, Z) float32, in the orientation of the file; ``where`` begins a sentence.
 
     Raises:
         FedMendError: it cannot be read, or has another number of dimensions, NaN or infinity, or a degenerate affine
@@ -59,8 +55,7 @@ def load_nifti(path: Path, where: str) -> tuple[Any, np.ndarray]:
     return image, voxels
 
 
-def _oriented(voxels: np.ndarray, affine: np.ndarray) -> np.ndarray:
-    """File order → RAS."""
+def _oriented(voxels: np.ndarray, affine: np.ndarray) -> np.ndarray:  # file order → RAS
     import nibabel
 
     return nibabel.apply_orientation(voxels, nibabel.io_orientation(affine))
