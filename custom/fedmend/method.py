@@ -8,7 +8,7 @@ and knows neither FLARE nor files, so the same code runs in FLARE and in one pro
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -377,10 +377,9 @@ class Workflow(ABC):
             FedMendError: not 0 <= warmup_rounds <= num_rounds.
         """
         if not 0 <= self.warmup_rounds <= num_rounds:
-            raise FedMendError(
-                f"job variables warmup_rounds, num_rounds: expected the warm-up to fit into the run, got"
-                f" {self.warmup_rounds} of {num_rounds}"
-            )
+            where = "job variables warmup_rounds, num_rounds"
+            got = f"{self.warmup_rounds} of {num_rounds}"
+            raise FedMendError(f"{where}: expected the warm-up to fit into the run, got {got}")
 
     def check_sites(self, sites: int) -> None:
         """Refuses a federation of fewer sites than the algorithm needs.
@@ -389,11 +388,5 @@ class Workflow(ABC):
             FedMendError: fewer than ``least_sites``.
         """
         if sites < self.least_sites:
-            raise FedMendError(
-                f"census: expected at least {self.least_sites} sites for the method of this job, got {sites}"
-            )
-
-
-def memory_of(memory: Any) -> dict[str, Any]:
-    """The fields of a workflow's memory."""
-    return {f.name: getattr(memory, f.name) for f in fields(memory)}
+            least = f"at least {self.least_sites} sites for the method of this job"
+            raise FedMendError(f"census: expected {least}, got {sites}")

@@ -10,7 +10,7 @@ from torch_factories import TinyNetwork
 from torch_factories import make_site as make_picture_site
 
 from fedmend.labels import MULTILABEL
-from fedmend.method import LocalMethod, Round, RoundTask, Workflow, memory_of
+from fedmend.method import LocalMethod, Round, RoundTask, Workflow
 from fedmend.methods.fednoro import FedNoRoWorkflow
 
 LABELS = [[0], [1], [0], [1], [0], [1], [0], [1], [0]]
@@ -134,13 +134,9 @@ class Training(Workflow):
 
 def test_by_default_a_workflow_needs_no_report_remembers_nothing_and_has_no_warm_up():
     assert Training().check("train", {}) is None
-    assert memory_of(Training.Memory()) == {}
+    assert vars(Training.Memory()) == {}
     assert Training.METHOD.FIELDS == Training.METHOD.KNOWLEDGE == {}
     assert Training().check_rounds(0) is None
-
-
-def test_the_memory_of_a_workflow_is_read_by_its_fields():
-    assert memory_of(FedNoRoWorkflow.Memory({"a": "noisy"})) == {"roles": {"a": "noisy"}}
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,6 @@ class LocalTransport(Transport):
         self._workers = {name: SiteWorker(method, settings) for name in configs}
 
     def sites(self) -> list[str]:
-        """All of them."""
         return sorted(self._configs)
 
     def exchange(
@@ -99,21 +99,17 @@ class LocalTransport(Transport):
         return result
 
     def save_model(self, weights: Mapping[str, np.ndarray], *, best: bool = False) -> str:
-        """A file like FLARE's."""
         self._models.mkdir(parents=True, exist_ok=True)
         file = self._models / (BEST_MODEL if best else MODEL)
+        tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
         with write_atomically(file) as temporary:
-            temporary.write_bytes(
-                torch_bytes({"model": {name: torch.from_numpy(value) for name, value in weights.items()}})
-            )
+            temporary.write_bytes(torch_bytes({"model": tensors}))
         return str(file)
 
     def stream(self, tag: str, value: float, step: int) -> None:
-        """Nobody watches: the records have every number."""
-        return
+        return  # nobody watches: the records have every number
 
     def show(self, picture: Mapping[str, object]) -> None:
-        """See :class:`fedmend.server.transport.Transport`."""
         if self._watch:
             self._watch(picture)
 
@@ -122,12 +118,12 @@ def run_locally(
     *,
     workflow: Workflow,
     method: LocalMethod,
-    run: Mapping[str, object],
-    site: Mapping[str, object],
+    run: Mapping[str, Any],
+    site: Mapping[str, Any],
     sites: Sequence[str],
     workspace: Path,
     config_of: Callable[[str], SiteConfig],
-    settings: Mapping[str, object],
+    settings: Mapping[str, Any],
     threads: int = 0,
     app_dir: Path | None = None,
     meter: Meter | None = None,
@@ -177,8 +173,8 @@ def run_locally(
 def census_locally(
     *,
     method: LocalMethod,
-    run: Mapping[str, object],
-    site: Mapping[str, object],
+    run: Mapping[str, Any],
+    site: Mapping[str, Any],
     sites: Sequence[str],
     workspace: Path,
     config_of: Callable[[str], SiteConfig],
@@ -203,17 +199,13 @@ def census_locally(
 
 
 def _set_up(
-    run: Mapping[str, object],
+    run: Mapping[str, Any],
     method: LocalMethod,
-    site: Mapping[str, object],
+    site: Mapping[str, Any],
     configs: Mapping[str, SiteConfig],
-    **how,
+    **how: Any,
 ) -> tuple[RunSettings, LocalTransport]:
-    """The job's settings of the server, and its sites.
-
-    Raises:
-        FedMendError: settings that the job cannot have.
-    """
+    """The job's settings of the server, and its sites."""
     if unknown := sorted(set(run) - (known := {f.name for f in fields(RunSettings)})):
         raise FedMendError(f"job: expected the settings {sorted(known)} of a run, got also {unknown}")
     try:

@@ -27,7 +27,7 @@ class Meter:
             ``sent``: weights, knowledge, reports and counts, without what a protocol adds.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.initial = ""
         self.sites: dict[str, dict[str, int]] = {}
         self._here = threading.local()  # the site that a thread works for
@@ -39,7 +39,7 @@ class Meter:
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step())
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *error: object) -> None:
         self._hook.remove()
 
     def asked(self, question: Question) -> None:

@@ -59,9 +59,8 @@ def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, go
     facts, described = {}, {}
     for site, result in results.items():
         told = result.census
-        facts[site] = SiteFacts(
-            result.samples, np.asarray(told["annotated"], dtype=bool), np.asarray(told["positives"])
-        )
+        annotated, positives = np.asarray(told["annotated"], dtype=bool), np.asarray(told["positives"])
+        facts[site] = SiteFacts(result.samples, annotated, positives)
         described[site] = _description(result, facts[site], kind, classes)
         prefix = "PHANTOM " if told["phantom"] else ""
         has = ", ".join(described[site]["annotated"])

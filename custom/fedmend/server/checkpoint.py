@@ -10,7 +10,6 @@ import torch
 
 from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
-from fedmend.method import memory_of
 from fedmend.server.fingerprint import LEDGERS, Fingerprint, changes
 
 CHECKPOINT, BEFORE, BEST = "checkpoint", "checkpoint-before", "best"
@@ -84,7 +83,7 @@ class Checkpoint:
         """Refuses fewer rounds than are done.
 
         Raises:
-            FedMendError: there are more.
+            FedMendError: there are fewer.
         """
         if done > num_rounds:
             raise FedMendError(
@@ -107,33 +106,18 @@ class Checkpoint:
         return None
 
     def save(
-        self,
-        done: int,
-        model: Mapping,
-        memory: Any,
-        records: str,
-        *,
-        finished: bool,
-        marks: Mapping[str, str] | None = None,
+        self, done: int, model: Mapping, memory: Any, records: str, *, finished: bool, marks: Mapping[str, str]
     ) -> None:
-        """Writes a checkpoint; the last one is kept beside it.
-
-        Args:
-            done: rounds done.
-            model: global model.
-            memory: the workflow's.
-            records: how much was written down so far.
-            finished: no job may go on.
-            marks: site → latest mark of its ledger.
-        """
+        """Writes a checkpoint, of a ``finished`` run or of one that goes on; the last one is kept beside it. The others
+        are as in :class:`Saved`, the memory as the workflow has it."""
         content = {
             "round": done,
             "weights": to_tensors(model),
-            "memory": to_tensors(memory_of(memory)),
+            "memory": to_tensors(vars(memory)),
             "records": records,
             "made_by": self._made_by,
             "finished": finished,
-            "marks": dict(marks or {}),
+            "marks": dict(marks),
         }
         self._state.save(CHECKPOINT, content, before="" if self._damaged else BEFORE)
         self._damaged = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -40,11 +41,7 @@ class Expected:
 
 
 def check_result(result: SiteResult, expected: Expected) -> None:
-    """Refuses a result that must not enter the global model or the records.
-
-    Args:
-        result: what a site answered, its parts of the right types.
-        expected: what it must fit.
+    """Refuses a result that must not enter the global model or the records; its parts have the right types.
 
     Raises:
         FedMendError: the site's own error sentence, or what is wrong: round, sample count, number of classes, a report
@@ -64,18 +61,16 @@ def check_result(result: SiteResult, expected: Expected) -> None:
         raise FedMendError(f"{where}: expected a census, got none")
     per_class = [*result.counts.values(), *result.repairs.values()]
     per_class += [result.census[name] for name in ("annotated", "positives") if result.census]
-    for value in per_class:
-        if len(value) != expected.num_classes:
-            raise FedMendError(
-                f"{where}: expected counts of {expected.num_classes} classes, got counts of {len(value)}"
-            )
+    classes = expected.num_classes
+    if wrong := [len(value) for value in per_class if len(value) != classes]:
+        raise FedMendError(f"{where}: expected counts of {classes} classes, got counts of {wrong[0]}")
     if result.census:
         _check_census(result.census, where)
     for split, value in result.counts.items():
         if expected.kind is None:
             raise FedMendError(f"{where}, counts {split}: expected none in a census, got some")
         samples = (sizes or {}).get(split, 0)
-        expected.kind.check_counts(value, expected.num_classes, samples, f"{where}, counts {split}")
+        expected.kind.check_counts(value, classes, samples, f"{where}, counts {split}")
     check_fields(result.report, expected.fields, expected.letters, f"{where}, report field")
     if expected.weights is not None:
         _check_weights(result.weights, expected.weights, where)
@@ -89,7 +84,7 @@ def _check_census(census: Mapping, where: str) -> None:
         raise FedMendError(f"{where}, census positives: expected at most the training samples, got more")
 
 
-def _check_weights(weights: Mapping[str, object], sent: Mapping[str, np.ndarray], where: str) -> None:
+def _check_weights(weights: Mapping[str, Any], sent: Mapping[str, np.ndarray], where: str) -> None:
     if set(weights) != set(sent):
         names = sorted(f"{name!s:.40}" for name in set(sent) ^ set(weights))
         raise FedMendError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedmend.errors import FedMendError, said_by
 from fedmend.messages import COLLECT, TRAIN, Question, SiteResult
@@ -35,12 +36,8 @@ class Exchange:
     def ask(
         self, question: Question, needed: int, net: SafetyNet | None = None
     ) -> tuple[dict[str, SiteResult], dict[str, str]]:
-        """Asks the sites.
-
-        Args:
-            question: to at least one site.
-            needed: valid results after which the transport need not wait for more.
-            net: takes the trained models, so that no result keeps its own.
+        """Asks at least one site; arguments as of :func:`valid_results`, after ``needed`` of which the transport need
+        not wait for more. No result keeps a model that the ``net`` takes.
 
         Returns:
             site → valid result; site → why its answer does not count, or that none came; both in sorted order.
@@ -60,6 +57,8 @@ class Exchange:
                 return
             self.progress.answered(site, name)
             try:
+                if isinstance(answer, FedMendError):
+                    raise answer
                 self._check(question, site, answer)
                 if net:
                     net.check(answer.weights, f"{site}: result of round {round_num}")
@@ -80,11 +79,9 @@ class Exchange:
             refused[site] = f"{site}: {name}: expected a result, got none"
         return dict(sorted(results.items())), dict(sorted(refused.items()))
 
-    def _check(self, question: Question, site: str, answer: SiteResult | FedMendError) -> None:
-        if isinstance(answer, FedMendError):
-            raise answer
+    def _check(self, question: Question, site: str, answer: SiteResult) -> None:
         name, task = question.name, question.tasks[site]
-        known = {}
+        known: dict[str, Any] = {}
         if self.census:
             known = {
                 "weights": question.weights if name == TRAIN else None,

@@ -17,6 +17,7 @@ from fedmend.fields import check_fields
 from fedmend.learning.weights import get_weights
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN, Question, RunSpec, SiteResult
 from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage
+from fedmend.server.census import Census
 from fedmend.server.checkpoint import Checkpoint, Saved
 from fedmend.server.exchange import Exchange, valid_results
 from fedmend.server.run_log import RunLog
@@ -63,7 +64,7 @@ class RunSettings:
     clip_update: float = 0.0
     method: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_rounds < 1:
             raise ValueError(f"expected num_rounds >= 1, got {self.num_rounds}")
         if not self.classes or len(set(self.classes)) != len(self.classes):
@@ -97,7 +98,8 @@ class RunningFederation(Federation):
 
     Args:
         settings: the job's settings of the server.
-        exchange: asks the sites, whose census is known.
+        exchange: asks the sites, and checks answers by their census.
+        census: what the sites have.
         log: writes down what happens.
         checkpoint: keeps what the next job of the run needs.
         network: of the run, with its initial weights.
@@ -109,6 +111,7 @@ class RunningFederation(Federation):
         self,
         settings: RunSettings,
         exchange: Exchange,
+        census: Census,
         log: RunLog,
         checkpoint: Checkpoint,
         network: nn.Module,
@@ -118,7 +121,7 @@ class RunningFederation(Federation):
         self._settings, self._spec, self._described = settings, settings.spec, described
         self._workflow = exchange.workflow
         self._exchange, self._log, self._checkpoint, self._network = exchange, log, checkpoint, network
-        census, self.classes = exchange.census, self._spec.classes
+        self._census, self.classes = census, self._spec.classes
         self.num_rounds, self.seed, self.sites = settings.num_rounds, settings.seed, census.facts
         self.kind, self.rows = census.kind.name, census.kind.row_names(self.classes)
         if saved is None:
@@ -126,7 +129,8 @@ class RunningFederation(Federation):
             self.memory = self._workflow.Memory()
         else:
             self.model, self._first, self.memory = saved.model, saved.done, self._workflow.Memory(**saved.memory)
-        self._round, self._done = self._first, None  # the round at work; rounds done, None before the first
+        self._round = self._first  # the round at work
+        self._done: int | None = None  # rounds done; None before the first
         self._evaluated = -1  # last round in which the model was evaluated
         self._trained: set[str] = set()  # sites that have trained in this round
         self._marks = dict(saved.marks) if saved else {}  # site → latest mark of its ledger
@@ -134,7 +138,6 @@ class RunningFederation(Federation):
 
     # ---- the words that a workflow is written in --------------------------------------------------------------------
     def rounds(self, total: int | None = None) -> Iterator[int]:
-        """See :class:`fedmend.method.Federation`."""
         if total is not None and total != self.num_rounds:
             self._workflow.check_rounds(total)
             self.num_rounds = total
@@ -194,22 +197,18 @@ class RunningFederation(Federation):
         knowledge: Mapping[str, np.ndarray] | None = None,
         at_least: int = 0,
     ) -> dict[str, Answer]:
-        """See :class:`fedmend.method.Federation`."""
         asked = sorted(self.sites if sites is None else sites)
         tasks = self._tasks(stage, asked, roles, knowledge, training=False)
         results = self._ask(COLLECT, tasks, needed=at_least)
         return {site: Answer(result.report) for site, result in results.items()}
 
     def record(self, what: str, value: object) -> None:
-        """See :class:`fedmend.method.Federation`."""
         self._log.decision(what, value, self._done)
 
     def warn(self, text: str) -> None:
-        """See :class:`fedmend.method.Federation`."""
         self._log.warn(text)
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """See :class:`fedmend.method.Federation`."""
         return np.random.default_rng(np.random.SeedSequence([self.seed, self._round, *purpose.encode()]))
 
     def finish(self) -> None:
@@ -228,14 +227,14 @@ class RunningFederation(Federation):
         return {
             "run_name": self._spec.run_name,
             "method": self._settings.method or type(self._workflow).__name__,
-            "phantom": self._exchange.census.phantom,
+            "phantom": self._census.phantom,
             "task": self.kind,
             "classes": list(self.classes),
             "num_rounds": self.num_rounds,
             "warmup_rounds": self._workflow.warmup_rounds,
             "seed": self.seed,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "sites": self._exchange.census.described,
+            "sites": self._census.described,
             "settings": dict(self._described),
         }
 

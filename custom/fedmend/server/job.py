@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedmend.basics.files import failing_disk, locked
 from fedmend.errors import FedMendError
@@ -54,7 +55,7 @@ class ServerJob:
     prefix: str = field(default="", init=False)
     federation: RunningFederation | None = field(default=None, init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.workflow.check_rounds(self.settings.num_rounds)
         self._spec = self.settings.spec
 
@@ -68,10 +69,8 @@ class ServerJob:
         progress, in_use = Progress(self.folder, self.transport.show), state_dir / "in_use"
         with progress, failing_disk("server"), locked(in_use, patience=PREDECESSOR) as alone:
             if not alone:
-                raise FedMendError(
-                    f"run_name {self.settings.run_name!r}: expected no other job of this run, one still runs; abort it"
-                    " first"
-                )
+                run = f"run_name {self.settings.run_name!r}"
+                raise FedMendError(f"{run}: expected no other job of this run, one still runs; abort it first")
             self.federation = self._begun(state_dir, progress)
             self.workflow.run(self.federation)
             self.federation.finish()
@@ -93,13 +92,14 @@ class ServerJob:
         asked = {s: replace(task, ledger_mark=marks.get(s, "")) for s in sorted(there) if s not in without}
         exchange, question = Exchange(self.transport, progress, workflow), Question(CENSUS, {}, asked, spec)
         results = valid_results(exchange, log, question, chosen.needed(len(asked)))
-        log.census = census = read_census(results, spec.classes, goes_on=saved is not None)
+        census = read_census(results, spec.classes, goes_on=saved is not None)
+        log.counted(census)
         self.prefix = log.prefix
         workflow.check_sites(len(census.facts))
         network = initial_network(spec.network, spec.classes, spec.seed, weights if saved is None else "")
-        rows = census.kind.row_names(spec.classes)
-        letters = {"C": len(spec.classes), "R": len(rows), "F": network.num_features}
+        features: Any = network.num_features
+        letters = {"C": len(spec.classes), "R": len(census.kind.row_names(spec.classes)), "F": features}
         if saved is not None:
             log.resume(saved)
         exchange = replace(exchange, census=census, letters=letters)
-        return RunningFederation(chosen, exchange, log, checkpoint, network, saved, self.described)
+        return RunningFederation(chosen, exchange, census, log, checkpoint, network, saved, self.described)

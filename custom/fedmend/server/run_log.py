@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class RunLog:
         progress: the picture of the run.
 
     Attributes:
-        census: set when it is known.
+        prefix: what every line about synthetic data begins with; empty on other data, and before the census.
     """
 
     def __init__(
@@ -43,17 +44,17 @@ class RunLog:
     ):
         self._records, self._classes = RunRecords(folder, checkpoint.folder), classes
         self._checkpoint, self._stream, self._progress = checkpoint, stream, progress
-        self.census: Census | None = None
+        self.prefix = ""
+        self._census: Census
         self._started, self._first = time.monotonic(), 0
         self._best = checkpoint.best()
         self._merged: dict[str, np.ndarray] = {}  # split → counts of the last evaluation
         self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
         self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
 
-    @property
-    def prefix(self) -> str:
-        """What every line about synthetic data begins with."""
-        return "PHANTOM " if self.census and self.census.phantom else ""
+    def counted(self, census: Census) -> None:
+        """Takes the census when it is known."""
+        self._census, self.prefix = census, "PHANTOM " if census.phantom else ""
 
     def resume(self, saved: Saved) -> None:
         """Takes over the records of an earlier job."""
@@ -72,7 +73,7 @@ class RunLog:
     def start(self, described: Mapping) -> None:
         """Writes ``run.json``."""
         self._records.start(described)
-        self._progress.begin(described, self.census.kind.unit)
+        self._progress.begin(described, self._census.kind.unit)
         self._draw()
 
     def _draw(self, **facts: object) -> None:
@@ -89,7 +90,7 @@ class RunLog:
         """Everything so far, for the checkpoint."""
         return self._records.dump()
 
-    def decision(self, what: str, value: object, round_num: int | None) -> None:
+    def decision(self, what: str, value: Any, round_num: int | None) -> None:
         """Adds a line to ``decisions.jsonl``."""
         self._records.decision(what, value, round_num)
         if what == "refused":
@@ -101,12 +102,8 @@ class RunLog:
         LOG.warning("%s%s", self.prefix, text)
 
     def moved(self, moved: bool, round_num: int) -> None:
-        """Notes whether a round changed the global model; while none has, no file of a model belongs to the metrics.
-
-        Args:
-            moved: whether a site sent another model than the one that it was sent.
-            round_num: the round.
-        """
+        """Notes whether a site has ``moved`` the global model in a round, by another one than it was sent; while none
+        has, no file of a model belongs to the metrics."""
         if not moved and self._untrained is None:
             self._untrained = True
             why = "every site sent back the model that it received; metrics are of that one or of the sites' own"
@@ -118,7 +115,7 @@ class RunLog:
 
     def annotators(self, present: Collection[str], round_num: int) -> None:
         """Names the classes of which no annotator took part in a round; the model forgets them while that lasts."""
-        known = [self.census.known(site) for site in present]
+        known = [self._census.known(site) for site in present]
         missing = [c for c, found in zip(self._classes, np.any(known, axis=0), strict=True) if not found]
         if missing != self._without_annotator:
             self._without_annotator = missing
@@ -144,9 +141,10 @@ class RunLog:
             split → metrics.
         """
         counted = [r.counts for r in results.values()]
-        merged = {k: sum(c[k] for c in counted if k in c) for k in sorted({k for c in counted for k in c})}
+        splits = sorted({k for c in counted for k in c})
+        merged = {split: np.sum([c[split] for c in counted if split in c], axis=0) for split in splits}
         self._merged = merged or self._merged
-        metrics = {split: self.census.kind.metrics(*self._with_val(split)) for split in merged}
+        metrics = {split: self._census.kind.metrics(*self._with_val(split)) for split in merged}
         for split, measured in metrics.items():
             self._records.metrics(round_num, stage, split, measured, seconds)
             for name, value in measured["macro"].items():
@@ -157,8 +155,8 @@ class RunLog:
         for site, result in results.items():
             if result.repairs:
                 done = round_num if stage == EVALUATE else round_num + 1  # a round repairs before it trains
-                facts = self.census.facts[site]
-                repairable = self.census.kind.repairable(facts.annotated, facts.positives)
+                facts = self._census.facts[site]
+                repairable = self._census.kind.repairable(facts.annotated, facts.positives)
                 self._records.repairs(done, site, self._classes, ~repairable, result.repairs)
             if stage != EVALUATE and not result.privacy:  # whose mean loss stays there
                 self._stream(f"loss/{site}", result.loss, round_num)
@@ -175,11 +173,11 @@ class RunLog:
         if round_num == 0 or self._untrained:
             return  # an untrained model may be the luckiest one of a small split
         # A split in which no class has both labels cannot choose; that does not change from round to round.
-        metric = self.census.kind.best_metric
+        metric = self._census.kind.best_metric
         measured = ((k, metrics[k]["macro"][metric]) for k in BEST_SPLITS if k in metrics)
-        split, value = next((found for found in measured if found[1] is not None), (None, None))
+        split, value = next((found for found in measured if found[1] is not None), ("", None))
         # A repeated round replaces its own.
-        if split is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1]):
+        if value is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1]):
             self._best = (value, round_num)
             self._checkpoint.save_best(value, round_num, model)
             self.decision("best_model", {metric: value, "split": split}, round_num)
@@ -195,30 +193,17 @@ class RunLog:
         values = metrics[split]["macro"] if split else {}
         known = {k: v for k, v in values.items() if v is not None and k not in ASIDE}
         shown = " ".join(f"{k.upper() if k != 'map' else 'mAP'} {v:.3f}" for k, v in known.items())
-        LOG.info(
-            "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s",
-            self.prefix,
-            round_num + 1,
-            num_rounds,
-            stage,
-            f"{split} {shown}" if shown else "not evaluated",
-            sites,
-            seconds,
-            _clock(elapsed),
-            _clock(remaining),
-        )
+        received, times = f"{split} {shown}" if shown else "not evaluated", (_clock(elapsed), _clock(remaining))
+        text = "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s"
+        LOG.info(text, self.prefix, round_num + 1, num_rounds, stage, received, sites, seconds, *times)
 
     def finish(self, files: dict[str, str]) -> None:
-        """Writes results and report and says where everything is.
-
-        Args:
-            files: what → file.
-        """
+        """Writes results and report and says where everything is, with ``files``, what → file."""
         folder = self._records.folder
         if self._untrained:  # what the metrics are about stayed at the sites
             files = {k.replace("global", "untrained"): file for k, file in files.items()}
         files = {**files, "records": str(folder)}
-        intervals = {split: self.census.kind.intervals(*self._with_val(split)) for split in self._merged}
+        intervals = {split: self._census.kind.intervals(*self._with_val(split)) for split in self._merged}
         self._records.finish(files, time.monotonic() - self._started, intervals=intervals)
         write_report(folder)
         for line in summary_text(folder).splitlines():

@@ -12,6 +12,7 @@ The models of a round wait on the server's disk until all have come, so that it 
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +27,8 @@ NOISE_EDGE = 64  # pixels
 
 
 def update_norms(model: Model, sent: Model) -> dict[str, float]:
-    """L2 norms of an update, in float64: of all parameters, and of all BatchNorm statistics.
-
-    Args:
-        model: a trained model.
-        sent: the model that it started from.
-    """
+    """L2 norms of the update from the model that was ``sent`` to a trained one, in float64: of all parameters, and of
+    all BatchNorm statistics."""
     squares = {"parameters": 0.0, "statistics": 0.0}
     for name, own in sent.items():
         part = "statistics" if name.endswith(STATISTICS) else "parameters"
@@ -52,7 +49,7 @@ def outliers(norms: Mapping[str, Mapping[str, float]], sent: Model, factor: floa
         site → words of a sentence that say what was expected.
     """
     own = update_norms(sent, {name: np.zeros_like(value) for name, value in sent.items()})
-    found = {}
+    found: dict[str, str] = {}
     for part in own:
         ordered = sorted(norm[part] for norm in norms.values())
         median = ordered[(len(ordered) - 1) // 2] if len(ordered) >= MAJORITY else 0.0
@@ -60,22 +57,15 @@ def outliers(norms: Mapping[str, Mapping[str, float]], sent: Model, factor: floa
         for site, norm in norms.items():
             if scale and norm[part] > factor * scale:
                 got = f"{norm[part] / scale:.3g} times"
-                found.setdefault(
-                    site,
-                    f"update of the {part}: expected at most {factor:g} times {measure} (max_update_factor), got {got}",
-                )
+                limit = f"at most {factor:g} times {measure} (max_update_factor)"
+                found.setdefault(site, f"update of the {part}: expected {limit}, got {got}")
     return found
 
 
 def clipped(model: Model, sent: Model, largest: float) -> Model:
-    """The model with its update scaled down to an L2 norm of at most ``largest`` over all parameters; BatchNorm's
-    statistics follow by the same share. A smaller update is left as it is, to the last digit.
-
-    Args:
-        model: a trained model.
-        sent: the model that it started from.
-        largest: > 0.
-    """
+    """A trained model with its update of the model that was ``sent`` scaled down to an L2 norm of at most ``largest``
+    > 0 over all parameters; BatchNorm's statistics follow by the same share. A smaller update is left as it is, to the
+    last digit."""
     norm = update_norms(model, sent)["parameters"]
     if norm <= largest:
         return model
@@ -97,7 +87,8 @@ class SafetyNet:
     def __init__(self, sent: Model, network: nn.Module, folder: Path, *, factor: float, clip: float):
         self._sent, self._network, self._folder, self._factor, self._clip = sent, network, folder, factor, clip
         generator = torch.Generator().manual_seed(0)
-        self._noise = torch.randn((2, network.channels, NOISE_EDGE, NOISE_EDGE), generator=generator)
+        channels: Any = network.channels
+        self._noise = torch.randn((2, channels, NOISE_EDGE, NOISE_EDGE), generator=generator)
         self._norms: dict[str, dict[str, float]] = {}
         self._files: dict[str, Path] = {}
 
@@ -111,11 +102,7 @@ class SafetyNet:
 
     @torch.no_grad()
     def check(self, model: Model, where: str) -> None:
-        """Refuses a model whose answer to noise is not finite.
-
-        Args:
-            model: fits the network, all numbers finite.
-            where: first words of the sentence.
+        """Refuses a model that fits the network and has finite numbers, but whose answer to noise is not finite.
 
         Raises:
             FedMendError: NaN or infinity in the scores.

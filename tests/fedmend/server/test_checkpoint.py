@@ -26,7 +26,7 @@ def checkpoint(folder, **changes):
 
 def save(folder, done=2, *, finished=False):
     memory = Memory(np.array([0.25, 1.0]), {"site-1": "noisy"})
-    checkpoint(folder).save(done, MODEL, memory, "lines", finished=finished)
+    checkpoint(folder).save(done, MODEL, memory, "lines", finished=finished, marks={})
 
 
 def test_a_new_run_has_no_checkpoint(tmp_path):
@@ -120,7 +120,9 @@ def test_a_damaged_checkpoint_makes_room_for_the_one_before_it(tmp_path):
     again = checkpoint(tmp_path)
     saved = again.load()
     assert (saved.done, saved.damaged) == (1, True)
-    again.save(2, MODEL, Memory(np.zeros(1), {}), "", finished=False)  # that of round 1 is kept, not the damaged one
+    again.save(
+        2, MODEL, Memory(np.zeros(1), {}), "", finished=False, marks={}
+    )  # that of round 1 is kept, not the damaged one
     damage(tmp_path / NEWEST)
     assert checkpoint(tmp_path).load().done == 1
     save(tmp_path, 3)
