@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +11,6 @@ from torch import Tensor
 
 from fedmend.data.tables import LabelTable
 from fedmend.method import Round
-
-
-class Promise(Protocol):
-    """What a step must know of a site's promise, see :class:`fedmend.site.privacy.Privacy`."""
-
-    clip: float
-    noise_multiplier: float
 
 
 class PatientSteps:
@@ -32,7 +25,7 @@ class PatientSteps:
     Draws and noise come from the operating system's randomness, never from the run's seed, which the server knows.
 
     Args:
-        privacy: the site's policy.
+        privacy: the site's policy, a :class:`fedmend.site.privacy.Privacy`.
         patients: image numbers of each patient, see :func:`patients_of`.
         batch_size: expected number of patients per step; also the most images of a patient in one.
         generator: for tests; None: a new one that nobody can guess.
@@ -40,7 +33,7 @@ class PatientSteps:
 
     def __init__(
         self,
-        privacy: Promise,
+        privacy: Any,
         patients: Sequence[Tensor],
         batch_size: int,
         generator: np.random.Generator | None = None,

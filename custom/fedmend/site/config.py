@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedmend.basics.checked import AMOUNT, COUNT, FLAG, Check, checked, taking, that
 from fedmend.basics.json_files import read_document
@@ -82,9 +83,8 @@ def read_site_config(file: Path, root: Path, site: str) -> SiteConfig:
         except (RuntimeError, OSError):  # no such account; a name that is too long, or links in a circle
             raise FedMendError(f"{where}, field {name}: expected a folder, got one that cannot be looked up") from None
 
-    return replace(
-        config, **{name: folder(name, path) for name, path in vars(config).items() if isinstance(path, Path)}
-    )
+    folders: dict[str, Any] = {k: folder(k, path) for k, path in vars(config).items() if isinstance(path, Path)}
+    return replace(config, **folders)
 
 
 def _shown(value: object) -> str:

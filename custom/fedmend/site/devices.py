@@ -19,10 +19,6 @@ LARGEST_PASS = 4096  # images of an inference batch; larger ones are no faster
 def device_of(site: str, gpu: Gpu) -> torch.device:
     """The device of a site. Sites named ``site-1``, ``site-2``, ... take the listed GPUs in turns.
 
-    Args:
-        site: its name.
-        gpu: its settings.
-
     Raises:
         FedMendError: a listed GPU is not there.
     """
@@ -42,12 +38,7 @@ def device_of(site: str, gpu: Gpu) -> torch.device:
 
 
 def prepare(device: torch.device, gpu: Gpu) -> None:
-    """Tells PyTorch how to compute on a GPU in this process; on a CPU there is nothing to tell.
-
-    Args:
-        device: of the site.
-        gpu: its settings.
-    """
+    """Tells PyTorch how to compute on a GPU in this process; on a CPU there is nothing to tell."""
     if device.type != "cuda":
         return
     torch.backends.cudnn.deterministic = True
@@ -61,23 +52,14 @@ def prepare(device: torch.device, gpu: Gpu) -> None:
 
 
 def free_bytes(device: torch.device, gpu: Gpu) -> float:
-    """Bytes of a GPU that the process may still take.
-
-    Args:
-        device: a GPU.
-        gpu: settings of the site.
-    """
+    """Bytes of a GPU that the process may still take, by the site's settings."""
     free = torch.cuda.mem_get_info(device)[0]
     return min(free, gpu.memory_gb * GB - torch.cuda.memory_reserved(device)) if gpu.memory_gb else free
 
 
 def with_resident_images(data: SiteData, room: float) -> SiteData:
-    """The data with decoded images on the device, so that no batch is copied there; training comes first.
-
-    Args:
-        data: a site's, in the store.
-        room: bytes that they may take; a split that does not fit stays where it is.
-    """
+    """The data of a site with decoded images on the device, so that no batch is copied there; training comes first, and
+    a split that does not fit into the ``room``, bytes that they may take, stays in the store."""
     splits = {"train": data.train, **data.evaluation}
     for name, split in splits.items():
         if split.images.nbytes <= room:
@@ -87,7 +69,7 @@ def with_resident_images(data: SiteData, room: float) -> SiteData:
 
 
 def inference_batch(step_bytes: float, batch_size: int, free: float) -> int:
-    """Images of an inference batch: as many as fit by the estimate for training, which needs more.
+    """Images of an inference batch: as many as fit into ``free`` bytes by the estimate for training, which needs more.
 
     Args:
         step_bytes: of a training step of ``batch_size`` images, see :func:`fedmend.site.limits.step_bytes`.

@@ -8,13 +8,8 @@ from fedmend.site.config import CONFIG_NAME, SiteConfig
 
 
 def site_folder(name: str, config: SiteConfig, phantom: PhantomSpec | None) -> Path:
-    """The site folder: ``data_root``, or where that is the word ``phantom``, the site's part of a phantom, made when
-    missing.
-
-    Args:
-        name: the site's name.
-        config: its settings.
-        phantom: the job's phantom.
+    """The site folder: ``data_root``, or where that is the word ``phantom``, the site's part of the job's phantom, made
+    when missing.
 
     Raises:
         FedMendError: the job has no phantom, or none for this site, or it cannot be made.
@@ -22,9 +17,8 @@ def site_folder(name: str, config: SiteConfig, phantom: PhantomSpec | None) -> P
     if config.data_root is not None:
         return config.data_root
     if phantom is None:
-        raise FedMendError(
-            f"{name}: local/{CONFIG_NAME}, field data_root: expected a folder, as this job has no phantom"
-        )
+        field = f"local/{CONFIG_NAME}, field data_root"
+        raise FedMendError(f"{name}: {field}: expected a folder, as this job has no phantom")
     folder = ensure_phantom(config.cache_dir, phantom) / name
     if not folder.is_dir():
         raise FedMendError(f"{name}: phantom: expected a site name from site-1 to site-{phantom.sites}, got {name}")

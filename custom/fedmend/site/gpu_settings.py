@@ -12,13 +12,9 @@ PRECISIONS = (BF16, TF32, FP32)
 def _devices(value: list | None) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if (
-        type(value) is not list
-        or len({*value}) < len(value)
-        or not all(type(d) is int and 0 <= d < 1024 for d in value)
-    ):
-        raise ValueError
-    return tuple(value)
+    if type(value) is list and len({*value}) == len(value) and all(type(d) is int and 0 <= d < 1024 for d in value):
+        return tuple(value)
+    raise ValueError
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ up what the backward pass will need. ``docs/your_data.md`` says how near it come
 """
 
 import time
+from typing import Any
 
 import psutil
 import torch
@@ -22,13 +23,7 @@ MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments
 
 
 def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
-    """Estimated memory of a training step in float32.
-
-    Args:
-        network: name of the backbone.
-        num_classes: C.
-        images: in a batch.
-        edge: length of an image in pixels.
+    """Estimated memory of a training step in float32, of a batch of ``images`` whose ``edge`` is in pixels.
 
     Returns:
         Bytes: the weights :data:`MODELS` times, the images twice, all tensors kept for the backward pass, and twice the
@@ -41,7 +36,8 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
     try:
         with torch.device("meta"):
             model = build_network(network, num_classes).train()
-            batch = torch.empty((images, model.channels, edge, edge))
+            channels: Any = model.channels
+            batch = torch.empty((images, channels, edge, edge))
         weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,13 +61,7 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
 
 
 def check_step(name: str, config: SiteConfig, device: torch.device, need: float) -> None:
-    """Refuses a job whose training step needs more memory than the site gives it.
-
-    Args:
-        name: the site's name.
-        config: its settings.
-        device: where training happens.
-        need: bytes of the step, see :func:`step_bytes`.
+    """Refuses a job whose training step needs more memory, ``need`` bytes by :func:`step_bytes`, than it gets.
 
     Raises:
         FedMendError: they are above ``memory_gb``, or where that is 0 above the memory that is free now.
@@ -80,7 +70,8 @@ def check_step(name: str, config: SiteConfig, device: torch.device, need: float)
         need *= HALF
     limit, word = config.memory_gb * GB, f"memory_gb of this site's {CONFIG_NAME}"
     if not limit:
-        limit, word = _free(device, config), "free at this site"
+        free = free_bytes(device, config.gpu) if device.type == "cuda" else psutil.virtual_memory().available
+        limit, word = free, "free at this site"
     if need > limit:
         raise FedMendError(
             f"{name}: job variables network, batch_size, image_size: expected a training step of at most"
@@ -88,18 +79,8 @@ def check_step(name: str, config: SiteConfig, device: torch.device, need: float)
         )
 
 
-def _free(device: torch.device, config: SiteConfig) -> float:
-    return free_bytes(device, config.gpu) if device.type == "cuda" else psutil.virtual_memory().available
-
-
 def check_order(name: str, config: SiteConfig, task: RoundTask, epochs: int) -> None:
-    """Refuses a job of more rounds or epochs than the site takes part in.
-
-    Args:
-        name: the site's name.
-        config: its settings.
-        task: what the server asks.
-        epochs: of a round.
+    """Refuses a job of more rounds, or more ``epochs`` of a round, than the site takes part in.
 
     Raises:
         FedMendError: names the job's setting and the site's.
@@ -108,16 +89,14 @@ def check_order(name: str, config: SiteConfig, task: RoundTask, epochs: int) -> 
     for setting, asked, field in (("num_rounds", rounds, "max_rounds"), ("local_epochs", epochs, "max_epochs")):
         most = getattr(config, field)
         if most and asked > most:
-            raise FedMendError(
-                f"{name}: job variable {setting}: expected at most {most} ({field} of this site's {CONFIG_NAME}), got"
-                f" {asked}"
-            )
+            limit = f"{most} ({field} of this site's {CONFIG_NAME})"
+            raise FedMendError(f"{name}: job variable {setting}: expected at most {limit}, got {asked}")
 
 
 class Clock:
     """How long a job has been at work at a site; it begins when it is made."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._began = time.monotonic()
 
     def over(self, config: SiteConfig) -> bool:
@@ -131,7 +110,5 @@ class Clock:
             FedMendError: says which setting decides.
         """
         if self.over(config):
-            raise FedMendError(
-                f"{name}: expected a job of at most {config.max_hours:g} hours (max_hours of this site's"
-                f" {CONFIG_NAME}), got a longer one"
-            )
+            limit = f"{config.max_hours:g} hours (max_hours of this site's {CONFIG_NAME})"
+            raise FedMendError(f"{name}: expected a job of at most {limit}, got a longer one")

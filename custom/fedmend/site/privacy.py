@@ -77,14 +77,8 @@ class Account:
         return self._epsilon([*self._read(), (self._privacy.noise_multiplier, rate, steps)])
 
     def spend(self, rate: float, steps: int) -> float:
-        """Writes steps down before they are made, so that no crash and no repeated round is for free.
-
-        Args:
-            rate: chance of a patient to be in a step.
-            steps: number of steps.
-
-        Returns:
-            Epsilon of all that has been spent.
+        """Writes ``steps`` at a sampling ``rate`` down before they are made, so that no crash and no repeated round is
+        for free; returns epsilon of all that has been spent.
 
         Raises:
             FedMendError: more than ``max_epsilon``; nothing is spent then.
@@ -112,8 +106,7 @@ class Account:
 
     def told(self, epsilon: float) -> dict[str, float]:
         """What the server learns about the promise."""
-        policy = self._privacy
-        values = (epsilon, self.delta, policy.clip, policy.noise_multiplier)
+        values = (epsilon, self.delta, self._privacy.clip, self._privacy.noise_multiplier)
         return dict(zip(TOLD, values, strict=True))
 
     def _epsilon(self, spent: list[tuple[float, float, int]]) -> float:
@@ -127,10 +120,8 @@ class Account:
 
     def _read(self) -> list[tuple[float, float, int]]:
         try:
-            spent = [
-                (float(noise), float(rate), int(steps))
-                for noise, rate, steps in json.loads(self._file.read_text(encoding="utf-8"))["spent"]
-            ]
+            parts = json.loads(self._file.read_text(encoding="utf-8"))["spent"]
+            spent = [(float(noise), float(rate), int(steps)) for noise, rate, steps in parts]
             if not all(0 < noise < LARGEST and 0 < rate <= 1 and steps > 0 for noise, rate, steps in spent):
                 raise ValueError
         except FileNotFoundError:

@@ -44,15 +44,8 @@ class PrivateSite:
         self._words = f"(delta {self._account.delta:.3g}, the unit is one {unit}, all jobs of this site so far)"
 
     def announce(self, epochs: int, rounds: int) -> dict[str, float]:
-        """Says in the site's log what a job will cost; refuses it where not even a round is left.
-
-        Args:
-            epochs: per round.
-            rounds: of the job.
-
-        Returns:
-            What the server learns.
-        """
+        """Says in the site's log what a job of ``rounds`` with ``epochs`` each will cost; refuses it where not even a
+        round is left. Returns what the server learns."""
         account, steps = self._account, self.steps.per_epoch * epochs
         account.check(account.epsilon(self.steps.rate, steps))
         now, then = account.epsilon(), account.epsilon(self.steps.rate, steps * rounds)
@@ -60,14 +53,7 @@ class PrivateSite:
         return account.told(now)
 
     def spend(self, epochs: int) -> dict[str, float]:
-        """Writes the steps of a round into the account; to be called before them.
-
-        Args:
-            epochs: of the round.
-
-        Returns:
-            What the server learns.
-        """
+        """Writes the steps of a round of ``epochs`` into the account, before them; returns what the server learns."""
         epsilon = self._account.spend(self.steps.rate, self.steps.per_epoch * epochs)
         LOG.info("%s: privacy: epsilon %.3g with this round %s", self._site, epsilon, self._words)
         return self._account.told(epsilon)
@@ -120,11 +106,7 @@ def withhold(result: SiteResult) -> SiteResult:
 
 
 def check_withheld(result: SiteResult, *, weights: bool) -> None:
-    """Refuses an answer that has more in it than :func:`withhold` leaves.
-
-    Args:
-        result: what is about to leave.
-        weights: whether weights go with it.
+    """Refuses an answer, with ``weights`` or without, that has more in it than :func:`withhold` leaves.
 
     Raises:
         FedMendError: names the first part.

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class SiteSettings:
     pixel_deviation: Sequence[float] = ()
     phantom: PhantomSpec | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         image_size, batch_size = self.image_size, self.batch_size
         if batch_size < 2 or image_size < 32:
             raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
@@ -84,7 +85,7 @@ class SiteSettings:
         check_variables(good, f"a list of {len(mean)} number(s) > 0", pixel_deviation=deviation)
 
     @classmethod
-    def of(cls, *, phantom: Mapping | None = None, **arguments: object) -> "SiteSettings":
+    def of(cls, *, phantom: Mapping | None = None, **arguments: Any) -> "SiteSettings":
         """The settings that stand side by side in a job.
 
         Args:
@@ -170,10 +171,8 @@ class SiteWorker:
         check_order(name, config, question.tasks[name], self._settings.trainer.local_epochs)
         with locked(config.state_dir / question.run.run_name / name / "in_use", patience=PREDECESSOR) as alone:
             if not alone:  # a process of an earlier job that froze and wakes up must not write beside this one
-                raise FedMendError(
-                    f"run_name {question.run.run_name!r}: expected no other task of this run at this site, one is still"
-                    " going on"
-                )
+                run = f"run_name {question.run.run_name!r}"
+                raise FedMendError(f"{run}: expected no other task of this run at this site, one is still going on")
             try:
                 result = self._work(name, question, config, lambda: stop() or self._clock.over(config))
             except Stopped:
@@ -218,8 +217,8 @@ class SiteWorker:
             self._leave_for_review(opened, model, run, config)
         result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()
         if result.repairs and config.share_verdicts:
-            how = {"one_label": kind.one_label, "min_count": config.min_count}
-            result.repairs |= verdict_counts(site.ledger.verdicts(), len(run.classes), **how)
+            judged, classes = site.ledger.verdicts(), len(run.classes)
+            result.repairs |= verdict_counts(judged, classes, one_label=kind.one_label, min_count=config.min_count)
         self._log(opened, asked, task, result, time.monotonic() - started)
         return result
 
@@ -227,7 +226,8 @@ class SiteWorker:
         """The received model on the site's device; what the server says beside it is checked."""
         site, run = opened.site, question.run
         model = build_network(run.network, len(run.classes)).to(site.device)
-        letters = {"C": len(run.classes), "R": len(opened.kind.row_names(run.classes)), "F": model.num_features}
+        features: Any = model.num_features
+        letters = {"C": len(run.classes), "R": len(opened.kind.row_names(run.classes)), "F": features}
         where = f"{site.name}: round {question.tasks[site.name].round_num}, knowledge of the server,"
         check_fields(question.tasks[site.name].knowledge, self._method.KNOWLEDGE, letters, where)
         if site.device.type == "cuda":
@@ -248,17 +248,14 @@ class SiteWorker:
     @staticmethod
     def _log(opened: OpenSite, question: str, task: RoundTask, result: SiteResult, seconds: float) -> None:
         repaired = sum(int(result.repairs[sign].sum()) for sign in ("positive", "negative") if result.repairs)
-        LOG.info(
-            "%s%s: round %d %s, %d samples, %s%s%.1f s",
-            "PHANTOM " if opened.card.phantom else "",
-            opened.site.name,
-            task.round_num + 1 if question == TRAIN else task.round_num,
-            question if question == EVALUATE else task.stage,
-            result.samples,
-            f"loss {result.loss:.4f}, " if question == TRAIN else "",
-            f"{repaired} {opened.kind.unit} repaired so far, " if repaired else "",
-            seconds,
-        )
+        who = f"{'PHANTOM ' if opened.card.phantom else ''}{opened.site.name}"
+        round_num, loss = task.round_num, ""
+        if question == TRAIN:
+            round_num, loss = round_num + 1, f"loss {result.loss:.4f}, "
+        stage = question if question == EVALUATE else task.stage
+        repairs = f"{repaired} {opened.kind.unit} repaired so far, " if repaired else ""
+        text = "%s: round %d %s, %d samples, %s%s%.1f s"
+        LOG.info(text, who, round_num, stage, result.samples, loss, repairs, seconds)
 
     def _open(self, name: str, run: RunSpec, config: SiteConfig) -> OpenSite:
         wanted = (name, run, config.privacy)
@@ -272,10 +269,8 @@ class SiteWorker:
         prepare(device, config.gpu)
         card = load_card(site_folder(name, config, chosen.phantom), name)
         if card.kind not in self._method.KINDS:
-            known = " or ".join(map(repr, self._method.KINDS))
-            raise FedMendError(
-                f"{name}: site.json, field task: expected {known} for the method of this job, got {card.kind!r}"
-            )
+            known = f"{' or '.join(map(repr, self._method.KINDS))} for the method of this job"
+            raise FedMendError(f"{name}: site.json, field task: expected {known}, got {card.kind!r}")
         if scaling[0] and (card.kind == SEGMENTATION or run.network.startswith(TIMM)):
             got = "volumes" if card.kind == SEGMENTATION else run.network
             raise FedMendError(
@@ -294,10 +289,8 @@ class SiteWorker:
         if scaling[0]:
             data = data.scaled(*map(tuple, scaling))
         if len(data.train) < chosen.batch_size:
-            raise FedMendError(
-                f"{name}: {data.train.file}: expected at least {chosen.batch_size} samples (batch_size), got"
-                f" {len(data.train)}"
-            )
+            least = f"at least {chosen.batch_size} samples (batch_size)"
+            raise FedMendError(f"{name}: {data.train.file}: expected {least}, got {len(data.train)}")
         if config.privacy:
             data = replace(data, evaluation={})  # what a model does on patients of val and test stays here
         ledger = kind.open_ledger(state_dir / LEDGER_NAME, card, data)
@@ -316,12 +309,9 @@ class SiteWorker:
 
     def _step_bytes(self, state: StateStore, run: RunSpec) -> int:
         """Estimated once in a run: PyTorch imports its compiler for it, which takes 2 seconds in each new process."""
-        step = {
-            "network": run.network,
-            "num_classes": len(run.classes),
-            "images": self._settings.batch_size,
-            "edge": self._settings.image_size,
-        }
+        chosen = self._settings
+        step: dict[str, Any] = {"network": run.network, "num_classes": len(run.classes)}
+        step |= {"images": chosen.batch_size, "edge": chosen.image_size}
         known = state.load(STEP)
         if known is None or known["step"] != step:
             known = {"step": step, "bytes": step_bytes(**step)}
@@ -341,7 +331,7 @@ class SiteWorker:
         }
 
 
-def _finite(values: object) -> bool:
+def _finite(values: Any) -> bool:
     """Whether it is a list of finite numbers."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     return listed and all(type(v) in (int, float) and math.isfinite(v) for v in values)
