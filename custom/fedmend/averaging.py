@@ -33,7 +33,8 @@ def mean_over_sites(
     Returns:
         (R,) or (R, F) float32. Sites are summed in sorted order.
     """
-    total, whole = 0.0, 0.0
+    total: np.ndarray | float = 0.0
+    whole: np.ndarray | float = 0.0
     for site in sorted(values):
         value = values[site].astype(np.float64)
         weight = weights[site].reshape(-1, *[1] * (value.ndim - 1)).astype(np.float64)

@@ -4,7 +4,6 @@ The site's policy (ReportGuard), the checks of the server and the table for the 
 it.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,7 +43,8 @@ class Field:
 
     def numbers(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape in a run whose letters have these ``sizes``."""
-        return tuple(_length(part, sizes) for part in self.shape)
+        parts = ((1, part) if isinstance(part, int) else _letter(part) for part in self.shape)
+        return tuple(factor * (size if isinstance(size, int) else sizes[size]) for factor, size in parts)
 
     def check(self, value: object, sizes: Mapping[str, int], where: str) -> None:
         """Refuses a value that does not fit.
@@ -58,27 +58,19 @@ class Field:
             FedMendError: another type, dtype or shape, or a number that is not finite or out of range.
         """
         shape, dtype = self.numbers(sizes), np.dtype(self.dtype)
-        array = isinstance(value, np.ndarray | np.generic)
-        if not array or (value.dtype, value.shape) != (dtype, shape):
-            got = f"{value.dtype} of shape {value.shape}" if array else type(value).__name__
-            raise FedMendError(f"{where}: expected {dtype} of shape {shape}, got {got}")
+        if not isinstance(value, np.ndarray | np.generic):
+            raise FedMendError(f"{where}: expected {dtype} of shape {shape}, got {type(value).__name__}")
+        if (value.dtype, value.shape) != (dtype, shape):
+            raise FedMendError(f"{where}: expected {dtype} of shape {shape}, got {value.dtype} of shape {value.shape}")
         if not np.isfinite(value).all():
             raise FedMendError(f"{where}: expected finite numbers, got NaN or infinity")
-        if value.size and (float(np.min(value)) < self.low or float(np.max(value)) > self.high):
-            got = f"{float(np.min(value)):g} to {float(np.max(value)):g}"
-            raise FedMendError(f"{where}: expected numbers from {self.low:g} to {self.high:g}, got {got}")
-
-
-def _length(part: str | int, sizes: Mapping[str, int]) -> int:
-    if isinstance(part, int):
-        return part
-    factor, letter = _letter(part)
-    return factor * sizes[letter]
+        low, high = (float(np.min(value)), float(np.max(value))) if value.size else (self.low, self.high)
+        if low < self.low or high > self.high:
+            raise FedMendError(f"{where}: expected numbers from {self.low:g} to {self.high:g}, got {low:g} to {high:g}")
 
 
 def _letter(part: str) -> tuple[int, str]:
-    factor, letter = re.fullmatch(r"(\d*)([A-Z])", part).groups()
-    return int(factor or 1), letter
+    return int(part[:-1] or 1), part[-1]
 
 
 def sizes_of(

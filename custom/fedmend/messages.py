@@ -31,7 +31,7 @@ class RunSpec:
     network: str
     seed: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.run_name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", self.run_name):
             raise FedMendError(
                 f"job variable run_name: expected letters, digits, '_', '.' or '-', got {self.run_name!r:.120}"
