@@ -27,9 +27,7 @@ def draw_views(samples: int, views: int, generator: torch.Generator) -> Tensor:
     angle = (2 * angle - 1) * math.radians(MAX_ROTATION)
     shift = (2 * torch.stack([shift_x, shift_y], -1) - 1) * 2 * MAX_TRANSLATION  # grid coordinates span 2
     mirror = torch.where(flip < FLIP_PROBABILITY, -1.0, 1.0)
-    cos, sin = torch.cos(angle), torch.sin(angle)
-    rotation = torch.stack([torch.stack([cos * mirror, -sin], -1), torch.stack([sin * mirror, cos], -1)], -2)
-    return torch.cat([rotation, shift.unsqueeze(-1)], -1)
+    return _maps(angle, 1.0, shift, mirror, 1.0)
 
 
 def warp(images: Tensor, matrices: Tensor) -> Tensor:
@@ -50,11 +48,11 @@ def warp(images: Tensor, matrices: Tensor) -> Tensor:
         return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def _maps(angle: Tensor, scale: Tensor, shift: Tensor, mirror: Tensor, upside_down: Tensor) -> Tensor:
-    """(B, 2, 3) maps of rotation (rad), magnification, shift (grid units) and flips (+-1)."""
+def _maps(angle: Tensor, scale: Tensor | float, shift: Tensor, mirror: Tensor, flip: Tensor | float) -> Tensor:
+    """(..., 2, 3) maps of rotation (rad), magnification, shift (grid units), and flips (+-1) to the side and down."""
     cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
     rotation = torch.stack(
-        [torch.stack([cos * mirror, -sin * upside_down], -1), torch.stack([sin * mirror, cos * upside_down], -1)], -2
+        [torch.stack([cos * mirror, -sin * flip], -1), torch.stack([sin * mirror, cos * flip], -1)], -2
     )
     return torch.cat([rotation, shift.unsqueeze(-1)], -1)
 

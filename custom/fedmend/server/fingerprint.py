@@ -30,8 +30,7 @@ def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str,
     found: dict[str, object] = {name: _version(name) for name in packages}
     found[WEIGHTS] = sha256(Path(weights)) if weights and Path(weights).is_file() else ""
     for name, value in given.items():
-        inner = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-        found |= inner
+        found |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
     for name in FREE:
         found.pop(name, None)
     return json.loads(json.dumps(found, default=str))
