@@ -10,7 +10,7 @@ from types import ModuleType
 from fedmend.errors import FedMendError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """A word on the command line; a module lists its own in a tuple ``COMMANDS``.
 

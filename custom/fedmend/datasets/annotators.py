@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedmend.errors import FedMendError
+from fedmend.datasets.checks import need
 
 CHANNELS = (24, 48, 96)
 GROUPS = 8
@@ -50,18 +50,13 @@ def annotator_probabilities(
     Raises:
         FedMendError: arrays that do not fit each other, or a number out of its range.
     """
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
-        raise FedMendError(
-            f"annotator: expected grey (N, H, W) or colour (N, H, W, 3) images of uint8, got {images.dtype} of shape"
-            f" {images.shape}"
-        )
-    if not len(images) or labels.shape != (len(images),) or labels.min() < 0 or labels.max() >= num_classes:
-        raise FedMendError(
-            f"annotator: expected at least one image and for each a class number in 0..{num_classes - 1}, got"
-            f" {len(images)} images and labels of shape {labels.shape}"
-        )
-    if seed < 0 or epochs < 1:
-        raise FedMendError(f"annotator: expected seed >= 0 and epochs >= 1, got {seed} and {epochs}")
+    good = images.dtype == np.uint8 and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3))
+    words = "grey (N, H, W) or colour (N, H, W, 3) images of uint8"
+    need(good, "annotator", words, f"{images.dtype} of shape {images.shape}")
+    good = len(images) and labels.shape == (len(images),) and labels.min() >= 0 and labels.max() < num_classes
+    words = f"at least one image and for each a class number in 0..{num_classes - 1}"
+    need(good, "annotator", words, f"{len(images)} images and labels of shape {labels.shape}")
+    need(seed >= 0 and epochs >= 1, "annotator", "seed >= 0 and epochs >= 1", f"{seed} and {epochs}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

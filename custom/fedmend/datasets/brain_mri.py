@@ -9,7 +9,6 @@ identifiers, so slices of one patient may be at several sites and in both splits
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,9 +17,10 @@ import numpy as np
 from fedmend.basics.discovery import Command
 from fedmend.data.csv_files import read_csv
 from fedmend.datasets import command_line
+from fedmend.datasets.checks import need, need_part
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
-from fedmend.datasets.samples import Samples, Share, need, need_part
+from fedmend.datasets.samples import Samples, Say, Share
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise, missing_and_noisy
 
@@ -40,7 +40,7 @@ def _read(source: Path, *, single: bool) -> tuple[Samples, np.ndarray]:
         where, diagnosis, split = f"{WHERE}, {TABLE} row {row}", record.get("diagnosis"), record.get("split")
         need(diagnosis in DIAGNOSES, f"{where}, column diagnosis", f"one of {list(DIAGNOSES)}", "another value")
         need(split in found, f"{where}, column split", "train or test", "another value")
-        found[split].append((record["image"], DIAGNOSES.index(diagnosis)))
+        found[str(split)].append((record["image"], DIAGNOSES.index(diagnosis)))
     both = found["train"] + found["test"]
     numbers = np.array([number for _, number in both], dtype=np.int64)
     samples = Samples(
@@ -117,13 +117,12 @@ def prepare_single_label(
     *,
     protocol: NoiseProtocol,
     soft_labels: Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """All slices with their diagnosis → sites of which some are noisy; the set's own test split.
 
     Args:
-        source: folder with ``labels.csv`` and the images.
-        out: folder for the site folders; must not hold any yet.
+        source, out: see :func:`prepare`.
         protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
         progress: called with one line of text at a time.
@@ -132,25 +131,12 @@ def prepare_single_label(
         FedMendError: the source does not look as described, ``out`` is taken, or a site would get no samples.
     """
     samples, test = _read(Path(source), single=True)
-    write_noisy_sites(
-        out,
-        samples,
-        test,
-        protocol=protocol,
-        source_name=SOURCE,
-        soft_labels=soft_labels,
-        progress=progress,
-    )
+    given = {"protocol": protocol, "source_name": SOURCE, "soft_labels": soft_labels, "progress": progress}
+    write_noisy_sites(out, samples, test, **given)
 
 
 def prepare_label_sets(
-    source: Path,
-    out: Path,
-    *,
-    sites: int = 4,
-    classes_per_site: int = 2,
-    val_share: float = 0.1,
-    seed: int = 1037,
+    source: Path, out: Path, *, sites: int = 4, classes_per_site: int = 2, val_share: float = 0.1, seed: int = 1037
 ) -> None:
     """All slices as single-label data; a site labels those of its own diagnoses and leaves the others blank (FedLSM).
 
@@ -158,12 +144,9 @@ def prepare_label_sets(
     labels.
 
     Args:
-        source: folder with ``labels.csv`` and the images.
-        out: folder for the site folders; must not hold any yet.
-        sites: number of sites S.
+        source, out, sites, val_share: see :func:`prepare`.
         classes_per_site: diagnoses that each site identifies, 2..4, see
             :func:`fedmend.datasets.imperfections.identified_classes`.
-        val_share: share of a site's training slices held out, in [0, 1).
         seed: of partition and diagnoses.
 
     Raises:
@@ -193,9 +176,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     _source_and_out(parser)
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--annotated-per-site", type=int, default=1, help="tumours that each site annotates, 1 to 3")
-    parser.add_argument(
-        "--train-per-site", type=int, default=None, help="cap of each site's training slices (default: all)"
-    )
+    parser.add_argument("--train-per-site", type=int, help="cap of each site's training slices (default: all)")
     command_line.swap_noise_arguments(parser)
     parser.add_argument("--seed", type=int, default=1037)
 
@@ -231,21 +212,10 @@ def _run_sets(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="brain-mri",
-        help="brain tumour MR slices: sites that each annotate some of three tumours",
-        add_arguments=_add_arguments,
-        run=_run,
+        "brain-mri", "brain tumour MR slices: sites that each annotate some of three tumours", _add_arguments, _run
     ),
     Command(
-        name="brain-mri-single",
-        help="the same slices with four diagnoses, some sites noisy",
-        add_arguments=_add_arguments_single,
-        run=_run_single,
+        "brain-mri-single", "the same slices with four diagnoses, some sites noisy", _add_arguments_single, _run_single
     ),
-    Command(
-        name="brain-mri-sets",
-        help="the same four diagnoses, some of them missing per site",
-        add_arguments=_add_arguments_sets,
-        run=_run_sets,
-    ),
+    Command("brain-mri-sets", "the same four diagnoses, some of them missing per site", _add_arguments_sets, _run_sets),
 )

@@ -4,16 +4,20 @@ import argparse
 from argparse import ArgumentParser, Namespace
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypeVar
 
+from fedmend.datasets.noisy_sites import NoiseProtocol
 from fedmend.datasets.swapped_labels import SwapNoise
 
+Protocol = TypeVar("Protocol")
 
-def given(args: Namespace, *names: str) -> dict:
+
+def given(args: Namespace, *names: str) -> dict[str, Any]:
     """Name → value of these arguments."""
     return {name: getattr(args, name) for name in names}
 
 
-def made(kind: type, said: object, **others) -> object:
+def made(kind: type[Protocol], said: object, **others: object) -> Protocol:
     """A protocol: each field is the attribute of its name, one of ``others``, or what it is by default.
 
     Args:
@@ -21,7 +25,22 @@ def made(kind: type, said: object, **others) -> object:
         said: parsed arguments, or a phantom.
         others: fields with other values.
     """
-    return kind(**{f.name: getattr(said, f.name) for f in fields(kind) if hasattr(said, f.name)} | others)
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]  # no type says that a class is a dataclass
+    return kind(**{name: getattr(said, name) for name in names if hasattr(said, name)} | others)
+
+
+def options(parser: ArgumentParser, protocol: object, **helps: str) -> None:
+    """Adds an argument for each of these fields of a protocol, which has their defaults; None: a whole number or none.
+
+    Args:
+        parser: of the command.
+        protocol: a dataclass, or an object of one.
+        helps: field → a line of help, which may be empty.
+    """
+    for name, words in helps.items():
+        default = getattr(protocol, name)
+        kind = int if default is None else type(default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=words)
 
 
 def source_and_out(parser: ArgumentParser, source: str) -> None:
@@ -33,9 +52,8 @@ def source_and_out(parser: ArgumentParser, source: str) -> None:
 def missing_class_arguments(parser: ArgumentParser) -> None:
     """Adds which site annotates which class, see :func:`fedmend.datasets.imperfections.annotated_classes`."""
     parser.add_argument("--sites", type=int, default=5, help="number of sites (default 5)")
-    parser.add_argument(
-        "--annotated-per-site", type=int, default=1, help="classes that each site annotates (default 1)"
-    )
+    words = "classes that each site annotates (default 1)"
+    parser.add_argument("--annotated-per-site", type=int, default=1, help=words)
     parser.add_argument("--rule", choices=["one_each", "random"], default="one_each", help="how they are chosen")
     swap_noise_arguments(parser)
     parser.add_argument("--seed", type=int, default=1037)
@@ -43,63 +61,32 @@ def missing_class_arguments(parser: ArgumentParser) -> None:
 
 def swap_noise_arguments(parser: ArgumentParser) -> None:
     """Adds the fields of :class:`fedmend.datasets.swapped_labels.SwapNoise`."""
-    parser.add_argument(
-        "--noisy-share", type=float, default=SwapNoise.noisy_share, help="share of noisy sites (default 0: none)"
-    )
-    parser.add_argument(
-        "--noise-low", type=float, default=SwapNoise.noise_low, help="smallest noise rate (default 0.5)"
-    )
-    parser.add_argument(
-        "--noise-high", type=float, default=SwapNoise.noise_high, help="largest noise rate (default 0.7)"
-    )
+    options(parser, SwapNoise, noisy_share="share of noisy sites (default 0: none)", **_RATES)
 
 
-def noise_arguments(parser: ArgumentParser, *, sites: int = 20, alpha: float = 2.0, presence: float = 0.9) -> None:
-    """Adds the fields of :class:`NoiseProtocol`; the numbers are defaults."""
-    parser.add_argument("--sites", type=int, default=sites, help=f"number of sites (default {sites})")
-    parser.add_argument("--alpha", type=float, default=alpha, help=f"Dirichlet concentration (default {alpha})")
-    parser.add_argument(
-        "--presence", type=float, default=presence, help=f"probability that a site owns a class (default {presence})"
-    )
-    parser.add_argument("--partition-seed", type=int, default=100)
-    parser.add_argument("--noisy-share", type=float, default=0.4, help="share of noisy sites, rho (default 0.4)")
-    parser.add_argument("--noise-low", type=float, default=0.5, help="smallest noise rate (default 0.5)")
-    parser.add_argument("--noise-high", type=float, default=0.7, help="largest noise rate (default 0.7)")
-    parser.add_argument(
-        "--noise",
-        choices=["instance", "uniform"],
-        default="instance",
-        help="instance: an annotator network, trained at each noisy site, confuses what it finds hard",
-    )
-    parser.add_argument("--noise-seed", type=int, default=0)
+_RATES = {"noise_low": "smallest noise rate (default 0.5)", "noise_high": "largest noise rate (default 0.7)"}
+
+
+def noise_arguments(parser: ArgumentParser, **defaults: Any) -> None:
+    """Adds the fields of :class:`fedmend.datasets.noisy_sites.NoiseProtocol`, some of them with other defaults."""
+    protocol = NoiseProtocol(**defaults)
+    helps = {
+        "sites": f"number of sites (default {protocol.sites})",
+        "alpha": f"Dirichlet concentration (default {protocol.alpha})",
+        "presence": f"probability that a site owns a class (default {protocol.presence})",
+        "partition_seed": "",
+        "noisy_share": "share of noisy sites, rho (default 0.4)",
+    }
+    options(parser, protocol, **helps, **_RATES)
+    words = "instance: an annotator network, trained at each noisy site, confuses what it finds hard"
+    parser.add_argument("--noise", choices=["instance", "uniform"], default="instance", help=words)
+    options(parser, protocol, noise_seed="")
 
 
 def soft_labels_argument(parser: ArgumentParser) -> None:
     """Adds the table that takes the place of annotator networks."""
-    parser.add_argument(
-        "--soft-labels", type=Path, help="CSV with class probabilities per image, instead of annotator networks"
-    )
-
-
-def lesion_arguments(parser: ArgumentParser, *, levels: str) -> None:
-    """Adds who keeps how many lesions; ``levels`` are those of ``completeness_settings``, e.g. ``0..3``."""
-    parser.add_argument("--sites", type=int, help="number of sites, 1..4 (default 4)")
-    parser.add_argument("--m", type=int, help=f"the paper's level of incompleteness, {levels} (default 0)")
-    parser.add_argument(
-        "--completeness",
-        type=_shares,
-        help="share of lesions that each site keeps, e.g. 0.3,0.7, instead of --sites and --m",
-    )
-    parser.add_argument("--test-share", type=float, help="share of the patients (default 0.2)")
-    parser.add_argument("--val-share", type=float, default=0.0, help="share of the other patients (default 0)")
-    parser.add_argument(
-        "--test-patients", type=_words, default=(), help="the test patients, e.g. lesjak_07, instead of --test-share"
-    )
-    parser.add_argument("--seed", type=int, default=1037)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+    words = "CSV with class probabilities per image, instead of annotator networks"
+    parser.add_argument("--soft-labels", type=Path, help=words)
 
 
 def share_or_all(text: str) -> float | None:
@@ -108,10 +95,3 @@ def share_or_all(text: str) -> float | None:
         return None if text == "all" else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number or 'all', got {text!r}") from None
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers like 0.3,0.7, got {text!r}") from None

@@ -6,7 +6,7 @@ on the order of rows or files.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -14,22 +14,10 @@ import numpy as np
 
 from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
+from fedmend.datasets.checks import SHARES, Limits, check_fields, need, one_of
 from fedmend.datasets.cxr14_download import CLASSES, find_files, find_table, read_films, read_lists
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
-from fedmend.datasets.samples import (
-    TEST_SHARE,
-    TRAIN_PER_SITE,
-    VAL_SHARE,
-    Samples,
-    Share,
-    check_fields,
-    hold_out,
-    need,
-    one_of,
-    parts_of,
-    released_classes,
-    sizes,
-)
+from fedmend.datasets.samples import Samples, Say, Share, hold_out, parts_of, released_classes, sizes
 from fedmend.datasets.site_folders import check_out, write_sites
 
 WHERE = "cxr14"
@@ -85,25 +73,21 @@ class FilmProtocol:
     train_per_site: int | None = None
     seed: int = 1037
 
-    def __post_init__(self):
-        limits = {
+    def __post_init__(self) -> None:
+        names, own = f"names out of {list(CLASSES)}", self.classes or ()
+        limits: Limits = {
             "view": (lambda v: v in (None, "PA", "AP"), "None, 'PA' or 'AP'"),
             "top": (lambda v: v is None or 1 <= v <= len(CLASSES), f"None or 1 to {len(CLASSES)}"),
-            "classes": (
-                lambda v: not v or (set(v) <= {*CLASSES} and len({*v}) == len(v)),
-                f"names out of {list(CLASSES)}",
-            ),
+            "classes": (lambda _: {*own} <= {*CLASSES} and len({*own}) == len(own), names),
             "split": one_of("official", "patient", "image"),
-            "test_share": TEST_SHARE,
-            "val_share": VAL_SHARE,
-            "train_per_site": TRAIN_PER_SITE,
+            **SHARES,
             "assignment": one_of("dealt", "released", "one_each", "random"),
         }
         check_fields(WHERE, self, limits)
         if self.classes:
             words = "another rule than 'released' where classes are named"
-            named = {"top": (lambda v: v is None, "None where classes are named")}
-            check_fields(WHERE, self, named | {"assignment": (lambda v: v != "released", words)})
+            limits = {"top": (lambda v: v is None, "None where classes are named")}
+            check_fields(WHERE, self, {**limits, "assignment": (lambda v: v != "released", words)})
 
 
 # The papers' experiments, patient by patient where the papers split film by film.
@@ -116,12 +100,7 @@ PROTOCOLS: Mapping[str, FilmProtocol] = {
 
 
 def prepare(
-    source: Path,
-    out: Path,
-    protocol: FilmProtocol,
-    *,
-    source_name: str = SOURCE,
-    progress: Callable[[str], None] | None = None,
+    source: Path, out: Path, protocol: FilmProtocol, *, source_name: str = SOURCE, progress: Say | None = None
 ) -> None:
     """Turns the official download into ``out/site-1`` .. ``out/site-S``; the films stay where they are.
 
@@ -152,11 +131,8 @@ def prepare(
     if test is None:
         test = hold_out(units, protocol.test_share, seed=protocol.seed)
     _check_units(units, test, protocol)
-    if protocol.classes:
-        shown = [CLASSES.index(c) for c in protocol.classes]
-    else:
-        positives = films.labels.sum(axis=0, dtype=np.int64)
-        shown = np.sort(np.argsort(-positives, kind="stable")[: protocol.top]).tolist()
+    most = np.sort(np.argsort(-films.labels.sum(axis=0, dtype=np.int64), kind="stable")[: protocol.top]).tolist()
+    shown = [CLASSES.index(c) for c in protocol.classes] if protocol.classes else most
     samples = Samples(
         images=paths,
         labels=films.labels[:, shown],
@@ -200,24 +176,21 @@ def _deal(units: np.ndarray, test: np.ndarray, protocol: FilmProtocol) -> list[d
     """For each site: split name → sorted indices of its films; every unit lies in one split of one site."""
     rng, val_share = np.random.default_rng((protocol.seed, 3)), protocol.val_share
     training, testing = (rng.permutation(np.unique(units[side])) for side in (~test, test))
-    caps = {"train_per_site": protocol.train_per_site, "val_share": val_share, "rest": 1 - val_share}
     parts = []
     for s in range(protocol.sites):
         own = training[s :: protocol.sites]
         num_val = min(max(1, round(val_share * len(own))), len(own) - 1) if val_share else 0
         drawn = {"train": own[num_val:], "val": own[:num_val], "test": testing[s :: protocol.sites]}
-        parts.append(parts_of(units, {name: share for name, share in drawn.items() if len(share)}, **caps))
+        drawn = {name: share for name, share in drawn.items() if len(share)}
+        most = protocol.train_per_site
+        parts.append(parts_of(units, drawn, train_per_site=most, val_share=val_share, rest=1 - val_share))
     return parts
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
     command_line.source_and_out(parser, "folder with Data_Entry_2017.csv, the two lists and the films")
-    parser.add_argument(
-        "--protocol",
-        choices=["fedlsm", "fedmlp"],
-        default="fedlsm",
-        help="fedlsm: 14 findings, 3 at each of 8 sites; fedmlp: PA films, 8 findings, 1 at each of 8 sites",
-    )
+    words = "fedlsm: 14 findings, 3 at each of 8 sites; fedmlp: PA films, 8 findings, 1 at each of 8 sites"
+    parser.add_argument("--protocol", choices=["fedlsm", "fedmlp"], default="fedlsm", help=words)
     parser.add_argument("--sites", type=int)
     parser.add_argument("--classes-per-site", type=int)
     parser.add_argument("--assignment", choices=["dealt", "released", "one_each", "random"])
@@ -241,6 +214,4 @@ def _run(args: Namespace) -> None:
     prepare(args.source, args.out, replace(PROTOCOLS[args.protocol], **given), progress=print)
 
 
-COMMANDS = (
-    Command(name="cxr14", help="NIH ChestX-ray14, findings missing per site", add_arguments=_add_arguments, run=_run),
-)
+COMMANDS = (Command("cxr14", "NIH ChestX-ray14, findings missing per site", _add_arguments, _run),)

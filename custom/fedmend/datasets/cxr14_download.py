@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.data.csv_files import read_csv
-from fedmend.datasets.samples import need, need_part
+from fedmend.datasets.checks import need, need_part
 from fedmend.errors import FedMendError
 
-CLASSES = ("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax")
-CLASSES += ("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia")
+CLASSES = (
+    *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
+    *("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia"),
+)
 HEALTHY = "No Finding"
 TABLES = ("Data_Entry_2017.csv", "Data_Entry_2017_v2020.csv")  # NIH has offered the labels under both names
 TRAIN_LIST, TEST_LIST = "train_val_list.txt", "test_list.txt"
@@ -44,9 +46,9 @@ def find_table(source: Path) -> str:
     Raises:
         FedMendError: there is none.
     """
-    table = next((name for name in TABLES if (source / name).is_file()), None)
-    need_part(table is not None, "cxr14", TABLES[0])
-    return table
+    found = [name for name in TABLES if (source / name).is_file()]
+    need_part(found, "cxr14", TABLES[0])
+    return found[0]
 
 
 def read_films(source: Path, table: str) -> Films:
@@ -55,8 +57,7 @@ def read_films(source: Path, table: str) -> Films:
     Raises:
         FedMendError: columns that lack, a blank, an image twice or an unknown finding.
     """
-    images, patients, views, rows, labels = [], [], [], [], []
-    first: dict[str, int] = {}
+    found: dict[str, tuple[str, str, str, int, list[int]]] = {}
     header, records = read_csv(source / table, table)
     missing = [c for c in COLUMNS if c not in header]
     need(not missing, f"{table} row 1", f"a header with {list(COLUMNS)}", f"one without {missing}")
@@ -64,16 +65,18 @@ def read_films(source: Path, table: str) -> Films:
         image, findings, patient, view = ((record[c] or "").strip() for c in COLUMNS)
         where = f"{table} row {row}"
         need(image and patient, where, "an image and a patient", "a blank")
-        need(first.setdefault(image, row) == row, where, "each image once", f"the one of row {first[image]}")
-        labels.append(_parse_findings(findings, where))
-        images.append(image)
-        patients.append(patient)
-        views.append(view)
-        rows.append(row)
-    order = np.argsort(np.array(images, dtype=str))
-    matrix = np.array(labels, dtype=np.int8).reshape(-1, len(CLASSES))
-    texts = (np.array(column, dtype=str) for column in (images, patients, views))
-    return Films(*texts, np.array(rows, dtype=np.int64), matrix).take(order)
+        if image in found:
+            raise FedMendError(f"{where}: expected each image once, got the one of row {found[image][3]}")
+        found[image] = image, patient, view, row, _parse_findings(findings, where)
+    images, patients, views, rows, labels = zip(*found.values(), strict=True) if found else [()] * 5
+    films = Films(
+        images=np.array(images, dtype=str),
+        patients=np.array(patients, dtype=str),
+        views=np.array(views, dtype=str),
+        rows=np.array(rows, dtype=np.int64),
+        labels=np.array(labels, dtype=np.int8).reshape(-1, len(CLASSES)),
+    )
+    return films.take(np.argsort(films.images))
 
 
 def _parse_findings(text: str, where: str) -> list[int]:
@@ -95,8 +98,7 @@ def read_lists(source: Path, films: Films, table: str) -> np.ndarray:
         FedMendError: no lists, a film in none or both of them, or a patient in both.
     """
     for name in (TRAIN_LIST, TEST_LIST):
-        if not (source / name).is_file():
-            raise FedMendError(f"cxr14, argument source: expected {name} in it for split 'official', not found")
+        need_part((source / name).is_file(), "cxr14", name, " for split 'official'")
     train, test = (
         np.isin(films.images, np.array((source / name).read_text(encoding="utf-8-sig").split(), dtype=str))
         for name in (TRAIN_LIST, TEST_LIST)

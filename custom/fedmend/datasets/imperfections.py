@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.ndimage import label
 
-from fedmend.errors import FedMendError
+from fedmend.datasets.checks import need
 
 _MAX_DRAWS = 100_000
 _LEGACY_SEEDS = 2**32  # numpy's RandomState takes no other
@@ -36,37 +36,29 @@ def annotated_classes(num_sites: int, num_classes: int, annotated_per_site: int,
     Raises:
         FedMendError: a number out of its range, an unknown rule, or a class that no site would annotate.
     """
-    if num_sites < 1 or not 1 <= annotated_per_site <= num_classes or seed < 0:
-        raise FedMendError(
-            f"annotated classes: expected num_sites >= 1, annotated_per_site in 1..{num_classes} and seed >= 0,"
-            f" got {num_sites}, {annotated_per_site} and {seed}"
-        )
-    if num_sites * annotated_per_site < num_classes:
-        raise FedMendError(
-            f"annotated classes: expected num_sites * annotated_per_site >= {num_classes}, the number of classes,"
-            f" got {num_sites} * {annotated_per_site}"
-        )
+    where, per_site = "annotated classes", annotated_per_site
+    words = f"num_sites >= 1, annotated_per_site in 1..{num_classes} and seed >= 0"
+    good = num_sites >= 1 and 1 <= per_site <= num_classes and seed >= 0
+    need(good, where, words, f"{num_sites}, {per_site} and {seed}")
+    words = f"num_sites * annotated_per_site >= {num_classes}, the number of classes"
+    need(num_sites * per_site >= num_classes, where, words, f"{num_sites} * {per_site}")
+    found = f"with {num_sites} sites of {per_site}; use rule"
     if rule == "one_each":
         offset = (np.arange(num_classes)[None, :] - np.arange(num_sites)[:, None]) % num_classes
-        annotated = offset < annotated_per_site
-        if not annotated.any(axis=0).all():
-            raise FedMendError(
-                f"annotated classes: expected rule 'one_each' to reach all {num_classes} classes, got"
-                f" {annotated.any(axis=0).sum()} with {num_sites} sites of {annotated_per_site}; use rule 'random'"
-            )
-        return annotated
-    if rule != "random":
-        raise FedMendError(f"annotated classes: expected rule 'one_each' or 'random', got {rule!r}")
+        reached = (offset < per_site).any(axis=0)
+        words = f"rule 'one_each' to reach all {num_classes} classes"
+        need(reached.all(), where, words, f"{reached.sum()} {found} 'random'")
+        return offset < per_site
+    need(rule == "random", where, "rule 'one_each' or 'random'", repr(rule))
     rng = np.random.default_rng((seed, 1))
     for _ in range(_MAX_DRAWS):
         # The ranks of a row of uniform numbers are a random permutation: the first m ranks are m classes drawn fairly.
-        annotated = rng.random((num_sites, num_classes)).argsort(axis=1) < annotated_per_site
+        annotated = rng.random((num_sites, num_classes)).argsort(axis=1) < per_site
         if annotated.any(axis=0).all():
-            return annotated
-    raise FedMendError(
-        f"annotated classes: expected rule 'random' to reach all {num_classes} classes within {_MAX_DRAWS} draws, got"
-        f" none with {num_sites} sites of {annotated_per_site}; use rule 'one_each'"
-    )
+            break
+    words = f"rule 'random' to reach all {num_classes} classes within {_MAX_DRAWS} draws"
+    need(annotated.any(axis=0).all(), where, words, f"none {found} 'one_each'")
+    return annotated
 
 
 def identified_classes(num_sites: int, num_classes: int, per_site: int, *, seed: int) -> np.ndarray:
@@ -88,12 +80,12 @@ def identified_classes(num_sites: int, num_classes: int, per_site: int, *, seed:
     Raises:
         FedMendError: a number out of its range, or a class that no site would identify.
     """
-    if num_sites < 1 or not 1 <= per_site <= num_classes or num_sites * per_site < num_classes or seed < 0:
-        raise FedMendError(
-            f"identified classes: expected num_sites >= 1, per_site in 1..{num_classes}, num_sites * per_site >="
-            f" {num_classes}, the number of classes, and seed >= 0, got {num_sites}, {per_site}, {num_sites * per_site}"
-            f" and {seed}"
-        )
+    words = (
+        f"num_sites >= 1, per_site in 1..{num_classes}, num_sites * per_site >= {num_classes}, the number of classes,"
+    )
+    good = num_sites >= 1 and 1 <= per_site <= num_classes and num_sites * per_site >= num_classes and seed >= 0
+    got = f"{num_sites}, {per_site}, {num_sites * per_site} and {seed}"
+    need(good, "identified classes", f"{words} and seed >= 0", got)
     rng = np.random.default_rng((seed, 1))
     identified = np.zeros((num_sites, num_classes), dtype=bool)
     identified[np.arange(num_classes) % num_sites, rng.permutation(num_classes)] = True
@@ -103,14 +95,11 @@ def identified_classes(num_sites: int, num_classes: int, per_site: int, *, seed:
 
 
 def _check_class_numbers(where: str, labels: np.ndarray, num_classes: int) -> None:
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise FedMendError(
-            f"{where}: expected a vector of class numbers, got {labels.ndim} dimensions of {labels.dtype}"
-        )
-    if len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
-        raise FedMendError(
-            f"{where}: expected class numbers in 0..{num_classes - 1}, got {labels.min()} to {labels.max()}"
-        )
+    numbers = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+    need(numbers, where, "a vector of class numbers", f"{labels.ndim} dimensions of {labels.dtype}")
+    if len(labels):
+        low, high = labels.min(), labels.max()
+        need(low >= 0 and high < num_classes, where, f"class numbers in 0..{num_classes - 1}", f"{low} to {high}")
 
 
 def bernoulli_dirichlet_partition(
@@ -137,11 +126,9 @@ def bernoulli_dirichlet_partition(
         FedMendError: a number out of its range, a class that no site owns, or a site without samples.
     """
     where, labels = "partition", np.asarray(labels)
-    if num_sites < 1 or not alpha > 0 or not 0 < presence <= 1 or not 0 <= seed < _LEGACY_SEEDS:
-        raise FedMendError(
-            f"{where}: expected num_sites >= 1, alpha > 0, presence above 0 and at most 1, and seed in"
-            f" 0..{_LEGACY_SEEDS - 1}, got {num_sites}, {alpha}, {presence} and {seed}"
-        )
+    good = num_sites >= 1 and alpha > 0 and 0 < presence <= 1 and 0 <= seed < _LEGACY_SEEDS
+    words = f"num_sites >= 1, alpha > 0, presence above 0 and at most 1, and seed in 0..{_LEGACY_SEEDS - 1}"
+    need(good, where, words, f"{num_sites}, {alpha}, {presence} and {seed}")
     if num_classes is None:
         num_classes = int(labels.max(initial=0)) + 1
     _check_class_numbers(where, labels, num_classes)
@@ -155,19 +142,14 @@ def bernoulli_dirichlet_partition(
     site_of = np.empty(len(labels), dtype=np.int64)
     for c in range(num_classes):
         owners, samples = np.flatnonzero(owned[:, c]), np.flatnonzero(labels == c)
-        if not len(owners):
-            raise FedMendError(
-                f"{where}: expected every class at one site or more, got class {c} at none of {num_sites} with presence"
-                f" {presence} and seed {seed}"
-            )
+        got = f"class {c} at none of {num_sites} with presence {presence} and seed {seed}"
+        need(len(owners), where, "every class at one site or more", got)
         shares = rng.dirichlet(np.full(len(owners), alpha))
         site_of[samples] = rng.choice(owners, size=len(samples), p=shares)
     sizes = np.bincount(site_of, minlength=num_sites)
-    if not sizes.all():
-        raise FedMendError(
-            f"{where}: expected a sample at each of {num_sites} sites, got an empty site, site-{sizes.argmin() + 1},"
-            f" from {len(labels)} samples with alpha {alpha}, presence {presence} and seed {seed}"
-        )
+    found = f"{len(labels)} samples with alpha {alpha}, presence {presence} and seed {seed}"
+    got = f"an empty site, site-{sizes.argmin() + 1}, from {found}"
+    need(sizes.all(), where, f"a sample at each of {num_sites} sites", got)
     return site_of
 
 
@@ -192,11 +174,9 @@ def draw_noisy_sites(
     Raises:
         FedMendError: a number out of its range.
     """
-    if num_sites < 1 or not 0 <= noisy_share <= 1 or not 0 <= low <= high <= 1 or not 0 <= seed < _LEGACY_SEEDS:
-        raise FedMendError(
-            f"noisy sites: expected num_sites >= 1, noisy_share in 0..1, 0 <= low <= high <= 1 and seed in"
-            f" 0..{_LEGACY_SEEDS - 1}, got {num_sites}, {noisy_share}, {low}, {high} and {seed}"
-        )
+    good = num_sites >= 1 and 0 <= noisy_share <= 1 and 0 <= low <= high <= 1 and 0 <= seed < _LEGACY_SEEDS
+    words = f"num_sites >= 1, noisy_share in 0..1, 0 <= low <= high <= 1 and seed in 0..{_LEGACY_SEEDS - 1}"
+    need(good, "noisy sites", words, f"{num_sites}, {noisy_share}, {low}, {high} and {seed}")
     rng = np.random.RandomState(seed)
     flags = np.arange(num_sites) < int(noisy_share * num_sites)
     rng.shuffle(flags)
@@ -223,16 +203,13 @@ def instance_dependent_noise(labels: np.ndarray, probabilities: np.ndarray, rate
     """
     where = "instance-dependent noise"
     labels, probabilities = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
-    if not 0 <= rate <= 1 or seed < 0:
-        raise FedMendError(f"{where}: expected rate in 0..1 and seed >= 0, got {rate} and {seed}")
-    if probabilities.ndim != 2 or len(probabilities) != len(labels) or probabilities.shape[1] < 2:
-        raise FedMendError(
-            f"{where}: expected probabilities of {len(labels)} samples for at least 2 classes, between which a label"
-            f" can be flipped, got shape {probabilities.shape}"
-        )
+    need(0 <= rate <= 1 and seed >= 0, where, "rate in 0..1 and seed >= 0", f"{rate} and {seed}")
+    good = probabilities.ndim == 2 and len(probabilities) == len(labels) and probabilities.shape[1] >= 2
+    words = f"probabilities of {len(labels)} samples for at least 2 classes, between which a label can be flipped"
+    need(good, where, words, f"shape {probabilities.shape}")
     _check_class_numbers(where, labels, probabilities.shape[1])
-    if not ((probabilities >= 0).all() and np.allclose(probabilities.sum(axis=1), 1, rtol=0, atol=1e-3)):
-        raise FedMendError(f"{where}: expected probabilities >= 0 that sum to 1 for each sample, got others")
+    good = (probabilities >= 0).all() and np.allclose(probabilities.sum(axis=1), 1, rtol=0, atol=1e-3)
+    need(good, where, "probabilities >= 0 that sum to 1 for each sample", "others")
     rng = np.random.default_rng(seed)
     noisy, rows = labels.astype(np.int64), np.arange(len(labels))
     weights = np.maximum(1 - probabilities[rows, labels], 0) + _SURE
@@ -265,10 +242,9 @@ def uniform_noise(labels: np.ndarray, rate: float, *, num_classes: int, seed: in
     Raises:
         FedMendError: a number out of its range.
     """
-    labels = np.asarray(labels)
-    if not 0 <= rate <= 1 or seed < 0:
-        raise FedMendError(f"uniform noise: expected rate in 0..1 and seed >= 0, got {rate} and {seed}")
-    _check_class_numbers("uniform noise", labels, num_classes)
+    where, labels = "uniform noise", np.asarray(labels)
+    need(0 <= rate <= 1 and seed >= 0, where, "rate in 0..1 and seed >= 0", f"{rate} and {seed}")
+    _check_class_numbers(where, labels, num_classes)
     rng = np.random.default_rng(seed)
     redrawn = rng.random(len(labels)) < rate
     return np.where(redrawn, rng.integers(num_classes, size=len(labels)), labels).astype(np.int64)
@@ -298,14 +274,11 @@ def completeness_settings(dataset: str, m: int, sites: int = 4) -> tuple[float, 
     Raises:
         FedMendError: an unknown dataset or a number out of its range.
     """
-    if dataset not in _COMPLETENESS:
-        raise FedMendError(f"completeness: expected dataset {' or '.join(map(repr, _COMPLETENESS))}, got {dataset!r}")
+    words = f"dataset {' or '.join(map(repr, _COMPLETENESS))}"
+    need(dataset in _COMPLETENESS, "completeness", words, repr(dataset))
     first, per_site, per_level, levels = _COMPLETENESS[dataset]
-    if not 0 <= m < levels or not 1 <= sites <= _COMPLETENESS_SITES:
-        raise FedMendError(
-            f"completeness: expected m in 0..{levels - 1} and sites in 1..{_COMPLETENESS_SITES} for {dataset!r}, got"
-            f" {m} and {sites}"
-        )
+    words = f"m in 0..{levels - 1} and sites in 1..{_COMPLETENESS_SITES} for {dataset!r}"
+    need(0 <= m < levels and 1 <= sites <= _COMPLETENESS_SITES, "completeness", words, f"{m} and {sites}")
     return tuple((first + per_site * k + per_level * m) / 10 for k in range(sites))
 
 
@@ -326,11 +299,9 @@ def remove_lesions(mask: np.ndarray, share: float, *, seed: int) -> tuple[np.nda
     Raises:
         FedMendError: a number out of its range, or a mask of other than three dimensions.
     """
-    if mask.ndim != 3 or not 0 < share <= 1 or seed < 0:
-        raise FedMendError(
-            f"lesion removal: expected 3 dimensions, share above 0 and at most 1 and seed >= 0, got {mask.ndim},"
-            f" {share} and {seed}"
-        )
+    words = "3 dimensions, share above 0 and at most 1 and seed >= 0"
+    good = mask.ndim == 3 and 0 < share <= 1 and seed >= 0
+    need(good, "lesion removal", words, f"{mask.ndim}, {share} and {seed}")
     lesions, count = label(mask, structure=np.ones((3, 3, 3)))
     stays = np.zeros(count + 1, dtype=np.uint8)
     number = max(1, math.floor(share * count + _HALF_UP))

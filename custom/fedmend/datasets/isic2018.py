@@ -9,7 +9,6 @@ arXiv:1902.03368, 2019.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,21 +16,10 @@ import numpy as np
 
 from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
+from fedmend.datasets.checks import SHARES, Limits, check_fields, need, need_part, one_of
 from fedmend.datasets.imperfections import identified_classes
 from fedmend.datasets.isic2019 import read_tables
-from fedmend.datasets.samples import (
-    TEST_SHARE,
-    Samples,
-    Share,
-    check_fields,
-    need,
-    need_part,
-    one_of,
-    parts_of,
-    released_classes,
-    shown_labels,
-    sizes,
-)
+from fedmend.datasets.samples import Samples, Say, Share, parts_of, released_classes, shown_labels, sizes
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.labels import NOT_ANNOTATED
 
@@ -80,18 +68,17 @@ class DiagnosisProtocol:
     train_per_site: int | None = None
     seed: int = 523
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         rest = 1 - self.test_share
         check_fields(WHERE, self, {"assignment": one_of("random", "released")})
         if self.assignment == "released":
-            five, three = len(RELEASED), len(RELEASED[0])
-            limits = {"sites": (lambda v: v == five, f"{five} with the released assignment")}
-            limits["classes_per_site"] = (lambda v: v == three, f"{three} with the released assignment")
-            check_fields(WHERE, self, limits)
-        limits = {
+            for name, count in (("sites", len(RELEASED)), ("classes_per_site", len(RELEASED[0]))):
+                value, words = getattr(self, name), f"{count} with the released assignment"
+                need(value == count, f"{WHERE}, argument {name}", words, value)
+        limits: Limits = {
             "classes_per_site": (lambda v: 2 <= v <= len(CLASSES), f"2..{len(CLASSES)}"),
             "split": one_of("lesion", "image"),
-            "test_share": TEST_SHARE,
+            **SHARES,
             "val_share": (lambda v: 0 <= v < rest, "0 or a number that leaves a share for training"),
             "train_per_site": (lambda v: v is None or v >= 2, "None or at least 2"),
             "seed": (lambda v: v >= 0, "at least 0"),
@@ -100,12 +87,7 @@ class DiagnosisProtocol:
 
 
 def prepare(
-    source: Path,
-    out: Path,
-    protocol: DiagnosisProtocol,
-    *,
-    source_name: str = SOURCE,
-    progress: Callable[[str], None] | None = None,
+    source: Path, out: Path, protocol: DiagnosisProtocol, *, source_name: str = SOURCE, progress: Say | None = None
 ) -> None:
     """Turns the official download into ``out/site-1`` .. ``out/site-S``; the pictures stay where they are.
 
@@ -129,7 +111,11 @@ def prepare(
         identified = released_classes(RELEASED, CLASSES)
     else:
         identified = identified_classes(protocol.sites, len(CLASSES), protocol.classes_per_site, seed=protocol.seed)
-    ids, labels, lesions = read_tables(*_locate(source), CLASSES)
+    table = source / TABLE
+    groups = [file for file in (source / LESIONS, table.parent / LESIONS) if file.is_file()]
+    for name, there in ((FOLDER, (source / FOLDER).is_dir()), (TABLE, table.is_file()), (LESIONS, groups)):
+        need_part(there, WHERE, name)
+    ids, labels, lesions = read_tables(source / FOLDER, table, groups[0], CLASSES)
     say(f"{len(ids)} pictures of {len(set(lesions))} lesions")
     units = np.unique(lesions if protocol.split == "lesion" else ids, return_inverse=True)[1]
     samples = Samples(
@@ -153,15 +139,6 @@ def prepare(
     say(f"{protocol.sites} site folders written")
 
 
-def _locate(source: Path) -> tuple[Path, Path, Path]:
-    """Folder of pictures, table of classes and table of lesions."""
-    table = source / TABLE
-    lesions = next((f for f in (source / LESIONS, table.parent / LESIONS) if f.is_file()), None)
-    for name, found in ((FOLDER, (source / FOLDER).is_dir()), (TABLE, table.is_file()), (LESIONS, lesions)):
-        need_part(bool(found), WHERE, name)
-    return source / FOLDER, table, lesions
-
-
 def _parts(units: np.ndarray, protocol: DiagnosisProtocol) -> list[dict[str, np.ndarray]]:
     """For each site: split name → sorted indices of pictures; ``units`` (N,) are their lesions."""
     count, sites = len(np.unique(units)), protocol.sites
@@ -174,35 +151,23 @@ def _parts(units: np.ndarray, protocol: DiagnosisProtocol) -> list[dict[str, np.
     for name, own in drawn.items():
         where = f"at least {sites} {protocol.split}s in the {name} split, one for each site"
         need(len(own) >= sites, WHERE, where, len(own))
-    rest = 1 - protocol.test_share - protocol.val_share
-    caps = {"train_per_site": protocol.train_per_site, "val_share": protocol.val_share, "rest": rest}
-    return [parts_of(units, {name: own[s::sites] for name, own in drawn.items()}, **caps) for s in range(sites)]
+    val_share, most = protocol.val_share, protocol.train_per_site
+    rest = 1 - protocol.test_share - val_share
+    deals = [{name: own[s::sites] for name, own in drawn.items()} for s in range(sites)]
+    return [parts_of(units, own, train_per_site=most, val_share=val_share, rest=rest) for own in deals]
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
     command_line.source_and_out(parser, "folder with ISIC2018_Task3_Training_Input/ and the ground truth")
-    parser.add_argument("--sites", type=int, default=5)
-    parser.add_argument("--classes-per-site", type=int, default=3)
+    command_line.options(parser, DiagnosisProtocol, sites="", classes_per_site="")
     parser.add_argument("--assignment", choices=["random", "released"], default="random")
-    parser.add_argument(
-        "--split",
-        choices=["lesion", "image"],
-        default="lesion",
-        help="image is the released split, which leaks lesions",
-    )
-    parser.add_argument("--train-per-site", type=int, default=None)
-    parser.add_argument("--seed", type=int, default=523)
+    words = "image is the released split, which leaks lesions"
+    parser.add_argument("--split", choices=["lesion", "image"], default="lesion", help=words)
+    command_line.options(parser, DiagnosisProtocol, train_per_site="", seed="")
 
 
 def _run(args: Namespace) -> None:
     prepare(args.source, args.out, command_line.made(DiagnosisProtocol, args), progress=print)
 
 
-COMMANDS = (
-    Command(
-        name="isic2018",
-        help="ISIC 2018 task 3 (HAM10000), diagnoses missing per site",
-        add_arguments=_add_arguments,
-        run=_run,
-    ),
-)
+COMMANDS = (Command("isic2018", "ISIC 2018 task 3 (HAM10000), diagnoses missing per site", _add_arguments, _run),)

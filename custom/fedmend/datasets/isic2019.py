@@ -9,7 +9,7 @@ Scientific Data 11:641, 2024.
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from fedmend.basics.discovery import Command
 from fedmend.data.csv_files import read_csv
 from fedmend.datasets import command_line
+from fedmend.datasets.checks import need, need_part, one_of
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
-from fedmend.datasets.samples import Samples, hold_out, need, need_part, one_of
+from fedmend.datasets.samples import Samples, Say, hold_out
 from fedmend.errors import FedMendError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -98,9 +99,8 @@ def _read_lesions(file: Path) -> dict[str, str]:
     """Image id → lesion id, blank where there is none."""
     lesions: dict[str, str] = {}
     header, records = read_csv(file, file.name)
-    need(
-        {"image", "lesion_id"} <= set(header), f"{file.name} row 1", "a header with image and lesion_id", "another one"
-    )
+    good, words = {"image", "lesion_id"} <= set(header), "a header with image and lesion_id"
+    need(good, f"{file.name} row 1", words, "another one")
     for row, record in records:
         lesion = (record["lesion_id"] or "").strip()
         same = lesions.setdefault(record["image"], lesion) == lesion
@@ -138,7 +138,7 @@ def prepare(
     seed: int = 1037,
     source_name: str = SOURCE,
     soft_labels: Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """Turns the official download into site folders of which some have noisy labels; the pictures stay where they are.
 
@@ -147,9 +147,7 @@ def prepare(
         out: folder for the site folders; made when missing.
         protocol: how pictures are dealt to sites and labels made noisy; the paper has 20 sites, ``alpha=1.5`` and
             ``presence=0.99`` (Sec. 3.1, Wu et al., IJCAI 2023).
-        test_share: see :func:`read`.
-        split: see :func:`read`.
-        seed: see :func:`read`.
+        test_share, split, seed: see :func:`read`.
         source_name: what the cards name as source; synthetic data says so here.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
         progress: called with one line of text at a time.
@@ -159,32 +157,18 @@ def prepare(
     """
     samples, test, unknown = read(source, test_share=test_share, split=split, seed=seed)
     if progress:
-        progress(
-            f"{len(samples.images)} pictures of {len(set(samples.patients))} lesions, {test.sum()} of them for the"
-            f" test; {unknown} of class {UNKNOWN} left out"
-        )
-    write_noisy_sites(
-        out,
-        samples,
-        test,
-        protocol=protocol,
-        source_name=source_name,
-        soft_labels=soft_labels,
-        progress=progress,
-    )
+        found = f"{len(samples.images)} pictures of {len(set(samples.patients))} lesions"
+        progress(f"{found}, {test.sum()} of them for the test; {unknown} of class {UNKNOWN} left out")
+    given = {"protocol": protocol, "source_name": source_name, "soft_labels": soft_labels, "progress": progress}
+    write_noisy_sites(out, samples, test, **given)
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
-    command_line.source_and_out(
-        parser, "folder with ISIC_2019_Training_Input/, ..._GroundTruth.csv and ..._Metadata.csv"
-    )
+    words = "folder with ISIC_2019_Training_Input/, ..._GroundTruth.csv and ..._Metadata.csv"
+    command_line.source_and_out(parser, words)
     command_line.noise_arguments(parser, alpha=1.5, presence=0.99)
-    parser.add_argument(
-        "--split",
-        choices=["lesion", "image"],
-        default="lesion",
-        help="image is the paper's split, which leaks lesions",
-    )
+    words = "image is the paper's split, which leaks lesions"
+    parser.add_argument("--split", choices=["lesion", "image"], default="lesion", help=words)
     parser.add_argument("--test-share", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=1037, help="of the test split")
     command_line.soft_labels_argument(parser)
@@ -195,6 +179,4 @@ def _run(args: Namespace) -> None:
     prepare(args.source, args.out, protocol=command_line.made(NoiseProtocol, args), **given, progress=print)
 
 
-COMMANDS = (
-    Command(name="isic2019", help="ISIC 2019 dermoscopy, some sites noisy", add_arguments=_add_arguments, run=_run),
-)
+COMMANDS = (Command("isic2019", "ISIC 2019 dermoscopy, some sites noisy", _add_arguments, _run),)

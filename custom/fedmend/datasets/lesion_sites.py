@@ -6,6 +6,7 @@ training masks. The result depends on the files and the arguments alone, not on 
 volume keeps depends on its mask, its name, the seed and its site's completeness.
 """
 
+import argparse
 import csv
 import hashlib
 import json
@@ -23,8 +24,9 @@ from fedmend.data.card import write_card
 from fedmend.data.datalist import SECTIONS
 from fedmend.data.volumes import AFFINE_TOLERANCE
 from fedmend.datasets import command_line
+from fedmend.datasets.checks import need
 from fedmend.datasets.imperfections import LesionCounts, completeness_settings, remove_lesions
-from fedmend.datasets.samples import hold_out, need
+from fedmend.datasets.samples import Say, hold_out
 from fedmend.datasets.site_folders import check_out, site_folders
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
@@ -102,16 +104,10 @@ class LesionDataset:
     source_name: str
     modality: str
     window: str | None = None
-    find: Callable[[Path, Callable[[str], object]], list[LesionCase]]
+    find: Callable[[Path, Say], list[LesionCase]]
 
     def prepare(
-        self,
-        source: Path,
-        out: Path,
-        protocol: LesionProtocol,
-        *,
-        source_name: str = "",
-        progress: Callable[[str], None] | None = None,
+        self, source: Path, out: Path, protocol: LesionProtocol, *, source_name: str = "", progress: Say | None = None
     ) -> None:
         """Writes ``out/site-1`` .. ``out/site-S``; the volumes stay where they are.
 
@@ -153,11 +149,19 @@ class LesionDataset:
 
     def command(self) -> Command:
         """``fedmend prepare`` of this data set."""
-        return Command(name=self.name, help=self.help, add_arguments=self._add_arguments, run=self._run)
+        return Command(self.name, self.help, self._add_arguments, self._run)
 
     def _add_arguments(self, parser: ArgumentParser) -> None:
         command_line.source_and_out(parser, self.source_help)
-        command_line.lesion_arguments(parser, levels=self.levels)
+        parser.add_argument("--sites", type=int, help="number of sites, 1..4 (default 4)")
+        parser.add_argument("--m", type=int, help=f"the paper's level of incompleteness, {self.levels} (default 0)")
+        words = "share of lesions that each site keeps, e.g. 0.3,0.7, instead of --sites and --m"
+        parser.add_argument("--completeness", type=_shares, help=words)
+        parser.add_argument("--test-share", type=float, help="share of the patients (default 0.2)")
+        command_line.options(parser, LesionProtocol, val_share="share of the other patients (default 0)")
+        words = "the test patients, e.g. lesjak_07, instead of --test-share"
+        parser.add_argument("--test-patients", type=lambda text: tuple(text.split(",")), default=(), help=words)
+        command_line.options(parser, LesionProtocol, seed="")
 
     def _run(self, args: Namespace) -> None:
         settings = {k: v for k, v in command_line.given(args, "m", "sites").items() if v is not None}
@@ -168,6 +172,13 @@ class LesionDataset:
         args.completeness = args.completeness or completeness_settings(self.name, **{"m": 0, **settings})
         args.test_share = LesionProtocol.test_share if args.test_share is None else args.test_share
         self.prepare(args.source, args.out, command_line.made(LesionProtocol, args), progress=print)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 0.3,0.7, got {text!r}") from None
 
 
 def _check(dataset: str, cases: Sequence[LesionCase], protocol: LesionProtocol) -> None:
@@ -217,10 +228,6 @@ def _sites_of(
     return {p: site for split, n in deals.items() for p, site in _deal(patients[split], sites, (seed, n)).items()}
 
 
-def _lesion_seed(seed: int, case: LesionCase) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {case.name}".encode()).digest()[:8])
-
-
 def _deal(patients: set[str], sites: int, seed: tuple[int, int]) -> dict[str, int]:
     """Patient → index of the site."""
     names = sorted(patients)
@@ -240,20 +247,18 @@ class _Site:
 
     def add(self, case: LesionCase, where: str, split: str, seed: int) -> None:
         mask, volume, slices = _read(case, where)
+        image = case.image.relative_to(self.images).as_posix()
         if split != "train":
             label = self._save(f"labels/{case.name}.nii.gz", mask, volume)
-            self.sections[SECTIONS[split]].append({"image": self._image(case), "label": label})
+            self.sections[SECTIONS[split]].append({"image": image, "label": label})
             return
         need(bool(slices), where, "a lesion in the mask of a training volume", "none")
-        kept, counts = remove_lesions(mask, self.completeness, seed=_lesion_seed(seed, case))
-        image = self._image(case)
+        own = int.from_bytes(hashlib.sha256(f"{seed} {case.name}".encode()).digest()[:8])
+        kept, counts = remove_lesions(mask, self.completeness, seed=own)
         for items, name, voxels in ((self.sections["training"], "labels", kept), (self.truth, "truth/labels", mask)):
             label = self._save(f"{name}/{case.name}.nii.gz", voxels, volume)
             items.append({"image": image, "label": label, "slices": slices})
         self.counts.append((image, counts))
-
-    def _image(self, case: LesionCase) -> str:
-        return case.image.relative_to(self.images).as_posix()
 
     def _save(self, name: str, mask: np.ndarray, volume: nibabel.Nifti1Image) -> str:
         header = volume.header.copy()  # both ways of the affine as they are, to the last bit

@@ -5,13 +5,13 @@ Download: ``Train/volume-covid19-A-0003_ct.nii.gz`` beside ``Train/volume-covid1
 ``.nii`` is read too. Reference: Roth et al., Medical Image Analysis 82:102605, 2022.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 from fedmend.datasets.lesion_sites import LesionCase, LesionDataset, nifti_file
+from fedmend.datasets.samples import Say
 
 
-def _find(source: Path, say: Callable[[str], object]) -> list[LesionCase]:
+def _find(source: Path, say: Say) -> list[LesionCase]:
     names = {image: image.name.split("_ct.nii")[0] for image in source.glob("**/Train/volume-covid19-A-*_ct.nii*")}
     return [
         LesionCase(image=image, mask=nifti_file(image.parent, f"{name}_seg"), name=name, patient=name)

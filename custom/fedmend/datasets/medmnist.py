@@ -8,7 +8,7 @@ image names its patient. The result depends on the file and the arguments alone.
 import math
 import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,14 @@ import numpy as np
 from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
 from fedmend.datasets import command_line
+from fedmend.datasets.checks import need
 from fedmend.datasets.imperfections import identified_classes
 from fedmend.datasets.medmnist_files import CITATION, SPLITS, MedMNIST, read_medmnist
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
-from fedmend.datasets.samples import Samples, Share, need
+from fedmend.datasets.samples import Samples, Say, Share
 from fedmend.datasets.site_folders import check_empty, write_sites
 
-IMAGES = "images"
+IMAGES, NAME = "images", "{}-{:06d}.png"
 Chosen = Mapping[str, np.ndarray]  # split → numbers of the images that are used
 
 
@@ -37,7 +38,7 @@ def prepare(
     train_per_site: int | None = None,
     label_sets: bool = False,
     seed: int = 1037,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """Writes ``out/site-1`` .. ``out/site-S``, which each know some classes, and ``out/images``.
 
@@ -91,13 +92,12 @@ def prepare_single_label(
     protocol: NoiseProtocol,
     train_per_site: int | None = None,
     soft_labels: Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """A set with one class an image → sites of which some are noisy; the set's own test split, no validation split.
 
     Args:
-        source: file of MedMNIST.
-        out: folder that is not there yet, or empty.
+        source, out: see :func:`prepare`.
         protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
         train_per_site: most training images of a site, on average; None: all.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`; images are called ``train-000007``.
@@ -135,7 +135,7 @@ def _whole(out: Path) -> Iterator[Path]:
 
 
 def _check_arguments(sites: int, train_per_site: int | None, seed: int) -> None:
-    good = sites >= 1 and (train_per_site is None or train_per_site >= 2) and seed >= 0
+    good = sites >= 1 and seed >= 0 and (train_per_site is None or train_per_site >= 2)
     words = "at least 1, at least 2 or None, and at least 0"
     need(good, "medmnist, arguments sites, train_per_site and seed", words, f"{sites}, {train_per_site} and {seed}")
 
@@ -157,7 +157,7 @@ def _samples(data: MedMNIST, chosen: Chosen, folder: Path, *, single: bool) -> S
     """The chosen images of the splits, one split after the other."""
     labels = [(data.labels[split] if single else data.hot(split))[index] for split, index in chosen.items()]
     return Samples(
-        images=[_name(split, i) for split, index in chosen.items() for i in index],
+        images=[NAME.format(split, i) for split, index in chosen.items() for i in index],
         labels=np.concatenate(labels),
         classes=data.classes,
         image_root=folder / IMAGES,
@@ -166,11 +166,7 @@ def _samples(data: MedMNIST, chosen: Chosen, folder: Path, *, single: bool) -> S
     )
 
 
-def _name(split: str, number: int) -> str:
-    return f"{split}-{number:06d}.png"
-
-
-def _write_images(data: MedMNIST, chosen: Chosen, folder: Path, say: Callable[[str], object]) -> None:
+def _write_images(data: MedMNIST, chosen: Chosen, folder: Path, say: Say) -> None:
     from PIL import Image
 
     total = sum(map(len, chosen.values()))
@@ -182,16 +178,17 @@ def _write_images(data: MedMNIST, chosen: Chosen, folder: Path, say: Callable[[s
         used = set(index.tolist())
         for number, image in enumerate(data.images(split)):
             if number in used:
-                Image.fromarray(image).save(folder / _name(split, number))
+                Image.fromarray(image).save(folder / NAME.format(split, number))
                 done += 1
                 if done * 10 // total > (done - 1) * 10 // total:
                     say(f"{done} of {total} images written")
 
 
 def _provenance(data: MedMNIST) -> dict[str, str]:
-    source = f"MedMNIST v2, {data.name} of {data.known.source}" if data.known else f"{data.name} in MedMNIST's format"
-    licence = {"licence": data.known.licence, "citation": CITATION} if data.known else {}
-    return {"source": source, **licence}
+    if (known := data.known) is None:
+        return {"source": f"{data.name} in MedMNIST's format"}
+    source = f"MedMNIST v2, {data.name} of {known.source}"
+    return {"source": source, "licence": known.licence, "citation": CITATION}
 
 
 def _source_and_out(parser: ArgumentParser) -> None:
@@ -220,28 +217,19 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
 
 def _run_single(args: Namespace) -> None:
     given = command_line.given(args, "train_per_site", "soft_labels")
-    prepare_single_label(
-        args.source, args.out, protocol=command_line.made(NoiseProtocol, args), **given, progress=print
-    )
+    protocol = command_line.made(NoiseProtocol, args)
+    prepare_single_label(args.source, args.out, protocol=protocol, **given, progress=print)
 
 
 COMMANDS = (
+    Command("medmnist", "a file of MedMNIST, 2-D: classes missing per site", _add_arguments, _run),
     Command(
-        name="medmnist",
-        help="a file of MedMNIST, 2-D: classes missing per site",
-        add_arguments=_add_arguments,
-        run=_run,
+        "medmnist-single", "the same with one class an image, some sites noisy", _add_arguments_single, _run_single
     ),
     Command(
-        name="medmnist-single",
-        help="the same with one class an image, some sites noisy",
-        add_arguments=_add_arguments_single,
-        run=_run_single,
-    ),
-    Command(
-        name="medmnist-sets",
-        help="the same with one class an image, some classes blank per site",
-        add_arguments=_add_arguments,
-        run=partial(_run, label_sets=True),
+        "medmnist-sets",
+        "the same with one class an image, some classes blank per site",
+        _add_arguments,
+        partial(_run, label_sets=True),
     ),
 )

@@ -11,13 +11,13 @@ One source folder holds one or both of
 or a flat copy of the Lesjak set: ``p07_flair.nii.gz`` and ``masks/p07.nii.gz``. The files may be ``.nii`` too.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 from fedmend.datasets.lesion_sites import LesionCase, LesionDataset, nifti_file
+from fedmend.datasets.samples import Say
 
 
-def _find(source: Path, say: Callable[[str], object]) -> list[LesionCase]:
+def _find(source: Path, say: Say) -> list[LesionCase]:
     found: list[tuple[Path, Path | None, str]] = []
     for image in source.glob("**/Training/Center_*/Patient_*/Preprocessed_Data/FLAIR_preprocessed.nii*"):
         patient = image.parents[1]

@@ -14,13 +14,14 @@ import numpy as np
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.store import open_store
+from fedmend.datasets.checks import need, one_of
 from fedmend.datasets.imperfections import (
     bernoulli_dirichlet_partition,
     draw_noisy_sites,
     instance_dependent_noise,
     uniform_noise,
 )
-from fedmend.datasets.samples import Samples, Share, check_trainable, need, sizes
+from fedmend.datasets.samples import Samples, Say, Share, check_trainable, sizes
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.errors import FedMendError
 
@@ -58,9 +59,9 @@ class NoiseProtocol:
     noise: str = "instance"
     noise_seed: int = 0
 
-    def __post_init__(self):
-        if self.noise not in ("instance", "uniform"):
-            raise FedMendError(f"noise protocol, field noise: expected 'instance' or 'uniform', got {self.noise!r}")
+    def __post_init__(self) -> None:
+        good, expected = one_of("instance", "uniform")
+        need(good(self.noise), "noise protocol, field noise", expected, repr(self.noise))
 
 
 def write_noisy_sites(
@@ -73,7 +74,7 @@ def write_noisy_sites(
     soft_labels: Path | None = None,
     annotator_pixels: int = 48,
     cache_dir: Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """Writes ``out/site-1`` .. ``out/site-S``; the images stay where they are.
 
@@ -104,8 +105,10 @@ def write_noisy_sites(
     train = np.flatnonzero(~test)
     known = None
     if soft_labels is not None:
-        known = _read_soft_labels(Path(soft_labels), [data.images[i] for i in train], data.classes)
-    site_of = _partition(data, train, protocol)
+        known = _read_soft_labels(Path(soft_labels), [data.images[i] for i in train.tolist()], data.classes)
+    given = {"alpha": protocol.alpha, "presence": protocol.presence, "seed": protocol.partition_seed}
+    count = len(data.classes)
+    site_of = bernoulli_dirichlet_partition(data.labels[train], protocol.sites, **given, num_classes=count)
 
     def judge(s: int, seed: int) -> np.ndarray:
         """p(.|x) of the training samples of a site, (n, C)."""
@@ -116,52 +119,27 @@ def write_noisy_sites(
 
     parts = [train[site_of == s] for s in range(protocol.sites)]
     shown, rates = _noisy_labels(data, parts, protocol, judge)
-    about = {"source": source_name, "protocol": asdict(protocol)}
-    about |= {"soft_labels": soft_labels is not None, "annotator_pixels": annotator_pixels}
+    about = {"source": source_name, "protocol": asdict(protocol), "soft_labels": soft_labels is not None}
+    about["annotator_pixels"] = annotator_pixels
     shares = _shares(data, parts, shown, rates, np.flatnonzero(test), seed=protocol.partition_seed)
     write_sites(out, data, shares, about, shown=shown)
     say(f"{protocol.sites} site folders written, {sum(rate is not None for rate in rates)} of them noisy")
 
 
-def _partition(data: Samples, train: np.ndarray, protocol: NoiseProtocol) -> np.ndarray:
-    """Site of each training sample."""
-    return bernoulli_dirichlet_partition(
-        data.labels[train],
-        protocol.sites,
-        alpha=protocol.alpha,
-        presence=protocol.presence,
-        seed=protocol.partition_seed,
-        num_classes=len(data.classes),
-    )
-
-
 def _noisy_labels(
-    data: Samples,
-    parts: Sequence[np.ndarray],
-    protocol: NoiseProtocol,
-    judge: Callable[[int, int], np.ndarray],
+    data: Samples, parts: Sequence[np.ndarray], protocol: NoiseProtocol, judge: Callable[[int, int], np.ndarray]
 ) -> tuple[np.ndarray, list[float | None]]:
-    """(N,) labels as the sites show them, and the noise rate of each site, None of a clean one.
-
-    Args:
-        data: the data set.
-        parts: the training samples of each site.
-        protocol: which sites are noisy, and how.
-        judge: site and seed → p(.|x) of its training samples.
+    """(N,) labels as the sites show them, and the noise rate of each site, None of a clean one; ``judge`` says p(.|x)
+    of the training samples of a site.
     """
-    noisy, rates = draw_noisy_sites(
-        protocol.sites,
-        noisy_share=protocol.noisy_share,
-        low=protocol.noise_low,
-        high=protocol.noise_high,
-        seed=protocol.noise_seed,
-    )
+    given = {"noisy_share": protocol.noisy_share, "low": protocol.noise_low, "high": protocol.noise_high}
+    noisy, rates = draw_noisy_sites(protocol.sites, **given, seed=protocol.noise_seed)
     everything = np.ones(len(data.classes), dtype=bool)
     for s, part in enumerate(parts, start=1):
         check_trainable(f"site-{s}: truth/train.csv", data.classes, data.labels[part], everything)
     seeds = np.random.SeedSequence(protocol.noise_seed).generate_state(protocol.sites).tolist()
     shown = data.labels.astype(np.int64)
-    for s in np.flatnonzero(noisy):
+    for s in np.flatnonzero(noisy).tolist():
         own = data.labels[parts[s]]
         if protocol.noise == "instance":
             shown[parts[s]] = instance_dependent_noise(own, judge(s, seeds[s]), rates[s], seed=seeds[s])
@@ -200,12 +178,8 @@ def _shares(
     shuffled, shares = np.random.default_rng((seed, 1)).permutation(test), []
     for s, (part, rate) in enumerate(zip(parts, rates, strict=True)):
         own = {"train": part, "test": np.sort(shuffled[s :: len(parts)])}
-        about = {
-            "noisy": rate is not None,
-            "noise_rate": rate or 0.0,
-            "wrong_labels": int((shown[part] != data.labels[part]).sum()),
-            "sizes": sizes(own),
-        }
+        wrong = int((shown[part] != data.labels[part]).sum())
+        about = {"noisy": rate is not None, "noise_rate": rate or 0.0, "wrong_labels": wrong, "sizes": sizes(own)}
         shares.append(Share(parts=own, known=np.ones(len(data.classes), dtype=bool), about=about))
     return shares
 
@@ -217,8 +191,8 @@ def _read_soft_labels(file: Path, images: Sequence[str], classes: Sequence[str])
             header, *rows = [row for row in csv.reader(stream) if row] or [[]]
     except (OSError, UnicodeDecodeError):
         raise FedMendError("soft labels: expected a CSV file that can be read, got another") from None
-    if missing := [c for c in classes if c not in header[1:]]:
-        raise FedMendError(f"soft labels, header: expected a column for every class, got none for {missing}")
+    missing = [c for c in classes if c not in header[1:]]
+    need(not missing, "soft labels, header", "a column for every class", f"none for {missing}")
     columns, found = [header.index(c) for c in classes], {}
     for number, row in enumerate(rows, start=2):
         try:
@@ -226,15 +200,13 @@ def _read_soft_labels(file: Path, images: Sequence[str], classes: Sequence[str])
         except (ValueError, IndexError):
             raise FedMendError(f"soft labels row {number}: expected one number per class, got another form") from None
     names = [PurePosixPath(image).stem for image in images]
-    if lacking := sum(name not in found for name in names):
-        raise FedMendError(
-            f"soft labels: expected a row for every training image, got none for {lacking} of {len(names)}"
-        )
+    lacking = sum(name not in found for name in names)
+    need(not lacking, "soft labels", "a row for every training image", f"none for {lacking} of {len(names)}")
     return np.array([found[name] for name in names])
 
 
 def _check_arguments(data: Samples, test: np.ndarray, annotator_pixels: int) -> None:
-    def check(name: str, good: bool, expected: str, got: object) -> None:
+    def check(name: str, good: object, expected: str, got: object) -> None:
         need(good, f"{WHERE}, argument {name}", expected, got)
 
     count, num_classes, labels = len(data.images), len(data.classes), data.labels

@@ -189,11 +189,4 @@ def _run(args: Namespace) -> None:
     print(done(args.out))
 
 
-COMMANDS = (
-    Command(
-        name="csv",
-        help="your own table of images and labels: one site folder",
-        add_arguments=_add_arguments,
-        run=_run,
-    ),
-)
+COMMANDS = (Command("csv", "your own table of images and labels: one site folder", _add_arguments, _run),)

@@ -242,9 +242,9 @@ def _run(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="datalist",
-        help="your own datalist of MONAI, volumes with masks or images with classes: one site folder",
-        add_arguments=_add_arguments,
-        run=_run,
+        "datalist",
+        "your own datalist of MONAI, volumes with masks or images with classes: one site folder",
+        _add_arguments,
+        _run,
     ),
 )

@@ -21,14 +21,7 @@ from fedmend.basics.parallel import mapped
 from fedmend.data.card import LONGEST_NAME
 from fedmend.data.dicom_files import EXTRA
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
-from fedmend.datasets.own_csv import (
-    MOST_CLASSES,
-    class_arguments,
-    class_names,
-    column_names,
-    labels_of,
-    open_table,
-)
+from fedmend.datasets.own_csv import MOST_CLASSES, class_arguments, class_names, column_names, labels_of, open_table
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
 from fedmend.datasets.site_folders import check_empty
 from fedmend.errors import FedMendError
@@ -322,9 +315,6 @@ def _run(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="dicom",
-        help="your own folder of DICOM files: a table to be labelled, or one site folder",
-        add_arguments=_add_arguments,
-        run=_run,
+        "dicom", "your own folder of DICOM files: a table to be labelled, or one site folder", _add_arguments, _run
     ),
 )

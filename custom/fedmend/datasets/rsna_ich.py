@@ -6,7 +6,6 @@ not on row order, folder order or processes.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +15,13 @@ from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import annotated_classes
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
 from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, Slices, read_headers, read_slices, take_lists
-from fedmend.datasets.rsna_ich_parts import (
-    WHERE,
-    SliceProtocol,
-    check_split,
-    parts_of_sites,
-    select_slices,
-    sites_of_units,
-)
-from fedmend.datasets.samples import Samples, Share, hold_out, sizes
+from fedmend.datasets.rsna_ich_parts import SliceProtocol, check_split, parts_of_sites, select_slices, sites_of_units
+from fedmend.datasets.samples import Samples, Say, Share, hold_out, sizes
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.datasets.swapped_labels import SwapNoise, missing_and_noisy
 from fedmend.errors import FedMendError
 
+WHERE = "rsna-ich"
 SOURCE = "RSNA 2019 Intracranial Hemorrhage Detection, stage 2 train"
 
 
@@ -39,7 +32,7 @@ def prepare(
     *,
     source_name: str = SOURCE,
     processes: int | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """Turns the official download into ``out/site-1`` .. ``out/site-S``; the images stay where they are.
 
@@ -70,11 +63,11 @@ def prepare(
     counts |= {"lesion_slices": lesion, "healthy_slices": len(slices.ids) - lesion}
     say(f"{lesion} lesion slices and {len(slices.ids) - lesion} healthy ones are used")
     by_patient, by_station = protocol.split == "patient", protocol.partition == "station"
-    headers = {}
+    headers: dict[str, np.ndarray] = {}
     if by_patient or by_station:
         needed = {"PatientID": by_patient, "StationName": by_station}
         headers = read_headers(source, slices, needed, processes=processes, say=say)
-    patients = headers.get("PatientID", ())
+    patients = headers.get("PatientID", np.array([], dtype=str))
     units = np.unique(patients, return_inverse=True)[1] if by_patient else np.arange(len(slices.ids))
     site_of, stations = sites_of_units(units, headers["StationName"] if by_station else None, sites, seed)
     parts = parts_of_sites(units, site_of, test, protocol)
@@ -115,23 +108,20 @@ def prepare_single_label(
     source_name: str = SOURCE,
     soft_labels: Path | None = None,
     processes: int | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """The slices with exactly one subtype (67,969 in the papers' copy of the data) → sites of which some are noisy.
 
     Args:
-        source: folder that holds ``stage_2_train.csv`` and ``stage_2_train/``.
-        out: folder for the site folders; made when missing.
+        source, out, source_name, processes: see :func:`prepare`.
         protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
         split: ``patient`` keeps a patient's slices on one side of the test split; ``slice`` is the paper's 70/30 split,
             which leaks patients.
         test_share: share of the patients (or slices) in the test split, in (0, 1).
         window: HU window in the card: a name of ``fedmend.data.card.WINDOWS`` or ``file``.
         seed: of the test split.
-        lists: tables of a published split, see :func:`prepare`; the paper's give its partition.
-        source_name: what the cards name as source; synthetic data says so here.
+        lists: tables of a published split, see :class:`SliceProtocol`; the paper's give its partition.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
-        processes: processes that read DICOM headers; ``None``: one per core.
         progress: called with one line of text at a time.
 
     Raises:
@@ -140,50 +130,30 @@ def prepare_single_label(
     """
     check_split(split, lists)
     source, say = Path(source), progress or (lambda line: None)
-    slices, test = _one_subtype(source, lists, say)
-    patients, needed = (), {"PatientID": True, "StationName": False}
-    if split == "patient":
-        patients = read_headers(source, slices, needed, processes=processes, say=say)["PatientID"].tolist()
-    test = hold_out(patients or slices.ids, test_share, seed=seed) if test is None else test
-    write_noisy_sites(
-        out,
-        _samples(source, slices, slices.labels.argmax(axis=1), window, patients),
-        test,
-        protocol=protocol,
-        source_name=source_name,
-        soft_labels=soft_labels,
-        progress=progress,
-    )
-
-
-def _one_subtype(
-    source: Path, lists: tuple[Path, Path] | None, say: Callable[[str], object]
-) -> tuple[Slices, np.ndarray | None]:
-    """The slices with exactly one subtype, and (N,) bool, True in the test split of a published split."""
     slices, test = read_slices(source)[0], None
     slices = slices.take(np.flatnonzero(slices.labels.sum(axis=1) == 1))
     if lists:
         slices, test = take_lists(slices, *lists)
     say(f"{len(slices.ids)} slices with exactly one subtype")
-    return slices, test
+    patients, needed = np.array([], dtype=str), {"PatientID": True, "StationName": False}
+    if split == "patient":
+        patients = read_headers(source, slices, needed, processes=processes, say=say)["PatientID"]
+    if test is None:
+        test = hold_out(patients if len(patients) else slices.ids, test_share, seed=seed)
+    samples = _samples(source, slices, slices.labels.argmax(axis=1), window, patients)
+    given = {"protocol": protocol, "source_name": source_name, "soft_labels": soft_labels, "progress": progress}
+    write_noisy_sites(out, samples, test, **given)
 
 
 RSNA_FOLDER = "folder with stage_2_train.csv and stage_2_train/"
+WINDOW_HELP = "brain, subdural, bone or file"
 
 
-def _split_argument(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--split",
-        choices=["patient", "slice"],
-        default="patient",
-        help="slice is the paper's split, which leaks patients",
-    )
-
-
-def _list_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--train-list", type=Path, help="CSV with a column id: the training slices of a published split"
-    )
+def _split_arguments(parser: ArgumentParser) -> None:
+    words = "slice is the paper's split, which leaks patients"
+    parser.add_argument("--split", choices=["patient", "slice"], default="patient", help=words)
+    words = "CSV with a column id: the training slices of a published split"
+    parser.add_argument("--train-list", type=Path, help=words)
     parser.add_argument("--test-list", type=Path, help="the same of the test slices; both need --split slice")
 
 
@@ -193,47 +163,30 @@ def _lists(args: Namespace) -> tuple[Path, Path] | None:
     return args.train_list and (args.train_list, args.test_list)
 
 
-def _window_argument(parser: ArgumentParser) -> None:
-    parser.add_argument("--window", default="brain", help="brain, subdural, bone or file")
-
-
 def _add_arguments(parser: ArgumentParser) -> None:
     command_line.source_and_out(parser, RSNA_FOLDER)
     command_line.missing_class_arguments(parser)
-    _split_argument(parser)
-    _list_arguments(parser)
-    parser.add_argument(
-        "--partition", choices=["iid", "station"], default="iid", help="station keeps each scanner at one site"
-    )
-    parser.add_argument("--test-share", type=float, default=0.3)
-    parser.add_argument("--val-share", type=float, default=0.1)
-    parser.add_argument(
-        "--train-per-site", type=int, default=None, help="cap of each site's training slices (paper: 5000)"
-    )
-    parser.add_argument(
-        "--healthy-share",
-        type=command_line.share_or_all,
-        default=0.475,
-        help="share of slices without hemorrhage, or 'all' (default 0.475)",
-    )
-    _window_argument(parser)
+    _split_arguments(parser)
+    words = "station keeps each scanner at one site"
+    parser.add_argument("--partition", choices=["iid", "station"], default="iid", help=words)
+    helps = {"test_share": "", "val_share": "", "train_per_site": "cap of each site's training slices (paper: 5000)"}
+    command_line.options(parser, SliceProtocol, **helps)
+    words = "share of slices without hemorrhage, or 'all' (default 0.475)"
+    parser.add_argument("--healthy-share", type=command_line.share_or_all, default=0.475, help=words)
+    command_line.options(parser, SliceProtocol, window=WINDOW_HELP)
 
 
 def _run(args: Namespace) -> None:
-    noise = command_line.made(SwapNoise, args)
-    prepare(
-        args.source, args.out, command_line.made(SliceProtocol, args, noise=noise, lists=_lists(args)), progress=print
-    )
+    others = {"noise": command_line.made(SwapNoise, args), "lists": _lists(args)}
+    prepare(args.source, args.out, command_line.made(SliceProtocol, args, **others), progress=print)
     print(f"{args.sites} site folders are in {args.out}")
 
 
 def _add_arguments_single(parser: ArgumentParser) -> None:
     command_line.source_and_out(parser, RSNA_FOLDER)
     command_line.noise_arguments(parser)
-    _split_argument(parser)
-    _list_arguments(parser)
-    parser.add_argument("--test-share", type=float, default=0.3)
-    _window_argument(parser)
+    _split_arguments(parser)
+    command_line.options(parser, SliceProtocol, test_share="", window=WINDOW_HELP)
     parser.add_argument("--seed", type=int, default=1037, help="of the test split")
     command_line.soft_labels_argument(parser)
 
@@ -245,16 +198,8 @@ def _run_single(args: Namespace) -> None:
 
 
 COMMANDS = (
+    Command("rsna-ich", "RSNA 2019 intracranial hemorrhage, classes missing per site", _add_arguments, _run),
     Command(
-        name="rsna-ich",
-        help="RSNA 2019 intracranial hemorrhage, classes missing per site",
-        add_arguments=_add_arguments,
-        run=_run,
-    ),
-    Command(
-        name="rsna-ich-single",
-        help="its slices with exactly one subtype, some sites noisy",
-        add_arguments=_add_arguments_single,
-        run=_run_single,
+        "rsna-ich-single", "its slices with exactly one subtype, some sites noisy", _add_arguments_single, _run_single
     ),
 )

@@ -6,7 +6,7 @@ Reference: Flanders et al., Radiology: Artificial Intelligence 2(3):e190211, 202
 
 import csv
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -15,7 +15,8 @@ import numpy as np
 
 from fedmend.basics.parallel import mapped
 from fedmend.data.csv_files import read_csv
-from fedmend.datasets.samples import need, need_part
+from fedmend.datasets.checks import need, need_part
+from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
@@ -57,10 +58,8 @@ def read_slices(source: Path) -> tuple[Slices, dict[str, int]]:
     words = np.fromiter(seen.values(), dtype=np.int64, count=len(seen))
     incomplete = ((words | words >> 1) & _LOW_BITS) != _LOW_BITS
     if incomplete.any():
-        row = rows[int(np.argmax(incomplete))]
-        raise FedMendError(
-            f"{TABLE} row {row}: expected rows for all of {list(CLASSES)} of this slice, some are missing"
-        )
+        words = f"rows for all of {list(CLASSES)} of this slice, some are missing"
+        raise FedMendError(f"{TABLE} row {rows[int(np.argmax(incomplete))]}: expected {words}")
     labels = (words[:, None] >> (2 * np.arange(len(CLASSES)) + 1) & 1).astype(np.int8)
     ids = np.array(list(seen), dtype=str)
     slices = Slices(ids, np.array(rows, dtype=np.int64), labels)
@@ -98,10 +97,10 @@ def take_lists(slices: Slices, train_list: Path, test_list: Path) -> tuple[Slice
             raise FedMendError(f"rsna-ich, {file.name}: expected a table of slices, not found")
         before = len(index)
         for row, record in read_csv(file, f"rsna-ich, {file.name}")[1]:
-            i = known.get((record.get("id") or "").removesuffix(".dcm"))
+            i = known.get((record.get("id") or "").removesuffix(".dcm"), -1)
             got = "one that is listed already" if i in index else "one that is not there"
             where = f"rsna-ich, {file.name} row {row}, column id"
-            need(i is not None and i not in index, where, "a slice of the download that can be used", got)
+            need(i >= 0 and i not in index, where, "a slice of the download that can be used", got)
             index[i] = test
         need(len(index) > before, f"rsna-ich, {file.name}", "at least one slice", "none")
     return slices.take(np.array(list(index))), np.array(list(index.values()))
@@ -127,9 +126,8 @@ def _parse(stream: TextIO) -> tuple[dict[str, int], list[int], dict[str, int]]:
             duplicates += 1
         seen[slice_id] = word = word | flag
         if word & (flag << 1 if fields[1] == "0" else flag >> 1):
-            raise FedMendError(
-                f"{TABLE} row {reader.line_num}: expected the label that an earlier row gives, got the other"
-            )
+            where = f"{TABLE} row {reader.line_num}"
+            raise FedMendError(f"{where}: expected the label that an earlier row gives, got the other")
     return seen, rows, {"label_rows": reader.line_num - 1, "duplicate_rows": duplicates}
 
 
@@ -145,7 +143,7 @@ def _header(path: str) -> tuple[str, str] | None:
 
 
 def read_headers(
-    source: Path, slices: Slices, needed: Mapping[str, bool], *, processes: int | None, say: Callable[[str], object]
+    source: Path, slices: Slices, needed: Mapping[str, bool], *, processes: int | None, say: Say
 ) -> dict[str, np.ndarray]:
     """DICOM field → (N,) values; a field that is needed is never blank.
 
@@ -160,7 +158,7 @@ def read_headers(
         FedMendError: a file that cannot be read, or a blank in a field that is needed.
     """
     paths = [os.path.join(source, FOLDER, f"{i}.dcm") for i in slices.ids]
-    values = []
+    values: list[tuple[str, str]] = []
     for header in mapped(_header, paths, processes=processes):
         where = f"{TABLE} row {slices.rows[len(values)]}"
         if header is None:

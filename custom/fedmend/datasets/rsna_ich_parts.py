@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.data.card import WINDOWS
-from fedmend.datasets.samples import TEST_SHARE, TRAIN_PER_SITE, VAL_SHARE, check_fields, need, one_of, parts_of
+from fedmend.datasets.checks import SHARES, Limits, check_fields, need, one_of
+from fedmend.datasets.samples import parts_of
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise
-from fedmend.errors import FedMendError
 
 WHERE = "rsna-ich"
 
@@ -57,12 +57,10 @@ class SliceProtocol:
     noise: SwapNoise = NO_NOISE
     lists: tuple[Path, Path] | None = None
 
-    def __post_init__(self):
-        limits = {
+    def __post_init__(self) -> None:
+        limits: Limits = {
             "partition": one_of("iid", "station"),
-            "test_share": TEST_SHARE,
-            "val_share": VAL_SHARE,
-            "train_per_site": TRAIN_PER_SITE,
+            **SHARES,
             "healthy_share": (lambda v: v is None or 0 <= v < 1, "None, 0 or a number below 1"),
             "window": (lambda v: v == "file" or v in WINDOWS, f"'file' or one of {sorted(WINDOWS)}"),
         }
@@ -109,10 +107,6 @@ def select_slices(labels: np.ndarray, healthy_share: float | None, seed: int) ->
     return np.sort(np.concatenate([np.flatnonzero(lesion), healthy]))
 
 
-def _shuffle(num_units: int, seed: int) -> np.ndarray:
-    return np.random.default_rng((seed, 3)).permutation(num_units)
-
-
 def sites_of_units(
     units: np.ndarray, stations: np.ndarray | None, sites: int, seed: int
 ) -> tuple[np.ndarray, list[list[str]]]:
@@ -133,12 +127,11 @@ def sites_of_units(
     num_units = units.max() + 1
     if stations is None:
         site_of = np.empty(num_units, dtype=np.int64)
-        site_of[_shuffle(num_units, seed)] = np.arange(num_units) % sites
+        site_of[np.random.default_rng((seed, 3)).permutation(num_units)] = np.arange(num_units) % sites
         return site_of, [[] for _ in range(sites)]
     first_slice = np.unique(units, return_index=True)[1]
     names, station_of = np.unique(stations[first_slice], return_inverse=True)
-    if len(names) < sites:
-        raise FedMendError(f"rsna-ich, partition 'station': expected at least {sites} stations, got {len(names)}")
+    need(len(names) >= sites, f"{WHERE}, partition 'station'", f"at least {sites} stations", len(names))
     return station_of % sites, [names[s::sites].tolist() for s in range(sites)]
 
 
@@ -159,7 +152,8 @@ def parts_of_sites(
     Raises:
         FedMendError: a site with too few units.
     """
-    order, val_share, parts = _shuffle(len(site_of), protocol.seed), protocol.val_share, []
+    order, val_share = np.random.default_rng((protocol.seed, 3)).permutation(len(site_of)), protocol.val_share
+    parts = []
     for site in range(protocol.sites):
         own = order[site_of[order] == site]
         if test is None:
@@ -172,6 +166,6 @@ def parts_of_sites(
         drawn = {"train": own[num_test + num_val :], "val": own[num_test : num_test + num_val], "test": own[:num_test]}
         if not val_share:
             del drawn["val"]
-        caps = {"train_per_site": protocol.train_per_site, "val_share": val_share, "rest": 1 - val_share}
-        parts.append(parts_of(units, drawn, **caps))
+        most = protocol.train_per_site
+        parts.append(parts_of(units, drawn, train_per_site=most, val_share=val_share, rest=1 - val_share))
     return parts

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmend.errors import FedMendError
+from fedmend.datasets.checks import need
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
+
+Say = Callable[[str], object]  # is called with one line of text at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Samples:
     modality: str = ""
     window: str | tuple[float, float] | None = None
     color: bool = False
-    patients: Sequence[str] = ()
+    patients: Sequence[str] | np.ndarray = ()
 
     @property
     def kind(self) -> str:
@@ -60,52 +62,6 @@ def sizes(parts: Mapping[str, np.ndarray]) -> dict[str, int]:
     return {name: len(index) for name, index in parts.items()}
 
 
-def need(good: bool, where: str, expected: str, got: object) -> None:
-    """Refuses what is not good.
-
-    Raises:
-        FedMendError: ``<where>: expected <expected>, got <got>``.
-    """
-    if not good:
-        raise FedMendError(f"{where}: expected {expected}, got {got}")
-
-
-def need_part(there: bool, where: str, name: str) -> None:
-    """Refuses a download that lacks a part.
-
-    Raises:
-        FedMendError: names the part.
-    """
-    if not there:
-        raise FedMendError(f"{where}, argument source: expected {name} in it, not found")
-
-
-def check_fields(where: str, protocol: object, limits: Mapping[str, tuple[Callable[[object], bool], str]]) -> None:
-    """Checks fields of a protocol, in this order.
-
-    Args:
-        where: what messages start with.
-        protocol: any object with these fields.
-        limits: field → whether a value is good, and which ones are, in words.
-
-    Raises:
-        FedMendError: names the first field that is not as expected.
-    """
-    for name, (good, expected) in limits.items():
-        value = getattr(protocol, name)
-        need(good(value), f"{where}, argument {name}", expected, repr(value))
-
-
-TEST_SHARE = (lambda v: 0 < v < 1, "a number between 0 and 1")
-VAL_SHARE = (lambda v: 0 <= v < 1, "0 or a number below 1")
-TRAIN_PER_SITE = (lambda v: v is None or v >= 1, "None or at least 1")
-
-
-def one_of(*words: str) -> tuple[Callable[[object], bool], str]:
-    """A limit of :func:`check_fields`: one of these words."""
-    return lambda v: v in words, f"{', '.join(map(repr, words[:-1]))} or {words[-1]!r}"
-
-
 def check_trainable(where: str, classes: Sequence[str], labels: np.ndarray, known: np.ndarray) -> None:
     """Refuses training labels that no site could learn from.
 
@@ -119,13 +75,13 @@ def check_trainable(where: str, classes: Sequence[str], labels: np.ndarray, know
         FedMendError: a class with only 0 or only 1, or labels of fewer than 2 classes.
     """
     if labels.ndim == 2:
-        for c in np.flatnonzero(known):
+        for c in np.flatnonzero(known).tolist():
             found = np.unique(labels[:, c])
             got = f"only {found[0]}" if len(found) else "no image"
             need(len(found) == 2, f"{where}, column {classes[c]}", "both 0 and 1", got)
         return
     found = np.flatnonzero(np.bincount(labels, minlength=len(classes)) * known)
-    own = "classes" if known.all() else f"of its classes {[classes[c] for c in np.flatnonzero(known)]}"
+    own = "classes" if known.all() else f"of its classes {[classes[c] for c in np.flatnonzero(known).tolist()]}"
     need(len(found) >= 2, f"{where}, column label", f"at least 2 {own}", len(found))
 
 
@@ -139,7 +95,7 @@ def released_classes(released: Sequence[Sequence[str]], classes: Sequence[str]) 
     return np.array([[c in own for c in classes] for own in released])
 
 
-def hold_out(units: Sequence[str], share: float, *, seed: int) -> np.ndarray:
+def hold_out(units: Sequence[str] | np.ndarray, share: float, *, seed: int) -> np.ndarray:
     """Draws whole units (patients, lesions or single images) for the test split.
 
     Args:
@@ -154,10 +110,8 @@ def hold_out(units: Sequence[str], share: float, *, seed: int) -> np.ndarray:
         FedMendError: a share out of its range, or fewer than two units.
     """
     names, index = np.unique(np.asarray(units), return_inverse=True)
-    if not 0 < share < 1 or len(names) < 2:
-        raise FedMendError(
-            f"test split: expected a test_share between 0 and 1 and at least 2 units, got {share} and {len(names)}"
-        )
+    words = "a test_share between 0 and 1 and at least 2 units"
+    need(0 < share < 1 and len(names) >= 2, "test split", words, f"{share} and {len(names)}")
     count = min(max(1, round(share * len(names))), len(names) - 1)
     return np.isin(index, np.random.default_rng(seed).permutation(len(names))[:count])
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from fedmend.data.card import write_card
 from fedmend.data.tables import write_table
-from fedmend.datasets.samples import Samples, Share, check_trainable, need, shown_labels
+from fedmend.datasets.checks import need
+from fedmend.datasets.samples import Samples, Share, check_trainable, shown_labels
 from fedmend.labels import SINGLELABEL
 
 

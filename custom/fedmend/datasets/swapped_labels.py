@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmend.datasets.checks import need
 from fedmend.datasets.imperfections import draw_noisy_sites
-from fedmend.errors import FedMendError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,7 @@ def swap_labels(labels: np.ndarray, rate: float, *, seed: int | Sequence[int]) -
     Raises:
         FedMendError: a rate out of its range.
     """
-    if not 0 <= rate <= 1:
-        raise FedMendError(f"swapped labels: expected a rate in 0..1, got {rate}")
+    need(0 <= rate <= 1, "swapped labels", "a rate in 0..1", rate)
     rng = np.random.default_rng(seed)
     positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
     count = min(round(rate * len(positives)), len(negatives))
@@ -80,7 +79,7 @@ def missing_and_noisy(
         len(parts), noisy_share=noise.noisy_share, low=noise.noise_low, high=noise.noise_high, seed=seed
     )
     shown = labels.copy()
-    for s in np.flatnonzero(rates):
-        for c in np.flatnonzero(annotated[s]):
+    for s in np.flatnonzero(rates).tolist():
+        for c in np.flatnonzero(annotated[s]).tolist():
             shown[parts[s], c] = swap_labels(labels[parts[s], c], rates[s], seed=(seed, 2, s, c))
     return shown, rates.tolist()

@@ -95,15 +95,15 @@ def _run(args: Namespace, *, kind: type[PhantomSpec]) -> None:
 
 COMMANDS = (
     Command(
-        name="cxr14",
-        help="chest films in the ChestX-ray14 layout, and sites that label some findings",
-        add_arguments=_add_chest_arguments,
-        run=partial(_run, kind=ChestPhantom),
+        "cxr14",
+        "chest films in the ChestX-ray14 layout, and sites that label some findings",
+        _add_chest_arguments,
+        partial(_run, kind=ChestPhantom),
     ),
     Command(
-        name="isic2018",
-        help="dermoscopic pictures in the ISIC 2018 layout, and sites likewise",
-        add_arguments=_add_isic_arguments,
-        run=partial(_run, kind=LabelSetPhantom),
+        "isic2018",
+        "dermoscopic pictures in the ISIC 2018 layout, and sites likewise",
+        _add_isic_arguments,
+        partial(_run, kind=LabelSetPhantom),
     ),
 )

@@ -65,9 +65,6 @@ def _run(args: Namespace) -> None:
 
 COMMANDS = (
     Command(
-        name="ich",
-        help="CT head slices with hemorrhage, as DICOM in the RSNA layout, and site folders",
-        add_arguments=_add_arguments,
-        run=_run,
+        "ich", "CT head slices with hemorrhage, as DICOM in the RSNA layout, and site folders", _add_arguments, _run
     ),
 )

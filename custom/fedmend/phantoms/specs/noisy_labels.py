@@ -68,15 +68,15 @@ def _run(args: Namespace, *, dataset: str) -> None:
 
 COMMANDS = (
     Command(
-        name="ich-single",
-        help="the same slices; sites get those with one subtype, some are noisy",
-        add_arguments=partial(_add_arguments, images=9600, pixels=64, sites=8),
-        run=partial(_run, dataset="ich_single"),
+        "ich-single",
+        "the same slices; sites get those with one subtype, some are noisy",
+        partial(_add_arguments, images=9600, pixels=64, sites=8),
+        partial(_run, dataset="ich_single"),
     ),
     Command(
-        name="isic2019",
-        help="dermoscopic pictures in the ISIC 2019 layout, and sites, some noisy",
-        add_arguments=partial(_add_arguments, images=3000, pixels=96, sites=8, alpha=1.5, presence=0.99),
-        run=partial(_run, dataset="isic2019"),
+        "isic2019",
+        "dermoscopic pictures in the ISIC 2019 layout, and sites, some noisy",
+        partial(_add_arguments, images=3000, pixels=96, sites=8, alpha=1.5, presence=0.99),
+        partial(_run, dataset="isic2019"),
     ),
 )

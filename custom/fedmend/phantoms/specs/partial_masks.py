@@ -72,16 +72,15 @@ def _run(args: Namespace, *, dataset: str) -> None:
 
 COMMANDS = (
     Command(
-        name="ms",
-        help="FLAIR head volumes with MS lesions in the MSSEG-1 layout, and sites that annotate a part of them",
-        add_arguments=partial(_add_arguments, m=3, hardest=3),
-        run=partial(_run, dataset="ms"),
+        "ms",
+        "FLAIR head volumes with MS lesions in the MSSEG-1 layout, and sites that annotate a part of them",
+        partial(_add_arguments, m=3, hardest=3),
+        partial(_run, dataset="ms"),
     ),
     Command(
-        name="lung",
-        help="CT thorax volumes with ground-glass patches in the COVID-19-20 layout, and sites that annotate a part of"
-        " them",
-        add_arguments=partial(_add_arguments, m=1, hardest=2),
-        run=partial(_run, dataset="lung"),
+        "lung",
+        "CT thorax volumes with ground-glass patches in the COVID-19-20 layout, and sites that annotate a part of them",
+        partial(_add_arguments, m=1, hardest=2),
+        partial(_run, dataset="lung"),
     ),
 )
