@@ -6,13 +6,15 @@ order mark are understood.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedmend.basics.discovery import Command
 from fedmend.data.csv_files import read_csv
 from fedmend.data.tables import LabelTable, read_rows
+from fedmend.datasets.checks import need
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
+from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SINGLELABEL
 
@@ -31,7 +33,7 @@ def prepare(
     classes: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
     choices: SiteChoices,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """Writes the site folder ``out``.
 
@@ -49,21 +51,10 @@ def prepare(
         FedMendError: a table that cannot be used, an image that is missing or outside its folder, or ``out`` is taken.
     """
     say, source = progress or (lambda line: None), Path(source)
-    kind, table = read_own_table(source, classes=classes, columns=columns or {}, say=say)
+    header, rows = open_table(source, columns or {})
+    kind, table = labels_of(header, rows, classes, file=source.name, say=say)
     root = source.parent if images is None else Path(images)
     write_own_site(out, table, kind=kind, root=root, choices=choices, source=SOURCE, say=say)
-
-
-def read_own_table(
-    file: Path, *, classes: Sequence[str], columns: Mapping[str, str], say: Callable[[str], object]
-) -> tuple[str, LabelTable]:
-    """Kind of labels, and the table; arguments as of :func:`prepare`.
-
-    Raises:
-        FedMendError: a table that cannot be used.
-    """
-    header, rows = open_table(file, columns)
-    return labels_of(header, rows, classes, file=file.name, say=say)
 
 
 def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[int, dict]]]:
@@ -77,17 +68,15 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
         raise FedMendError(f"{where}: expected a table, not found")
     header, records = read_csv(file, where, delimiters=DELIMITERS)
     rows, header = list(records), [(name or "").strip() for name in header]
-    if lacking := [name for name in columns.values() if name not in header]:
-        raise FedMendError(f"{where}, header: expected the columns that --columns names, got none for {len(lacking)}")
+    lacking = sum(name not in header for name in columns.values())
+    need(not lacking, f"{where}, header", "the columns that --columns names", f"none for {lacking}")
     new = {old: name for name, old in columns.items()}
     shown = [new.get(name, name) for name in header]
-    if len(set(shown)) < len(shown):
-        raise FedMendError(f"{where}, header: expected each column once, got {len(shown) - len(set(shown))} twice")
+    twice = len(shown) - len(set(shown))
+    need(not twice, f"{where}, header", "each column once", f"{twice} twice")
     for number, record in rows:
-        if None in record or None in record.values():
-            raise FedMendError(
-                f"{where} row {number}: expected {len(header)} fields as in the header, got another number"
-            )
+        whole = None not in record and None not in record.values()
+        need(whole, f"{where} row {number}", f"{len(header)} fields as in the header", "another number")
     return shown, [(n, dict(zip(shown, map(_cell, record.values()), strict=True))) for n, record in rows]
 
 
@@ -97,12 +86,7 @@ def _cell(value: str) -> str:
 
 
 def labels_of(
-    header: Sequence[str],
-    rows: Iterable[tuple[int, dict]],
-    classes: Sequence[str],
-    *,
-    file: str,
-    say: Callable[[str], object],
+    header: Sequence[str], rows: Iterable[tuple[int, dict]], classes: Sequence[str], *, file: str, say: Say
 ) -> tuple[str, LabelTable]:
     """Kind of labels and table of rows that are open.
 
@@ -116,9 +100,8 @@ def labels_of(
     Raises:
         FedMendError: no classes, or rows that cannot be used.
     """
-    if "image" not in header:
-        words = "a column 'image' (or --columns image=ITS_NAME)"
-        raise FedMendError(f"{file}, header: expected {words}, got {len(header)} other columns")
+    words = "a column 'image' (or --columns image=ITS_NAME)"
+    need("image" in header, f"{file}, header", words, f"{len(header)} other columns")
     rows = list(rows)
     kind = SINGLELABEL if "label" in header else MULTILABEL
     if not classes and kind == SINGLELABEL:
@@ -126,11 +109,9 @@ def labels_of(
     elif not classes:
         classes = [name for name in header if name not in _OTHER]
     labels = ["label"] if kind == SINGLELABEL else [name for name in header if name in classes]
-    if not labels or not 1 <= len(classes) <= MOST_CLASSES:
-        raise FedMendError(
-            f"{file}, header: expected a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with"
-            f" --classes), got {len(classes) if labels else 'none'}"
-        )
+    words = f"a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with --classes)"
+    got = len(classes) if labels else "none"
+    need(labels and 1 <= len(classes) <= MOST_CLASSES, f"{file}, header", words, got)
     kept = [name for name in header if name in (*_OTHER, *labels)]
     if others := len(header) - len(kept):
         say(f"{others} other columns are left out")
@@ -149,30 +130,22 @@ def column_names(words: Sequence[str]) -> dict[str, str]:
         FedMendError: a word of another form.
     """
     pairs = [word.partition("=")[::2] for word in words]
-    if any(not name or not column for name, column in pairs) or len({name for name, _ in pairs}) < len(pairs):
-        raise FedMendError("argument columns: expected different words like image=File_Name, got others")
+    good = all(name and column for name, column in pairs) and len({name for name, _ in pairs}) == len(pairs)
+    need(good, "argument columns", "different words like image=File_Name", "others")
     return dict(pairs)
 
 
 def class_arguments(parser: ArgumentParser) -> None:
     """Adds how the columns of a table are to be understood."""
-    parser.add_argument(
-        "--classes",
-        default="",
-        help="all classes of the federation, comma-separated (default: all columns but image and patient)",
-    )
-    parser.add_argument(
-        "--columns",
-        nargs="+",
-        default=[],
-        metavar="NAME=COLUMN",
-        help="columns with other names, e.g. image=File patient=PatientID label=Diagnosis",
-    )
+    words = "all classes of the federation, comma-separated (default: all columns but image and patient)"
+    parser.add_argument("--classes", default="", help=words)
+    words = "columns with other names, e.g. image=File patient=PatientID label=Diagnosis"
+    parser.add_argument("--columns", nargs="+", default=[], metavar="NAME=COLUMN", help=words)
 
 
-def class_names(args: Namespace) -> tuple[str, ...]:
+def class_names(text: str) -> tuple[str, ...]:
     """What ``--classes`` says."""
-    return tuple(name.strip() for name in args.classes.split(",") if name.strip())
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -184,8 +157,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    names = {"classes": class_names(args), "columns": column_names(args.columns)}
-    prepare(args.source, args.out, images=args.images, **names, choices=choices_of(args), progress=print)
+    names, columns = class_names(args.classes), column_names(args.columns)
+    given = {"images": args.images, "classes": names, "columns": columns, "choices": choices_of(args)}
+    prepare(args.source, args.out, **given, progress=print)
     print(done(args.out))
 
 

@@ -9,9 +9,10 @@ Decathlon's test images, are left out. An item may name its ``patient``. Without
 import json
 import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from fedmend.data.card import stays_below, write_card
 from fedmend.data.datalist import SECTIONS
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
+from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_names, labels_of
 from fedmend.datasets.own_site import (
     SiteChoices,
@@ -34,6 +36,7 @@ from fedmend.datasets.own_site import (
     splits_note,
     write_own_site,
 )
+from fedmend.datasets.samples import Say, sizes
 from fedmend.datasets.site_folders import check_empty, root_in_card
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
@@ -41,7 +44,7 @@ from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 SOURCE = "own datalist"
 DATALIST = "datalist.json"
 LOOKED_AT = 5  # masks, of which each holds a volume
-Item = dict[str, object]  # image, label, patient and split
+Item = dict[str, Any]  # image, label, patient and split
 
 
 def prepare(
@@ -51,7 +54,7 @@ def prepare(
     images: Path | None = None,
     classes: Sequence[str] = (),
     choices: SiteChoices,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """Writes the site folder ``out``; images stay where they are, masks are copied into it.
 
@@ -71,23 +74,19 @@ def prepare(
     root = source.parent if images is None else Path(images)
     items = read_items(source, say)
     kinds = {_kind(item["label"]) for item in items}
-    if len(kinds) > 1 or None in kinds:
-        raise FedMendError(
-            f"{source.name}: expected masks, class numbers or lists of 0 and 1 as labels, got a mixture or others"
-        )
+    words = "masks, class numbers or lists of 0 and 1 as labels"
+    need(len(kinds) == 1 and "" not in kinds, source.name, words, "a mixture or others")
     if kinds == {SEGMENTATION}:
         _write_volumes(out, items, root, classes, choices, source.name, say)
         return
     header, rows = _rows(items, kinds.pop(), classes, source.name)
     kind, table = labels_of(header, rows, classes, file=source.name, say=say)
-    if len(table.images) < len(items):
-        raise FedMendError(f"{source.name}: expected each image once, got {len(items) - len(table.images)} repeated")
-    write_own_site(
-        out, table, kind=kind, root=root, choices=choices, source=SOURCE, parts=_parts(items, choices), say=say
-    )
+    need(len(table.images) == len(items), source.name, "each image once", f"{len(items) - len(table.images)} repeated")
+    given = {"root": root, "choices": choices, "source": SOURCE, "parts": _parts(items, choices), "say": say}
+    write_own_site(out, table, kind=kind, **given)
 
 
-def read_items(file: Path, say: Callable[[str], object]) -> list[Item]:
+def read_items(file: Path, say: Say) -> list[Item]:
     """All items with a label, training ones first.
 
     Raises:
@@ -96,7 +95,8 @@ def read_items(file: Path, say: Callable[[str], object]) -> list[Item]:
     raw = read_document(file, file.name, "a datalist")
     if not isinstance(raw, dict) or not isinstance(raw.get("training"), list):
         raise FedMendError(f"{file.name}: expected a list under 'training', got none")
-    items, unlabelled = [], 0
+    items: list[Item] = []
+    unlabelled = 0
     for split, section in SECTIONS.items():
         listed = raw.get(section, [])
         for number, given in enumerate(listed if isinstance(listed, list) else [None], 1):
@@ -107,34 +107,31 @@ def read_items(file: Path, say: Callable[[str], object]) -> list[Item]:
             image = given.get("image") if isinstance(given, dict) else None
             if not isinstance(image, str) or not image or not stays_below(image):
                 raise FedMendError(f"{where}, field image: expected one path below the folder of the images, got none")
-            patient = given.get("patient", "")
-            path = PurePosixPath(image).as_posix()
-            items.append(
-                {"image": path, "label": given["label"], "patient": str(patient), "split": split, "where": where}
-            )
+            item = {"image": PurePosixPath(image).as_posix(), "label": given["label"], "split": split, "where": where}
+            items.append({**item, "patient": str(given.get("patient", ""))})
     if unlabelled:
         say(f"{unlabelled} items without label are left out")
-    if not items:
-        raise FedMendError(f"{file.name}: expected items with a label, got none")
+    need(items, file.name, "items with a label", "none")
     return items
 
 
-def _kind(label: object) -> str | None:
+def _kind(label: object) -> str:
+    """The kind of labels, or an empty word for none."""
     if isinstance(label, str):
-        return SEGMENTATION if label.lower().endswith(NIFTI_SUFFIXES) else None
+        return SEGMENTATION if label.lower().endswith(NIFTI_SUFFIXES) else ""
     if type(label) is int and 0 <= label < MOST_CLASSES:
         return SINGLELABEL
-    several = isinstance(label, list) and 1 <= len(label) <= MOST_CLASSES
-    return MULTILABEL if several and all(v in (0, 1, None) for v in label) else None
+    several = isinstance(label, list) and 1 <= len(label) <= MOST_CLASSES and all(v in (0, 1, None) for v in label)
+    return MULTILABEL if several else ""
 
 
 def _parts(items: Sequence[Item], choices: SiteChoices) -> dict[str, np.ndarray]:
     """Split → numbers of its items: those of the sections, and where one has none, drawn from the training ones."""
     split_of = np.array([item["split"] for item in items])
     given = {name: np.flatnonzero(split_of == name) for name in SECTIONS}
-    shares = {f"{name}_share": 0.0 for name in ("test", "val") if len(given[name])}
+    shares: dict[str, Any] = {f"{name}_share": 0.0 for name in ("test", "val") if len(given[name])}
     train = given["train"]
-    units = [items[i]["patient"] or f"item {i}" for i in train]
+    units = [items[i]["patient"] or f"item {i}" for i in train.tolist()]
     drawn = {name: train[index] for name, index in split_units(units, replace(choices, **shares)).items()}
     return {**drawn, **{name: index for name, index in given.items() if name != "train" and len(index)}}
 
@@ -146,17 +143,16 @@ def _rows(
     labels = [item["label"] for item in items]
     widths = {len(label) for label in labels} if kind == MULTILABEL else {max(labels) + 1}
     names = list(classes) or [f"class_{c}" for c in range(max(widths))]
-    if len(widths) > 1 or max(widths) > len(names) or (kind == MULTILABEL and max(widths) < len(names)):
-        raise FedMendError(f"{file}: expected labels of {len(names)} classes, got others")
+    good = len(widths) == 1 and (widths == {len(names)} if kind == MULTILABEL else max(widths) <= len(names))
+    need(good, file, f"labels of {len(names)} classes", "others")
     rows = []
     for number, (item, label) in enumerate(zip(items, labels, strict=True), 1):
-        cells = {"label": names[label]} if kind == SINGLELABEL else dict(zip(names, map(_cell, label), strict=True))
+        if kind == SINGLELABEL:
+            cells = {"label": names[label]}
+        else:
+            cells = {name: "" if value is None else str(int(value)) for name, value in zip(names, label, strict=True)}
         rows.append((number, {"image": item["image"], "patient": item["patient"], **cells}))
     return list(rows[0][1]), rows
-
-
-def _cell(value: int | None) -> str:
-    return "" if value is None else str(int(value))
 
 
 def _write_volumes(
@@ -166,32 +162,29 @@ def _write_volumes(
     classes: Sequence[str],
     choices: SiteChoices,
     file: str,
-    say: Callable[[str], object],
+    say: Say,
 ) -> None:
     """A segmentation site: ``datalist.json`` and copies of the masks."""
     check_empty(out)
-    for name in ("image", "label"):
-        check_files([item[name] for item in items], root, lambda i, name=name: f"{items[i]['where']}, field {name}")
-    images = [item["image"] for item in items]
-    if len(set(images)) < len(images):
-        raise FedMendError(f"{file}: expected each image once, got {len(images) - len(set(images))} repeated")
-    if len(classes) > 1:
-        raise FedMendError(f"argument classes: expected one class of lesions, got {len(classes)}")
+    images, masks = ([item[name] for item in items] for name in ("image", "label"))
+    check_files(images, root, lambda i: f"{items[i]['where']}, field image")
+    check_files(masks, root, lambda i: f"{items[i]['where']}, field label")
+    need(len(set(images)) == len(images), file, "each image once", f"{len(images) - len(set(images))} repeated")
+    need(len(classes) <= 1, "argument classes", "one class of lesions", len(classes))
     foreground, parts = _foreground(items, root), _parts(items, choices)
     card, notes = seen_card(root, images, choices, say)
     drawn = any(items[i]["split"] != name for name, index in parts.items() for i in index)
-    sizes, by = {name: len(index) for name, index in parts.items()}, "patient, or volume where none is named"
-    notes["splits"] = splits_note(sizes, choices.seed if drawn else None, by)
+    by = "patient, or volume where none is named"
+    notes["splits"] = splits_note(sizes(parts), choices.seed if drawn else None, by)
     notes["foreground"] = f"the one value but 0 of the {min(LOOKED_AT, len(items))} masks that were looked at"
     with whole_folder(out.resolve()) as folder:
         (folder / "labels").mkdir()
-        listed = {section: [] for split, section in SECTIONS.items() if split in parts}
+        listed: dict[str, list] = {section: [] for split, section in SECTIONS.items() if split in parts}
         for split, index in parts.items():
             for i in index:
-                label = items[i]["label"]
-                ending = ".nii.gz" if label.lower().endswith(".gz") else ".nii"
-                shutil.copyfile(root / label, folder / "labels" / f"{i + 1:05d}{ending}")
-                listed[SECTIONS[split]].append({"image": images[i], "label": f"labels/{i + 1:05d}{ending}"})
+                mask = f"labels/{i + 1:05d}{'.nii.gz' if masks[i].lower().endswith('.gz') else '.nii'}"
+                shutil.copyfile(root / masks[i], folder / mask)
+                listed[SECTIONS[split]].append({"image": images[i], "label": mask})
         (folder / DATALIST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
         write_card(
             folder,
@@ -215,14 +208,11 @@ def _foreground(items: Sequence[Item], root: Path) -> int:
         _, voxels = load_nifti(root / item["label"], where)
         present = np.unique(voxels)
         whole = [int(v) for v in np.round(present)] if len(present) <= 256 else []
-        if not whole or min(whole) < 0 or not all(has_value(v, present).any() for v in whole):
-            raise FedMendError(f"{where}: expected a mask of whole numbers from 0, got others")
+        good = whole and min(whole) >= 0 and all(has_value(v, present).any() for v in whole)
+        need(good, where, "a mask of whole numbers from 0", "others")
         values |= set(whole) - {0}
-    if len(values) > 1:
-        raise FedMendError(
-            f"labels: expected masks of 0 and one other value, got {len(values)} other values; write masks of one of"
-            " them first"
-        )
+    got = f"{len(values)} other values; write masks of one of them first"
+    need(len(values) <= 1, "labels", "masks of 0 and one other value", got)
     return values.pop() if values else 1
 
 
@@ -235,7 +225,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    given = {"images": args.images, "classes": class_names(args), "choices": choices_of(args)}
+    given = {"images": args.images, "classes": class_names(args.classes), "choices": choices_of(args)}
     prepare(args.source, args.out, **given, progress=print)
     print(done(args.out))
 

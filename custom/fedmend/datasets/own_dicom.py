@@ -5,13 +5,15 @@ Names and depth of the files do not matter; files of other kinds are counted and
 are and are read as they are. Series are told apart by their UID and their images sorted along the normal of the slices.
 """
 
+import csv
 import os
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +23,10 @@ from fedmend.basics.parallel import mapped
 from fedmend.data.card import LONGEST_NAME
 from fedmend.data.dicom_files import EXTRA
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
+from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_arguments, class_names, column_names, labels_of, open_table
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
+from fedmend.datasets.samples import Say
 from fedmend.datasets.site_folders import check_empty
 from fedmend.errors import FedMendError
 
@@ -69,13 +73,14 @@ def find_images(folder: Path, *, processes: int | None = None) -> tuple[list[Dic
     folder = folder.resolve()
     if not folder.is_dir():
         raise FedMendError("dicom, argument source: expected a folder, not found")
-    passed, names = Counter(), []
+    passed: Counter[str] = Counter()
+    lacking: Counter[str] = Counter()
+    names, images = [], []
     for path in _files(folder):
         reason = _unusable(path, folder)
         passed[reason] += bool(reason)
         if not reason:
             names.append(path)
-    images, lacking = [], Counter()
     for path, found in zip(names, mapped(_images, names, processes=processes), strict=True):
         if isinstance(found, str):
             passed[found] += 1
@@ -83,9 +88,8 @@ def find_images(folder: Path, *, processes: int | None = None) -> tuple[list[Dic
         syntax, frames = found
         lacking[syntax] += bool(syntax)
         name = path.relative_to(folder).as_posix()
-        images += [
-            DicomImage(f"{name}#{place[2]}" if len(frames) > 1 else name, *rest, place) for *rest, place in frames
-        ]
+        for keys, modality, place in frames:
+            images.append(DicomImage(f"{name}#{place[2]}" if len(frames) > 1 else name, keys, modality, place))
     if lacking := +lacking:
         words = ", ".join(f"{name} ({count} files)" for name, count in lacking.most_common())
         raise FedMendError(f"dicom: expected transfer syntaxes that can be decoded here ({EXTRA}), got also {words}")
@@ -112,7 +116,7 @@ def _unusable(path: Path, folder: Path) -> str:
     return "" if path.is_file() else "no files"
 
 
-def _images(path: Path) -> str | tuple[str, list[tuple]]:
+def _images(path: Path) -> str | tuple[str, list[tuple[dict[str, str], str, tuple[float, int, int]]]]:
     """Why a file has no images for us; or the transfer syntax that cannot be decoded, if so, and per frame its keys,
     modality and place."""
     import pydicom
@@ -137,7 +141,7 @@ def _images(path: Path) -> str | tuple[str, list[tuple]]:
         return "damaged DICOM files"
 
 
-def _lacking_decoder(syntax) -> str:
+def _lacking_decoder(syntax: Any) -> str:
     """The name of a transfer syntax that cannot be decoded here; nothing if it can."""
     from pydicom.pixels import get_decoder
 
@@ -149,7 +153,7 @@ def _lacking_decoder(syntax) -> str:
         return syntax.name if syntax.is_transfer_syntax else "an unknown one"
 
 
-def _height(header, frame: int) -> float:
+def _height(header: Any, frame: int) -> float:
     """Distance of a slice along its normal in mm; NaN where the header does not say it."""
     place = turn = None
     own = header.get(GROUPS[0]) or []
@@ -169,9 +173,8 @@ def _sorted(images: Sequence[DicomImage]) -> list[DicomImage]:
     """By patient, study and series; a series by the places of its images if all have one, else by their numbers."""
     series: dict[tuple, list[DicomImage]] = {}
     for image in images:
-        keys = image.keys
-        group = (keys["PatientID"], keys["StudyInstanceUID"], keys["SeriesInstanceUID"])
-        series.setdefault(group, []).append(image)
+        key = tuple(image.keys[name] for name in ("PatientID", "StudyInstanceUID", "SeriesInstanceUID"))
+        series.setdefault(key, []).append(image)
     ordered = []
     for _, group in sorted(series.items()):
         placed = np.isfinite([image.place[0] for image in group]).all()
@@ -188,7 +191,7 @@ def prepare(
     columns: Mapping[str, str] | None = None,
     choices: SiteChoices,
     processes: int | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
 ) -> None:
     """Writes ``out``: with ``labels`` the site folder, without them a table of all images to be labelled.
 
@@ -243,12 +246,8 @@ def _patient(image: DicomImage, numbers: Mapping[str, int]) -> str:
 def _write_table(
     out: Path, images: Sequence[DicomImage], numbers: Mapping[str, Mapping], classes: Sequence[str]
 ) -> None:
-    import csv
-
-    if len(classes) > MOST_CLASSES or set(classes) & set(FRONT):
-        raise FedMendError(
-            f"argument classes: expected at most {MOST_CLASSES} names other than {list(FRONT)}, got others"
-        )
+    good = len(classes) <= MOST_CLASSES and not set(classes) & set(FRONT)
+    need(good, "argument classes", f"at most {MOST_CLASSES} names other than {list(FRONT)}", "others")
     place: Counter = Counter()
     with whole_folder(out.resolve()) as folder, open(folder / TABLE, "w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
@@ -265,7 +264,7 @@ def _joined(
     patients: Mapping[str, int],
     file: Path,
     columns: Mapping[str, str],
-    say: Callable[[str], object],
+    say: Say,
 ) -> tuple[list[str], list[tuple[int, dict]]]:
     """Header and rows of a table of images, with the labels of a table of studies, series, ..."""
     header, rows = open_table(file, columns)
@@ -277,19 +276,14 @@ def _joined(
     for number, record in rows:
         shown = {name: record[name] for name in labels}
         first, other = known.setdefault(record[key], (number, shown))
-        if not record[key]:
-            raise FedMendError(f"{file.name} row {number}, column {key}: expected a value, got a blank")
-        if shown != other:
-            words = f"the labels of row {first}, which has the same {key}"
-            raise FedMendError(f"{file.name} row {number}: expected {words}, got others")
+        need(record[key], f"{file.name} row {number}, column {key}", "a value", "a blank")
+        words = f"the labels of row {first}, which has the same {key}"
+        need(shown == other, f"{file.name} row {number}", words, "others")
     found = [(image, known[image.keys[key]]) for image in images if image.keys[key] in known]
     used = len({image.keys[key] for image, _ in found})
-    say(
-        f"labels by {key}: {len(found)} images have some, {len(images) - len(found)} are left out;"
-        f" {len(known) - used} of {len(known)} labels have no image"
-    )
-    if not found:
-        raise FedMendError(f"{file.name}, column {key}: expected values that the images have, got none of them")
+    words = f"{len(found)} images have some, {len(images) - len(found)} are left out"
+    say(f"labels by {key}: {words}; {len(known) - used} of {len(known)} labels have no image")
+    need(found, f"{file.name}, column {key}", "values that the images have", "none of them")
     cells = [
         (number, {"image": image.image, "patient": _patient(image, patients), **shown})
         for image, (number, shown) in found
@@ -307,8 +301,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    names = {"classes": class_names(args), "columns": column_names(args.columns)}
-    prepare(args.source, args.out, labels=args.labels, **names, choices=choices_of(args), progress=print)
+    names, columns = class_names(args.classes), column_names(args.columns)
+    given = {"labels": args.labels, "classes": names, "columns": columns, "choices": choices_of(args)}
+    prepare(args.source, args.out, **given, progress=print)
     if args.labels:
         print(done(args.out))
 

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from fedmend.data.card import WINDOWS, stays_below, write_card
 from fedmend.data.look import look_at, notes_of, proposal, some_of
 from fedmend.data.raw import is_window
 from fedmend.data.tables import LabelTable
-from fedmend.datasets.samples import Samples, hold_out
+from fedmend.datasets.checks import need
+from fedmend.datasets.command_line import made, options
+from fedmend.datasets.samples import Samples, Say, hold_out, sizes
 from fedmend.datasets.site_folders import check_empty, root_in_card, write_split
 from fedmend.errors import FedMendError
 
@@ -39,14 +42,12 @@ class SiteChoices:
     test_share: float = 0.2
     val_share: float = 0.1
     seed: int = 1037
-    window: object = AS_SEEN
+    window: Any = AS_SEEN
 
-    def __post_init__(self):
-        if not (0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.seed >= 0):
-            raise FedMendError(
-                "arguments test_share, val_share and seed: expected 0 or numbers below 1, and at least 0, got"
-                f" {self.test_share}, {self.val_share} and {self.seed}"
-            )
+    def __post_init__(self) -> None:
+        good, words = 0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.seed >= 0, "test_share, val_share"
+        got = f"{self.test_share}, {self.val_share} and {self.seed}"
+        need(good, f"arguments {words} and seed", "0 or numbers below 1, and at least 0", got)
 
 
 def check_files(images: Sequence[str], root: Path, where: Callable[[int], str]) -> None:
@@ -83,11 +84,10 @@ def split_units(units: Sequence[str], choices: SiteChoices) -> dict[str, np.ndar
     Raises:
         FedMendError: too few units.
     """
-    units = np.asarray(units, dtype=str)
-    rest, found = np.arange(len(units)), {}
+    names, rest, found = np.asarray(units, dtype=str), np.arange(len(units)), {}
     for name, share in (("test", choices.test_share), ("val", choices.val_share)):
         if share:
-            held = hold_out(units[rest], share, seed=choices.seed)
+            held = hold_out(names[rest], share, seed=choices.seed)
             found[name], rest = rest[held], rest[~held]
     return {"train": rest, **found}
 
@@ -101,7 +101,7 @@ def write_own_site(
     choices: SiteChoices,
     source: str,
     parts: Mapping[str, np.ndarray] | None = None,
-    say: Callable[[str], object] = lambda line: None,
+    say: Say = lambda line: None,
 ) -> None:
     """Writes ``out``: a table for each split and the card.
 
@@ -120,18 +120,17 @@ def write_own_site(
             be read, or there are too few patients.
     """
     check_empty(out)
-    if not table.images:
-        raise FedMendError(f"{table.file}: expected at least one image, got none")
+    need(table.images, table.file, "at least one image", "none")
     check_files(table.images, root, lambda i: f"{table.file} row {table.rows[i]}, column image")
     units = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(table.patients)]
     numbers = {unit: f"p{n}" for n, unit in enumerate(dict.fromkeys(u for u in units if u.startswith("p")), 1)}
-    drawn = parts is None
-    parts = split_units(units, choices) if drawn else parts
+    seed = choices.seed if parts is None else None
+    parts = split_units(units, choices) if parts is None else parts
     card, notes = seen_card(root, table.images, choices, say)
     single = kind == "singlelabel"
     notes["task"] = "one column 'label'" if single else "one column for each class"
     by = "patient" if numbers else "image, as no column names patients"
-    notes["splits"] = splits_note({k: len(v) for k, v in parts.items()}, choices.seed if drawn else None, by)
+    notes["splits"] = splits_note(sizes(parts), seed, by)
     # One-hot rows, or all blank, become class numbers or -1.
     labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels
     keys = [numbers.get(unit, "") for unit in units] if numbers else ()
@@ -158,9 +157,7 @@ def splits_note(sizes: Mapping[str, int], seed: int | None, by: str) -> str:
     return f"{how}: {', '.join(f'{name} {count}' for name, count in sizes.items())} images"
 
 
-def seen_card(
-    root: Path, images: Sequence[str], choices: SiteChoices, say: Callable[[str], object]
-) -> tuple[dict, dict[str, str]]:
+def seen_card(root: Path, images: Sequence[str], choices: SiteChoices, say: Say) -> tuple[dict, dict[str, str]]:
     """The fields of the card that depend on the images, and field → reason.
 
     Raises:
@@ -170,10 +167,8 @@ def seen_card(
     for line in seen.lines():
         say(line)
     if not seen.sizes:
-        reason = next(iter(seen.unreadable))
-        raise FedMendError(
-            f"images: expected some that can be read, got none of {sum(seen.formats.values())}: {reason}"
-        )
+        got = f"none of {sum(seen.formats.values())}: {next(iter(seen.unreadable))}"
+        raise FedMendError(f"images: expected some that can be read, got {got}")
     proposed = proposal(seen)
     asked = {} if choices.window is AS_SEEN else {"window": choices.window}
     notes = notes_of(proposed, asked)
@@ -183,7 +178,7 @@ def seen_card(
     return card, notes
 
 
-def parse_window(text: str) -> object:
+def parse_window(text: str) -> str | tuple[float, float] | None:
     """A window in words: ``file``, ``none``, a name, or ``40,80``.
 
     Raises:
@@ -197,28 +192,23 @@ def parse_window(text: str) -> object:
         centre, width = (float(word) for word in text.split(","))
     except ValueError:
         centre = width = 0.0
-    if not is_window(centre, width):
-        words = f"file, none, one of {sorted(WINDOWS)} or CENTRE,WIDTH"
-        raise FedMendError(f"argument window: expected {words}, got {text!r:.40}")
+    words = f"file, none, one of {sorted(WINDOWS)} or CENTRE,WIDTH"
+    need(is_window(centre, width), "argument window", words, f"{text!r:.40}")
     return (centre, width)
 
 
 def add_choices(parser: ArgumentParser) -> None:
     """Adds the fields of :class:`SiteChoices`."""
-    defaults = SiteChoices()
-    for name in ("test_share", "val_share"):
-        words = f"share of the patients (default {getattr(defaults, name)}); 0 writes no such split"
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(defaults, name), help=words)
-    parser.add_argument("--seed", type=int, default=defaults.seed, help="of the split")
-    parser.add_argument(
-        "--window", help="file, none, brain, subdural, bone, lung or CENTRE,WIDTH (default: by a look at the images)"
-    )
+    words = "share of the patients (default {}); 0 writes no such split"
+    helps = {name: words.format(getattr(SiteChoices, name)) for name in ("test_share", "val_share")}
+    options(parser, SiteChoices, **helps, seed="of the split")
+    words = "file, none, brain, subdural, bone, lung or CENTRE,WIDTH (default: by a look at the images)"
+    parser.add_argument("--window", help=words)
 
 
 def choices_of(args: Namespace) -> SiteChoices:
     """What :func:`add_choices` have parsed."""
-    window = AS_SEEN if args.window is None else parse_window(args.window)
-    return SiteChoices(test_share=args.test_share, val_share=args.val_share, seed=args.seed, window=window)
+    return made(SiteChoices, args, window=AS_SEEN if args.window is None else parse_window(args.window))
 
 
 def done(out: Path) -> str:

@@ -6,7 +6,7 @@ and ``dicom``; a line says which command would do the same.
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,10 @@ from fedmend.data.card import CARD_NAME
 from fedmend.data.look import look_at, proposal, some_of
 from fedmend.data.readers import PICTURE_SUFFIXES
 from fedmend.datasets import own_csv, own_datalist, own_dicom
+from fedmend.datasets.checks import need
+from fedmend.datasets.own_csv import class_names
 from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window
+from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 
 NONE = "none"
@@ -58,7 +61,7 @@ class Wizard:
         say: takes a line.
     """
 
-    def __init__(self, given: Answers, ask: Callable[[str], str], say: Callable[[str], object] = print):
+    def __init__(self, given: Answers, ask: Callable[[str], str], say: Say = print):
         self._given, self._ask, self._say = given, ask, say
 
     def run(self) -> Path:
@@ -92,9 +95,8 @@ class Wizard:
         try:
             return self._ask(f"{question} [{proposed}]: ").strip() or str(proposed)
         except EOFError:
-            raise FedMendError(
-                "init: expected an answer, got the end of the input; --yes takes what is proposed"
-            ) from None
+            words = "expected an answer, got the end of the input; --yes takes what is proposed"
+            raise FedMendError(f"init: {words}") from None
 
     def _labels(self, folder: Path) -> Path | None:
         tables = sorted(f for f in folder.iterdir() if f.suffix.lower() in (".csv", ".tsv", ".json"))
@@ -103,55 +105,49 @@ class Wizard:
         answer = self._answer("labels", "Table of labels (CSV) or datalist (JSON)", proposed, why)
         if answer == NONE:
             kinds = {f.suffix.lower() in PICTURE_SUFFIXES for f in folder.rglob("*") if f.is_file()}
-            if kinds == {True}:
-                raise FedMendError("init, table of labels: expected one beside pictures (--labels FILE), got none")
+            need(kinds != {True}, "init, table of labels", "one beside pictures (--labels FILE)", "none")
             return None
         if not Path(answer).is_file():
             raise FedMendError("init, table of labels: expected a file, not found")
         return Path(answer)
 
-    def _columns(self, folder: Path, labels: Path | None):
+    def _columns(
+        self, folder: Path, labels: Path | None
+    ) -> tuple[dict[str, str], tuple[str, ...], list[str], list[tuple[int, dict]]]:
         """Names of columns, classes, and the table with these names."""
         if labels is None:
-            words = self._answer(
-                "classes", "Classes, comma-separated", "finding", "each gets an empty column to fill in"
-            )
-            return {}, _words(words), [], []
+            why = "each gets an empty column to fill in"
+            return {}, class_names(self._answer("classes", "Classes, comma-separated", "finding", why)), [], []
         header, rows = own_csv.open_table(labels, {})
         guessed = guess_columns(header, [record for _, record in rows[:SAMPLE]], folder)
         shown = " ".join(f"{name}={column}" for name, column in guessed.items()) or NONE
         why = f"of the columns {', '.join(header)[:200]}"
         if self._given.columns is None and guessed:
             answer = self._answer("columns", "Columns with other names", shown, why)
-            columns = (
-                guessed if answer == shown else own_csv.column_names([] if answer == NONE else shlex.split(answer))
-            )
+            words = [] if answer == NONE else shlex.split(answer)
+            columns = guessed if answer == shown else own_csv.column_names(words)
         else:
             columns = own_csv.column_names(self._given.columns or ())
         header, rows = own_csv.open_table(labels, columns)
         found = guess_classes(header, rows)
         why = "all names in the column label" if "label" in header else "the columns of 1, 0 and blank"
-        words = self._answer("classes", "All classes of the federation, comma-separated", ",".join(found), why)
-        return columns, _words(words), header, rows
+        answer = self._answer("classes", "All classes of the federation, comma-separated", ",".join(found), why)
+        return columns, class_names(answer), header, rows
 
     def _choices(self, folder: Path, images: Sequence[str]) -> SiteChoices:
         seen = look_at(folder, some_of(images))
         for line in seen.lines():
             self._say(line)
         window, why = proposal(seen)["window"]
-        shown = NONE if window is None else window if isinstance(window, str) else ",".join(f"{v:g}" for v in window)
+        shown = _window(window, "{:g}".format)
         answer = self._answer("window", "Window", shown, why)
         chosen = AS_SEEN if answer == shown else parse_window(answer)
-        shares = {}
-        for name, split in (("test_share", "test"), ("val_share", "validation")):
-            why = "of the patients, " + (
-                "on whom models are measured" if split == "test" else "on whom models are chosen"
-            )
-            shares[name] = self._share(name, f"Share of the {split} split", getattr(SiteChoices, name), why)
-        return SiteChoices(**shares, seed=self._given.seed, window=chosen)
+        test, val = self._share("test_share", "test", "measured"), self._share("val_share", "validation", "chosen")
+        return SiteChoices(test_share=test, val_share=val, seed=self._given.seed, window=chosen)
 
-    def _share(self, name: str, question: str, proposed: float, why: str) -> float:
-        answer = self._answer(name, question, proposed, why)
+    def _share(self, name: str, split: str, done: str) -> float:
+        why = f"of the patients, on whom models are {done}"
+        answer = self._answer(name, f"Share of the {split} split", getattr(SiteChoices, name), why)
         try:
             return float(answer)
         except ValueError:
@@ -160,15 +156,14 @@ class Wizard:
     def _out(self, folder: Path) -> Path:
         resolved = folder.resolve()
         proposed = resolved.with_name(f"{resolved.name}-site")
-        return Path(
-            self._answer("out", "Site folder to write", proposed, "beside the images, so that both can be moved")
-        )
+        why = "beside the images, so that both can be moved"
+        return Path(self._answer("out", "Site folder to write", proposed, why))
 
     def _datalist(self, folder: Path, labels: Path) -> Path:
         items = own_datalist.read_items(labels, self._say)
         choices = self._choices(folder, [item["image"] for item in items])
         words = self._answer("classes", "Classes, comma-separated", "by the list", "a lesion, or class_0, class_1, ...")
-        classes = () if words == "by the list" else _words(words)
+        classes = () if words == "by the list" else class_names(words)
         out = self._out(folder)
         self._tell("datalist", labels, out, classes=classes, columns={}, images=folder, choices=choices)
         own_datalist.prepare(labels, out, images=folder, classes=classes, choices=choices)
@@ -185,16 +180,24 @@ class Wizard:
         own_dicom.prepare(folder, out, labels=labels, classes=classes, columns=columns, choices=choices, progress=say)
         return out if labels is None else self._end(out)
 
-    def _tell(self, command: str, source: Path, out: Path, *, classes, columns, choices, **folders) -> None:
+    def _tell(
+        self,
+        command: str,
+        source: Path,
+        out: Path,
+        *,
+        classes: Sequence[str],
+        columns: Mapping[str, str],
+        choices: SiteChoices,
+        **folders: Path | None,
+    ) -> None:
         """The command that does the same."""
-        words = ["fedmend", "prepare", command, source, out]
+        words: list = ["fedmend", "prepare", command, source, out]
         words += [w for name, folder in folders.items() if folder is not None for w in (f"--{name}", folder)]
         words += ["--classes", ",".join(classes)] if classes else []
         words += ["--columns", *(f"{name}={column}" for name, column in columns.items())] if columns else []
-        window = choices.window
-        if window is not AS_SEEN:
-            shown = NONE if window is None else window if isinstance(window, str) else ",".join(map(str, window))
-            words.append(f"--window={shown}")
+        if choices.window is not AS_SEEN:
+            words.append(f"--window={_window(choices.window)}")
         words += ["--test-share", choices.test_share, "--val-share", choices.val_share, "--seed", choices.seed]
         self._say("the same again: " + shlex.join(map(str, words)))
 
@@ -207,8 +210,9 @@ class Wizard:
         return out
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+def _window(window: str | Sequence[float] | None, number: Callable[[float], str] = str) -> str:
+    """In words, as :func:`fedmend.datasets.own_site.parse_window` reads it."""
+    return NONE if window is None else window if isinstance(window, str) else ",".join(map(number, window))
 
 
 def guess_columns(header: Sequence[str], records: Sequence[Mapping[str, str]], root: Path) -> dict[str, str]:
@@ -248,6 +252,5 @@ def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
     return [name for name in free if _is_class(record[name] for record in records)]
 
 
-def _is_class(cells) -> bool:
-    cells = set(cells)
-    return "1" in cells and cells <= _CLASS_CELLS
+def _is_class(cells: Iterable[str]) -> bool:
+    return "1" in (found := set(cells)) and found <= _CLASS_CELLS
