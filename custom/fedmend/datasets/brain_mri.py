@@ -131,8 +131,7 @@ def prepare_single_label(
         FedMendError: the source does not look as described, ``out`` is taken, or a site would get no samples.
     """
     samples, test = _read(Path(source), single=True)
-    given = {"protocol": protocol, "source_name": SOURCE, "soft_labels": soft_labels, "progress": progress}
-    write_noisy_sites(out, samples, test, **given)
+    write_noisy_sites(out, samples, test, protocol, SOURCE, soft_labels, progress)
 
 
 def prepare_label_sets(

@@ -159,8 +159,7 @@ def prepare(
     if progress:
         found = f"{len(samples.images)} pictures of {len(set(samples.patients))} lesions"
         progress(f"{found}, {test.sum()} of them for the test; {unknown} of class {UNKNOWN} left out")
-    given = {"protocol": protocol, "source_name": source_name, "soft_labels": soft_labels, "progress": progress}
-    write_noisy_sites(out, samples, test, **given)
+    write_noisy_sites(out, samples, test, protocol, source_name, soft_labels, progress)
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

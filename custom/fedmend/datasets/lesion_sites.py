@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from typing import cast
 
 import nibabel
 import numpy as np
@@ -293,7 +294,7 @@ class _Site:
 def _read(case: LesionCase, where: str) -> tuple[np.ndarray, nibabel.Nifti1Image, list[int]]:
     """The complete mask as (X, Y, Z) uint8, the volume (its voxels stay on disk), and the slices with a lesion."""
     try:
-        volume, mask = nibabel.load(case.image), nibabel.load(case.mask)
+        volume, mask = (cast(nibabel.Nifti1Image, nibabel.load(cast(Path, f))) for f in (case.image, case.mask))
         values = np.asanyarray(mask.dataobj)
     except Exception as e:  # nibabel raises many types for a damaged file
         raise FedMendError(f"{where}: expected two NIfTI files, got a damaged one ({type(e).__name__})") from None

@@ -115,15 +115,9 @@ def prepare_single_label(
     about = _provenance(data)
     with _whole(Path(out)) as folder:
         _write_images(data, chosen, folder / IMAGES, say)
-        write_noisy_sites(
-            folder,
-            _samples(data, chosen, folder, single=True),
-            np.arange(sum(map(len, chosen.values()))) >= len(drawn),
-            protocol=protocol,
-            source_name=", ".join(about.values()),
-            soft_labels=soft_labels,
-            progress=say,
-        )
+        samples = _samples(data, chosen, folder, single=True)
+        test = np.arange(len(samples.images)) >= len(drawn)
+        write_noisy_sites(folder, samples, test, protocol, ", ".join(about.values()), soft_labels, say)
 
 
 @contextmanager

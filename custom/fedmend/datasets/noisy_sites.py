@@ -68,13 +68,13 @@ def write_noisy_sites(
     out: Path,
     data: Samples,
     test: np.ndarray,
-    *,
     protocol: NoiseProtocol,
     source_name: str,
     soft_labels: Path | None = None,
+    progress: Say | None = None,
+    *,
     annotator_pixels: int = 48,
     cache_dir: Path | None = None,
-    progress: Say | None = None,
 ) -> None:
     """Writes ``out/site-1`` .. ``out/site-S``; the images stay where they are.
 
@@ -90,9 +90,9 @@ def write_noisy_sites(
         source_name: what the cards name as source; synthetic data says so here.
         soft_labels: CSV with probabilities that take the place of the annotator networks of ``instance`` noise: image
             name without folder and ending in the first column, then one column per class.
+        progress: called with one line of text at a time.
         annotator_pixels: edge length that the annotator networks see, at least 8.
         cache_dir: where the annotators' image stores are kept; None keeps none.
-        progress: called with one line of text at a time.
 
     Raises:
         FedMendError: a wrong argument, site folders in ``out`` already, an image that an annotator cannot read, a site
@@ -106,9 +106,9 @@ def write_noisy_sites(
     known = None
     if soft_labels is not None:
         known = _read_soft_labels(Path(soft_labels), [data.images[i] for i in train.tolist()], data.classes)
-    given = {"alpha": protocol.alpha, "presence": protocol.presence, "seed": protocol.partition_seed}
+    given, seed = {"alpha": protocol.alpha, "presence": protocol.presence}, protocol.partition_seed
     count = len(data.classes)
-    site_of = bernoulli_dirichlet_partition(data.labels[train], protocol.sites, **given, num_classes=count)
+    site_of = bernoulli_dirichlet_partition(data.labels[train], protocol.sites, **given, seed=seed, num_classes=count)
 
     def judge(s: int, seed: int) -> np.ndarray:
         """p(.|x) of the training samples of a site, (n, C)."""
@@ -121,7 +121,7 @@ def write_noisy_sites(
     shown, rates = _noisy_labels(data, parts, protocol, judge)
     about = {"source": source_name, "protocol": asdict(protocol), "soft_labels": soft_labels is not None}
     about["annotator_pixels"] = annotator_pixels
-    shares = _shares(data, parts, shown, rates, np.flatnonzero(test), seed=protocol.partition_seed)
+    shares = _shares(data, parts, shown, rates, np.flatnonzero(test), seed=seed)
     write_sites(out, data, shares, about, shown=shown)
     say(f"{protocol.sites} site folders written, {sum(rate is not None for rate in rates)} of them noisy")
 

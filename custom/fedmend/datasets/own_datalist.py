@@ -82,8 +82,8 @@ def prepare(
     header, rows = _rows(items, kinds.pop(), classes, source.name)
     kind, table = labels_of(header, rows, classes, file=source.name, say=say)
     need(len(table.images) == len(items), source.name, "each image once", f"{len(items) - len(table.images)} repeated")
-    given = {"root": root, "choices": choices, "source": SOURCE, "parts": _parts(items, choices), "say": say}
-    write_own_site(out, table, kind=kind, **given)
+    parts = _parts(items, choices)
+    write_own_site(out, table, kind=kind, root=root, choices=choices, source=SOURCE, parts=parts, say=say)
 
 
 def read_items(file: Path, say: Say) -> list[Item]:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedmend.data.card import CARD_NAME
 from fedmend.data.look import look_at, proposal, some_of
@@ -210,7 +211,7 @@ class Wizard:
         return out
 
 
-def _window(window: str | Sequence[float] | None, number: Callable[[float], str] = str) -> str:
+def _window(window: Any, number: Callable[[float], str] = str) -> str:
     """In words, as :func:`fedmend.datasets.own_site.parse_window` reads it."""
     return NONE if window is None else window if isinstance(window, str) else ",".join(map(number, window))
 

@@ -141,8 +141,7 @@ def prepare_single_label(
     if test is None:
         test = hold_out(patients if len(patients) else slices.ids, test_share, seed=seed)
     samples = _samples(source, slices, slices.labels.argmax(axis=1), window, patients)
-    given = {"protocol": protocol, "source_name": source_name, "soft_labels": soft_labels, "progress": progress}
-    write_noisy_sites(out, samples, test, **given)
+    write_noisy_sites(out, samples, test, protocol, source_name, soft_labels, progress)
 
 
 RSNA_FOLDER = "folder with stage_2_train.csv and stage_2_train/"

@@ -55,12 +55,12 @@ def read_slices(source: Path) -> tuple[Slices, dict[str, int]]:
     files = {entry.name[:-4] for entry in os.scandir(source / FOLDER) if entry.name.endswith(".dcm")}
     with open(source / TABLE, newline="", encoding="utf-8-sig") as stream:
         seen, rows, counts = _parse(stream)
-    words = np.fromiter(seen.values(), dtype=np.int64, count=len(seen))
-    incomplete = ((words | words >> 1) & _LOW_BITS) != _LOW_BITS
+    flags = np.fromiter(seen.values(), dtype=np.int64, count=len(seen))
+    incomplete = ((flags | flags >> 1) & _LOW_BITS) != _LOW_BITS
     if incomplete.any():
         words = f"rows for all of {list(CLASSES)} of this slice, some are missing"
         raise FedMendError(f"{TABLE} row {rows[int(np.argmax(incomplete))]}: expected {words}")
-    labels = (words[:, None] >> (2 * np.arange(len(CLASSES)) + 1) & 1).astype(np.int8)
+    labels = (flags[:, None] >> (2 * np.arange(len(CLASSES)) + 1) & 1).astype(np.int8)
     ids = np.array(list(seen), dtype=str)
     slices = Slices(ids, np.array(rows, dtype=np.int64), labels)
     with_file = np.fromiter((i in files and i not in CORRUPT for i in seen), dtype=bool, count=len(seen))

@@ -14,8 +14,9 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
+from fedmend.basics.parallel import mapped
 from fedmend.errors import FedMendError
-from fedmend.phantoms.drawing import below, capsule, check_least, in_processes, smooth_noise, write_csv
+from fedmend.phantoms.drawing import below, capsule, check_least, smooth_noise, write_csv
 
 # Films per finding among the 112,120 of ChestX-ray14, and what the finding shares with others of its patient: fluid in
 # the lung or around it, growths, and chronic disease of airways and pleura. Findings that share much occur together.
@@ -40,16 +41,10 @@ RATE_FLOOR = 0.04
 SICK = 0.5  # weight of what all findings of a patient share
 FILMS_PER_PATIENT = (0.5, 0.25, 0.15, 0.1)  # probabilities of 1 to 4
 AP_SHARE, TEST_SHARE = 0.4, 0.228
-HEADER = [
-    "Image Index",
-    "Finding Labels",
-    "Follow-up #",
-    "Patient ID",
-    "Patient Age",
-    "Patient Gender",
-    "View Position",
-]
-HEADER += ["OriginalImage[Width", "Height]", "OriginalImagePixelSpacing[x", "y]"]  # official: commas without quotes
+HEADER = (
+    *("Image Index", "Finding Labels", "Follow-up #", "Patient ID", "Patient Age", "Patient Gender", "View Position"),
+    *("OriginalImage[Width", "Height]", "OriginalImagePixelSpacing[x", "y]"),  # official: commas without quotes
+)
 CLEAR = (0.6, 1.0)  # range of how clear a finding is; fainter ones are lost at the 48 pixels of the presets
 LUNG, SOFT, DENSE = 0.2, 0.62, 0.78  # densities, 0 to 1
 APEX, ANGLE = -0.78, 0.66  # heights of the lungs' tips and of the costophrenic angles
@@ -384,7 +379,7 @@ def write_cxr14(
         size: rows and columns of a film in pixels, at least 32.
         devices: number of X-ray devices, at least 1.
         shares: shares of the films that a finding has at least and at most.
-        processes: number of worker processes; None takes what the CPU has, and fewer for a small phantom.
+        processes: number of worker processes; None: see :func:`fedmend.basics.parallel.mapped`.
 
     Raises:
         FedMendError: an argument below its least value, or shares that are none.
@@ -392,16 +387,14 @@ def write_cxr14(
     if not 0 < shares[0] <= shares[1] <= 1:
         expected = "least_share and most_share: expected the first above 0, the second from it to 1"
         raise FedMendError(f"phantom, arguments {expected}, got {shares[0]} and {shares[1]}")
-    least = 1 if processes is None else processes
     check_least(images=(images, round(1 / shares[0])), seed=(seed, 0), size=(size, 32))
-    check_least(devices=(devices, 1), processes=(least, 1))
-    out = Path(out)
-    folder = out / "images"
+    check_least(devices=(devices, 1), processes=(processes, 1))
+    folder = Path(out) / "images"
     folder.mkdir(parents=True, exist_ok=True)
     patients = _plan(images, seed, *shares)
     write = partial(_write_patient, folder=folder, seed=seed, size=size, devices=devices)
-    in_processes(write, patients, processes, worth=64)
-    _write_tables(out, patients, seed, size)
+    list(mapped(write, patients, processes=processes))
+    _write_tables(Path(out), patients, seed, size)
 
 
 def _write_tables(out: Path, patients: list[_Patient], seed: int, size: int) -> None:

@@ -5,7 +5,6 @@ Intracranial Hemorrhage download. Nothing in them comes from a patient. The shap
 enough that the five classes differ as they do in real scans; they are no substitute for real scans in any result.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
-from fedmend.phantoms.drawing import below, capsule, check_least, in_processes, smooth_noise, write_csv
+from fedmend.basics.parallel import mapped
+from fedmend.phantoms.drawing import below, capsule, check_least, smooth_noise, write_csv
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-Point = Sequence[float] | np.ndarray
 ICH_CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 ICH_LABELS = (*ICH_CLASSES, "any")
 # Positive slices per class among the 185,051 slices of the RSNA subset that the papers use.
@@ -112,7 +111,7 @@ def _names(slices: int, seed: int) -> list[str]:
 
 
 # ---- the head --------------------------------------------------------------------------------------------------------
-def _ventricle_distance(u, v, level: float, width: float) -> np.ndarray:
+def _ventricle_distance(u: np.ndarray, v: np.ndarray, level: float, width: float) -> np.ndarray:
     """Distance to the ventricles' surface, negative inside: fourth, third and lateral ventricles by level."""
     if level < 0.22:
         return capsule(u, v, (0.0, 0.42), (0.0, 0.5)) - 0.9 * width
@@ -346,22 +345,20 @@ def write_ich(
         seed: seed of everything that is random, at least 0.
         size: rows and columns of a slice in pixels, at least 32.
         scanners: number of scanners, at least 1; patients are spread evenly over them.
-        processes: number of worker processes; None takes what the CPU has, and fewer for a small phantom.
+        processes: number of worker processes; None: see :func:`fedmend.basics.parallel.mapped`.
 
     Raises:
         FedMendError: an argument below its least value.
     """
-    least = 1 if processes is None else processes
-    check_least(slices=(slices, 1), seed=(seed, 0), size=(size, 32), scanners=(scanners, 1), processes=(least, 1))
+    check_least(slices=(slices, 1), seed=(seed, 0), size=(size, 32), scanners=(scanners, 1), processes=(processes, 1))
     out = Path(out)
     folder = out / "stage_2_train"
     folder.mkdir(parents=True, exist_ok=True)
     names, patients = _names(slices, seed), _plan(slices, seed, scanners)
     write = partial(_write_patient, names=names, folder=folder, seed=seed, size=size)
-    in_processes(write, patients, processes, worth=32)
+    list(mapped(write, patients, processes=processes))
     rows = []
     labels = np.concatenate([p.labels for p in patients])
     for name, own in sorted(zip(names, labels, strict=True), key=lambda row: row[0]):
-        values = (*own, own.any())
-        rows += [[f"{name}_{c}", int(v)] for c, v in zip(ICH_LABELS, values, strict=True)]
+        rows += [[f"{name}_{c}", int(v)] for c, v in zip(ICH_LABELS, (*own, own.any()), strict=True)]
     write_csv(out / "stage_2_train.csv", ["ID", "Label"], rows)

@@ -7,7 +7,7 @@ dermoscopy; they are no substitute for real pictures in any result. Once the pic
 gives each site its camera.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,11 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import gaussian_filter, map_coordinates
 
+from fedmend.basics.parallel import mapped
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
-from fedmend.phantoms.drawing import below, capsule, check_least, in_processes, smooth_noise, write_csv
+from fedmend.datasets.samples import Say
+from fedmend.phantoms.drawing import below, capsule, check_least, smooth_noise, write_csv
 
 # Pictures per class in the official training sets; none is UNK.
 ISIC2019_COUNTS = {"MEL": 4522, "NV": 12875, "BCC": 3323, "AK": 867, "BKL": 2624, "DF": 239, "VASC": 253, "SCC": 628}
@@ -33,9 +35,7 @@ ISIC2018_LOOK_ALIKES = {**LOOK_ALIKES, "BCC": "AKIEC", "AKIEC": "BCC"}  # withou
 LOOK_ALIKE_SHARE = 0.05
 MALIGNANT = ("MEL", "BCC", "AKIEC")  # always confirmed by histopathology
 CONFIRMATIONS = (
-    "histopathology",
-    "serial imaging showing no change",
-    "single image expert consensus",
+    *("histopathology", "serial imaging showing no change", "single image expert consensus"),
     "confocal microscopy with consensus dermoscopy",
 )
 MARGIN = 1.5  # edge of the drawing over edge of the picture, so that the picture can be turned
@@ -357,26 +357,17 @@ def _write_lesion(lesion: _Lesion, *, folder: Path, look_alikes: Mapping[str, st
 
 
 def _write_pictures(
-    folder: Path,
-    official: Mapping[str, int],
-    look_alikes: Mapping[str, str],
-    images: int,
-    seed: int,
-    size: int,
-    processes: int | None,
+    folder: Path, isic2019: bool, images: int, seed: int, size: int, processes: int | None
 ) -> list[_Lesion]:
     """Checks the arguments, plans and writes all pictures."""
-    least = 1 if processes is None else processes
-    check_least(images=(images, round(1 / SHARE_FLOOR)), seed=(seed, 0), size=(size, 32), processes=(least, 1))
+    check_least(images=(images, round(1 / SHARE_FLOOR)), seed=(seed, 0), size=(size, 32), processes=(processes, 1))
+    official = ISIC2019_COUNTS if isic2019 else ISIC2018_COUNTS
+    look_alikes = LOOK_ALIKES if isic2019 else ISIC2018_LOOK_ALIKES
     lesions = _plan(images, official, seed)
     folder.mkdir(parents=True, exist_ok=True)
     write = partial(_write_lesion, folder=folder, look_alikes=look_alikes, seed=seed, size=size)
-    in_processes(write, lesions, processes, worth=64)
+    list(mapped(write, lesions, processes=processes))
     return lesions
-
-
-def _write_table(file: Path, header: Iterable[str], rows: Iterable[list]) -> None:
-    write_csv(file, header, sorted(rows, key=lambda row: row[0]))
 
 
 def write_isic2019(out: Path, *, images: int, seed: int = 0, size: int = 96, processes: int | None = None) -> None:
@@ -396,14 +387,14 @@ def write_isic2019(out: Path, *, images: int, seed: int = 0, size: int = 96, pro
         images: number of pictures, at least 25, so that each class has one.
         seed: seed of everything that is random, at least 0.
         size: rows and columns of a picture in pixels, at least 32.
-        processes: number of worker processes; None takes what the CPU has, and fewer for a small phantom.
+        processes: number of worker processes; None: see :func:`fedmend.basics.parallel.mapped`.
 
     Raises:
         FedMendError: an argument below its least value.
     """
     out = Path(out)
     folder = out / "ISIC_2019_Training_Input"
-    lesions = _write_pictures(folder, ISIC2019_COUNTS, LOOK_ALIKES, images, seed, size, processes)
+    lesions = _write_pictures(folder, True, images, seed, size, processes)
     rng = np.random.default_rng([seed, 4])
     truth, metadata, columns = [], [], (*ISIC2019_COUNTS, "UNK")
     for lesion, number in zip(lesions, rng.permutation(len(lesions)), strict=True):
@@ -412,9 +403,9 @@ def write_isic2019(out: Path, *, images: int, seed: int = 0, size: int = 96, pro
         age, site, sex = 5 * rng.integers(4, 18), rng.choice(BODY_SITES), rng.choice(["female", "male"])
         truth += [[picture, *(float(c == lesion.name) for c in columns)] for picture in lesion.pictures]
         metadata += [[picture, age, site, lesion_id, sex] for picture in lesion.pictures]
-    _write_table(out / "ISIC_2019_Training_GroundTruth.csv", ["image", *columns], truth)
+    write_csv(out / "ISIC_2019_Training_GroundTruth.csv", ["image", *columns], sorted(truth))
     header = ["image", "age_approx", "anatom_site_general", "lesion_id", "sex"]
-    _write_table(out / "ISIC_2019_Training_Metadata.csv", header, metadata)
+    write_csv(out / "ISIC_2019_Training_Metadata.csv", header, sorted(metadata))
 
 
 def write_isic2018(out: Path, *, images: int, seed: int = 0, size: int = 96, processes: int | None = None) -> None:
@@ -425,21 +416,14 @@ def write_isic2018(out: Path, *, images: int, seed: int = 0, size: int = 96, pro
     ``out/ISIC2018_Task3_Training_LesionGroupings.csv`` has lesion and kind of confirmation. A lesion has one to three
     pictures. AKIEC is drawn as actinic keratosis.
 
-    Shares of the seven classes, pictures and determinism are as in :func:`write_isic2019`.
-
-    Args:
-        out: folder to write into; made where missing.
-        images: number of pictures, at least 25, so that each class has one.
-        seed: seed of everything that is random, at least 0.
-        size: rows and columns of a picture in pixels, at least 32.
-        processes: number of worker processes; None takes what the CPU has, and fewer for a small phantom.
+    Shares of the seven classes, pictures, determinism and arguments are as in :func:`write_isic2019`.
 
     Raises:
         FedMendError: an argument below its least value.
     """
     out, name = Path(out), "ISIC2018_Task3_Training"
     folder = out / f"{name}_Input"
-    lesions = _write_pictures(folder, ISIC2018_COUNTS, ISIC2018_LOOK_ALIKES, images, seed, size, processes)
+    lesions = _write_pictures(folder, False, images, seed, size, processes)
     rng = np.random.default_rng([seed, 4])
     truth, groups = [], []
     for lesion, number in zip(lesions, rng.permutation(len(lesions)), strict=True):
@@ -448,11 +432,12 @@ def write_isic2018(out: Path, *, images: int, seed: int = 0, size: int = 96, pro
         groups += [[picture, f"PHANTOM_{number:07d}", confirmed] for picture in lesion.pictures]
     table = out / f"{name}_GroundTruth" / f"{name}_GroundTruth.csv"
     table.parent.mkdir(exist_ok=True)
-    _write_table(table, ["image", *ISIC2018_COUNTS], truth)
-    _write_table(out / f"{name}_LesionGroupings.csv", ["image", "lesion_id", "diagnosis_confirm_type"], groups)
+    write_csv(table, ["image", *ISIC2018_COUNTS], sorted(truth))
+    header = ["image", "lesion_id", "diagnosis_confirm_type"]
+    write_csv(out / f"{name}_LesionGroupings.csv", header, sorted(groups))
 
 
-def lay_casts(out: Path, *, sites: int, seed: int = 0, progress: Callable[[str], None] | None = None) -> None:
+def lay_casts(out: Path, *, sites: int, seed: int = 0, progress: Say | None = None) -> None:
     """Gives each site its own camera: lays one colour cast over all pictures of a site, in place.
 
     The hues of the casts are spread evenly over the sites, so that no two are alike; exposure, contrast and vignette

@@ -1,10 +1,7 @@
 """What all phantoms share: soft shapes and noise, and how many pictures are drawn at once."""
 
 import csv
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +9,15 @@ from scipy.ndimage import gaussian_filter
 
 from fedmend.errors import FedMendError
 
+Point = Sequence[float] | np.ndarray
 
-def below(x: np.ndarray, limit, width: float) -> np.ndarray:
+
+def below(x: np.ndarray | float, limit: np.ndarray | float, width: float) -> np.ndarray:
     """1 where x < limit, 0 where x > limit, a ramp of the given width between; any shape."""
     return np.clip((limit - x) / width + 0.5, 0.0, 1.0)
 
 
-def capsule(u, v, start, end) -> np.ndarray:
+def capsule(u: np.ndarray, v: np.ndarray, start: Point, end: Point) -> np.ndarray:
     """Distance of every pixel to a line segment; coordinates and result of any shape."""
     du, dv = end[0] - start[0], end[1] - start[1]
     along = np.clip(((u - start[0]) * du + (v - start[1]) * dv) / (du * du + dv * dv), 0.0, 1.0)
@@ -31,39 +30,21 @@ def smooth_noise(rng: np.random.Generator, size: int, sigma: float) -> np.ndarra
     return field / field.std()
 
 
-def check_least(**given: tuple[int, int]) -> None:
+def check_least(**given: tuple[int | None, int]) -> None:
     """Refuses an argument below its least value.
 
     Args:
-        given: name of an argument → its value and the least one.
+        given: name of an argument → its value, or None, which is good, and the least one.
 
     Raises:
         FedMendError: names the first such argument.
     """
     for name, (value, least) in given.items():
-        if value < least:
+        if value is not None and value < least:
             raise FedMendError(f"phantom, argument {name}: expected at least {least}, got {value}")
 
 
-def in_processes(write: Callable[[object], object], items: Sequence, processes: int | None, *, worth: int) -> None:
-    """Writes items in several processes; what is written does not depend on their number.
-
-    Args:
-        write: writes one item; a function that can be pickled.
-        items: patients or lesions.
-        processes: number of worker processes; None takes what the CPU has, and fewer for few items.
-        worth: number of items that cost as much as a new process.
-    """
-    processes = processes or min(os.cpu_count() or 1, 1 + len(items) // worth)
-    if processes == 1:
-        for item in items:
-            write(item)
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        list(pool.map(write, items, chunksize=8))
-
-
-def write_csv(file: Path, header: Sequence[str], rows: Iterable[Sequence]) -> None:
+def write_csv(file: Path, header: Iterable[str], rows: Iterable[Sequence]) -> None:
     """Writes a table with the line ends of the downloads."""
     with open(file, "w", newline="", encoding="utf-8") as stream:
         csv.writer(stream, lineterminator="\n").writerows([header, *rows])

@@ -50,7 +50,7 @@ class PhantomSpec(ABC):
         return self.images * self.pixels**2 * 2
 
     @abstractmethod
-    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+    def write(self, out: Path, progress: Callable[[str], object] | None = None) -> None:
         """Writes ``out/download`` (official layout) and ``out/site-1`` … (site folders).
 
         Args:
@@ -106,7 +106,7 @@ def add_arguments(parser: ArgumentParser, *, images: int, pixels: int) -> None:
     parser.add_argument("--seed", type=int, default=1037, help="of images and test split")
 
 
-def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], None] | None = None) -> None:
+def make_phantom(out: Path, spec: PhantomSpec, progress: Callable[[str], object] | None = None) -> None:
     """:meth:`PhantomSpec.write`, with errors that say that they are about the phantom.
 
     Raises:

@@ -21,11 +21,8 @@ LEAST_LESION = 4  # voxels
 PATIENTS, LESIONS = (0, 0.25, 0.5, 0.75, 1), (17, 31, 79, 116, 392)
 SHARE, SIZES = (0, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.983, 1), (1, 1, 6, 17, 46, 127, 261, 1000, 46_870)
 LOAD = 52_000  # mm³ of lesions in the worst patient
-MERGED, FEWEST, MOST = (
-    4,
-    8,
-    40,
-)  # a phantom has a quarter as many lesions, four times as large, and so many at least and at most
+# A phantom has a quarter as many lesions, four times as large, and so many at least and at most.
+MERGED, FEWEST, MOST = 4, 8, 40
 MS_CENTRES = (1, 7, 8)
 CT_CENTRES = 4
 HEAD_FIELD, HEAD_HEIGHT = 182.0, 140.0  # mm
@@ -167,22 +164,17 @@ def _head(rng: np.random.Generator, grid: _Grid) -> _Head:
     brain = below(-inside, 0, edge)
     near = np.clip((20 - np.maximum(cerebrum, temporal)) / 8, 0, 1) * (hind < 3)
     sulci = np.clip(1.2 - np.abs(fine) / atrophy, 0, 1) * near
-    midline = (
-        below(pair[0] + 0.8 * fine, 2.0, 3) * np.clip((np.hypot(at[1], at[2] - 12) - 34) / 8, 0, 1) * (at[2] > -15)
-    )
+    midline = below(pair[0] + 0.8 * fine, 2.0, 3) * np.clip((np.hypot(at[1], at[2] - 12) - 34) / 8, 0, 1)
+    midline *= at[2] > -15
     cortex = np.maximum(below(inside, 5, 3), np.clip(1.7 - np.abs(fine) / 0.4, 0, 1) * near)
     cortex = np.maximum(cortex, below(pair[0], 6, 3) * (midline > 0))
     ganglia = np.maximum(_depth(pair, (24, 6, 4), (8, 20, 11)), _depth(pair, (11, -14, 6), (9, 13, 9)))
 
-    lateral = [
-        _from_segment(pair, start, end) - thick * wide
-        for start, end, thick in (
-            ((13, 34, 6), (8, 14, 14), 0.9),
-            ((8, 14, 14), (15, -22, 20), 0.8),
-            ((15, -22, 20), (27, -44, 8), 1.1),
-            ((27, -38, 2), (32, -8, -18), 0.45),
-        )
-    ]
+    horns = (
+        *(((13, 34, 6), (8, 14, 14), 0.9), ((8, 14, 14), (15, -22, 20), 0.8)),
+        *(((15, -22, 20), (27, -44, 8), 1.1), ((27, -38, 2), (32, -8, -18), 0.45)),
+    )
+    lateral = [_from_segment(pair, start, end) - thick * wide for start, end, thick in horns]
     middle = np.minimum(_from_segment(at, (0, 6, -4), (0, -14, 4)) - 0.3 * wide, -_depth(at, (0, -34, -32), (6, 5, 8)))
     ventricles = np.minimum(np.minimum.reduce(lateral), middle)
     # The septum between the frontal horns is as bright as a lesion, and so are caps on the horns of most people.
@@ -237,9 +229,8 @@ def _chest(rng: np.random.Generator, grid: _Grid, contrast: float) -> tuple[np.n
     pair = np.stack([np.abs(at[0]), at[1], at[2]])
     fat, dome, breath = rng.uniform(8, 25), rng.uniform(35, 50), rng.uniform(-890, -820)
     edge, fine, coarse = float(grid.spacing[0]), _texture(rng, grid, 9), _texture(rng, grid, 30)
-    taper = np.sqrt(np.clip(1 - ((at[2] + 40) / 175) ** 2, 0.02, 1)) * (at[2] > -40) + (
-        at[2] <= -40
-    )  # towards the apex
+    apex = np.sqrt(np.clip(1 - ((at[2] + 40) / 175) ** 2, 0.02, 1))
+    taper = apex * (at[2] > -40) + (at[2] <= -40)
     shell = np.hypot(at[0] / (138 * taper), (at[1] + 4) / (98 * np.sqrt(taper)))  # 1 at the inside of the ribs
     wall = (1 - shell) * 98 * taper
     body = _depth(at[:2], (0, 0), (162, 112)) + 3 * coarse
@@ -248,9 +239,8 @@ def _chest(rng: np.random.Generator, grid: _Grid, contrast: float) -> tuple[np.n
     _cover(hu, below(-body, 0, edge), -100)
     _cover(hu, below(fat, body + 4 * coarse, 2 * edge), 45 + 8 * coarse)
     heart = _depth(at, (-24, 24, -45), (54, 48, 55)) + 2 * coarse
-    mediastinum = np.maximum(
-        np.maximum(heart, 28 - 0.05 * at[2] + 0.1 * at[1] + 5 * coarse - pair[0]), 26 - np.hypot(at[0], at[1] + 66)
-    )
+    middle = 28 - 0.05 * at[2] + 0.1 * at[1] + 5 * coarse - pair[0]
+    mediastinum = np.maximum(np.maximum(heart, middle), 26 - np.hypot(at[0], at[1] + 66))
     base = at[2] + 120 - dome * np.cos(np.clip(np.hypot(pair[0] - 70, at[1]) / 70, 0, np.pi / 2)) - 8 * (at[0] > 0)
     pleura = np.minimum(np.minimum(wall, -mediastinum), base)
     lungs = below(-pleura, 0, edge)
@@ -266,9 +256,8 @@ def _chest(rng: np.random.Generator, grid: _Grid, contrast: float) -> tuple[np.n
 
     # Thin tubes where two smooth fields are both near 0; fewer and thinner towards the pleura.
     tubes = np.hypot(fine, _texture(rng, grid, 9)) / np.clip(pleura / 60, 0.15, 0.6)
-    hila = np.minimum.reduce(
-        [_from_segment(pair, (34, -4, -6), end) - 5 for end in ((70, -30, -55), (65, 25, -20), (60, -10, 50))]
-    )
+    ends = ((70, -30, -55), (65, 25, -20), (60, -10, 50))
+    hila = np.minimum.reduce([_from_segment(pair, (34, -4, -6), end) - 5 for end in ends])
     vessels = np.maximum(np.clip(1.3 - tubes, 0, 1), below(hila, 0, 2 * edge)) * lungs
     tissue = breath - 0.35 * (at[1] + 10) + 18 * coarse + 10 * fine  # denser where it lies
     _cover(hu, lungs, tissue)
@@ -363,12 +352,9 @@ def write_lung(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: i
     fissures, lung that lies pressed at the back, and the rim of the diaphragm reach the same HU and are no lesions.
     Four scanners in turn differ in noise, sharpness, HU offset and contrast agent.
 
-    The same arguments give the same bytes, and a case does not depend on how many others are made.
+    Arguments and determinism are as in :func:`write_ms`, but for these.
 
     Args:
-        out: folder to write into; made where missing.
-        cases: number of volumes, at least 1.
-        seed: seed of everything that is random, at least 0.
         size: voxels from right to left and from front to back over 360 mm, at least 32.
         depth: slices over 290 mm, at least 12.
 

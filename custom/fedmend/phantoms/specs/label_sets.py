@@ -1,13 +1,14 @@
 """Phantoms with different label sets: chest films or dermoscopic pictures of which each site labels some findings."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
+from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
@@ -32,7 +33,7 @@ class ChestPhantom(PhantomSpec):
     least_share: float = 0.04
     most_share: float = 1.0
 
-    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+    def write(self, out: Path, progress: Say | None = None) -> None:
         """See :class:`PhantomSpec`. ``images`` counts films of both views; ``test_share`` has no meaning for FedLSM."""
         from fedmend.datasets import cxr14
         from fedmend.phantoms import chest
@@ -42,7 +43,7 @@ class ChestPhantom(PhantomSpec):
             raise FedMendError(f"field protocol: expected one of {known}, got {self.protocol!r}")
         if unknown := [c for c in self.classes if c not in cxr14.CLASSES]:
             raise FedMendError(f"field classes: expected names out of {list(cxr14.CLASSES)}, got also {unknown[0]!r}")
-        given = {"sites": self.sites, "test_share": self.test_share, "seed": self.seed}
+        given: dict[str, Any] = {"sites": self.sites, "test_share": self.test_share, "seed": self.seed}
         if self.classes:
             given |= {"classes": self.classes, "top": None}
         drawn = {"images": self.images, "seed": self.seed, "size": self.pixels, "devices": self.sites}
@@ -63,7 +64,7 @@ class LabelSetPhantom(PhantomSpec):
     pixels: int = 96
     classes_per_site: int = 3
 
-    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+    def write(self, out: Path, progress: Say | None = None) -> None:
         """See :class:`PhantomSpec`."""
         from fedmend.datasets import isic2018
         from fedmend.phantoms import dermoscopy
@@ -74,7 +75,7 @@ class LabelSetPhantom(PhantomSpec):
         dermoscopy.lay_casts(out, sites=self.sites, seed=self.seed, progress=progress)
 
 
-PHANTOMS = {"cxr14": ChestPhantom, "isic2018": LabelSetPhantom}
+PHANTOMS: dict[str, type[PhantomSpec]] = {"cxr14": ChestPhantom, "isic2018": LabelSetPhantom}
 
 
 def _add_chest_arguments(parser: ArgumentParser) -> None:
@@ -84,13 +85,12 @@ def _add_chest_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_isic_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--sites", type=int, default=5, help="number of sites (default 5)")
-    parser.add_argument("--classes-per-site", type=int, default=3)
+    command_line.options(parser, LabelSetPhantom, sites="number of sites (default 5)", classes_per_site="")
     sites.add_arguments(parser, images=2500, pixels=96)
 
 
-def _run(args: Namespace, *, kind: type[PhantomSpec]) -> None:
-    sites.make_and_tell(args.out, command_line.made(kind, args, dataset=kind.dataset), "images")
+def _run(args: Namespace, *, dataset: str) -> None:
+    sites.make_and_tell(args.out, command_line.made(PHANTOMS[dataset], args, dataset=dataset), "images")
 
 
 COMMANDS = (
@@ -98,12 +98,12 @@ COMMANDS = (
         "cxr14",
         "chest films in the ChestX-ray14 layout, and sites that label some findings",
         _add_chest_arguments,
-        partial(_run, kind=ChestPhantom),
+        partial(_run, dataset="cxr14"),
     ),
     Command(
         "isic2018",
         "dermoscopic pictures in the ISIC 2018 layout, and sites likewise",
         _add_isic_arguments,
-        partial(_run, kind=LabelSetPhantom),
+        partial(_run, dataset="isic2018"),
     ),
 )

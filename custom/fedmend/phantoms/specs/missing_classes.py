@@ -1,12 +1,12 @@
 """The phantom with missing classes: CT head slices of which each site annotates some kinds of hemorrhage."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
+from fedmend.datasets.samples import Say
 from fedmend.datasets.swapped_labels import SwapNoise
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
@@ -36,7 +36,7 @@ class MissingClassPhantom(PhantomSpec):
     noise_low: float = 0.5
     noise_high: float = 0.7
 
-    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+    def write(self, out: Path, progress: Say | None = None) -> None:
         """See :class:`PhantomSpec`."""
         from fedmend.datasets import rsna_ich  # pydicom and scipy, which a site with a made phantom need not load
         from fedmend.phantoms import ct_head

@@ -1,7 +1,7 @@
 """Phantoms with noisy labels: CT head slices or dermoscopic pictures that some sites label wrongly."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
 from fedmend.datasets.noisy_sites import NoiseProtocol
+from fedmend.datasets.samples import Say
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
 
@@ -24,16 +25,10 @@ class NoisyLabelPhantom(NoiseProtocol, PhantomSpec):
     dataset: str = "ich_single"
     sites: int = 8
 
-    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+    def write(self, out: Path, progress: Say | None = None) -> None:
         """See :class:`PhantomSpec`. ``images`` counts CT slices before those with exactly one subtype are chosen."""
-        common = {
-            "protocol": command_line.made(NoiseProtocol, self),
-            "test_share": self.test_share,
-            "seed": self.seed,
-            "source_name": SOURCE,
-            "progress": progress,
-        }
-        _WRITERS[self.dataset](self, out, common)
+        common = {"protocol": command_line.made(NoiseProtocol, self), "source_name": SOURCE, "progress": progress}
+        _WRITERS[self.dataset](self, out, {**common, "test_share": self.test_share, "seed": self.seed})
 
 
 def _write_ich(spec: NoisyLabelPhantom, out: Path, common: Mapping) -> None:

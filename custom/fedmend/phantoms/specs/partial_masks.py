@@ -1,13 +1,13 @@
 """Phantoms with partial masks: volumes with lesions, of which each site annotates a part."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
+from fedmend.datasets.samples import Say
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
 
@@ -36,7 +36,7 @@ class PartlyAnnotatedPhantom(PhantomSpec):
         """About what images and masks take on disk: at most 32 bits per voxel, compressed."""
         return self.images * self.pixels**2 * self.depth * 4
 
-    def write(self, out: Path, progress: Callable[[str], None] | None = None) -> None:
+    def write(self, out: Path, progress: Say | None = None) -> None:
         """See :class:`PhantomSpec`."""
         from fedmend.datasets import lung, ms
         from fedmend.datasets.imperfections import completeness_settings
