@@ -16,20 +16,28 @@ from typing import IO
 
 import numpy as np
 
+from fedmend.datasets.checks import need
 from fedmend.errors import FedMendError
 
+SOURCE = "medmnist, argument source"
 SPLITS = ("train", "val", "test")
 CITATION = "Yang et al., MedMNIST v2, Scientific Data 10:41, 2023, https://doi.org/10.1038/s41597-022-01721-8"
 MOST_IMAGES, MOST_CLASSES, LARGEST_EDGE = 1_000_000, 1_000, 1_024
 MOST_BYTES = 200_000_000  # of labels, which are read at once
-_ORGANS = (
-    *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left"),
-    *("lung-right", "pancreas", "spleen"),
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names, of which some have commas."""
+    return tuple(text.split("; "))
+
+
+_ORGANS = _names(
+    "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; lung-right; pancreas; spleen"
 )
 _ABDOMEN = "LiTS (Bilic et al.) and its organ boxes (Xu et al.)"
-_FINDINGS = (
-    *("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia", "pneumothorax"),
-    *("consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia"),
+_FINDINGS = _names(
+    "atelectasis; cardiomegaly; effusion; infiltration; mass; nodule; pneumonia; pneumothorax; consolidation; edema;"
+    " emphysema; fibrosis; pleural; hernia"
 )
 
 
@@ -43,49 +51,33 @@ class KnownSet:
     licence: str = "CC BY 4.0"
 
 
+_PATHOLOGY = _names(
+    "adipose; background; debris; lymphocytes; mucus; smooth muscle; normal colon mucosa; cancer-associated stroma;"
+    " colorectal adenocarcinoma epithelium"
+)
+_SKIN = _names(
+    "actinic keratoses and intraepithelial carcinoma; basal cell carcinoma; benign keratosis-like lesions;"
+    " dermatofibroma; melanoma; melanocytic nevi; vascular lesions"
+)
+_RETINA = _names("choroidal neovascularization; diabetic macular edema; drusen; normal")
+_BLOOD = _names(
+    "basophil; eosinophil; erythroblast; immature granulocytes(myelocytes, metamyelocytes and promyelocytes);"
+    " lymphocyte; monocyte; neutrophil; platelet"
+)
+_KIDNEY = _names(
+    "Collecting Duct, Connecting Tubule; Distal Convoluted Tubule; Glomerular endothelial cells;"
+    " Interstitial endothelial cells; Leukocytes; Podocytes; Proximal Tubule Segments; Thick Ascending Limb"
+)
 KNOWN: Mapping[str, KnownSet] = {
-    "pathmnist": KnownSet(
-        (
-            *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa"),
-            *("cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
-        ),
-        "SM",
-        "NCT-CRC-HE (Kather et al.)",
-    ),
+    "pathmnist": KnownSet(_PATHOLOGY, "SM", "NCT-CRC-HE (Kather et al.)"),
     "chestmnist": KnownSet(_FINDINGS, "DX", "NIH ChestX-ray14 (Wang et al.)"),
-    "dermamnist": KnownSet(
-        (
-            *("actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma"),
-            *("benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi", "vascular lesions"),
-        ),
-        "XC",
-        "HAM10000 (Tschandl et al.)",
-        "CC BY-NC 4.0",
-    ),
-    "octmnist": KnownSet(
-        ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"), "OPT", "Kermany et al."
-    ),
+    "dermamnist": KnownSet(_SKIN, "XC", "HAM10000 (Tschandl et al.)", "CC BY-NC 4.0"),
+    "octmnist": KnownSet(_RETINA, "OPT", "Kermany et al."),
     "pneumoniamnist": KnownSet(("normal", "pneumonia"), "DX", "Kermany et al."),
     "retinamnist": KnownSet(("0", "1", "2", "3", "4"), "OP", "DeepDRiD (Liu et al.)"),
     "breastmnist": KnownSet(("malignant", "normal, benign"), "US", "Al-Dhabyani et al."),
-    "bloodmnist": KnownSet(
-        (
-            *("basophil", "eosinophil", "erythroblast"),
-            "immature granulocytes(myelocytes, metamyelocytes and promyelocytes)",
-            *("lymphocyte", "monocyte", "neutrophil", "platelet"),
-        ),
-        "SM",
-        "Acevedo et al.",
-    ),
-    "tissuemnist": KnownSet(
-        (
-            *("Collecting Duct, Connecting Tubule", "Distal Convoluted Tubule", "Glomerular endothelial cells"),
-            *("Interstitial endothelial cells", "Leukocytes", "Podocytes", "Proximal Tubule Segments"),
-            "Thick Ascending Limb",
-        ),
-        "SM",
-        "BBBC051 (Woloshuk et al.; Ljosa et al.)",
-    ),
+    "bloodmnist": KnownSet(_BLOOD, "SM", "Acevedo et al."),
+    "tissuemnist": KnownSet(_KIDNEY, "SM", "BBBC051 (Woloshuk et al.; Ljosa et al.)"),
     "organamnist": KnownSet(_ORGANS, "CT", _ABDOMEN),
     "organcmnist": KnownSet(_ORGANS, "CT", _ABDOMEN),
     "organsmnist": KnownSet(_ORGANS, "CT", _ABDOMEN),
@@ -155,43 +147,38 @@ def read_medmnist(file: Path) -> MedMNIST:
             shapes[split] = shape
         labels[split] = _labels(file, split, shape[0])
     name = re.sub(r"_\d+$", "", file.stem)
-    for what, found in (
-        ("images", {s[1:] for s in shapes.values()}),
-        ("labels", {v.shape[1] for v in labels.values()}),
-    ):
-        if len(found) > 1:
-            raise _wrong(f"{what} of one shape in all splits", "several")
+    found = {"images": {s[1:] for s in shapes.values()}, "labels": {v.shape[1:] for v in labels.values()}}
+    for what, several in found.items():
+        need(len(several) == 1, SOURCE, f"{what} of one shape in all splits", "several")
     known, width = KNOWN.get(name), labels["train"].shape[1]
     largest = max(int(v.max(initial=0)) for v in labels.values())
     count = width if width > 1 else largest + 1
     classes = known.classes if known else tuple(f"class_{c}" for c in range(count))
-    if largest >= (2 if width > 1 else len(classes)) or (width > 1 and width != len(classes)) or len(classes) < 2:
-        raise _wrong(f"the labels of {name}" if known else "labels of at least 2 classes", "others")
+    fits = largest < 2 and width == len(classes) if width > 1 else largest < len(classes)
+    words = f"the labels of {name}" if known else "labels of at least 2 classes"
+    need(fits and len(classes) >= 2, SOURCE, words, "others")
     kept = {k: v.astype(np.int8) if width > 1 else v[:, 0].astype(np.int64) for k, v in labels.items()}
     return MedMNIST(file, shapes, kept, classes, known, name)
 
 
 def _check_images(name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
     flat = len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)
-    if not flat:
-        raise _wrong(
-            f"2-D images in {name}, (N, H, W) or (N, H, W, 3)", f"{len(shape)} dimensions; 3-D sets are not supported"
-        )
-    if dtype != np.uint8:
-        raise _wrong(f"numbers of type uint8 in {name}", "others")
-    if not (1 <= shape[0] <= MOST_IMAGES and all(1 <= edge <= LARGEST_EDGE for edge in shape[1:3])):
-        raise _wrong(f"1 to {MOST_IMAGES} images of at most {LARGEST_EDGE} pixels in {name}", "others")
+    got = f"{len(shape)} dimensions; 3-D sets are not supported"
+    need(flat, SOURCE, f"2-D images in {name}, (N, H, W) or (N, H, W, 3)", got)
+    need(dtype == np.uint8, SOURCE, f"numbers of type uint8 in {name}", "others")
+    fits = 1 <= shape[0] <= MOST_IMAGES and all(1 <= edge <= LARGEST_EDGE for edge in shape[1:3])
+    need(fits, SOURCE, f"1 to {MOST_IMAGES} images of at most {LARGEST_EDGE} pixels in {name}", "others")
 
 
 def _labels(file: Path, split: str, number: int) -> np.ndarray:
     """(N, C) of one split."""
     with _array(file, f"{split}_labels") as (stream, shape, dtype):
         good = dtype.kind in "iu" and len(shape) == 2 and shape[0] == number and 1 <= shape[1] <= MOST_CLASSES
-        if not good or number * shape[1] * dtype.itemsize > MOST_BYTES:
-            raise _wrong(f"{number} rows of whole numbers in {split}_labels", "another array")
+        good = good and number * shape[1] * dtype.itemsize <= MOST_BYTES
+        need(good, SOURCE, f"{number} rows of whole numbers in {split}_labels", "another array")
         labels = np.frombuffer(_exactly(stream, number * shape[1] * dtype.itemsize), dtype=dtype).reshape(shape)
-    if labels.min() < 0 or labels.max() >= MOST_CLASSES:
-        raise _wrong(f"numbers from 0 to {MOST_CLASSES - 1} in {split}_labels", "others")
+    good = labels.min() >= 0 and labels.max() < MOST_CLASSES
+    need(good, SOURCE, f"numbers from 0 to {MOST_CLASSES - 1} in {split}_labels", "others")
     return labels
 
 
@@ -202,10 +189,8 @@ def _array(file: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], 
         with zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as stream:
             read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             shape, by_column, dtype = read[np.lib.format.read_magic(stream)](stream)
-            if dtype.hasobject:  # they are pickled, and can run any code
-                raise _wrong(f"numbers in {name}", "Python objects")
-            if by_column and len(shape) > 1:
-                raise _wrong(f"{name} in C order", "Fortran order")
+            need(not dtype.hasobject, SOURCE, f"numbers in {name}", "Python objects")  # pickles can run any code
+            need(not by_column or len(shape) <= 1, SOURCE, f"{name} in C order", "Fortran order")
             yield stream, shape, dtype
     except FileNotFoundError:
         raise _wrong("a file", "none") from None
@@ -222,4 +207,4 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def _wrong(expected: str, got: str) -> FedMendError:
-    return FedMendError(f"medmnist, argument source: expected {expected}, got {got}")
+    return FedMendError(f"{SOURCE}: expected {expected}, got {got}")
