@@ -80,12 +80,10 @@ def identified_classes(num_sites: int, num_classes: int, per_site: int, *, seed:
     Raises:
         FedMendError: a number out of its range, or a class that no site would identify.
     """
-    words = (
-        f"num_sites >= 1, per_site in 1..{num_classes}, num_sites * per_site >= {num_classes}, the number of classes,"
-    )
+    words = f"num_sites >= 1, per_site in 1..{num_classes}, num_sites * per_site >= {num_classes}"
     good = num_sites >= 1 and 1 <= per_site <= num_classes and num_sites * per_site >= num_classes and seed >= 0
     got = f"{num_sites}, {per_site}, {num_sites * per_site} and {seed}"
-    need(good, "identified classes", f"{words} and seed >= 0", got)
+    need(good, "identified classes", f"{words}, the number of classes, and seed >= 0", got)
     rng = np.random.default_rng((seed, 1))
     identified = np.zeros((num_sites, num_classes), dtype=bool)
     identified[np.arange(num_classes) % num_sites, rng.permutation(num_classes)] = True

@@ -45,9 +45,9 @@ class SiteChoices:
     window: Any = AS_SEEN
 
     def __post_init__(self) -> None:
-        good, words = 0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.seed >= 0, "test_share, val_share"
+        good = 0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.seed >= 0
         got = f"{self.test_share}, {self.val_share} and {self.seed}"
-        need(good, f"arguments {words} and seed", "0 or numbers below 1, and at least 0", got)
+        need(good, "arguments test_share, val_share and seed", "0 or numbers below 1, and at least 0", got)
 
 
 def check_files(images: Sequence[str], root: Path, where: Callable[[int], str]) -> None:

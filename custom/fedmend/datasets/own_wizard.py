@@ -125,8 +125,9 @@ class Wizard:
         why = f"of the columns {', '.join(header)[:200]}"
         if self._given.columns is None and guessed:
             answer = self._answer("columns", "Columns with other names", shown, why)
-            words = [] if answer == NONE else shlex.split(answer)
-            columns = guessed if answer == shown else own_csv.column_names(words)
+            columns = guessed
+            if answer != shown:
+                columns = own_csv.column_names([] if answer == NONE else shlex.split(answer))
         else:
             columns = own_csv.column_names(self._given.columns or ())
         header, rows = own_csv.open_table(labels, columns)

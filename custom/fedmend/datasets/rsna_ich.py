@@ -14,14 +14,13 @@ from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import annotated_classes
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
-from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, Slices, read_headers, read_slices, take_lists
+from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, WHERE, Slices, read_headers, read_slices, take_lists
 from fedmend.datasets.rsna_ich_parts import SliceProtocol, check_split, parts_of_sites, select_slices, sites_of_units
 from fedmend.datasets.samples import Samples, Say, Share, hold_out, sizes
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.datasets.swapped_labels import SwapNoise, missing_and_noisy
 from fedmend.errors import FedMendError
 
-WHERE = "rsna-ich"
 SOURCE = "RSNA 2019 Intracranial Hemorrhage Detection, stage 2 train"
 
 

@@ -19,6 +19,7 @@ from fedmend.datasets.checks import need, need_part
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 
+WHERE = "rsna-ich"
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 TABLE, FOLDER = "stage_2_train.csv", "stage_2_train"
 CORRUPT = frozenset({"ID_6431af929"})  # its pixel data is cut short in the official download
@@ -51,7 +52,7 @@ def read_slices(source: Path) -> tuple[Slices, dict[str, int]]:
     Raises:
         FedMendError: a table or folder that lacks, or a table that is incomplete or contradicts itself.
     """
-    need_part((source / TABLE).is_file() and (source / FOLDER).is_dir(), "rsna-ich", f"{TABLE} and {FOLDER}/")
+    need_part((source / TABLE).is_file() and (source / FOLDER).is_dir(), WHERE, f"{TABLE} and {FOLDER}/")
     files = {entry.name[:-4] for entry in os.scandir(source / FOLDER) if entry.name.endswith(".dcm")}
     with open(source / TABLE, newline="", encoding="utf-8-sig") as stream:
         seen, rows, counts = _parse(stream)
@@ -94,15 +95,15 @@ def take_lists(slices: Slices, train_list: Path, test_list: Path) -> tuple[Slice
     index: dict[int, bool] = {}
     for file, test in ((Path(train_list), False), (Path(test_list), True)):
         if not file.is_file():
-            raise FedMendError(f"rsna-ich, {file.name}: expected a table of slices, not found")
+            raise FedMendError(f"{WHERE}, {file.name}: expected a table of slices, not found")
         before = len(index)
-        for row, record in read_csv(file, f"rsna-ich, {file.name}")[1]:
+        for row, record in read_csv(file, f"{WHERE}, {file.name}")[1]:
             i = known.get((record.get("id") or "").removesuffix(".dcm"), -1)
             got = "one that is listed already" if i in index else "one that is not there"
-            where = f"rsna-ich, {file.name} row {row}, column id"
+            where = f"{WHERE}, {file.name} row {row}, column id"
             need(i >= 0 and i not in index, where, "a slice of the download that can be used", got)
             index[i] = test
-        need(len(index) > before, f"rsna-ich, {file.name}", "at least one slice", "none")
+        need(len(index) > before, f"{WHERE}, {file.name}", "at least one slice", "none")
     return slices.take(np.array(list(index))), np.array(list(index.values()))
 
 

@@ -7,10 +7,9 @@ import numpy as np
 
 from fedmend.data.card import WINDOWS
 from fedmend.datasets.checks import SHARES, Limits, check_fields, need, one_of
+from fedmend.datasets.rsna_ich_download import WHERE
 from fedmend.datasets.samples import parts_of
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise
-
-WHERE = "rsna-ich"
 
 
 @dataclass(frozen=True, kw_only=True)
