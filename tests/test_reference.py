@@ -6,7 +6,8 @@ The rules:
 - Where an annotation names an array or tensor, the docstring has a shape: sizes in brackets, such as ``(N, C)``,
   or the words "any shape". Mappings of arrays are models, reports or counts, whose shapes their types say.
 - Where the body of a function raises ``FedMendError``, its docstring has "Raises".
-- A method that overrides one of ours may leave shapes and errors to the docstring of that one, or of its class.
+- A method that overrides one of ours may leave shapes and errors to the docstring of that one, or of its class. It
+  needs none of its own when it has nothing to add: Python's help and the site show the docstring of that one.
 """
 
 import ast
@@ -66,10 +67,9 @@ def said(node):
     return ast.get_docstring(node) or ""
 
 
-def about(method, cls, classes):
-    """Docstrings of a method, of its class, and of the same method further up."""
-    inner = [n for up in ancestors(cls, classes) for n in up.body if isinstance(n, FUNCTION) and n.name == method.name]
-    return "\n".join([said(method), said(cls), *map(said, inner)])
+def overridden(method, cls, classes):
+    """The docstrings of the same method further up."""
+    return [said(n) for up in ancestors(cls, classes) for n in up.body if getattr(n, "name", "") == method.name]
 
 
 def gaps(text, classes):
@@ -79,10 +79,11 @@ def gaps(text, classes):
     methods = [(cls, n) for cls in public(tree.body) if isinstance(cls, ast.ClassDef) for n in public(cls.body)]
     for cls, node in [*((None, n) for n in public(tree.body)), *methods]:
         name = f"{cls.name}.{node.name}" if cls else node.name
-        if not said(node):
+        further_up = overridden(node, cls, classes) if cls else []
+        if not said(node) and not any(further_up):
             found.append(f"{name}: docstring")
         elif isinstance(node, FUNCTION):
-            words = about(node, cls, classes) if cls else said(node)
+            words = "\n".join([said(node), *([said(cls)] if cls else []), *further_up])
             found += [f"{name}: shapes"] if takes_or_gives_arrays(node) and not SHAPE.search(words) else []
             found += [f"{name}: Raises"] if raises(node) and "Raises:" not in words else []
     return found
@@ -105,10 +106,10 @@ class Child(Base):
     def a(self, x: Tensor):
         """Overrides."""
     def b(self):
-        """Overrides."""
         raise FedMendError("b")
     def c(self, x: Tensor | None):
         """New."""
+    def d(self): ...
     def _hidden(self): ...
 def f() -> np.ndarray:
     """Gives (N,) float32."""
@@ -130,7 +131,7 @@ def j():
 
 
 def test_the_reader_finds_what_is_missing_and_nothing_else():
-    assert gaps(EXAMPLE, classes_of(EXAMPLE)) == ["h: Raises", "i: docstring", "Child.c: shapes"]
+    assert gaps(EXAMPLE, classes_of(EXAMPLE)) == ["h: Raises", "i: docstring", "Child.c: shapes", "Child.d: docstring"]
 
 
 def test_every_public_name_says_what_it_does_with_shapes_and_errors():

@@ -1,4 +1,5 @@
-"""Turns the roles of our docstrings, such as :class:`fedmend.method.Site`, into links of the site. For griffe."""
+"""Turns the roles of our docstrings, such as :class:`fedmend.method.Site`, into links of the site, and gives a method
+that overrides one of ours and says nothing the docstring of that one. For griffe."""
 
 import contextlib
 import re
@@ -19,6 +20,10 @@ class References(griffe.Extension):
             if found.docstring:
                 text = found.docstring.value
                 found.docstring.value = ROLE.sub(lambda match, of=found: _link(match[1], of, loader), text)
+        for found in _all(pkg):
+            if found.is_function and found.parent.is_class and not found.is_private and not found.docstring:
+                above = [c.members[found.name] for c in found.parent.mro() if found.name in c.members]
+                found.docstring = next((m.docstring for m in above if m.docstring), None)
 
 
 def _all(found: griffe.Object) -> Iterator[griffe.Object]:
