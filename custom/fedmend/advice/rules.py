@@ -6,7 +6,7 @@ where it has paired differences. Who measures something anew changes the rule wi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedmend.advice import reasons as why
 from fedmend.advice.facts import Facts
@@ -47,130 +47,103 @@ class Rule:
     """A line of the table.
 
     Attributes:
-        name: for tests.
-        part: one of ``PARTS``.
         why: facts → why it holds; empty where it does not.
         advice: what to do, or to keep in mind.
         evidence: what that rests on.
-        kinds: kinds of labels that it is about; an empty one: no kind that all sites have.
         job: folder in jobs/ that it recommends.
         variant: variant of the job.
         rows: other variants to compare with.
+        name: for tests.
+        part: one of ``PARTS``.
+        kinds: kinds of labels that it is about; an empty one: no kind that all sites have.
     """
 
-    name: str
-    part: str
     why: Callable[[Facts], str]
     advice: str
     evidence: Evidence
-    kinds: Sequence[str] = (*KIND_NAMES, "")
     job: str = ""
     variant: str = ""
     rows: Sequence[str] = ()
+    name: str = ""
+    part: str = ""
+    kinds: Sequence[str] = ()
 
 
 MULTI, SINGLE, MASKS = (MULTILABEL,), (SINGLELABEL,), (SEGMENTATION,)
-RULES: tuple[Rule, ...] = (
-    # ---- what stops a job
-    Rule("too few sites", FIRST, why.too_few_sites, "A federation needs two sites that can be counted.", CHECKED),
-    Rule(
-        "kinds differ",
-        FIRST,
-        why.kinds_differ,
-        "A job needs one kind of labels at all sites: make a federation for each.",
-        CHECKED,
+LABELS, ANY = (*MULTI, *SINGLE), (*KIND_NAMES, "")
+# (part, kinds) → name → the rest of the rule
+TABLE: dict[tuple[str, Sequence[str]], dict[str, Rule]] = {}
+TABLE[FIRST, ANY] = {
+    "too few sites": Rule(why.too_few_sites, "A federation needs two sites that can be counted.", CHECKED),
+    "kinds differ": Rule(
+        why.kinds_differ, "A job needs one kind of labels at all sites: make a federation for each.", CHECKED
     ),
-    Rule(
-        "kind not said",
-        FIRST,
+    "kind not said": Rule(
         why.kind_unsaid,
         "Run the audit with this version at all sites: without the kind of labels no job can be recommended.",
         CHECKED,
     ),
-    Rule(
-        "class nowhere",
-        FIRST,
+    "class nowhere": Rule(
         why.class_nowhere,
         "No method learns a class that nobody labels, and every job refuses it. Leave it out of the classes, or have it"
         " labelled.",
         CHECKED,
     ),
-    Rule(
-        "one value",
-        FIRST,
+}
+TABLE[FIRST, MULTI] = {
+    "one value": Rule(
         why.one_value,
         "A job refuses such a site. Leave the column out there; the class then counts as not annotated.",
         CHECKED,
-        MULTI,
-    ),
-    Rule(
-        "one class",
-        FIRST,
-        why.one_class,
-        "A job refuses such a site: there is nothing to tell apart.",
-        CHECKED,
-        SINGLE,
-    ),
-    Rule(
-        "unlabelled samples",
-        FIRST,
+    )
+}
+TABLE[FIRST, SINGLE] = {
+    "one class": Rule(why.one_class, "A job refuses such a site: there is nothing to tell apart.", CHECKED),
+    "unlabelled samples": Rule(
         why.unlabelled_alike,
         "FedNoRo and its baselines refuse a sample without a label, and FedLSM gives one a pseudo-label only where the"
         " site does not know every class. Leave these samples out of the training table, and audit again.",
         NOT_MEASURED,
-        SINGLE,
     ),
-    # ---- which job: several labels per sample
-    Rule(
-        "rare classes missing",
-        RUN,
+}
+TABLE[RUN, MULTI] = {
+    "rare classes missing": Rule(
         why.rare_gaps,
         "Run FedLSM. FedMLP keeps its tags for good, and of its positive tags of rare findings most were wrong.",
         Evidence(
             "FedLSM, phantom chest films",
             "AUC, FedLSM minus FedAvg* +2.2 [1.3, 3.2]; with findings in 0.2 % to 2 % of the films -1.7 [-8.7, 5.2]",
         ),
-        MULTI,
         job="fedlsm_cxr14",
         rows=("fixmatch_masked", "fedavg_masked"),
     ),
-    Rule(
-        "classes missing",
-        RUN,
+    "classes missing": Rule(
         why.gaps,
         "Run FedMLP, and compare it with federated averaging with a partial loss, which costs less. Plain FedAvg, which"
         " takes a missing label for a negative one, is not enough.",
         Evidence(CT, "FedMLP minus FedAvg-PL +4.5 [3.5, 5.4] AUC, minus FedAvg +8.4 [4.6, 12.2] AUC"),
-        MULTI,
         job="fedmlp_ich",
         rows=("fedavg_pl", "fedavg"),
     ),
-    Rule(
-        "blank cells",
-        RUN,
+    "blank cells": Rule(
         why.blank_cells,
         "Run federated averaging with a partial loss, which leaves blanks out. FedMLP repairs a class only where a site"
         " annotates none of it.",
         NOT_MEASURED,
-        MULTI,
         job="fedmlp_ich",
         variant="fedavg_pl",
         rows=("fedavg",),
     ),
-    Rule(
-        "nothing missing",
-        RUN,
+    "nothing missing": Rule(
         why.complete,
         "Plain FedAvg is enough: there is no missing label to repair.",
         Evidence(CT, "AUC of FedMLP on a fifth of the labels minus FedAvg on all of them -9.4 [-11.5, -7.2]"),
-        MULTI,
         job="fedmlp_ich",
         variant="fedavg",
     ),
-    # ---- one label per sample
-    Rule(
-        "label sets differ",
-        RUN,
+}
+TABLE[RUN, SINGLE] = {
+    "label sets differ": Rule(
         why.gaps,
         "Run FedLSM; compare it with FedPU and FSSL, which were better in our tests. Plain FedAvg loses classes that"
         " few sites know. For grey images add pixel_mean=[] pixel_deviation=[] vertical_flip=false to --set.",
@@ -178,175 +151,135 @@ RULES: tuple[Rule, ...] = (
             "FedLSM, real brain MR slices",
             "30 rounds at 48 × 48: macro F1 minus FedAvg* +6.4 [-3.8, 16.5], minus FedPU -8.2 [-16.1, -0.2]",
         ),
-        SINGLE,
         job="fedlsm_isic2018",
         rows=("fedpu", "fssl", "fixmatch_masked", "fedavg_masked", "fedavg"),
     ),
-    Rule(
-        "noisy sites",
-        RUN,
+    "noisy sites": Rule(
         why.judged_noisy,
         "Run FedNoRo.",
         Evidence("FedNoRo, real brain MR slices", "BACC minus FedLA +3.1 [2.2, 3.9], minus FedAvg +6.5 [4.3, 8.8]"),
-        SINGLE,
         job="fednoro_ich",
         rows=("fedla", "fedavg"),
     ),
-    Rule(
-        "clean and balanced",
-        RUN,
+    "clean and balanced": Rule(
         why.clean_and_balanced,
         "Plain FedAvg is enough: there is neither noise nor imbalance to make up for.",
         NOT_MEASURED,
-        SINGLE,
         job="fednoro_ich",
         variant="fedavg",
         rows=("fedla",),
     ),
-    Rule(
-        "clean",
-        RUN,
+    "clean": Rule(
         why.judged_clean,
         "Run federated averaging with logit adjustment (FedLA), which makes up for imbalance.",
         Evidence("FedNoRo, phantom CT", "without a noisy site FedNoRo goes on as FedLA, BACC 82.4, one seed"),
-        SINGLE,
         job="fednoro_ich",
         variant="fedla",
         rows=("fedavg",),
     ),
-    Rule(
-        "too few sites to judge",
-        RUN,
+    "too few sites to judge": Rule(
         why.few_to_judge,
         "Run federated averaging with logit adjustment (FedLA). FedNoRo refuses fewer than four sites.",
         Evidence("FedNoRo, real brain MR slices", f"at eight sites FedLA 76.6 ± 1.6, FedAvg 73.2 ± 2.1; {NO_PAIRS}"),
-        SINGLE,
         job="fednoro_ich",
         variant="fedla",
         rows=("fedavg",),
     ),
-    Rule(
-        "noise unknown",
-        RUN,
+    "noise unknown": Rule(
         why.unjudged,
         "Run FedNoRo. Its warm-up compares the losses of the sites, and where it finds no noisy one it goes on as"
         " federated averaging with logit adjustment (FedLA), so that little is lost by asking.",
         Evidence("FedNoRo, phantom CT", "without a noisy site every digit is FedLA's, BACC 82.4, one seed"),
-        SINGLE,
         job="fednoro_ich",
         rows=("fedla", "fedavg"),
     ),
-    # ---- masks
-    Rule(
-        "masks complete",
-        RUN,
+}
+TABLE[RUN, MASKS] = {
+    "masks complete": Rule(
         why.masks_complete,
         "Plain FedAvg is enough: whatever a correction adds to a complete mask is wrong.",
         Evidence(LESIONS, "masks complete, FedIA minus FedAvg: Dice +1.1 [-0.2, 2.4], precision -3.9 [-8.1, 0.3]"),
-        MASKS,
         job="fedia_ms",
         variant="fedavg",
     ),
-    Rule(
-        "masks partial",
-        RUN,
+    "masks partial": Rule(
         why.masks_partial,
         "Run FedIA, and its correction alone beside it (jobs/fedia_lung for CT).",
         PARTIAL,
-        MASKS,
         job="fedia_ms",
         rows=("correction_only", "fedavg"),
     ),
-    Rule(
-        "masks unknown",
-        RUN,
+    "masks unknown": Rule(
         why.masks_unknown,
         "Ask each site whether it marks all lesions. If all do, plain FedAvg is enough (--variant fedavg). If not, run"
         " FedIA, and its correction alone beside it (jobs/fedia_lung for CT).",
         PARTIAL,
-        MASKS,
         job="fedia_ms",
         rows=("correction_only", "fedavg"),
     ),
-    Rule(
-        "not told",
-        RUN,
+}
+TABLE[RUN, LABELS] = {
+    "not told": Rule(
         why.not_told,
         "No job yet. Ask these sites which classes they label; the numbers themselves may stay there.",
         CHECKED,
-        (*MULTI, *SINGLE),
-    ),
-    # ---- what to look out for
-    Rule("phantom", WATCH, why.phantom, "The advice is about this phantom, not about any hospital.", CHECKED),
-    Rule("not counted", WATCH, why.uncounted, "What they have may change the advice.", CHECKED),
-    Rule("held back", WATCH, why.held_back, "No advice rests on one: it may be small, or next to such.", CHECKED),
-    Rule(
-        "few samples",
-        WATCH,
+    )
+}
+TABLE[WATCH, ANY] = {
+    "phantom": Rule(why.phantom, "The advice is about this phantom, not about any hospital.", CHECKED),
+    "not counted": Rule(why.uncounted, "What they have may change the advice.", CHECKED),
+    "held back": Rule(why.held_back, "No advice rests on one: it may be small, or next to such.", CHECKED),
+}
+TABLE[WATCH, LABELS] = {
+    "few samples": Rule(
         why.few_samples,
         "The smallest sites of a measured federation had about as many.",
         Evidence(CT, "about 190 training slices at a site"),
-        (*MULTI, *SINGLE),
     ),
-    Rule("few positives", WATCH, why.few_positives, "Expect little of these classes.", NOT_MEASURED, (*MULTI, *SINGLE)),
-    Rule(
-        "large sites",
-        WATCH,
+    "few positives": Rule(why.few_positives, "Expect little of these classes.", NOT_MEASURED),
+}
+TABLE[WATCH, MULTI] = {
+    "large sites": Rule(
         why.large_sites,
         "With more data FedMLP's lead over the partial loss (FedAvg-PL) shrinks.",
         Evidence(CT, "two thirds more slices: FedMLP minus FedAvg-PL +2.4 [0.9, 3.8] AUC"),
-        MULTI,
     ),
-    Rule(
-        "real images",
-        WATCH,
+    "real images": Rule(
         why.real_images,
         "On real slices FedMLP was hardly better than the partial loss: compare before you choose.",
         Evidence("FedMLP, real brain MR slices", "FedMLP minus FedAvg-PL +0.8 [-0.5, 2.1] AUC, +0.9 [0.3, 1.6] BACC"),
-        MULTI,
     ),
-    Rule(
-        "one annotator",
-        WATCH,
-        why.alone,
-        "What is learnt of such a class comes from the labels of one site: have them checked.",
-        NOT_MEASURED,
-        MULTI,
+    "one annotator": Rule(
+        why.alone, "What is learnt of such a class comes from the labels of one site: have them checked.", NOT_MEASURED
     ),
-    Rule(
-        "one site with the class",
-        WATCH,
+}
+TABLE[WATCH, SINGLE] = {
+    "one site with the class": Rule(
         why.alone,
         "An average by samples loses such a class, one by class keeps it, as FedLSM does. It says nothing about noise.",
         Evidence("FedLSM, phantom dermoscopy", "F1 of three such classes: by samples 2, 4, 15, FedLSM 18, 77, 57"),
-        SINGLE,
     ),
-    Rule(
-        "vote share",
-        WATCH,
+    "vote share": Rule(
         why.votes,
         "A high share is no proof.",
         Evidence(
             "FedNoRo, how often the noisy sites are found",
             "it was 97 % although three of the seven sets were not exact",
         ),
-        SINGLE,
     ),
-    Rule(
-        "real volumes",
-        WATCH,
+}
+TABLE[WATCH, MASKS] = {
+    "real volumes": Rule(
         why.real_masks,
         "On three real patients, two of them to learn from, FedIA was not ahead of FedAvg.",
         Evidence(
             "FedIA, three real patients",
             "Dice, FedIA minus FedAvg -3.0 [-6.8, 0.8], -8.0 [-25.8, 9.8], -2.3 [-12.5, 8.0]",
         ),
-        MASKS,
-    ),
-    # ---- what is not known
-    Rule(
-        "noise, one label",
-        UNKNOWN,
+    )
+}
+TABLE[UNKNOWN, SINGLE] = {
+    "noise, one label": Rule(
         why.no_losses,
         "Counts cannot tell careless labels from careful ones. Losses after a warm-up can: where every sample has a"
         " label, run jobs/fednoro_ich, then this command with --losses and its run folder.",
@@ -354,46 +287,38 @@ RULES: tuple[Rule, ...] = (
             "FedNoRo, how often the noisy sites are found",
             "percent: exactly the noisy sites 57, recall 83, precision 95",
         ),
-        SINGLE,
     ),
-    Rule(
-        "noise, several labels",
-        UNKNOWN,
-        why.no_losses,
-        "Counts cannot tell careless labels from careful ones: have a sample of each site's labels checked.",
-        NOT_MEASURED,
-        MULTI,
-    ),
-    Rule(
-        "missing and noisy",
-        UNKNOWN,
+    "missing and noisy": Rule(
         why.missing_and_noisy,
         "FedLSM takes the labels that there are for right, and FedNoRo refuses blanks.",
         NOT_MEASURED,
-        SINGLE,
     ),
-    Rule(
-        "missing, perhaps noisy",
-        UNKNOWN,
+    "class without a sample": Rule(
+        why.without_sample, "The site may have no such case, or call it by another name: ask.", NOT_MEASURED
+    ),
+}
+TABLE[UNKNOWN, MULTI] = {
+    "noise, several labels": Rule(
+        why.no_losses,
+        "Counts cannot tell careless labels from careful ones: have a sample of each site's labels checked.",
+        NOT_MEASURED,
+    ),
+    "missing, perhaps noisy": Rule(
         why.missing_and_noisy,
         "FedMLP takes the labels that there are for right. It withstood noise at least as well as the partial loss.",
         Evidence("Labels both missing and noisy", "AUC minus FedAvg-PL: CT +2.3 [1.0, 3.7], MR +0.7 [-0.6, 2.0]"),
-        MULTI,
     ),
-    Rule("two methods", UNKNOWN, why.two_methods, "Which does better on the same sites?", NOT_MEASURED, MULTI),
-    Rule(
-        "class without a sample",
-        UNKNOWN,
-        why.without_sample,
-        "The site may have no such case, or call it by another name: ask.",
-        NOT_MEASURED,
-        SINGLE,
-    ),
-    Rule(
-        "class not told",
-        UNKNOWN,
+    "two methods": Rule(why.two_methods, "Which does better on the same sites?", NOT_MEASURED),
+}
+TABLE[UNKNOWN, ANY] = {
+    "class not told": Rule(
         why.doubtful,
         "It may be too rare to be learnt, and a class without a positive sample anywhere stops a job.",
         CHECKED,
-    ),
+    )
+}
+RULES = tuple(
+    replace(rule, name=name, part=part, kinds=kinds)
+    for (part, kinds), rules in TABLE.items()
+    for name, rule in rules.items()
 )

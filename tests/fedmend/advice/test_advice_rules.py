@@ -51,11 +51,11 @@ EXAMPLES = {
     "vote share": federation(*[LABELLED] * 4, losses=ONE_NOISY),
     "real volumes": federation(masks(), masks()),
     "noise, one label": federation(*[LABELLED] * 4),
-    "noise, several labels": federation(FULL, FULL),
     "missing and noisy": federation(NEVI, MELANOMA),
+    "class without a sample": federation(single((400, 400, 0), (400, 0, 0)), LABELLED),
+    "noise, several labels": federation(FULL, FULL),
     "missing, perhaps noisy": federation(GAP, OTHER_GAP),
     "two methods": federation(GAP, OTHER_GAP),
-    "class without a sample": federation(single((400, 400, 0), (400, 0, 0)), LABELLED),
     "class not told": federation(site((400, 80, 0), (400, Q, 0)), GAP),
 }
 
