@@ -21,31 +21,50 @@ SMALLEST_EDGE = 32  # pixels of the smallest images that a network has to take
 DROP_RATES = ("drop_prob", "drop_rate", "drop")  # attributes of timm's modules
 
 
-class ResNet18(nn.Module):
-    """torchvision's ResNet-18 with a linear classifier on its 512 globally averaged features.
+class Network(nn.Module):
+    """A backbone, and a classifier on its features: (B, F), or (B, F, H, W) where masks are learnt.
 
-    Args:
-        num_classes: C.
+    Attributes:
+        channels: of an image.
+        num_features: F.
+        library_heads: what the names of the classifier begin with in the state dict of the library that the network
+            comes from; empty: no library has weights for it.
     """
 
-    channels, num_features = 3, 512
-    library_heads = ("fc.",)
-
-    def __init__(self, num_classes: int):
-        from torchvision.models import resnet18
-
-        super().__init__()
-        self.backbone = resnet18(weights=None)
-        self.backbone.fc = nn.Identity()
-        self.classifier = nn.Linear(self.num_features, num_classes)
+    channels = 3
+    num_features: int
+    library_heads: tuple[str, ...] = ()
+    backbone: nn.Module
+    classifier: nn.Module
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) → features (B, 512) and logits (B, C)."""
+        """(B, channels, H, W) → features (B, F) and logits (B, C); where masks are learnt, features (B, F, H, W) and
+        logits (B, 1 + C, H, W), channel 0 = background."""
         features = self.backbone(images)
         return features, self.classifier(features)
 
 
-class NarrowResNet(nn.Module):
+class TorchvisionNetwork(Network):
+    """A network of torchvision with a linear classifier on its globally averaged features.
+
+    Args:
+        name: of its function.
+        num_features: F.
+        head: the name of its own classifier.
+        num_classes: C.
+    """
+
+    def __init__(self, name: str, num_features: int, head: str, num_classes: int):
+        from torchvision.models import get_model
+
+        super().__init__()
+        self.num_features, self.library_heads = num_features, (f"{head}.",)
+        self.backbone = get_model(name, weights=None)
+        setattr(self.backbone, head, nn.Identity())
+        self.classifier = nn.Linear(num_features, num_classes)
+
+
+class NarrowResNet(Network):
     """A ResNet with one basic block per stage (ResNet-10) for small images on a CPU: 308,439 parameters for 7 classes.
 
     16, 32, 64 and 128 channels, and a 3x3 stem of stride 2 without pooling. On the ISIC 2018 phantom at 48 pixels it
@@ -59,8 +78,7 @@ class NarrowResNet(nn.Module):
         num_classes: C.
     """
 
-    channels, num_features = 3, 128
-    library_heads = ()  # no library has weights for it
+    num_features = 128
 
     def __init__(self, num_classes: int):
         super().__init__()
@@ -69,9 +87,7 @@ class NarrowResNet(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) → features (B, 128) and logits (B, C)."""
-        features = self.backbone(images.contiguous(memory_format=torch.channels_last))
-        return features, self.classifier(features)
+        return super().forward(images.contiguous(memory_format=torch.channels_last))
 
 
 def _narrow_backbone(widths: Sequence[int]) -> nn.Sequential:
@@ -115,33 +131,9 @@ class _BasicBlock(nn.Module):
         return self.relu(branch + (images if self.downsample is None else self.downsample(images)))
 
 
-class DenseNet121(nn.Module):
-    """torchvision's DenseNet-121 with a linear classifier on its 1,024 globally averaged features.
-
-    Args:
-        num_classes: C.
-    """
-
-    channels, num_features = 3, 1024
-    library_heads = ("classifier.",)
-
-    def __init__(self, num_classes: int):
-        from torchvision.models import densenet121
-
-        super().__init__()
-        self.backbone = densenet121(weights=None)
-        self.backbone.classifier = nn.Identity()
-        self.classifier = nn.Linear(self.num_features, num_classes)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) → features (B, 1024) and logits (B, C)."""
-        features = self.backbone(images)
-        return features, self.classifier(features)
-
-
-class UNet(nn.Module):
-    """MONAI's 2D U-Net (:mod:`fedmend.learning.unet`) for one-channel images, with a 1x1 convolution as each pixel's
-    classifier.
+class UNet(Network):
+    """MONAI's 2D U-Net (:mod:`fedmend.learning.unet`) for one-channel images with edges from 16 pixels on, and a 1x1
+    convolution as each pixel's classifier.
 
     Two 3x3 convolutions, BatchNorm and ReLU per block, max pooling, bilinear upsampling (align_corners) and
     concatenation, as the U-Net in the code of Xiang et al., MICCAI 2024 (17,262,466 parameters for two image channels;
@@ -155,7 +147,6 @@ class UNet(nn.Module):
     """
 
     channels = 1
-    library_heads = ()
 
     def __init__(self, num_classes: int, widths: Sequence[int] = (64, 128, 256, 512, 512, 64)):
         super().__init__()
@@ -170,14 +161,12 @@ class UNet(nn.Module):
         return [self.backbone.get_submodule(name) for name in ("conv_0", "down_1", "down_2", "down_3", "down_4")]
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 1, H, W), H and W from 16 on → features (B, F, H, W) and logits (B, 1 + C, H, W), channel 0 =
-        background."""
-        features = self.backbone(images.contiguous(memory_format=torch.channels_last))
-        return features, self.classifier(features)
+        return super().forward(images.contiguous(memory_format=torch.channels_last))
 
 
-class SegResNet(nn.Module):
-    """MONAI's residual 2D segmentation network (Myronenko, BrainLes 2018) for one-channel images: 394,986 parameters.
+class SegResNet(Network):
+    """MONAI's residual 2D segmentation network (Myronenko, BrainLes 2018) for one-channel images whose edges are
+    multiples of 8 pixels: 394,986 parameters.
 
     It has GroupNorm where the U-Net has BatchNorm, so no statistics of a site's images travel or are averaged.
 
@@ -186,23 +175,17 @@ class SegResNet(nn.Module):
     """
 
     channels, num_features = 1, 8
-    library_heads = ()
 
     def __init__(self, num_classes: int):
         from monai.networks.nets import SegResNet as MonaiSegResNet
 
         super().__init__()
-        self.backbone = MonaiSegResNet(spatial_dims=2, init_filters=8, in_channels=1, out_channels=1 + num_classes)
-        self.classifier, self.backbone.conv_final[2] = self.backbone.conv_final[2].conv, nn.Identity()
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 1, H, W), H and W multiples of 8 → features (B, 8, H, W) and logits (B, 1 + C, H, W), channel 0 =
-        background."""
-        features = self.backbone(images)
-        return features, self.classifier(features)
+        network = MonaiSegResNet(spatial_dims=2, init_filters=8, in_channels=1, out_channels=1 + num_classes)
+        self.backbone, self.classifier = network, network.conv_final[2].conv
+        network.conv_final[2] = nn.Identity()
 
 
-class TimmNetwork(nn.Module):
+class TimmNetwork(Network):
     """A network of timm (PyTorch Image Models) with a linear classifier on its pooled features.
 
     It is built without weights: timm would download them. Dropout is off, see :func:`_without_dropout`. Images come as
@@ -217,8 +200,6 @@ class TimmNetwork(nn.Module):
     Raises:
         FedMendError: timm is not installed, has no such network, or has it for images of one size only.
     """
-
-    channels = 3
 
     def __init__(self, name: str, num_classes: int):
         super().__init__()
@@ -235,9 +216,9 @@ class TimmNetwork(nn.Module):
                 f"job variable network: expected one for images of any size, got timm/{name}, made for"
                 f" {about.input_size[-1]} pixels"
             )
-        self.backbone = timm.create_model(name, pretrained=False, num_classes=0)
-        _without_dropout(self.backbone)
-        self.num_features = self.backbone.head_hidden_size
+        network = timm.create_model(name, pretrained=False, num_classes=0)
+        _without_dropout(network)
+        self.backbone, self.num_features = network, network.head_hidden_size
         heads = (about.classifier,) if isinstance(about.classifier, str) else about.classifier or ()
         self.library_heads = tuple(f"{head}." for head in heads)
         self.classifier = nn.Linear(self.num_features, num_classes)
@@ -247,9 +228,7 @@ class TimmNetwork(nn.Module):
         self._shift = nn.Buffer((torch.tensor(IMAGENET_MEAN).view(3, 1, 1) - mean) / std, persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) → features (B, F) and logits (B, C)."""
-        features = self.backbone(images * self._scale + self._shift)
-        return features, self.classifier(features)
+        return super().forward(images * self._scale + self._shift)
 
 
 def _without_dropout(model: nn.Module) -> None:
@@ -293,13 +272,15 @@ def with_group_norm(network: Callable[[int], nn.Module], num_classes: int) -> nn
 
 
 UNET_NARROW = partial(UNet, widths=(8, 16, 32, 64, 64, 8))  # an eighth of the widths, for a CPU
+RESNET18 = partial(TorchvisionNetwork, "resnet18", 512, "fc")
+DENSENET121 = partial(TorchvisionNetwork, "densenet121", 1024, "classifier")
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
-    "resnet18": ResNet18,
+    "resnet18": RESNET18,
     "resnet_narrow": NarrowResNet,
-    "densenet121": DenseNet121,
-    "resnet18_gn": partial(with_group_norm, ResNet18),
+    "densenet121": DENSENET121,
+    "resnet18_gn": partial(with_group_norm, RESNET18),
     "resnet_narrow_gn": partial(with_group_norm, NarrowResNet),
-    "densenet121_gn": partial(with_group_norm, DenseNet121),
+    "densenet121_gn": partial(with_group_norm, DENSENET121),
     "segresnet": SegResNet,
     "unet": UNet,
     "unet_narrow": UNET_NARROW,
@@ -315,10 +296,6 @@ def build_network(network: str, num_classes: int) -> nn.Module:
     Args:
         network: a key of :data:`NETWORKS`, or ``timm/`` and the name of one of timm's.
         num_classes: C.
-
-    Returns:
-        The network. Its ``library_heads`` are what the names of the classifier begin with in the state dict of the
-        library that it comes from.
 
     Raises:
         FedMendError: unknown name.
