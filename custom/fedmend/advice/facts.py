@@ -180,14 +180,13 @@ def read_losses(folder: Path, facts: Facts) -> Losses:
     from fedmend.records.run_folder import load_run
 
     run = load_run(folder)
-    found = run.decided(DETECTION, {DETECTION: Mapping})
-    if not found:
+    found = run.last_decided(DETECTION, {DETECTION: Mapping})
+    if found is None:
         raise FedMendError(
             "losses: expected a run that compares the losses of its sites, such as one of jobs/fednoro_ich, found no"
             f" {DETECTION} among its decisions"
         )
-    said = next(reversed(found.values()))
-    losses, noisy, share = said.get("class_loss"), said.get("noisy"), said.get("vote_share")
+    losses, noisy, share = (found[1].get(name) for name in ("class_loss", "noisy", "vote_share"))
     if not (isinstance(losses, Mapping) and isinstance(noisy, list) and isinstance(share, int | float)):
         raise FedMendError(f"losses, {DETECTION}: expected class_loss, noisy and vote_share, got another record")
     if facts.kind != SINGLELABEL:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
+from typing import Any
 
 from fedmend.errors import FedMendError
 from fedmend.labels import KIND_NAMES, MULTILABEL
@@ -86,6 +87,11 @@ class RunFiles:
         """
         found = {d["round"]: d["value"] for d in self.decisions if d["what"] == what and is_own(d, own)}
         return dict(sorted(found.items()))
+
+    def last_decided(self, what: str, own: Mapping[str, type | UnionType]) -> tuple[int, Any] | None:
+        """Round and value of the decision that counts where there is one: the last, should a resumed run have repeated
+        it; see :meth:`decided`."""
+        return next(reversed(self.decided(what, own).items()), None)
 
     def measured(self, key: str) -> list[tuple[int, float]]:
         """(round, macro value of a metric) of all evaluations that have it, without the initial model."""

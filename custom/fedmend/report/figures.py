@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fedmend.basics.page import Figure
+from fedmend.records.run_folder import RunFiles
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -41,19 +42,13 @@ RC: dict[Any, object] = {
     "text.parse_math": False,
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.0,
-    "axes.edgecolor": RULE,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "text.color": INK,
-    "axes.titlecolor": INK,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), RULE),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), MUTED),
+    **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
 }
 
 
@@ -63,7 +58,7 @@ class Line:
 
     Attributes:
         rounds: x values.
-        values: y values of the same length, ``None`` where there is no number.
+        values: y values, ``None`` where there is no number.
         style: a key of ``STYLES``.
     """
 
@@ -81,8 +76,7 @@ class Panel:
         lines: its curves.
         chance: level of a model that guesses, drawn dotted.
         note: text in place of curves.
-        stack: edges of bins on the x axis and, in the order of ``STACK``, the height of each bin, drawn as one stacked
-            area.
+        stack: edges of bins on the x axis and, in the order of ``STACK``, the heights of the stacked bins.
         subtitle: small second line of the title.
     """
 
@@ -102,7 +96,7 @@ def grid_figure(
     ylim: tuple[float, float],
     last_round: int,
     legend: Mapping[str, str],
-    xlabel: str,
+    xlabel: str = "round",
     warmup: int = 0,
     best: int | None = None,
     phantom: bool = False,
@@ -226,17 +220,8 @@ def _draw_legend(figure: "Drawing", height: float, legend: Mapping[str, str], *,
         handles.append((Line2D([], [], **BEST), f"best model (round {best})"))
     if warmup:
         handles.append((Patch(facecolor=WARMUP, edgecolor=RULE, lw=0.6), "warm-up"))
-    figure.legend(
-        [h for h, _ in handles],
-        [words for _, words in handles],
-        loc="upper left",
-        bbox_to_anchor=(0.36 / WIDTH, 1.0),
-        ncols=len(handles),
-        frameon=False,
-        borderaxespad=0.1,
-        handlelength=2.0,
-        columnspacing=1.6,
-    )
+    look = {"frameon": False, "borderaxespad": 0.1, "handlelength": 2.0, "columnspacing": 1.6, "ncols": len(handles)}
+    figure.legend(*zip(*handles, strict=True), loc="upper left", bbox_to_anchor=(0.36 / WIDTH, 1.0), **look)
 
 
 def inline(svg: str, key: str, alt: str) -> Figure:
@@ -254,26 +239,25 @@ def inline(svg: str, key: str, alt: str) -> Figure:
 
 
 def share_figure(
+    run: RunFiles,
     weights: Mapping[int, Mapping[str, float]],
-    train: Mapping[str, int | None],
     words: Mapping[str, str],
     *,
     legend: Mapping[str, str],
     noisy: Collection[str] = (),
-    **frame: Any,
 ) -> Figure:
     """One panel per site with its share in the average of the models over rounds, noisy sites first.
 
     Args:
+        run: tells how many training samples sites have.
         weights: round → site → weight; the weights of a round sum to 1; in the order of rounds, at least one.
-        train: site → number of training samples, where known.
         words: site → what is known about it.
         legend: words of the styles of the lines, "main" and "noisy".
         noisy: sites that are drawn as such.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
     """
     rounds = list(weights)
     sites = sorted({site for row in weights.values() for site in row}, key=lambda site: (site not in noisy, site))
+    train = {name: site.get("train") for name, site in run.info["sites"].items()}
     samples = {site: size for site in sites if (size := train.get(site)) is not None}
     total = sum(samples.values()) if len(samples) == len(sites) else None
     panels, story, highest = [], [], 0.0
@@ -291,6 +275,5 @@ def share_figure(
         alt=f"Aggregation weights in per cent over rounds {rounds[0]} to {rounds[-1]}, at the end: {'; '.join(story)}.",
         ylim=(0.0, highest * 1.1),
         legend={**legend, "chance": "by samples alone"},
-        xlabel="round",
-        **frame,
+        **run.frame,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any
 
 from fedmend.basics.page import Figure, Markup, Section, number, section, table, td
 from fedmend.records.run_folder import RunFiles
@@ -10,14 +9,10 @@ from fedmend.report.figures import Line, Panel, grid_figure, share_figure
 from fedmend.report.kinds import shown_as
 from fedmend.report.parts import Part
 
+EVENTS = ("triggered", "corrected", "spared")
 OWN = {
-    "completeness": Mapping,
-    "iou_line": Mapping,
-    "iou": Mapping,
-    "triggered": list,
-    "corrected": list,
-    "spared": list,
-    "completeness_weights": Mapping,
+    **dict.fromkeys(("completeness", "iou_line", "iou", "completeness_weights"), Mapping),
+    **dict.fromkeys(EVENTS, list),
 }
 WORDS = {
     "Annotation completeness": "The share of the lesions in its images that a site has marked. Nobody knows it "
@@ -36,11 +31,6 @@ WORDS = {
 }
 
 
-def _estimates(run: RunFiles) -> tuple[int, Mapping[str, Mapping]] | None:
-    """Round and value of the estimation that counts: the last one, should a resumed run have repeated it."""
-    return next(reversed(run.decided("completeness", OWN).items()), None)
-
-
 def _true(run: RunFiles) -> dict[str, float]:
     """Site → marked lesions / all lesions, where a converter knows them."""
     lesions = {site: known["lesions"] for site, known in run.info["sites"].items() if "lesions" in known}
@@ -54,7 +44,7 @@ def _ranks(values: Mapping[str, float]) -> dict[str, int]:
 
 def completeness(run: RunFiles) -> Section:
     """Estimated completeness of each site with the counts behind it, beside the true one where it is known."""
-    found = _estimates(run)
+    found = run.last_decided("completeness", OWN)
     if found is None:
         return Section()
     round_num, sites = found
@@ -95,14 +85,15 @@ def iou(run: RunFiles) -> Section:
     curves = run.decided("iou", OWN)
     if not curves:
         return Section()
-    lines: Mapping = next(reversed(run.decided("iou_line", OWN).values()), {})
-    figure = iou_figure(curves, lines, _events(run), **run.frame)
+    _, lines = run.last_decided("iou_line", OWN) or (0, {})
+    events = _events(run)
+    figure = _iou_figure(curves, lines, events, run.frame)
     words = (
         "How well the model of a site reproduces the site's own masks while it learns. Dashed: the line that its"
         " warm-up lets expect. A curve that falls behind its line is taken for the sign that the model has begun to"
         " learn unmarked lesions as healthy tissue; the site then corrects its masks in the next round."
     )
-    if not any(_events(run)[what] for what in ("triggered", "corrected")):
+    if not (events["triggered"] or events["corrected"]):
         words += " No site has done so."
     return section("iou", "Learning curves of the sites", f"<p>{escape(words)}</p>\n", figure)
 
@@ -111,23 +102,23 @@ def _events(run: RunFiles) -> dict[str, dict[str, int]]:
     """triggered, corrected, spared → site → round; the last one, should a resumed run have repeated it."""
     return {
         what: {site: round_num for round_num, sites in run.decided(what, OWN).items() for site in sites}
-        for what in ("triggered", "corrected", "spared")
+        for what in EVENTS
     }
 
 
-def iou_figure(
+def _iou_figure(
     curves: Mapping[int, Mapping[str, float]],
     lines: Mapping[str, tuple[float, float]],
     events: Mapping[str, Mapping[str, int]],
-    **frame: Any,
+    frame: Mapping,
 ) -> Figure:
     """One panel per site with its IoU over rounds.
 
     Args:
         curves: round, from 1 → site → IoU, in the order of rounds; at least one.
         lines: site → value in round 1 and slope per round of the expected line, where there is one.
-        events: triggered, corrected, spared → site → round.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+        events: of :func:`_events`.
+        frame: of the run.
     """
     rounds, all_rounds = list(curves), range(1, frame["last_round"] + 1)
     highest = max(value for row in curves.values() for value in row.values())
@@ -141,7 +132,7 @@ def iou_figure(
             shown.append(Line(all_rounds, expected, "line"))
             drawn.append("line")
         subtitle = []
-        for what in ("triggered", "corrected", "spared"):
+        for what in EVENTS:
             round_num = events[what].get(site)
             if round_num is None:
                 continue
@@ -159,7 +150,6 @@ def iou_figure(
         alt=f"IoU of the sites over rounds {rounds[0]} to {rounds[-1]}: {'; '.join(story)}.",
         ylim=(0.0, min(1.0, 1.5 * highest)),  # a steep line leaves the panel rather than flattens the curves
         legend={style: word for style, word in words.items() if style in drawn},
-        xlabel="round",
         **frame,
     )
 
@@ -169,10 +159,9 @@ def completeness_weights(run: RunFiles) -> Section:
     weights = run.decided("completeness_weights", OWN)
     if not weights:
         return Section()
-    found = _estimates(run)
+    found = run.last_decided("completeness", OWN)
     known = {site: f"completeness {value['estimate']:.2f}" for site, value in found[1].items()} if found else {}
-    train = {name: site.get("train") for name, site in run.info["sites"].items()}
-    figure = share_figure(weights, train, known, legend={"main": "share, %"}, **run.frame)
+    figure = share_figure(run, weights, known, legend={"main": "share, %"})
     first, last = min(weights), max(weights)
     words = (
         f"What each site counts in the average of the models, in per cent of all sites, in rounds {first} to {last};"
@@ -207,7 +196,7 @@ def corrections(run: RunFiles) -> Section:
         return Section()
     rows, rest, known = [], [], []
     for site in sorted(run.info["sites"]):
-        trigger, corrected, spared = (events[what].get(site) for what in ("triggered", "corrected", "spared"))
+        trigger, corrected, spared = (events[what].get(site) for what in EVENTS)
         if trigger is None and corrected is None and site not in added:
             state = "never" if spared is None else f"spared in {spared}"
             rest.append([site, td(state, "no n"), *(td("–", "no n") for _ in range(6))])
@@ -237,24 +226,21 @@ def corrections(run: RunFiles) -> Section:
 
 def completeness_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
-    lines, found, true = [], _estimates(run), _true(run)
+    lines, found, true = [], run.last_decided("completeness", OWN), _true(run)
     if found is not None:
         each = [
             f"{site} {value['estimate']:.2f}" + (f" ({true[site]:.2f})" if site in true else "")
             for site, value in sorted(found[1].items())
         ]
         lines.append(f"Completeness, estimated{' (true)' if true else ''}: {', '.join(each)}")
-    corrected = _events(run)["corrected"]
-    if corrected:
+    if corrected := _events(run)["corrected"]:
         each = [f"{site} in round {round_num}" for site, round_num in sorted(corrected.items())]
         lines.append(f"Corrected: {', '.join(each)}")
     if added := _added(run):
         known = [r for r in added.values() if r.get("correct_positive") is not None]
-        right = sum(r["correct_positive"] for r in known)
-        precision = _share(right, sum(r["positive"] for r in known))
-        recall = _share(right, sum(r["missing"] for r in known))
-        count = sum(r["positive"] for r in added.values())
-        lines.append(f"Pixels added: {count:,}, precision {number(precision)}, recall {number(recall)}")
+        right, of, missing = (sum(r[name] for r in known) for name in ("correct_positive", "positive", "missing"))
+        shares = f"precision {number(_share(right, of))}, recall {number(_share(right, missing))}"
+        lines.append(f"Pixels added: {sum(r['positive'] for r in added.values()):,}, {shares}")
     return lines
 
 

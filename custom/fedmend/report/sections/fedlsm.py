@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
 from fedmend.basics.page import Figure, Section, heat, section, table, td
 from fedmend.records.run_folder import RunFiles
@@ -27,15 +26,14 @@ WORDS = {
 
 def uncertainty(run: RunFiles) -> Section:
     """Histograms of the uncertainty of each site's samples, with the pools that FedLSM makes of them."""
-    found = run.decided("uncertainty", OWN)
     histograms: dict[str, dict[int, Sequence[int]]] = {}
-    for round_num, value in found.items():
+    for round_num, value in run.decided("uncertainty", OWN).items():
         for site, counts in value.items():
             histograms.setdefault(site, {})[round_num] = counts
     if not histograms:
         return Section()
     pools = {site: pool_sizes(run, site, by_round) for site, by_round in histograms.items()}
-    figure = uncertainty_figure(histograms, pools, **run.frame | {"warmup": 0})
+    figure = _uncertainty_figure(histograms, pools, run.frame | {"warmup": 0})
     words = (
         "How unsure the model that a site receives is of each sample there: 0 is sure, 1 is undecided. Filled: the last"
         " round of the site; outline: its first, cut off where it is higher than the figure."
@@ -75,15 +73,15 @@ def _first(counts: Sequence[int], number: int) -> list[int]:
     return found
 
 
-def uncertainty_figure(
-    histograms: Mapping[str, Mapping[int, Sequence[int]]], pools: Mapping[str, tuple[int, int] | None], **frame: Any
+def _uncertainty_figure(
+    histograms: Mapping[str, Mapping[int, Sequence[int]]], pools: Mapping[str, tuple[int, int] | None], frame: Mapping
 ) -> Figure:
     """One panel per site with the histogram of its last round, split into pools, and the outline of its first.
 
     Args:
         histograms: site → round → counts in equal bins from 0 to 1; rounds in their order, at least one, with samples.
         pools: site → (n_h, n_l), None where they are not known.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
+        frame: of the run.
     """
     panels, story, highest, outlined = [], [], 0.0, False
     latest = max(max(by_round) for by_round in histograms.values())

@@ -1,9 +1,8 @@
 """What the report of a run shows of FedMLP: its learning degrees."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-from fedmend.basics.page import Figure, Section, section
+from fedmend.basics.page import Section, section
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure
 from fedmend.report.parts import Part
@@ -18,40 +17,21 @@ WORDS = {
 
 
 def learning_degree(run: RunFiles) -> Section:
-    """Learning degree of each class over rounds."""
+    """Learning degree of each class, from 0 to 1, over rounds."""
     found = run.decided("learning_degree", OWN)
     if not found:
         return Section()
-    figure = degree_figure(list(found.items()), run.info["classes"], **run.frame)
-    return section("learning-degree", "Learning degree", figure)
-
-
-def degree_figure(degrees: Sequence[tuple[int, Mapping[str, float]]], classes: Sequence[str], **frame: Any) -> Figure:
-    """One panel per class with its learning degree over rounds.
-
-    Args:
-        degrees: (round, class → degree in [0, 1]) in the order of rounds; at least one.
-        classes: the classes to show.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
-    """
-    rounds = [r for r, _ in degrees]
-    lines = {name: Line(rounds, [value.get(name) for _, value in degrees]) for name in classes}
+    lines = {name: Line([*found], [value.get(name) for value in found.values()]) for name in run.info["classes"]}
     story = [f"{name} {line.values[-1]:.2f}" for name, line in lines.items() if line.values[-1] is not None]
-    return grid_figure(
+    figure = grid_figure(
         "learning-degree-curves",
         [Panel(name, [line]) for name, line in lines.items()],
         alt=f"Learning degree over rounds, at the end: {'; '.join(story)}.",
         ylim=(0.0, 1.05),
         legend={"main": "learning degree"},
-        xlabel="round",
-        **frame,
+        **run.frame,
     )
+    return section("learning-degree", "Learning degree", figure)
 
 
-PART = Part(
-    place=20,
-    sections=(learning_degree,),
-    own=OWN,
-    words={"learning_degree": WORDS},
-    words_before="Warm-up",
-)
+PART = Part(place=20, sections=(learning_degree,), own=OWN, words={"learning_degree": WORDS}, words_before="Warm-up")

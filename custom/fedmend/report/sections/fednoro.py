@@ -1,20 +1,15 @@
 """What the report of a run shows of FedNoRo: which sites were judged noisy, and what stage 2 did with them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from statistics import fmean
-from typing import Any
 
 from fedmend.basics.page import Figure, Section, heat, number, section, table, td
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure, share_figure
 from fedmend.report.parts import Part
 
-OWN = {
-    "noisy_client_detection": Mapping,
-    "distillation_weight": int | float,
-    "aggregation_weights": Mapping,
-}
+OWN = {"noisy_client_detection": Mapping, "distillation_weight": int | float, "aggregation_weights": Mapping}
 WORDS = {
     "Noisy site (noisy client)": "A site whose labels are wrong so often that the model fits them badly. It is told "
     "from the clean ones by the mean losses of its classes after the warm-up; no label leaves the site for that. It "
@@ -33,18 +28,9 @@ SHARES = "What each site counts in the average of the models, in per cent of all
 JUDGED_NOISY, TAKEN_FOR_NOISY = "judged noisy", "not judged, as noisy"
 
 
-def _detection(run: RunFiles) -> tuple[int, Mapping] | None:
-    """Round and value of the detection that counts: the last one, should a resumed run have repeated it."""
-    return next(reversed(run.decided("noisy_client_detection", OWN).items()), None)
-
-
-def _names(sites: Sequence[str]) -> str:
-    return ", ".join(sorted(sites))
-
-
 def _judgements(run: RunFiles) -> dict[str, str]:
     """Site → what stage 2 takes it for, in words."""
-    found = _detection(run)
+    found = run.last_decided("noisy_client_detection", OWN)
     if found is None:
         return {}
     noisy, losses = found[1]["noisy"], found[1]["class_loss"]
@@ -54,7 +40,7 @@ def _judgements(run: RunFiles) -> dict[str, str]:
 
 def noisy_sites(run: RunFiles) -> Section:
     """Sites × classes with the losses behind the judgement, and the judgement in words."""
-    found = _detection(run)
+    found = run.last_decided("noisy_client_detection", OWN)
     if found is None:
         return Section()
     round_num, value = found
@@ -75,17 +61,15 @@ def noisy_sites(run: RunFiles) -> Section:
         rows.append([site, judged, *cells, mean[site]])
     absent = [site for site in value.get("absent", ()) if site not in losses]
     rows += [[site, td("not judged", "no"), *(td("–", "no") for _ in columns), None] for site in sorted(absent)]
+    words = f"After round {round_num}, none of {len(losses)} sites was judged noisy."
     if noisy:
-        words = f"After round {round_num}, {len(noisy)} of {len(losses)} sites were judged noisy: {_names(noisy)}."
-    else:
-        words = f"After round {round_num}, none of {len(losses)} sites was judged noisy."
-    if value.get("vote_share") is not None:
+        named = ", ".join(sorted(noisy))
+        words = f"After round {round_num}, {len(noisy)} of {len(losses)} sites were judged noisy: {named}."
+    if (share := value.get("vote_share")) is not None:
         most, what = ("", "exactly this") if noisy else ("At most ", "how the sites are to be split")
-        words += (
-            f" {most}{value['vote_share']:.0%} of the fits of the mixture model agree on {what} (detection vote share)."
-        )
+        words += f" {most}{share:.0%} of the fits of the mixture model agree on {what} (detection vote share)."
     if absent:
-        words += f" Not judged, as no losses came from there, and treated as noisy: {_names(absent)}."
+        words += f" Not judged, as no losses came from there, and treated as noisy: {', '.join(sorted(absent))}."
     caption = (
         f"Mean loss of each class after the warm-up; shading: {kind}, from 0 (white) to {darkest:.3g};"
         " absent: the site has no sample of the class, which counts as the lowest loss of all sites"
@@ -96,11 +80,11 @@ def noisy_sites(run: RunFiles) -> Section:
 
 def noisy_site_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
-    found = _detection(run)
+    found = run.last_decided("noisy_client_detection", OWN)
     if found is None:
         return []
-    value = found[1]
-    return [f"Noisy sites: {_names(value['noisy']) or 'none'} (detection vote share {number(value.get('vote_share'))})"]
+    noisy, share = ", ".join(sorted(found[1]["noisy"])), number(found[1].get("vote_share"))
+    return [f"Noisy sites: {noisy or 'none'} (detection vote share {share})"]
 
 
 def second_stage(run: RunFiles) -> Section:
@@ -108,30 +92,23 @@ def second_stage(run: RunFiles) -> Section:
     blocks: list[str | Figure] = []
     if distillation := run.decided("distillation_weight", OWN):
         words = "How much noisy sites learn from the answers of the global model; the rest is from their own labels."
-        figure = distillation_figure(distillation, **run.frame)
+        figure = _distillation_figure(distillation, run.frame)
         blocks += [f"<h3>Knowledge distillation weight</h3>\n<p>{words}</p>\n", figure]
     if aggregation := run.decided("aggregation_weights", OWN):
-        train = {name: site.get("train") for name, site in run.info["sites"].items()}
         judgements = _judgements(run)
         figure = share_figure(
+            run,
             aggregation,
-            train,
             judgements,
             legend={"main": "clean site, %", "noisy": "noisy site, %"},
             noisy=[site for site, judged in judgements.items() if judged in (JUDGED_NOISY, TAKEN_FOR_NOISY)],
-            **run.frame,
         )
         blocks += [f"<h3>Distance-aware aggregation</h3>\n<p>{SHARES}</p>\n", figure]
     return section("second-stage", "After the detection", *blocks) if blocks else Section()
 
 
-def distillation_figure(weights: Mapping[int, float], **frame: Any) -> Figure:
-    """The knowledge distillation weight over rounds.
-
-    Args:
-        weights: round → weight in [0, 1] in the order of rounds; at least one.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
-    """
+def _distillation_figure(weights: Mapping[int, float], frame: Mapping) -> Figure:
+    """The knowledge distillation weight, from 0 to 1, over rounds."""
     rounds, values = list(weights), list(weights.values())
     return grid_figure(
         "distillation-curves",
@@ -140,7 +117,6 @@ def distillation_figure(weights: Mapping[int, float], **frame: Any) -> Figure:
         f" to {values[-1]:.2f} in round {rounds[-1]}.",
         ylim=(0.0, 1.0),
         legend={"noisy": "knowledge distillation weight"},
-        xlabel="round",
         **frame,
     )
 

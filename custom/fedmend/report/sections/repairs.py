@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
-from typing import Any
 
 from fedmend.basics.page import Figure, Section, number, section, table
 from fedmend.records.run_folder import RunFiles
@@ -21,18 +20,14 @@ def pseudo_labels(run: RunFiles) -> Section:
     kinds = shown_as(run).pseudo_labels
     if not (run.repairs and kinds):
         return Section()
-    classes = run.info["classes"]
     blocks: list[str | Figure] = []
     for i, site in enumerate(sorted({r["site"] for r in run.repairs})):
         records = [r for r in run.repairs if r["site"] == site]
         annotated = run.info["sites"].get(site, {}).get("annotated", ())
-        words = shown_as(run).repair_words
-        figure = count_figure(f"counts-{i}", site, records, classes, annotated, kinds=kinds, words=words, **run.frame)
-        blocks += [f"<h3>{escape(site)}</h3>\n", figure]
+        blocks += [f"<h3>{escape(site)}</h3>\n", _count_figure(f"counts-{i}", site, records, run, annotated, kinds)]
     known = [r for r in run.repairs if r.get("correct_positive") is not None and r.get("correct_negative") is not None]
     if known:
-        shown = [c for c in classes if any(r["class"] == c for r in known)]
-        blocks += ["<h3>Precision</h3>\n", precision_figure(known, shown, kinds=kinds, **run.frame)]
+        blocks += ["<h3>Precision</h3>\n", _precision_figure(known, run, kinds)]
     return section("pseudo-labels", "Pseudo-labels", *blocks, _latest_table(run))
 
 
@@ -74,32 +69,13 @@ def pseudo_label_lines(run: RunFiles) -> list[str]:
     return lines
 
 
-def count_figure(
-    key: str,
-    site: str,
-    repairs: Sequence[Mapping],
-    classes: Sequence[str],
-    annotated: Sequence[str],
-    *,
-    kinds: Collection[str],
-    words: Mapping[str, str],
-    **frame: Any,
+def _count_figure(
+    key: str, site: str, repairs: Sequence[Mapping], run: RunFiles, annotated: Sequence[str], kinds: Collection[str]
 ) -> Figure:
-    """One panel per class with the pseudo-labels of one site over rounds, stacked.
-
-    Args:
-        key: name of the figure.
-        site: the site's name.
-        repairs: records of ``repairs.jsonl`` of this site, in the order of rounds; at least one.
-        classes: all class names.
-        annotated: the classes that the site annotates.
-        kinds: the counts that are written below the name of a class.
-        words: of the stacked areas.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
-    """
+    """One panel per class with the pseudo-labels of one site over rounds, stacked; ``kinds`` below the class's name."""
     names = [name for name, _ in STACK]
     panels, story = [], []
-    for name in classes:
+    for name in run.info["classes"]:
         records = [r for r in repairs if r["class"] == name]
         if not records:
             panels.append(Panel(name, note="annotated here" if name in annotated else "none"))
@@ -115,26 +91,18 @@ def count_figure(
         panels,
         alt=f"Pseudo-labels of {site} over rounds, at the end: {'; '.join(story)}.",
         ylim=(0, max(1, *(sum(r[kind] for kind in names) for r in repairs))),
-        legend=words,
-        xlabel="round",
-        **frame,
+        legend=shown_as(run).repair_words,
+        **run.frame,
     )
 
 
-def precision_figure(
-    repairs: Sequence[Mapping], classes: Sequence[str], *, kinds: Collection[str], **frame: Any
-) -> Figure:
-    """One panel per class with the precision of its pseudo-labels over rounds, pooled and per site.
-
-    Args:
-        repairs: records of ``repairs.jsonl`` with known truth, in the order of rounds; at least one.
-        classes: the classes to show.
-        kinds: the counts whose precision is drawn.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
-    """
+def _precision_figure(repairs: Sequence[Mapping], run: RunFiles, kinds: Collection[str]) -> Figure:
+    """One panel per class with the precision of its pseudo-labels over rounds, pooled and per site."""
     panels, story = [], []
-    for name in classes:
+    for name in run.info["classes"]:
         records = [r for r in repairs if r["class"] == name]
+        if not records:
+            continue
         sites = sorted({r["site"] for r in records})
         lines = []
         for kind in kinds:
@@ -150,8 +118,7 @@ def precision_figure(
         alt=f"Precision of pseudo-labels over rounds, at the end: {'; '.join(story)}.",
         ylim=(0.0, 1.05),
         legend={kind: f"{kind} pseudo-labels, all sites" for kind in kinds} | {"site positive": "one site"},
-        xlabel="round",
-        **frame,
+        **run.frame,
     )
 
 
