@@ -4,8 +4,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedmend.errors import FedMendError
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import MUTED, RC, RULE, svg_of
+from fedmend.report.kinds import shown_as
 from fedmend.report.metric_figures import ROUNDS
+from fedmend.report.tables import metric_word
 
 SIZE = (6.4, 3.2)  # inches
 # Okabe-Ito colours, the method's first; from the second turn on the dashes tell rows apart.
@@ -13,47 +17,49 @@ COLOURS = ("#0072b2", "#b84a00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.5)))
 
 
-def curves_figure(rows: Mapping[str, Sequence[Mapping[int, float]]], title: str, *, phantom: bool) -> str:
+def curves_figure(runs: Mapping[str, Sequence[RunFiles]], metric: str = "") -> str:
     """Draws the mean over the seeds of each row, with a band of one standard deviation to each side.
 
     Args:
-        rows: row → for each seed round → value, from 0 to 1; a round that a seed lacks is left out.
-        title: what is drawn.
-        phantom: writes PHANTOM into the figure.
+        runs: row → runs with evaluations, one per seed; a round that a seed lacks is left out.
+        metric: key of what is drawn; "": the main one of the kind of labels.
 
     Returns:
         an SVG document; the same input gives the same bytes.
+
+    Raises:
+        FedMendError: nobody measured the metric.
     """
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
+    every = [run for group in runs.values() for run in group]
+    metric = metric or shown_as(every[0]).main_metric
+    if not any(run.measured(metric) for run in every):
+        raise FedMendError(f"--metric: expected one of {sorted(every[0].evaluations[-1]['macro'])}, got {metric!r}")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**RC, "figure.facecolor": "white"})
         figure = Figure(figsize=SIZE, layout="constrained")
         ax = figure.subplots()
-        for i, (row, seeds) in enumerate(rows.items()):
+        for i, (row, group) in enumerate(runs.items()):
+            seeds = [dict(run.measured(metric)) for run in group]
             rounds = sorted(set.intersection(*(set(values) for values in seeds)))
             points = [[100 * values[r] for values in seeds] for r in rounds]
             mean = [statistics.fmean(p) for p in points]
             sd = [statistics.stdev(p) if len(p) > 1 else 0.0 for p in points]
             colour = COLOURS[i % len(COLOURS)]
-            look: dict[str, Any] = {
-                "lw": 1.2 if i else 2.0,
-                "ls": DASHES[i // len(COLOURS) % len(DASHES)],
-                "zorder": 3 if i else 4,
-            }
-            ax.plot(
-                rounds, mean, color=colour, marker="o", ms=2.4, label=f"{row} {mean[-1]:.1f}" if mean else row, **look
-            )
+            look: dict[str, Any] = {"lw": 1.2, "zorder": 3} if i else {"lw": 2.0, "zorder": 4}
+            look |= {"color": colour, "ls": DASHES[i // len(COLOURS) % len(DASHES)], "marker": "o", "ms": 2.4}
+            ax.plot(rounds, mean, label=f"{row} {mean[-1]:.1f}" if mean else row, **look)
             low, high = ([m + sign * s for m, s in zip(mean, sd, strict=True)] for sign in (-1, 1))
             ax.fill_between(rounds, low, high, color=colour, alpha=0.13, lw=0)
-        ax.set_title(title)
+        ax.set_title(f"{metric_word(metric, every[0])}, {every[0].split} split")
         ax.set_xlabel(ROUNDS, color=MUTED, loc="left")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(axis="y", color=RULE, lw=0.5)
         figure.legend(loc="outside right upper", frameon=False)
-        if phantom:
+        if any(run.info["phantom"] for run in every):
             figure.text(0.99, 0.01, "PHANTOM", ha="right", weight="bold", color="#9c1c1c")
         return svg_of(figure)

@@ -61,15 +61,13 @@ def _verdict(row: TableRow, first: TableRow) -> Fairness:
     if any(trained(cost) != trained(other) for _, cost, _, other in pairs):
         different.append(f"{training(cost)} at a site instead of {training(reference)}")
     if different:
-        what = " and ".join(different)
-        return (
-            Fairness(True, f"by design: {row.note}; {what}") if row.note else Fairness(False, f"not comparable: {what}")
-        )
-    said = [f"by design: {row.note}"] if row.note else []
+        said = f"by design: {row.note};" if row.note else "not comparable:"
+        return Fairness(bool(row.note), f"{said} {' and '.join(different)}")
+    notes = [f"by design: {row.note}"] if row.note else []
     if (steps := mean_steps(cost)) != (others := mean_steps(reference)):
         unit = trained(cost)[0]
-        said.append(f"as many {unit} as the first row, but {steps:,.0f} optimiser steps per site, not {others:,.0f}")
-    return Fairness(True, "; ".join(said))
+        notes.append(f"as many {unit} as the first row, but {steps:,.0f} optimiser steps per site, not {others:,.0f}")
+    return Fairness(True, "; ".join(notes))
 
 
 def _sizes(run: RunFiles) -> Mapping:

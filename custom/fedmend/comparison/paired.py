@@ -14,8 +14,7 @@ from fedmend.basics.files import write_text
 from fedmend.comparison.curves import curves_figure
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RunFiles
-from fedmend.report.kinds import shown_as
-from fedmend.report.tables import MACRO, Column, macro_columns, markdown_table, mean_and_sd, shown
+from fedmend.report.tables import Column, macro_columns, markdown_table, mean_and_sd, shown
 
 FILES = ("comparison.md", "comparison.csv", "comparison.svg")
 LEVEL = 0.95
@@ -71,21 +70,8 @@ def write_comparison(runs: Mapping[str, Sequence[RunFiles]], out: Path, *, metri
     every = [run for group in runs.values() for run in group]
     if not all(run.evaluations for run in every):
         raise FedMendError("compare: expected runs with a test or val split, got one without")
-    kind = shown_as(every[0])
-    metric = metric or kind.main_metric
-    if not any(run.measured(metric) for run in every):
-        raise FedMendError(f"--metric: expected one of {sorted(every[0].evaluations[-1]['macro'])}, got {metric!r}")
     columns = macro_columns(every)
-    words = {**MACRO, **kind.table_words}.get(metric, metric)
-    texts = (
-        comparison_text(runs, columns),
-        _csv(runs, columns),
-        curves_figure(
-            {row: [dict(run.measured(metric)) for run in group] for row, group in runs.items()},
-            f"{words}, {every[0].split} split",
-            phantom=any(run.info["phantom"] for run in every),
-        ),
-    )
+    texts = (comparison_text(runs, columns), _csv(runs, columns), curves_figure(runs, metric))
     for name, text in zip(FILES, texts, strict=True):
         write_text(out / name, text)
     return texts[0]
@@ -103,7 +89,7 @@ def comparison_text(runs: Mapping[str, Sequence[RunFiles]], columns: Sequence[Co
     text = "**PHANTOM**, synthetic images that say nothing about patients\n\n" if first[0].info["phantom"] else ""
     seeds = ", ".join(str(run.info["seed"]) for run in first)
     text += f"Final model, {first[0].split} split: points of 100, mean ± sd; seeds {seeds}\n\n"
-    rows = [[row, *(shown(*mean_and_sd(_values(group, c))) for c in columns)] for row, group in runs.items()]
+    rows = [[row, *(shown(*mean_and_sd(c.values(group))) for c in columns)] for row, group in runs.items()]
     text += markdown_table(["row", *head], rows)
     if others:
         text += f"\n{method} minus the other row, mean of the paired differences [95 % t-interval]\n\n"
@@ -112,12 +98,8 @@ def comparison_text(runs: Mapping[str, Sequence[RunFiles]], columns: Sequence[Co
     return text
 
 
-def _values(group: Sequence[RunFiles], column: Column) -> list[float | None]:
-    return [column.value(run) for run in group]
-
-
 def _difference(first: Sequence[RunFiles], other: Sequence[RunFiles], column: Column) -> Difference | None:
-    return paired_difference(_values(first, column), _values(other, column))
+    return paired_difference(column.values(first), column.values(other))
 
 
 def _csv(runs: Mapping[str, Sequence[RunFiles]], columns: Sequence[Column]) -> str:
@@ -130,7 +112,7 @@ def _csv(runs: Mapping[str, Sequence[RunFiles]], columns: Sequence[Column]) -> s
         for column in columns:
             found = None if group is first else _difference(first, group, column)
             ends = ["" if x is None else f"{x:.3f}" for x in found or (None, None, None)]
-            numbers = [*mean_and_sd(_values(group, column), digits=3), *ends]
+            numbers = [*mean_and_sd(column.values(group), digits=3), *ends]
             phantom = "yes" if group[0].info["phantom"] else "no"
             writer.writerow([row, column.word, *numbers, len(group), phantom])
     return stream.getvalue()

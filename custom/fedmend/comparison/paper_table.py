@@ -1,5 +1,4 @@
-"""The paper's table: rows of a comparison beside the strongest simple baseline and the published numbers, and what each
-cost."""
+"""The paper's table: rows beside the strongest simple baseline and the published numbers, and what each cost."""
 
 import csv
 import io
@@ -13,11 +12,9 @@ from fedmend.basics.page import duration
 from fedmend.comparison.curves import curves_figure
 from fedmend.comparison.fairness import Fairness, TableRow, judge, mean_steps, training
 from fedmend.comparison.paired import Difference, paired_difference
-from fedmend.errors import FedMendError
 from fedmend.report.kinds import shown_as
-from fedmend.report.tables import MACRO, Column, macro_columns, mean_and_sd, shown
+from fedmend.report.tables import MACRO, Column, macro_columns, mean_and_sd, metric_word, shown
 
-ENDINGS = {"_last": "mean of the last ten rounds", "_best": "best"}
 MEGABYTE = 1e6
 
 
@@ -108,7 +105,7 @@ class PaperTable:
         best = self.reference[0]
         if not best or name == best or not self.verdicts[name].comparable:
             return None
-        return paired_difference(_values(self.rows[name], column), _values(self.rows[best], column))
+        return paired_difference(column.values(self.rows[name].runs), column.values(self.rows[best].runs))
 
     @cached_property
     def facts(self) -> list[str]:
@@ -118,8 +115,9 @@ class PaperTable:
         if self.incomplete:
             facts.append(f"Seeds that are not complete and left out: {', '.join(map(str, self.incomplete))}.")
         best, how = self.reference
-        named = f"Strongest simple baseline: {self.rows[best].title}, {how}." if best else f"No differences: {how}."
-        facts.append(named)
+        facts.append(
+            f"Strongest simple baseline: {self.rows[best].title}, {how}." if best else f"No differences: {how}."
+        )
         if self.source:
             facts.append(
                 f"Columns marked 'published' are the numbers that the paper printed ({self.source}): on its own data,"
@@ -138,12 +136,12 @@ class PaperTable:
         for column in self.columns:
             head.append(column.word)
             for line, row in zip(cells, self.rows.values(), strict=True):
-                line.append(shown(*mean_and_sd(_values(row, column))))
+                line.append(shown(*mean_and_sd(column.values(row.runs))))
             if column.key in wanted:
                 wanted.remove(column.key)
                 self._add_published(column.key, column.word, head, cells)
         for key in sorted(wanted):
-            self._add_published(key, _word(key, self.first), head, cells)
+            self._add_published(key, metric_word(key, self.first.runs[0]), head, cells)
         return PageTable("results", f"Final model, {self.first.runs[0].split} split", head, cells)
 
     def _add_published(self, key: str, word: str, head: list[str], cells: list[list[str]]) -> None:
@@ -166,32 +164,16 @@ class PaperTable:
         head += ["MB sent and received by a site", "peak memory of the process of a run, MB"]
         rows = []
         for name, row in self.rows.items():
-            cost = costs_of(row)
             cells = ["n/a"] * 5
-            if cost:
-                cells = [
-                    cost.training,
-                    f"{cost.steps:,.0f}",
-                    duration(cost.seconds),
-                    f"{cost.megabytes:,.1f}",
-                    f"{cost.memory:,.0f}",
-                ]
+            if cost := costs_of(row):
+                cells = [cost.training, f"{cost.steps:,.0f}", duration(cost.seconds)]
+                cells += [f"{cost.megabytes:,.1f}", f"{cost.memory:,.0f}"]
             rows.append([self.title(name), *cells])
         return PageTable("costs", "What a run took, mean over its seeds; of the memory the largest", head, rows)
 
     def figure(self) -> str:
-        """Curves of all rows.
-
-        Raises:
-            FedMendError: nobody measured the metric.
-        """
-        first = self.first.runs[0]
-        metric = self.metric or shown_as(first).main_metric
-        every = [run for row in self.rows.values() for run in row.runs]
-        if not any(run.measured(metric) for run in every):
-            raise FedMendError(f"--metric: expected one of {sorted(first.evaluations[-1]['macro'])}, got {metric!r}")
-        curves = {row.title: [dict(run.measured(metric)) for run in row.runs] for row in self.rows.values()}
-        return curves_figure(curves, f"{_word(metric, self.first)}, {first.split} split", phantom=self.phantom)
+        """Curves of all rows; see :func:`fedmend.comparison.curves.curves_figure`."""
+        return curves_figure({row.title: row.runs for row in self.rows.values()}, self.metric)
 
     def csv(self) -> str:
         """One line per row and metric; empty where there is no number."""
@@ -201,13 +183,11 @@ class PaperTable:
         writer.writerow([*head.split(","), "training", "steps", "seconds", "megabytes", "memory_megabytes"])
         for name, row in self.rows.items():
             cost = costs_of(row)
-            cells = ["", "", "", "", ""]
-            if cost:
-                cells = [cost.training, *(f"{value:.1f}" for value in cost[1:])]
+            cells = [cost.training, *(f"{value:.1f}" for value in cost[1:])] if cost else [""] * 5
             missing = sorted(set(row.published) - {column.key for column in self.columns})
-            for column in [*self.columns, *(Column(_word(k, row), lambda run: None, k) for k in missing)]:
+            for column in [*self.columns, *(Column(metric_word(k, row.runs[0]), lambda run: None, k) for k in missing)]:
                 ends = ["" if x is None else f"{x:.3f}" for x in self.difference(name, column) or (None, None, None)]
-                numbers = [*mean_and_sd(_values(row, column), digits=3), *ends, row.published.get(column.key, "")]
+                numbers = [*mean_and_sd(column.values(row.runs), digits=3), *ends, row.published.get(column.key, "")]
                 flags = [_flag(row.simple), _flag(self.verdicts[name].comparable)]
                 last = [len(row.runs), _flag(self.phantom)]
                 writer.writerow([name, row.title, column.word, *numbers, *flags, *last, *cells])
@@ -244,17 +224,6 @@ def _split_mean(row: TableRow, split: str, key: str) -> float | None:
     values = [run.metrics[split][-1]["macro"].get(key) if run.metrics.get(split) else None for run in row.runs]
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
-
-
-def _values(row: TableRow, column: Column) -> list[float | None]:
-    return [column.value(run) for run in row.runs]
-
-
-def _word(key: str, row: TableRow) -> str:
-    words = {**MACRO, **shown_as(row.runs[0]).table_words}
-    ending = next((ending for ending in ENDINGS if key.endswith(ending)), "")
-    plain = words.get(key.removesuffix(ending), key)
-    return f"{plain}, {ENDINGS[ending]}" if ending else plain
 
 
 def _flag(value: bool) -> str:

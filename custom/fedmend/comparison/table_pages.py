@@ -35,31 +35,17 @@ def markdown(found: PaperTable) -> str:
 def latex(found: PaperTable) -> str:
     """Tables for a paper with the package booktabs; the facts are comments."""
     name = f"{'PHANTOM ' if found.phantom else ''}Comparison on {found.name}"
-    text = "".join(f"% {line}\n" for line in (name, *found.facts))
-    for part in found.parts():
-        text += _latex_table(part, name, found.notes)
-    return text
+    tables = [_latex_table(part, name, found.notes) for part in found.parts()]
+    return "".join([*(f"% {line}\n" for line in (name, *found.facts)), *tables])
 
 
 def _latex_table(part: PageTable, name: str, notes: list[str]) -> str:
     lines = [" & ".join(map(_tex, row)) + r" \\" for row in part.rows]
     below = [rf"\par\footnotesize [{number}] {_tex(note)}" for number, note in enumerate(notes, 1)]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{_tex(name)}. {_tex(part.caption)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(part.head) - 1)}}}",
-            r"\toprule",
-            " & ".join(map(_tex, part.head)) + r" \\",
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            *below,
-            r"\end{table}",
-            "",
-        ]
-    )
+    head = " & ".join(map(_tex, part.head)) + r" \\"
+    above = [r"\begin{table}", rf"\caption{{{_tex(name)}. {_tex(part.caption)}}}"]
+    above += [rf"\begin{{tabular}}{{l{'r' * (len(part.head) - 1)}}}", r"\toprule", head, r"\midrule"]
+    return "\n".join([*above, *lines, r"\bottomrule", r"\end{tabular}", *below, r"\end{table}", ""])
 
 
 def _tex(text: str) -> str:
@@ -83,9 +69,7 @@ def html_page(found: PaperTable, figure: str) -> str:
     body: str = section("results", "Results", facts + _html_table(results) + notes)
     body += section("curves", "Round by round", inline(figure, "curves", alt))
     body += "".join(section(part.word, part.word.capitalize(), _html_table(part)) for part in others)
-    footer = (
-        f"{'PHANTOM ' if found.phantom else ''}{escape(heading)} · FedMend · sums over samples only, no patient data"
-    )
+    footer = f"{'PHANTOM ' * found.phantom}{escape(heading)} · FedMend · sums over samples only, no patient data"
     return whole_page(heading, below, body, footer, phantom=found.phantom, style=STYLE)
 
 
@@ -105,7 +89,6 @@ def write_paper_table(table: PaperTable, out: Path) -> str:
     Raises:
         FedMendError: runs without an evaluation, or that lack the metric.
     """
-
     if not all(run.evaluations for row in table.rows.values() for run in row.runs):
         raise FedMendError("compare: expected runs with a test or val split, got one without")
     figure = table.figure()

@@ -94,7 +94,6 @@ def _cell(counts: np.ndarray, samples: int) -> Markup:
 def _sum(counts: np.ndarray) -> Markup:
     """Sums over sites of (S, 3) counts."""
     sums = np.where(counts == HELD_BACK, 0, counts).sum(0)
-    words = [
-        f"{'≥ ' * bool(hidden)}{total:,}" for total, hidden in zip(sums, (counts == HELD_BACK).any(0), strict=True)
-    ]
+    hidden = (counts == HELD_BACK).any(0)
+    words = [f"{'≥ ' * bool(held)}{total:,}" for total, held in zip(sums, hidden, strict=True)]
     return heat(f"{words[1]} of {words[0]}", None, below=f"{words[2]} missing")

@@ -81,9 +81,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _metrics(picture: Picture, curve: bool) -> Table:
-    table = _table(
-        f"Received model, {picture.split}", "", "now", "highest", "round", *(["over rounds"] if curve else [])
-    )
+    table = _table(f"Received model, {picture.split}", "", "now", "highest", "round", *["over rounds"] * curve)
     if curve:
         table.columns[-1].justify = "left"
     for name, points in picture.curves.items():
@@ -123,8 +121,8 @@ def _sites(picture: Picture, wide: bool) -> Table:
 def _repairs(picture: Picture, wide: bool) -> Table:
     kinds = [k for k in ("positive", "negative") if any(counts.get(k) for counts in picture.repairs.values())]
     judged = any("correct_positive" in counts for counts in picture.repairs.values())
-    columns = [word for k in kinds for word in (k, *(["right"] if judged else []))]
-    table = _table(f"Repaired {picture.unit}", "", *columns, *(["open"] if wide else []))
+    columns = [word for k in kinds for word in (k, *["right"] * judged)]
+    table = _table(f"Repaired {picture.unit}", "", *columns, *["open"] * wide)
     for name, counts in picture.repairs.items():
         cells = [name]
         for kind in kinds:

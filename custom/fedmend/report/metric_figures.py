@@ -1,9 +1,10 @@
 """Figures of metrics over rounds."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedmend.basics.page import Figure
+from fedmend.records.run_folder import RunFiles
 from fedmend.report.figures import Line, Panel, grid_figure
 
 AROUND_HALF = ("auc", "bacc")  # values per class of which a guess gives one half
@@ -28,32 +29,21 @@ class Metric(NamedTuple):
     curve: str
 
 
-def metric_figure(
-    evaluations: Sequence[Mapping],
-    classes: Sequence[str],
-    metric: Metric,
-    *,
-    missing: str,
-    best: int | None,
-    **frame: Any,
-) -> Figure:
+def metric_figure(run: RunFiles, metric: Metric, *, missing: str) -> Figure:
     """One panel for the macro value of a metric over rounds and one for each class, as far as the metric has them.
 
     Args:
-        evaluations: records of ``metrics.jsonl`` for one split, in the order of rounds; at least one.
-        classes: C class names.
+        run: with at least one evaluation.
         metric: what to draw.
         missing: why a panel has no value.
-        best: as in :func:`grid_figure`.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
     """
+    evaluations, classes = run.evaluations, run.info["classes"]
     rounds = [m["round"] for m in evaluations]
     mean = [m["macro"].get(metric.macro) for m in evaluations]
     panels, story, drawn = [], [], []
     for i, title in enumerate(["macro", *classes] if metric.per_class else ["all samples"]):
-        values = (
-            [m["per_class"].get(metric.per_class, [None] * len(classes))[i - 1] for m in evaluations] if i else mean
-        )
+        unknown = [None] * len(classes)
+        values = [m["per_class"].get(metric.per_class, unknown)[i - 1] for m in evaluations] if i else mean
         known = [v for v in values if v is not None]
         lines = [Line(rounds, values)] + ([Line(rounds, mean, "reference")] if i else [])
         chance = _guessing(metric, evaluations[-1], len(classes))[i]
@@ -73,25 +63,21 @@ def metric_figure(
         ylim=(0.0 if from_zero else min(0.4, int(min(drawn, default=0.0) * 10) / 10), 1.0),
         legend=legend,
         xlabel=ROUNDS,
-        best=best if best in rounds else None,
-        **frame,
+        best=run.best_round if run.best_round in rounds else None,
+        **run.frame,
     )
 
 
-def metrics_figure(
-    evaluations: Sequence[Mapping], metrics: Sequence[Metric], *, best: int | None, **frame: Any
-) -> Figure:
+def metrics_figure(run: RunFiles, metrics: Sequence[Metric]) -> Figure:
     """One panel per metric, where there is one class only.
 
     Args:
-        evaluations: as in :func:`metric_figure`.
+        run: with at least one evaluation.
         metrics: what to draw, from 0 to 1.
-        best: as in :func:`grid_figure`.
-        frame: ``last_round``, ``warmup`` and ``phantom`` of :func:`grid_figure`.
     """
-    rounds, panels, story = [m["round"] for m in evaluations], [], []
+    rounds, panels, story = [m["round"] for m in run.evaluations], [], []
     for metric in metrics:
-        values = [m["macro"].get(metric.macro) for m in evaluations]
+        values = [m["macro"].get(metric.macro) for m in run.evaluations]
         known = [v for v in values if v is not None]
         panels.append(Panel(metric.curve, [Line(rounds, values)]) if known else Panel(metric.curve, note="n/a"))
         story.append(_from_to(metric.curve, known))
@@ -102,8 +88,8 @@ def metrics_figure(
         ylim=(0.0, 1.0),
         legend={"main": "global model"},
         xlabel=ROUNDS,
-        best=best if best in rounds else None,
-        **frame,
+        best=run.best_round if run.best_round in rounds else None,
+        **run.frame,
     )
 
 

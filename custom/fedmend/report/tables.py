@@ -28,6 +28,9 @@ MACRO = {
 }
 
 
+ENDINGS = {"_last": "mean of the last ten rounds", "_best": "best"}
+
+
 class Column(NamedTuple):
     """A number of a run in a table.
 
@@ -40,6 +43,10 @@ class Column(NamedTuple):
     word: str
     value: Callable[[RunFiles], float | None]
     key: str
+
+    def values(self, runs: Sequence[RunFiles]) -> list[float | None]:
+        """One for each run."""
+        return [self.value(run) for run in runs]
 
 
 class Row(NamedTuple):
@@ -64,9 +71,8 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
     ``per_class`` has the AUC of each class and their average (as Table 1, Deng et al., MICCAI 2023), ``macro`` the
     metrics over all classes (as Table 2). Where lesions are marked pixel by pixel, ``per_class`` has the Dice of each
     class, and ``macro`` also the mean Dice of the last ten evaluated rounds (as Table 1, Xiang et al., MICCAI 2024),
-    where all runs have ten after the warm-up.
-    Points of 100 with one decimal: mean over the seeds, and their standard deviation where there are several. n/a
-    (blank in CSV): not measured in every seed.
+    where all runs have ten after the warm-up. Points of 100 with one decimal: mean over the seeds, and their standard
+    deviation where there are several. n/a (blank in CSV): not measured in every seed.
 
     Args:
         runs: method → finished runs, one per seed; at least one of each.
@@ -86,32 +92,23 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
             _check(run, first, f"table, {name}" + (f", seed {run.info['seed']}" if "seed" in run.info else ""))
     classes, split = first.info["classes"], first.split
     main = shown_as(first).main_metric
-    averages = macro_columns([run for group in runs.values() for run in group])
-    average = ["Average"] if len(classes) > 1 else []
-
-    def per_class(run: RunFiles) -> list:
-        known = _final(run)
-        return [*known["per_class"].get(main, [None] * len(classes)), *([known["macro"].get(main)] if average else [])]
-
-    def macro(run: RunFiles) -> list:
-        return [column.value(run) for column in averages]
-
-    words = {**MACRO, **shown_as(first).table_words}
+    per_class = [Column(name, partial(_of_class, main, i), name) for i, name in enumerate(classes)]
+    if len(classes) > 1:
+        per_class.append(Column("Average", partial(_final_macro, key=main), main))
+    macro = macro_columns([run for group in runs.values() for run in group])
     texts = []
-    for title, columns, values in (
-        (f"{words[main]} of each class", [*classes, *average], per_class),
-        ("Macro metrics", [column.word for column in averages], macro),
-    ):
+    for title, columns in ((f"{metric_word(main, first)} of each class", per_class), ("Macro metrics", macro)):
         rows = [
             Row(
                 name,
-                cells=[mean_and_sd(column) for column in zip(*map(values, group), strict=True)],
+                cells=[mean_and_sd(column.values(group)) for column in columns],
                 seeds=len(group),
                 phantom=any(run.info["phantom"] for run in group),
             )
             for name, group in runs.items()
         ]
-        texts += [_markdown(f"{title}, final model, {split} split", columns, rows), _csv(columns, rows)]
+        heads = [column.word for column in columns]
+        texts += [_markdown(f"{title}, final model, {split} split", heads, rows), _csv(heads, rows)]
     return dict(zip(TABLES, texts, strict=True))
 
 
@@ -122,7 +119,7 @@ def macro_columns(runs: Sequence[RunFiles]) -> list[Column]:
     Args:
         runs: of one kind of labels, at least one.
     """
-    measured = {k for run in runs for k, v in _final(run)["macro"].items() if v is not None}
+    measured = {k for run in runs for k, v in run.evaluations[-1]["macro"].items() if v is not None}
     kind = shown_as(runs[0])
     words = {k: word for k, word in {**MACRO, **kind.table_words}.items() if k in measured}
     columns = [Column(word, partial(_final_macro, key=k), k) for k, word in words.items()]
@@ -134,12 +131,21 @@ def macro_columns(runs: Sequence[RunFiles]) -> list[Column]:
     return columns
 
 
-def _final(run: RunFiles) -> Mapping:
-    return run.evaluations[-1]
+def metric_word(key: str, run: RunFiles) -> str:
+    """A key of a :class:`Column` in words, as tables of runs of this kind have it."""
+    words = {**MACRO, **shown_as(run).table_words}
+    ending = next((ending for ending in ENDINGS if key.endswith(ending)), "")
+    plain = words.get(key.removesuffix(ending), key)
+    return f"{plain}, {ENDINGS[ending]}" if ending else plain
 
 
 def _final_macro(run: RunFiles, key: str) -> float | None:
-    return _final(run)["macro"].get(key)
+    return run.evaluations[-1]["macro"].get(key)
+
+
+def _of_class(key: str, index: int, run: RunFiles) -> float | None:
+    found = run.evaluations[-1]["per_class"].get(key)
+    return found[index] if found else None
 
 
 def _mean(run: RunFiles, key: str, rounds: Sequence[int]) -> float:
@@ -166,12 +172,9 @@ def _check_row(group: Sequence[RunFiles], name: str) -> None:
     seeds = [run.info.get("seed") for run in group]
     if len(set(seeds)) < len(seeds):
         raise FedMendError(f"table, {name}: expected runs with different seeds, got the seeds {seeds}")
-    settings = [
-        {k: v for k, v in run.info.get("settings", {}).items() if k not in ("seed", "run_name")} for run in group
-    ]
-    if different := sorted(
-        {k for other in settings for k in {*settings[0], *other} if settings[0].get(k) != other.get(k)}
-    ):
+    first, *others = [run.info.get("settings", {}) for run in group]
+    keys = {k for other in others for k in {*first, *other} if first.get(k) != other.get(k)}
+    if different := sorted(keys - {"seed", "run_name"}):
         raise FedMendError(f"table, {name}: expected runs that differ in the seed alone, got different {different}")
 
 

@@ -11,17 +11,13 @@ if TYPE_CHECKING:
     from fedmend.records.run_folder import RunFiles
 
 SPLITS = ("train", "val", "test")
-MACRO_WORD = {
-    "Macro": "Plain mean over the classes that could be measured, each counting the same however rare it is.",
-}
 CALIBRATION = Metric("ece", "ece", "calibration error", "Calibration error", "Calibration error")
-CALIBRATION_WORD = {
+LABEL_WORDS = {
     "Calibration error": "How far probabilities are from frequencies, class by class: of the images that get 70 % "
     "for a class, 70 % should have it. 0 is perfect. A small split makes it look larger than it is.",
-}
-INTERVAL_WORD = {
     "95 % interval": "Where the value would mostly lie for other samples of the same kind, by drawing those of the "
     "split again and again. Samples are drawn one by one, so that several of one patient make it look too narrow.",
+    "Macro": "Plain mean over the classes that could be measured, each counting the same however rare it is.",
 }
 PSEUDO_LABEL_WORDS = {
     "Pseudo-label": "A label that the method sets at a site for a finding the site has not annotated. It is used "
@@ -58,8 +54,7 @@ class KindReport(ABC):
         main_metric: key of the metric that comparison tables show for each class.
         table_words: key of a metric → its word in comparison tables, where it is another one than usual.
         one_label: each sample has one class, so that one without a label of a class has no label at all.
-        pseudo_labels: key of counts in ``repairs.jsonl`` → words of the pseudo-labels that are shown; empty where
-            repairs are no labels.
+        pseudo_labels: key of counts in ``repairs.jsonl`` → words of what is shown; empty where repairs are no labels.
         repair_words: key of counts in ``repairs.jsonl`` → word of the area in the figure of pseudo-labels.
         words: word → meaning, for a clinician.
     """
@@ -112,15 +107,7 @@ class KindReport(ABC):
         blocks: list[str | Figure] = []
         for metric in self.metrics:
             if any(m["macro"].get(metric.macro) is not None for m in run.evaluations):
-                figure = metric_figure(
-                    run.evaluations,
-                    run.info["classes"],
-                    metric,
-                    missing=self.missing,
-                    best=run.best_round,
-                    **run.frame,
-                )
-                blocks += [f"<h3>{metric.curve}</h3>\n", figure]
+                blocks += [f"<h3>{metric.curve}</h3>\n", metric_figure(run, metric, missing=self.missing)]
         return blocks
 
     def confusion(self, evaluation: Mapping, classes: Sequence[str], title: str, caption: str) -> str:

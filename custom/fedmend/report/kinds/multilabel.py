@@ -7,16 +7,7 @@ from typing import ClassVar
 from fedmend.basics.page import table, td
 from fedmend.labels import MULTILABEL
 from fedmend.records.run_folder import RunFiles
-from fedmend.report.kinds.base import (
-    CALIBRATION,
-    CALIBRATION_WORD,
-    INTERVAL_WORD,
-    MACRO_WORD,
-    PSEUDO_LABEL_WORDS,
-    SPLITS,
-    KindReport,
-    PseudoLabels,
-)
+from fedmend.report.kinds.base import CALIBRATION, LABEL_WORDS, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
 from fedmend.report.metric_figures import Metric
 
 
@@ -53,9 +44,7 @@ class MultiLabelReport(KindReport):
         "0.5 is guessing.",
         "BACC (val)": "The same at the score of each class that gave the highest value on the validation split. A "
         "model whose probabilities are too low or too high loses nothing by it.",
-        **CALIBRATION_WORD,
-        **INTERVAL_WORD,
-        **MACRO_WORD,
+        **LABEL_WORDS,
         **PSEUDO_LABEL_WORDS,
         "Warm-up": "The first rounds, in which each site learns from its own annotated classes only.",
     }
@@ -69,23 +58,17 @@ class MultiLabelReport(KindReport):
         """Sites × classes: who annotates what, with counts."""
         classes, rows = run.info["classes"], []
         for name, site in sorted(run.info["sites"].items()):
-            cells = []
-            for c in classes:
-                positives = site.get("positives", {}).get(c)
-                if c not in site.get("annotated", ()):
-                    cells.append(td("–", "no"))
-                else:
-                    cells.append(td("✓" if positives is None else f"✓ {positives:,} pos.", "yes"))
+            known = site.get("positives", {})
+            yes = {c: f"✓ {known[c]:,} pos." if known.get(c) is not None else "✓" for c in site.get("annotated", ())}
+            cells = [td(yes[c], "yes") if c in yes else td("–", "no") for c in classes]
             rows.append([name, *cells, *(site.get(split) for split in SPLITS)])
         if not rows:
             return "", ""
         count = [sum(c in site.get("annotated", ()) for site in run.info["sites"].values()) for c in classes]
         totals = [td(f"{n} of {len(rows)}" if n else "⚠ none", "yes" if n else "bad") for n in count]
         sums = [sum(site.get(split) or 0 for site in run.info["sites"].values()) for split in SPLITS]
-        flag = ""
-        if run.nowhere:
-            flag = f"No site annotates: {', '.join(run.nowhere)}. The model cannot learn what nobody has labelled."
-            flag = f'<p class="flag"><strong>⚠ Check this.</strong> {escape(flag)}</p>'
+        flag = f"No site annotates: {', '.join(run.nowhere)}. The model cannot learn what nobody has labelled."
+        flag = f'<p class="flag"><strong>⚠ Check this.</strong> {escape(flag)}</p>' if run.nowhere else ""
         caption = "✓ annotated (positive training samples, where known); – not annotated (unknown, not absent)"
         body = table(caption, ["Site", *classes, *SPLITS], rows, ["Sites that annotate", *totals, *sums])
         return "What each site annotates", flag + body

@@ -45,7 +45,6 @@ class SegmentationReport(KindReport):
     }
 
     def size(self, run: RunFiles) -> str:
-        """There is one class."""
         return "segmentation"
 
     def reason(self, evaluation: Mapping, index: int) -> str:
@@ -53,7 +52,6 @@ class SegmentationReport(KindReport):
         return self.missing
 
     def means_over(self, run: RunFiles) -> str:
-        """Slices, not classes."""
         if not run.evaluations:
             return super().means_over(run)
         return f"Dice: mean over {run.evaluations[-1]['positives'][0]:,} slices with a lesion, {run.split} split."
@@ -82,5 +80,4 @@ class SegmentationReport(KindReport):
         return "What each site annotates", table(caption, head, rows, ["All sites", *totals])
 
     def curves(self, run: RunFiles) -> list[str | Figure]:
-        """All metrics in one figure."""
-        return [metrics_figure(run.evaluations, self.metrics, best=run.best_round, **run.frame)]
+        return [metrics_figure(run, self.metrics)]

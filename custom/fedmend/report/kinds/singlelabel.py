@@ -6,16 +6,7 @@ from typing import ClassVar
 from fedmend.basics.page import heat, table, td
 from fedmend.labels import SINGLELABEL
 from fedmend.records.run_folder import RunFiles
-from fedmend.report.kinds.base import (
-    CALIBRATION,
-    CALIBRATION_WORD,
-    INTERVAL_WORD,
-    MACRO_WORD,
-    PSEUDO_LABEL_WORDS,
-    SPLITS,
-    KindReport,
-    PseudoLabels,
-)
+from fedmend.report.kinds.base import CALIBRATION, LABEL_WORDS, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
 from fedmend.report.metric_figures import Metric
 
 BACC = Metric("bacc", "recall", "BACC", "Recall", "BACC (macro), recall (classes)")
@@ -59,9 +50,7 @@ class SingleLabelReport(KindReport):
         "BACC": "Balanced accuracy: the mean recall over classes, each counting the same however rare it is. The "
         "model's answer is the class with the highest score. Guessing gives 1 divided by the number of classes.",
         "Accuracy": "Share of all samples that the model gets right. Frequent classes dominate it.",
-        **CALIBRATION_WORD,
-        **INTERVAL_WORD,
-        **MACRO_WORD,
+        **LABEL_WORDS,
         "Last, Best": "As the FedNoRo paper reports: Last is the mean BACC of the last ten evaluated rounds, "
         "where there are ten after the warm-up; Best is the highest BACC over all rounds. Best is picked on the split "
         "that it is measured on, so it flatters; Last does not.",
@@ -112,5 +101,4 @@ class SingleLabelReport(KindReport):
         return f"<h3>{title}</h3>\n{table(caption, head, rows, ['All', *sums, sum(map(sum, counts))])}"
 
     def glossary(self, run: RunFiles) -> dict[str, str]:
-        """Pseudo-labels are explained where there are some."""
         return super().glossary(run) | (PSEUDO_LABEL_WORDS if run.repairs else {})

@@ -5,7 +5,7 @@ from html import escape
 from statistics import fmean
 
 from fedmend.basics.page import Section, compact, number, section, table, td
-from fedmend.records.run_folder import RunFiles, last_rounds
+from fedmend.records.run_folder import RunFiles, is_own, last_rounds
 from fedmend.report.kinds import shown_as
 from fedmend.report.metric_figures import Metric
 from fedmend.report.parts import Part
@@ -33,9 +33,7 @@ def _shown_models(run: RunFiles) -> list[tuple[str, Mapping]]:
 
 
 def _last_and_best(run: RunFiles) -> list[list[tuple[str, float]]]:
-    """Of each metric that papers report so, the mean over the last ten evaluated rounds, where there are as many after
-    the warm-up, and the highest value of all rounds.
-    """
+    """Of each metric that papers report so, the mean over the last ten rounds, if there are, and the highest value."""
     found = []
     for metric in shown_as(run).last_and_best:
         known, values = dict(run.measured(metric.macro)), []
@@ -79,8 +77,7 @@ def key_numbers(run: RunFiles) -> Section:
     cards += "".join(map(_card, _last_and_best(run)))
     note = shown_as(run).means_over(run)
     note += "".join(f" {name} is left out: {reason}." for name, reason in shown_as(run).left_out(run).items())
-    chosen = [d for d in run.decisions if d["what"] == "best_model" and isinstance(d.get("value"), Mapping)]
-    if chosen:
+    if chosen := [d for d in run.decisions if is_own(d, {"best_model": Mapping})]:
         note += f" Best model chosen after round {run.best_round} ({compact(chosen[-1]['value'])})."
     if intervals := _intervals(run):
         note += f" 95 % intervals of the final model: {', '.join(intervals)}."
