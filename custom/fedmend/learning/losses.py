@@ -48,8 +48,7 @@ def prior_shift(labels: np.ndarray, smoothing: float = 0.0) -> np.ndarray:
 
 
 def positive_weight(labels: np.ndarray) -> np.ndarray:
-    """Weight N / n_positive of the positive term, as the published FedMLP baselines use; 1 for a class without
-    positives.
+    """Weight N / n_positive of the positive term, as in the published FedMLP baselines; 1 without positives.
 
     Args:
         labels: (N, C) int; 1, 0 or -1 = unknown.
@@ -79,8 +78,7 @@ def distillation(logits: Tensor, soft: Tensor) -> Tensor:
     """KL divergence from the teacher's probabilities to the student's, mean over samples or pixels, sum over classes.
 
     Args:
-        logits: (B, C, ...) of the student; -inf for a class that it cannot predict: the teacher's mass on it is left
-            out.
+        logits: (B, C, ...) of the student; -inf for a class that it cannot predict: the teacher's is left out there.
         soft: (B, C, ...) probabilities of the teacher.
     """
     possible = torch.isfinite(logits)
@@ -90,8 +88,7 @@ def distillation(logits: Tensor, soft: Tensor) -> Tensor:
 
 
 def soft_dice_loss(probability: Tensor, target: Tensor) -> Tensor:
-    """Soft Dice loss of the foreground, Eq. (2), Xiang et al., MICCAI 2024: 1 - mean 2 sum(p y) / (sum p + sum y +
-    1e-4).
+    """Soft Dice loss of lesions, Eq. (2), Xiang et al., MICCAI 2024: 1 - mean 2 sum(p y) / (sum p + sum y + 1e-4).
 
     The small number stands in the denominator only. So a slice whose target is all background has loss 1 and no
     gradient: a lesion that nobody annotated on it is not unlearnt. It is MONAI's ``DiceLoss(smooth_nr=0,

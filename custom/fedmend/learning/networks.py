@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -203,7 +203,10 @@ class TimmNetwork(Network):
 
     def __init__(self, name: str, num_classes: int):
         super().__init__()
-        timm = _timm()
+        try:
+            import timm
+        except ImportError:
+            raise FedMendError(f"job variable network: {not_installed('timm', 'pretrained')}") from None
         # A name with "hf-hub:" or "local-dir:" would make timm read, or download, what somebody put there.
         known = re.fullmatch(r"\w+", name, re.ASCII) and timm.is_model(name)
         about = timm.get_pretrained_cfg(name) if known else None  # None for names that timm has given up, too
@@ -216,7 +219,7 @@ class TimmNetwork(Network):
                 f"job variable network: expected one for images of any size, got timm/{name}, made for"
                 f" {about.input_size[-1]} pixels"
             )
-        network = timm.create_model(name, pretrained=False, num_classes=0)
+        network: Any = timm.create_model(name, pretrained=False, num_classes=0)
         _without_dropout(network)
         self.backbone, self.num_features = network, network.head_hidden_size
         heads = (about.classifier,) if isinstance(about.classifier, str) else about.classifier or ()
@@ -241,14 +244,6 @@ def _without_dropout(model: nn.Module) -> None:
         for name in ("p", *DROP_RATES) if isinstance(module, _DropoutNd) else DROP_RATES:
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
-
-
-def _timm() -> ModuleType:
-    try:
-        import timm
-    except ImportError:
-        raise FedMendError(f"job variable network: {not_installed('timm', 'pretrained')}") from None
-    return timm
 
 
 CHANNELS_PER_GROUP = 16  # Wu and He, ECCV 2018

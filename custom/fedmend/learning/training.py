@@ -67,10 +67,8 @@ class LocalTrainer:
                 "job variables: expected learning_rate > 0, weight_decay >= 0 and local_epochs >= 1, got"
                 f" {self.learning_rate}, {self.weight_decay}, {self.local_epochs}"
             )
-        if not 0 < self.learning_rate_decay <= 1:
-            raise FedMendError(
-                f"job variable learning_rate_decay: expected above 0 to 1, got {self.learning_rate_decay}"
-            )
+        if not 0 < (factor := self.learning_rate_decay) <= 1:
+            raise FedMendError(f"job variable learning_rate_decay: expected above 0 to 1, got {factor}")
         if self.decay not in DECAYS:
             raise FedMendError(f"job variable decay: expected one of {list(DECAYS)}, got {self.decay!r:.40}")
         if not 0 <= self.second_momentum < 1:
@@ -102,7 +100,12 @@ class LocalTrainer:
                 if site.stop():
                     raise Stopped
                 optimizer.zero_grad(set_to_none=True)
-                loss = _gradient(work, index) if private is None else _private_gradient(work, index, private)
+                if private is None:
+                    with mixed_precision(site):
+                        loss = work.loss(index)
+                    loss.backward()
+                else:
+                    loss = _private_gradient(work, index, private)
                 if self.decay == SUPERVISED:
                     _decay_supervised_rows(model, self.weight_decay)
                 optimizer.step()
@@ -146,13 +149,6 @@ def _decay_supervised_rows(model: nn.Module, weight_decay: float) -> None:
             rows = gradient.flatten(1).any(1) if parameter.dim() > 1 else gradient.ne(0)
             rows = rows.view(-1, *[1] * (parameter.dim() - 1))
             gradient.add_(torch.where(rows, parameter, 0), alpha=weight_decay)
-
-
-def _gradient(work: Round, index: Tensor) -> Tensor:
-    with mixed_precision(work.site):
-        loss = work.loss(index)
-    loss.backward()
-    return loss
 
 
 def _private_gradient(work: Round, batch: Sequence[Tensor], private: PatientSteps) -> Tensor:

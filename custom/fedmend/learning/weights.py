@@ -119,11 +119,13 @@ def _read(file: str) -> dict[str, Tensor]:
     content: object
     try:
         if file.endswith(".safetensors"):
-            content = _read_safetensors(file)
+            from safetensors.torch import load_file
+
+            content = load_file(file)
         else:
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except FedMendError:
-        raise
+    except ImportError:
+        raise FedMendError(f"server: weights file: {not_installed('safetensors', 'pretrained')}") from None
     except Exception as e:  # both raise many types for a file of another kind
         raise FedMendError(
             f"weights file: expected a PyTorch state dict, got a file that does not load ({type(e).__name__})"
@@ -135,14 +137,6 @@ def _read(file: str) -> dict[str, Tensor]:
     ):
         raise FedMendError("weights file: expected a PyTorch state dict, got something else")
     return dict(content)
-
-
-def _read_safetensors(file: str) -> Mapping[str, Tensor]:
-    try:
-        from safetensors.torch import load_file
-    except ImportError:
-        raise FedMendError(f"server: weights file: {not_installed('safetensors', 'pretrained')}") from None
-    return load_file(file)
 
 
 LOWEST = {"running_var": 0.0}  # last word of a tensor's name → smallest number that a training can leave in it
@@ -165,8 +159,7 @@ def check_range(name: str, value: np.ndarray | torch.Tensor, where: str) -> None
 
 
 def get_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The floating tensors of the state dict (parameters and BatchNorm statistics), detached, on the CPU,
-    contiguous."""
+    """The floating tensors of the state dict (parameters, BatchNorm statistics), detached, on the CPU, contiguous."""
     return {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items() if v.is_floating_point()}
 
 
