@@ -13,18 +13,7 @@ from pathlib import Path
 from fedmend.advice.facts import Facts, Losses, read_losses
 from fedmend.advice.rules import CHECKED, PARTS, RULES, RUN, Rule
 
-__all__ = [
-    "NO_JOB",
-    "PARTS",
-    "RUN",
-    "Facts",
-    "Finding",
-    "Losses",
-    "advice_text",
-    "advise",
-    "next_command",
-    "read_losses",
-]
+__all__ = ["NO_JOB", "PARTS", "RUN", "Facts", "Losses", "advice_text", "advise", "next_command", "read_losses"]
 NAME = "advised"  # of the job or the runs that the command makes
 WIDTH = 100  # characters of a line of text
 NO_JOB = "No job yet: see the other points."

@@ -150,8 +150,7 @@ class Facts:
 
     @cached_property
     def imbalance(self) -> float | None:
-        """Samples of the largest class per sample of the smallest, over all sites; None where a site does not tell, or
-        a class has none."""
+        """Samples of the largest class per sample of the smallest, over all sites; None: not told, or one has none."""
         positive = self.numbers("positive")
         sums = positive.sum(0)
         return None if (positive == HELD_BACK).any() or not sums.all() else float(sums.max() / sums.min())
@@ -159,12 +158,9 @@ class Facts:
     @cached_property
     def left(self) -> dict[str, float]:
         """Site → share of its lesions that its card says were left in the masks."""
-        said = {name: site.lesions for name, site in self.counted.items() if site.lesions}
-        return (
-            {name: kept / of for name, (kept, of) in said.items() if 0 <= kept <= of != 0}
-            if self.kind == SEGMENTATION
-            else {}
-        )
+        masks = self.kind == SEGMENTATION
+        said = {name: site.lesions for name, site in self.counted.items() if masks and site.lesions}
+        return {name: kept / of for name, (kept, of) in said.items() if 0 <= kept <= of != 0}
 
 
 def read_losses(folder: Path, facts: Facts) -> Losses:
@@ -190,9 +186,8 @@ def read_losses(folder: Path, facts: Facts) -> Losses:
     if not (isinstance(losses, Mapping) and isinstance(noisy, list) and isinstance(share, int | float)):
         raise FedMendError(f"losses, {DETECTION}: expected class_loss, noisy and vote_share, got another record")
     if facts.kind != SINGLELABEL:
-        raise FedMendError(
-            f"losses: expected an audit of {SINGLELABEL} data, got {' and '.join(sorted(facts.kinds)) or 'no site'}"
-        )
+        kinds = " and ".join(sorted(facts.kinds)) or "no site"
+        raise FedMendError(f"losses: expected an audit of {SINGLELABEL} data, got {kinds}")
     if set(run.info["classes"]) != set(facts.classes):
         raise FedMendError(f"losses: expected the classes of the audit, {sorted(facts.classes)}, got others")
     if missing := sorted(set(facts.counted) - set(losses)):

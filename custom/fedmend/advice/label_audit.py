@@ -134,19 +134,11 @@ def audit_text(sites: Mapping[str, SiteLabels], classes: Sequence[str]) -> str:
         sites: site → what it says.
         classes: C class names.
     """
-    said = {
-        name: {
-            "problem": site.problem,
-            "kind": site.kind,
-            "phantom": site.phantom,
-            "samples": site.samples,
-            **{
-                dataset: [None if n == HELD_BACK else n for n in row]
-                for dataset, row in zip(COUNTS, site.counts.tolist(), strict=True)
-            },
-        }
-        for name, site in sites.items()
-    }
+    said = {}
+    for name, site in sites.items():
+        told = [[None if n == HELD_BACK else n for n in row] for row in site.counts.tolist()]
+        about = {field: getattr(site, field) for field in ("problem", "kind", "phantom", "samples")}
+        said[name] = about | dict(zip(COUNTS, told, strict=True))
     return json.dumps({"classes": list(classes), "sites": said}, indent=2) + "\n"
 
 

@@ -24,9 +24,8 @@ def few_names(names: Sequence[str]) -> str:
 
 def by_site(sentence: str, found: Mapping[str, Sequence[str]], facts: Facts) -> str:
     """A sentence with sites and their classes in brackets; empty where there are none."""
-    said = [
-        f"{site}: {few_names(names) if len(names) < len(facts.classes) else 'all'}" for site, names in found.items()
-    ]
+    every = len(facts.classes)
+    said = [f"{site}: {few_names(names) if len(names) < every else 'all'}" for site, names in found.items()]
     more = len(said) - MOST_NAMES
     inside = "; ".join(said[:MOST_NAMES]) + (f"; and {more} more" if more > 0 else "")
     return f"{sentence} ({inside})." if said else ""
@@ -115,9 +114,8 @@ def judged_noisy(facts: Facts) -> str:
     losses = facts.losses
     if not facts.complete or not losses or not 0 < len(losses.noisy) < len(losses.judged):
         return ""
-    return (
-        f"Of {len(losses.judged)} sites, the losses after the warm-up take these for noisy: {few_names(losses.noisy)}."
-    )
+    judged, noisy = len(losses.judged), few_names(losses.noisy)
+    return f"Of {judged} sites, the losses after the warm-up take these for noisy: {noisy}."
 
 
 def judged_clean(facts: Facts) -> str:
@@ -236,11 +234,8 @@ def without_sample(facts: Facts) -> str:
 
 def doubtful(facts: Facts) -> str:
     """Classes of which no positive sample is told."""
-    return (
-        f"No site tells a positive sample of {few_names(facts.doubtful)}, and some do not tell."
-        if facts.doubtful
-        else ""
-    )
+    names = few_names(facts.doubtful)
+    return f"No site tells a positive sample of {names}, and some do not tell." if names else ""
 
 
 def missing_and_noisy(facts: Facts) -> str:

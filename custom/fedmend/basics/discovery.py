@@ -45,9 +45,8 @@ def commands_of(package: str) -> list[Command]:
     for module in modules_of(package):
         for command in getattr(module, "COMMANDS", ()):
             if other := owners.get(command.name):
-                raise FedMendError(
-                    f"{package}: expected one command {command.name}, got those of {other} and {module.__name__}"
-                )
+                both = f"{other} and {module.__name__}"
+                raise FedMendError(f"{package}: expected one command {command.name}, got those of {both}")
             owners[command.name] = module.__name__
             found.append(command)
     return found

@@ -101,8 +101,7 @@ def append_text(path: Path, start: int, text: str) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, *, synced: bool = True) -> Iterator[Path]:
-    """A temporary folder beside ``folder`` that becomes it when the block ends without an error; nobody sees half of
-    it.
+    """A temporary folder beside ``folder`` that becomes it when the block ends without an error, whole for everybody.
 
     Args:
         folder: the name must not be taken at the end of the block; its parent exists.
@@ -188,17 +187,14 @@ def disk_errors(where: str, need: int, folder: Path) -> Iterator[None]:
     try:
         there = next(f for f in (folder, *folder.absolute().parents) if f.is_dir())
         if 2 * need > shutil.disk_usage(there).free:
-            megabytes = max(1, round(2 * need / 1e6))
-            raise FedMendError(
-                f"{where}: cache_dir: expected {megabytes} MB of free space, twice what is needed, got less"
-            )
+            space = f"{max(1, round(2 * need / 1e6))} MB of free space"
+            raise FedMendError(f"{where}: cache_dir: expected {space}, twice what is needed, got less")
         yield
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             megabytes = max(1, round(need / 1e6))
             raise FedMendError(f"{where}: cache_dir: expected {megabytes} MB of free space, got a full disk") from None
         if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise FedMendError(
-                f"{where}: cache_dir: expected a folder that can be written, got one that is read-only"
-            ) from None
+            words = "expected a folder that can be written, got one that is read-only"
+            raise FedMendError(f"{where}: cache_dir: {words}") from None
         raise

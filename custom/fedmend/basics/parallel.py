@@ -52,8 +52,7 @@ def mapped(work: Callable[[T], R], items: Sequence[T], *, processes: int | None 
 def threaded(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """The results of ``work``, in the order of ``items``, by a thread per core that this site may use.
 
-    For work that leaves Python most of the time. Few items are in the making at once, and few more are made after an
-    error.
+    For work that leaves Python most of the time. Few items are in the making at once, also when an error comes.
     """
     count = cores()
     with ThreadPoolExecutor(count) as pool:

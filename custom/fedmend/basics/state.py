@@ -65,10 +65,7 @@ class StateStore:
         """
         content = torch_bytes(value)
         kept = self._folder / f"{before}.pt" if before else None
-        with (
-            write_atomically(self._folder / f"{name}.pt", before=kept) as temporary,
-            open(temporary, "wb") as stream,
-        ):
+        with write_atomically(self._folder / f"{name}.pt", before=kept) as file, open(file, "wb") as stream:
             stream.write(_header(content))
             stream.write(content)
 
@@ -114,8 +111,7 @@ class StateStore:
             fingerprint: what the rows must belong to.
 
         Returns:
-            the array, any shape; None where there is none, where it belongs to something else or where its file is
-            damaged.
+            the array, any shape; None where there is none, or only one of something else or in a damaged file.
         """
         for number in sorted((r for r in self._rounds(name, ".npy.json") if r < before), reverse=True):
             path, about = self._array_files(name, number)

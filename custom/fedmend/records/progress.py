@@ -131,12 +131,10 @@ def curves(metrics: Sequence[Mapping]) -> dict:
         for name, value in line["macro"].items() if line["split"] == split else ():
             if value is not None and name not in ASIDE:
                 found.setdefault(name, {})[line["round"]] = value  # a repeated round replaces its own
-    highest = {
-        name: max(((r, v) for r, v in points.items() if r > 0), key=lambda point: point[1], default=None)
-        for name, points in found.items()
-    }
+    trained = {name: [(r, v) for r, v in points.items() if r > 0] for name, points in found.items()}
+    highest = {name: max(points, key=lambda point: point[1]) for name, points in trained.items() if points}
     thinned = {name: _thinned(sorted(points.items())) for name, points in found.items()}
-    return {"split": split, "curves": thinned, "highest": {name: best for name, best in highest.items() if best}}
+    return {"split": split, "curves": thinned, "highest": highest}
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -95,11 +95,8 @@ class RunFiles:
 
     def measured(self, key: str) -> list[tuple[int, float]]:
         """(round, macro value of a metric) of all evaluations that have it, without the initial model."""
-        return [
-            (m["round"], m["macro"][key])
-            for m in self.evaluations
-            if m["round"] > 0 and m["macro"].get(key) is not None
-        ]
+        found = [(m["round"], m["macro"].get(key)) for m in self.evaluations if m["round"] > 0]
+        return [(round_num, value) for round_num, value in found if value is not None]
 
     def evaluation(self, round_num: int | None) -> Mapping | None:
         """The evaluation of the model that has seen so many rounds, if there is one."""
@@ -157,8 +154,7 @@ def load_run(run_dir: Path | str) -> RunFiles:
             ``decisions.jsonl`` and ``results.json``.
 
     Raises:
-        FedMendError: no ``run.json``, a field of it is missing or names an unknown kind of labels, or a file does not
-            parse.
+        FedMendError: no ``run.json``, a field of it is missing or of an unknown kind, or a file does not parse.
     """
     folder = Path(run_dir)
     if not (folder / RUN).exists():

@@ -94,7 +94,7 @@ class RunRecords:
 
     def start(self, description: Mapping) -> None:
         """Writes ``run.json``."""
-        self._write_text(RUN, json.dumps(description, indent=2))
+        write_text(self.folder / RUN, json.dumps(description, indent=2))
         self.write()
 
     def decision(self, what: str, value: object, round_num: int | None = None) -> None:
@@ -133,25 +133,16 @@ class RunRecords:
 
     def finish(self, files: Mapping[str, str], seconds: float, *, intervals: Mapping[str, Mapping]) -> None:
         """Writes ``results.json``: final and best metrics, intervals of the final ones, and where the files are."""
-        final = (
-            {m["split"]: m["macro"] for m in self._at(max(m["round"] for m in self._lines[METRICS]))}
-            if self._lines[METRICS]
-            else {}
-        )
+        final = self._at(max((m["round"] for m in self._lines[METRICS]), default=None))
         best_round = next((d["round"] for d in reversed(self.decisions) if d["what"] == "best_model"), None)
-        best = {"round": best_round, **{m["split"]: m["macro"] for m in self._at(best_round)}}
-        results = {
-            "final": final,
-            "intervals": dict(intervals),
-            "best": best,
-            "files": dict(files),
-            "seconds": round(seconds, 1),
-        }
-        self._write_text(RESULTS, json.dumps(results, indent=2))
+        results = {"final": final, "intervals": dict(intervals), "best": {"round": best_round, **self._at(best_round)}}
+        results |= {"files": dict(files), "seconds": round(seconds, 1)}
+        write_text(self.folder / RESULTS, json.dumps(results, indent=2))
         self.write()
 
-    def _at(self, round_num: int | None) -> list[dict]:
-        return [m for m in self._lines[METRICS] if m["round"] == round_num]
+    def _at(self, round_num: int | None) -> dict[str, dict]:
+        """Split → macro metrics after a round."""
+        return {m["split"]: m["macro"] for m in self._lines[METRICS] if m["round"] == round_num}
 
     def write(self) -> None:
         """Brings the JSON Lines files up to date."""
@@ -169,8 +160,7 @@ class RunRecords:
         return json.dumps({name: file.extent() for name, file in self._kept.items()})
 
     def restore(self, dumped: str) -> None:
-        """Takes over what was kept when :meth:`dump` gave this; records made since this object was created come after
-        it.
+        """Takes over what was kept when :meth:`dump` gave this; records of this object come behind it.
 
         Raises:
             FedMendError: it is lost or damaged.
@@ -179,9 +169,6 @@ class RunRecords:
             self._lines[name] = self._kept[name].read(extent) + self._lines[name]
         self._files = _line_files(self.folder)  # written anew, because this may be another folder
         self._latest = {(line["site"], line["class"]): line for line in self._lines[REPAIRS]}
-
-    def _write_text(self, name: str, text: str) -> None:
-        write_text(self.folder / name, text)
 
 
 def _line_files(folder: Path) -> dict[str, LineFile]:

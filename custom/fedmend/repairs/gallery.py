@@ -28,10 +28,8 @@ img{display:block;width:100%;background:#000}.key{margin-right:22px;white-space:
 """
 NOTHING_REMOVED = " A pixel that a person has annotated is never removed."
 PRIVATE = "This page stays at the site: it is no part of what the site sends."
-PATIENTS, PHANTOM = (
-    "It shows images of patients.",
-    "PHANTOM data: its images are synthetic and say nothing about patients.",
-)
+PATIENTS = "It shows images of patients."
+PHANTOM = "PHANTOM data: its images are synthetic and say nothing about patients."
 FOOTER = (
     "As radiologists see them: the patient's right is on the left, the front is up. Cases are"
     " numbered as in the datalist, slices from 0 at the feet."
@@ -58,20 +56,19 @@ def gallery_page(
     """
     own = split.masks > 0
     added = target & ~own
-    shown = _chosen(added if added.any() else own, split.case)[:cases]
-    heading = "Corrected masks" if added.any() else "Masks without a correction"
-    figures = "".join(
-        _slice(split, row, own[row], added[row], None if complete is None else complete[row]) for row in shown
-    )
+    corrected = bool(added.any())
+    shown = _chosen(added if corrected else own, split.case)[:cases]
+    heading = "Corrected masks" if corrected else "Masks without a correction"
+    figures = [_slice(split, row, own[row], added[row], None if complete is None else complete[row]) for row in shown]
     words = f"{own.sum():,} pixels are annotated as lesion in {len(own):,} training slices"
-    words += f"; the correction added {added.sum():,}." if added.any() else "; nothing has been added."
-    if complete is not None and added.any():
+    words += f"; the correction added {added.sum():,}." if corrected else "; nothing has been added."
+    if complete is not None and corrected:
         words += " " + _truth_words(own, added, complete)
-    body = (
-        f"<p>{words}</p>\n<p>{_choice_words(bool(added.any()), len(shown))}"
-        f"{'' if (own & ~target).any() else NOTHING_REMOVED}</p>\n"
-        f"<p class='sub'>{_legend(corrected=bool(added.any()), known=complete is not None)}</p>\n{figures}"
-    )
+    kind = "with the most added pixels" if corrected else "with the largest annotation"
+    chosen = f"Below: {'the slice' if len(shown) == 1 else f'{len(shown)} slices'} {kind}, at most one of a volume."
+    chosen += "" if (own & ~target).any() else NOTHING_REMOVED
+    legend = _legend(corrected=corrected, known=complete is not None)
+    body = f"<p>{words}</p>\n<p>{chosen}</p>\n<p class='sub'>{legend}</p>\n{''.join(figures)}"
     warning = f"<p class='flag'><strong>{PRIVATE}</strong> {PHANTOM if phantom else PATIENTS}</p>"
     return whole_page(heading, warning, body, FOOTER, phantom=phantom, style=PAGE_CSS, pictures=True)
 
@@ -86,11 +83,6 @@ def _legend(*, corrected: bool, known: bool) -> str:
         f"{escape(word)}</span>"
         for word, colour, style, alpha in keys
     )
-
-
-def _choice_words(corrected: bool, count: int) -> str:
-    kind = "with the most added pixels" if corrected else "with the largest annotation"
-    return f"Below: {'the slice' if count == 1 else f'{count} slices'} {kind}, at most one of a volume."
 
 
 def _truth_words(own: np.ndarray, added: np.ndarray, complete: np.ndarray) -> str:

@@ -2,9 +2,8 @@
 
 SQLite, one file per run and site, append-only: an entry is never changed or deleted, it is taken out of force by a
 later row in ``retractions``. What people decide stands above all entries, see :mod:`fedmend.repairs.verdicts`. A round
-is one transaction, and recording a (rule, round) again takes its earlier entries
-and those of later rounds out of force first, so that a repeated or resumed round leaves the ledger as if it had run
-once.
+is one transaction, and recording a (rule, round) again takes its earlier entries and those of later rounds out of
+force first, so that a repeated or resumed round leaves the ledger as if it had run once.
 
 Every transaction that changes what is in force leaves a *mark*: 16 random bytes, which tell nothing about the repairs.
 The server is told the latest one, keeps it and gives it back with the next question. A ledger without it is an older
@@ -115,9 +114,8 @@ class Ledger(ABC):
         try:
             make_folder(self._path.parent)
         except OSError as e:
-            raise FedMendError(
-                f"{self._where}: expected a file that can be opened and written, got: {e.strerror}"
-            ) from None
+            what = "expected a file that can be opened and written"
+            raise FedMendError(f"{self._where}: {what}, got: {e.strerror}") from None
         with self._transaction() as db:
             db.executescript(_SCHEMA + _MARKS + people.SCHEMA)
             known = dict(db.execute("SELECT key, value FROM about"))
@@ -143,26 +141,12 @@ class Ledger(ABC):
             round_num: communication round.
             columns: (M,) each: sample, class, old, new, confidence; see :class:`Entry`.
         """
-        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        rows = [(*row, rule, round_num) for row in zip(*(column.tolist() for column in columns), strict=True)]
         with self._transaction() as db:
-            if self._retract(db, rule, round_num) or rows:
+            if not _undo(db, rule, round_num) and rows:
                 _leave_mark(db)
-            db.executemany(
-                "INSERT INTO entries (sample, class, old, new, rule, round, confidence) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(s, c, o, n, rule, round_num, confidence) for s, c, o, n, confidence in rows],
-            )
-
-    @staticmethod
-    def _retract(db: sqlite3.Connection, rule: str, from_round: int) -> int:
-        chosen = f"FROM entries e WHERE (e.rule = :rule OR :rule = '{ANY_RULE}') AND e.round >= :round AND {_IN_FORCE}"
-        where = {"rule": rule, "round": from_round}
-        (count,) = db.execute(f"SELECT COUNT(*) {chosen}", where).fetchone()
-        if count:
-            db.execute(
-                "INSERT INTO retractions (rule, from_round, last_entry) SELECT :rule, :round, MAX(entry) FROM entries",
-                where,
-            )
-        return count
+            into = "INSERT INTO entries (sample, class, old, new, confidence, rule, round)"
+            db.executemany(f"{into} VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def undo(self, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
         """Takes repairs out of force; they stay in the history.
@@ -323,8 +307,12 @@ def undo_file(path: Path, *, rule: str = ANY_RULE, from_round: int = 0) -> int:
 
 
 def _undo(db: sqlite3.Connection, rule: str, from_round: int) -> int:
-    count = Ledger._retract(db, rule, from_round)
+    chosen = f"FROM entries e WHERE (e.rule = :rule OR :rule = '{ANY_RULE}') AND e.round >= :round AND {_IN_FORCE}"
+    where = {"rule": rule, "round": from_round}
+    (count,) = db.execute(f"SELECT COUNT(*) {chosen}", where).fetchone()
     if count:
+        into = "INSERT INTO retractions (rule, from_round, last_entry)"
+        db.execute(f"{into} SELECT :rule, :round, MAX(entry) FROM entries", where)
         _leave_mark(db)
     return count
 
@@ -354,15 +342,13 @@ def to_csv(path: Path, out: Path) -> int:
     Returns:
         Number of entries written.
     """
-    rows = read_history(path)
-    said = [{**v, "new": v["value"], "round": v["round_num"]} for v in read_verdicts(path)]
+    rows = [*read_history(path), *({**v, "new": v["value"], "round": v["round_num"]} for v in read_verdicts(path))]
     columns = ["image", "class", "old", "new", "rule", "round", "confidence", "in_force"]
+    columns += ["word", "reviewer", "note", "made"]
     with open(out, "w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(
-            stream, [*columns, "word", "reviewer", "note", "made"], restval="", extrasaction="ignore"
-        )
+        writer = csv.DictWriter(stream, columns, restval="", extrasaction="ignore")
         writer.writeheader()
-        for row in [*rows, *said]:
+        for row in rows:
             old = "" if row["old"] == NOT_ANNOTATED else row["old"]
             writer.writerow({**row, "old": old, "round": row["round"] + 1 if row["rule"] else ""})
-    return len(rows) + len(said)
+    return len(rows)

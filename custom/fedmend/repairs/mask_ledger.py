@@ -50,8 +50,7 @@ class MaskLedger(Ledger):
         Args:
             rule: the method's rule, e.g. ``fedia.correction``.
             round_num: communication round.
-            change: (N, size, size) int8, pixels that become lesion (1) or background (-1), others 0; bool: those that
-                become lesion.
+            change: (N, size, size) int8, pixels that become lesion (1) or background (-1), others 0; or bool, lesion.
             confidence: (N,) float, the rule's own measure per slice, e.g. the mean probability of the added pixels.
         """
         volumes = self._folder / "repaired" / f"{rule}-round-{round_num + 1}"
@@ -138,20 +137,15 @@ class MaskLedger(Ledger):
         return total
 
     def _pixels(self, rule: str, round_num: int, samples: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """See :func:`_read_pixels`."""
         file = self._file(rule, round_num)
         if not file.is_file():
-            raise FedMendError(
-                f"{self._where}: expected the folder masks beside it with the pixels of round"
-                f" {round_num + 1}, not found"
-            )
+            what = f"expected the folder masks beside it with the pixels of round {round_num + 1}"
+            raise FedMendError(f"{self._where}: {what}, not found")
         try:
             return _read_pixels(file, samples, self._split.masks.shape[1])
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-            raise FedMendError(
-                f"{self._where}: expected the pixels of round {round_num + 1} in the folder masks"
-                f" beside it, got a damaged file; {WAY_ON}"
-            ) from None
+            what = f"expected the pixels of round {round_num + 1} in the folder masks beside it, got a damaged file"
+            raise FedMendError(f"{self._where}: {what}; {WAY_ON}") from None
 
     def added(self) -> np.ndarray:
         """(N, size, size) bool: the pixels made lesion by the repairs in force; otherwise as :meth:`change`."""
