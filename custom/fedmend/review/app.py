@@ -76,7 +76,7 @@ class Guard:
         self._app, self._session, self._hosts = app, session, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See Starlette's documentation of middleware."""
+        """Answers a request, as Starlette asks of middleware."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -84,10 +84,9 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 known = {name.lower() for name, _ in message["headers"]}
-                extra = [
-                    (k.lower().encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in known
-                ]
-                message = {**message, "headers": [*message["headers"], *extra]}
+                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                new = [header for header in extra if header[0] not in known]
+                message = {**message, "headers": [*message["headers"], *new]}
             await send(message)
 
         refused = self._refusal(Request(scope))
@@ -249,23 +248,18 @@ class Pages:
             if word == "back":
                 self._desk.take_back(item, reviewer=self._reviewer)
             else:
-                value = (
-                    int(str(form["value"])) if word == "relabel" and str(form.get("value", "")).isdecimal() else None
-                )
+                text, seen = str(form.get("value", "")), str(form.get("seen", ""))
+                value = int(text) if word == "relabel" and text.isdecimal() else None
                 if word == "relabel" and value is None:
                     raise FedMendError("verdict, label: expected one of the job's, got another")
-                seen = str(form.get("seen", ""))
                 self._desk.judge(item, word, reviewer=self._reviewer, note=note, value=value, seen=seen)
         except JudgedMeanwhile as e:
-            return self._page(
-                request, "problem", 409, sentence=str(e), back=f"{request.url.path.replace('judge', 'item')}"
-            )
+            return self._page(request, "problem", 409, sentence=str(e), back=request.url.path.replace("judge", "item"))
         here = f"/item/{item.sample}/{item.label_class}?{_link(choice)}"
         return RedirectResponse(here if word == "back" else following, 303)
 
     def _following(self, choice: Choice, after: tuple[int, int]) -> str:
-        """Address of what comes after a sample and class in the queue as it is now; of the first, if they are not in
-        it."""
+        """Address of what comes after a sample and class in the queue as it is now; of the first if it lacks them."""
         found = [(i.sample, i.label_class) for i in self._desk.queue(choice)]
         place = found.index(after) + 1 if after in found else 0
         if place >= len(found):

@@ -247,13 +247,11 @@ class Desk:
     def _mask_items(self) -> list[Item]:
         """Slices whose marks were repaired."""
         last = {entry.sample: entry for entry in self.ledger.in_force()}
-        doubts = np.zeros(len(self.data.train)) if self._opinions is None else self._opinions[:, 0]
-        found = []
-        for entry in last.values():
-            doubt = float(doubts[entry.sample])
-            about = entry.old, entry.new, entry.rule, entry.round_num, entry.confidence
-            found.append(Item(entry.sample, 0, *about, doubt, doubt))
-        return found
+        doubts = [0.0] * len(self.data.train) if self._opinions is None else self._opinions[:, 0].tolist()
+        return [
+            Item(e.sample, 0, e.old, e.new, e.rule, e.round_num, e.confidence, doubts[e.sample], doubts[e.sample])
+            for e in last.values()
+        ]
 
 
 def reviewable(folder: Path) -> list[Path]:

@@ -15,32 +15,12 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 WHERE = "DICOM SEG"
-NEEDED = (
-    "SOPClassUID",
-    "SOPInstanceUID",
-    "StudyInstanceUID",
-    "SeriesInstanceUID",
-    "FrameOfReferenceUID",
-    "Modality",
-    "Rows",
-    "Columns",
-    "PixelSpacing",
-    "SliceThickness",
-    "ImagePositionPatient",
-    "ImageOrientationPatient",
-)
-ONE_FOR_ALL = NEEDED[2:10]  # the same in all files of a series
+SHAPE = ("Rows", "Columns", "PixelSpacing", "SliceThickness")
+ONE_FOR_ALL = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID", "Modality", *SHAPE)  # of a series
+NEEDED = ("SOPClassUID", "SOPInstanceUID", *ONE_FOR_ALL, "ImagePositionPatient", "ImageOrientationPatient")
 # DICOM wants these in every file, if need be without content; de-identified files may lack them.
-MAY_BE_EMPTY = (
-    "PatientID",
-    "PatientName",
-    "PatientBirthDate",
-    "PatientSex",
-    "AccessionNumber",
-    "StudyID",
-    "StudyDate",
-    "StudyTime",
-)
+PATIENT = ("PatientID", "PatientName", "PatientBirthDate", "PatientSex")
+MAY_BE_EMPTY = (*PATIENT, "AccessionNumber", "StudyID", "StudyDate", "StudyTime")
 LONGEST_LABEL = 64  # characters of a segment's name
 GRID_TOLERANCE = 0.01  # mm; converters round
 SERIES_NUMBER = 900  # behind those of the scanner
@@ -185,9 +165,8 @@ def _ordered(files: Sequence[Path]) -> list:
 
 def _is_placed(image: "Dataset") -> bool:
     """Whether a slice has numbers for its place, two axes at right angles and pixels with a size."""
-    place, turn = (
-        np.array(image.get(name), dtype=float) for name in ("ImagePositionPatient", "ImageOrientationPatient")
-    )
+    place = np.array(image.ImagePositionPatient, dtype=float)
+    turn = np.array(image.ImageOrientationPatient, dtype=float)
     sizes = np.append(image.PixelSpacing, image.SliceThickness).astype(float)
     if (place.shape, turn.shape, sizes.shape) != ((3,), (6,), (3,)) or not np.isfinite([*place, *sizes]).all():
         return False

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -58,15 +58,13 @@ def write_table(card: SiteCard, table: LabelTable, labels: np.ndarray, out: Path
     single = card.kind == SINGLELABEL
     if single and ((labels == 1).sum(1) > 1).any():
         raise FedMendError(f"{where}: expected one class for each sample, got several")
-    text, changed = [], 0
-    for row, differing in _corrected(card, table, _texts(table, table.labels, single), _texts(table, labels, single)):
-        text.append(row)
-        changed += differing
+    before, after = (_texts(table, values, single) for values in (table.labels, labels))
+    text, differing = zip(*_corrected(card, table, before, after), strict=True)
     marked = (card.folder / table.file).read_bytes().startswith(codecs.BOM_UTF8)
     make_folder(out.parent)
     with write_atomically(out) as temporary:
         temporary.write_bytes("".join(text).encode("utf-8-sig" if marked else "utf-8"))
-    return changed
+    return sum(differing)
 
 
 def _texts(table: LabelTable, labels: np.ndarray, single: bool) -> dict[str, list[str]]:
@@ -171,8 +169,7 @@ class ClassVerdicts:
         return (self.repairs, self.accepted, self.rejected, self.relabelled, self.unsure, self.unseen)
 
 
-@dataclass(frozen=True)
-class Reviewer:
+class Reviewer(NamedTuple):
     """One reviewer's part.
 
     Attributes:
@@ -210,19 +207,12 @@ def sign_off_page(
         [(c.name, *c.numbers) for c in classes],
         ("all", *total) if len(classes) > 1 else (),
     )
-    people = table(
-        "Reviewers",
-        ("initials", "verdicts", "first", "last"),
-        [(r.initials, r.verdicts, r.first, r.last) for r in reviewers],
-    )
+    people = table("Reviewers", ("initials", "verdicts", "first", "last"), reviewers)
     line = '<p class="sign"><span>name</span><span>date</span><span>signature</span></p>\n'
-    body = (
-        section("verdicts", "Verdicts", judged)
-        + section("reviewers", "Reviewers", people if reviewers else "<p>Nobody has given a verdict.</p>\n")
-        + section("signature", "Signature", line)
-    )
-    names = ", ".join(c.name for c in classes)
-    words = f"Site: {site}. Data set: {fingerprint[:HASH_DIGITS]}. Classes: {names}."
+    body: str = section("verdicts", "Verdicts", judged)
+    body += section("reviewers", "Reviewers", people if reviewers else "<p>Nobody has given a verdict.</p>\n")
+    body += section("signature", "Signature", line)
+    words = f"Site: {site}. Data set: {fingerprint[:HASH_DIGITS]}. Classes: {', '.join(c.name for c in classes)}."
     note = phantom_note("These labels say nothing about patients.") if phantom else ""
     below = f'<p class="sub">{escape(words)}</p>{note}'
     return whole_page("Review of repaired labels", below, body, FOOTER, phantom=phantom, style=PAGE_CSS)

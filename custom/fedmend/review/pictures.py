@@ -120,8 +120,7 @@ def png(picture: SiteImage, centre: float | None = None, width: float | None = N
 
     Args:
         picture: the image.
-        centre: of the window, in the unit of the values (HU for CT); default: of the window ``site``. PNG and JPEG
-            have none.
+        centre: of the window, in the unit of the values; default: of the window ``site``. PNG and JPEG have none.
         width: of the window, > 0; likewise.
 
     Raises:

@@ -35,13 +35,8 @@ def serve(desk: Desk, *, port: int = 0, show: Callable[[str], None] = print) -> 
         raise FedMendError(f"--port: expected a free port, {port} is taken or not allowed") from None
     number, session = listener.getsockname()[1], Session()
     hosts = {f"{LOOPBACK}:{number}", f"localhost:{number}"}
-    config = uvicorn.Config(
-        review_app(desk, session, lambda: hosts),
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-    )
+    app = review_app(desk, session, lambda: hosts)
+    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", server_header=False)
     show(f"run {desk.run}, {desk.site}: open this link in a browser on this machine; it opens one browser once")
     show(f"http://{LOOPBACK}:{number}/?token={session.token}")
     show("Ctrl-C ends it; verdicts are kept")

@@ -41,11 +41,7 @@ class Line:
 
 
 class Shown:
-    """Words and images of one desk.
-
-    Args:
-        desk: whose.
-    """
+    """Words and images of one desk."""
 
     def __init__(self, desk: Desk):
         self._desk = desk
@@ -72,10 +68,8 @@ class Shown:
             return ""
         words = SAID[verdict.word]
         if verdict.word == RELABEL:
-            named = (
-                self._desk.classes[verdict.label_class] if self._desk.kind.one_label else ("no", "yes")[verdict.value]
-            )
-            words = f"{words}: {named}"
+            classes, one_label = self._desk.classes, self._desk.kind.one_label
+            words += f": {classes[verdict.label_class] if one_label else ('no', 'yes')[verdict.value]}"
         return f"{words}, {verdict.reviewer}, {verdict.made[:16].replace('T', ' ')} UTC"
 
     # ---- images -----------------------------------------------------------------------------------------------------
@@ -86,15 +80,8 @@ class Shown:
         except (UnreadableImage, OSError, FedMendError) as e:
             return {"problem": problem_of(e), "windows": {}, "neighbours": [sample], "place": 0}
         beside = self._beside(sample)
-        rows, columns = picture.shape
-        return {
-            "problem": "",
-            "windows": picture.windows,
-            "neighbours": beside,
-            "place": beside.index(sample),
-            "rows": rows,
-            "columns": columns,
-        }
+        found = {"problem": "", "windows": picture.windows, "neighbours": beside, "place": beside.index(sample)}
+        return found | dict(zip(("rows", "columns"), picture.shape, strict=True))
 
     def _beside(self, sample: int) -> list[int]:
         """The slices of the same volume, or the images of the same patient, in order."""

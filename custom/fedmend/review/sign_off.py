@@ -18,8 +18,7 @@ def export(desk: Desk, out: Path, *, unseen: bool = False) -> list[str]:
     Args:
         desk: the review.
         out: folder, made when missing.
-        unseen: put in also repairs about which nobody has said anything; otherwise only what people have accepted or
-            given.
+        unseen: put in also repairs about which nobody has said anything, besides what people have accepted or given.
 
     Returns:
         Lines that say what was written.
@@ -36,10 +35,8 @@ def export(desk: Desk, out: Path, *, unseen: bool = False) -> list[str]:
         labels = desk.ledger.apply(train.labels) if unseen else desk.ledger.judged(train.labels)
         count = write_table(desk.card, train.table, labels, out / train.file)
         said = f"{out / train.file} written, {count} labels differ from the original"
-    page = sign_off_page(
-        desk.site, train.fingerprint(), class_verdicts(desk), reviewers(desk), phantom=desk.card.phantom
-    )
-    write_text(out / PAGE, page)
+    said_of = class_verdicts(desk), reviewers(desk)
+    write_text(out / PAGE, sign_off_page(desk.site, train.fingerprint(), *said_of, phantom=desk.card.phantom))
     return [said, f"{out / PAGE} written, with a line to sign"]
 
 
