@@ -2,29 +2,25 @@
 folders at the word of the server.
 """
 
-import errno
 import filecmp
 import json
-import os
 import shutil
 from pathlib import Path
 
 import psutil
 
-from fedmend.basics.files import locked, whole_folder, write_text
+from fedmend.basics.files import locked, whole_folder, write_atomically, write_text
 from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError
 from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
 
 DEFAULT = "../fedmend-state/{SITE_NAME}"  # beside the kit
-OLD = "state"  # where kits of FedMend 0.1 have it, below the kit
 KIT_FILES = {"fed_client.json": "client", "fed_server.json": "server"}  # in startup/; the simulator has neither
 PROCESSES = ("pid.fl", "daemon_pid.fl")  # FLARE's start script notes them in the kit
-COMMAND = "fedmend move-state KIT"
 
 
 def check_state(root: Path, config: SiteConfig, site: str) -> None:
-    """Refuses a kit with state in it, so that no run starts anew beside a ledger that there is.
+    """Refuses a kit with its state inside, where a command of FLARE's could reach it.
 
     Args:
         root: the workspace, which is a kit unless the simulator made it.
@@ -34,17 +30,10 @@ def check_state(root: Path, config: SiteConfig, site: str) -> None:
     Raises:
         FedMendError: says which command moves the state.
     """
-    if not _is_kit(root):
-        return
-    if config.state_dir.is_relative_to(root.resolve()):
+    if _is_kit(root) and config.state_dir.is_relative_to(root.resolve()):
         raise FedMendError(
             f"{site}: local/{CONFIG_NAME}, field state_dir: expected a folder outside the kit, got one in it; stop the"
-            f" site and move it, ledgers and all, by: {COMMAND}"
-        )
-    if runs := _runs(root / OLD, site):
-        raise FedMendError(
-            f"{site}: expected no state of runs in the kit, got that of {len(runs)}; stop the site and move it by:"
-            f" {COMMAND}"
+            " site and move it, ledgers and all, by: fedmend move-state KIT"
         )
 
 
@@ -69,45 +58,48 @@ def _is_kit(root: Path) -> bool:
 
 
 def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
-    """Moves the state of all runs out of a kit and writes the new place into its ``fedmend.json``.
+    """Moves all that a kit's ``state_dir`` holds to another folder and writes that into its ``fedmend.json``.
 
-    Whatever stops it, nothing is lost: every run is whole at the old place or at the new one, the kit refuses jobs
-    until all is moved, and the next call goes on.
+    Whatever stops it, nothing is lost: the settings name the new folder only when all is there, and the old one is
+    cleared only then. The next call goes on.
 
     Args:
         kit: startup kit of a site or of the server, which does not run.
-        to: the new folder; None: what ``state_dir`` says if that is outside the kit, else beside the kit.
+        to: the new folder; None: beside the kit, or where ``state_dir`` is already outside the kit, nothing moves.
 
     Returns:
-        The new folder and the names of the runs that were moved.
+        The new folder and the names of what was moved there.
 
     Raises:
-        FedMendError: no such kit, it runs, the new folder is in the kit, or it holds a run of the same name.
+        FedMendError: no such kit, it runs, one of the folders is none that the state can be moved from or to, or the
+            new one holds something else of the same name.
     """
     root, site = kit.resolve(), kit_name(kit)
     file = root / "local" / CONFIG_NAME
-    config = read_site_config(file, root, site)
-    inside = config.state_dir.is_relative_to(root)
-    kept = DEFAULT.format(SITE_NAME=site) if inside else read_json(file)["state_dir"]
-    setting = str(to.absolute()) if to else kept
+    old, settings = read_site_config(file, root, site).state_dir, read_json(file)
+    setting = DEFAULT.format(SITE_NAME=site) if old.is_relative_to(root) else settings["state_dir"]
+    setting = str(to.absolute()) if to else setting
     target = (root / setting.replace("{SITE_NAME}", site)).expanduser().resolve()
     if target.is_relative_to(root):
         raise FedMendError(f"{site}: --to: expected a folder outside the kit, got one in it")
-    old = config.state_dir if inside else root / OLD
+    if target == old:
+        return target, []
+    _refuse_shared(root, old, target, site)
     _refuse_running(root, old, site)
-    runs = _runs(old, site)
-    for run in runs:
-        if (target / run.name).exists() and not _same(run, target / run.name):
+    found = sorted(old.iterdir()) if old.is_dir() else []
+    for entry in found:
+        if (target / entry.name).exists() and not _same(entry, target / entry.name):
             raise FedMendError(
-                f"{site}: expected no run {run.name} in the new folder, there is another one; keep one of them"
+                f"{site}: expected no {entry.name} in the new folder, there is another one; keep one of them"
             )
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for run in runs:
-        _move(run, target / run.name)
-    settings = read_json(file)
-    if settings["state_dir"] != setting:
-        write_text(file, json.dumps({**settings, "state_dir": setting}, indent=2) + "\n")
-    return target, [run.name for run in runs]
+    for entry in found:
+        if not (target / entry.name).exists():
+            _copy(entry, target / entry.name)
+    write_text(file, json.dumps({**settings, "state_dir": setting}, indent=2) + "\n")
+    for entry in found:
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    return target, [entry.name for entry in found]
 
 
 def state_of(kit: Path) -> Path:
@@ -135,9 +127,11 @@ def kit_name(kit: Path) -> str:
     raise FedMendError("expected the startup kit of a site or server, with startup and local, got another folder")
 
 
-def _runs(folder: Path, site: str) -> list[Path]:
-    """The runs below a folder, which may be the kit itself: each has a folder with the site's name."""
-    return sorted(run for run in folder.iterdir() if (run / site).is_dir()) if folder.is_dir() else []
+def _refuse_shared(root: Path, old: Path, target: Path, site: str) -> None:
+    if target.is_relative_to(old) or any((root / name).is_relative_to(old) for name in ("local", "startup")):
+        raise FedMendError(f"{site}: state_dir: expected a folder for state alone, got one with the kit or --to in it")
+    if others := sorted({place.name for place in old.glob("[!.]*/*") if place.is_dir()} - {site}):
+        raise FedMendError(f"{site}: state_dir: expected the state of this site alone, got also that of {others[0]}")
 
 
 def _refuse_running(root: Path, old: Path, site: str) -> None:
@@ -152,21 +146,15 @@ def _refuse_running(root: Path, old: Path, site: str) -> None:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same: a move to another disk was stopped before the old one was removed."""
-    files = {f.relative_to(one) for f in one.rglob("*") if f.is_file()}
-    return files == {f.relative_to(other) for f in other.rglob("*") if f.is_file()} and all(
-        filecmp.cmp(one / name, other / name, shallow=False) for name in files
-    )
+    """Whether two files or folders hold the same: an earlier call was stopped before the old one was removed."""
+    files, others = ({f.relative_to(top): f for f in (top, *top.rglob("*")) if f.is_file()} for top in (one, other))
+    return files.keys() == others.keys() and all(filecmp.cmp(f, others[n], shallow=False) for n, f in files.items())
 
 
-def _move(run: Path, goal: Path) -> None:
-    if not goal.exists():
-        try:
-            os.rename(run, goal)
-            return
-        except OSError as e:
-            if e.errno != errno.EXDEV:  # another disk
-                raise
+def _copy(entry: Path, goal: Path) -> None:
+    if entry.is_dir():
         with whole_folder(goal) as temporary:
-            shutil.copytree(run, temporary, dirs_exist_ok=True)
-    shutil.rmtree(run)
+            shutil.copytree(entry, temporary, dirs_exist_ok=True)
+    else:
+        with write_atomically(goal) as temporary:
+            shutil.copyfile(entry, temporary)

@@ -24,9 +24,9 @@ def add(commands) -> None:
     undo.add_argument("--from-round", type=int, default=1, help="first round to take back (default 1 = everything)")
     undo.set_defaults(run=_undo)
 
-    move = commands.add_parser("move-state", help="move ledgers and state of a site or server out of its startup kit")
+    move = commands.add_parser("move-state", help="move ledgers and state of a site or server elsewhere")
     move.add_argument("kit", type=Path, help="startup kit of the site or server, which is stopped")
-    move.add_argument("--to", type=Path, help="new folder (default: what fedmend.json says, or beside the kit)")
+    move.add_argument("--to", type=Path, help="new folder (default: beside the kit, if the state is in it)")
     move.set_defaults(run=_move)
 
 
@@ -65,5 +65,5 @@ def _undo(args: argparse.Namespace) -> None:
 def _move(args: argparse.Namespace) -> None:
     from fl_components.kit_state import move_state
 
-    folder, runs = move_state(args.kit, args.to)
-    print(f"{len(runs)} runs moved; state_dir is {folder}")
+    folder, moved = move_state(args.kit, args.to)
+    print(f"{', '.join(moved) or 'nothing'} moved; state_dir is {folder}")

@@ -1,6 +1,5 @@
-"""State lies outside the kit; kits that have it inside say so, and a command moves it without losing anything."""
+"""State lies outside the kit; a kit that has it inside says so, and a command moves it without losing anything."""
 
-import errno
 import json
 import stat
 import subprocess
@@ -27,7 +26,7 @@ INSIDE = (
 
 @pytest.fixture
 def kit(tmp_path):
-    """A kit as FedMend 0.1 made it, after two runs."""
+    """A kit with its state inside, after two runs, with an account of the privacy spent beside them."""
     folder = tmp_path / "kit"
     write_settings(folder, state_dir="state")
     (folder / "startup").mkdir()
@@ -41,7 +40,13 @@ def kit(tmp_path):
         book.record("rule", 0, np.array([[0], [-1]], dtype=np.int8), Repairs(*np.array([1, 0, 1, 0.5])[:, None]))
         (site / "adam-0.pt").write_bytes(run.encode())
         (site / "in_use").touch()
+    (folder / "state" / ".privacy").mkdir()
+    (folder / "state" / ".privacy" / "site-1.json").write_text("{}")
+    (folder / "state" / "note.txt").write_text("of a person")
     return folder
+
+
+MOVED = [".privacy", "note.txt", "run-1", "run-2"]
 
 
 def settings(kit):
@@ -62,13 +67,13 @@ def test_a_kit_with_its_state_inside_takes_no_job_and_says_what_to_do(kit):
         load(kit)
 
 
-def test_a_command_moves_all_runs_ledgers_intact_and_jobs_go_on_there(kit, tmp_path, capsys):
+def test_a_command_moves_all_state_ledgers_intact_and_jobs_go_on_there(kit, tmp_path, capsys):
     before = files(kit / "state")
     history = read_history(kit / "state" / "run-1" / "site-1" / "ledger.sqlite")
     assert len(history) == 1
     assert call("move-state", kit) == 0
     new = tmp_path / "fedmend-state" / "site-1"
-    assert capsys.readouterr().out == f"2 runs moved; state_dir is {new}\n"
+    assert capsys.readouterr().out == f".privacy, note.txt, run-1, run-2 moved; state_dir is {new}\n"
     assert files(new) == before
     assert read_history(new / "run-1" / "site-1" / "ledger.sqlite") == history
     assert settings(kit)["state_dir"] == DEFAULT.format(SITE_NAME="site-1")
@@ -80,6 +85,7 @@ def test_a_command_moves_all_runs_ledgers_intact_and_jobs_go_on_there(kit, tmp_p
     }
     assert load(kit).state_dir == new
     assert call("move-state", kit) == 0  # once more does nothing
+    assert capsys.readouterr().out == f"nothing moved; state_dir is {new}\n"
     assert files(new) == before
 
 
@@ -104,17 +110,23 @@ def test_a_folder_of_ones_own_choice_is_written_into_the_settings(kit, tmp_path)
 def test_settings_that_a_windows_editor_saved_are_moved_too(kit, tmp_path):
     file = kit / "local" / "fedmend.json"
     file.write_text(file.read_text(), encoding="utf-8-sig")
-    assert move_state(kit, tmp_path / "disk")[1] == ["run-1", "run-2"]
+    assert move_state(kit, tmp_path / "disk")[1] == MOVED
     assert settings(kit)["state_dir"] == str(tmp_path / "disk")
 
 
-def test_state_that_was_left_in_the_kit_under_new_settings_is_found(kit, tmp_path):
-    write_settings(kit, state_dir=str(tmp_path / "new"))
-    got = "got that of 2; stop the site and move it by: fedmend move-state KIT"
-    with refused(f"site-1: expected no state of runs in the kit, {got}"):
-        load(kit)
-    assert move_state(kit) == (tmp_path / "new", ["run-1", "run-2"])
-    assert load(kit).state_dir == tmp_path / "new"
+def test_state_outside_the_kit_moves_to_another_disk_too(kit, tmp_path):
+    before = files(kit / "state")
+    move_state(kit, tmp_path / "disk")
+    assert move_state(kit, tmp_path / "larger") == (tmp_path / "larger", MOVED)
+    assert files(tmp_path / "larger") == before
+    assert not list((tmp_path / "disk").iterdir())
+    assert load(kit).state_dir == tmp_path / "larger"
+    alone = "site-1: state_dir: expected a folder for state alone, got one with the kit or --to in it"
+    with refused(alone):
+        move_state(kit, tmp_path / "larger" / "inner")
+    (tmp_path / "larger" / "run-1" / "site-2").mkdir()
+    with refused("site-1: state_dir: expected the state of this site alone, got also that of site-2"):
+        move_state(kit, tmp_path / "third")
 
 
 def test_a_run_that_is_in_both_places_is_left_to_a_person(kit, tmp_path):
@@ -122,34 +134,30 @@ def test_a_run_that_is_in_both_places_is_left_to_a_person(kit, tmp_path):
     other.mkdir(parents=True)
     (other / "ledger.sqlite").write_bytes(b"another")
     before = files(tmp_path)
-    with refused("site-1: expected no run run-2 in the new folder, there is another one; keep one of them"):
+    with refused("site-1: expected no run-2 in the new folder, there is another one; keep one of them"):
         move_state(kit)
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("stopped", ["copying", "removing"])
-def test_a_move_to_another_disk_that_is_stopped_anywhere_loses_nothing_and_goes_on(kit, tmp_path, monkeypatch, stopped):
+@pytest.mark.parametrize("stopped", ["copytree", "rmtree"])
+def test_a_move_that_is_stopped_anywhere_loses_nothing_and_goes_on(kit, tmp_path, monkeypatch, stopped):
     before = files(kit / "state")
-
-    def another_disk(source, goal):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
+    target = tmp_path / "fedmend-state" / "site-1"
 
     def power_cut(*_, **__):
         raise KeyboardInterrupt
 
-    name = {"copying": "copytree", "removing": "rmtree"}[stopped]
     with monkeypatch.context() as cut:
-        cut.setattr(kit_state.os, "rename", another_disk)
-        cut.setattr(kit_state.shutil, name, power_cut)
+        cut.setattr(kit_state.shutil, stopped, power_cut)
         with pytest.raises(KeyboardInterrupt):
             move_state(kit)
-    with refused(INSIDE):  # a job does not begin with half of it
-        load(kit)
-    monkeypatch.setattr(kit_state.os, "rename", another_disk)
-    target, _ = move_state(kit)
-    assert files(target) == before
-    assert not list((kit / "state").iterdir())
+    if stopped == "copytree":
+        assert files(kit / "state") == before
+        with refused(INSIDE):  # a job does not begin with half of it
+            load(kit)
+    move_state(kit)
     assert load(kit).state_dir == target
+    assert files(target) == before
 
 
 def test_a_site_that_runs_is_left_alone(kit):
@@ -166,14 +174,14 @@ def test_a_site_that_runs_is_left_alone(kit):
     assert settings(kit)["state_dir"] == "state"
 
 
-def test_a_kit_that_is_its_own_state_folder_keeps_its_certificates(kit, tmp_path):
-    for run in (kit / "state").iterdir():
-        run.rename(kit / run.name)
+def test_a_kit_that_is_its_own_state_folder_keeps_its_certificates(kit):
     write_settings(kit, state_dir=".")
+    before = files(kit)
     with refused(INSIDE):
         load(kit)
-    assert move_state(kit) == (tmp_path / "fedmend-state" / "site-1", ["run-1", "run-2"])
-    assert {f.name for f in kit.iterdir()} >= {"local", "startup"}
+    with refused("site-1: state_dir: expected a folder for state alone, got one with the kit or --to in it"):
+        move_state(kit)
+    assert files(kit) == before
 
 
 def test_the_state_of_the_server_moves_too(tmp_path):
