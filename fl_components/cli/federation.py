@@ -49,13 +49,7 @@ def _poc(args: argparse.Namespace) -> None:
     quiet_flare()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # by way of every finally, which stops the federation
-    folder = poc(
-        args.job,
-        args.workspace,
-        job_changes(args),
-        site_settings=parse_assignments(args.site),
-        show=_show,
-    )
+    folder = poc(args.job, args.workspace, job_changes(args), site_settings=parse_assignments(args.site), show=_show)
     print("\n".join(what_came_out(folder)))
 
 

@@ -19,10 +19,7 @@ STATISTICS = "nvflare.app_common.executors.statistics.statistics_executor.Statis
 REASONS = {  # class besides methods → where it runs, and what it does and reaches
     "fl_components.controller.WorkflowController": (SERVER_SIDE, "runs a method; its records lie in the run's folder"),
     "fl_components.executor.MethodExecutor": (SITE_SIDE, "trains; opens the folders of the site's `fedmend.json`"),
-    "fl_components.persistor.ModelFilePersistor": (
-        SERVER_SIDE,
-        "writes models into the run's folder; no arguments",
-    ),
+    "fl_components.persistor.ModelFilePersistor": (SERVER_SIDE, "writes models into the run's folder; no arguments"),
     "fl_components.statistics.LabelAuditWriter": (SERVER_SIDE, "writes the label audit's page into the run's folder"),
     "fl_components.statistics.LabelStatistics": (SITE_SIDE, "counts labels, small numbers held back by the site"),
     STATISTICS: (SITE_SIDE, "FLARE's: hands LabelStatistics' counts on, which the ReportGuard checks"),
