@@ -19,7 +19,7 @@ import itertools
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
 from functools import partial
@@ -74,11 +74,6 @@ class WarmUp(Workflow):
         fed.record(REPORTS, {s: {k: v.tolist() for k, v in a.report.items()} for s, a in answers.items()})
 
 
-def settings(given: Mapping[str, object]) -> JobSettings:
-    """The job, with other settings where some are given."""
-    return read_job(JOB, Changes(given))
-
-
 def phantom_slices(job: JobSettings, folder: Path, *, sites: int, real_balance: bool) -> Prepare:
     """Draws the phantom's download below ``folder``; with ``real_balance`` with fewer slices of its frequent classes.
 
@@ -118,8 +113,7 @@ def make_sites(out: Path, prepare: Prepare, job: JobSettings, seed: int, share: 
         noise = {"noisy_share": share, "noise_low": rates[0], "noise_high": rates[1]}
         folder = out / f"attempt-{attempt}"
         try:
-            protocol = NoiseProtocol(**{**usual, **drawn, **noise})
-            prepare(folder, protocol=protocol)
+            prepare(folder, protocol=NoiseProtocol(**{**usual, **drawn, **noise}))
         except FedMendError:
             continue  # a site without samples or with one class
         if min(facts["sizes"]["train"] for facts in made(folder).values()) >= job.site["batch_size"]:
@@ -189,17 +183,15 @@ def print_table(rows: list[dict]) -> None:
     """A line per setting and rule, and per rule over all settings: means over federations."""
     cases = sorted({(r["noisy_share"], tuple(r["rates"]), r["la"]) for r in rows})
     for rule, la in itertools.product(RULES, sorted({r["la"] for r in rows}, reverse=True)):
-        told = []
+        told, name = [], f"{'LA' if la else 'no LA':6s} {rule:18s}"
         for share, rates, adjusted in cases:
             chosen = [r for r in rows if (r["noisy_share"], tuple(r["rates"]), r["la"]) == (share, rates, la)]
             if adjusted == la:
                 told += (scores := [score(row, rule) for row in chosen])
                 exact = sum(s["exact"] for s in scores)
-                print(
-                    f"{'LA' if la else 'no LA':6s} {rule:18s} rho {share} eta {rates}  exact {exact} of {len(scores)}"
-                )
+                print(f"{name} rho {share} eta {rates}  exact {exact} of {len(scores)}")
         words = "  ".join(f"{k} {100 * np.nanmean([s[k] for s in told]):.1f}" for k in told[0])
-        print(f"{'LA' if la else 'no LA':6s} {rule:18s} all: {words}")
+        print(f"{name} all: {words}")
 
 
 def main() -> None:
@@ -219,7 +211,7 @@ def main() -> None:
     given = {"phantom.sites": args.sites, **parse_assignments(args.set)}
     if args.brain_mri:
         given["classes"] = list(brain_mri.DIAGNOSES)
-    job, rows = settings(given), []
+    job, rows = read_job(JOB, Changes(given)), []
     warm_ups = (True,) if args.with_la_only else (True, False)
     cases = list(itertools.product(range(args.seeds), SHARES, RATES))
     with tempfile.TemporaryDirectory() as folder:

@@ -23,87 +23,40 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-FEDMLP = (
-    "num_rounds=4",
-    "warmup_rounds=2",
-    "image_size=32",
-    "batch_size=8",
-    "ratio_negative=0.4",
-    "ratio_positive=0.4",
-)
-FEDNORO = (
-    "num_rounds=3",
-    "warmup_rounds=1",
-    "image_size=32",
-    "batch_size=8",
-    "local_epochs=1",
-    "phantom.noise=uniform",
-)
-FEDLSM = ("num_rounds=3", "image_size=32", "batch_size=8", "local_iterations=3", "pairs=2", "tau_negative=0.3")
-FEDIA = (
-    "num_rounds=5",
-    "warmup_rounds=2",
-    "image_size=32",
-    "local_epochs=1",
-    "gap=0",
-    "threshold=0.5",
-    "min_component=1",
-)
-MASKS = ("phantom.images=6", "phantom.sites=2", "phantom.pixels=32", "phantom.depth=12", "phantom.test_share=0.33")
+FEDMLP = "num_rounds=4 warmup_rounds=2 image_size=32 batch_size=8 ratio_negative=0.4 ratio_positive=0.4"
+FEDNORO = "num_rounds=3 warmup_rounds=1 image_size=32 batch_size=8 local_epochs=1 phantom.noise=uniform phantom.sites=4"
+FEDLSM = "num_rounds=3 image_size=32 batch_size=8 local_iterations=3 pairs=2 tau_negative=0.3"
+FEDIA = "num_rounds=5 warmup_rounds=2 image_size=32 local_epochs=1 gap=0 threshold=0.5 min_component=1 phantom.images=6"
+FEDIA += " phantom.sites=2 phantom.pixels=32 phantom.depth=12 phantom.test_share=0.33 phantom.m=1"
+AUDIT = "phantom.images=300 phantom.sites=2 phantom.annotated_per_site=4"
 CHEST = '["Effusion","Infiltration","Atelectasis"]'
-FEDMLP_ROWS = ("", "ablation_mld", "ablation_wpc", "ablation_cr", "fedavg", "fedavg_pl", "fedprox", "all_labels")
-FEDNORO_ROWS = (
-    "",
-    "ablation_global_loss",
-    "ablation_no_la",
-    "ablation_raw_loss",
-    "fedavg",
-    "fedla",
-    "fedprox",
-    "all_labels",
-)
-FEDLSM_ROWS = ("", "ablation_awpa", "ablation_ude", "ablation_ue", "fedavg", "fedavg_masked", "fedprox_masked", "fedrs")
-FEDLSM_ROWS += ("fixmatch_masked", "moon_masked", "all_labels")
-FEDIA_ROWS = ("", "aggregation_only", "correction_only", "fedavg", "mended_trigger", "nr_dice", "all_labels")
-RUNS = {  # job → number of sites, settings, rows
-    "fedmlp_ich": (2, (*FEDMLP, "phantom.images=300", "phantom.sites=2", "phantom.annotated_per_site=4"), FEDMLP_ROWS),
-    "fedmlp_cxr14": (
-        3,
-        (
-            *FEDMLP,
-            *("network=resnet_narrow", "phantom.images=600", "phantom.sites=3", "phantom.pixels=32"),
-            *(f"classes={CHEST}", f"phantom.classes={CHEST}"),
-        ),
-        FEDMLP_ROWS,
-    ),
-    "fednoro_ich": (4, (*FEDNORO, "phantom.images=800", "phantom.sites=4", "phantom.pixels=32"), FEDNORO_ROWS),
-    "fednoro_isic2019": (4, (*FEDNORO, "phantom.images=240", "phantom.sites=4", "phantom.pixels=32"), FEDNORO_ROWS),
-    "fedlsm_cxr14": (
-        3,
-        (
-            *FEDLSM,
-            *("tau_positive=0.6", "phantom.images=600", "phantom.sites=3", "phantom.pixels=32"),
-            *("phantom.protocol=fedmlp", f"classes={CHEST}", f"phantom.classes={CHEST}"),
-        ),
-        FEDLSM_ROWS,
-    ),
-    "fedlsm_isic2018": (
-        3,
-        (*FEDLSM, "tau_positive=0.5", "phantom.images=700", "phantom.sites=3", "phantom.pixels=32"),
-        FEDLSM_ROWS,
-    ),
-    "fedia_ms": (2, (*FEDIA, *MASKS, "phantom.m=1", "learning_rate_decay=0.975"), FEDIA_ROWS),
-    "fedia_lung": (2, (*FEDIA, *MASKS, "phantom.m=1"), FEDIA_ROWS),
-    "label_audit": (2, ("phantom.images=300", "phantom.sites=2", "phantom.annotated_per_site=4"), ("",)),
+FILMS = f"phantom.images=600 phantom.sites=3 phantom.pixels=32 classes={CHEST} phantom.classes={CHEST}"
+ROWS = {  # method → its rows besides the job itself
+    "fedmlp": "ablation_mld ablation_wpc ablation_cr fedavg fedavg_pl fedprox all_labels",
+    "fednoro": "ablation_global_loss ablation_no_la ablation_raw_loss fedavg fedla fedprox all_labels",
+    "fedlsm": "ablation_awpa ablation_ude ablation_ue fedavg fedavg_masked fedprox_masked fedrs fixmatch_masked"
+    " moon_masked all_labels",
+    "fedia": "aggregation_only correction_only fedavg mended_trigger nr_dice all_labels",
+    "label": "",
+}
+RUNS = {  # job → number of sites, settings
+    "fedmlp_ich": (2, f"{FEDMLP} {AUDIT}"),
+    "fedmlp_cxr14": (3, f"{FEDMLP} network=resnet_narrow {FILMS}"),
+    "fednoro_ich": (4, f"{FEDNORO} phantom.images=800 phantom.pixels=32"),
+    "fednoro_isic2019": (4, f"{FEDNORO} phantom.images=240 phantom.pixels=32"),
+    "fedlsm_cxr14": (3, f"{FEDLSM} tau_positive=0.6 {FILMS} phantom.protocol=fedmlp"),
+    "fedlsm_isic2018": (3, f"{FEDLSM} tau_positive=0.5 phantom.images=700 phantom.sites=3 phantom.pixels=32"),
+    "fedia_ms": (2, f"{FEDIA} learning_rate_decay=0.975"),
+    "fedia_lung": (2, FEDIA),
+    "label_audit": (2, AUDIT),
 }
 # Settings of a method's own that its baselines do not have; the first edition had them in every job and read them.
 OWN = ("warmup_rounds", "ratio_negative", "ratio_positive", "pairs", "tau_negative", "tau_positive")
-PSEUDO_LABELS = ("", "ablation_awpa", "ablation_ude", "ablation_ue")
 
 
 def settings(checkout: Path, job: str, row: str) -> list[str]:
     """What ``--set`` is given for a run."""
-    given = list(RUNS[job][1])
+    given = RUNS[job][1].split()
     replaced = not row.startswith("ablation") and row != "" and not job.startswith("fedia")
     if (checkout / "jobs" / "variants").is_dir() and replaced:
         kept = ("tau_negative", "tau_positive") if row == "fixmatch_masked" else ()
@@ -121,14 +74,8 @@ def one_run(checkout: Path, job: str, row: str, *, local: bool, cache: Path) -> 
         command += ["--local"] * local + (["--variant", row] if row else [])
         command += ["--site", f"cache_dir={cache}", "--set", *settings(checkout, job, row)]
         paths = os.pathsep.join([str(checkout / "custom"), str(checkout)])
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             return {"error": done.stderr.strip().splitlines()[-1]}
         records = workspace / "server" / "simulate_job" / "fedmend"
@@ -155,16 +102,16 @@ def _model(file: Path) -> str:
 
 def _ledger(file: Path) -> str:
     with contextlib.closing(sqlite3.connect(file)) as db:
-        rows = db.execute(
-            "SELECT sample, class, old, new, rule, round, confidence FROM entries ORDER BY entry"
-        ).fetchall()
-        rows += db.execute("SELECT rule, from_round, last_entry FROM retractions ORDER BY rowid").fetchall()
+        rows = [
+            *db.execute("SELECT sample, class, old, new, rule, round, confidence FROM entries ORDER BY entry"),
+            *db.execute("SELECT rule, from_round, last_entry FROM retractions ORDER BY rowid"),
+        ]
     return f"{len(rows)} rows {hashlib.sha256(repr(rows).encode()).hexdigest()}"
 
 
 def record(args: argparse.Namespace) -> int:
     """Runs what is chosen, two at a time, and writes the results as they come."""
-    names = [f"{job}/{row}".rstrip("/") for job, (_, _, rows) in RUNS.items() for row in rows]
+    names = [f"{job}/{row}".rstrip("/") for job in RUNS for row in ("", *ROWS[job.split("_")[0]].split())]
     chosen = [n for n in names if any(fnmatch.fnmatch(n, pattern) for pattern in args.only)]
     found: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(args.processes) as pool:
@@ -172,9 +119,8 @@ def record(args: argparse.Namespace) -> int:
 
         def work(name: str) -> tuple[str, dict]:
             job, _, row = name.partition("/")
-            return name, one_run(
-                args.checkout.resolve(), job, row, local=args.local and job != "label_audit", cache=cache.resolve()
-            )
+            local = args.local and job != "label_audit"
+            return name, one_run(args.checkout.resolve(), job, row, local=local, cache=cache.resolve())
 
         for number, task in enumerate(as_completed([pool.submit(work, name) for name in chosen]), 1):
             name, result = task.result()

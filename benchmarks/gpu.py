@@ -14,6 +14,7 @@ they are on one core.
 """
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
@@ -84,14 +85,12 @@ class Stopwatch:
             counter = FlopCounterMode(display=False)
             _reset(work.site.device)
             started = time.perf_counter()
-            if known:
-                loss, memory = train(trainer, work, private), _peak(work.site.device)
-                seconds = time.perf_counter() - started
-                known.append(Timing(seconds, sum(seen), memory=memory))
-            else:  # the first one of a stage is never the fastest, so it is the one that is slowed down
-                with counter:
-                    loss = train(trainer, work, private)
-                known.append(Timing(float("inf"), sum(seen), counter.get_total_flops()))
+            # The first one of a stage is never the fastest, so it is the one that is slowed down.
+            with contextlib.nullcontext() if known else counter:
+                loss = train(trainer, work, private)
+            memory = _peak(work.site.device)
+            seconds = time.perf_counter() - started if known else float("inf")
+            known.append(Timing(seconds, sum(seen), counter.get_total_flops(), memory))
             forward.remove()
             stopwatch.site = work.site
             return loss
@@ -138,14 +137,7 @@ def _peak(device: torch.device) -> int:
 
 
 def bare_loop(network: str, num_classes: int, site, shape: tuple[int, ...]) -> Timing:
-    """Training steps of a network on one batch in the memory of the site's device.
-
-    Args:
-        network: name of the backbone.
-        num_classes: C.
-        site: gives device and precision.
-        shape: (B, channels, H, W).
-    """
+    """Training steps of a network on one batch (B, channels, H, W) in the memory of the site's device."""
     device = site.device
     model = build_network(network, num_classes).to(device).train()
     images = torch.rand(shape, device=device)
@@ -173,14 +165,7 @@ def bare_loop(network: str, num_classes: int, site, shape: tuple[int, ...]) -> T
 
 
 def measure(name: str, *, device: str, precision: str, preset: str) -> list[dict]:
-    """Rows of the table for one job: the bare loop, then each stage.
-
-    Args:
-        name: of the job.
-        device: ``cuda`` or ``cpu``.
-        precision: see :mod:`fedmend.site.gpu_settings`.
-        preset: ``paper``, or ``default``: the sizes of the job as it is.
-    """
+    """Rows of the table for one job: the bare loop, then each stage; arguments as of the command line."""
     settings, published = JOBS[name]
     changes = Changes({"weights": "", "eval_every": 100, **settings}, ["paper"] if preset == "paper" else [])
     gpu = {"devices": [0] if device == "cuda" else [], "precision": precision}
@@ -198,14 +183,7 @@ def measure(name: str, *, device: str, precision: str, preset: str) -> list[dict
 
 
 def row(job: str, stage: str, timing: Timing, bare: Timing) -> dict:
-    """A row of the table.
-
-    Args:
-        job: its name.
-        stage: stage of the method, or the bare loop.
-        timing: of the stage.
-        bare: of the bare loop.
-    """
+    """A row of the table: the timing of a stage, or of the bare loop, against that of the bare loop."""
     speed, bare_speed = timing.operations / timing.seconds, bare.operations / bare.seconds
     device = torch.cuda.get_device_name() if timing.memory else ""
     peak = next((value for name, value in PEAKS.items() if name in device), None)

@@ -31,27 +31,19 @@ from fl_components.run.local import run_local, site_config
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB, VARIANT = ROOT / "jobs" / "fednoro_isic2019", "fedavg_private"
-SETTINGS = {
-    "network": "resnet_narrow_gn",
-    "image_size": 32,
-    "batch_size": 128,
-    "learning_rate": 0.002,
-    "weight_decay": 0.0,
-    "local_epochs": 1,
-    "num_rounds": 8,
-    "eval_every": 100,
-    "phantom.images": 3000,
-    "phantom.pixels": 48,
-    "phantom.sites": 2,
-    "phantom.noisy_share": 0.0,
-    "phantom.alpha": 100.0,
-    "phantom.presence": 1.0,
-}
+SETTINGS = "network=resnet_narrow_gn image_size=32 batch_size=128 learning_rate=0.002 weight_decay=0.0 local_epochs=1"
+SETTINGS += " num_rounds=8 eval_every=100 phantom.images=3000 phantom.pixels=48 phantom.sites=2 phantom.noisy_share=0.0"
+SETTINGS += " phantom.alpha=100.0 phantom.presence=1.0"
 
 
 def one_run(given: Mapping[str, object], noise: float, clip: float, seed: int, cache: Path) -> dict:
     """One noise multiplier, 0 for no privacy, and one seed, as a row of the results."""
-    variables = {**SETTINGS, **given, "phantom.seed": 2019 + seed, "seed": seed}
+    variables = {
+        **parse_assignments(SETTINGS.split()),
+        **given,
+        "phantom.seed": 2019 + seed,
+        "seed": seed,
+    }
     policy = {"cache_dir": str(cache.resolve()), "threads": 1}
     if noise:
         policy["privacy"] = {"clip": clip, "noise_multiplier": noise}

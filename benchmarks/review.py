@@ -123,19 +123,11 @@ def shares(rows: Sequence[dict], order: str) -> list[list[float]]:
 
 
 def print_tables(rows: Sequence[dict], metric: str = "") -> None:
-    """What each order finds, and the metric after each review.
-
-    Args:
-        rows: of :func:`one_seed`.
-        metric: key of the final metrics; empty: AUC, or Dice of masks.
-    """
+    """What each order finds, and the final metric, AUC or Dice by default, after each review."""
     print("repairs, wrong ones:", *(f"{row['repairs']}, {row['wrong']};" for row in rows))
     metric = metric or next(name for name in METRICS if name in rows[0]["metrics"][FIRST])
     head = ["order", *(f"first {100 * share:.0f} %" for share in LOOKED)]
-    lines = []
-    for order in rows[0]["found"]:
-        lines.append([order, *map(cell, shares(rows, order))])
-    print(markdown_table(head, lines))
+    print(markdown_table(head, [[order, *map(cell, shares(rows, order))] for order in rows[0]["found"]]))
     lines = []
     base = [row["metrics"][FIRST][metric] for row in rows]
     for name in (FIRST, *READERS):

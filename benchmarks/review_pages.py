@@ -33,21 +33,12 @@ CLASSES, EDGE, HOST = ("own", "a", "b", "c", "d"), 64, "127.0.0.1:5000"
 
 
 def make_run(folder: Path, repairs: int) -> Path:
-    """A site folder, and the state that a run on it leaves.
-
-    Args:
-        folder: an empty one.
-        repairs: a multiple of four.
-
-    Returns:
-        ``<state_dir>/<run>/<site>``.
-    """
+    """A site folder, and the state that a run with so many repairs, a multiple of four, leaves: its folder."""
     rng, count = np.random.default_rng(0), repairs // (len(CLASSES) - 1)
     images = [f"image{i}.png" for i in range(count)]
     (folder / "data" / "images").mkdir(parents=True)
     for image in images:
-        pixels = rng.integers(0, 256, (EDGE, EDGE), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "data" / "images" / image)
+        Image.fromarray(rng.integers(0, 256, (EDGE, EDGE), dtype=np.uint8)).save(folder / "data" / "images" / image)
     write_table(folder / "data" / "train.csv", images, rng.integers(0, 2, (count, 1)), CLASSES[:1])
     about = {"classes": CLASSES, "splits": {"train": "train.csv"}, "image_root": "images"}
     write_card(folder / "data", task=MULTILABEL, **about)
@@ -82,10 +73,8 @@ def measure(run: Path, times: int) -> dict[str, float]:
         return statistics.median(seconds)
 
     def judge(_):
-        here = str(client.get("/next", follow_redirects=False).headers["location"])
-        return client.post(
-            here.replace("item", "judge"), data={"form": session.form, "word": ACCEPT, "seen": ""}, **how
-        )
+        here = client.get("/next", follow_redirects=False).headers["location"].replace("item", "judge")
+        return client.post(here, data={"form": session.form, "word": ACCEPT, "seen": ""}, **how)
 
     found["page of the queue"] = median(lambda number: client.get(f"/queue?page={number}"))
     found["item"] = median(lambda number: client.get(f"/item/{number}/1"))

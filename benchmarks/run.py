@@ -11,6 +11,7 @@ Writes ``benchmarks/results/results.json`` and prints a table.
 """
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import platform
@@ -57,10 +58,8 @@ SPEC = MissingClassPhantom(images=1600, sites=SITES, annotated_per_site=4, seed=
 def _tree_memory(process: psutil.Process) -> int:
     total = 0
     for p in [process, *process.children(recursive=True)]:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             total += p.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
     return total
 
 
@@ -138,28 +137,16 @@ def bare_loop(cache: Path) -> dict:
 
 def _costs(rounds: Sequence[float], total: float, memory: PeakMemory) -> dict:
     """The first round also opens data; it counts in the total alone."""
-    return {
-        "seconds_per_round": float(np.median(rounds[1:])),
-        "total_seconds": total,
-        "peak_memory_mb": memory.peak / 1e6,
-    }
+    per_round = float(np.median(rounds[1:]))
+    return {"seconds_per_round": per_round, "total_seconds": total, "peak_memory_mb": memory.peak / 1e6}
 
 
 def job_run(cache: Path, *options: str) -> dict:
-    """The same rounds by ``fedmend simulate``, all sites at once; rounds are timed by the server half.
-
-    Args:
-        cache: where the phantom is kept.
-        options: of the command, e.g. ``--local``.
-    """
+    """The same rounds by ``fedmend simulate``, all sites at once; rounds are timed by the server half."""
     with tempfile.TemporaryDirectory() as workspace:
         given = [
-            f"num_rounds={ROUNDS}",
-            f"warmup_rounds={ROUNDS}",
-            f"image_size={IMAGE_SIZE}",
-            f"batch_size={BATCH}",
-            "learning_rate=0.0003",
-            "mld=false",
+            *(f"num_rounds={ROUNDS}", f"warmup_rounds={ROUNDS}", f"image_size={IMAGE_SIZE}"),
+            *(f"batch_size={BATCH}", "learning_rate=0.0003", "mld=false"),
             *(f"phantom.{k}={getattr(SPEC, k)}" for k in ("images", "sites", "annotated_per_site", "seed")),
         ]
         command = [sys.executable, "-m", "fl_components.cli", "simulate", str(ROOT / "jobs" / "fedmlp_ich"), *options]
@@ -238,13 +225,8 @@ def growth(features: int = 512, classes: int = 5) -> dict:
         label_class = np.concatenate([np.full(len(s), c + 1) for c, pair in enumerate(found) for s in pair])
         new = np.concatenate([np.full(len(s), k) for pair in found for k, s in enumerate(pair)])
         with tempfile.TemporaryDirectory() as folder:
-            ledger = LabelLedger(
-                Path(folder) / "l.sqlite",
-                fingerprint="x",
-                images=[str(i) for i in range(n)],
-                classes=[str(c) for c in range(classes)],
-                site="bench",
-            )
+            names = {"images": [str(i) for i in range(n)], "classes": [str(c) for c in range(classes)]}
+            ledger = LabelLedger(Path(folder) / "l.sqlite", fingerprint="x", site="bench", **names)
             repairs = Repairs(sample, label_class, new, np.abs(z[sample, label_class]))
             clock("ledger record", lambda lg=ledger, r=repairs, y=labels: lg.record("rule", 0, y, r))
             clock("ledger apply", lambda lg=ledger, y=labels: lg.apply(y))

@@ -47,21 +47,12 @@ def site_name(number: int) -> str:
 
 
 class StandIns(Transport):
-    """Sites that answer at once.
-
-    Args:
-        count: number of sites.
-        report: what each of them reports.
-
-    Attributes:
-        seconds: spent on making answers.
-    """
+    """Sites that answer at once, each with the same report; ``seconds`` were spent on making answers."""
 
     def __init__(self, count: int, report: dict[str, np.ndarray]):
         self._names, self._report, self.seconds = [site_name(i) for i in range(count)], report, 0.0
 
     def sites(self) -> list[str]:
-        """All names."""
         return self._names
 
     def exchange(self, question: Question, receive: Callable, enough: Callable[[], bool]) -> None:
@@ -82,34 +73,24 @@ class StandIns(Transport):
             }
         elif question.tasks[site].training:
             noise = np.random.default_rng(number).standard_normal(4096).astype(np.float32)
-            result.weights = {
-                name: value + np.resize(noise, value.shape) * 1e-3 for name, value in question.weights.items()
-            }
+            result.weights = {k: v + np.resize(noise, v.shape) * 1e-3 for k, v in question.weights.items()}
             result.report = dict(self._report)
         return result
 
     def save_model(self, weights: dict, *, best: bool = False) -> str:
-        """Nowhere."""
         return "nowhere"
 
     def stream(self, tag: str, value: float, step: int) -> None:
-        """Nobody watches."""
+        return
 
 
 class Rounds(Workflow):
-    """Rounds with one average, each of them measured.
-
-    Args:
-        average: weights of the models.
-        transport: whose own seconds are taken off.
-        method: whose fields the stand-ins report.
-    """
+    """Rounds with one average, each of them measured, less the seconds of the stand-ins themselves."""
 
     def __init__(self, average: Callable[[Contributions], dict], transport: StandIns, method: type[LocalMethod]):
         self.METHOD, self._average, self.transport, self.seconds = method, average, transport, []
 
     def run(self, fed: Federation) -> None:
-        """All rounds."""
         begun, own = time.perf_counter(), self.transport.seconds
         for _ in fed.rounds():
             fed.train("train", average=self._average)
@@ -122,7 +103,6 @@ class ClassWiseRounds(Rounds):
     """The same with FedLSM's rows of the classifier."""
 
     def run(self, fed: Federation) -> None:
-        """All rounds."""
         known = {site: facts.positives > 0 for site, facts in fed.sites.items()}
         rows = partial(FedLSMWorkflow().row_weights, known)
         train = fed.train
@@ -151,16 +131,9 @@ def measure(average: str, count: int) -> dict[str, float]:
         settings = RunSettings(
             run_name="scale", classes=CLASSES, network="resnet_narrow", num_rounds=ROUNDS, eval_every=ROUNDS + 1
         )
-        places = {"state_dir": Path(folder) / "state", "folder": Path(folder) / "run"}
-        job = ServerJob(
-            settings=settings,
-            workflow=workflow,
-            transport=workflow.transport,
-            **places,
-            app_dir=Path(folder),
-            weights_dir=Path(folder),
-            described={},
-        )
+        names = {"state_dir": "state", "folder": "run", "app_dir": "", "weights_dir": ""}
+        places = {name: Path(folder) / inner for name, inner in names.items()}
+        job = ServerJob(settings=settings, workflow=workflow, transport=workflow.transport, described={}, **places)
         job.run()
         size = sum(value.nbytes for value in job.federation.model.values())
     return {

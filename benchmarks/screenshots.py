@@ -80,13 +80,7 @@ def enter(driver, link: str) -> str:
 
 
 def take(labels: Path, masks: Path, out: Path) -> None:
-    """All four pictures.
-
-    Args:
-        labels: ``<state_dir>/<run>/<site>`` of a run that set labels; not written to.
-        masks: likewise of masks.
-        out: folder.
-    """
+    """All four pictures, of ``<state_dir>/<run>/<site>`` of a run that set labels, and of one that changed masks."""
     with tempfile.TemporaryDirectory() as temporary, browser() as driver:
         copy = Path(shutil.copytree(labels, Path(temporary) / "state" / labels.parent.name / labels.name))
         desk = Desk(copy)

@@ -44,13 +44,7 @@ def server_memory(simulator: psutil.Process) -> int:
 
 
 def measure(cache: Path, *, sites: int, rounds: int, threads: int) -> dict:
-    """One run of FedAvg with this many sites.
-
-    Args:
-        cache: where the phantom is kept.
-        sites: number of sites.
-        rounds: number of rounds; the model is evaluated in the first one and after the last.
-        threads: sites that run at the same time.
+    """One run of FedAvg, which evaluates in the first round and after the last one.
 
     Returns:
         ``seconds`` of each phase and ``peak_memory_mb`` of the server in it: start, census, round 1 ..., end.
