@@ -4,8 +4,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 from fedmend.errors import FedMendError
-from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
-from fl_components.sitecheck.site import CheckedSite
+from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result
 
 RENEWAL = timedelta(days=30)  # before the end of a certificate
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.site.gpu_settings import GB
-from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
 from fl_components.sitecheck.rows import rows_of
-from fl_components.sitecheck.site import CheckedSite, existing
+from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result, existing
 
 STATE = 0.5 * GB  # optimizer moments or a few models, ledger
 USUAL_SIZE = 224  # edge length in pixels of the papers, where no job says another
@@ -73,16 +72,17 @@ def images(site: CheckedSite) -> Result:
     import torch
 
     from fedmend.data.site import Opening
+    from fedmend.kinds import kind_of
 
-    if not site.samples:
+    if not (site.card and site.samples):
         return Result(SKIP, "needs the tables")
-    tolerated = site.max_unreadable
+    kind, tolerated = kind_of(site.card.kind), site.max_unreadable
     if tolerated is None:
         tolerated = site.config.max_unreadable if site.config else 0
     try:
-        opening = Opening(site.cache, site.kind.check_size, torch.device("cpu"), tolerated)
-        data = site.kind.load(site.card, site.classes, opening)
-        site.kind.load_truth(site.card, data)
+        opening = Opening(site.cache, kind.check_size, torch.device("cpu"), tolerated)
+        data = kind.load(site.card, site.classes, opening)
+        kind.load_truth(site.card, data)
     except FedMendError:
         if rows := list(_unreadable(site)):
             text = f"expected no missing image and at most {tolerated} unreadable ones per split, got"
@@ -104,15 +104,18 @@ def _unreadable(site: CheckedSite) -> Iterator[str]:
 
 def counts(site: CheckedSite) -> Result:
     """Samples of each class: enough for a batch, and for numbers that leave the site."""
-    if site.data is None:
+    from fedmend.kinds import kind_of
+
+    if not (site.card and site.data):
         return Result(SKIP, "needs the images")
-    details = site.kind.describe(site.card, site.data)
+    kind = kind_of(site.card.kind)
+    details = kind.describe(site.card, site.data)
     sizes = ", ".join(f"{name} {len(split)}" for name, split in site.loaded().items())
     least = site.job.site.get("batch_size", 0) if site.job else 0
     if len(site.data.train) < least:
         text = f"expected at least {least} training samples (batch_size of the job), got {len(site.data.train)}"
         return Result(FAIL, text, details)
-    positives = site.kind.positives(site.data)[site.data.annotated]
+    positives = kind.positives(site.data)[site.data.annotated]
     min_count = site.config.min_count if site.config else 0
     if few := int((positives < min_count).sum()):
         text = f"expected at least min_count {min_count} positive training samples of each annotated class"
@@ -145,11 +148,12 @@ def disk(site: CheckedSite) -> Result:
     samples = sum(map(len, opened.values()))
     store = sum(len(opened[name]) * size**2 * rows[name].bytes_per_pixel() for name in opened)
     needs = {"cache_dir": store, "state_dir": STATE}
-    wanted, free = Counter(), {}
+    wanted: dict[int, float] = {}
+    free: dict[int, int] = {}
     for field, need in needs.items():
         place = existing(getattr(site.config, field))
         device = place.stat().st_dev
-        wanted[device] += need
+        wanted[device] = wanted.get(device, 0) + need
         free[device] = shutil.disk_usage(place).free
     least = min(free, key=lambda device: free[device] - wanted[device])
     told = " and ".join(f"{need / GB:.1f} GB in {field}" for field, need in needs.items())

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from fedmend.errors import FedMendError
 from fl_components.job.reading import components, has_code, listed, read
@@ -25,8 +26,8 @@ class JobNeeds:
     """
 
     name: str
-    run: Mapping[str, object]
-    site: Mapping[str, object]
+    run: Mapping[str, Any]
+    site: Mapping[str, Any]
     method_part: Component | None
     phantom: Mapping | None
     components: list[Mapping]
@@ -37,7 +38,7 @@ class JobNeeds:
         """Its classes."""
         return tuple(self.run["classes"])
 
-    def method(self) -> type | None:
+    def method(self) -> Any:
         """The class of its method, or None of a job without one.
 
         Raises:

@@ -5,8 +5,7 @@ from importlib import metadata
 
 from fedmend.errors import FedMendError
 from fedmend.site.gpu_settings import GB
-from fl_components.sitecheck.result import FAIL, OK, WARN, Result
-from fl_components.sitecheck.site import CheckedSite
+from fl_components.sitecheck.site import FAIL, OK, WARN, CheckedSite, Result
 
 MEMORY = 4 * GB  # FLARE's two processes of a site and a training; twice what was measured
 

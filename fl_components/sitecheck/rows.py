@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Rows(ABC):
-    """A file of a site folder that lists the samples of a split.
+    """A file of a site folder that lists the samples of a split; every method refuses one that cannot be used.
 
     Args:
         card: the site's card.
@@ -29,19 +29,11 @@ class Rows(ABC):
 
     @abstractmethod
     def samples(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Images and patients; no patients where none are named.
-
-        Raises:
-            FedMendError: a file that cannot be used.
-        """
+        """Images and patients; no patients where none are named."""
 
     @abstractmethod
     def unreadable(self) -> Iterator[str]:
-        """Every row whose image, or mask, cannot be read, and why.
-
-        Raises:
-            FedMendError: a file that cannot be used.
-        """
+        """Every row whose image, or mask, cannot be read, and why."""
 
     @abstractmethod
     def bytes_per_pixel(self) -> int:
@@ -54,14 +46,12 @@ class TableRows(Rows):
     leaves_out = True
 
     def samples(self) -> tuple[Sequence[str], Sequence[str]]:
-        """See :class:`Rows`."""
         from fedmend.data.tables import load_table
 
         table = load_table(self.card, self.file, self.classes)
         return table.images, table.patients
 
     def unreadable(self) -> Iterator[str]:
-        """See :class:`Rows`."""
         from fedmend.data.raw import UnreadableImage
         from fedmend.data.readers import read_image
         from fedmend.data.tables import load_table
@@ -79,7 +69,6 @@ class TableRows(Rows):
                 yield f"{where}: expected a file that can be opened, got an error ({type(e).__name__})"
 
     def bytes_per_pixel(self) -> int:
-        """See :class:`Rows`."""
         return 3 if self.card.color else 1
 
 
@@ -89,13 +78,11 @@ class DatalistRows(Rows):
     leaves_out = False
 
     def samples(self) -> tuple[Sequence[str], Sequence[str]]:
-        """See :class:`Rows`."""
         from fedmend.data.datalist import load_datalist
 
         return [item.name for item in load_datalist(self.card, self.file, self.split)], ()
 
     def unreadable(self) -> Iterator[str]:
-        """See :class:`Rows`."""
         from fedmend.data.datalist import SECTIONS, load_datalist
         from fedmend.data.volumes import read_pair
 
@@ -106,7 +93,6 @@ class DatalistRows(Rows):
                 yield str(e)
 
     def bytes_per_pixel(self) -> int:
-        """See :class:`Rows`."""
         return 3  # a half-precision grey value and a mask
 
 

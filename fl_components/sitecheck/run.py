@@ -8,8 +8,7 @@ from pathlib import Path
 from fedmend.errors import FedMendError
 from fl_components.kit_state import kit_name
 from fl_components.sitecheck import connection, data, machine, settings
-from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
-from fl_components.sitecheck.site import CheckedSite
+from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result
 
 COLORS = {OK: 32, WARN: 33, FAIL: 31, SKIP: 2}  # ANSI: green, yellow, red, faint
 CHECKS = {**machine.CHECKS, **settings.CHECKS, **data.CHECKS, **connection.CHECKS}
@@ -45,14 +44,16 @@ def sitecheck(
         raise FedMendError(
             "--kit: expected the startup kit of a site, with startup/fed_client.json and local, got another folder"
         )
-    name = kit_name(kit) if kit else folder.resolve().name
-    statuses = Counter()
-    for title, result in _results(CheckedSite(name, folder, kit, job, tuple(classes), max_unreadable)):
-        start, end = (f"\033[{COLORS[result.status]}m", "\033[0m") if color else ("", "")
-        show(f"{start}{result.status:<4}{end}  {title}: {result.text}")
-        for line in result.details:
-            show(f"        {line}")
-        statuses[result.status] += 1
+    name = kit_name(kit) if kit else (folder or Path()).resolve().name
+    statuses: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as cache:
+        site = CheckedSite(name, folder, kit, job, tuple(classes), max_unreadable, Path(cache))
+        for title, result in _results(site):
+            start, end = (f"\033[{COLORS[result.status]}m", "\033[0m") if color else ("", "")
+            show(f"{start}{result.status:<4}{end}  {title}: {result.text}")
+            for line in result.details:
+                show(f"        {line}")
+            statuses[result.status] += 1
     if statuses[FAIL]:
         raise FedMendError(f"{name}: expected every check to pass, got {statuses[FAIL]} that failed")
     show(f"{name}: ready ({statuses[OK]} ok, {statuses[WARN]} warnings, {statuses[SKIP]} skipped)")
@@ -66,10 +67,8 @@ def _results(site: CheckedSite) -> Iterator[tuple[str, Result]]:
     if packages.status == FAIL:
         yield "all other checks", Result(SKIP, "need the packages")
         return
-    with tempfile.TemporaryDirectory() as cache:
-        site.cache = Path(cache)
-        for title, check in CHECKS.items():
-            yield title, _try(check, site)
+    for title, check in CHECKS.items():
+        yield title, _try(check, site)
 
 
 def _try(check: Callable[[CheckedSite], Result], site: CheckedSite) -> Result:

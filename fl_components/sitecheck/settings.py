@@ -9,8 +9,7 @@ from fedmend.errors import FedMendError, not_installed
 from fl_components.job.reading import refuse_baseline
 from fl_components.kit_state import check_state
 from fl_components.sitecheck.job import read_needs
-from fl_components.sitecheck.result import FAIL, OK, SKIP, WARN, Result
-from fl_components.sitecheck.site import CheckedSite, existing
+from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result, existing
 
 
 def settings(site: CheckedSite) -> Result:

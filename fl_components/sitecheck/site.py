@@ -1,4 +1,4 @@
-"""The site that is checked, and what the checks have opened of it so far."""
+"""The site that is checked, what the checks have opened of it so far, and what one of them found."""
 
 from __future__ import annotations
 
@@ -12,9 +12,26 @@ from fl_components.sitecheck.rows import Rows, rows_of
 if TYPE_CHECKING:
     from fedmend.data.card import SiteCard
     from fedmend.data.site import SiteData
-    from fedmend.kinds import Kind
     from fedmend.site.config import SiteConfig
     from fl_components.sitecheck.job import JobNeeds
+
+
+OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one check found.
+
+    Attributes:
+        status: ``ok``, ``warn``, ``fail`` or ``skip``.
+        text: what was expected and found.
+        details: further lines.
+    """
+
+    status: str
+    text: str
+    details: Sequence[str] = ()
 
 
 @dataclass
@@ -23,11 +40,7 @@ class CheckedSite:
 
     Attributes:
         name: the site's name.
-        folder: the site folder; None: what ``data_root`` of the kit's ``fedmend.json`` names.
-        kit: the site's startup kit, or None.
-        job_folder: a job folder, or None.
-        given_classes: the job's classes where there is no job folder; empty: those of the card.
-        max_unreadable: tolerated unreadable images per split; None: what ``fedmend.json`` says, or none.
+        folder, kit, job_folder, given_classes, max_unreadable: see :func:`fl_components.sitecheck.run.sitecheck`.
         cache: a folder for image stores, which ends with the checks.
         config: ``fedmend.json``.
         job: what the job asks of the site.
@@ -43,7 +56,7 @@ class CheckedSite:
     job_folder: Path | None
     given_classes: tuple[str, ...]
     max_unreadable: int | None
-    cache: Path | None = None
+    cache: Path
     config: SiteConfig | None = None
     job: JobNeeds | None = None
     card: SiteCard | None = None
@@ -51,18 +64,12 @@ class CheckedSite:
     samples: dict[str, tuple[Sequence[str], Sequence[str]]] = field(default_factory=dict)
     data: SiteData | None = None
 
-    @property
-    def kind(self) -> Kind:
-        """Kind of labels, by the card."""
-        from fedmend.kinds import kind_of
-
-        return kind_of(self.card.kind)
-
     def rows(self) -> dict[str, Rows]:
         """Split → reader of its file, for the splits that a job opens."""
         from fedmend.data.site import EVALUATION_SPLITS
 
         card = self.card
+        assert card is not None
         names = [name for name in ("train", *EVALUATION_SPLITS) if name in card.splits]
         return {name: rows_of(card, card.splits[name], name, self.classes) for name in names}
 
@@ -72,6 +79,7 @@ class CheckedSite:
 
     def loaded(self) -> dict:
         """Split → opened data."""
+        assert self.data is not None
         return {"train": self.data.train, **self.data.evaluation}
 
 
