@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from fedmend.errors import FedMendError
-from fl_components.cli import advise, checks, compare, datasets, federation, init, jobs, ledger, policy, review, watch
+from fl_components.cli import advise, checks, compare, datasets, federation, jobs, ledger, review, watch
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -22,7 +22,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
-    for group in (init, jobs, compare, federation, watch, ledger, review, checks, advise, policy):
+    for group in (jobs, compare, federation, watch, ledger, review, checks, advise):
         group.add(commands)
     return parser
 

@@ -8,7 +8,7 @@ from fedmend.site.config import SiteConfig
 from fl_components.cli.common import run_folder
 
 
-def add(commands) -> None:
+def add(commands: argparse._SubParsersAction) -> None:
     """Adds the command."""
     advise = commands.add_parser("advise", help="what a label audit says about which job to run, with reasons")
     where = advise.add_mutually_exclusive_group(required=True)
@@ -38,15 +38,9 @@ def _advise(args: argparse.Namespace) -> None:
     if args.data is not None:
         sites, classes = count_folders(args.data, min_count=minimum)
     else:
-        sites, classes = read_audit(_found(args.place, AUDIT_FILE, "a label audit") / AUDIT_FILE)
+        sites, classes = read_audit(run_folder(args.place, AUDIT_FILE, "advise: expected a label audit") / AUDIT_FILE)
     facts = Facts(sites, classes)
     if args.losses is not None:
-        facts = Facts(sites, classes, read_losses(_found(args.losses, RUN, "a run with losses"), facts))
+        losses = run_folder(args.losses, RUN, "advise: expected a run with losses")
+        facts = Facts(sites, classes, read_losses(losses, facts))
     print(advice_text(facts, args.data))
-
-
-def _found(place: Path, file: str, what: str) -> Path:
-    found = run_folder(place, file)
-    if found is None:
-        raise FedMendError(f"advise: expected {what}, found no {file} in {place}")
-    return found

@@ -1,4 +1,5 @@
-"""``report``, ``table`` and ``sitecheck``: what a run left behind, and what a site needs before it joins."""
+"""``report``, ``table``, ``sitecheck`` and ``policy``: what a run left behind, what a site needs before it joins, and
+the site policy that follows from the code."""
 
 import argparse
 import sys
@@ -9,8 +10,8 @@ from fl_components.cli.common import given
 from fl_components.cli.jobs import run_folders
 
 
-def add(commands) -> None:
-    """Adds the three commands."""
+def add(commands: argparse._SubParsersAction) -> None:
+    """Adds the commands."""
     report = commands.add_parser("report", help="write report.html of a run folder again")
     report.add_argument("folder", type=Path, help="run folder, with run.json")
     report.set_defaults(run=_report)
@@ -28,16 +29,17 @@ def add(commands) -> None:
 
     check = commands.add_parser("sitecheck", help="what hospital IT runs before joining: one line per check")
     check.add_argument("folder", type=Path, nargs="?", help="site folder (default: what the kit's fedmend.json names)")
-    check.add_argument(
-        "--kit", type=Path, help="startup kit of the site: checks its settings, policy and connection too"
-    )
+    check.add_argument("--kit", type=Path, help="startup kit of the site: checks settings, policy and connection too")
     wanted = check.add_mutually_exclusive_group()
     wanted.add_argument("--job", type=Path, help="job folder: checks classes, method and class policy against it")
-    wanted.add_argument(
-        "--classes", default="", help="the job's classes, comma-separated (default: those of site.json)"
-    )
+    wanted.add_argument("--classes", default="", help="classes of the job, comma-separated (default: of site.json)")
     check.add_argument("--max-unreadable", type=int, help="default: what the kit's fedmend.json says, or 0")
     check.set_defaults(run=_sitecheck)
+
+    policy = commands.add_parser("policy", help="bring the policy files of a checkout up to date with its methods")
+    policy.add_argument("--checkout", type=Path, default=Path(), help="default: the current folder")
+    policy.add_argument("--check", action="store_true", help="only say which files are out of date; exit code 1 if any")
+    policy.set_defaults(run=_policy)
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -51,7 +53,7 @@ def _table(args: argparse.Namespace) -> None:
     from fedmend.records.run_folder import load_run
     from fedmend.report.tables import comparison
 
-    runs = {}
+    runs: dict[str, list] = {}
     for word in args.runs:
         name, equals, folder = word.partition("=")
         if not (name and equals and folder):
@@ -70,3 +72,20 @@ def _sitecheck(args: argparse.Namespace) -> None:
     classes = args.classes.split(",") if args.classes else ()
     told = {"classes": classes, **given(args, "kit", "job", "max_unreadable")}
     sitecheck(args.folder, **told, show=lambda line: print(line, flush=True), color=sys.stdout.isatty())
+
+
+def _policy(args: argparse.Namespace) -> None:
+    from fl_components.policy import RESOURCES, stale, write_policy
+
+    if not (args.checkout / RESOURCES).is_file():
+        raise FedMendError(f"policy: expected a FedMend checkout with {RESOURCES}, not found")
+    if args.check:
+        if files := stale(args.checkout):
+            names = ", ".join(map(str, files))
+            raise FedMendError(f"policy: expected files that follow from the code, got old ones: {names}")
+        print("the policy files follow from the code")
+        return
+    for file in (changed := write_policy(args.checkout)):
+        print(f"written: {file}; read the difference: it is what sites agree to")
+    if not changed:
+        print("the policy files follow from the code already")

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedmend.errors import FedMendError
+
 if TYPE_CHECKING:
     from fl_components.job.folder import Changes
 
@@ -13,15 +15,16 @@ def given(args: argparse.Namespace, *names: str) -> dict:
     return {name: getattr(args, name) for name in names}
 
 
-def subcommands(commands, name: str, summary: str, what: str):
+def subcommands(commands: argparse._SubParsersAction, name: str, summary: str, what: str) -> argparse._SubParsersAction:
     """Adds a command that has commands of its own; ``what`` is the word for them in its usage."""
     return commands.add_parser(name, help=summary).add_subparsers(required=True, metavar=what)
 
 
-def job_arguments(parser: argparse.ArgumentParser, *, what: str = "job folder, e.g. jobs/fedmlp_ich", **job) -> None:
-    """Adds a job folder, to whose argument ``job`` is passed on and whose help is ``what``, and how the job is
-    changed."""
-    parser.add_argument("job", type=Path, help=what, **job)
+def job_arguments(
+    parser: argparse.ArgumentParser, *, what: str = "job folder, e.g. jobs/fedmlp_ich", nargs: str | None = None
+) -> None:
+    """Adds a job folder, whose help is ``what``, and how the job is changed."""
+    parser.add_argument("job", type=Path, help=what, nargs=nargs)
     parser.add_argument(
         "--variant",
         dest="variants",
@@ -46,13 +49,18 @@ def job_changes(args: argparse.Namespace, **more: object) -> "Changes":
     return Changes(parse_assignments(args.set) | more, args.variants, args.sites, getattr(args, "tracking", ()))
 
 
-def run_folder(place: Path, file: str) -> Path | None:
-    """The run folder with this file: a run folder, a workspace with one run, or a downloaded result; None: there is
-    none."""
+def run_folder(place: Path, file: str, what: str) -> Path:
+    """The folder with this file that a run has left: itself, or in a workspace with one run or a downloaded result.
+
+    Raises:
+        FedMendError: there is none; ``what`` are the first words of the sentence.
+    """
     from fedmend.records.run_folder import RUN_FOLDER
 
-    folders = (place, place / RUN_FOLDER, place / "fedmend", place / "workspace" / "fedmend")
-    return next((folder for folder in folders if (folder / file).is_file()), None)
+    for folder in (place, place / RUN_FOLDER, place / "fedmend", place / "workspace" / "fedmend"):
+        if (folder / file).is_file():
+            return folder
+    raise FedMendError(f"{what}, found no {file} in {place}")
 
 
 def site_settings(parser: argparse.ArgumentParser) -> None:

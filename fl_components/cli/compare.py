@@ -5,13 +5,18 @@ import hashlib
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedmend.errors import FedMendError
 from fl_components.cli.common import given, job_arguments, seeds, site_settings
 
+if TYPE_CHECKING:
+    from fl_components.compare.runs import Comparison
 
-def add(commands) -> None:
+
+def add(commands: argparse._SubParsersAction) -> None:
     """Adds the command."""
     compare = commands.add_parser("compare", help="a job against its variants over several seeds: tables and a figure")
     job_arguments(compare, what="job folder, or a problem: missing-classes, noisy-sites, label-sets, partial-masks")
@@ -37,9 +42,7 @@ def add(commands) -> None:
         default=0,
         help="runs at the same time (default 1; for the paper's table as many as cores and memory bear)",
     )
-    compare.add_argument(
-        "--cluster", default="", metavar="ADDRESS", help="runs on the workers of this Dask scheduler instead"
-    )
+    compare.add_argument("--cluster", default="", metavar="ADDRESS", help="runs on workers of this Dask scheduler")
     compare.add_argument(
         "--budget", type=_time, default=float("inf"), metavar="TIME", help="time for this call, e.g. 2h, 90m or 300s"
     )
@@ -59,6 +62,7 @@ def _compare(args: argparse.Namespace) -> None:
     from fedmend.records.run_folder import load_run
     from fl_components.compare.paper_rows import find_job, on_data, paper_table, table_rows
     from fl_components.compare.runs import Comparison, compare
+    from fl_components.run.bars import Bar
 
     job, named = find_job(args.job)
     table, out = args.table or named, args.out or Path("runs") / _name(args)
@@ -73,8 +77,8 @@ def _compare(args: argparse.Namespace) -> None:
     comparison = on_data(comparison, args.data) if args.data else comparison
     comparison, without, how = _plan(args, comparison, table=table)
     try:
-        show = {"show": lambda line: print(line, flush=True), "progress": _bar() if sys.stderr.isatty() else None}
-        folders = compare(comparison, out, cluster=args.cluster, **how, **show)
+        bar, show = Bar() if sys.stderr.isatty() else None, partial(print, flush=True)
+        folders = compare(comparison, out, cluster=args.cluster, show=show, progress=bar, **how)
     except KeyboardInterrupt:
         print("stopped; complete runs are kept, and the same command goes on", file=sys.stderr)
         raise
@@ -94,14 +98,15 @@ def _name(args: argparse.Namespace) -> str:
     return args.job.resolve().name + (f"-{digest}" if any(told) else "")
 
 
-def _plan(args: argparse.Namespace, comparison, *, table: bool) -> tuple:
+def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) -> tuple:
     """What can be known before the first run: rows that can learn from the data, why others are left out, and the
     number of processes and the budget."""
     from fl_components.compare.budget import Budget
     from fl_components.compare.runs import cases
     from fl_components.compare.trial import estimates, fitting_processes, try_rows
 
-    limited, how = args.budget < float("inf"), {"processes": args.processes or 1, "budget": None}
+    limited = args.budget < float("inf")
+    how: dict[str, Any] = {"processes": args.processes or 1, "budget": None}
     if not (table or args.data or limited):
         return comparison, {}, how
     first = cases(replace(comparison, seeds=comparison.seeds[:1]), Path())
@@ -121,9 +126,3 @@ def _time(text: str) -> float:
         return parse_duration(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
-
-
-def _bar():
-    from fl_components.run.bars import Bar
-
-    return Bar()

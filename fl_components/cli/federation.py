@@ -10,7 +10,7 @@ from fedmend.errors import FedMendError
 from fl_components.cli.common import job_arguments, job_changes, site_settings
 
 
-def add(commands) -> None:
+def add(commands: argparse._SubParsersAction) -> None:
     """Adds both commands."""
     submit = commands.add_parser("submit", help="run a job on a provisioned federation and fetch its result")
     job_arguments(submit, nargs="?")

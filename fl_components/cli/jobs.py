@@ -2,13 +2,14 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fl_components.cli.common import gpus, job_arguments, job_changes, run_folder, seeds, site_settings
 
 
-def add(commands) -> None:
+def add(commands: argparse._SubParsersAction) -> None:
     """Adds the commands."""
     jobs = commands.add_parser("jobs", help="list jobs and their variants")
     jobs.add_argument("folder", type=Path, nargs="?", default=Path("jobs"), help="default jobs")
@@ -33,9 +34,7 @@ def add(commands) -> None:
         type=Path,
         help="new folder or one of an earlier run, which is emptied (default: runs/ and the job's name)",
     )
-    simulate.add_argument(
-        "--local", action="store_true", help="in this process, without FLARE: the same numbers, faster"
-    )
+    simulate.add_argument("--local", action="store_true", help="without FLARE: the same numbers, faster")
     simulate.add_argument(
         "--threads", type=int, help="sites that run at the same time (default: 1, with --local as many as cores)"
     )
@@ -46,12 +45,8 @@ def add(commands) -> None:
         help="GPUs over which the sites are spread, e.g. 0,1; '' = the CPU (default: all sites on the first GPU)",
     )
     site_settings(simulate)
-    simulate.add_argument(
-        "--seeds", type=seeds, default=[], help="several runs, e.g. 0,1,2; prints mean and standard deviation"
-    )
-    simulate.add_argument(
-        "--quiet", action="store_true", help="keep the simulator's output in a file beside the workspace"
-    )
+    simulate.add_argument("--seeds", type=seeds, default=[], help="several runs, e.g. 0,1,2; prints mean and deviation")
+    simulate.add_argument("--quiet", action="store_true", help="keep the output in a file beside the workspace")
     simulate.set_defaults(run=_simulate)
 
 
@@ -79,12 +74,13 @@ def _configure(args: argparse.Namespace) -> None:
 def _simulate(args: argparse.Namespace) -> None:
     from fedmend.records.run_folder import RUN_FOLDER
     from fl_components.job.settings import parse_assignments
-    from fl_components.run.simulate import seed_lines
+    from fl_components.run.simulate import seed_lines, simulate
 
+    run: Callable[..., dict] = simulate
     if args.local:
-        from fl_components.run.local import run_local as run
-    else:
-        from fl_components.run.simulate import simulate as run
+        from fl_components.run.local import run_local
+
+        run = run_local
     threads = {"threads": args.threads} if args.threads else {}
     gpu = {} if args.gpu is None else {"gpu": {"devices": args.gpu}}
     runs, base = [], args.workspace or Path("runs") / args.job.resolve().name
@@ -118,8 +114,5 @@ def run_folders(folder: Path, name: str) -> list[Path]:
     from fedmend.records.run_folder import RUN
 
     workspaces = sorted(f for f in folder.glob("seed-*") if f.is_dir()) or [folder]  # beside them lie logs
-    found = [run_folder(workspace, RUN) for workspace in workspaces]
-    if None in found:
-        where = workspaces[found.index(None)]
-        raise FedMendError(f"table, {name}: expected a run folder or a simulator workspace, found no {RUN} in {where}")
-    return found
+    what = f"table, {name}: expected a run folder or a simulator workspace"
+    return [run_folder(workspace, RUN, what) for workspace in workspaces]

@@ -6,7 +6,7 @@ from pathlib import Path
 from fl_components.cli.common import subcommands
 
 
-def add(commands) -> None:
+def add(commands: argparse._SubParsersAction) -> None:
     """Adds both commands."""
     ledger = subcommands(commands, "ledger", "what was changed in the labels of a site", "ACTION")
     show = ledger.add_parser("show", help="print repaired labels")

@@ -6,7 +6,7 @@ from pathlib import Path
 from fedmend.errors import FedMendError
 
 
-def add(commands) -> None:
+def add(commands: argparse._SubParsersAction) -> None:
     """Adds the commands."""
     review = commands.add_parser("review", help="look at repaired labels in a browser on this machine, and judge them")
     where = review.add_mutually_exclusive_group(required=True)

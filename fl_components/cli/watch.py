@@ -5,6 +5,7 @@ import contextlib
 import io
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,13 @@ from fl_components.cli.federation import quiet_flare
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from fl_components.run.watch import Glance
+    from fl_components.run.watch import FolderRun, Glance, KitRun
 
 POLL, POLL_SERVER = 0.5, 3.0  # seconds between two looks
 WORDS = 100  # columns where there is no terminal
 
 
-def add(commands) -> None:
+def add(commands: argparse._SubParsersAction) -> None:
     """Adds the command."""
     watch = commands.add_parser("watch", help="rounds, sites, metrics and repairs of a run while it goes on")
     where = watch.add_mutually_exclusive_group()
@@ -58,7 +59,7 @@ def _watch(args: argparse.Namespace) -> None:
 
             quiet_flare()
             left = stack.enter_context(leaving())
-            run = KitRun(stack.enter_context(open_session(args.kit)), args.job_id)
+            run: KitRun | FolderRun = KitRun(stack.enter_context(open_session(args.kit)), args.job_id)
             gone, pause = left.is_set, POLL_SERVER
         else:
             run, gone, pause = FolderRun(args.place), lambda: False, POLL
@@ -85,13 +86,15 @@ def _frame(look: "Glance", console: "Console") -> "RenderableType":
 
     from fedmend.report.live import draw
 
-    parts = [Text(look.note)] if look.note else []
+    parts: list[RenderableType] = [Text(look.note)] if look.note else []
     if look.picture:
         parts.append(draw(look.picture, silent=look.silent, console=console))
     return Group(*parts)
 
 
-def _follow(run, look: "Glance", console: "Console", gone, pause: float) -> "Glance":
+def _follow(
+    run: "KitRun | FolderRun", look: "Glance", console: "Console", gone: Callable[[], bool], pause: float
+) -> "Glance":
     """Shows every look until the last one, which it returns."""
     from rich.live import Live
 
