@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedmend.errors import FedMendError
 from fedmend.local.opened_run import Run
@@ -93,10 +94,10 @@ class Job:
         Raises:
             FedMendError: what the commands ``simulate``, ``poc`` and ``submit`` refuse, or no such place.
         """
-        workspace = Path(workspace) if workspace else None
+        workspace = Path(workspace or Path("runs") / (self.run_name if place in (LOCAL, SIMULATOR, POC) else "results"))
         with self._bar(progress) as watch:
             if place in (LOCAL, SIMULATOR):
-                return self._simulate(place, workspace or Path("runs") / self.run_name, threads, site, watch)
+                return self._simulate(place, workspace, threads, site, watch)
             if threads:
                 raise FedMendError(f"threads: expected none with a federation, got {threads}")
             from fl_components.console import silenced
@@ -105,10 +106,9 @@ class Job:
                 if place == POC:
                     from fl_components.run.poc import poc
 
-                    folder = workspace or Path("runs") / self.run_name
-                    says = {"show": _nothing, "watch": watch}
-                    return Run(poc(self.folder, folder, self._changes, site_settings=site, **says))
-                return self._submit(Path(place), workspace or Path("runs") / "results", site, watch, progress)
+                    says: dict[str, Any] = {"show": lambda _: None, "watch": watch}
+                    return Run(poc(self.folder, workspace, self._changes, site_settings=site, **says))
+                return self._submit(Path(place), workspace, site, watch, progress)
 
     def _simulate(
         self, place: str, workspace: Path, threads: int, site: Mapping[str, object] | None, watch: Callable | None
@@ -132,8 +132,8 @@ class Job:
             )
         if site:
             raise FedMendError("site: expected no settings with a startup kit, whose sites have their own fedmend.json")
-        says = {"show": _nothing, "announce": print if progress else None, "watch": watch}
-        return Run(submit(self.folder, kit, out, self._changes, **says))
+        announce = print if progress else None
+        return Run(submit(self.folder, kit, out, self._changes, show=lambda _: None, announce=announce, watch=watch))
 
     @contextlib.contextmanager
     def _bar(self, wanted: bool) -> Iterator[Callable[[str], None] | None]:
@@ -148,7 +148,7 @@ class Job:
 
     def __str__(self) -> str:
         """All variables with their values, and all variants with their lines."""
-        blocks = {"variables": self.variables, "variants": self.variants}
+        blocks: dict[str, Mapping] = {"variables": self.variables, "variants": self.variants}
         lines = [line for word, block in blocks.items() for line in (f"{word}:", *_columns(block))]
         return "\n".join([repr(self), *lines])
 
@@ -168,14 +168,10 @@ def _columns(block: Mapping[str, object]) -> list[str]:
 def _script_runs_once() -> Iterator[None]:
     """The processes that read images would begin by running the person's script, which would start the run again."""
     main = sys.modules["__main__"]
-    hidden = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    hidden: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
     main.__dict__.pop("__file__", None)
     main.__spec__ = None
     try:
         yield
     finally:
         main.__dict__.update(hidden)
-
-
-def _nothing(line: str) -> None:
-    return

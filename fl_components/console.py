@@ -31,11 +31,7 @@ def quiet_console(fl_ctx: FLContext) -> None:
 
 @contextlib.contextmanager
 def silenced(logger: str) -> Iterator[None]:
-    """Lets this logger say nothing for a while, whose errors are said in a sentence of ours.
-
-    Args:
-        logger: its name.
-    """
+    """Lets the logger of this name say nothing for a while, whose errors are said in a sentence of ours."""
     log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from nvflare.apis.analytix import AnalyticsDataType
@@ -43,7 +44,7 @@ class WorkflowController(ModelController):
         settings: fields of :class:`fedmend.server.federation.RunSettings`.
     """
 
-    def __init__(self, **settings):
+    def __init__(self, **settings: Any):
         super().__init__(ignore_result_error=True, task_check_period=0.1)
         self.settings = RunSettings(**settings)
 
@@ -89,17 +90,12 @@ class WorkflowController(ModelController):
 
 
 class FlareTransport(Transport):
-    """Questions as FLARE tasks.
-
-    Args:
-        controller: sends them.
-    """
+    """Questions as FLARE tasks, which the controller sends."""
 
     def __init__(self, controller: WorkflowController):
         self._controller = controller
 
     def sites(self) -> list[str]:
-        """The sites that are connected."""
         return sorted(client.name for client in self._controller.engine.get_clients())
 
     def exchange(
@@ -128,7 +124,7 @@ class FlareTransport(Transport):
                 reply = replies.popleft()
                 site = reply.meta["client_name"]
                 try:
-                    answer = unpack_result(reply, site)
+                    answer: SiteResult | FedMendError = unpack_result(reply, site)
                 except FedMendError as e:
                     answer = e
                 receive(site, answer)
@@ -149,7 +145,6 @@ class FlareTransport(Transport):
         hand_over()
 
     def save_model(self, weights: Mapping[str, np.ndarray], *, best: bool = False) -> str:
-        """By FLARE's persistor."""
         controller, persistor = self._controller, self._controller.persistor
         if best:
             learnable = make_model_learnable(dict(weights), {})
@@ -162,11 +157,9 @@ class FlareTransport(Transport):
         return str(Path(persistor.log_dir or controller.get_app_dir()) / name)
 
     def stream(self, tag: str, value: float, step: int) -> None:
-        """One number for TensorBoard, by FLARE's own analytics event."""
         dxo = create_analytic_dxo(tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step)
         with self._controller.engine.new_context() as fl_ctx:
             send_analytic_dxo(self._controller, dxo, fl_ctx)
 
     def show(self, picture: Mapping[str, object]) -> None:
-        """By the server's log of the job."""
         log_picture(picture)

@@ -1,5 +1,7 @@
 """MethodExecutor: any method at a site of FLARE."""
 
+from typing import Any
+
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -27,10 +29,10 @@ class MethodExecutor(Executor):
         settings: arguments of :meth:`fedmend.site.worker.SiteSettings.of`.
     """
 
-    def __init__(self, **settings):
+    def __init__(self, **settings: Any):
         super().__init__()
         self._settings = SiteSettings.of(**settings)
-        self._worker: SiteWorker | None = None  # until the run starts: the method is another component
+        self._worker: SiteWorker  # from the start of the run on: the method is another component
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Begins to work with the job's method when the run starts."""

@@ -67,7 +67,7 @@ class ReportGuard(Filter):
             return self._process_statistics(dxo, site, fl_ctx)
         try:
             dxo.meta = {name: value for name, value in dxo.meta.items() if name not in _ACCOUNTS}
-            self._check_envelope(dxo, site)
+            self._check_envelope(dxo, f"{site}: ReportGuard")
             content, config = dxo.meta[KEY], load_site_config(fl_ctx)
             dxo.meta[KEY] = self.check(content, site, config.min_count, fl_ctx.get_prop(CLASSES))
             if config.privacy:
@@ -83,7 +83,7 @@ class ReportGuard(Filter):
 
     def _process_statistics(self, dxo: DXO, site: str, fl_ctx: FLContext) -> Shareable:
         try:
-            _check_meta(dxo, site)
+            _check_meta(dxo, f"{site}: ReportGuard")
             config = load_site_config(fl_ctx)
             if config.privacy:
                 raise FedMendError(f"{site}: privacy: expected exact label counts to stay at this site, got some")
@@ -94,15 +94,13 @@ class ReportGuard(Filter):
         return dxo.to_shareable()
 
     @staticmethod
-    def _check_envelope(dxo: DXO, site: str) -> None:
+    def _check_envelope(dxo: DXO, where: str) -> None:
         """Weights, or the one number that stands in for them, and nothing beside FedMend's key in the meta data."""
         if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.METRICS) or KEY not in dxo.meta:
-            raise FedMendError(
-                f"{site}: ReportGuard: expected a FedMend result, got {dxo.data_kind!s:.40} of another kind"
-            )
-        _check_meta(dxo, site)
+            raise FedMendError(f"{where}: expected a FedMend result, got {dxo.data_kind!s:.40} of another kind")
+        _check_meta(dxo, where)
         if dxo.data_kind == DataKind.METRICS and {k: type(v) for k, v in dxo.data.items()} != {"samples": float}:
-            raise FedMendError(f"{site}: ReportGuard: expected no metrics besides the report, got others")
+            raise FedMendError(f"{where}: expected no metrics besides the report, got others")
 
     def check(self, content: Mapping, site: str, min_count: int, num_classes: int | None = None) -> dict:
         """The content that may leave.
@@ -116,38 +114,33 @@ class ReportGuard(Filter):
         Raises:
             FedMendError: a field that is unknown or not as described, oversize, or a report field without its counts.
         """
-        parse_content(content, f"{site}: ReportGuard")
+        where = f"{site}: ReportGuard"
+        parse_content(content, where)
         report = dict(content[REPORT])
         if unknown := sorted(f"{name:.40}" for name in set(report) - set(self._fields)):
-            raise FedMendError(
-                f"{site}: ReportGuard: expected report fields out of {sorted(self._fields)}, got also {unknown}"
-            )
+            raise FedMendError(f"{where}: expected report fields out of {sorted(self._fields)}, got also {unknown}")
         if (size := _size(content)) > self._max_bytes:
-            raise FedMendError(
-                f"{site}: ReportGuard: expected at most {self._max_bytes} bytes besides the weights, got {size}"
-            )
-        where = f"{site}: ReportGuard: report field"
-        sizes = {} if num_classes is None else {"C": num_classes}
-        check_fields(report, self._fields, sizes_of(report, self._fields, sizes, where), where)
+            raise FedMendError(f"{where}: expected at most {self._max_bytes} bytes besides the weights, got {size}")
+        field, sizes = f"{where}: report field", {} if num_classes is None else {"C": num_classes}
+        check_fields(report, self._fields, sizes_of(report, self._fields, sizes, field), field)
         try:
             report, held = hold_back(report, self._counts, min_count)
         except FedMendError as e:
-            raise FedMendError(f"{site}: ReportGuard: {e}") from None
+            raise FedMendError(f"{where}: {e}") from None
         for name, rows in held.items():
             self.logger.warning("%s: %d rows of %s held back: fewer than %d samples", site, rows, name, min_count)
         return {**content, REPORT: report}
 
 
-def _check_meta(dxo: DXO, site: str) -> None:
+def _check_meta(dxo: DXO, where: str) -> None:
     if unknown := sorted(f"{name!s:.40}" for name in set(dxo.meta) - _META):
-        raise FedMendError(f"{site}: ReportGuard: expected meta data under {KEY!r} alone, got also {unknown}")
+        raise FedMendError(f"{where}: expected meta data under {KEY!r} alone, got also {unknown}")
     for name in _META - {KEY}:
         words = dxo.meta.get(name)
         words = [] if words is None else [words] if isinstance(words, str) else words
-        if not isinstance(words, list) or not all(
-            isinstance(w, str) and w.isprintable() and len(w) <= LONGEST_WORD for w in words
-        ):
-            raise FedMendError(f"{site}: ReportGuard: expected names of filters, got something else")
+        texts = isinstance(words, list) and all(isinstance(w, str) and w.isprintable() for w in words)
+        if not (texts and all(len(w) <= LONGEST_WORD for w in words)):
+            raise FedMendError(f"{where}: expected names of filters, got something else")
 
 
 def _size(value: object) -> int:

@@ -40,7 +40,7 @@ class ListedClasses(AppValidator):
     A site compares what its own part builds with the ``class_allow_list`` of its kit, the server both parts.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         SHELL_CMD_VALIDATORS.clear()  # without its validator FLARE runs no command
         Workspace._check_job_id = staticmethod(run_id)  # every path of a run is made there
@@ -48,14 +48,8 @@ class ListedClasses(AppValidator):
             ConfigFactory._fmt2Loader[fmt] = NoOtherFormat(fmt)
 
     def validate(self, app_folder: str) -> tuple[str, dict]:
-        """Called by FLARE when a job arrives.
-
-        Args:
-            app_folder: the app below the job's folder in the kit.
-
-        Returns:
-            Why the job is refused, or ""; no properties.
-        """
+        """Called by FLARE when a job arrives, with its app in the kit; why the job is refused, or "", and no
+        properties."""
         app = Path(app_folder)
         if (app / CODE).exists():  # the right byoc decides about a job with code
             return "", {}
@@ -106,11 +100,7 @@ class NoOtherFormat(ConfigLoader):
     """Stands in FLARE's list of formats for every one but JSON."""
 
     def load_config(self, file_path: str) -> None:
-        """Refuses.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refuses, by a ValueError."""
         raise ValueError("job: expected JSON files alone, got another format, which can include files of this machine")
 
     def load_config_from_str(self, config_str: str) -> None:

@@ -30,30 +30,15 @@ def check_state(root: Path, config: SiteConfig, site: str) -> None:
     Raises:
         FedMendError: says which command moves the state.
     """
-    if _is_kit(root) and config.state_dir.is_relative_to(root.resolve()):
+    if is_kit(root) and config.state_dir.is_relative_to(root.resolve()):
         raise FedMendError(
             f"{site}: local/{CONFIG_NAME}, field state_dir: expected a folder outside the kit, got one in it; stop the"
             " site and move it, ledgers and all, by: fedmend move-state KIT"
         )
 
 
-def open_state(root: Path, config: SiteConfig, site: str) -> None:
-    """As :func:`check_state`, and makes a kit's folder for state, for its owner alone, as the kit is.
-
-    Raises:
-        FedMendError: as there; or the folder cannot be made.
-    """
-    check_state(root, config, site)
-    try:
-        if _is_kit(root):
-            config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        raise FedMendError(
-            f"{site}: local/{CONFIG_NAME}, field state_dir: expected a folder that can be written, got another"
-        ) from None
-
-
-def _is_kit(root: Path) -> bool:
+def is_kit(root: Path) -> bool:
+    """Whether a workspace is the startup kit of a site or server."""
     return any((root / "startup" / name).is_file() for name in KIT_FILES)
 
 
@@ -89,9 +74,7 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     found = sorted(old.iterdir()) if old.is_dir() else []
     for entry in found:
         if (target / entry.name).exists() and not _same(entry, target / entry.name):
-            raise FedMendError(
-                f"{site}: expected no {entry.name} in the new folder, there is another one; keep one of them"
-            )
+            raise FedMendError(f"{site}: expected no {entry.name} in the new folder, there is one; keep one of them")
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     for entry in found:
         if not (target / entry.name).exists():

@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.job_def import ALL_SITES
 from nvflare.job_config.api import FedJob
@@ -45,9 +46,6 @@ class FolderConfig(FedJobConfig):
     FLARE would make it anew from objects. It leaves out arguments that have their default, where our jobs hold every
     value, and copies our classes into ``app/custom``, which would be BYOC: such a job switches the check of classes off
     and is refused by every site.
-
-    Args:
-        job: the job.
     """
 
     def __init__(self, job: Job):
@@ -69,11 +67,7 @@ class FolderConfig(FedJobConfig):
 
 
 class FolderJob(FedJob):
-    """A job folder as FLARE's environments want it.
-
-    Args:
-        job: the job.
-    """
+    """A job folder as FLARE's environments want it."""
 
     def __init__(self, job: Job):
         super().__init__(name=job.name, min_clients=len(job.sites))
@@ -82,12 +76,6 @@ class FolderJob(FedJob):
 
     def to(self, obj: object, target: str, id: str | None = None, **kwargs: object) -> None:
         """Refuses what a recipe would add to the job besides its settings.
-
-        Args:
-            obj: what would be added.
-            target: to whom.
-            id: its name.
-            kwargs: further words of FLARE.
 
         Raises:
             FedMendError: always.
@@ -98,18 +86,13 @@ class FolderJob(FedJob):
 class JobRecipe(Recipe):
     """A recipe of any job folder.
 
+    The other arguments are those of :class:`fl_components.api.Job`, which refuses what does not fit the job.
+
     Args:
-        folder: see :class:`fl_components.api.Job`.
-        variants: see there.
-        sites: see there.
         site: fields of ``fedmend.json`` to override where all sites are on this machine (SimEnv, PocEnv).
-        variables: see there.
 
     Attributes:
         settings: the job with its settings.
-
-    Raises:
-        FedMendError: see there.
     """
 
     def __init__(
@@ -178,7 +161,7 @@ def _recipes() -> dict[str, dict[str, Path]]:
 def _recipe(method: str) -> type[JobRecipe]:
     folders = _recipes()[method]
 
-    def start(self, dataset: str, /, **settings: object) -> None:
+    def start(self: JobRecipe, dataset: str, /, **settings: Any) -> None:
         if dataset not in folders:
             raise FedMendError(f"{method}{ENDING}: expected one of {sorted(folders)}, got {dataset!r:.60}")
         JobRecipe.__init__(self, folders[dataset], **settings)

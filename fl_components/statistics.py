@@ -26,6 +26,7 @@ from fedmend.records.run_records import RunRecords
 from fedmend.report.audit import audit_page
 from fedmend.site.folder import site_folder
 from fl_components.console import quiet_console
+from fl_components.wire import shown
 from fl_components.workspace import load_site_config
 
 LOG = logging.getLogger("fedmend.audit")
@@ -191,23 +192,18 @@ def check_statistics(dxo: DXO, site: str, *, min_count: int, max_bytes: int) -> 
         raise FedMendError(f"{where}: expected at most {max_bytes} bytes, got more or another type")
     statistics = fobs.loads(data[task])
     if unknown := set(statistics) - {StC.STATS_COUNT, StC.STATS_FAILURE_COUNT}:
-        raise FedMendError(f"{where}: expected counts alone, got also {_shown(min(unknown))}")
+        raise FedMendError(f"{where}: expected counts alone, got also {shown(min(unknown))}")
     listed = fobs.loads(data[StC.STATS_FEATURES]) if StC.STATS_FEATURES in data else {}
     words = [*listed, *(feature.feature_name for features in listed.values() for feature in features)]
     for datasets in statistics.values():
         if unknown := set(datasets) - set(COUNTS):
-            raise FedMendError(f"{where}: expected the datasets {list(COUNTS)}, got also {_shown(min(unknown))}")
+            raise FedMendError(f"{where}: expected the datasets {list(COUNTS)}, got also {shown(min(unknown))}")
         words += [name for features in datasets.values() for name in features]
         numbers = [number for features in datasets.values() for number in features.values()]
         if not all(type(n) is int and (n == 0 or max(min_count, 1) <= n < LARGEST) for n in numbers):
             raise FedMendError(f"{where}: expected whole numbers of at least min_count or 0, got others")
     if not all(isinstance(word, str) and word.isprintable() and len(word) <= LONGEST_ERROR for word in words):
         raise FedMendError(f"{where}: expected features with names that can be printed, got others")
-
-
-def _shown(name: object) -> str:
-    """A name that a site chose, short and on one line."""
-    return ascii(f"{name!s:.40}")[1:-1]
 
 
 def _check_classes(classes: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ Stock FLARE filters and encryption see weights only, not ``meta``; the site's ow
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from nvflare.apis.dxo import MetaKey
@@ -35,10 +36,12 @@ def pack_task(weights: Mapping[str, np.ndarray], task: RoundTask, run: RunSpec, 
     card = {"run_name": run.run_name, "classes": list(run.classes), "network": run.network, "seed": run.seed}
     order = {"stage": task.stage, "knowledge": dict(task.knowledge), "role": task.role, "evaluate": evaluate}
     order["ledger_mark"] = task.ledger_mark
-    body = {"params": dict(weights), "params_type": ParamsType.FULL} if weights else {"metrics": dict(NO_WEIGHTS)}
-    return FLModel(
-        **body, current_round=task.round_num, total_rounds=task.total_rounds, meta={KEY: {"run": card, "task": order}}
-    )
+    meta, rounds = {KEY: {"run": card, "task": order}}, task.total_rounds
+    return FLModel(**_body(weights), current_round=task.round_num, total_rounds=rounds, meta=meta)
+
+
+def _body(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {"params": dict(weights), "params_type": ParamsType.FULL} if weights else {"metrics": dict(NO_WEIGHTS)}
 
 
 def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], RoundTask, RunSpec, bool]:
@@ -106,10 +109,7 @@ def pack_result(result: SiteResult) -> FLModel:
         "ledger_mark": result.ledger_mark,
         "error": result.error,
     }
-    body = (
-        {"params": result.weights, "params_type": ParamsType.FULL} if result.weights else {"metrics": dict(NO_WEIGHTS)}
-    )
-    return FLModel(**body, current_round=result.round_num, meta={KEY: content})
+    return FLModel(**_body(result.weights), current_round=result.round_num, meta={KEY: content})
 
 
 def unpack_result(model: FLModel, site: str) -> SiteResult:
@@ -192,7 +192,7 @@ ENTRIES = {  # part that is a mapping → what each of its entries has to be
 }
 
 
-def parse_content(content: object, site: str) -> SiteResult:
+def parse_content(content: Any, site: str) -> SiteResult:
     """Everything besides the weights of a result, checked for names, types and dimensions.
 
     The server uses it on what arrives, the ReportGuard of a site on what is about to leave.
@@ -209,21 +209,18 @@ def parse_content(content: object, site: str) -> SiteResult:
         _check(content.get(part, {}), checks, part, site)
     for part, checks in ENTRIES.items():
         for name, value in content[part].items():
-            _check(value, checks, f"{part} {_shown(name)}", site)
+            _check(value, checks, f"{part} {shown(name)}", site)
     for name, value in content["census"].items():
         _check(value, CENSUS[name], f"census {name}", site)
-    return SiteResult(
-        site=site,
-        round_num=content["round"],
-        **{part: content[part] for part in ("samples", "loss", "ledger_mark", "error")},
-        **{part: dict(content.get(part, {})) for part in (PRIVACY, *ENTRIES, "census")},
-    )
+    found: dict[str, Any] = {part: content[part] for part in ("samples", "loss", "ledger_mark", "error")}
+    found |= {part: dict(content.get(part, {})) for part in (PRIVACY, *ENTRIES, "census")}
+    return SiteResult(site, content["round"], **found)
 
 
 def _check(value: object, checks: Sequence[Check], part: str, site: str) -> None:
     accepted(value, checks, f"{site}: result, {part}", got=lambda _: "something else")
 
 
-def _shown(name) -> str:
+def shown(name: object) -> str:
     """A name that a site chose, short and without characters that would forge lines of a log."""
     return ascii(f"{name!s:.40}")[1:-1]

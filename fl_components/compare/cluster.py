@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import Any
 
 import fedmend
 from fedmend.errors import FedMendError, not_installed
@@ -45,7 +46,7 @@ def connected(address: str, out: Path) -> Iterator[tuple[Executor, int]]:
             pool.shutdown()  # runs that have begun are kept
 
 
-def _check_workers(client, out: Path) -> None:
+def _check_workers(client: Any, out: Path) -> None:
     threads = client.nthreads()
     if not threads or set(threads.values()) != {1}:
         got = ", ".join(map(str, sorted(set(threads.values())))) or "no worker"

@@ -66,12 +66,7 @@ def table_rows(job: Path) -> list[str]:
 
 
 def row_entry(job: Path, row: str) -> TableEntry:
-    """What the table says of a row that a person may have written.
-
-    Args:
-        job: job folder.
-        row: variants and settings joined by ``+``.
-    """
+    """What the table says of a row that a person may have written: variants and settings joined by ``+``."""
     known = _entries(job)
     if row in known:
         return known[row]
@@ -130,7 +125,7 @@ def on_data(comparison: Comparison, data: str) -> Comparison:
     Raises:
         FedMendError: no such folders, or sites or seeds whose classes are not the same.
     """
-    found = {}
+    found: dict[tuple[int, Sequence[str]], int] = {}
     for seed in comparison.seeds:
         found.setdefault(_read_folder(Path(data.replace(SEED, str(seed))).expanduser()), seed)
     if len(found) > 1:

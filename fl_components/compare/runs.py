@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import fedmend
 from fedmend.basics.files import locked, write_text
@@ -91,7 +92,7 @@ class Case:
         Raises:
             FedMendError: see :func:`fl_components.job.folder.configure_job`.
         """
-        content = dict(sorted(changed(self.job, self.changes).content.items()))
+        content: dict[str, Any] = dict(sorted(changed(self.job, self.changes).content.items()))
         content["fedmend"] = fedmend.__version__
         content["fedmend.json"] = {k: v for k, v in self.site_settings.items() if k not in PLACES}
         return json.dumps(content, indent=2) + "\n"
@@ -230,21 +231,19 @@ def _pool(processes: int) -> Iterator[tuple[Executor, int]]:
 class _Here(Executor):
     """Makes a run at once, in this process."""
 
-    def submit(self, work, /, *given):
-        """See :class:`Executor`."""
-        task = Future()
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future:
+        task: Future = Future()
         try:
-            task.set_result(work(*given))
+            task.set_result(work(*given, **named))
         except Exception as e:
             task.set_exception(e)
         return task
 
 
-def _run_all(
-    todo: Mapping[Case, str], pool: Executor, width: int, budget: Budget
-) -> Iterator[tuple[Case, Mapping[str, object]]]:
+def _run_all(todo: Mapping[Case, str], pool: Executor, width: int, budget: Budget) -> Iterator[tuple[Case, dict]]:
     """The cases as they become complete, in time, with what they cost."""
-    waiting, running = deque(todo), {}
+    waiting = deque(todo)
+    running: dict[Future, Case] = {}
     while True:
         while waiting and len(running) < width and budget.fits(waiting[0].row):
             case = waiting.popleft()
@@ -269,8 +268,8 @@ def _run(case: Case, content: str) -> dict:
     case.workspace.parent.mkdir(parents=True, exist_ok=True)  # for the log beside it
     try:
         with Meter() as meter:
-            how = {"threads": 1, "site_settings": case.site_settings, "quiet": True, "meter": meter}
-            run_local(case.job, case.workspace, case.changes, **how)
+            where, settings = case.workspace, case.site_settings
+            run_local(case.job, where, case.changes, threads=1, site_settings=settings, quiet=True, meter=meter)
     except FedMendError as e:
         raise FedMendError(f"{case.name}: {e}") from None
     cost = meter.measured() | {"effort": effort(read_job(case.job, case.changes).settings)}

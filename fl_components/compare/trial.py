@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -19,6 +20,7 @@ from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.networks import build_network
 from fedmend.learning.weights import weights_file
 from fedmend.local.local_federation import census_locally
+from fedmend.method import LocalMethod
 from fedmend.server.census import Census
 from fedmend.site.gpu_settings import GB
 from fedmend.site.limits import HALF, step_bytes
@@ -99,27 +101,29 @@ def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
         key = json.dumps(asked, sort_keys=True)
         if key not in opened:
             opened[key] = _census(settings, method, workspace)
-    if isinstance(opened[key], FedMendError):
-        raise opened[key]
-    return Trial(run_steps(settings, opened[key].sizes), _step(settings))
+    census = opened[key]
+    if isinstance(census, FedMendError):
+        raise census
+    return Trial(run_steps(settings, census.sizes), _step(settings))
 
 
-def _census(settings: JobSettings, method: object, workspace: Path) -> Census | FedMendError:
-    how = {"workspace": workspace, "config_of": partial(site_config, workspace)}
+def _census(settings: JobSettings, method: LocalMethod, workspace: Path) -> Census | FedMendError:
     with silenced("fedmend"):  # what a census says is in the log of each run
         try:
-            return census_locally(method=method, run=settings.run, site=settings.site, sites=settings.sites, **how)
+            return census_locally(
+                method=method,
+                run=settings.run,
+                site=settings.site,
+                sites=settings.sites,
+                workspace=workspace,
+                config_of=partial(site_config, workspace),
+            )
         except FedMendError as e:
             return e
 
 
 def run_steps(settings: JobSettings, sizes: Mapping[str, Mapping[str, int]]) -> float:
-    """Training steps of a run.
-
-    Args:
-        settings: of the job.
-        sizes: site → split → samples.
-    """
+    """Training steps of a run of a job on sites of these sizes: site → split → samples."""
     images, run, total = settings.site["batch_size"], settings.run, 0.0
     for splits in sizes.values():
         epochs = math.ceil(splits["train"] / images) * settings.site.get("local_epochs", 1)
@@ -143,7 +147,7 @@ def estimates(trials: Mapping[str, Trial]) -> dict[str, float]:
 def step_seconds(step: Step) -> float:
     """The fastest of a few training steps on random numbers, with one thread as in a run."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build_network(step.network, step.num_classes).to(device).train()
+    model: Any = build_network(step.network, step.num_classes).to(device).train()
     optimizer = torch.optim.Adam(model.parameters())
     images = torch.rand(step.images, model.channels, step.edge, step.edge, device=device)
     before, seconds = torch.get_num_threads(), []

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedmend.errors import FedMendError
 from fl_components.job.reading import JobFiles, components, read
@@ -66,13 +67,13 @@ class JobSettings:
     problem: str
     app: Path
     sites: tuple[str, ...]
-    run: Mapping[str, object]
-    site: Mapping[str, object]
+    run: Mapping[str, Any]
+    site: Mapping[str, Any]
     workflow: Component
     method: Component
-    settings: Mapping[str, object]
+    settings: Mapping[str, Any]
 
-    def build(self, component: Component) -> object:
+    def build(self, component: Component) -> Any:
         """An object of the class that a component names.
 
         Raises:
@@ -117,16 +118,7 @@ def configure_job(job: Path, out: Path, changes: Changes = UNCHANGED, *, strict:
 
 @contextlib.contextmanager
 def configured(job: Path, changes: Changes = UNCHANGED, *, strict: bool = False) -> Iterator[Path]:
-    """A copy as :func:`configure_job` makes it, for as long as it is needed.
-
-    Args:
-        job: see there.
-        changes: see there.
-        strict: see there.
-
-    Raises:
-        FedMendError: see there.
-    """
+    """A copy as :func:`configure_job` makes it, for as long as it is needed; it refuses what that refuses."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / job.resolve().name
         configure_job(job, out, changes, strict=strict)
@@ -136,13 +128,8 @@ def configured(job: Path, changes: Changes = UNCHANGED, *, strict: bool = False)
 def changed(job: Path, changes: Changes = UNCHANGED, *, strict: bool = False) -> JobFiles:
     """What the files of a job folder would say with other settings.
 
-    Args:
-        job: job folder.
-        changes: other settings.
-        strict: see :func:`configure_job`.
-
     Raises:
-        FedMendError: see there.
+        FedMendError: see :func:`configure_job`, which writes them.
     """
     if unknown := set(changes.tracking) - set(RECEIVERS):
         raise FedMendError(f"--tracking: expected some of {', '.join(RECEIVERS)}, got {', '.join(sorted(unknown))}")
@@ -169,10 +156,6 @@ def changed(job: Path, changes: Changes = UNCHANGED, *, strict: bool = False) ->
 def read_job(job: Path, changes: Changes = UNCHANGED) -> JobSettings:
     """What a job folder says, or would say with other settings.
 
-    Args:
-        job: job folder.
-        changes: other settings.
-
     Raises:
         FedMendError: see :func:`configure_job`; or a job without a method, such as the label audit.
     """
@@ -198,12 +181,8 @@ def read_job(job: Path, changes: Changes = UNCHANGED) -> JobSettings:
 
 
 def list_receivers(job: Path, resources: Path) -> None:
-    """Lists the receivers of metrics that a job names in the policy of a simulation, whose server is the person's own.
-
-    Args:
-        job: job folder.
-        resources: the policy's ``resources.json``, which is written anew.
-    """
+    """Lists the receivers of metrics that a job names in ``resources.json`` of the policy of a simulation, whose server
+    is the person's own."""
     named = {part.get("path") for config in read(job).configs for _, part in components(config)}
     policy = json.loads(resources.read_text(encoding="utf-8"))
     policy["class_allow_list"] += [path for path in RECEIVERS.values() if path in named]

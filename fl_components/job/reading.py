@@ -201,11 +201,7 @@ def components(config: Mapping) -> Iterator[tuple[str, Mapping]]:
 
 
 def listed(config: Mapping) -> Iterator[tuple[str, Mapping]]:
-    """What :func:`components` gives, without what FLARE builds for the arguments of others.
-
-    Raises:
-        AttributeError, KeyError, TypeError: the configuration is none.
-    """
+    """What :func:`components` gives, without what FLARE builds for the arguments of others."""
     for i, part in _numbered(config, "executors"):
         yield f"executors.#{i}.executor", _component(part["executor"])
     for name in ("workflows", "components"):
@@ -235,11 +231,9 @@ def _component(part: Mapping) -> Mapping:
 
 def _nested(value: object, place: str) -> Iterator[tuple[str, Mapping]]:
     """FLARE builds a component that stands in the arguments of another."""
-    if isinstance(value, Mapping):
-        inner_values = value.items()
-    else:
-        inner_values = ((f"#{i}", inner) for i, inner in enumerate(value, 1)) if isinstance(value, list) else ()
-    for name, inner in inner_values:
+    if isinstance(value, list):
+        value = {f"#{i}": inner for i, inner in enumerate(value, 1)}
+    for name, inner in value.items() if isinstance(value, Mapping) else ():
         if isinstance(inner, Mapping) and inner.keys() & {"path", "class_path"}:
             yield f"{place}.{name}", inner
         yield from _nested(inner, f"{place}.{name}")
@@ -248,12 +242,8 @@ def _nested(value: object, place: str) -> Iterator[tuple[str, Mapping]]:
 def refuse_encryption(named: Iterable[Mapping], where: str) -> None:
     """Refuses homomorphic encryption before anybody trains: the server could not check or compare what it gets.
 
-    Args:
-        named: components or filters.
-        where: first words of the sentence.
-
     Raises:
-        FedMendError: one of them encrypts weights.
+        FedMendError: one of the components or filters encrypts weights.
     """
     for component in named:
         if any(ENCRYPTION.search(str(component.get(key, ""))) for key in CLASS_KEYS):
@@ -265,9 +255,6 @@ def refuse_encryption(named: Iterable[Mapping], where: str) -> None:
 
 def refuse_baseline(path: str) -> None:
     """Says of a class that a policy does not list how a kit comes to list it.
-
-    Args:
-        path: the class's full name.
 
     Raises:
         FedMendError: it belongs to a method that only comparisons need.

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from fedmend.basics.json_files import parse_json
 from fedmend.errors import FedMendError
@@ -16,7 +17,8 @@ METHOD, WORKFLOW, CONTROLLER = "method", "workflow", "rounds"  # ids of componen
 EXECUTOR = "executor"  # FLARE gives executors no id
 # Importing runs code: nothing else that a job names is imported without FLARE's check.
 METHODS = ("fedmend.methods.", BASELINES)
-KINDS = {  # of an argument's value: what it is called, which values may take its place
+# Type of an argument's value: what it is called, which may take its place.
+KINDS: dict[type, tuple[str, set[type]]] = {
     bool: ("true or false", {bool}),
     int: ("a whole number", {int}),
     float: ("a number", {int, float}),
@@ -38,9 +40,9 @@ class Component:
 
     id: str
     path: str
-    args: dict
+    args: dict[str, Any]
 
-    def find(self) -> object | None:
+    def find(self) -> Any:
         """What its path names among FedMend's methods; None: there is nothing of this name."""
         module, _, name = self.path.rpartition(".")
         if self.path.startswith(METHODS):
@@ -53,12 +55,7 @@ Home = tuple[Component, dict, str]  # component, mapping that holds the value, k
 
 
 def parts(client: Mapping, server: Mapping) -> list[Component]:
-    """FedMend's executors, workflows and components of both configuration files.
-
-    Args:
-        client: content of ``config_fed_client.json``.
-        server: content of ``config_fed_server.json``.
-    """
+    """FedMend's executors, workflows and components of ``config_fed_client.json`` and ``config_fed_server.json``."""
     found = [entry for config in (client, server) for entry in listed(config)]
     return [
         Component(part.get("id", EXECUTOR if place.startswith("executors") else ""), part["path"], part.get("args", {}))
@@ -67,18 +64,13 @@ def parts(client: Mapping, server: Mapping) -> list[Component]:
     ]
 
 
-def job_settings(client: Mapping, server: Mapping) -> dict[str, object]:
-    """All arguments of a job by name; ``id.name`` where a name has several values.
-
-    Args:
-        client: content of ``config_fed_client.json``, or empty.
-        server: content of ``config_fed_server.json``, or empty.
-    """
+def job_settings(client: Mapping, server: Mapping) -> dict[str, Any]:
+    """All arguments of :func:`parts` by name; ``id.name`` where a name has several values."""
     found: dict[str, list[tuple[str, object]]] = {}
     for part in parts(client, server):
         for name, value in part.args.items():
             found.setdefault(name, []).append((part.id, value))
-    settings = {}
+    settings: dict[str, Any] = {}
     for name, homes in found.items():
         clash = any(value != homes[0][1] for _, value in homes)
         settings |= {f"{home}.{name}" if clash else name: value for home, value in homes}
@@ -166,7 +158,8 @@ def _nearest(name: str, among: Sequence[Component]) -> str:
     return f"nearest: {', '.join(near)}" if near else f"its settings: {', '.join(plain)}"
 
 
-def _check_phantom(given: Mapping[str, object]) -> None:
-    usual = asdict(type(phantom_spec(given))())
+def _check_phantom(given: Mapping[str, Any]) -> None:
+    cls: Any = type(phantom_spec(given))
+    usual = asdict(cls())
     for field, value in given.items():
         check_kind(f"phantom.{field}", usual[field], value)

@@ -3,11 +3,12 @@ for the job's own row in the job's ``variants/paper.json``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedmend.basics.checked import COUNT, FLAG, OBJECT, TEXT, taking, that
 
 
-def _is_points(value: object) -> bool:
+def _is_points(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= 100
 
 

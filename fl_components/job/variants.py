@@ -60,10 +60,6 @@ class Variant:
 def read_variant(file: Path, *, own: bool = False) -> Variant:
     """Reads the file of a variant.
 
-    Args:
-        file: the file.
-        own: see :class:`Variant`.
-
     Raises:
         FedMendError: it does not parse, or has keys or values of another kind.
     """
@@ -79,10 +75,6 @@ def read_variant(file: Path, *, own: bool = False) -> Variant:
 def variants_of(job: Path, problem: str) -> dict[str, Variant]:
     """Name → variant of all that a job has: those of its problem, and its own, which come before them.
 
-    Args:
-        job: job folder.
-        problem: the folder of variants that it shares with others, or "".
-
     Raises:
         FedMendError: see :func:`read_variant`.
     """
@@ -96,10 +88,6 @@ def variants_of(job: Path, problem: str) -> dict[str, Variant]:
 
 def choose(known: Mapping[str, Variant], names: Sequence[str]) -> list[Variant]:
     """The variants of these names, always in the same order: those with settings alone, then those with components.
-
-    Args:
-        known: what :func:`variants_of` returns.
-        names: what the person typed.
 
     Raises:
         FedMendError: unknown name, or variants that contradict each other.
@@ -134,15 +122,10 @@ def choose(known: Mapping[str, Variant], names: Sequence[str]) -> list[Variant]:
 
 
 def apply(chosen: Sequence[Variant], client: Mapping, server: Mapping) -> None:
-    """Changes both configurations.
+    """Changes both configurations by what :func:`choose` returned.
 
     Settings are set before components are replaced, so that what a new component keeps has the value of the variants,
     and again afterwards, for those that only the new ones have.
-
-    Args:
-        chosen: what :func:`choose` returns.
-        client: content of ``config_fed_client.json``.
-        server: content of ``config_fed_server.json``.
 
     Raises:
         FedMendError: a setting that the job has neither before nor after, a component or argument that it lacks, or a
@@ -173,7 +156,7 @@ def _set(variant: Variant, among: Sequence[Component]) -> list[str]:
     return found
 
 
-def _replace(variant: str, name: str, new: Component, client: Mapping, server: Mapping) -> None:
+def _replace(variant: str, name: str, new: Replacement, client: Mapping, server: Mapping) -> None:
     word = f"--variant {variant}, component {name}"
     found = [c for config in (client, server) for c in config.get("components", []) if c.get("id") == name]
     if not found:

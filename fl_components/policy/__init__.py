@@ -33,9 +33,8 @@ def method_classes() -> list[type]:
     for module in (*modules_of("fedmend.methods"), *modules_of("fedmend.baselines")):
         for _, cls in inspect.getmembers(module, inspect.isclass):
             method = issubclass(cls, LocalMethod) and hasattr(cls, "ROUND")
-            if cls.__module__ == module.__name__ and (
-                method or (issubclass(cls, Workflow) and not inspect.isabstract(cls))
-            ):
+            workflow = issubclass(cls, Workflow) and not inspect.isabstract(cls)
+            if cls.__module__ == module.__name__ and (method or workflow):
                 found.append(cls)
     return sorted(found, key=_path)
 

@@ -91,5 +91,5 @@ def class_table(root: Path, methods: Iterable[type]) -> str:
 
 def _of_a_method(cls: type) -> tuple[str, str]:
     where = SITE_SIDE if issubclass(cls, LocalMethod) else SERVER_SIDE
-    line = " ".join(inspect.getdoc(cls).split("\n\n")[0].split()).rstrip(".")
+    line = " ".join(str(inspect.getdoc(cls)).split("\n\n")[0].split()).rstrip(".")
     return where, re.sub(r":\w+:`([^`]+)`", r"`\1`", line).replace("``", "`")

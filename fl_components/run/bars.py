@@ -4,6 +4,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from fedmend.basics.page import duration
 from fedmend.errors import FedMendError
@@ -23,22 +24,11 @@ class Lines:
         self._show = show
 
     def begin(self, total: int, done: int) -> None:
-        """Says nothing yet.
-
-        Args:
-            total: runs of the comparison.
-            done: of them, those of an earlier call.
-        """
+        """Of ``total`` runs of the comparison, ``done`` are those of an earlier call."""
         return
 
     def advance(self, run: str, togo: int, left: float) -> None:
-        """A run is complete.
-
-        Args:
-            run: row and seed.
-            togo: runs that are not.
-            left: seconds that these will take.
-        """
+        """A run is complete; ``togo`` runs are not, and will take ``left`` seconds."""
         rest = f", about {duration(left)} left" if left >= WORTH_SAYING else ""
         self._show(f"{run}: done, {togo} runs to go{rest}")
 
@@ -50,24 +40,22 @@ class Lines:
 class Bar(Lines):
     """A bar on the terminal; lines go above it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         from tqdm import tqdm
 
         super().__init__(tqdm.write)
-        self._tqdm, self._bar = tqdm, None
+        self._bar: Any = None
+        self._tqdm = tqdm
 
     def begin(self, total: int, done: int) -> None:
-        """See :class:`Lines`."""
         form = "{n_fmt} of {total_fmt} runs |{bar}| {elapsed} so far{postfix}"
         self._bar = self._tqdm(total=total, initial=done, bar_format=form, file=sys.stderr)
 
     def advance(self, run: str, togo: int, left: float) -> None:
-        """See :class:`Lines`."""
         self._bar.set_postfix_str(f"about {duration(left)} left", refresh=False)
         self._bar.update()
 
     def end(self) -> None:
-        """See :class:`Lines`."""
         if self._bar is not None:
             self._bar.close()
 

@@ -32,13 +32,10 @@ def run_local(
 ) -> dict:
     """Runs one job without FLARE and returns its ``results.json``.
 
+    Args as of :func:`fl_components.run.simulate.simulate`, except for:
+
     Args:
-        job: job folder.
-        workspace: emptied, except for ``local``; a new folder or that of an earlier run.
-        changes: other settings of the job.
         threads: sites that run at the same time; 0 = as many as there are cores.
-        site_settings: fields of ``fedmend.json`` to override.
-        quiet: keep what the run says in ``<workspace>.log`` instead of showing it.
         watch: gets the picture of the run as JSON whenever it has changed, see :mod:`fedmend.records.progress`.
         meter: counts what travels and what sites do.
 

@@ -65,9 +65,7 @@ class ProvisionedFederation:
         file = folder / "project.json"
         file.write_text(json.dumps(project, indent=2) + "\n", encoding="utf-8")  # JSON is YAML
         words = ["provision", "-p", str(file), "-w", str(folder), "-c", str(CHECKOUT)]
-        done = subprocess.run(
-            [sys.executable, "-m", "nvflare.cli", *words], capture_output=True, text=True, cwd=folder, check=False
-        )
+        done = subprocess.run([sys.executable, "-m", "nvflare.cli", *words], capture_output=True, text=True, cwd=folder)
         if done.returncode or not self.lead.is_dir():
             raise FedMendError(f"provisioning: expected startup kits, got: {(done.stdout + done.stderr).strip()}")
 
@@ -75,9 +73,8 @@ class ProvisionedFederation:
         """Writes every site's ``fedmend.json``: that of the simulator's policy with other values, its state outside the
         kit."""
         for site in self.sites:
-            (self.kits / site / "local" / CONFIG_NAME).write_text(
-                local_settings({"state_dir": DEFAULT, **settings}), encoding="utf-8"
-            )
+            file = self.kits / site / "local" / CONFIG_NAME
+            file.write_text(local_settings({"state_dir": DEFAULT, **settings}), encoding="utf-8")
 
     def start(self, *names: str) -> None:
         """Starts these participants, or server and all sites, each under FLARE's daemon, which restarts what dies."""
@@ -153,8 +150,7 @@ def poc(
         workspace: new or empty folder; kits, sites' state and logs stay there.
         changes: other settings of the job.
         site_settings: fields of every site's ``fedmend.json`` to override; the data are the job's phantom otherwise.
-        show: gets one line at a time.
-        watch: see :func:`follow`.
+        show, watch: see :func:`follow`.
 
     Returns:
         Folder of the result, see :func:`fetch`.
@@ -174,12 +170,8 @@ def poc(
 
 
 def local_project(folder: Path, sites: Sequence[str], *, baselines: bool = True) -> dict:
-    """``project.yml`` for this machine: other sites, free ports, storage in the folder; people and rights stay.
-
-    Args:
-        folder: absolute.
-        sites: names.
-        baselines: whether jobs may also name methods that only comparisons need.
+    """``project.yml`` for this machine: other sites, free ports, storage in the folder, which is absolute; people and
+    rights stay.
 
     Raises:
         FedMendError: FedMend was not installed from its checkout.
@@ -189,17 +181,14 @@ def local_project(folder: Path, sites: Sequence[str], *, baselines: bool = True)
     project = yaml.safe_load(PROJECT.read_text(encoding="utf-8"))
     learning, admin = _free_ports(2)
     changed = {"default_host": "localhost", "fed_learn_port": learning, "admin_port": admin}
-    people = [
-        {**p, **changed} if p["type"] == "server" else p for p in project["participants"] if p["type"] != "client"
-    ]
+    others = [p for p in project["participants"] if p["type"] != "client"]
+    people = [{**p, **changed} if p["type"] == "server" else p for p in others]
     clients = [{"name": site, "type": "client", "org": site.replace("-", "_")} for site in sites]
-    builders = [
-        {**b, "args": {**b["args"], "server_storage": str(folder / "storage"), "baselines": baselines}}
-        if "server_storage" in b.get("args", {})
-        else b
-        for b in project["builders"]
-    ]
-    return {**project, "participants": [*people, *clients], "builders": builders}
+    ours = {"server_storage": str(folder / "storage"), "baselines": baselines}
+    for builder in project["builders"]:
+        if "server_storage" in builder.get("args", {}):
+            builder["args"] |= ours
+    return {**project, "participants": [*people, *clients]}
 
 
 def _free_ports(count: int) -> list[int]:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -114,7 +115,7 @@ def simulate(
 
 
 def _run_simulator(
-    command: Sequence[str], results: Path, server_log: Path, *, watch: Callable[[str], None] | None = None, **streams
+    command: Sequence[str], results: Path, server_log: Path, watch: Callable[[str], None] | None = None, **streams: Any
 ) -> int:
     """Exit code of the simulator. Where a site's process starts while the server stops, FLARE 2.9 waits for it
     forever: a simulator that has written its results, or said why the run stopped, is stopped after ``GRACE``."""

@@ -95,7 +95,7 @@ def leaving() -> Iterator[threading.Event]:
     """Ctrl-C sets the event and interrupts; FLARE swallows the exception where it waits for an answer."""
     left = threading.Event()
 
-    def leave(*_) -> None:
+    def leave(*_: object) -> None:
         left.set()
         raise KeyboardInterrupt
 
@@ -124,9 +124,8 @@ def submit(
         out: folder for results.
         changes: other settings of the job.
         job_id: of the job to come back to.
-        show: gets one line at a time.
+        show, watch: see :func:`follow`.
         announce: gets the line with the job's id and the way back to it; None: ``show`` does.
-        watch: see :func:`follow`.
 
     Returns:
         Folder of the result, see :func:`fetch`.
@@ -148,11 +147,7 @@ def submit(
 
 
 def submit_job(session: Session, job: Path) -> str:
-    """Sends a job folder, which the person's key signs.
-
-    Returns:
-        The job's id.
-    """
+    """Sends a job folder, which the person's key signs, and returns the job's id."""
     return session.submit_job(str(job.resolve()))
 
 
@@ -261,10 +256,7 @@ def reason(meta: Mapping, log: list[dict]) -> str:
 
 
 def fetch(session: Session, job_id: str, out: Path) -> Path:
-    """Downloads a job's result.
-
-    Returns:
-        Folder ``out/<job id>``, with ``workspace``, ``job`` and ``meta.json``.
+    """Downloads a job's result into the folder ``out/<job id>``, with ``workspace``, ``job`` and ``meta.json``.
 
     Raises:
         FedMendError: it is there already.

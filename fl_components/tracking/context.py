@@ -6,11 +6,7 @@ from nvflare.apis.fl_context import FLContext
 
 class Alone:
     """FLARE's receivers keep a run per connected site, and lose what the server itself says; seen through this, the
-    server is the only one.
-
-    Args:
-        fl_ctx: of the server.
-    """
+    server is the only one."""
 
     def __init__(self, fl_ctx: FLContext):
         self._fl_ctx = fl_ctx

@@ -9,7 +9,7 @@ try:
 except ImportError as e:
     from fedmend.errors import FedMendError, not_installed
 
-    raise FedMendError(f"server: {not_installed(e.name, 'wandb')}") from None
+    raise FedMendError(f"server: {not_installed(str(e.name), 'wandb')}") from None
 from nvflare.apis.fl_context import FLContext
 
 from fl_components.tracking import EVENTS

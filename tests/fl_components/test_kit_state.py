@@ -134,7 +134,7 @@ def test_a_run_that_is_in_both_places_is_left_to_a_person(kit, tmp_path):
     other.mkdir(parents=True)
     (other / "ledger.sqlite").write_bytes(b"another")
     before = files(tmp_path)
-    with refused("site-1: expected no run-2 in the new folder, there is another one; keep one of them"):
+    with refused("site-1: expected no run-2 in the new folder, there is one; keep one of them"):
         move_state(kit)
     assert files(tmp_path) == before
 
