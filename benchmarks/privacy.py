@@ -38,12 +38,7 @@ SETTINGS += " phantom.alpha=100.0 phantom.presence=1.0"
 
 def one_run(given: Mapping[str, object], noise: float, clip: float, seed: int, cache: Path) -> dict:
     """One noise multiplier, 0 for no privacy, and one seed, as a row of the results."""
-    variables = {
-        **parse_assignments(SETTINGS.split()),
-        **given,
-        "phantom.seed": 2019 + seed,
-        "seed": seed,
-    }
+    variables = {**parse_assignments(SETTINGS.split()), **given, "phantom.seed": 2019 + seed, "seed": seed}
     policy = {"cache_dir": str(cache.resolve()), "threads": 1}
     if noise:
         policy["privacy"] = {"clip": clip, "noise_multiplier": noise}
