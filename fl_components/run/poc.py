@@ -143,14 +143,14 @@ def poc(
     show: Callable[[str], None] = print,
     watch: Callable[[str], None] | None = None,
 ) -> Path:
-    """Runs one job on a federation of this machine that exists for as long as the job.
+    """Runs one job on a federation of this machine that exists for as long as the job. What ``show`` and ``watch`` get,
+    :func:`follow` says.
 
     Args:
         job: job folder.
         workspace: new or empty folder; kits, sites' state and logs stay there.
         changes: other settings of the job.
         site_settings: fields of every site's ``fedmend.json`` to override; the data are the job's phantom otherwise.
-        show, watch: see :func:`follow`.
 
     Returns:
         Folder of the result, see :func:`fetch`.

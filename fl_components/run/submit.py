@@ -116,7 +116,8 @@ def submit(
     announce: Callable[[str], None] | None = None,
     watch: Callable[[str], None] | None = None,
 ) -> Path:
-    """Runs one job on a provisioned federation and fetches its result; Ctrl-C leaves it running there.
+    """Runs one job on a provisioned federation and fetches its result; Ctrl-C leaves it running there. What ``show``
+    and ``watch`` get, :func:`follow` says.
 
     Args:
         job: job folder; None: come back to a job.
@@ -124,7 +125,6 @@ def submit(
         out: folder for results.
         changes: other settings of the job.
         job_id: of the job to come back to.
-        show, watch: see :func:`follow`.
         announce: gets the line with the job's id and the way back to it; None: ``show`` does.
 
     Returns:

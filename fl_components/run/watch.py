@@ -14,17 +14,10 @@ from fedmend.records.run_folder import RUN_FOLDER
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session
 
-# Below a place: a run folder itself, a simulator's workspace, one with seeds, a server's kit, a POC workspace while
-# the job runs and when its result is there, and a folder of runs.
-RUN_FOLDERS = (
-    "",
-    f"{RUN_FOLDER}",
-    f"seed-*/{RUN_FOLDER}",
-    "*/fedmend",
-    "*/prod_*/*/*/fedmend",
-    "results/*/workspace/fedmend",
-    f"*/{RUN_FOLDER}",
-)
+# Below a place: a run folder itself, a simulator's workspace, one with seeds, a folder of runs, a server's kit, a POC
+# workspace while the job runs and when its result is there.
+ONE = str(RUN_FOLDER)
+RUN_FOLDERS = ("", ONE, f"seed-*/{ONE}", f"*/{ONE}", "*/fedmend", "*/prod_*/*/*/fedmend", "results/*/workspace/fedmend")
 GONE = 30.0  # seconds until a run whose records are no longer there is given up
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedmend.site.config import SiteConfig
     from fl_components.sitecheck.job import JobNeeds
 
-
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 
 
@@ -36,11 +35,11 @@ class Result:
 
 @dataclass
 class CheckedSite:
-    """A site; a later check uses what an earlier one has opened, and is skipped where that is not there.
+    """A site; a later check uses what an earlier one has opened, and is skipped where that is not there. The fields
+    before ``cache`` are what :func:`fl_components.sitecheck.run.sitecheck` was given.
 
     Attributes:
         name: the site's name.
-        folder, kit, job_folder, given_classes, max_unreadable: see :func:`fl_components.sitecheck.run.sitecheck`.
         cache: a folder for image stores, which ends with the checks.
         config: ``fedmend.json``.
         job: what the job asks of the site.

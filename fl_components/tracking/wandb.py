@@ -16,16 +16,9 @@ from fl_components.tracking import EVENTS
 from fl_components.tracking.context import Alone
 
 # Numbers alone: nothing about the machine, its code and its console.
-NUMBERS_ALONE = {
-    "console": "off",
-    "disable_git": True,
-    "disable_code": True,
-    "save_code": False,
-    "x_disable_meta": True,
-    "x_disable_stats": True,
-    "x_disable_machine_info": True,
-    "x_save_requirements": False,
-}
+NUMBERS_ALONE: dict[str, object] = {"console": "off", "save_code": False, "x_save_requirements": False}
+SWITCHED_OFF = ("disable_git", "disable_code", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
+NUMBERS_ALONE |= dict.fromkeys(SWITCHED_OFF, True)
 
 
 class WandB(WandBReceiver):
