@@ -42,22 +42,24 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError
 from fedmend.fields import Field, Report
 from fedmend.learning.inference import infer_masks
-from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.method import Federation, RoundTask, Site, Workflow
+from fedmend.methods.shared.settings import Range, Weight
 from fedmend.methods.shared.slices import (
     CE,
     CORRECTION_FLAG,
     DONE,
     WAITS,
+    BaseLoss,
     Relabelling,
     SliceMethod,
     SliceRound,
@@ -115,7 +117,7 @@ def disagreement(logits: Sequence[Tensor]) -> Tensor:
     mean = torch.stack([z.softmax(1) for z in logits]).mean(0)
     sure = (mean.flatten(1).amax(1) >= CERTAIN).float()
     log_mean = mean.clamp(LOWEST, 1 - LOWEST).log()
-    each = sum((z.softmax(1) * (z.log_softmax(1) - log_mean)).sum(1) for z in logits)
+    each = sum(((z.softmax(1) * (z.log_softmax(1) - log_mean)).sum(1) for z in logits), torch.zeros(()))
     return sure * each.mean((1, 2))
 
 
@@ -227,6 +229,7 @@ class AdeleRound(SliceRound):
         return {"correction": np.array([DONE if progress.corrected else WAITS])}
 
 
+@dataclass(kw_only=True, eq=False)
 class Adele(SliceMethod):
     """Client half of ADELE.
 
@@ -239,21 +242,11 @@ class Adele(SliceMethod):
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    ROUND: ClassVar[type[Round]] = AdeleRound
-
-    def __init__(
-        self,
-        *,
-        consistency: float = 1.0,
-        threshold: float = 0.7,
-        skip_unmarked: bool = False,
-        base_loss: str = CE,
-        augment: bool = True,
-    ):
-        super().__init__(augment=augment, base_loss=base_loss)
-        check_variables(consistency >= 0, ">= 0", consistency=consistency)
-        check_variables(0.5 <= threshold <= 1, "0.5 to 1", threshold=threshold)
-        self.consistency, self.threshold, self.skip_unmarked = consistency, threshold, skip_unmarked
+    ROUND = AdeleRound
+    consistency: Weight = 1.0
+    threshold: Annotated[float, Range(lambda value: 0.5 <= value <= 1, "0.5 to 1")] = 0.7
+    skip_unmarked: bool = False
+    base_loss: BaseLoss = CE
 
     def is_time(self, progress: Progress, task: RoundTask) -> bool:
         """Whether the masks are corrected in this round (D5, D7)."""
@@ -291,7 +284,7 @@ def spared(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 class AdeleWorkflow(Workflow):
     """Federated averaging by samples; writes down which sites have corrected."""
 
-    METHOD: ClassVar[type[LocalMethod]] = Adele
+    METHOD = Adele
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass

@@ -32,11 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import by_samples
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
-from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
+from fedmend.method import Answer, Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.pseudo_labels import PseudoLabels
+from fedmend.methods.shared.settings import Count, Settings
 
 WARMUP, PSEUDO = "warmup", "pseudo"
 RULE = "cbafed.pseudo_label"
@@ -97,15 +98,12 @@ class CBAFedRound(FedAvgPLRound):
         return {"label_counts": (labels + pseudo).astype(np.int64)}
 
 
-class CBAFed(FedAvgPL):
+class CBAFed(MultiLabelMethod):
     """Client half of CBAFed."""
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
-    ROUND: ClassVar[type[Round]] = CBAFedRound
-
-    def __init__(self):
-        super().__init__()
+    ROUND = CBAFedRound
 
 
 def pseudo_loss(logits: Tensor, used: Tensor) -> Tensor:
@@ -125,14 +123,15 @@ def pseudo_loss(logits: Tensor, used: Tensor) -> Tensor:
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-class CBAFedWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class CBAFedWorkflow(Settings, Workflow):
     """Warm-up by samples, then averages by labels in use, with residual connections in long runs.
 
     Args:
         warmup_rounds: >= 1.
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = CBAFed
+    METHOD = CBAFed
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys((WARMUP, PSEUDO), tuple(FIELDS))
 
     @dataclass
@@ -142,9 +141,7 @@ class CBAFedWorkflow(Workflow):
         knowledge: dict[str, np.ndarray] = field(default_factory=dict)
         model: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def __init__(self, *, warmup_rounds: int):
-        check_variables(warmup_rounds >= 1, "at least 1", warmup_rounds=warmup_rounds)
-        self.warmup_rounds = warmup_rounds
+    warmup_rounds: Count = field()
 
     def run(self, fed: Federation) -> None:
         """R rounds."""
@@ -176,7 +173,7 @@ class CBAFedWorkflow(Workflow):
     @staticmethod
     def _set_thresholds(fed: Federation, stage: str, answers: Mapping[str, Answer]) -> None:
         samples = {site: fed.sites[site].samples for site in answers}
-        counts = sum(labels_in_use(a.report, samples[site]) for site, a in answers.items())
+        counts = np.sum([labels_in_use(a.report, samples[site]) for site, a in answers.items()], axis=0)
         whole = sum(samples.values()) if stage == WARMUP else counts.sum()
         tau = thresholds(counts / whole)
         fed.record("thresholds", {c: round(float(t), 4) for c, t in zip(fed.classes, tau, strict=True)})

@@ -29,17 +29,17 @@ Decisions:
 Nothing is reported. The state is one array of the size of the training slices, which never leaves; cost as FedAvg.
 """
 
-import math
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
 from fedmend.fields import Report
-from fedmend.method import Round, RoundTask, Site
-from fedmend.methods.shared.slices import CE, SliceMethod, SliceRound, base_loss
+from fedmend.method import RoundTask, Site
+from fedmend.methods.shared.settings import PartialShare, Weight
+from fedmend.methods.shared.slices import CE, BaseLoss, SliceMethod, SliceRound, base_loss
 
 STATE, UPDATES = "elr", "elr-updates"
 SMALLEST = 1e-4
@@ -55,12 +55,11 @@ class ELRRound(SliceRound):
         split, before = site.data.train, task.round_num
         kept = site.state.last_array(STATE, before=before, fingerprint=split.fingerprint())
         updates = site.state.last_turn(UPDATES, before=before)
-        known = kept is not None and updates is not None
-        self._updates = updates[1] if known else 0
-        mean = np.array(kept) if known else np.zeros(split.masks.shape, dtype=np.float16)
-        self._mean = torch.from_numpy(mean).to(site.device)
+        if kept is None or updates is None:
+            kept, updates = np.zeros(split.masks.shape, dtype=np.float16), (0, 0)
+        self._updates, self._mean = updates[1], torch.from_numpy(np.array(kept)).to(site.device)
 
-    def batches(self, epoch: int):
+    def batches(self, epoch: int) -> Iterable[Tensor]:
         """See :class:`fedmend.method.Round`; an epoch updates each slice once."""
         self._updates += 1
         return super().batches(epoch)
@@ -84,6 +83,7 @@ class ELRRound(SliceRound):
         return {}
 
 
+@dataclass(kw_only=True, eq=False)
 class ELR(SliceMethod):
     """Early-learning regularisation of masks.
 
@@ -94,10 +94,7 @@ class ELR(SliceMethod):
         augment: change the grey values of training slices at random.
     """
 
-    ROUND: ClassVar[type[Round]] = ELRRound
-
-    def __init__(self, *, beta: float = 0.7, weight: float = 3.0, base_loss: str = CE, augment: bool = True):
-        super().__init__(augment=augment, base_loss=base_loss)
-        check_variables(0 <= beta < 1, "0 to below 1", beta=beta)
-        check_variables(0 <= weight < math.inf, ">= 0", weight=weight)
-        self.beta, self.weight = beta, weight
+    ROUND = ELRRound
+    beta: PartialShare = 0.7
+    weight: Weight = 3.0
+    base_loss: BaseLoss = CE

@@ -13,7 +13,7 @@ With ``la`` logit adjustment is added to all training losses ("employed in the l
   relabelled to a class that the site did not have would have an infinite loss.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedmend.baselines.fedcorr_stages import RULE, CorrectingMethod, MixupRound
 from fedmend.learning.inference import infer
-from fedmend.method import Round, RoundTask, Site
+from fedmend.method import RoundTask, Site
 from fedmend.methods.shared.dimensions import local_intrinsic_dimension
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes
 
@@ -46,6 +46,7 @@ class FedCorrRound(MixupRound, SingleLabelRound):
         return local_intrinsic_dimension(logits.softmax(1).numpy()).mean(), losses
 
 
+@dataclass(kw_only=True, eq=False)
 class FedCorr(CorrectingMethod, SingleLabelMethod):
     """Client half of FedCorr.
 
@@ -56,10 +57,8 @@ class FedCorr(CorrectingMethod, SingleLabelMethod):
         confidence: the global model must be surer than this of a new label, 0 to 1.
     """
 
-    ROUND: ClassVar[type[Round]] = FedCorrRound
-
-    def __init__(self, *, la: bool = False, beta: float = 5.0, relabel_ratio: float = 0.5, confidence: float = 0.5):
-        super().__init__(la=la, beta=beta, relabel_ratio=relabel_ratio, confidence=confidence)
+    ROUND = FedCorrRound
+    la: bool = False
 
     def relabel(self, chosen: np.ndarray, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Gives those of the samples of which the model is sure the class that it sees."""

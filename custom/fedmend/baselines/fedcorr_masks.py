@@ -19,7 +19,7 @@ A network trained on incomplete marks predicts little, so the LID of an incomple
 phantom it was not. The record ``noisy_sites`` shows it.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,9 +28,10 @@ from torch import Tensor, nn
 
 from fedmend.baselines.fedcorr_stages import RULE, CorrectingMethod, MixupRound
 from fedmend.learning.inference import infer_masks
-from fedmend.method import Round, RoundTask, Site
+from fedmend.method import RoundTask, Site
 from fedmend.methods.shared.dimensions import local_intrinsic_dimension
-from fedmend.methods.shared.slices import CE, Relabelling, SliceBatchRound, SliceMethod, base_loss
+from fedmend.methods.shared.settings import Share
+from fedmend.methods.shared.slices import CE, BaseLoss, Relabelling, SliceBatchRound, SliceMethod, base_loss
 
 SQUARES = 16  # along an edge
 BLANK = 0.05
@@ -73,6 +74,7 @@ def squares(lesion: np.ndarray) -> np.ndarray:
     return pooled.numpy().reshape(len(lesion), SQUARES**2)
 
 
+@dataclass(kw_only=True, eq=False)
 class FedCorrMasks(CorrectingMethod, SliceMethod):
     """Client half of FedCorr for masks.
 
@@ -85,19 +87,9 @@ class FedCorrMasks(CorrectingMethod, SliceMethod):
         augment: change the grey values of training slices at random.
     """
 
-    ROUND: ClassVar[type[Round]] = FedCorrMasksRound
-
-    def __init__(
-        self,
-        *,
-        beta: float = 5.0,
-        relabel_ratio: float = 0.5,
-        confidence: float = 0.8,
-        base_loss: str = CE,
-        augment: bool = True,
-    ):
-        shared = {"base_loss": base_loss, "augment": augment}
-        super().__init__(beta=beta, relabel_ratio=relabel_ratio, confidence=confidence, **shared)
+    ROUND = FedCorrMasksRound
+    confidence: Share = 0.8
+    base_loss: BaseLoss = CE
 
     def relabel(self, chosen: np.ndarray, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Gives the pixels of the chosen slices the label that the model is sure of."""

@@ -34,9 +34,8 @@ Original labels are not written over: changes are in the ledger. Passes per samp
 inference per round, at a noisy site 2; in stages 2 and 3 E forward-backward. In stage 1 sites work one after the other.
 """
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -44,11 +43,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError
 from fedmend.fields import Field, Report
 from fedmend.labels import SEGMENTATION
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.dimensions import LID, MIN_SITES, NOISE_LEVEL, detect_noisy_clients, min_max, stands_out
+from fedmend.methods.shared.distances import squared_distance
+from fedmend.methods.shared.settings import Count, Settings, Share, SomeShare, Weight
 
 TURN, CORRECT, FINETUNE, RELABEL, USUAL = "turn", "correct", "finetune", "relabel", "usual"
 CLEAN, NOISY = "clean", "noisy"
@@ -77,6 +78,7 @@ class MixupRound(Round):
     """Mixup; in a turn of stage 1 also the proximal term. To be put before a class that has ``batch(index)``."""
 
     method: "CorrectingMethod"
+    batch: Callable[..., tuple[Tensor, Tensor]]
 
     def __init__(self, method: "CorrectingMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
@@ -93,11 +95,9 @@ class MixupRound(Round):
         logits = self.model(share * images + (1 - share) * images[partners])[1].float()
         other = self.target_loss(logits, target[partners])
         loss = share * self.target_loss(logits, target) + (1 - share) * other
-        return loss + self._pull * self._distance() if self._pull else loss
-
-    def _distance(self) -> Tensor:
-        pairs = zip(self.model.parameters(), self._received, strict=True)
-        return (sum((p - q).square().sum() for p, q in pairs) + 1e-12).sqrt()  # D3
+        if not self._pull:
+            return loss
+        return loss + self._pull * (squared_distance(self.model, self._received) + 1e-12).sqrt()  # D3
 
     def report(self) -> Report:
         """After a turn: keeps the losses of the local model and reports its mean LID."""
@@ -105,7 +105,7 @@ class MixupRound(Round):
             return {}
         lid, losses = self.lid_and_losses()
         keep(LOSSES, losses, self.task.round_num, self.task, self.site)
-        return {"lid": np.float32(lid)}
+        return {"lid": np.array(lid, dtype=np.float32)}
 
     @abstractmethod
     def target_loss(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -121,7 +121,8 @@ class MixupRound(Round):
         """Mean LID of the local model's predictions, and (N,) float32 losses of the samples."""
 
 
-class CorrectingMethod(LocalMethod, ABC):
+@dataclass(kw_only=True, eq=False)
+class CorrectingMethod(Settings, LocalMethod, ABC):
     """Client half of FedCorr. To be put before the class of methods for a kind of labels.
 
     Args:
@@ -132,13 +133,9 @@ class CorrectingMethod(LocalMethod, ABC):
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-
-    def __init__(self, *, beta: float, relabel_ratio: float, confidence: float, **options):
-        super().__init__(**options)
-        check_variables(0 <= beta < math.inf, ">= 0", beta=beta)
-        shares = {"relabel_ratio": relabel_ratio, "confidence": confidence}
-        check_variables(all(0 <= share <= 1 for share in shares.values()), "0 to 1", **shares)
-        self.beta, self.relabel_ratio, self.confidence = beta, relabel_ratio, confidence
+    beta: Weight = 5.0
+    relabel_ratio: Share = 0.5
+    confidence: Share = 0.5
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """A noisy site corrects labels; after a round of stage 1 every site says its noise level."""
@@ -147,8 +144,8 @@ class CorrectingMethod(LocalMethod, ABC):
             self.relabel(np.ones(len(site.data.train), dtype=bool), model, task, site)
             return {}
         level = self._correct(model, task, site) if task.role == NOISY else 0.0
-        keep(LEVEL, np.float64(level), task.ledger_round, task, site)
-        return {"noise_level": np.float32(level)}
+        keep(LEVEL, np.array(level), task.ledger_round, task, site)
+        return {"noise_level": np.array(level, dtype=np.float32)}
 
     def _correct(self, model: nn.Module, task: RoundTask, site: Site) -> float:
         """Relabels the samples of the largest losses; mu_k."""
@@ -175,7 +172,8 @@ class CorrectingMethod(LocalMethod, ABC):
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-class FedCorrWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class FedCorrWorkflow(Settings, Workflow):
     """Stage 1 from site to site, then federated averaging over the clean sites and over all.
 
     Args:
@@ -184,7 +182,7 @@ class FedCorrWorkflow(Workflow):
         clean_threshold: kappa, largest noise level of a site that takes part in stage 2, 0 to 1.
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = CorrectingMethod
+    METHOD = CorrectingMethod
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {TURN: ("lid",), CORRECT: ("noise_level",)}
     least_sites = MIN_SITES
 
@@ -202,11 +200,9 @@ class FedCorrWorkflow(Workflow):
         noisy: list[str] = field(default_factory=list)
         levels: dict[str, float] = field(default_factory=dict)
 
-    def __init__(self, *, iterations: int = 2, finetune_share: float = 0.5, clean_threshold: float = 0.1):
-        check_variables(iterations >= 1, "at least 1", iterations=iterations)
-        check_variables(0 < finetune_share <= 1, "above 0 to 1", finetune_share=finetune_share)
-        check_variables(0 <= clean_threshold <= 1, "0 to 1", clean_threshold=clean_threshold)
-        self.iterations, self.finetune_share, self.clean_threshold = iterations, finetune_share, clean_threshold
+    iterations: Count = 2
+    finetune_share: SomeShare = 0.5
+    clean_threshold: Share = 0.1
 
     def run(self, fed: Federation) -> None:
         """T1 rounds, then those of the job."""

@@ -16,17 +16,18 @@ An image counts only where the network is sure of *all* missing classes. This st
 Passes per training sample and round: 2 E forward-backward.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.augment import strong
-from fedmend.errors import check_variables
 from fedmend.fields import Report
-from fedmend.method import Round, RoundTask, Site
-from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
+from fedmend.method import RoundTask, Site
+from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.pseudo_labels import PseudoLabels
+from fedmend.methods.shared.settings import Range
 
 RULE = "fedfixmatch.pseudo_label"
 
@@ -64,7 +65,8 @@ class FedFixMatchRound(FedAvgPLRound):
         return {}
 
 
-class FedFixMatch(FedAvgPL):
+@dataclass(kw_only=True, eq=False)
+class FedFixMatch(MultiLabelMethod):
     """Partial loss and FixMatch on missing classes.
 
     Args:
@@ -72,13 +74,9 @@ class FedFixMatch(FedAvgPL):
         tau_negative: or below it, in [0, 0.5].
     """
 
-    ROUND: ClassVar[type[Round]] = FedFixMatchRound
-
-    def __init__(self, *, tau_positive: float = 0.8, tau_negative: float = 0.2):
-        super().__init__()
-        check_variables(0.5 <= tau_positive <= 1, "0.5 to 1", tau_positive=tau_positive)
-        check_variables(0 <= tau_negative <= 0.5, "0 to 0.5", tau_negative=tau_negative)
-        self.tau_positive, self.tau_negative = tau_positive, tau_negative
+    ROUND = FedFixMatchRound
+    tau_positive: Annotated[float, Range(lambda value: 0.5 <= value <= 1, "0.5 to 1")] = 0.8
+    tau_negative: Annotated[float, Range(lambda value: 0 <= value <= 0.5, "0 to 0.5")] = 0.2
 
 
 def sure_images(probabilities: Tensor, tau_positive: float, tau_negative: float) -> Tensor:

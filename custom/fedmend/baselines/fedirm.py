@@ -35,12 +35,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import mean_over_sites
-from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.method import Answer, Federation, LocalMethod, Round, RoundTask, Site, Workflow
-from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
+from fedmend.method import Answer, Federation, RoundTask, Site, Workflow
+from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.mean_teacher import OWN, LastingTeacher
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
+from fedmend.methods.shared.settings import PartialShare, Weight
 
 SUPERVISED, RELATION, MATCH = "supervised", "relation", "match"
 STATE = "fedirm"
@@ -76,7 +76,7 @@ class FedIRMRound(FedAvgPLRound):
     """One round at a site."""
 
     method: "FedIRM"
-    VIEWS: ClassVar[int] = 2
+    VIEWS = 2
 
     def __init__(self, method: "FedIRM", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
@@ -132,7 +132,8 @@ class FedIRMRound(FedAvgPLRound):
         return {"relation": relation.cpu().numpy(), "relation_count": self._counts.cpu().numpy().astype(np.int64)}
 
 
-class FedIRM(FedAvgPL):
+@dataclass(kw_only=True, eq=False)
+class FedIRM(MultiLabelMethod):
     """Client half of FedIRM.
 
     Args:
@@ -142,13 +143,9 @@ class FedIRM(FedAvgPL):
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
-    ROUND: ClassVar[type[Round]] = FedIRMRound
-
-    def __init__(self, *, maximum: float = 1.0, ema_decay: float = 0.99):
-        super().__init__()
-        check_variables(maximum >= 0, ">= 0", maximum=maximum)
-        check_variables(0 <= ema_decay < 1, "0 to below 1", ema_decay=ema_decay)
-        self.maximum, self.ema_decay = maximum, ema_decay
+    ROUND = FedIRMRound
+    maximum: Weight = 1.0
+    ema_decay: PartialShare = 0.99
 
 
 def mean_relations(sums: Tensor, counts: Tensor) -> Tensor:
@@ -191,7 +188,7 @@ def relation_loss(own: Tensor, relation: Tensor) -> Tensor:
 class FedIRMWorkflow(Workflow):
     """Supervised rounds, then rounds with the average relations of the round before."""
 
-    METHOD: ClassVar[type[LocalMethod]] = FedIRM
+    METHOD = FedIRM
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys((SUPERVISED, RELATION, MATCH), tuple(FIELDS))
 
     @dataclass

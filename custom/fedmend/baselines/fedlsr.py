@@ -26,14 +26,13 @@ Passes per training sample and epoch: 2 forward-backward.
 """
 
 from collections.abc import Iterable
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmend.errors import check_variables
-from fedmend.method import Round
+from fedmend.methods.shared.settings import Share, Weight
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
 
 SHARPER = 3.0  # 1 / T
@@ -44,7 +43,7 @@ class FedLSRRound(SingleLabelRound):
     """Learns from two views."""
 
     method: "FedLSR"
-    VIEWS: ClassVar[int] = 2
+    VIEWS = 2
 
     def batches(self, epoch: int) -> Iterable[Tensor]:
         """See :class:`SingleLabelRound`; a number m for each batch is drawn too."""
@@ -67,6 +66,7 @@ class FedLSRRound(SingleLabelRound):
         return self.method.gamma * min(self.task.round_num / warmup, 1.0) if warmup > 0 else self.method.gamma
 
 
+@dataclass(kw_only=True, eq=False)
 class FedLSR(SingleLabelMethod):
     """Client half of FedLSR.
 
@@ -77,22 +77,11 @@ class FedLSR(SingleLabelMethod):
         ce_of_probability: cross-entropy of the mixed prediction as a probability (D1).
     """
 
-    ROUND: ClassVar[type[Round]] = FedLSRRound
-
-    def __init__(
-        self,
-        *,
-        gamma: float = 0.4,
-        entropy_weight: float = 0.6,
-        warmup_share: float = 0.2,
-        ce_of_probability: bool = False,
-    ):
-        super().__init__(la=False)
-        weights = {"gamma": gamma, "entropy_weight": entropy_weight}
-        check_variables(all(0 <= weight < torch.inf for weight in weights.values()), ">= 0", **weights)
-        check_variables(0 <= warmup_share <= 1, "0 to 1", warmup_share=warmup_share)
-        self.gamma, self.entropy_weight, self.warmup_share = gamma, entropy_weight, warmup_share
-        self.ce_of_probability = ce_of_probability
+    ROUND = FedLSRRound
+    gamma: Weight = 0.4
+    entropy_weight: Weight = 0.6
+    warmup_share: Share = 0.2
+    ce_of_probability: bool = False
 
 
 def mixed_prediction(first: Tensor, second: Tensor, m: float) -> Tensor:
@@ -122,7 +111,7 @@ def view_divergence(first: Tensor, second: Tensor) -> Tensor:
     """
     views = sharpened(first), sharpened(second)
     middle = ((views[0] + views[1]) / 2).log()
-    return sum((q * (q.log() - middle)).mean() for q in views) / 2
+    return sum(((q * (q.log() - middle)).mean() for q in views), torch.zeros(())) / 2
 
 
 def confidence_entropy(logits: Tensor) -> Tensor:

@@ -14,15 +14,15 @@ batch, C classes, R rounds. A label that is missing counts as negative: this is 
 Passes per training sample and round: 2 E forward-backward.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
-from fedmend.method import Round, RoundTask, Site
-from fedmend.methods.baselines import FedAvg, FedAvgRound
+from fedmend.method import RoundTask, Site
+from fedmend.methods.baselines import FedAvgRound, MultiLabelMethod
+from fedmend.methods.shared.settings import Positive, Weight
 
 RAMP = 0.08  # share of all rounds
 LIMIT = 16.0  # of a sharpened logit
@@ -33,7 +33,7 @@ class MultiLabelFedLSRRound(FedAvgRound):
     """Two views of each sample, and a mixing weight for each batch."""
 
     method: "MultiLabelFedLSR"
-    VIEWS: ClassVar[int] = 2
+    VIEWS = 2
 
     def __init__(self, method: "MultiLabelFedLSR", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
@@ -50,7 +50,8 @@ class MultiLabelFedLSRRound(FedAvgRound):
         return loss + self._weight * divergence(first, second, self.method.temperature)
 
 
-class MultiLabelFedLSR(FedAvg):
+@dataclass(kw_only=True, eq=False)
+class MultiLabelFedLSR(MultiLabelMethod):
     """FedAvg with local self-regularisation.
 
     Args:
@@ -59,13 +60,10 @@ class MultiLabelFedLSR(FedAvg):
         sigmoid_twice: D1.
     """
 
-    ROUND: ClassVar[type[Round]] = MultiLabelFedLSRRound
-
-    def __init__(self, *, gamma: float = 0.4, temperature: float = 1 / 3, sigmoid_twice: bool = False):
-        super().__init__()
-        check_variables(gamma >= 0, ">= 0", gamma=gamma)
-        check_variables(temperature > 0, "> 0", temperature=temperature)
-        self.gamma, self.temperature, self.sigmoid_twice = gamma, temperature, sigmoid_twice
+    ROUND = MultiLabelFedLSRRound
+    gamma: Weight = 0.4
+    temperature: Positive = 1 / 3
+    sigmoid_twice: bool = False
 
 
 def mixed_logits(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
@@ -100,4 +98,4 @@ def divergence(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     """
     one, two = ((z / temperature).sigmoid().clamp(SMALLEST, 1) for z in (first, second))
     middle = ((one + two) / 2).log()
-    return sum((q * (q.log() - middle)).mean() for q in (one, two)) / 2
+    return sum(((q * (q.log() - middle)).mean() for q in (one, two)), torch.zeros(())) / 2

@@ -25,18 +25,19 @@ Cost as FedAvg; of a noisy site after the detection 4/3 of it; one inference in 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
 from fedmend.fields import Field, Report
 from fedmend.learning.inference import infer_masks
-from fedmend.method import Round, RoundTask, Site
+from fedmend.method import RoundTask, Site
 from fedmend.methods.shared.noisy_sites import FIELDS, KNOWLEDGE, TaughtRound
-from fedmend.methods.shared.slices import CE, SliceBatchRound, SliceMethod, base_loss
+from fedmend.methods.shared.settings import Positive
+from fedmend.methods.shared.slices import CE, BaseLoss, SliceBatchRound, SliceMethod, base_loss
 
 SMALLEST = 1e-7  # probability of a pixel's class
 
@@ -60,6 +61,7 @@ class FedNoRoMasksRound(TaughtRound, SliceBatchRound):
         return base_loss(self.method.base_loss, logits, target)
 
 
+@dataclass(kw_only=True, eq=False)
 class FedNoRoMasks(SliceMethod):
     """Client half of FedNoRo for masks; its workflow is FedNoRo's.
 
@@ -71,12 +73,9 @@ class FedNoRoMasks(SliceMethod):
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
-    ROUND: ClassVar[type[Round]] = FedNoRoMasksRound
-
-    def __init__(self, *, temperature: float = 0.8, base_loss: str = CE, augment: bool = True):
-        super().__init__(augment=augment, base_loss=base_loss)
-        check_variables(temperature > 0, "> 0", temperature=temperature)
-        self.temperature = temperature
+    ROUND = FedNoRoMasksRound
+    temperature: Positive = 0.8
+    base_loss: BaseLoss = CE
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Mean cross-entropy of the pixels of each class under the received model, and slices with such pixels."""

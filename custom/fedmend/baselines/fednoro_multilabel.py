@@ -17,17 +17,17 @@ and more so from round to round. Federated averaging; no warm-up, no detection, 
 Passes per training sample and round: E forward-backward, one inference.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
 from fedmend.learning.inference import infer
 from fedmend.learning.losses import prior_shift
-from fedmend.method import Round, RoundTask, Site
-from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
+from fedmend.method import RoundTask, Site
+from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
+from fedmend.methods.shared.settings import Positive, Share
 
 RAMP_BEGIN = 0.02  # share of all rounds
 
@@ -58,7 +58,8 @@ class MultiLabelFedNoRoRound(FedAvgPLRound):
         return loss + self._weight * (logits[:, self.missing].sigmoid() - soft).square().mean()
 
 
-class MultiLabelFedNoRo(FedAvgPL):
+@dataclass(kw_only=True, eq=False)
+class MultiLabelFedNoRo(MultiLabelMethod):
     """Partial loss with logit adjustment, and distillation from the received model on missing classes.
 
     Args:
@@ -67,14 +68,11 @@ class MultiLabelFedNoRo(FedAvgPL):
         temperature: of the received model, > 0; below 1 its scores are sharpened.
     """
 
-    ROUND: ClassVar[type[Round]] = MultiLabelFedNoRoRound
-
-    def __init__(self, *, la: bool = True, ramp_maximum: float = 0.8, temperature: float = 0.8):
-        super().__init__(weighted=False)
-        check_variables(0 <= ramp_maximum <= 1, "0 to 1", ramp_maximum=ramp_maximum)
-        check_variables(temperature > 0, "> 0", temperature=temperature)
-        self.patients_apart = False  # the prior is that of all samples
-        self.la, self.ramp_maximum, self.temperature = la, ramp_maximum, temperature
+    ROUND = MultiLabelFedNoRoRound
+    weighted = False
+    la: bool = True
+    ramp_maximum: Share = 0.8
+    temperature: Positive = 0.8
 
 
 def teacher_weight(round_num: int, total_rounds: int, *, maximum: float) -> float:

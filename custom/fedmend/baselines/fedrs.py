@@ -8,14 +8,14 @@ paper, as far as we know it, leaves the known classes alone. In the code the cla
 clipped; here the bias is part of the logit. Outputs of a sigmoid are restricted as those of a softmax are.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
-from fedmend.method import Round, RoundTask, Site
+from fedmend.method import RoundTask, Site
 from fedmend.methods.labelsets import LabelSetFedAvg, LabelSetFedAvgRound
+from fedmend.methods.shared.settings import Share
 
 
 class FedRSRound(LabelSetFedAvgRound):
@@ -34,6 +34,7 @@ class FedRSRound(LabelSetFedAvgRound):
         return super().supervised(self._scale * logits, index)
 
 
+@dataclass(kw_only=True, eq=False)
 class FedRS(LabelSetFedAvg):
     """Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021.
 
@@ -44,9 +45,6 @@ class FedRS(LabelSetFedAvg):
         others: arguments of :class:`fedmend.methods.labelsets.LabelSetFedAvg`.
     """
 
-    ROUND: ClassVar[type[Round]] = FedRSRound
-
-    def __init__(self, *, alpha: float = 0.5, graded: bool = False, **others):
-        super().__init__(**others)
-        check_variables(0 <= alpha <= 1, "0 to 1", alpha=alpha)
-        self.alpha, self.graded = alpha, graded
+    ROUND = FedRSRound
+    alpha: Share = 0.5
+    graded: bool = False

@@ -6,13 +6,10 @@ unlabelled images come as they are drawn. The original has one threshold, .95, a
 labelled one. The labelling pass is in eval mode, so that the BatchNorm statistics are those of the strong views.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from fedmend.data.augment import weak
-from fedmend.method import Round
 from fedmend.methods.labelsets import PseudoLabelMethod, PseudoLabelRound
 
 
@@ -38,5 +35,5 @@ class FixMatch(PseudoLabelMethod):
     Args: those of :class:`PseudoLabelMethod`.
     """
 
-    RULE: ClassVar[str] = "fixmatch.pseudo_label"
-    ROUND: ClassVar[type[Round]] = FixMatchRound
+    RULE = "fixmatch.pseudo_label"
+    ROUND = FixMatchRound

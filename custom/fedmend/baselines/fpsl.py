@@ -23,17 +23,15 @@ Nothing is reported. Three passes, one of them backward, for 2B images where Fed
 for each image.
 """
 
-import math
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedmend.errors import check_variables
-from fedmend.method import Round
 from fedmend.methods.labelsets import LabelSetFedAvgRound, LabelSetMethod
+from fedmend.methods.shared.settings import Weight
 
 
 class FPSLRound(LabelSetFedAvgRound):
@@ -48,7 +46,7 @@ class FPSLRound(LabelSetFedAvgRound):
     def loss(self, index: Tensor) -> Tensor:
         """L_a + L_b."""
         first, second = index.chunk(2)
-        head = self.model.classifier
+        head = self.model.get_submodule("classifier")
         images = self.inputs(first)
         with torch.no_grad():
             features = self.model(images)[0]
@@ -63,6 +61,7 @@ class FPSLRound(LabelSetFedAvgRound):
         return outer + self.supervised(logits.float(), second)
 
 
+@dataclass(kw_only=True, eq=False)
 class FPSL(LabelSetMethod):
     """FPSL's bi-level training of features; with masked rows at the server, the whole of it.
 
@@ -71,9 +70,5 @@ class FPSL(LabelSetMethod):
         others: arguments of :class:`fedmend.methods.labelsets.LabelSetMethod`.
     """
 
-    ROUND: ClassVar[type[Round]] = FPSLRound
-
-    def __init__(self, *, inner_rate: float = 0.01, **others):
-        super().__init__(**others)
-        check_variables(0 <= inner_rate < math.inf, ">= 0", inner_rate=inner_rate)
-        self.inner_rate = inner_rate
+    ROUND = FPSLRound
+    inner_rate: Weight = 0.01

@@ -26,20 +26,19 @@ backward one: 4/3 of FedAvg's cost.
 """
 
 import copy
-import math
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.augment import weak
-from fedmend.errors import check_variables
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED
 from fedmend.learning.losses import masked_bce
-from fedmend.method import Round, RoundTask, Site
+from fedmend.method import RoundTask, Site
 from fedmend.methods.labelsets import LabelSetFedAvgRound, LabelSetMethod
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
+from fedmend.methods.shared.settings import Share, Weight
 
 
 class FSSLRound(LabelSetFedAvgRound):
@@ -73,6 +72,7 @@ class FSSLRound(LabelSetFedAvgRound):
         return torch.where(unlabelled, entropy, 0).sum() / unlabelled.sum().clamp(min=1)
 
 
+@dataclass(kw_only=True, eq=False)
 class FSSL(LabelSetMethod):
     """Consistency with the received model on unknown classes.
 
@@ -82,10 +82,6 @@ class FSSL(LabelSetMethod):
         others: arguments of :class:`fedmend.methods.labelsets.LabelSetMethod`.
     """
 
-    ROUND: ClassVar[type[Round]] = FSSLRound
-
-    def __init__(self, *, consistency_weight: float = 1.0, ramp_share: float = 0.15, **others):
-        super().__init__(**others)
-        check_variables(0 <= consistency_weight < math.inf, ">= 0", consistency_weight=consistency_weight)
-        check_variables(0 <= ramp_share <= 1, "0 to 1", ramp_share=ramp_share)
-        self.consistency_weight, self.ramp_share = consistency_weight, ramp_share
+    ROUND = FSSLRound
+    consistency_weight: Weight = 1.0
+    ramp_share: Share = 0.15

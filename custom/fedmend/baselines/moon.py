@@ -7,18 +7,17 @@ contrastive term: where both models are the common start, the term has no gradie
 """
 
 import copy
-import math
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
 from fedmend.fields import Report
 from fedmend.learning.weights import get_weights, set_weights
-from fedmend.method import Round, RoundTask, Site
+from fedmend.method import RoundTask, Site
 from fedmend.methods.labelsets import LabelSetFedAvg, LabelSetFedAvgRound
+from fedmend.methods.shared.settings import Positive, Weight
 
 STATE = "moon"
 
@@ -56,6 +55,7 @@ class MoonRound(LabelSetFedAvgRound):
         return {}
 
 
+@dataclass(kw_only=True, eq=False)
 class Moon(LabelSetFedAvg):
     """Adds the model-contrastive loss to that of FedAvg.
 
@@ -65,13 +65,9 @@ class Moon(LabelSetFedAvg):
         others: arguments of :class:`LabelSetFedAvg`.
     """
 
-    ROUND: ClassVar[type[Round]] = MoonRound
-
-    def __init__(self, *, mu: float = 1.0, temperature: float = 0.5, **others):
-        super().__init__(**others)
-        check_variables(0 <= mu < math.inf, ">= 0", mu=mu)
-        check_variables(0 < temperature < math.inf, "> 0", temperature=temperature)
-        self.mu, self.temperature = mu, temperature
+    ROUND = MoonRound
+    mu: Weight = 1.0
+    temperature: Positive = 0.5
 
 
 def contrastive_loss(features: Tensor, received: Tensor, previous: Tensor, *, tau: float) -> Tensor:

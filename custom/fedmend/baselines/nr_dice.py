@@ -13,13 +13,14 @@ TMI 2020 (COPLE-Net). A row of the table of Xiang et al., MICCAI 2024 (FedIA).
 The server averages by samples. Nothing is reported; cost as FedAvg.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 from torch import Tensor
 
-from fedmend.errors import check_variables
 from fedmend.learning.losses import noise_robust_dice_loss
-from fedmend.method import Round
+from fedmend.methods.shared.settings import Range, one_of
 from fedmend.methods.shared.slices import SliceMethod, SliceRound
 
 
@@ -30,19 +31,15 @@ class NRDiceRound(SliceRound):
 
     def mask_loss(self, logits: Tensor, marks: Tensor, index: Tensor) -> Tensor:
         """Loss of the lesion, or the mean of those of background and lesion."""
-        method = self.method
-        options = {
-            "gamma": method.gamma,
-            "pooled": method.pooling == "batch",
-            "squares": method.denominator == "squares",
-        }
-        lesion = logits.softmax(1)[:, 1]
-        loss = noise_robust_dice_loss(lesion, marks, **options)
+        method, lesion = self.method, logits.softmax(1)[:, 1]
+        pooled, squares = method.pooling == "batch", method.denominator == "squares"
+        loss = partial(noise_robust_dice_loss, gamma=method.gamma, pooled=pooled, squares=squares)
         if method.rows == "lesion":
-            return loss
-        return (loss + noise_robust_dice_loss(1 - lesion, 1 - marks, **options)) / 2
+            return loss(lesion, marks)
+        return (loss(lesion, marks) + loss(1 - lesion, 1 - marks)) / 2
 
 
+@dataclass(kw_only=True, eq=False)
 class NRDice(SliceMethod):
     """Federated averaging with the noise-robust Dice loss.
 
@@ -54,20 +51,8 @@ class NRDice(SliceMethod):
         augment: change the grey values of training slices at random.
     """
 
-    ROUND: ClassVar[type[Round]] = NRDiceRound
-
-    def __init__(
-        self,
-        *,
-        gamma: float = 1.5,
-        pooling: str = "slice",
-        denominator: str = "squares",
-        rows: str = "lesion",
-        augment: bool = True,
-    ):
-        super().__init__(augment=augment)
-        check_variables(1 <= gamma <= 2, "1 to 2", gamma=gamma)
-        check_variables(pooling in ("slice", "batch"), "'slice' or 'batch'", pooling=pooling)
-        check_variables(denominator in ("squares", "sums"), "'squares' or 'sums'", denominator=denominator)
-        check_variables(rows in ("lesion", "both"), "'lesion' or 'both'", rows=rows)
-        self.gamma, self.pooling, self.denominator, self.rows = gamma, pooling, denominator, rows
+    ROUND = NRDiceRound
+    gamma: Annotated[float, Range(lambda value: 1 <= value <= 2, "1 to 2")] = 1.5
+    pooling: Annotated[str, one_of("slice", "batch")] = "slice"
+    denominator: Annotated[str, one_of("squares", "sums")] = "squares"
+    rows: Annotated[str, one_of("lesion", "both")] = "lesion"

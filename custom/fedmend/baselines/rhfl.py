@@ -29,20 +29,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.method import Contributions, Federation, LocalMethod, Round, Workflow
+from fedmend.method import Contributions, Federation, Workflow
+from fedmend.methods.shared.settings import Settings, Weight, one_of
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
 
-SCE, CE = LOSSES = ("sce", "ce")
-SUM, ABS = NORMALISERS = ("sum", "abs")
 ALPHA, BETA = 0.1, 1.0
 LOG_ZERO = math.log(1e-4)  # stands for log 0
 LIMIT = 3.0
@@ -73,7 +71,7 @@ class RHFLRound(SingleLabelRound):
         """Mean symmetric or plain cross-entropy."""
         images, target = self.batch(index)
         logits = self.adjusted(self.model(images)[1])
-        of = symmetric_cross_entropy if self.method.local_loss == SCE else F.cross_entropy
+        of = symmetric_cross_entropy if self.method.local_loss == "sce" else F.cross_entropy
         loss = of(logits, target)
         self._total += loss.detach() * len(index)
         self._seen += len(index)
@@ -81,9 +79,10 @@ class RHFLRound(SingleLabelRound):
 
     def report(self) -> Report:
         """The mean loss of the last epoch."""
-        return {"local_loss": np.float32((self._total / self._seen).item())}
+        return {"local_loss": (self._total / self._seen).cpu().numpy()}
 
 
+@dataclass(kw_only=True, eq=False)
 class RHFL(SingleLabelMethod):
     """Client half of RHFL.
 
@@ -92,12 +91,8 @@ class RHFL(SingleLabelMethod):
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    ROUND: ClassVar[type[Round]] = RHFLRound
-
-    def __init__(self, *, local_loss: str = SCE):
-        super().__init__(la=False)
-        check_variables(local_loss in LOSSES, f"one of {list(LOSSES)}", local_loss=local_loss)
-        self.local_loss = local_loss
+    ROUND = RHFLRound
+    local_loss: Annotated[str, one_of("sce", "ce")] = "sce"
 
 
 def symmetric_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -112,7 +107,8 @@ def symmetric_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-class RHFLWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class RHFLWorkflow(Settings, Workflow):
     """Federated averaging with weights from the losses of two rounds.
 
     Args:
@@ -121,7 +117,7 @@ class RHFLWorkflow(Workflow):
         times_samples: the weights are multiplied by the number of samples.
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = RHFL
+    METHOD = RHFL
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass
@@ -130,10 +126,9 @@ class RHFLWorkflow(Workflow):
 
         losses: dict[str, float] = field(default_factory=dict)
 
-    def __init__(self, *, eta: float = 0.5, normaliser: str = SUM, times_samples: bool = False):
-        check_variables(0 <= eta < math.inf, ">= 0", eta=eta)
-        check_variables(normaliser in NORMALISERS, f"one of {list(NORMALISERS)}", normaliser=normaliser)
-        self.eta, self.normaliser, self.times_samples = eta, normaliser, times_samples
+    eta: Weight = 0.5
+    normaliser: Annotated[str, one_of("sum", "abs")] = "sum"
+    times_samples: bool = False
 
     def run(self, fed: Federation) -> None:
         """R rounds."""
@@ -156,7 +151,7 @@ class RHFLWorkflow(Workflow):
         return {site: float(w) * n for site, w, n in zip(now, confidence, samples, strict=True)}
 
 
-def confidence_weights(falls: np.ndarray, *, eta: float, normaliser: str = SUM) -> np.ndarray:
+def confidence_weights(falls: np.ndarray, *, eta: float, normaliser: str = "sum") -> np.ndarray:
     """softmax(eta F_k / sum_j F_j), Fang and Ye, CVPR 2022, the exponents kept within -3 and 3.
 
     Args:
@@ -167,7 +162,7 @@ def confidence_weights(falls: np.ndarray, *, eta: float, normaliser: str = SUM) 
     Returns:
         (K,) float64 of sum 1; uniform where the divisor is 0.
     """
-    divisor = np.abs(falls).sum() if normaliser == ABS else falls.sum()
+    divisor = np.abs(falls).sum() if normaliser == "abs" else falls.sum()
     scaled = eta * falls / divisor if divisor else np.zeros(len(falls))
     weights = np.exp(np.clip(scaled, -LIMIT, LIMIT))
     return weights / weights.sum()

@@ -32,18 +32,20 @@ statistics follow all four.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError
 from fedmend.learning.twin_network import TwinNetwork
-from fedmend.method import Round, RoundTask, Site
+from fedmend.method import RoundTask, Site
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
+from fedmend.methods.shared.settings import PartialShare, Weight
 from fedmend.methods.shared.slices import SliceBatchRound, SliceMethod
 
 RAMP_SHARE = 0.2
@@ -57,6 +59,7 @@ class RMDRound(SliceBatchRound):
     """One step for both networks at a time."""
 
     method: "RMD"
+    model: TwinNetwork
 
     def __init__(self, method: "RMD", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
@@ -91,7 +94,7 @@ class RMDRound(SliceBatchRound):
         targets = [warp(z.detach().unsqueeze(1), maps).squeeze(1) for z in logits]
         found = []
         for network in (self.model.first, self.model.second):
-            with dropout(network.encoder, self._dropout):
+            with dropout(cast("Iterable[nn.Module]", network.encoder), self._dropout):
                 found.append(lesion_logits(network, seen))
         share = min(RELIABLE * self._ramp, 1.0)
         total = images.new_zeros(())
@@ -105,6 +108,7 @@ class RMDRound(SliceBatchRound):
         return total
 
 
+@dataclass(kw_only=True, eq=False)
 class RMD(SliceMethod):
     """Reliable mutual distillation of two networks.
 
@@ -114,13 +118,9 @@ class RMD(SliceMethod):
         augment: change the grey values of training slices at random.
     """
 
-    ROUND: ClassVar[type[Round]] = RMDRound
-
-    def __init__(self, *, drop: float = 0.005, weight: float = 9e-4, augment: bool = True):
-        super().__init__(augment=augment)
-        check_variables(0 <= drop < 1, "0 to below 1", drop=drop)
-        check_variables(0 <= weight < math.inf, ">= 0", weight=weight)
-        self.drop, self.weight = drop, weight
+    ROUND = RMDRound
+    drop: PartialShare = 0.005
+    weight: Weight = 9e-4
 
 
 def lesion_logits(network: nn.Module, images: Tensor) -> Tensor:
@@ -183,10 +183,10 @@ def warp(values: Tensor, maps: Tensor) -> Tensor:
 
 
 @contextmanager
-def dropout(blocks: list[nn.Module], generator: torch.Generator) -> Iterator[None]:
+def dropout(blocks: Iterable[nn.Module], generator: torch.Generator) -> Iterator[None]:
     """Drops outputs of the blocks of an encoder, with the shares of :data:`DROPOUT`."""
 
-    def hook_of(share: float):
+    def hook_of(share: float) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
         def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
             kept = torch.rand(output.shape, generator=generator, device=output.device) >= share
             return output * kept / (1 - share)

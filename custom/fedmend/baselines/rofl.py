@@ -41,10 +41,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import mean_over_sites
-from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
-from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.method import Federation, RoundTask, Site, Workflow
+from fedmend.methods.shared.settings import Count
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes
 
 RULE = "rofl.pseudo_label"
@@ -136,6 +136,7 @@ class RoFLRound(SingleLabelRound):
         return {"centroids": centroids.cpu().numpy(), "centroid_counts": self._counts.cpu().numpy()}
 
 
+@dataclass(kw_only=True, eq=False)
 class RoFL(SingleLabelMethod):
     """Client half of RoFL.
 
@@ -146,12 +147,9 @@ class RoFL(SingleLabelMethod):
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
-    ROUND: ClassVar[type[Round]] = RoFLRound
-
-    def __init__(self, *, early_rounds: int = 10, centroid_gradient: bool = False):
-        super().__init__(la=False)
-        check_variables(early_rounds >= 1, "at least 1", early_rounds=early_rounds)
-        self.early_rounds, self.centroid_gradient = early_rounds, centroid_gradient
+    ROUND = RoFLRound
+    early_rounds: Count = 10
+    centroid_gradient: bool = False
 
     def early(self, total_rounds: int) -> int:
         """T of a run with so many rounds."""
@@ -206,7 +204,7 @@ def moved(centroids: Tensor, means: Tensor) -> Tensor:
 class RoFLWorkflow(Workflow):
     """Federated averaging, and centroids merged by similarity."""
 
-    METHOD: ClassVar[type[LocalMethod]] = RoFL
+    METHOD = RoFL
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass

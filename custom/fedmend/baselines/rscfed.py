@@ -22,19 +22,19 @@ Passes per training sample and round: E forward-backward, E inferences of the te
 """
 
 import math
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
 from fedmend.fields import Report
-from fedmend.method import Contributions, Federation, Round, RoundTask, Site, Workflow
-from fedmend.methods.baselines import FedAvgPL, FedAvgPLRound
+from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.distances import pairwise_distances
 from fedmend.methods.shared.mean_teacher import AVERAGED, LastingTeacher
+from fedmend.methods.shared.settings import Count, PartialShare, Settings, SomeShare, Weight
 
 STATE = "rscfed"
 
@@ -44,7 +44,7 @@ class RSCFedRound(FedAvgPLRound):
     """The student sees one view, the teacher the other."""
 
     method: "RSCFed"
-    VIEWS: ClassVar[int] = 2
+    VIEWS = 2
 
     def __init__(self, method: "RSCFed", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
@@ -74,7 +74,8 @@ class RSCFedRound(FedAvgPLRound):
         return {}
 
 
-class RSCFed(FedAvgPL):
+@dataclass(kw_only=True, eq=False)
+class RSCFed(MultiLabelMethod):
     """Client half of RSCFed.
 
     Args:
@@ -82,17 +83,14 @@ class RSCFed(FedAvgPL):
         consistency_weight: weight of the difference to the teacher, >= 0.
     """
 
-    ROUND: ClassVar[type[Round]] = RSCFedRound
-
-    def __init__(self, *, ema_decay: float = 0.999, consistency_weight: float = 1.0):
-        super().__init__()
-        check_variables(0 <= ema_decay < 1, "0 to below 1", ema_decay=ema_decay)
-        check_variables(consistency_weight >= 0, ">= 0", consistency_weight=consistency_weight)
-        self.ema_decay, self.consistency_weight = ema_decay, consistency_weight
+    ROUND = RSCFedRound
+    ema_decay: PartialShare = 0.999
+    consistency_weight: Weight = 1.0
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-class RSCFedWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class RSCFedWorkflow(Settings, Workflow):
     """Federated averaging over random groups of sites.
 
     Args:
@@ -101,11 +99,9 @@ class RSCFedWorkflow(Workflow):
         beta: how much a distant model loses, >= 0.
     """
 
-    def __init__(self, *, groups: int = 10, group_share: float = 0.75, beta: float = 0.01):
-        check_variables(groups >= 1, "at least 1", groups=groups)
-        check_variables(0 < group_share <= 1, "above 0 to 1", group_share=group_share)
-        check_variables(beta >= 0, ">= 0", beta=beta)
-        self.groups, self.group_share, self.beta = groups, group_share, beta
+    groups: Count = 10
+    group_share: SomeShare = 0.75
+    beta: Weight = 0.01
 
     def run(self, fed: Federation) -> None:
         """R rounds."""

@@ -9,17 +9,19 @@ what the hospitals get without each other.
 """
 
 import copy
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
 from fedmend.fields import Report
 from fedmend.learning.losses import masked_bce, positive_weight
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.methods.shared.distances import squared_distance
+from fedmend.methods.shared.settings import Settings, Weight
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
 
 
@@ -36,10 +38,10 @@ class FedAvgWorkflow(Workflow):
 class FedAvgRound(Round):
     """Weighted binary cross-entropy over the entries that count."""
 
-    method: "FedAvg"
-    VIEWS: ClassVar[int] = 1  # augmented views of a sample in a round
+    method: "MultiLabelMethod"
+    VIEWS = 1  # augmented views of a sample in a round
 
-    def __init__(self, method: "FedAvg", model: nn.Module, task: RoundTask, site: Site):
+    def __init__(self, method: "MultiLabelMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         self.labels = site.labels()  # (N, C)
         labels, self._entries = np.maximum(self.labels, 0), self.counted()
@@ -76,23 +78,36 @@ class FedAvgRound(Round):
         return masked_bce(logits, self._target[rows], self._counted[rows], divisor, self._pos_weight)
 
 
-class FedAvg(LocalMethod):
-    """Eq. (1), Sun et al., MICCAI 2024: every label that is not annotated counts as negative.
+class MultiLabelMethod(Settings, LocalMethod):
+    """A method for multi-label data.
 
-    Args:
+    Attributes:
         weighted: positives weigh N / n_positive, which lets the loss of a sample depend on all others.
     """
 
-    ROUND: ClassVar[type[Round]] = FedAvgRound
+    weighted = True
 
-    def __init__(self, *, weighted: bool = True):
-        self.weighted, self.patients_apart = weighted, not weighted
+
+@dataclass(kw_only=True, eq=False)
+class FedAvg(MultiLabelMethod):
+    """Eq. (1), Sun et al., MICCAI 2024: every label that is not annotated counts as negative.
+
+    Args:
+        weighted: as of :class:`MultiLabelMethod`.
+    """
+
+    ROUND = FedAvgRound
+    weighted: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.patients_apart = not self.weighted
 
 
 class FedAvgPLRound(FedAvgRound):
     """Only annotated classes count; ``missing`` are the numbers (M,) of the others, on the device."""
 
-    def __init__(self, method: "FedAvgPL", model: nn.Module, task: RoundTask, site: Site):
+    def __init__(self, method: "MultiLabelMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         self.missing = torch.from_numpy(np.flatnonzero(~site.data.annotated)).to(site.device)
 
@@ -112,7 +127,7 @@ class FedAvgPL(FedAvg):
         weighted: as of :class:`FedAvg`.
     """
 
-    ROUND: ClassVar[type[Round]] = FedAvgPLRound
+    ROUND = FedAvgPLRound
 
 
 # ---- single-label ---------------------------------------------------------------------------------------------------
@@ -125,6 +140,7 @@ class SingleLabelFedAvgRound(SingleLabelRound):
         return F.cross_entropy(self.adjusted(self.model(images)[1]), target)
 
 
+@dataclass(kw_only=True, eq=False)
 class SingleLabelFedAvg(SingleLabelMethod):
     """FedAvg and, with ``la``, FedLA on single-label data.
 
@@ -132,11 +148,12 @@ class SingleLabelFedAvg(SingleLabelMethod):
         la: logit adjustment.
     """
 
-    ROUND: ClassVar[type[Round]] = SingleLabelFedAvgRound
+    ROUND = SingleLabelFedAvgRound
+    la: bool = False
 
-    def __init__(self, *, la: bool = False):
-        super().__init__(la=la)
-        self.patients_apart = not la
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.patients_apart = not self.la
 
 
 # ---- no federation --------------------------------------------------------------------------------------------------
@@ -158,7 +175,7 @@ def own_model(model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
 class AloneRound(SingleLabelFedAvgRound):
     """Trains the site's own model; the received one goes back as it came."""
 
-    def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
+    def __init__(self, method: SingleLabelMethod, model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, own_model(model, task, site), task, site)
 
     def report(self) -> Report:
@@ -175,10 +192,10 @@ class Alone(SingleLabelFedAvg):
         la: logit adjustment.
     """
 
-    ROUND: ClassVar[type[Round]] = AloneRound
+    ROUND = AloneRound
 
-    def __init__(self, *, la: bool = False):
-        super().__init__(la=la)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.patients_apart = False  # the accountant follows the model that is sent
 
     def evaluated(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
@@ -190,39 +207,39 @@ class Alone(SingleLabelFedAvg):
 class ProximalRound(Round):
     """Adds the proximal term mu/2 * ||w - w_global||^2, Eq. (2), Li et al., MLSys 2020, to the next class's loss."""
 
+    method: Any
+
     def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         self._received = [p.detach().clone() for p in model.parameters()]
 
     def loss(self, index: Tensor) -> Tensor:
         """Loss of the next class plus the proximal term."""
-        distance = sum((p - q).square().sum() for p, q in zip(self.model.parameters(), self._received, strict=True))
-        return super().loss(index) + self.method.mu / 2 * distance
+        distance = squared_distance(self.model, self._received)
+        return super().loss(index) + self.method.mu / 2 * distance  # type: ignore[safe-super]
 
 
 class FedProxRound(ProximalRound, FedAvgRound):
     """Proximal term on partly annotated multi-label data."""
 
 
-class FedProx(FedAvg):
+@dataclass(kw_only=True, eq=False)
+class FedProx(MultiLabelMethod):
     """FedProx on partly annotated multi-label data.
 
     Args:
         mu: weight of the proximal term, >= 0.
     """
 
-    ROUND: ClassVar[type[Round]] = FedProxRound
-
-    def __init__(self, *, mu: float = 0.01):
-        super().__init__()
-        check_variables(mu >= 0, ">= 0", mu=mu)
-        self.mu = mu
+    ROUND = FedProxRound
+    mu: Weight = 0.01
 
 
 class SingleLabelFedProxRound(ProximalRound, SingleLabelFedAvgRound):
     """Proximal term on single-label data."""
 
 
+@dataclass(kw_only=True, eq=False)
 class SingleLabelFedProx(SingleLabelFedAvg):
     """FedProx on single-label data.
 
@@ -231,9 +248,5 @@ class SingleLabelFedProx(SingleLabelFedAvg):
         la: logit adjustment.
     """
 
-    ROUND: ClassVar[type[Round]] = SingleLabelFedProxRound
-
-    def __init__(self, *, mu: float = 0.01, la: bool = False):
-        super().__init__(la=la)
-        check_variables(mu >= 0, ">= 0", mu=mu)
-        self.mu = mu
+    ROUND = SingleLabelFedProxRound
+    mu: Weight = 0.01

@@ -12,20 +12,21 @@ not judge. Original labels are never changed.
 """
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.errors import FedMendError, check_variables, not_installed
+from fedmend.errors import FedMendError, not_installed
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
-from fedmend.method import Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.methods.shared.settings import Range, Settings
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
 
 VALIDATE, CLEANED = "validate", "cleaned"
@@ -84,12 +85,12 @@ class ConfidentLearningRound(SingleLabelRound):
     def report(self) -> Report:
         """How many samples are kept; in the last round of a fold, first judges the fold."""
         if not self._validating:
-            return {"kept": np.int64(len(self.samples()))}
+            return {"kept": np.array(len(self.samples()))}
         if (self.task.round_num + 1) % self._per_fold == 0:
-            return {"kept": np.int64(self._validate().sum())}
+            return {"kept": np.array(self._validate().sum())}
         value = {"seed": self.task.seed, "weights": self.model.state_dict()}
         self.site.state.save_turn(FOLD_MODEL, self.task.round_num, value)
-        return {"kept": np.int64(len(self._fold))}
+        return {"kept": np.array(len(self._fold))}
 
     def _validate(self) -> np.ndarray:
         """Probabilities of the fold's samples; after the last fold, finds the issues. (N,) bool, samples kept."""
@@ -118,6 +119,7 @@ class ConfidentLearningRound(SingleLabelRound):
         return f"{self.site.data.train.table.fingerprint()} {self.task.seed} {self._folds} {self._per_fold}"
 
 
+@dataclass(kw_only=True, eq=False)
 class ConfidentLearning(SingleLabelMethod):
     """Finds label issues in a cross-validation at the site, then trains without them.
 
@@ -128,13 +130,12 @@ class ConfidentLearning(SingleLabelMethod):
     FIELDS: ClassVar = FIELDS
     KNOWLEDGE: ClassVar = KNOWLEDGE
     PACKAGES: ClassVar = {"cleanlab": "cleanlab"}
-    ROUND: ClassVar[type[Round]] = ConfidentLearningRound
-
-    def __init__(self, *, la: bool = False):
-        super().__init__(la=la)
+    ROUND = ConfidentLearningRound
+    la: bool = False
 
 
-class ConfidentLearningWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class ConfidentLearningWorkflow(Settings, Workflow):
     """Cross-validation at each site, then federated averaging without the label issues.
 
     Args:
@@ -143,14 +144,15 @@ class ConfidentLearningWorkflow(Workflow):
             cross-validation.
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = ConfidentLearning
+    METHOD = ConfidentLearning
     NEEDS: ClassVar = dict.fromkeys((VALIDATE, CLEANED), tuple(FIELDS))
+    folds: Annotated[int, Range(lambda value: 2 <= value <= 100, "2 to 100")] = 3
+    rounds_per_fold: Annotated[int, Range(lambda value: 1 <= value <= 1000, "1 to 1000")] = 1
 
-    def __init__(self, *, folds: int = 3, rounds_per_fold: int = 1):
-        check_variables(2 <= folds <= 100, "2 to 100", folds=folds)
-        check_variables(1 <= rounds_per_fold <= 1000, "1 to 1000", rounds_per_fold=rounds_per_fold)
-        self._knowledge = {"folds": np.int64(folds), "rounds_per_fold": np.int64(rounds_per_fold)}
-        self.warmup_rounds = folds * rounds_per_fold
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._knowledge = {"folds": np.array(self.folds), "rounds_per_fold": np.array(self.rounds_per_fold)}
+        self.warmup_rounds = self.folds * self.rounds_per_fold
 
     def run(self, fed: Federation) -> None:
         """All rounds."""

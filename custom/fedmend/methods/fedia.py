@@ -43,20 +43,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedmend.averaging import by_samples
-from fedmend.errors import check_variables
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer_masks
 from fedmend.learning.losses import soft_dice_loss
-from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.method import Answer, Contributions, Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.learning_curve import fit_line, soft_iou
 from fedmend.methods.shared.lesions import count_components
+from fedmend.methods.shared.settings import Count, Range, Settings, Share, SomeShare, Weight
 from fedmend.methods.shared.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
 
 LOG = logging.getLogger("fedmend.fedia")
@@ -154,6 +154,7 @@ class Progress:
         return Progress(iou, self.line, self.lesions, earlier(self.triggered), earlier(self.corrected))
 
 
+@dataclass(kw_only=True, eq=False)
 class FedIA(SliceMethod):
     """Client half of FedIA, and of FedAvg, which is FedIA without correction.
 
@@ -172,30 +173,15 @@ class FedIA(SliceMethod):
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
-    ROUND: ClassVar[type[Round]] = FedIARound
-
-    def __init__(
-        self,
-        *,
-        correct: bool = True,
-        line_share: float = 1.0,
-        gap: float = 0.03,
-        relative: bool = False,
-        patience: int = 1,
-        gate: float = 0.0,
-        threshold: float = 0.8,
-        min_component: int = 1,
-        augment: bool = True,
-    ):
-        super().__init__(augment=augment)
-        check_variables(gap >= 0 and 0 <= gate <= 1, "gap >= 0 and gate from 0 to 1", gap=gap, gate=gate)
-        check_variables(0 < line_share <= 1, "above 0 to 1", line_share=line_share)
-        counts = {"patience": patience, "min_component": min_component}
-        check_variables(min(counts.values()) >= 1, "at least 1", **counts)
-        check_variables(0.5 <= threshold < 1, "0.5 to below 1", threshold=threshold)
-        self.correct, self.line_share, self.gap, self.relative = correct, line_share, gap, relative
-        self.patience, self.gate = patience, gate
-        self.threshold, self.min_component = threshold, min_component
+    ROUND = FedIARound
+    correct: bool = True
+    line_share: SomeShare = 1.0
+    gap: Weight = 0.03
+    relative: bool = False
+    patience: Count = 1
+    gate: Share = 0.0
+    threshold: Annotated[float, Range(lambda value: 0.5 <= value < 1, "0.5 to below 1")] = 0.8
+    min_component: Count = 1
 
     def correct_masks(self, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Marks what the received model is sure of, Eq. (7)."""
@@ -251,7 +237,8 @@ class FedIA(SliceMethod):
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-class FedIAWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class FedIAWorkflow(Settings, Workflow):
     """Warm-up, one estimate of the completeness, completeness-aware aggregation with correction, federated averaging.
 
     Args:
@@ -260,7 +247,7 @@ class FedIAWorkflow(Workflow):
         temperature: of the average by completeness, see :func:`completeness_weights`; 0: as published.
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = FedIA
+    METHOD = FedIA
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
         COMPLETENESS: ("lesions", "iou_line"),
         **dict.fromkeys((WARMUP, CORRECTION, CORRECTED), ("dice_loss", "correction")),
@@ -273,11 +260,9 @@ class FedIAWorkflow(Workflow):
         completeness: dict[str, float] = field(default_factory=dict)
         correction: dict[str, int] = field(default_factory=dict)
 
-    def __init__(self, *, warmup_rounds: int, completeness_aggregation: bool = True, temperature: float = 0.0):
-        check_variables(warmup_rounds >= 2, "at least 2, which a line needs", warmup_rounds=warmup_rounds)
-        check_variables(temperature >= 0, "at least 0", temperature=temperature)
-        self.warmup_rounds, self.by_completeness = warmup_rounds, completeness_aggregation
-        self.temperature = temperature
+    warmup_rounds: Annotated[int, Range(lambda value: value >= 2, "at least 2, which a line needs")] = field()
+    completeness_aggregation: bool = True
+    temperature: Weight = 0.0
 
     def run(self, fed: Federation) -> None:
         """R rounds, T of them warm-up."""
@@ -316,10 +301,10 @@ class FedIAWorkflow(Workflow):
         return estimates
 
     def _train(self, fed: Federation, stage: str) -> None:
-        memory, by_completeness = fed.memory, stage == CORRECTION and self.by_completeness
+        memory, by_completeness = fed.memory, stage == CORRECTION and self.completeness_aggregation
         knowledge = {
-            "first_round": np.int64(self.warmup_rounds),
-            "best_completeness": np.float64(max(memory.completeness.values(), default=0.0)),
+            "first_round": np.array(self.warmup_rounds),
+            "best_completeness": np.array(max(memory.completeness.values(), default=0.0)),
         }
         aware = partial(completeness_aware, memory.completeness, temperature=self.temperature)
         average = aware if by_completeness else by_samples

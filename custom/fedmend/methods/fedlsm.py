@@ -47,22 +47,29 @@ main batch and the mixed pairs.
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedmend.data.augment import weak
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.learning.inference import infer
-from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site
-from fedmend.methods.labelsets import LabelSetWorkflow, PseudoLabelMethod, PseudoLabelRound, check_thresholds
+from fedmend.method import Answer, Contributions, Federation, RoundTask, Site
+from fedmend.methods.labelsets import (
+    LabelSetWorkflow,
+    NegativeThreshold,
+    PositiveThreshold,
+    PseudoLabelMethod,
+    PseudoLabelRound,
+)
 from fedmend.methods.shared.mean_teacher import COPIED, MeanTeacher
+from fedmend.methods.shared.settings import Count, PartialShare, Positive, Weight, one_of
 
 LOG = logging.getLogger("fedmend.fedlsm")
 UNCERTAINTY_BINS = 20
@@ -192,6 +199,7 @@ class FedLSMRound(PseudoLabelRound):
         return report
 
 
+@dataclass(kw_only=True, eq=False)
 class FedLSM(PseudoLabelMethod):
     """Client half of FedLSM.
 
@@ -216,47 +224,20 @@ class FedLSM(PseudoLabelMethod):
         vertical_flip: part of the strong augmentation.
     """
 
-    RULE: ClassVar[str] = "fedlsm.pseudo_label"
+    RULE = "fedlsm.pseudo_label"
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    ROUND: ClassVar[type[Round]] = FedLSMRound
-
-    def __init__(
-        self,
-        *,
-        local_iterations: int,
-        high: float = 0.05,
-        low: float = 0.2,
-        pairs: int = 4,
-        keep_labelled: bool = False,
-        discount: bool = False,
-        tau_positive: float = 0.85,
-        tau_negative: float = 0.01,
-        loss_mean: str = "parts",
-        ude_tau_positive: float = 0.7,
-        ude_tau_negative: float = 0.005,
-        ude_weight: float = 0.1,
-        mixup_alpha: float = 0.2,
-        ema_decay: float = 0.999,
-        ue: bool = True,
-        vertical_flip: bool = False,
-    ):
-        check_thresholds(ude_tau_positive, ude_tau_negative, "ude_")
-        check_variables(pairs >= 1, "at least 1", pairs=pairs)
-        check_variables(high > 0 and low > 0, "> 0", high=high, low=low)
-        check_variables(0 <= ude_weight < math.inf, ">= 0", ude_weight=ude_weight)
-        check_variables(0 < mixup_alpha < math.inf, "> 0", mixup_alpha=mixup_alpha)
-        check_variables(0 <= ema_decay < 1, "0 to below 1", ema_decay=ema_decay)
-        super().__init__(
-            local_iterations=local_iterations,
-            vertical_flip=vertical_flip,
-            tau_positive=tau_positive,
-            tau_negative=tau_negative,
-            loss_mean=loss_mean,
-        )
-        self.high, self.low, self.pairs, self.ue = high, low, pairs, ue
-        self.keep_labelled, self.discount = keep_labelled, discount
-        self.ude_tau_positive, self.ude_tau_negative = ude_tau_positive, ude_tau_negative
-        self.ude_weight, self.mixup_alpha, self.ema_decay = ude_weight, mixup_alpha, ema_decay
+    ROUND = FedLSMRound
+    high: Positive = 0.05
+    low: Positive = 0.2
+    pairs: Count = 4
+    keep_labelled: bool = False
+    discount: bool = False
+    ude_tau_positive: PositiveThreshold = 0.7
+    ude_tau_negative: NegativeThreshold = 0.005
+    ude_weight: Weight = 0.1
+    mixup_alpha: Positive = 0.2
+    ema_decay: PartialShare = 0.999
+    ue: bool = True
 
 
 def split_pools(order: np.ndarray, high: int, low: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -272,6 +253,7 @@ def split_pools(order: np.ndarray, high: int, low: int) -> tuple[np.ndarray, np.
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
+@dataclass(kw_only=True, eq=False)
 class FedLSMWorkflow(LabelSetWorkflow):
     """Rounds of one stage; each classifier row is averaged by what the sites know about its class (AWPA).
 
@@ -280,12 +262,9 @@ class FedLSMWorkflow(LabelSetWorkflow):
         pos_weight_cap: largest weight of the positive term of a class, >= 1.
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = FedLSM
+    METHOD = FedLSM
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": ("class_knowledge",)}
-    AGGREGATIONS: ClassVar[tuple[str, ...]] = ("awpa", "masked", "samples")
-
-    def __init__(self, *, aggregation: str = "awpa", pos_weight_cap: float = 100.0):
-        super().__init__(aggregation=aggregation, pos_weight_cap=pos_weight_cap)
+    aggregation: Annotated[str, one_of("awpa", "masked", "samples")] = "awpa"
 
     def check(self, stage: str, report: Report) -> None:
         """Refuses a report without the class knowledge, which only ``awpa`` needs."""

@@ -42,7 +42,7 @@ needs no prototypes and saves its second inference.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ from fedmend.methods.shared.prototypes import (
     local_prototypes,
     select_confident,
 )
+from fedmend.methods.shared.settings import Count, Settings, Share, Weight, one_of
 from fedmend.repairs.label_ledger import Repairs
 
 WARMUP, PROTOTYPE, DETECT = "warmup", "prototype", "detect"
@@ -107,7 +108,7 @@ class FedMLPRound(Round):
         self._shift = torch.from_numpy(self._logit_shift(labels)).to(site.device)
         self._pos_weight = torch.from_numpy(self._positive_weight(labels)).to(site.device)
 
-    def _prepare_teacher(self) -> Tensor | None:
+    def _prepare_teacher(self) -> Tensor:
         """(V, N, C) scores of the received model, where a loss needs them; tags missing labels by the same pass."""
         method, train = self.method, self.site.data.train
         if self._detecting and (method.mld or method.cr):
@@ -118,7 +119,7 @@ class FedMLPRound(Round):
         if not self._detecting and method.warmup_distillation:
             passes = [infer(self.model, train, self.site, view)[1] for view in self._views]
             return torch.stack(passes).sigmoid().to(self.site.device)
-        return None
+        return torch.empty(0)
 
     def _logit_shift(self, labels: np.ndarray) -> np.ndarray:
         if not (self.method.wpc and self.method.la):
@@ -184,7 +185,8 @@ class FedMLPRound(Round):
         return {"prototypes": prototypes, "prototype_counts": counts, "learning_degree": degree}
 
 
-class FedMLP(LocalMethod):
+@dataclass(kw_only=True, eq=False)
+class FedMLP(Settings, LocalMethod):
     """Client half of FedMLP.
 
     Args:
@@ -205,33 +207,23 @@ class FedMLP(LocalMethod):
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
-    ROUND: ClassVar[type[Round]] = FedMLPRound
+    ROUND = FedMLPRound
+    mld: bool = True
+    wpc: bool = True
+    cr: bool = True
+    st: bool = True
+    ratio_negative: Share = 0.005
+    ratio_positive: Share = 0.01
+    low: float = 0.3
+    high: float = 0.7
+    la: bool = True
+    cr_weight: Weight = 1.0
+    warmup_distillation: Weight = 0.0
+    quota_rounding: Annotated[str, one_of("floor", "ceil")] = "floor"
 
-    def __init__(
-        self,
-        *,
-        mld: bool = True,
-        wpc: bool = True,
-        cr: bool = True,
-        st: bool = True,
-        ratio_negative: float = 0.005,
-        ratio_positive: float = 0.01,
-        low: float = 0.3,
-        high: float = 0.7,
-        la: bool = True,
-        cr_weight: float = 1.0,
-        warmup_distillation: float = 0.0,
-        quota_rounding: str = "floor",
-    ):
-        check_variables(quota_rounding in ("floor", "ceil"), "'floor' or 'ceil'", quota_rounding=quota_rounding)
-        ratios = {"ratio_negative": ratio_negative, "ratio_positive": ratio_positive}
-        check_variables(all(0 <= ratio <= 1 for ratio in ratios.values()), "0 to 1", **ratios)
-        check_variables(0 <= low < high <= 1, "0 <= low < high <= 1", low=low, high=high)
-        weights = {"cr_weight": cr_weight, "warmup_distillation": warmup_distillation}
-        check_variables(all(weight >= 0 for weight in weights.values()), ">= 0", **weights)
-        self.mld, self.wpc, self.cr, self.st, self.la = mld, wpc, cr, st, la
-        self.ratio_negative, self.ratio_positive, self.low, self.high = ratio_negative, ratio_positive, low, high
-        self.cr_weight, self.warmup_distillation, self.quota_rounding = cr_weight, warmup_distillation, quota_rounding
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_variables(0 <= self.low < self.high <= 1, "0 <= low < high <= 1", low=self.low, high=self.high)
 
 
 def learning_degree(probabilities: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -249,14 +241,15 @@ def learning_degree(probabilities: np.ndarray, low: float, high: float) -> np.nd
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-class FedMLPWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class FedMLPWorkflow(Settings, Workflow):
     """Warm-up, prototypes in its last round, then missing-label detection with self-adaptive thresholds.
 
     Args:
         warmup_rounds: t1 >= 1.
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = FedMLP
+    METHOD = FedMLP
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys((WARMUP, PROTOTYPE, DETECT), tuple(FIELDS))
 
     @dataclass
@@ -265,9 +258,7 @@ class FedMLPWorkflow(Workflow):
 
         knowledge: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def __init__(self, *, warmup_rounds: int):
-        check_variables(warmup_rounds >= 1, "at least 1", warmup_rounds=warmup_rounds)
-        self.warmup_rounds = warmup_rounds
+    warmup_rounds: Count = field()
 
     def run(self, fed: Federation) -> None:
         """R rounds, t1 of them warm-up."""

@@ -42,7 +42,7 @@ it sees the student's augmented batch; one inference in all for the detection.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -50,17 +50,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import by_samples
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError
 from fedmend.fields import Field, Report
 from fedmend.learning.inference import infer
-from fedmend.method import Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES, detect_noisy_clients
 from fedmend.methods.shared.distances import model_distances
 from fedmend.methods.shared.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
+from fedmend.methods.shared.settings import Count, Positive, Settings, Share, one_of
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
-
-BY_DISTANCE, BY_SAMPLES, CLEAN_ONLY = AGGREGATIONS = ("distance", "samples", "clean")
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -74,6 +73,7 @@ class FedNoRoRound(TaughtRound, SingleLabelRound):
         return F.cross_entropy(logits, target)
 
 
+@dataclass(kw_only=True, eq=False)
 class FedNoRo(SingleLabelMethod):
     """Client half of FedNoRo.
 
@@ -84,12 +84,9 @@ class FedNoRo(SingleLabelMethod):
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
-    ROUND: ClassVar[type[Round]] = FedNoRoRound
-
-    def __init__(self, *, la: bool = True, temperature: float = 0.8):
-        super().__init__(la=la)
-        check_variables(temperature > 0, "> 0", temperature=temperature)
-        self.temperature = temperature
+    ROUND = FedNoRoRound
+    la: bool = True
+    temperature: Positive = 0.8
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Class-wise mean losses of the received model, eval mode, no logit adjustment."""
@@ -102,7 +99,8 @@ class FedNoRo(SingleLabelMethod):
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-class FedNoRoWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class FedNoRoWorkflow(Settings, Workflow):
     """Warm-up, detection of the noisy sites once, then robust training.
 
     Args:
@@ -119,7 +117,7 @@ class FedNoRoWorkflow(Workflow):
         detection_normalise: min-max normalisation of Eq. (3).
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = FedNoRo
+    METHOD = FedNoRo
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {DETECT: tuple(FIELDS)}
     least_sites = MIN_SITES
 
@@ -129,30 +127,16 @@ class FedNoRoWorkflow(Workflow):
 
         roles: dict[str, str] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        *,
-        warmup_rounds: int,
-        ramp_begin: int = -1,
-        ramp_end: int = -1,
-        ramp_maximum: float = 0.8,
-        votes: int = 9,
-        covariance: str = AUTO,
-        min_vote_share: float = 0.67,
-        aggregation: str = BY_DISTANCE,
-        detection_per_class: bool = True,
-        detection_normalise: bool = True,
-    ):
-        check_variables(warmup_rounds >= 1 and votes >= 1, "at least 1", warmup_rounds=warmup_rounds, votes=votes)
-        shares = {"ramp_maximum": ramp_maximum, "min_vote_share": min_vote_share}
-        check_variables(all(0 <= share <= 1 for share in shares.values()), "0 to 1", **shares)
-        check_variables(aggregation in AGGREGATIONS, f"one of {list(AGGREGATIONS)}", aggregation=aggregation)
-        kinds = [AUTO, *MIXTURES]
-        check_variables(covariance in kinds, f"one of {kinds}", covariance=covariance)
-        self.warmup_rounds, self.votes, self.min_vote_share = warmup_rounds, votes, min_vote_share
-        self.aggregation, self.covariance = aggregation, covariance
-        self.ramp_begin, self.ramp_end, self.ramp_maximum = ramp_begin, ramp_end, ramp_maximum
-        self.per_class, self.normalise = detection_per_class, detection_normalise
+    warmup_rounds: Count = field()
+    ramp_begin: int = -1
+    ramp_end: int = -1
+    ramp_maximum: Share = 0.8
+    votes: Count = 9
+    covariance: Annotated[str, one_of(AUTO, *MIXTURES)] = AUTO
+    min_vote_share: Share = 0.67
+    aggregation: Annotated[str, one_of("distance", "samples", "clean")] = "distance"
+    detection_per_class: bool = True
+    detection_normalise: bool = True
 
     def run(self, fed: Federation) -> None:
         """R rounds, T1 of them warm-up."""
@@ -172,8 +156,8 @@ class FedNoRoWorkflow(Workflow):
 
     def _detect(self, fed: Federation) -> dict[str, str]:
         reports = {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}
-        losses = loss_matrix(reports, per_class=self.per_class)
-        normalised = normalise_losses(losses, normalise=self.normalise)
+        losses = loss_matrix(reports, per_class=self.detection_per_class)
+        normalised = normalise_losses(losses, normalise=self.detection_normalise)
         detection = detect_noisy_clients(normalised, votes=self.votes, covariance=self.covariance)
         agreed = detection.vote_share >= self.min_vote_share
         noisy = [site for site, flag in zip(reports, detection.noisy, strict=True) if flag and agreed]
@@ -189,7 +173,7 @@ class FedNoRoWorkflow(Workflow):
                 "absent": absent,
             },
         )
-        for column in np.flatnonzero((~np.isnan(losses)).sum(0) == 1) if self.per_class else ():
+        for column in np.flatnonzero((~np.isnan(losses)).sum(0) == 1) if self.detection_per_class else ():
             site = next(s for s, row in zip(reports, losses, strict=True) if not np.isnan(row[column]))
             fed.record("class_at_one_site", f"{fed.rows[column]} is at {site} only and says nothing about noise")
         distrusted = {*noisy, *absent}
@@ -209,10 +193,10 @@ class FedNoRoWorkflow(Workflow):
         noisy = [site for site, role in roles.items() if role == NOISY]
         answers = fed.train(
             ROBUST,
-            sites=sorted(set(roles) - set(noisy)) if self.aggregation == CLEAN_ONLY and noisy else None,
+            sites=sorted(set(roles) - set(noisy)) if self.aggregation == "clean" and noisy else None,
             roles=roles,
-            knowledge={"distillation_weight": np.float32(weight)},
-            average=partial(distance_aware, noisy) if self.aggregation == BY_DISTANCE and noisy else by_samples,
+            knowledge={"distillation_weight": np.array(weight, dtype=np.float32)},
+            average=partial(distance_aware, noisy) if self.aggregation == "distance" and noisy else by_samples,
         )
         if noisy:
             fed.record("distillation_weight", round(weight, 4))

@@ -31,16 +31,15 @@ is at or below FedAvg, in ours (docs/results.md) far above it. The server averag
 as FedAvg.
 """
 
-import math
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedmend.errors import check_variables
 from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
-from fedmend.method import Round, RoundTask, Site
+from fedmend.method import RoundTask, Site
 from fedmend.methods.labelsets import LabelSetFedAvgRound, LabelSetMethod
+from fedmend.methods.shared.settings import PartialShare, Weight
 
 SMALLEST = 0.01  # eps of the logarithm
 
@@ -87,6 +86,7 @@ def positive_unlabelled_risk(logits: Tensor, positive: Tensor, known: Tensor, pr
     return summed + prior[known][0] * elsewhere
 
 
+@dataclass(kw_only=True, eq=False)
 class FedPU(LabelSetMethod):
     """FedPU, for single-label data.
 
@@ -96,11 +96,7 @@ class FedPU(LabelSetMethod):
         others: arguments of :class:`fedmend.methods.labelsets.LabelSetMethod`.
     """
 
-    KINDS: ClassVar[tuple[str, ...]] = (SINGLELABEL,)
-    ROUND: ClassVar[type[Round]] = FedPURound
-
-    def __init__(self, *, weight: float = 1.0, hidden_share: float = 0.0, **others):
-        super().__init__(**others)
-        check_variables(0 <= weight < math.inf, ">= 0", weight=weight)
-        check_variables(0 <= hidden_share < 1, "0 to below 1", hidden_share=hidden_share)
-        self.weight, self.hidden_share = weight, hidden_share
+    KINDS = (SINGLELABEL,)
+    ROUND = FedPURound
+    weight: Weight = 1.0
+    hidden_share: PartialShare = 0.0

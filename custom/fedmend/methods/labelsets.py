@@ -41,8 +41,9 @@ have: every row is our form of it. Decisions:
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -50,13 +51,14 @@ from torch import Tensor, nn
 
 from fedmend.averaging import CLASSIFIER
 from fedmend.data.augment import strong
-from fedmend.errors import FedMendError, check_variables
+from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import ProximalRound
 from fedmend.methods.shared.pseudo_labels import PseudoLabels
 from fedmend.methods.shared.readings import READINGS
+from fedmend.methods.shared.settings import Count, Range, Settings, Weight, one_of
 
 KNOWLEDGE: Mapping[str, Field] = {
     "pos_weight": Field(
@@ -68,7 +70,8 @@ KNOWLEDGE: Mapping[str, Field] = {
         "tells sites how frequent each class is in the federation",
     )
 }
-IGNORED, NEGATIVE = "ignored", "negative"
+PositiveThreshold = Annotated[float, Range(lambda value: 0.5 <= value <= 1, "0.5 to 1")]
+NegativeThreshold = Annotated[float, Range(lambda value: 0 <= value < 0.5, "0 to below 0.5")]
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -113,7 +116,8 @@ class LabelSetRound(Round):
         return strong(pixels, self.generator, vertical_flip=self.method.vertical_flip)
 
 
-class LabelSetMethod(LocalMethod):
+@dataclass(kw_only=True, eq=False)
+class LabelSetMethod(Settings, LocalMethod):
     """Local training at a site that does not identify all classes.
 
     Args:
@@ -124,13 +128,11 @@ class LabelSetMethod(LocalMethod):
         hidden: what a hidden multi-label entry is in the supervised loss, ``ignored`` or ``negative``.
     """
 
-    hidden: str = IGNORED
+    hidden = "ignored"
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL, SINGLELABEL)
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
-
-    def __init__(self, *, local_iterations: int, vertical_flip: bool = False):
-        check_variables(local_iterations >= 1, "at least 1", local_iterations=local_iterations)
-        self.local_iterations, self.vertical_flip = local_iterations, vertical_flip
+    local_iterations: Count
+    vertical_flip: bool = False
 
 
 class _Stream:
@@ -204,6 +206,7 @@ class PseudoLabelRound(LabelSetRound):
         return {}
 
 
+@dataclass(kw_only=True, eq=False)
 class PseudoLabelMethod(LabelSetMethod):
     """A method with pseudo-labels, which stand in the ledger as ``RULE``.
 
@@ -218,22 +221,9 @@ class PseudoLabelMethod(LabelSetMethod):
     """
 
     RULE: ClassVar[str]
-
-    def __init__(self, *, tau_positive: float = 0.85, tau_negative: float = 0.01, loss_mean: str = "parts", **others):
-        check_thresholds(tau_positive, tau_negative)
-        check_variables(loss_mean in ("parts", "batch"), "'parts' or 'batch'", loss_mean=loss_mean)
-        super().__init__(**others)
-        self.tau_positive, self.tau_negative, self.loss_mean = tau_positive, tau_negative, loss_mean
-
-
-def check_thresholds(tau_positive: float, tau_negative: float, prefix: str = "") -> None:
-    """Refuses thresholds of pseudo-labels outside [0.5, 1] and [0, 0.5); ``prefix`` is that of the job variables.
-
-    Raises:
-        FedMendError: names the job variable.
-    """
-    check_variables(0.5 <= tau_positive <= 1, "0.5 to 1", **{f"{prefix}tau_positive": tau_positive})
-    check_variables(0 <= tau_negative < 0.5, "0 to below 0.5", **{f"{prefix}tau_negative": tau_negative})
+    tau_positive: PositiveThreshold = 0.85
+    tau_negative: NegativeThreshold = 0.01
+    loss_mean: Annotated[str, one_of("parts", "batch")] = "parts"
 
 
 # ---- baselines ------------------------------------------------------------------------------------------------------
@@ -256,11 +246,12 @@ class LabelSetFedAvgRound(LabelSetRound):
         cross-entropy of the labelled samples.
         """
         labels = self.labels[index.to(self.site.device, non_blocking=True)]
-        negative = self.method.hidden == NEGATIVE and self.site.data.kind == MULTILABEL
+        negative = self.method.hidden == "negative" and self.site.data.kind == MULTILABEL
         valid = torch.ones_like(labels, dtype=torch.bool) if negative else labels != NOT_ANNOTATED
-        return self.reading.loss(logits, labels.clamp(min=0), valid, labels, self.pos_weight)
+        return self.reading.loss(logits, labels.clamp(min=0), valid, labels, self.pos_weight, over_batch=False)
 
 
+@dataclass(kw_only=True, eq=False)
 class LabelSetFedAvg(LabelSetMethod):
     """FedAvg, and, with masked rows at the server, FedAvg*.
 
@@ -270,17 +261,14 @@ class LabelSetFedAvg(LabelSetMethod):
     """
 
     ROUND: ClassVar[type[Round]] = LabelSetFedAvgRound
-
-    def __init__(self, *, hidden: str = NEGATIVE, **others):
-        super().__init__(**others)
-        check_variables(hidden in (NEGATIVE, IGNORED), "'negative' or 'ignored'", hidden=hidden)
-        self.hidden = hidden
+    hidden: Annotated[str, one_of("negative", "ignored")] = "negative"
 
 
 class LabelSetFedProxRound(ProximalRound, LabelSetFedAvgRound):
     """The proximal term on mismatched label sets."""
 
 
+@dataclass(kw_only=True, eq=False)
 class LabelSetFedProx(LabelSetFedAvg):
     """FedProx: :class:`LabelSetFedAvg` with the proximal term.
 
@@ -289,16 +277,13 @@ class LabelSetFedProx(LabelSetFedAvg):
         others: arguments of :class:`LabelSetFedAvg`.
     """
 
-    ROUND: ClassVar[type[Round]] = LabelSetFedProxRound
-
-    def __init__(self, *, mu: float = 0.01, **others):
-        super().__init__(**others)
-        check_variables(mu >= 0, ">= 0", mu=mu)
-        self.mu = mu
+    ROUND = LabelSetFedProxRound
+    mu: Weight = 0.01
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
-class LabelSetWorkflow(Workflow):
+@dataclass(kw_only=True, eq=False)
+class LabelSetWorkflow(Settings, Workflow):
     """Rounds of one stage; the classifier is averaged class by class.
 
     Args:
@@ -307,14 +292,9 @@ class LabelSetWorkflow(Workflow):
         pos_weight_cap: largest weight of the positive term of a class, >= 1.
     """
 
-    METHOD: ClassVar[type[LocalMethod]] = LabelSetMethod
-    AGGREGATIONS: ClassVar[tuple[str, ...]] = ("masked", "samples")
-
-    def __init__(self, *, aggregation: str, pos_weight_cap: float = 100.0):
-        expected = " or ".join(map(repr, self.AGGREGATIONS))
-        check_variables(aggregation in self.AGGREGATIONS, expected, aggregation=aggregation)
-        check_variables(pos_weight_cap >= 1, ">= 1", pos_weight_cap=pos_weight_cap)
-        self.aggregation, self.cap = aggregation, pos_weight_cap
+    METHOD = LabelSetMethod
+    aggregation: Annotated[str, one_of("masked", "samples")]
+    pos_weight_cap: Annotated[float, Range(lambda value: value >= 1, ">= 1")] = 100.0
 
     def run(self, fed: Federation) -> None:
         """R rounds.
@@ -333,7 +313,7 @@ class LabelSetWorkflow(Workflow):
         if READINGS[fed.kind].weighted:
             positives = {site: facts.positives for site, facts in fed.sites.items()}
             samples = {site: facts.samples for site, facts in fed.sites.items()}
-            knowledge["pos_weight"] = positive_weights(positives, samples, cap=self.cap)
+            knowledge["pos_weight"] = positive_weights(positives, samples, cap=self.pos_weight_cap)
         for _ in fed.rounds():
             answers = fed.train("train", knowledge=knowledge, rows=partial(self.row_weights, known))
             self.record(fed, answers)

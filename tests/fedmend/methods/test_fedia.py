@@ -300,18 +300,14 @@ def test_a_site_that_joined_after_the_warm_up_has_no_line_and_waits(tmp_path):
     assert played.round(4, loss_of(0.1)) == WAITS
 
 
-GATE = "job variables gap, gate: expected gap >= 0 and gate from 0 to 1, got"
-COUNTS = "job variables patience, min_component: expected at least 1, got"
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"line_share": 0}, "job variable line_share: expected above 0 to 1, got 0"),
-        ({"gap": -1}, f"{GATE} -1, 0.0"),
-        ({"gate": 1.1}, f"{GATE} 0.03, 1.1"),
-        ({"patience": 0}, f"{COUNTS} 0, 1"),
-        ({"min_component": 0}, f"{COUNTS} 1, 0"),
+        ({"gap": -1}, "job variable gap: expected >= 0, got -1"),
+        ({"gate": 1.1}, "job variable gate: expected 0 to 1, got 1.1"),
+        ({"patience": 0}, "job variable patience: expected at least 1, got 0"),
+        ({"min_component": 0}, "job variable min_component: expected at least 1, got 0"),
         ({"threshold": 0.4}, "job variable threshold: expected 0.5 to below 1, got 0.4"),
     ],
 )
@@ -362,5 +358,5 @@ def test_a_warm_up_too_short_for_a_line_is_refused():
 
 
 def test_a_negative_temperature_is_refused():
-    with refused("job variable temperature: expected at least 0, got -1"):
+    with refused("job variable temperature: expected >= 0, got -1"):
         FedIAWorkflow(warmup_rounds=2, temperature=-1)

@@ -177,7 +177,7 @@ def test_a_report_without_usable_q_is_refused_and_its_model_left_out(tmp_path, k
     assert all(np.isfinite(v).all() for v in run.model.values())
 
 
-AGGREGATION = "job variable aggregation: expected 'awpa' or 'masked' or 'samples', got"
+AGGREGATION = "job variable aggregation: expected one of ['awpa', 'masked', 'samples'], got"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_settings_that_make_no_run_are_refused_at_once(setting, sentence):
 
 
 def test_the_baselines_have_no_class_knowledge_to_average_by():
-    with refused("job variable aggregation: expected 'masked' or 'samples', got 'awpa'"):
+    with refused("job variable aggregation: expected one of ['masked', 'samples'], got 'awpa'"):
         LabelSetWorkflow(aggregation="awpa")
 
 

@@ -369,12 +369,12 @@ def test_a_site_that_joins_behind_the_detection_is_noisy(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"votes": 0}, "job variables warmup_rounds, votes: expected at least 1, got 2, 0"),
-        ({"warmup_rounds": 0}, "job variables warmup_rounds, votes: expected at least 1, got 0, 9"),
-        ({"ramp_maximum": 1.1}, "job variables ramp_maximum, min_vote_share: expected 0 to 1, got 1.1, 0.67"),
-        ({"ramp_maximum": -0.1}, "job variables ramp_maximum, min_vote_share: expected 0 to 1, got -0.1, 0.67"),
-        ({"ramp_maximum": float("nan")}, "job variables ramp_maximum, min_vote_share: expected 0 to 1, got nan, 0.67"),
-        ({"min_vote_share": 1.5}, "job variables ramp_maximum, min_vote_share: expected 0 to 1, got 0.8, 1.5"),
+        ({"votes": 0}, "job variable votes: expected at least 1, got 0"),
+        ({"warmup_rounds": 0}, "job variable warmup_rounds: expected at least 1, got 0"),
+        ({"ramp_maximum": 1.1}, "job variable ramp_maximum: expected 0 to 1, got 1.1"),
+        ({"ramp_maximum": -0.1}, "job variable ramp_maximum: expected 0 to 1, got -0.1"),
+        ({"ramp_maximum": float("nan")}, "job variable ramp_maximum: expected 0 to 1, got nan"),
+        ({"min_vote_share": 1.5}, "job variable min_vote_share: expected 0 to 1, got 1.5"),
         (
             {"warmup_rounds": 7},
             "job variables warmup_rounds, num_rounds: expected the warm-up to fit into the run, got 7 of 6",

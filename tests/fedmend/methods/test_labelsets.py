@@ -99,7 +99,7 @@ def test_hidden_labels_of_multi_label_data_can_be_ignored(site_of, plain):
 
 
 def test_hidden_is_negative_or_ignored():
-    with refused("job variable hidden: expected 'negative' or 'ignored', got 'no'"):
+    with refused("job variable hidden: expected one of ['negative', 'ignored'], got 'no'"):
         LabelSetFedAvg(local_iterations=1, hidden="no")
 
 

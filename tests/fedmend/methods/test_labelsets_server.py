@@ -72,7 +72,7 @@ def test_a_round_averages_the_classifier_row_by_row_and_the_rest_by_samples(aggr
 
 @pytest.mark.parametrize("aggregation", ["awpa", "mean"])
 def test_an_aggregation_that_there_is_not_is_refused(aggregation):
-    with refused(f"job variable aggregation: expected 'masked' or 'samples', got {aggregation!r}"):
+    with refused(f"job variable aggregation: expected one of ['masked', 'samples'], got {aggregation!r}"):
         LabelSetWorkflow(aggregation=aggregation)
 
 

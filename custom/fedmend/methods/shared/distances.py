@@ -1,11 +1,11 @@
-"""Distances between the models of many sites, in one pass over all of them."""
+"""Distances between models; those between the models of many sites in one pass over all of them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _BLOCK = 1 << 16  # numbers of one model that are looked at together: a block of all models stays in the cache
 
@@ -69,6 +69,12 @@ def _pairs(tensors: Sequence[Tensor]) -> np.ndarray:
         length = np.diag(inner)
         squared += length[:, None] + length - 2 * inner
     return np.maximum(squared, 0)
+
+
+def squared_distance(model: nn.Module, received: Sequence[Tensor]) -> Tensor:
+    """||w - w_received||^2 over the parameters w of a model, with gradient; ``received`` are of any shape."""
+    pairs = zip(model.parameters(), received, strict=True)
+    return sum(((p - q).square().sum() for p, q in pairs), torch.zeros(()))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ Equations of Wu et al., IJCAI 2023.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,10 @@ class TaughtRound(Round):
 
     To be put before a class that has ``batch(index)`` and ``adjusted(logits)``.
     """
+
+    method: Any
+    batch: Callable[..., tuple[Tensor, Tensor]]
+    adjusted: Callable[[Tensor], Tensor]
 
     def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)

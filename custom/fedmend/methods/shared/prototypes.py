@@ -46,8 +46,7 @@ def global_prototypes(reports: Mapping[str, Report], samples: Mapping[str, int])
 
 def classes_without_prototype(prototypes: np.ndarray) -> list[int]:
     """Classes for which nothing can be tagged in the next round, because a row of (2C, F) ``prototypes`` is zero."""
-    absent = ~prototypes.any(axis=1)
-    return np.flatnonzero(absent[0::2] | absent[1::2]).tolist()
+    return np.flatnonzero(~prototypes.any(axis=1).reshape(-1, 2).all(1)).tolist()
 
 
 def _slices(samples: int) -> list[slice]:

@@ -68,14 +68,7 @@ class Reading(ABC):
 
     @abstractmethod
     def loss(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        valid: Tensor,
-        labels: Tensor,
-        pos_weight: Tensor | None,
-        *,
-        over_batch: bool = False,
+        self, logits: Tensor, target: Tensor, valid: Tensor, labels: Tensor, pos_weight: Tensor | None, over_batch: bool
     ) -> Tensor:
         """Supervised loss and loss of the pseudo-labels.
 
@@ -128,7 +121,9 @@ class MultiLabelReading(Reading):
         valid = given | (unknown & (positive | negative))
         return torch.where(given, labels.clamp(min=0), positive.float()), valid
 
-    def loss(self, logits, target, valid, labels, pos_weight, *, over_batch=False) -> Tensor:
+    def loss(
+        self, logits: Tensor, target: Tensor, valid: Tensor, labels: Tensor, pos_weight: Tensor | None, over_batch: bool
+    ) -> Tensor:
         """Weighted binary cross-entropy over the valid entries by B*M (D3)."""
         return masked_bce(logits, target, valid, logits.numel(), pos_weight)
 
@@ -166,7 +161,9 @@ class SingleLabelReading(Reading):
         target = torch.where(labelled, labels.clamp(min=0), best.float())
         return target, (labelled | sure).expand_as(target)
 
-    def loss(self, logits, target, valid, labels, pos_weight, *, over_batch=False) -> Tensor:
+    def loss(
+        self, logits: Tensor, target: Tensor, valid: Tensor, labels: Tensor, pos_weight: Tensor | None, over_batch: bool
+    ) -> Tensor:
         """Mean cross-entropy of labelled samples, plus the sum of valid unlabelled ones by the number of unlabelled; or
         both sums by the number of all."""
         entropy = F.cross_entropy(logits, target, reduction="none")

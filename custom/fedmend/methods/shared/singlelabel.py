@@ -1,7 +1,6 @@
 """What methods for single-label data share: targets, logit adjustment, and new augmented views in every epoch."""
 
 from collections.abc import Iterable
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,13 +11,16 @@ from fedmend.errors import FedMendError
 from fedmend.labels import SINGLELABEL
 from fedmend.learning.losses import log_class_prior
 from fedmend.method import LocalMethod, Round, RoundTask, Site
+from fedmend.methods.shared.settings import Settings
 from fedmend.repairs.label_ledger import Repairs
 
 
 class SingleLabelRound(Round):
     """Targets and class prior of one round, on the device."""
 
-    VIEWS: ClassVar[int] = 1  # augmented views of a sample in an epoch
+    method: "SingleLabelMethod"
+    views: Tensor  # (VIEWS, N, 2, 3) of the epoch
+    VIEWS = 1  # augmented views of a sample in an epoch
 
     def __init__(self, method: "SingleLabelMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
@@ -26,7 +28,6 @@ class SingleLabelRound(Round):
         target = class_numbers(site, labels)
         self.target = torch.from_numpy(target).to(site.device)
         self._log_prior = torch.from_numpy(log_class_prior(labels[self.samples().numpy()])).to(site.device)
-        self.views: Tensor | None = None  # (VIEWS, N, 2, 3) of the epoch
 
     def labels(self) -> np.ndarray:
         """(N, C) labels to learn from; default: those of people. A method that relabels takes the ledger's."""
@@ -48,18 +49,16 @@ class SingleLabelRound(Round):
         return logits.float() + self._log_prior if self.method.la else logits.float()
 
 
-class SingleLabelMethod(LocalMethod):
+class SingleLabelMethod(Settings, LocalMethod):
     """A method for single-label data.
 
-    Args:
+    Attributes:
         la: add the log prior of the site's classes to the logits (logit adjustment, strength 1), which balances the
             classes.
     """
 
-    KINDS: ClassVar[tuple[str, ...]] = (SINGLELABEL,)
-
-    def __init__(self, *, la: bool):
-        self.la = la
+    KINDS = (SINGLELABEL,)
+    la = False
 
 
 def class_numbers(site: Site, labels: np.ndarray) -> np.ndarray:

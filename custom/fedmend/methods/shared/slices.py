@@ -2,7 +2,8 @@
 
 import logging
 from abc import abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -10,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.intensity import augment_intensity
-from fedmend.errors import check_variables
 from fedmend.fields import Field
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.losses import soft_dice_loss
 from fedmend.method import LocalMethod, Round, RoundTask, Site
+from fedmend.methods.shared.settings import Settings, one_of
 
 LOG = logging.getLogger("fedmend.slices")
 WAITS, TRIGGERED, DONE, EXEMPT = range(4)  # what a site says about its correction
@@ -22,6 +23,7 @@ CORRECTION_FLAG = Field(
     (1,), "int64", WAITS, EXEMPT, "each round: 0 waits, 1 triggered, 2 corrected, 3 spared", "one flag for the site"
 )
 CE, DICE = "ce", "dice"
+BaseLoss = Annotated[str, one_of(CE, DICE)]
 
 
 def base_loss(name: str, logits: Tensor, marks: Tensor) -> Tensor:
@@ -73,6 +75,8 @@ class Relabelling:
 class SliceBatchRound(Round):
     """One round on slices whose grey values change at random; the target is the ledger's when the round starts."""
 
+    method: "SliceMethod"
+
     def __init__(self, method: "SliceMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         self._target = torch.from_numpy(site.ledger.apply(site.data.train.masks))
@@ -105,16 +109,14 @@ class SliceRound(SliceBatchRound):
         """
 
 
-class SliceMethod(LocalMethod):
+@dataclass(kw_only=True, eq=False)
+class SliceMethod(Settings, LocalMethod):
     """A method for masks.
 
     Args:
         augment: change the grey values of training slices at random.
-        base_loss: see :func:`base_loss`; of the methods that add something to the loss of plain training.
     """
 
-    KINDS: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
-
-    def __init__(self, *, augment: bool = True, base_loss: str = CE):
-        check_variables(base_loss in (CE, DICE), f"one of {[CE, DICE]}", base_loss=base_loss)
-        self.augment, self.base_loss = augment, base_loss
+    KINDS = (SEGMENTATION,)
+    base_loss = CE
+    augment: bool = True

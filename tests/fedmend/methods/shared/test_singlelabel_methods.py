@@ -7,6 +7,7 @@ from factories import refused
 from torch_factories import TinyNetwork, make_single_site, make_task
 
 from fedmend.labels import SINGLELABEL
+from fedmend.methods.baselines import SingleLabelFedAvg
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_changes, class_numbers
 
 CLASSES = [0, 1, 0, 0, 2, 0]
@@ -30,7 +31,7 @@ class Relabelled(PlainRound):
 
 def start(folder, round_type=PlainRound, *, la=True, classes=CLASSES, **options):
     site = make_single_site(folder, classes, **options)
-    return round_type(SingleLabelMethod(la=la), TinyNetwork(3), make_task(), site)
+    return round_type(SingleLabelFedAvg(la=la), TinyNetwork(3), make_task(), site)
 
 
 def test_class_numbers_are_those_of_the_labels(tmp_path):
