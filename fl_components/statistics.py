@@ -165,9 +165,9 @@ def _site_labels(told: Mapping[str, Mapping[str, int]], classes: Sequence[str]) 
     counts = np.array([[told.get(c, {}).get(name, HELD_BACK) for c in classes] for name in COUNTS], dtype=np.int64)
     mark = next((name for name in (SAMPLES, PHANTOM_SAMPLES) if name in told), None)
     if mark is None:
-        return SiteLabels(0, counts, problem=next(iter(told)))
+        return SiteLabels(samples=0, counts=counts, problem=next(iter(told)))
     kind = next((kind for feature, kind in KIND_SAMPLES.items() if feature in told), "")
-    return SiteLabels(told[mark].get(COUNTS[0], 0), counts, phantom=mark == PHANTOM_SAMPLES, kind=kind)
+    return SiteLabels(samples=told[mark].get(COUNTS[0], 0), counts=counts, phantom=mark == PHANTOM_SAMPLES, kind=kind)
 
 
 def check_statistics(dxo: DXO, site: str, *, min_count: int, max_bytes: int) -> None:

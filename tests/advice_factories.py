@@ -12,7 +12,7 @@ CLASSES = ("edema", "nodule")
 
 def site(*classes, kind=MULTILABEL, samples=400, **more):
     """What a site says, from annotated, positive and missing of each class."""
-    return SiteLabels(samples, np.array(classes, dtype=np.int64).T, kind=kind, **more)
+    return SiteLabels(samples=samples, counts=np.array(classes, dtype=np.int64).T, kind=kind, **more)
 
 
 def single(*classes, **more):

@@ -16,6 +16,7 @@ OTHERS = (
     "docs/figures/*",
     "docs/notebooks/*.ipynb",
     "provisioning/project.yml",
+    "provisioning/*.json",
     "simulator_workspace/local/*.json",
 )
 PACKAGES = {"fedmend": ROOT / "custom", "fl_components": ROOT, "provisioning": ROOT}

@@ -20,7 +20,7 @@ LARGEST = 2**31  # no site has as many samples
 SAMPLES = that(lambda value: type(value) is int and 0 <= value < LARGEST, "a whole number")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SiteLabels:
     """What one site says.
 
@@ -65,7 +65,7 @@ def count_labels(card: SiteCard, classes: Sequence[str], *, min_count: int) -> S
     told = hold_back(counts, min_count=min_count, one_label=kind.one_label)
     lesions = kind.census_extras(card).get("lesions")
     kept = None if lesions is None else (int(lesions[0]), int(lesions[1]))
-    return SiteLabels(samples, told, phantom=card.phantom, kind=card.kind, lesions=kept)
+    return SiteLabels(samples=samples, counts=told, phantom=card.phantom, kind=card.kind, lesions=kept)
 
 
 def count_folders(folder: Path, *, min_count: int) -> tuple[dict[str, SiteLabels], tuple[str, ...]]:
@@ -92,7 +92,7 @@ def count_folders(folder: Path, *, min_count: int) -> tuple[dict[str, SiteLabels
             classes = classes or card.classes
             sites[site.name] = count_labels(card, classes, min_count=min_count)
         except FedMendError as e:
-            sites[site.name] = SiteLabels(0, np.zeros((len(COUNTS), 0), dtype=np.int64), problem=str(e))
+            sites[site.name] = SiteLabels(samples=0, counts=np.zeros((len(COUNTS), 0), dtype=np.int64), problem=str(e))
     if not classes:
         raise FedMendError(next(iter(sites.values())).problem)
     return sites, classes

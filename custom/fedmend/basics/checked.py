@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from fedmend.errors import FedMendError
 
@@ -112,7 +112,7 @@ def accepted(value: object, checks: Sequence[Check], place: str, got: Callable[[
 
 def checked(
     cls: type[T],
-    raw: object,
+    raw: Any,
     where: str,
     *,
     inside: str = "",
@@ -136,12 +136,12 @@ def checked(
     """
     place, dot = (f"{where}, field {inside}", ".") if inside else (where, "")
     accepted(raw, [OBJECT], place, got)
-    known = {f.metadata["key"] or f.name: f for f in fields(cls) if "checks" in f.metadata}
+    known = {f.metadata["key"] or f.name: f for f in fields(cast(Any, cls)) if "checks" in f.metadata}
     if not others and (unknown := sorted(f"{name:.40}" for name in set(raw) - set(known))):
         raise FedMendError(f"{place}: expected the fields {list(known)}, got also {unknown}")
     for name, f in known.items():
         checks, path, value = f.metadata["checks"], f"{inside}{dot}{name}", raw.get(name)
-        inner = next(filter(is_dataclass, checks), None)
+        inner: Any = next(filter(is_dataclass, checks), None)
         has_default = f.default is not MISSING or f.default_factory is not MISSING
         if has_default and (name not in raw or (inner and value is None)):
             continue

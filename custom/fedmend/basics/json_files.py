@@ -45,7 +45,7 @@ def read_document(file: Path, where: str, expected: str) -> object:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
 
 
-def parse_json(text: str, **how: object) -> object:
+def parse_json(text: str, **how: Any) -> Any:
     """What :func:`read_json` does with the text of a file.
 
     Args:

@@ -39,7 +39,11 @@ class LabelKind(Kind):
 
     @abstractmethod
     def check_values(self, table: LabelTable, where: str) -> None:
-        """Refuses a training table whose labels do not tell classes apart; ``where`` begins the sentence."""
+        """Refuses a training table whose labels do not tell classes apart; ``where`` begins the sentence.
+
+        Raises:
+            FedMendError: says which column, and what it has.
+        """
 
     def open_ledger(self, path: Path, card: SiteCard, data: SiteData) -> LabelLedger:
         table = data.train.table

@@ -56,10 +56,10 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path) -
                 f"job variable network: expected {_PACKAGED_NETWORK} with weights {EFFICIENTNET_LITE0}, got {network!r}"
             )
         package = importlib.util.find_spec(_PACKAGE)  # found, not run
-        found = sorted(Path(package.origin).parent.glob("models/*.pth")) if package else []
-        if not found:
+        inside = sorted(Path(package.origin).parent.glob("models/*.pth")) if package and package.origin else []
+        if not inside:
             raise FedMendError(f"server: job variable weights: {not_installed(_PACKAGE, 'pretrained')}")
-        return str(found[0])
+        return str(inside[0])
     return str(app_dir / weights)
 
 

@@ -1,6 +1,7 @@
 """Repaired masks as volumes for people: NIfTI files in the geometry of the site's own label files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foregro
         mine = np.flatnonzero((split.case == number) & change.any((1, 2)))
         if not len(mine):
             continue
-        label = nibabel.load(item.label)
+        label: Any = nibabel.load(item.label)
         orientation = nibabel.io_orientation(label.affine)
         values = np.asarray(label.dataobj, dtype=np.float32)
         volume = nibabel.apply_orientation(has_value(foreground, values), orientation)

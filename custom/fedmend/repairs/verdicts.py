@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -124,7 +125,7 @@ def refusals(verdicts: Iterable[Verdict], *, one_label: bool) -> list[Verdict]:
     return [v for several in found.values() for v in several]
 
 
-def key_of(verdict: Verdict, *, one_label: bool) -> tuple[int, int]:
+def key_of(verdict: Any, *, one_label: bool) -> tuple[int, int]:
     """What a verdict or a repair is about: sample and class, or, where each sample has one class, the sample and 0."""
     return verdict.sample, 0 if one_label else verdict.label_class
 

@@ -180,11 +180,11 @@ class Desk:
             label = value
         if not 0 <= label_class < len(self.classes) or (not self.masks and label not in (0, 1)):
             raise FedMendError("verdict, label: expected one of the job's, got another")
-        about = {"old": item.old, "rule": item.rule, "round_num": item.round_num}
-        verdict = Verdict(item.sample, label_class, word, value=label, reviewer=reviewer, note=note, **about)
+        about = (item.sample, label_class, word, item.old, label, item.rule, item.round_num)
+        verdict = Verdict(*about, reviewer=reviewer, note=note)
         return self.ledger.judge(verdict, seen=seen)
 
-    def take_back(self, item: Item, *, reviewer: str):
+    def take_back(self, item: Item, *, reviewer: str) -> Verdict:
         """The verdict before the last one about an item counts again.
 
         Raises:

@@ -25,7 +25,7 @@ def serve(desk: Desk, *, port: int = 0, show: Callable[[str], None] = print) -> 
 
         from fedmend.review.app import Session, review_app
     except ImportError as e:
-        raise FedMendError(f"review: {not_installed(e.name, 'review')}") from None
+        raise FedMendError(f"review: {not_installed(str(e.name), 'review')}") from None
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just given back is free
     try:

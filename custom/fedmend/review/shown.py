@@ -9,6 +9,7 @@ from fedmend.data.raw import UnreadableImage
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs.gallery import ADDED, ANNOTATED
+from fedmend.repairs.mask_ledger import MaskLedger
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, Verdict
 from fedmend.review.desk import Desk, Item
 from fedmend.review.pictures import Neighbours, SiteImage, SliceImage, open_picture, open_slice, overlay_png, png
@@ -120,7 +121,7 @@ class Shown:
         Raises:
             UnreadableImage, OSError, FedMendError: as :meth:`png`, or there is nothing of the kind.
         """
-        if not self._desk.masks or which not in OUTLINES:
+        if not isinstance(self._desk.ledger, MaskLedger) or which not in OUTLINES:
             raise UnreadableImage(f"expected {', '.join(OUTLINES)} of a slice, got another")
         if which == "original":
             with self._one_at_a_time:

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedmend.basics.files import make_folder, write_text
+from fedmend.repairs.mask_ledger import MaskLedger
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, WITHDRAW
 from fedmend.review.desk import Desk
 from fedmend.review.exports import ClassVerdicts, Reviewer, sign_off_page, write_masks, write_table
@@ -28,7 +29,7 @@ def export(desk: Desk, out: Path, *, unseen: bool = False) -> list[str]:
     """
     make_folder(out)
     train = desk.data.train
-    if desk.masks:
+    if isinstance(desk.ledger, MaskLedger):
         count = write_masks(desk.card, train, desk.ledger.change() if unseen else desk.ledger.accepted(), out / "masks")
         said = f"{count} corrected masks written to {out / 'masks'}"
     else:

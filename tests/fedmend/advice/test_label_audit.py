@@ -104,8 +104,10 @@ def test_a_folder_without_site_folders_or_without_any_readable_card_is_refused(t
 # ---- the file -------------------------------------------------------------------------------------------------------
 def test_the_file_of_an_audit_gives_back_what_sites_said(tmp_path):
     said = {
-        "site-2": SiteLabels(60, columns((60, HELD_BACK, 0), (0, 0, 60)), phantom=True, kind="multilabel"),
-        "site-1": SiteLabels(0, columns((HELD_BACK,) * 3, (HELD_BACK,) * 3), problem="site-1: bad"),
+        "site-2": SiteLabels(
+            samples=60, counts=columns((60, HELD_BACK, 0), (0, 0, 60)), phantom=True, kind="multilabel"
+        ),
+        "site-1": SiteLabels(samples=0, counts=columns((HELD_BACK,) * 3, (HELD_BACK,) * 3), problem="site-1: bad"),
     }
     (tmp_path / "audit.json").write_text(audit_text(said, ("edema", "nodule")))
     sites, classes = read_audit(tmp_path / "audit.json")

@@ -10,7 +10,7 @@ def columns(*classes):
 
 
 def site(*classes, samples=100, **more):
-    return SiteLabels(samples, columns(*classes), **more)
+    return SiteLabels(samples=samples, counts=columns(*classes), **more)
 
 
 def cells(page, row):
