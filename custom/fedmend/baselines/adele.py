@@ -238,7 +238,6 @@ class Adele(SliceMethod):
         threshold: tau, 0.5 to 1; 1: nothing is corrected.
         skip_unmarked: leave slices without a mark in the site's own annotation alone.
         base_loss: ``ce`` or ``dice``.
-        augment: change the grey values of training slices at random.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS

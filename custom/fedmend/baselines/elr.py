@@ -91,7 +91,6 @@ class ELR(SliceMethod):
         beta: how much of the running mean stays in an update, 0 to below 1.
         weight: lambda, >= 0; 0: the base loss alone.
         base_loss: ``ce``, the mean cross-entropy of the pixels, or ``dice``.
-        augment: change the grey values of training slices at random.
     """
 
     ROUND = ELRRound

@@ -52,9 +52,6 @@ class FedCorr(CorrectingMethod, SingleLabelMethod):
 
     Args:
         la: logit adjustment by the prior of the labels in force, in all training losses.
-        beta: weight of the proximal term of stage 1, >= 0.
-        relabel_ratio: share of the samples in the larger component that may be relabelled in stage 1, 0 to 1.
-        confidence: the global model must be surer than this of a new label, 0 to 1.
     """
 
     ROUND = FedCorrRound

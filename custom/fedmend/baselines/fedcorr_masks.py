@@ -79,12 +79,9 @@ class FedCorrMasks(CorrectingMethod, SliceMethod):
     """Client half of FedCorr for masks.
 
     Args:
-        beta: weight of the proximal term of stage 1, >= 0.
-        relabel_ratio: pi, share of the slices in the larger component that may be relabelled in stage 1, 0 to 1.
         confidence: theta, the global model must be surer than this of a pixel's new label, 0 to 1; up to 0.5 it is sure
             of every pixel.
         base_loss: ``ce`` or ``dice``.
-        augment: change the grey values of training slices at random.
     """
 
     ROUND = FedCorrMasksRound

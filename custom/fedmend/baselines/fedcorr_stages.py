@@ -129,7 +129,6 @@ class CorrectingMethod(Settings, LocalMethod, ABC):
         beta: weight of the proximal term of stage 1, >= 0.
         relabel_ratio: pi, share of the samples in the larger component that may be relabelled in stage 1, 0 to 1.
         confidence: theta, the global model must be surer than this of a new label, 0 to 1.
-        options: arguments of that class.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS

@@ -27,7 +27,7 @@ from fedmend.fields import Report
 from fedmend.method import RoundTask, Site
 from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.pseudo_labels import PseudoLabels
-from fedmend.methods.shared.settings import Range
+from fedmend.methods.shared.settings import PositiveThreshold, Range
 
 RULE = "fedfixmatch.pseudo_label"
 
@@ -75,7 +75,7 @@ class FedFixMatch(MultiLabelMethod):
     """
 
     ROUND = FedFixMatchRound
-    tau_positive: Annotated[float, Range(lambda value: 0.5 <= value <= 1, "0.5 to 1")] = 0.8
+    tau_positive: PositiveThreshold = 0.8
     tau_negative: Annotated[float, Range(lambda value: 0 <= value <= 0.5, "0 to 0.5")] = 0.2
 
 

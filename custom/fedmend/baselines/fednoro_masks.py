@@ -68,7 +68,6 @@ class FedNoRoMasks(SliceMethod):
     Args:
         temperature: of the teacher, > 0.
         base_loss: ``ce``, the logit-adjusted cross-entropy of the pixels, or ``dice``.
-        augment: change the grey values of training slices at random.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS

@@ -42,7 +42,6 @@ class FedRS(LabelSetFedAvg):
         alpha: factor of the logits of unknown classes, 0 to 1; 1 is FedAvg.
         graded: a known class has the factor alpha + (1 - alpha) n_c / max n, where n_c is its number of positives at
             the site, as in the authors' code; False: 1.
-        others: arguments of :class:`fedmend.methods.labelsets.LabelSetFedAvg`.
     """
 
     ROUND = FedRSRound

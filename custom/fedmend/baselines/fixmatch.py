@@ -30,10 +30,7 @@ class FixMatchRound(PseudoLabelRound):
 
 
 class FixMatch(PseudoLabelMethod):
-    """FixMatch, where FedLSM has a teacher; no uncertainty, no mixed pairs.
-
-    Args: those of :class:`PseudoLabelMethod`.
-    """
+    """FixMatch, where FedLSM has a teacher; no uncertainty, no mixed pairs."""
 
     RULE = "fixmatch.pseudo_label"
     ROUND = FixMatchRound

@@ -67,7 +67,6 @@ class FPSL(LabelSetMethod):
 
     Args:
         inner_rate: eta, step of the inner level, >= 0.
-        others: arguments of :class:`fedmend.methods.labelsets.LabelSetMethod`.
     """
 
     ROUND = FPSLRound

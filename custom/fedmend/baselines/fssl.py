@@ -79,7 +79,6 @@ class FSSL(LabelSetMethod):
     Args:
         consistency_weight: w_max, >= 0; 0 is FedAvg* with hidden labels ignored.
         ramp_share: share of the rounds over which the weight of L_C rises, 0 to 1.
-        others: arguments of :class:`fedmend.methods.labelsets.LabelSetMethod`.
     """
 
     ROUND = FSSLRound

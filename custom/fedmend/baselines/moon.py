@@ -62,7 +62,6 @@ class Moon(LabelSetFedAvg):
     Args:
         mu: weight of the contrastive term, >= 0.
         temperature: tau, > 0.
-        others: arguments of :class:`LabelSetFedAvg`.
     """
 
     ROUND = MoonRound

@@ -48,7 +48,6 @@ class NRDice(SliceMethod):
         pooling: ``slice``: a quotient for each slice; ``batch``: one for all slices of a batch.
         denominator: ``squares`` or ``sums``.
         rows: ``lesion``, or ``both`` for the mean of background and lesion.
-        augment: change the grey values of training slices at random.
     """
 
     ROUND = NRDiceRound

@@ -115,7 +115,6 @@ class RMD(SliceMethod):
     Args:
         drop: rho, share of the pixels that are left out in the end, 0 to below 1.
         weight: of what the networks teach each other, >= 0; 0 and ``drop`` 0: two networks that are trained apart.
-        augment: change the grey values of training slices at random.
     """
 
     ROUND = RMDRound

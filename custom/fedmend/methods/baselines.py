@@ -121,11 +121,7 @@ class FedAvgPLRound(FedAvgRound):
 
 
 class FedAvgPL(FedAvg):
-    """FedAvg with a partial loss: only annotated classes count.
-
-    Args:
-        weighted: as of :class:`FedAvg`.
-    """
+    """FedAvg with a partial loss: only annotated classes count."""
 
     ROUND = FedAvgPLRound
 
@@ -160,37 +156,37 @@ class SingleLabelFedAvg(SingleLabelMethod):
 OWN_MODEL = "own_model"
 
 
-def own_model(model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
-    """A copy of the received model with the weights that the site's own model has before the round.
+def own_model(name: str, model: nn.Module, task: RoundTask, site: Site, first: int = 0) -> nn.Module:
+    """A copy of the received model with the weights that :func:`keep_model` kept before the round.
 
     A hospital that missed rounds goes on with its own model; one that an earlier run of this name left, from other
-    initial weights, does not count.
+    initial weights, does not count, nor does one that was kept before the round ``first``.
     """
-    own, before = copy.deepcopy(model), site.state.last_turn(OWN_MODEL, before=task.round_num)
-    if before is not None and before[1]["seed"] == task.seed:
+    own, before = copy.deepcopy(model), site.state.last_turn(name, before=task.round_num)
+    if before is not None and before[0] >= first and before[1]["seed"] == task.seed:
         own.load_state_dict(before[1]["weights"])
     return own
+
+
+def keep_model(name: str, model: nn.Module, task: RoundTask, site: Site) -> None:
+    """Keeps a model at the site for its next round."""
+    site.state.save_turn(name, task.round_num, {"seed": task.seed, "weights": model.state_dict()})
 
 
 class AloneRound(SingleLabelFedAvgRound):
     """Trains the site's own model; the received one goes back as it came."""
 
     def __init__(self, method: SingleLabelMethod, model: nn.Module, task: RoundTask, site: Site):
-        super().__init__(method, own_model(model, task, site), task, site)
+        super().__init__(method, own_model(OWN_MODEL, model, task, site), task, site)
 
     def report(self) -> Report:
         """Nothing; keeps the site's model."""
-        value = {"seed": self.task.seed, "weights": self.model.state_dict()}
-        self.site.state.save_turn(OWN_MODEL, self.task.round_num, value)
+        keep_model(OWN_MODEL, self.model, self.task, self.site)
         return {}
 
 
 class Alone(SingleLabelFedAvg):
-    """Each site trains alone, from the federation's initial weights; the global model stays as it is.
-
-    Args:
-        la: logit adjustment.
-    """
+    """Each site trains alone, from the federation's initial weights; the global model stays as it is."""
 
     ROUND = AloneRound
 
@@ -200,7 +196,7 @@ class Alone(SingleLabelFedAvg):
 
     def evaluated(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
         """The site's own model."""
-        return own_model(model, task, site)
+        return own_model(OWN_MODEL, model, task, site)
 
 
 # ---- FedProx --------------------------------------------------------------------------------------------------------
@@ -245,7 +241,6 @@ class SingleLabelFedProx(SingleLabelFedAvg):
 
     Args:
         mu: weight of the proximal term, >= 0.
-        la: logit adjustment.
     """
 
     ROUND = SingleLabelFedProxRound

@@ -11,7 +11,6 @@ more epochs than one of another method with as many rounds. A site that missed r
 not judge. Original labels are never changed.
 """
 
-import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -19,15 +18,15 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError, not_installed
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
 from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.methods.baselines import SingleLabelFedAvgRound, keep_model, own_model
 from fedmend.methods.shared.settings import Range, Settings
-from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
+from fedmend.methods.shared.singlelabel import SingleLabelMethod, class_numbers
 
 VALIDATE, CLEANED = "validate", "cleaned"
 PROBABILITIES, KEPT = "probabilities", "kept"  # arrays in the site's state
@@ -39,7 +38,7 @@ KNOWLEDGE = {
 }
 
 
-class ConfidentLearningRound(SingleLabelRound):
+class ConfidentLearningRound(SingleLabelFedAvgRound):
     """One fold of the cross-validation, or training on the samples that are kept."""
 
     def __init__(self, method: "ConfidentLearning", model: nn.Module, task: RoundTask, site: Site):
@@ -48,14 +47,9 @@ class ConfidentLearningRound(SingleLabelRound):
             raise FedMendError(f"label issues: {not_installed('cleanlab', 'cleanlab')}")
         self._folds, self._per_fold = int(task.word("folds")), int(task.word("rounds_per_fold"))
         self._number = task.round_num // self._per_fold  # of the fold
-        super().__init__(method, self._fold_model(model, task, site) if self._validating else model, task, site)
-
-    def _fold_model(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
-        """A copy of the received model, with the weights that the earlier rounds of the same fold left."""
-        own, before = copy.deepcopy(model), site.state.last_turn(FOLD_MODEL, before=task.round_num)
-        if before is not None and before[0] >= self._number * self._per_fold and before[1]["seed"] == task.seed:
-            own.load_state_dict(before[1]["weights"])
-        return own
+        if self._validating:
+            model = own_model(FOLD_MODEL, model, task, site, first=self._number * self._per_fold)
+        super().__init__(method, model, task, site)
 
     @cached_property
     def _fold(self) -> Tensor:
@@ -77,19 +71,13 @@ class ConfidentLearningRound(SingleLabelRound):
         """Those of the other folds, or those that are kept."""
         return self._samples
 
-    def loss(self, index: Tensor) -> Tensor:
-        """Mean cross-entropy."""
-        images, target = self.batch(index)
-        return F.cross_entropy(self.adjusted(self.model(images)[1]), target)
-
     def report(self) -> Report:
         """How many samples are kept; in the last round of a fold, first judges the fold."""
         if not self._validating:
             return {"kept": np.array(len(self.samples()))}
         if (self.task.round_num + 1) % self._per_fold == 0:
             return {"kept": np.array(self._validate().sum())}
-        value = {"seed": self.task.seed, "weights": self.model.state_dict()}
-        self.site.state.save_turn(FOLD_MODEL, self.task.round_num, value)
+        keep_model(FOLD_MODEL, self.model, self.task, self.site)
         return {"kept": np.array(len(self._fold))}
 
     def _validate(self) -> np.ndarray:

@@ -168,7 +168,6 @@ class FedIA(SliceMethod):
         gate: a site with at least this share of the largest estimated completeness is not corrected; 0: none is spared.
         threshold: probability above which a pixel is marked.
         min_component: smallest component in pixels that counts as a lesion, in annotation and prediction, >= 1.
-        augment: change the grey values of training slices at random.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = FIELDS

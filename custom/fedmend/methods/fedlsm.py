@@ -61,15 +61,17 @@ from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.learning.inference import infer
 from fedmend.method import Answer, Contributions, Federation, RoundTask, Site
-from fedmend.methods.labelsets import (
-    LabelSetWorkflow,
-    NegativeThreshold,
-    PositiveThreshold,
-    PseudoLabelMethod,
-    PseudoLabelRound,
-)
+from fedmend.methods.labelsets import LabelSetWorkflow, PseudoLabelMethod, PseudoLabelRound
 from fedmend.methods.shared.mean_teacher import COPIED, MeanTeacher
-from fedmend.methods.shared.settings import Count, PartialShare, Positive, Weight, one_of
+from fedmend.methods.shared.settings import (
+    Count,
+    NegativeThreshold,
+    PartialShare,
+    Positive,
+    PositiveThreshold,
+    Weight,
+    one_of,
+)
 
 LOG = logging.getLogger("fedmend.fedlsm")
 UNCERTAINTY_BINS = 20
@@ -204,24 +206,18 @@ class FedLSM(PseudoLabelMethod):
     """Client half of FedLSM.
 
     Args:
-        local_iterations: optimiser steps per round, >= 1.
         high: D_h, the uncertain samples: a number, or a share of the samples when below 1.
         low: D_l, the confident ones, likewise.
         pairs: pairs of D_l and D_h that are mixed per step; with them a step has ``batch_size`` images, as many as one
             of the baselines.
         keep_labelled: images of D_h that have a label stay in L_I too; they get no pseudo-labels.
         discount: a pseudo-label counts in q with its probability, so that q is the number of positives to expect.
-        tau_positive: probability from which an unknown class is pseudo-labelled positive; of the largest class in
-            single-label data.
-        tau_negative: probability up to which it is negative (multi-label).
-        loss_mean: see :class:`fedmend.methods.labelsets.PseudoLabelMethod`.
         ude_tau_positive: tau_positive of the uncertain image of a pair.
         ude_tau_negative: tau_negative of the uncertain image of a pair.
         ude_weight: lambda, weight of the mixed pairs, >= 0; 0 switches uncertain data enhancement off.
         mixup_alpha: of the Beta distribution of the mixing weight, > 0.
         ema_decay: of the teacher, in [0, 1).
         ue: sort samples by uncertainty; off: D_h and D_l are drawn at random.
-        vertical_flip: part of the strong augmentation.
     """
 
     RULE = "fedlsm.pseudo_label"
@@ -259,7 +255,6 @@ class FedLSMWorkflow(LabelSetWorkflow):
 
     Args:
         aggregation: ``awpa`` (Eq. 7), or an ablation: ``masked`` or ``samples``, see :class:`LabelSetWorkflow`.
-        pos_weight_cap: largest weight of the positive term of a class, >= 1.
     """
 
     METHOD = FedLSM

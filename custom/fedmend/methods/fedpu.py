@@ -93,7 +93,6 @@ class FedPU(LabelSetMethod):
     Args:
         weight: of the risk of positive and unlabelled images beside the cross-entropy, >= 0; 0 is FedAvg.
         hidden_share: share of the images of a known class that have no label, 0 to below 1.
-        others: arguments of :class:`fedmend.methods.labelsets.LabelSetMethod`.
     """
 
     KINDS = (SINGLELABEL,)

@@ -58,7 +58,7 @@ from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round
 from fedmend.methods.baselines import ProximalRound
 from fedmend.methods.shared.pseudo_labels import PseudoLabels
 from fedmend.methods.shared.readings import READINGS
-from fedmend.methods.shared.settings import Count, Range, Settings, Weight, one_of
+from fedmend.methods.shared.settings import Count, NegativeThreshold, PositiveThreshold, Range, Settings, Weight, one_of
 
 KNOWLEDGE: Mapping[str, Field] = {
     "pos_weight": Field(
@@ -70,8 +70,6 @@ KNOWLEDGE: Mapping[str, Field] = {
         "tells sites how frequent each class is in the federation",
     )
 }
-PositiveThreshold = Annotated[float, Range(lambda value: 0.5 <= value <= 1, "0.5 to 1")]
-NegativeThreshold = Annotated[float, Range(lambda value: 0 <= value < 0.5, "0 to below 0.5")]
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -217,7 +215,6 @@ class PseudoLabelMethod(LabelSetMethod):
         loss_mean: in single-label data, ``parts``: L_I is the mean over the labelled images of a batch, L_U that over
             the others (Eq. 4); ``batch``: both are divided by all images, so that a pseudo-label weighs as much as a
             label (released code).
-        others: arguments of :class:`LabelSetMethod`.
     """
 
     RULE: ClassVar[str]
@@ -257,7 +254,6 @@ class LabelSetFedAvg(LabelSetMethod):
 
     Args:
         hidden: what a hidden entry of multi-label data is in the loss, ``negative`` or ``ignored`` (D3).
-        others: arguments of :class:`LabelSetMethod`.
     """
 
     ROUND: ClassVar[type[Round]] = LabelSetFedAvgRound
@@ -274,7 +270,6 @@ class LabelSetFedProx(LabelSetFedAvg):
 
     Args:
         mu: weight of the proximal term, >= 0.
-        others: arguments of :class:`LabelSetFedAvg`.
     """
 
     ROUND = LabelSetFedProxRound

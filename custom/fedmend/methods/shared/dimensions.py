@@ -8,6 +8,7 @@ memorise wrong labels. N samples, K sites.
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,16 +73,21 @@ def stands_out(losses: np.ndarray) -> np.ndarray:
     Returns:
         (N,) bool; none where all losses are equal.
     """
+    if len(losses) == 0 or (losses == losses[0]).all():
+        return np.zeros(len(losses), dtype=bool)
+    return _larger_component(np.asarray(losses, dtype=np.float64)[:, None], random_state=0)
+
+
+def _larger_component(losses: np.ndarray, **options: Any) -> np.ndarray:
+    """(K,) bool: the component with the larger mean of a two-component Gaussian mixture on (K, C) losses."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
-    if len(losses) == 0 or (losses == losses[0]).all():
-        return np.zeros(len(losses), dtype=bool)
-    mixture = GaussianMixture(2, random_state=0)
+    mixture = GaussianMixture(2, **options)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        component = mixture.fit_predict(np.asarray(losses, dtype=np.float64)[:, None])
-    return component == mixture.means_[:, 0].argmax()
+        warnings.simplefilter("ignore", ConvergenceWarning)  # few distinct points: the vote tells
+        component = mixture.fit_predict(losses)
+    return component == mixture.means_.sum(1).argmax()
 
 
 def min_max(values: np.ndarray) -> np.ndarray:
@@ -119,9 +125,6 @@ def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str 
     Raises:
         FedMendError: fewer than 4 sites.
     """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.mixture import GaussianMixture
-
     if len(losses) < MIN_SITES:
         raise FedMendError(f"noisy-client detection: expected losses of at least {MIN_SITES} sites, got {len(losses)}")
     if covariance == AUTO:
@@ -130,10 +133,7 @@ def detect_noisy_clients(losses: np.ndarray, *, votes: int = 9, covariance: str 
         return Detection(np.zeros(len(losses), dtype=bool), 1.0, covariance)
     found: Counter[tuple[bool, ...]] = Counter()
     for seed in range(votes):
-        mixture = GaussianMixture(2, covariance_type=covariance, random_state=seed, **MIXTURES[covariance])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # few distinct points: the vote tells
-            component = mixture.fit_predict(losses)
-        found[tuple((component == mixture.means_.sum(1).argmax()).tolist())] += 1
-    noisy, count = found.most_common(1)[0]
-    return Detection(np.array(noisy), count / votes, covariance)
+        noisy = _larger_component(losses, covariance_type=covariance, random_state=seed, **MIXTURES[covariance])
+        found[tuple(noisy.tolist())] += 1
+    winner, count = found.most_common(1)[0]
+    return Detection(np.array(winner), count / votes, covariance)

@@ -25,6 +25,8 @@ Positive = Annotated[float, Range(lambda value: 0 < value < math.inf, "> 0")]
 Share = Annotated[float, Range(lambda value: 0 <= value <= 1, "0 to 1")]
 SomeShare = Annotated[float, Range(lambda value: 0 < value <= 1, "above 0 to 1")]
 PartialShare = Annotated[float, Range(lambda value: 0 <= value < 1, "0 to below 1")]
+PositiveThreshold = Annotated[float, Range(lambda value: 0.5 <= value <= 1, "0.5 to 1")]
+NegativeThreshold = Annotated[float, Range(lambda value: 0 <= value < 0.5, "0 to below 0.5")]
 Count = Annotated[int, Range(lambda value: value >= 1, "at least 1")]
 
 
@@ -37,7 +39,8 @@ def one_of(*words: str) -> Range:
 class Settings:
     """A method or workflow whose settings are the fields of a dataclass; to be put before the other base class.
 
-    A field is checked where its annotation is ``Annotated`` with a :class:`Range`.
+    A field is checked where its annotation is ``Annotated`` with a :class:`Range`. A class also takes the settings of
+    its parents, which their docstrings describe.
     """
 
     def __post_init__(self) -> None:
