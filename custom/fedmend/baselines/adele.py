@@ -293,7 +293,6 @@ class AdeleWorkflow(Workflow):
         corrected: list[str] = field(default_factory=list)
 
     def run(self, fed: Federation) -> None:
-        """R rounds."""
         for _ in fed.rounds():
             answers = fed.train("train")
             done = [site for site, answer in answers.items() if answer.report["correction"][0] == DONE]

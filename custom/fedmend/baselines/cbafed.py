@@ -144,7 +144,6 @@ class CBAFedWorkflow(Settings, Workflow):
     warmup_rounds: Count = field()
 
     def run(self, fed: Federation) -> None:
-        """R rounds."""
         for r in fed.rounds():
             stage = WARMUP if r < self.warmup_rounds else PSEUDO
             average = by_samples if stage == WARMUP else by_labels

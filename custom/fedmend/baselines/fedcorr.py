@@ -32,7 +32,6 @@ class FedCorrRound(MixupRound, SingleLabelRound):
     method: "FedCorr"
 
     def labels(self) -> np.ndarray:
-        """(N, C) labels in force."""
         return self.site.ledger.apply(self.site.data.train.labels)
 
     def target_loss(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -40,7 +39,6 @@ class FedCorrRound(MixupRound, SingleLabelRound):
         return F.cross_entropy(self.adjusted(logits), target)
 
     def lid_and_losses(self) -> tuple[float, np.ndarray]:
-        """See :class:`MixupRound`."""
         logits = infer(self.model, self.site.data.train, self.site)[1]
         losses = F.cross_entropy(logits, self.target.cpu(), reduction="none").numpy()
         return local_intrinsic_dimension(logits.softmax(1).numpy()).mean(), losses

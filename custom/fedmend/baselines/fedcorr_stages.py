@@ -204,7 +204,6 @@ class FedCorrWorkflow(Settings, Workflow):
     clean_threshold: Share = 0.1
 
     def run(self, fed: Federation) -> None:
-        """T1 rounds, then those of the job."""
         first = self.warmup_rounds = self.iterations  # not before: the job's own rounds need not hold them
         usual = first + max(round(self.finetune_share * fed.num_rounds), 1)
         for r in fed.rounds(first + fed.num_rounds):

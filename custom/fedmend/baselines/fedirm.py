@@ -117,7 +117,6 @@ class FedIRMRound(FedAvgPLRound):
         self._counts += positive.sum(0)
 
     def after_step(self) -> None:
-        """Moves the teacher."""
         if self._teacher is not None:
             self._teacher.follow(self.model)
 
@@ -198,7 +197,6 @@ class FedIRMWorkflow(Workflow):
         knowledge: dict[str, np.ndarray] = field(default_factory=dict)
 
     def run(self, fed: Federation) -> None:
-        """R rounds."""
         first = max(1, round(FIRST_STAGE * fed.num_rounds))
         for r in fed.rounds():
             stage = SUPERVISED if r < first - 1 else RELATION if r < first else MATCH

@@ -30,7 +30,6 @@ class FedRSRound(LabelSetFedAvgRound):
         self._scale = torch.lerp(torch.full_like(share, method.alpha), torch.ones_like(share), share)
 
     def supervised(self, logits: Tensor, index: Tensor) -> Tensor:
-        """The loss of FedAvg with restricted logits."""
         return super().supervised(self._scale * logits, index)
 
 

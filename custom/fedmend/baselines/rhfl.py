@@ -68,7 +68,6 @@ class RHFLRound(SingleLabelRound):
         return super().batches(epoch)
 
     def loss(self, index: Tensor) -> Tensor:
-        """Mean symmetric or plain cross-entropy."""
         images, target = self.batch(index)
         logits = self.adjusted(self.model(images)[1])
         of = symmetric_cross_entropy if self.method.local_loss == "sce" else F.cross_entropy
@@ -78,7 +77,6 @@ class RHFLRound(SingleLabelRound):
         return loss
 
     def report(self) -> Report:
-        """The mean loss of the last epoch."""
         return {"local_loss": (self._total / self._seen).cpu().numpy()}
 
 
@@ -131,7 +129,6 @@ class RHFLWorkflow(Settings, Workflow):
     times_samples: bool = False
 
     def run(self, fed: Federation) -> None:
-        """R rounds."""
         for _ in fed.rounds():
             answers = fed.train("train", average=partial(self.weights, dict(fed.memory.losses)))
             fed.memory.losses = {site: float(a.report["local_loss"]) for site, a in answers.items()}

@@ -214,7 +214,6 @@ class RoFLWorkflow(Workflow):
         knowledge: dict[str, np.ndarray] = field(default_factory=dict)
 
     def run(self, fed: Federation) -> None:
-        """R rounds."""
         for _ in fed.rounds():
             answers = fed.train("train", knowledge=fed.memory.knowledge)
             reports = {site: a.report for site, a in answers.items()}

@@ -63,7 +63,6 @@ class RSCFedRound(FedAvgPLRound):
         return loss + self.method.consistency_weight * (logits[:, self.missing].sigmoid() - target).square().mean()
 
     def after_step(self) -> None:
-        """Moves the teacher."""
         if self._teacher is not None:
             self._teacher.follow(self.model)
 
@@ -104,7 +103,6 @@ class RSCFedWorkflow(Settings, Workflow):
     beta: Weight = 0.01
 
     def run(self, fed: Federation) -> None:
-        """R rounds."""
         size = math.ceil(self.group_share * len(fed.sites))
         for _ in fed.rounds():
             drawn = partial(self.shares, size, fed.generator("groups"))

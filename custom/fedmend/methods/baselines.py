@@ -29,7 +29,6 @@ class FedAvgWorkflow(Workflow):
     """Every round trains and averages by samples."""
 
     def run(self, fed: Federation) -> None:
-        """R rounds of FedAvg."""
         for _ in fed.rounds():
             fed.train("train")
 
@@ -131,7 +130,6 @@ class SingleLabelFedAvgRound(SingleLabelRound):
     """Mean cross-entropy."""
 
     def loss(self, index: Tensor) -> Tensor:
-        """Mean cross-entropy."""
         images, target = self.batch(index)
         return F.cross_entropy(self.adjusted(self.model(images)[1]), target)
 
@@ -195,7 +193,6 @@ class Alone(SingleLabelFedAvg):
         self.patients_apart = False  # the accountant follows the model that is sent
 
     def evaluated(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
-        """The site's own model."""
         return own_model(OWN_MODEL, model, task, site)
 
 
@@ -210,7 +207,6 @@ class ProximalRound(Round):
         self._received = [p.detach().clone() for p in model.parameters()]
 
     def loss(self, index: Tensor) -> Tensor:
-        """Loss of the next class plus the proximal term."""
         distance = squared_distance(self.model, self._received)
         return super().loss(index) + self.method.mu / 2 * distance  # type: ignore[safe-super]
 

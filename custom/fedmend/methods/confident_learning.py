@@ -143,7 +143,6 @@ class ConfidentLearningWorkflow(Settings, Workflow):
         self.warmup_rounds = self.folds * self.rounds_per_fold
 
     def run(self, fed: Federation) -> None:
-        """All rounds."""
         for r in fed.rounds():
             if r >= self.warmup_rounds:
                 fed.train(CLEANED, knowledge=self._knowledge, average=by_kept)

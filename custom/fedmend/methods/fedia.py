@@ -264,7 +264,6 @@ class FedIAWorkflow(Settings, Workflow):
     temperature: Weight = 0.0
 
     def run(self, fed: Federation) -> None:
-        """R rounds, T of them warm-up."""
         for r in fed.rounds():
             if r == self.warmup_rounds:
                 fed.memory.completeness = self._estimate(fed)  # Eqs. (3) and (6)

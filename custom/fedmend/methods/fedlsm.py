@@ -173,7 +173,6 @@ class FedLSMRound(PseudoLabelRound):
         return loss
 
     def after_step(self) -> None:
-        """Moves the teacher."""
         self._teacher.follow(self.model)
 
     def _mix(self, paired: Tensor, predicted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

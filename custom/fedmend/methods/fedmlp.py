@@ -261,7 +261,6 @@ class FedMLPWorkflow(Settings, Workflow):
     warmup_rounds: Count = field()
 
     def run(self, fed: Federation) -> None:
-        """R rounds, t1 of them warm-up."""
         for r in fed.rounds():
             answers = fed.train(self._stage(r), knowledge=fed.memory.knowledge)
             fed.memory.knowledge = self._merge_reports(fed, answers)  # Eqs. (6) and (10)

@@ -139,7 +139,6 @@ class FedNoRoWorkflow(Settings, Workflow):
     detection_normalise: bool = True
 
     def run(self, fed: Federation) -> None:
-        """R rounds, T1 of them warm-up."""
         for r in fed.rounds():
             if r < self.warmup_rounds:  # stage 1, Eq. (2)
                 fed.train(WARMUP)

@@ -228,7 +228,6 @@ class LabelSetFedAvgRound(LabelSetRound):
     """Supervised loss of the strong views."""
 
     def loss(self, index: Tensor) -> Tensor:
-        """Supervised loss of the strong views."""
         return self.supervised(self.model(self.inputs(index))[1].float(), index)
 
     def inputs(self, index: Tensor) -> Tensor:

@@ -82,7 +82,6 @@ class LastingTeacher(MeanTeacher):
         return min(1 - 1 / (self._steps + 1), self._decay)
 
     def follow(self, student: nn.Module) -> None:
-        """See :class:`MeanTeacher`."""
         super().follow(student)
         self._steps += 1
 

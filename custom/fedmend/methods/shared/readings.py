@@ -109,7 +109,6 @@ class MultiLabelReading(Reading):
         return entropy.clip(0, 1)  # rounding may exceed 1
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Sigmoid."""
         return logits.sigmoid()
 
     def pseudo_labels(
@@ -128,7 +127,6 @@ class MultiLabelReading(Reading):
         return masked_bce(logits, target, valid, logits.numel(), pos_weight)
 
     def mixed_loss(self, logits: Tensor, target: Tensor, valid: Tensor, pos_weight: Tensor | None) -> Tensor:
-        """The same."""
         return masked_bce(logits, target, valid, logits.numel(), pos_weight)
 
 
@@ -148,7 +146,6 @@ class SingleLabelReading(Reading):
         return (-(np.exp(log_p) * log_p).sum(1) / math.log(z.shape[1])).clip(0, 1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Softmax."""
         return logits.softmax(1)
 
     def pseudo_labels(

@@ -94,7 +94,6 @@ class SliceRound(SliceBatchRound):
     """A round whose loss is a function of logits and marks."""
 
     def loss(self, index: Tensor) -> Tensor:
-        """:meth:`mask_loss` of augmented slices."""
         images, marks = self.batch(index)
         return self.mask_loss(self.model(images)[1].float(), marks, index)
 
