@@ -40,7 +40,7 @@ scales. A correction adds 3.74 inferences. With ``consistency`` 0 the network se
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -50,7 +50,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
-from fedmend.fields import Field, Report
+from fedmend.fields import Report
 from fedmend.learning.inference import infer_masks
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.settings import Range, Weight
@@ -76,7 +76,7 @@ JUMP = 0.1  # IoU
 CHANGE = 0.9  # of the slope
 KEPT_SHARE, EMPTY = 0.5, 0.95  # of the slices that are spared
 REPEATS = 10  # in a run
-FIELDS: Mapping[str, Field] = {"correction": CORRECTION_FLAG}
+FIELDS = {"correction": CORRECTION_FLAG}
 
 
 # ---- three scales ---------------------------------------------------------------------------------------------------
@@ -209,9 +209,8 @@ class AdeleRound(SliceRound):
         images, marks = self.batch(index)
         logits = scaled_logits(self.model, images)
         fits = self.mask_loss(logits[SCALES.index(1.0)], marks, index)
-        fits = fits + sum(
-            base_loss(self.method.base_loss, z, marks) for z, s in zip(logits, SCALES, strict=True) if s != 1
-        )
+        others = [z for z, s in zip(logits, SCALES, strict=True) if s != 1]
+        fits = fits + sum(base_loss(self.method.base_loss, z, marks) for z in others)
         return (fits + weight * disagreement(logits).mean()) / len(SCALES)
 
     def mask_loss(self, logits: Tensor, marks: Tensor, index: Tensor) -> Tensor:
@@ -240,7 +239,7 @@ class Adele(SliceMethod):
         base_loss: ``ce`` or ``dice``.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    FIELDS = FIELDS
     ROUND = AdeleRound
     consistency: Weight = 1.0
     threshold: Annotated[float, Range(lambda value: 0.5 <= value <= 1, "0.5 to 1")] = 0.7
@@ -284,7 +283,7 @@ class AdeleWorkflow(Workflow):
     """Federated averaging by samples; writes down which sites have corrected."""
 
     METHOD = Adele
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
+    NEEDS: ClassVar = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:

@@ -22,9 +22,8 @@ their sums, and every few rounds blends the model with the one of some rounds ag
 Passes per training sample and round: E forward-backward.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ RULE = "cbafed.pseudo_label"
 BASE, LOWEST, HIGHEST = 0.45, 0.55, 0.95  # of tau
 RESIDUAL_ROUNDS = 0.01  # share of all rounds between two blends
 KEPT = {WARMUP: 0.8, PSEUDO: 0.5}  # share of the older model in a blend
-FIELDS: Mapping[str, Field] = {
+FIELDS = {
     "label_counts": Field(
         ("C",),
         "int64",
@@ -54,7 +53,7 @@ FIELDS: Mapping[str, Field] = {
         "counts per class",
     )
 }
-KNOWLEDGE: Mapping[str, Field] = {
+KNOWLEDGE = {
     "thresholds": Field(
         ("C",),
         "float32",
@@ -101,8 +100,8 @@ class CBAFedRound(FedAvgPLRound):
 class CBAFed(MultiLabelMethod):
     """Client half of CBAFed."""
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    FIELDS = FIELDS
+    KNOWLEDGE = KNOWLEDGE
     ROUND = CBAFedRound
 
 
@@ -132,7 +131,7 @@ class CBAFedWorkflow(Settings, Workflow):
     """
 
     METHOD = CBAFed
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys((WARMUP, PSEUDO), tuple(FIELDS))
+    NEEDS = dict.fromkeys((WARMUP, PSEUDO), tuple(FIELDS))
 
     @dataclass
     class Memory:

@@ -35,7 +35,7 @@ inference per round, at a noisy site 2; in stages 2 and 3 E forward-backward. In
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -44,7 +44,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
-from fedmend.fields import Field, Report
+from fedmend.fields import Report
 from fedmend.labels import SEGMENTATION
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.dimensions import LID, MIN_SITES, NOISE_LEVEL, detect_noisy_clients, min_max, stands_out
@@ -55,7 +55,7 @@ TURN, CORRECT, FINETUNE, RELABEL, USUAL = "turn", "correct", "finetune", "relabe
 CLEAN, NOISY = "clean", "noisy"
 RULE = "fedcorr.correction"
 LOSSES, LEVEL = "losses", "noise_level"  # in the site's state
-FIELDS: Mapping[str, Field] = {"lid": LID, "noise_level": NOISE_LEVEL}
+FIELDS = {"lid": LID, "noise_level": NOISE_LEVEL}
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class CorrectingMethod(Settings, LocalMethod, ABC):
         confidence: theta, the global model must be surer than this of a new label, 0 to 1.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    FIELDS = FIELDS
     beta: Weight = 5.0
     relabel_ratio: Share = 0.5
     confidence: Share = 0.5
@@ -182,7 +182,7 @@ class FedCorrWorkflow(Settings, Workflow):
     """
 
     METHOD = CorrectingMethod
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {TURN: ("lid",), CORRECT: ("noise_level",)}
+    NEEDS: ClassVar = {TURN: ("lid",), CORRECT: ("noise_level",)}
     least_sites = MIN_SITES
 
     @dataclass

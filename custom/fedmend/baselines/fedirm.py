@@ -25,9 +25,8 @@ shape the relations only and are not in the ledger.
 Passes per training sample and round: 2 E forward-backward; in stage 2 also E inferences of the teacher.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -57,11 +56,11 @@ RELATIONS = Field(
     "means over at least min_count samples; of few samples a mean would resemble one of them",
     counted_by="relation_count",
 )
-FIELDS: Mapping[str, Field] = {
+FIELDS = {
     "relation": RELATIONS,
     "relation_count": Field(("C",), "int64", 0, UNBOUNDED, "samples behind each relation", "counts per class"),
 }
-KNOWLEDGE: Mapping[str, Field] = {
+KNOWLEDGE = {
     "relation": replace(
         RELATIONS,
         meaning="average relations; a row of zeros: unknown",
@@ -140,8 +139,8 @@ class FedIRM(MultiLabelMethod):
         ema_decay: largest decay of the teacher, in [0, 1).
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    FIELDS = FIELDS
+    KNOWLEDGE = KNOWLEDGE
     ROUND = FedIRMRound
     maximum: Weight = 1.0
     ema_decay: PartialShare = 0.99
@@ -188,7 +187,7 @@ class FedIRMWorkflow(Workflow):
     """Supervised rounds, then rounds with the average relations of the round before."""
 
     METHOD = FedIRM
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys((SUPERVISED, RELATION, MATCH), tuple(FIELDS))
+    NEEDS = dict.fromkeys((SUPERVISED, RELATION, MATCH), tuple(FIELDS))
 
     @dataclass
     class Memory:

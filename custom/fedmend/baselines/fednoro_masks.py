@@ -24,15 +24,13 @@ Decisions:
 Cost as FedAvg; of a noisy site after the detection 4/3 of it; one inference in all for the detection.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.fields import Field, Report
+from fedmend.fields import Report
 from fedmend.learning.inference import infer_masks
 from fedmend.method import RoundTask, Site
 from fedmend.methods.shared.noisy_sites import FIELDS, KNOWLEDGE, TaughtRound
@@ -70,8 +68,8 @@ class FedNoRoMasks(SliceMethod):
         base_loss: ``ce``, the logit-adjusted cross-entropy of the pixels, or ``dice``.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    FIELDS = FIELDS
+    KNOWLEDGE = KNOWLEDGE
     ROUND = FedNoRoMasksRound
     temperature: Positive = 0.8
     base_loss: BaseLoss = CE

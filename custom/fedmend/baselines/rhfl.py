@@ -26,7 +26,7 @@ Passes per training sample and epoch: 1 forward-backward.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
@@ -44,7 +44,7 @@ from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRou
 ALPHA, BETA = 0.1, 1.0
 LOG_ZERO = math.log(1e-4)  # stands for log 0
 LIMIT = 3.0
-FIELDS: Mapping[str, Field] = {
+FIELDS = {
     "local_loss": Field(
         (),
         "float32",
@@ -88,7 +88,7 @@ class RHFL(SingleLabelMethod):
         local_loss: ``sce``, symmetric cross-entropy, or ``ce``.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    FIELDS = FIELDS
     ROUND = RHFLRound
     local_loss: Annotated[str, one_of("sce", "ce")] = "sce"
 
@@ -116,7 +116,7 @@ class RHFLWorkflow(Settings, Workflow):
     """
 
     METHOD = RHFL
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
+    NEEDS: ClassVar = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:

@@ -31,7 +31,7 @@ A class whose centroid nobody knows is nobody's nearest. Labels are not written 
 not y is in the ledger. Passes per training sample and round: E forward-backward and 1 inference.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -58,11 +58,11 @@ CENTROIDS = Field(
     "means over at least min_count samples; of few samples a mean would resemble one of them",
     counted_by="centroid_counts",
 )
-FIELDS: Mapping[str, Field] = {
+FIELDS = {
     "centroids": CENTROIDS,
     "centroid_counts": Field(("C",), "int64", 0, UNBOUNDED, "samples behind each centroid", "counts per class"),
 }
-KNOWLEDGE: Mapping[str, Field] = {
+KNOWLEDGE = {
     "centroids": replace(
         CENTROIDS,
         meaning="merged centroids",
@@ -145,8 +145,8 @@ class RoFL(SingleLabelMethod):
         centroid_gradient: adds the squared distance to the centroids (D2).
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    FIELDS = FIELDS
+    KNOWLEDGE = KNOWLEDGE
     ROUND = RoFLRound
     early_rounds: Count = 10
     centroid_gradient: bool = False
@@ -205,7 +205,7 @@ class RoFLWorkflow(Workflow):
     """Federated averaging, and centroids merged by similarity."""
 
     METHOD = RoFL
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
+    NEEDS: ClassVar = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:

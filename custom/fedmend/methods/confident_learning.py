@@ -115,8 +115,8 @@ class ConfidentLearning(SingleLabelMethod):
         la: logit adjustment, in the cross-validation too.
     """
 
-    FIELDS: ClassVar = FIELDS
-    KNOWLEDGE: ClassVar = KNOWLEDGE
+    FIELDS = FIELDS
+    KNOWLEDGE = KNOWLEDGE
     PACKAGES: ClassVar = {"cleanlab": "cleanlab"}
     ROUND = ConfidentLearningRound
     la: bool = False
@@ -133,7 +133,7 @@ class ConfidentLearningWorkflow(Settings, Workflow):
     """
 
     METHOD = ConfidentLearning
-    NEEDS: ClassVar = dict.fromkeys((VALIDATE, CLEANED), tuple(FIELDS))
+    NEEDS = dict.fromkeys((VALIDATE, CLEANED), tuple(FIELDS))
     folds: Annotated[int, Range(lambda value: 2 <= value <= 100, "2 to 100")] = 3
     rounds_per_fold: Annotated[int, Range(lambda value: 1 <= value <= 1000, "1 to 1000")] = 1
 

@@ -40,7 +40,7 @@ where one estimate is far too high: ``temperature``.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
@@ -65,7 +65,7 @@ RULE = "fedia.correction"
 STATE = "fedia"
 LOWEST_LOSS = 1e-3  # of Eq. (4): below it a model is perfect, and exp(a / l) is beyond all numbers
 WHOLE_SITE = "numbers about the whole site"
-FIELDS: Mapping[str, Field] = {
+FIELDS = {
     "lesions": Field((2,), "int64", 0, UNBOUNDED, "components in annotation and prediction, once (Eq. 3)", WHOLE_SITE),
     "dice_loss": Field((1,), "float32", 0, 1, "l of Eq. (4), mean over the batches of a round", WHOLE_SITE),
     "iou_line": Field(
@@ -73,7 +73,7 @@ FIELDS: Mapping[str, Field] = {
     ),
     "correction": CORRECTION_FLAG,
 }
-KNOWLEDGE: Mapping[str, Field] = {
+KNOWLEDGE = {
     "first_round": Field((), "int64", 0, UNBOUNDED, "first round of stage 2", "none"),
     "best_completeness": Field(
         (), "float64", 0, UNBOUNDED, "largest estimate of Eq. (3)", "tells sites how complete the best one is"
@@ -170,8 +170,8 @@ class FedIA(SliceMethod):
         min_component: smallest component in pixels that counts as a lesion, in annotation and prediction, >= 1.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    FIELDS = FIELDS
+    KNOWLEDGE = KNOWLEDGE
     ROUND = FedIARound
     correct: bool = True
     line_share: SomeShare = 1.0
@@ -247,7 +247,7 @@ class FedIAWorkflow(Settings, Workflow):
     """
 
     METHOD = FedIA
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
+    NEEDS: ClassVar = {
         COMPLETENESS: ("lesions", "iou_line"),
         **dict.fromkeys((WARMUP, CORRECTION, CORRECTED), ("dice_loss", "correction")),
     }

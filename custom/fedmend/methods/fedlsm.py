@@ -47,7 +47,7 @@ main batch and the mixed pairs.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -75,7 +75,7 @@ from fedmend.methods.shared.settings import (
 
 LOG = logging.getLogger("fedmend.fedlsm")
 UNCERTAINTY_BINS = 20
-FIELDS: Mapping[str, Field] = {
+FIELDS = {
     "class_knowledge": Field(
         ("C",),
         "float32",
@@ -220,7 +220,7 @@ class FedLSM(PseudoLabelMethod):
     """
 
     RULE = "fedlsm.pseudo_label"
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
+    FIELDS = FIELDS
     ROUND = FedLSMRound
     high: Positive = 0.05
     low: Positive = 0.2
@@ -257,7 +257,7 @@ class FedLSMWorkflow(LabelSetWorkflow):
     """
 
     METHOD = FedLSM
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": ("class_knowledge",)}
+    NEEDS: ClassVar = {"train": ("class_knowledge",)}
     aggregation: Annotated[str, one_of("awpa", "masked", "samples")] = "awpa"
 
     def check(self, stage: str, report: Report) -> None:

@@ -40,9 +40,9 @@ and the teacher of section 2.4: a sample has one augmented view per round, which
 needs no prototypes and saves its second inference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -79,12 +79,12 @@ PROTOTYPES = Field(
     "means over at least min_count samples; of few samples a mean would resemble one of them",
     counted_by="prototype_counts",
 )
-FIELDS: Mapping[str, Field] = {
+FIELDS = {
     "prototypes": PROTOTYPES,
     "prototype_counts": Field(("2C",), "int64", 0, UNBOUNDED, "samples behind each prototype", "counts per class"),
     "learning_degree": DEGREE,
 }
-KNOWLEDGE: Mapping[str, Field] = {
+KNOWLEDGE = {
     "prototypes": replace(PROTOTYPES, meaning="average prototypes (Eq. 6)", risk=AVERAGE, counted_by=""),
     "learning_degree": replace(DEGREE, meaning="average learning degrees (Eq. 10)", risk=AVERAGE),
 }
@@ -205,8 +205,8 @@ class FedMLP(Settings, LocalMethod):
         quota_rounding: ``floor`` or ``ceil``, see D12.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    FIELDS = FIELDS
+    KNOWLEDGE = KNOWLEDGE
     ROUND = FedMLPRound
     mld: bool = True
     wpc: bool = True
@@ -250,7 +250,7 @@ class FedMLPWorkflow(Settings, Workflow):
     """
 
     METHOD = FedMLP
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys((WARMUP, PROTOTYPE, DETECT), tuple(FIELDS))
+    NEEDS = dict.fromkeys((WARMUP, PROTOTYPE, DETECT), tuple(FIELDS))
 
     @dataclass
     class Memory:

@@ -51,7 +51,7 @@ from torch import Tensor, nn
 
 from fedmend.averaging import by_samples
 from fedmend.errors import FedMendError
-from fedmend.fields import Field, Report
+from fedmend.fields import Report
 from fedmend.learning.inference import infer
 from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES, detect_noisy_clients
@@ -82,8 +82,8 @@ class FedNoRo(SingleLabelMethod):
         temperature: T of Eq. (4), > 0.
     """
 
-    FIELDS: ClassVar[Mapping[str, Field]] = FIELDS
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    FIELDS = FIELDS
+    KNOWLEDGE = KNOWLEDGE
     ROUND = FedNoRoRound
     la: bool = True
     temperature: Positive = 0.8
@@ -118,7 +118,7 @@ class FedNoRoWorkflow(Settings, Workflow):
     """
 
     METHOD = FedNoRo
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {DETECT: tuple(FIELDS)}
+    NEEDS: ClassVar = {DETECT: tuple(FIELDS)}
     least_sites = MIN_SITES
 
     @dataclass

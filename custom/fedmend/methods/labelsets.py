@@ -60,7 +60,7 @@ from fedmend.methods.shared.pseudo_labels import PseudoLabels
 from fedmend.methods.shared.readings import READINGS
 from fedmend.methods.shared.settings import Count, NegativeThreshold, PositiveThreshold, Range, Settings, Weight, one_of
 
-KNOWLEDGE: Mapping[str, Field] = {
+KNOWLEDGE = {
     "pos_weight": Field(
         ("C",),
         "float32",
@@ -128,7 +128,7 @@ class LabelSetMethod(Settings, LocalMethod):
 
     hidden = "ignored"
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL, SINGLELABEL)
-    KNOWLEDGE: ClassVar[Mapping[str, Field]] = KNOWLEDGE
+    KNOWLEDGE = KNOWLEDGE
     local_iterations: Count
     vertical_flip: bool = False
 
@@ -349,9 +349,6 @@ def positive_weights(positives: Mapping[str, np.ndarray], samples: Mapping[str, 
     Returns:
         (M,) float32 in [0.01, cap].
     """
-    total = np.zeros(len(next(iter(positives.values()))))
-    negative = np.zeros_like(total)
-    for site, count in positives.items():
-        total += count
-        negative += np.where(count > 0, samples[site] - count, 0)
-    return np.clip(negative / np.maximum(total, 1), 0.01, cap).astype(np.float32)
+    counts, n = np.array(list(positives.values())), np.array([samples[site] for site in positives])[:, None]
+    negative = np.where(counts > 0, n - counts, 0).sum(0)
+    return np.clip(negative / np.maximum(counts.sum(0), 1), 0.01, cap).astype(np.float32)

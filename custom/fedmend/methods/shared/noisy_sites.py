@@ -5,7 +5,7 @@ Equations of Wu et al., IJCAI 2023.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fedmend.method import LocalMethod, Round, RoundTask, Site
 
 WARMUP, DETECT, ROBUST = "warmup", "detect", "robust"
 CLEAN, NOISY = "clean", "noisy"
-FIELDS: Mapping[str, Field] = {
+FIELDS = {
     "class_loss": Field(
         ("R",),
         "float32",
@@ -31,7 +31,7 @@ FIELDS: Mapping[str, Field] = {
         ("R",), "int64", 0, UNBOUNDED, "training samples (of masks: slices) with each class", "counts per class"
     ),
 }
-KNOWLEDGE: Mapping[str, Field] = {
+KNOWLEDGE = {
     "distillation_weight": Field((), "float32", 0, 1, "lambda of Eq. (5)", "none: it depends on the round alone")
 }
 
