@@ -40,7 +40,7 @@ scales. A correction adds 3.74 inferences. With ``consistency`` 0 the network se
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -283,7 +283,7 @@ class AdeleWorkflow(Workflow):
     """Federated averaging by samples; writes down which sites have corrected."""
 
     METHOD = Adele
-    NEEDS: ClassVar = {"train": tuple(FIELDS)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:

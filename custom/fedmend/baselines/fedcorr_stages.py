@@ -35,7 +35,7 @@ inference per round, at a noisy site 2; in stages 2 and 3 E forward-backward. In
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -182,7 +182,7 @@ class FedCorrWorkflow(Settings, Workflow):
     """
 
     METHOD = CorrectingMethod
-    NEEDS: ClassVar = {TURN: ("lid",), CORRECT: ("noise_level",)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {TURN: ("lid",), CORRECT: ("noise_level",)}
     least_sites = MIN_SITES
 
     @dataclass

@@ -26,7 +26,7 @@ Passes per training sample and epoch: 1 forward-backward.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
@@ -116,7 +116,7 @@ class RHFLWorkflow(Settings, Workflow):
     """
 
     METHOD = RHFL
-    NEEDS: ClassVar = {"train": tuple(FIELDS)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:

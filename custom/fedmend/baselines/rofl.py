@@ -31,7 +31,7 @@ A class whose centroid nobody knows is nobody's nearest. Labels are not written 
 not y is in the ledger. Passes per training sample and round: E forward-backward and 1 inference.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -205,7 +205,7 @@ class RoFLWorkflow(Workflow):
     """Federated averaging, and centroids merged by similarity."""
 
     METHOD = RoFL
-    NEEDS: ClassVar = {"train": tuple(FIELDS)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": tuple(FIELDS)}
 
     @dataclass
     class Memory:

@@ -11,6 +11,7 @@ more epochs than one of another method with as many rounds. A site that missed r
 not judge. Original labels are never changed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -117,7 +118,7 @@ class ConfidentLearning(SingleLabelMethod):
 
     FIELDS = FIELDS
     KNOWLEDGE = KNOWLEDGE
-    PACKAGES: ClassVar = {"cleanlab": "cleanlab"}
+    PACKAGES: ClassVar[Mapping[str, str]] = {"cleanlab": "cleanlab"}
     ROUND = ConfidentLearningRound
     la: bool = False
 

@@ -40,7 +40,7 @@ where one estimate is far too high: ``temperature``.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
@@ -247,7 +247,7 @@ class FedIAWorkflow(Settings, Workflow):
     """
 
     METHOD = FedIA
-    NEEDS: ClassVar = {
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
         COMPLETENESS: ("lesions", "iou_line"),
         **dict.fromkeys((WARMUP, CORRECTION, CORRECTED), ("dice_loss", "correction")),
     }

@@ -47,7 +47,7 @@ main batch and the mixed pairs.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -257,7 +257,7 @@ class FedLSMWorkflow(LabelSetWorkflow):
     """
 
     METHOD = FedLSM
-    NEEDS: ClassVar = {"train": ("class_knowledge",)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"train": ("class_knowledge",)}
     aggregation: Annotated[str, one_of("awpa", "masked", "samples")] = "awpa"
 
     def check(self, stage: str, report: Report) -> None:

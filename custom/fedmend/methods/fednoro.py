@@ -118,7 +118,7 @@ class FedNoRoWorkflow(Settings, Workflow):
     """
 
     METHOD = FedNoRo
-    NEEDS: ClassVar = {DETECT: tuple(FIELDS)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {DETECT: tuple(FIELDS)}
     least_sites = MIN_SITES
 
     @dataclass

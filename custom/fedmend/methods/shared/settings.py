@@ -40,7 +40,7 @@ class Settings:
     """A method or workflow whose settings are the fields of a dataclass; to be put before the other base class.
 
     A field is checked where its annotation is ``Annotated`` with a :class:`Range`. A class also takes the settings of
-    its parents, which their docstrings describe.
+    its parents, which their docstrings describe. ``field()`` asks for a setting of which the contract has a value.
     """
 
     def __post_init__(self) -> None:
