@@ -12,7 +12,7 @@ components that use it live in :mod:`fl_components`, and so does what runs a job
 there when they are asked for, which a site or method never does.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Job", "Run", "__version__"]
 
 
