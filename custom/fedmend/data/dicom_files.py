@@ -6,15 +6,18 @@ that MONAI's does not hand on; the pixels are those of MONAI's, transposed. pydi
 which FedMend needs anyway, JPEG in 8 bits and JPEG 2000; all other kinds need the packages of the extra ``dicom``.
 """
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmend.data.raw import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, is_window
+from fedmend.data.dicom_values import Values, is_ct, modality_values, own_voi
+from fedmend.data.raw import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, grey_range, is_window
 
 if TYPE_CHECKING:
     from pydicom import Dataset, FileDataset
@@ -56,8 +59,8 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
                 return RawImage(as_picture(Image.fromarray(_rgb(dataset, number)), color=color))
             if color:
                 raise UnreadableImage("expected a DICOM file in colour (site.json says color: true), got a grey one")
-            values, groups = _frame(dataset, number)
-            own = _own_window(groups("FrameVOILUTSequence"), wanted=window == "file")
+            values, groups = _frame(dataset, number, in_hu=window not in ("file", None))
+            voi = own_voi(groups("FrameVOILUTSequence"), wanted=window == "file")
             inverted = dataset.get("PhotometricInterpretation") == "MONOCHROME1"
     except (UnreadableImage, OSError):
         raise
@@ -67,24 +70,89 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
         raise UnreadableImage(
             f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
+    own, grey = voi or (None, None)
     asked = own if isinstance(window, str) else window
+    if asked is None and not is_ct(dataset):
+        asked = series_window(path, dataset)
     if asked is None or not is_window(*asked):
         raise UnreadableImage(
             "expected a window in site.json for DICOM ('file', a name or [centre, width] in HU), got none"
         )
-    if values.ndim != 2:  # more pixel data than one frame needs
-        raise UnreadableImage(f"expected one frame, got {len(values)}")
-    if not (np.abs(values) <= WIDEST).all():
+    if values.values.ndim != 2:  # more pixel data than one frame needs
+        raise UnreadableImage(f"expected one frame, got {len(values.values)}")
+    if not (np.abs(values.values) <= WIDEST).all():
         raise UnreadableImage("expected values of which a window can be taken, got NaN, infinity or over 10^9")
-    return RawImage(values, asked, own, inverted)
+    return RawImage(values.values, asked, own, inverted, padding=values.padding, own_grey=grey, notes=values.notes)
 
 
 @functools.lru_cache(maxsize=1)  # a manifest names the frames of one file one after the other
 def dicom_file(path: Path, modified_ns: int) -> "FileDataset":
     """A DICOM file with its pixel data; the last one is kept, as long as its time stamp stays the same."""
-    import pydicom
+    return open_dicom(path)
 
-    return pydicom.dcmread(path)
+
+def open_dicom(path: Path, **how: Any) -> "FileDataset":
+    """Reads a DICOM file, also one of an old archive without preamble, or without a transfer syntax.
+
+    Args:
+        path: the file.
+        how: as ``pydicom.dcmread`` takes it.
+
+    Raises:
+        InvalidDicomError: it is no DICOM file.
+    """
+    import pydicom
+    from pydicom.errors import InvalidDicomError
+    from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
+
+    try:
+        dataset = pydicom.dcmread(path, **how)
+    except InvalidDicomError:
+        dataset = pydicom.dcmread(path, force=True, **how)
+        if not any(name in dataset for name in ("SOPClassUID", "Modality", "Rows")):  # anything reads by force
+            raise
+    if "TransferSyntaxUID" not in dataset.file_meta:
+        implicit, little = dataset.original_encoding
+        explicit = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
+        dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
+    return dataset
+
+
+@functools.lru_cache(maxsize=1)
+def _series_of_folder(folder: Path, modified_ns: int) -> dict[str, list[Path]]:
+    """Series → the files of it in a folder, by name."""
+    found: dict[str, list[Path]] = {}
+    for file in sorted(f for f in folder.iterdir() if f.is_file()):
+        with contextlib.suppress(Exception):  # what is no DICOM file is of no series
+            header = open_dicom(file, stop_before_pixels=True, specific_tags=["SeriesInstanceUID", "SOPClassUID"])
+            found.setdefault(str(header.get("SeriesInstanceUID", "")), []).append(file)
+    return found
+
+
+def series_window(path: Path, dataset: "Dataset") -> tuple[float, float]:
+    """(centre, width) of the 0.5 and 99.5 percentiles of the series that a file is of, as of a volume in NIfTI.
+
+    Args:
+        path: the file; the others of its series are those beside it.
+        dataset: its content.
+    """
+    folder, series = path.parent, dataset.get("SeriesInstanceUID")
+    files = _series_of_folder(folder, folder.stat().st_mtime_ns).get(str(series), [path]) if series else [path]
+    return _window_of(tuple(files), tuple(f.stat().st_mtime_ns for f in files))
+
+
+@functools.lru_cache(maxsize=64)
+def _window_of(files: tuple[Path, ...], modified_ns: tuple[int, ...]) -> tuple[float, float]:
+    values = []
+    for file in files:
+        with contextlib.suppress(Exception):  # a damaged file has its own sentence where it is asked for
+            dataset = dicom_file.__wrapped__(file, 0)
+            for number in range(int(dataset.get("NumberOfFrames") or 1)):
+                _frame_number(dataset, str(number))
+                frame, _ = _frame(dataset, number, in_hu=False)
+                values.append(RawImage(frame.values, padding=frame.padding).measured().astype(np.float32))
+    low, width = grey_range(np.concatenate(values) if values else np.zeros(0), None)
+    return float(low + width / 2), float(width)
 
 
 def _frame_number(dataset: "Dataset", index: str) -> int:
@@ -99,14 +167,47 @@ def _frame_number(dataset: "Dataset", index: str) -> int:
     return int(index or 0)
 
 
-def _frame(dataset: "Dataset", number: int) -> tuple[np.ndarray, Callable[[str], "Dataset"]]:
-    """(H, W) values of one frame after the modality transformation, and where its other fields are."""
-    from pydicom.pixels import apply_modality_lut, pixel_array
+def _frame(dataset: "Dataset", number: int, *, in_hu: bool) -> tuple[Values, Callable[[str], "Dataset"]]:
+    """One frame after the modality transformation, and where its other fields are."""
+    from pydicom.pixels import pixel_array
 
     frames = int(dataset.get("NumberOfFrames") or 1)
     stored = pixel_array(dataset, index=number) if frames > 1 else dataset.pixel_array
     groups = functools.partial(_group, dataset, number)
-    return apply_modality_lut(stored, groups("PixelValueTransformationSequence")), groups
+    found = modality_values(stored, dataset, groups("PixelValueTransformationSequence"), in_hu=in_hu)
+    turn = as_radiologists_see(groups("PlaneOrientationSequence"))
+    padding = None if found.padding is None else turn(found.padding)
+    return replace(found, values=turn(found.values), padding=padding), groups
+
+
+def as_radiologists_see(group: "Dataset") -> Callable[[np.ndarray], np.ndarray]:
+    """How a frame is turned: the patient's right is on the left, front or head are up; of a sagittal frame the front is
+    on the left. Scanners mostly store it so; a frame of which nothing is known stays as it is.
+
+    Args:
+        group: where the frame's ImageOrientationPatient is.
+
+    Returns:
+        (H, W, ...) array → the same, turned.
+    """
+    given = group.get("ImageOrientationPatient")
+    if given is None or len(given) != 6:
+        return lambda frame: frame
+    right, down = (np.array([float(v) for v in given[i : i + 3]]) for i in (0, 3))  # x: left, y: back, z: head
+    axes = [int(np.abs(direction).argmax()) for direction in (right, down)]
+    across = {0, 1, 2} - set(axes)
+    if len(across) != 1:
+        return lambda frame: frame
+    if swap := axes[0] > axes[1]:
+        right, down = down, right
+    first, second = sorted(axes)
+    flips = [(down[second] > 0) == (second == 2), right[first] < 0]
+
+    def turn(frame: np.ndarray) -> np.ndarray:
+        frame = frame.swapaxes(0, 1) if swap else frame
+        return np.flip(frame, tuple(axis for axis, flip in enumerate(flips) if flip))
+
+    return turn
 
 
 def _rgb(dataset: "Dataset", number: int) -> np.ndarray:
@@ -118,11 +219,16 @@ def _rgb(dataset: "Dataset", number: int) -> np.ndarray:
     stored = pixel_array(dataset, index=number)
     if dataset.PhotometricInterpretation == _PALETTE:
         stored = apply_color_lut(stored, dataset)[..., :3]  # a fourth channel is how opaque it is
-        if stored.dtype == np.uint16:  # tables have 16 bits where scanners show 8
-            stored = (stored >> 8).astype(np.uint8)
+        if stored.dtype == np.uint16:  # tables have 16 bits where scanners show 8; some fill the lower ones alone
+            stored = (stored >> (8 if _deepest_color(dataset) > 255 else 0)).astype(np.uint8)
     if stored.dtype != np.uint8 or stored.shape != (dataset.Rows, dataset.Columns, 3):
         raise UnreadableImage("expected three channels of 8 bits in a DICOM file in colour, got others")
     return stored
+
+
+def _deepest_color(dataset: "Dataset") -> int:
+    tables = (dataset.get(f"{color}PaletteColorLookupTableData") for color in ("Red", "Green", "Blue"))
+    return max((int(np.frombuffer(table, dtype="<u2").max()) for table in tables if table), default=2**16 - 1)
 
 
 def _group(dataset: "Dataset", number: int, name: str) -> "Dataset":
@@ -140,6 +246,8 @@ def _check_syntax(dataset: "Dataset", number: int, frames: int) -> None:
     from pydicom.pixels import get_decoder
 
     syntax = dataset.file_meta.TransferSyntaxUID
+    if syntax.is_private and syntax.is_valid:
+        raise UnreadableImage("expected a transfer syntax of the standard, got a private one")
     if not syntax.is_encapsulated:
         return
     try:
@@ -175,22 +283,3 @@ def coded_size(frame: bytes) -> tuple[int, int] | None:
         else:
             place += 2 + int.from_bytes(frame[place + 2 : place + 4], "big")
     return None
-
-
-def _own_window(dataset: "Dataset", *, wanted: bool) -> tuple[float, float] | None:
-    """The first window of a DICOM header; without ``wanted`` a damaged one counts as none."""
-    from pydicom.multival import MultiValue
-
-    try:
-        centre, width = dataset.get("WindowCenter"), dataset.get("WindowWidth")
-        if centre is None or width is None:
-            if wanted:
-                raise UnreadableImage("expected a window in the DICOM header (site.json says window: file), got none")
-            return None
-        first, second = (float(v[0] if isinstance(v, MultiValue) else v) for v in (centre, width))
-        own = first, second
-    except Exception:
-        if wanted:
-            raise
-        return None
-    return own if wanted or is_window(*own) else None

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.data.card import WINDOWS
+from fedmend.data.dicom_files import open_dicom
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, nifti_volume, read_raw
 
@@ -65,6 +66,10 @@ class Look:
         lines += [f"unreadable: {reason} ({n})" for reason, n in self.unreadable.most_common(5)]
         return lines
 
+    def _looks_like_ct(self) -> bool:
+        """Whether most volumes hold air in HU; one damaged one says nothing."""
+        return bool(self.values) and float(np.median([low for low, _ in self.values])) < AIR
+
     def _range(self) -> tuple[float, float]:
         return min(low for low, _ in self.values), max(high for _, high in self.values)
 
@@ -77,8 +82,7 @@ class Look:
         dicom, nifti = self.formats["DICOM"] - self.colored, self.formats["NIfTI"]
         if not dicom and not nifti:
             return None, "pictures in 8 bits are taken as they are"
-        low, high = self._range() if self.values else (0.0, 1.0)
-        if self.most("modality") == "CT" or (not dicom and low < AIR):
+        if self.most("modality") == "CT" or (not dicom and self._looks_like_ct()):
             part = self.most("part").upper()
             if part in BODY_PARTS:
                 name = BODY_PARTS[part]
@@ -87,15 +91,12 @@ class Look:
                 SOFT_TISSUE,
                 "CT of no body part that has a window of its own: centre and width for soft tissue, in HU",
             )
-        if not dicom:
-            return (
-                None,
-                "grey values without a unit: each slice or volume is scaled by its own 0.5 and 99.5 percentiles",
-            )
-        if self.own_windows == dicom:
+        if dicom and self.own_windows == dicom:
             return "file", "each DICOM file that was looked at has a window of its own"
-        why = "no unit, and not every file has a window: the 0.5 and 99.5 percentiles of what was looked at"
-        return (round((low + high) / 2, 3), round(max(high - low, 1e-3), 3)), why
+        return (
+            None,
+            "grey values without a unit: each series or volume is scaled by its own 0.5 and 99.5 percentiles",
+        )
 
     def in_color(self) -> tuple[bool, str]:
         """Whether pictures should be read in colour, and why."""
@@ -152,26 +153,26 @@ def _look(seen: Look, path: Path, name: str) -> None:
         raw = read_raw(path, None)
     else:
         seen.formats["DICOM"] += 1
-        raw = read_raw(path, SOFT_TISSUE)
         _look_at_header(seen, path)
+        raw = read_raw(path, SOFT_TISSUE)
         seen.own_windows += raw.own_window is not None
         if raw.window is None:
             seen.colored += 1
             raw = read_raw(path, None, color=True)
     seen.sizes.append(raw.values.shape[:2])
+    for note in raw.notes:
+        seen.say("put right", note)
     if raw.window is None:
         seen.color += bool((raw.values != raw.values[..., :1]).any())
     else:
-        low, high = np.percentile(raw.values, (0.5, 99.5))
+        low, high = np.percentile(raw.measured(), (0.5, 99.5))
         seen.values.append((float(low), float(high)))
 
 
 def _look_at_header(seen: Look, path: Path) -> None:
-    import pydicom
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        header = pydicom.dcmread(path.with_name(path.name.partition("#")[0]), stop_before_pixels=True)
+        header = open_dicom(path.with_name(path.name.partition("#")[0]), stop_before_pixels=True)
         seen.say("modality", header.get("Modality"))
         seen.say("part", header.get("BodyPartExamined"))
         seen.say("bits", f"{header.get('BitsStored')}{' signed' if header.get('PixelRepresentation') else ''}")

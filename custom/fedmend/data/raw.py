@@ -1,5 +1,6 @@
 """One image as its file has it, before a window makes grey values of its numbers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Window = str | tuple[float, float] | None
-
-
 WIDEST, NARROWEST = 1e9, 1e-6  # no unit of an image has values or windows beyond
-
-
 MOST_PIXELS = 50_000_000  # of one image; more would need over 1 GB, and headers of damaged files ask for more
 TOO_LARGE = f"expected at most {MOST_PIXELS} pixels, got more"
+
+
+ROBUST_PERCENTILES = (0.5, 99.5)  # of the values of an MR series or volume that are not 0
 
 
 class UnreadableImage(Exception):
@@ -32,6 +32,9 @@ class RawImage:
         own_window: (centre, width) of the DICOM header, where it has one.
         inverted: a larger value is darker (MONOCHROME1).
         ras: rows run from front to back, columns from the patient's left to the right, as from a NIfTI volume.
+        padding: (H, W) bool, pixels that were not measured: background, whatever their values; None: there are none.
+        own_grey: values → grey values by the function or table of the DICOM header, which ``own_window`` spans.
+        notes: what the reader put right, in words that are about no patient.
     """
 
     values: np.ndarray
@@ -39,13 +42,28 @@ class RawImage:
     own_window: tuple[float, float] | None = None
     inverted: bool = False
     ras: bool = False
+    padding: np.ndarray | None = None
+    own_grey: Callable[[np.ndarray], np.ndarray] | None = None
+    notes: tuple[str, ...] = ()
 
     def seen(self, window: tuple[float, float] | None) -> np.ndarray:
-        """The image through a window, or with None the card's: uint8 of the shape of ``values``; a picture as it is."""
+        """The image through a window, or with None the card's: uint8 of the shape of ``values``; a picture as it is.
+
+        Through the header's own window it is seen by the header's own function or table.
+        """
         if self.window is None:
             return self.values
-        grey = apply_window(self.values, *(window or self.window))
-        return 255 - grey if self.inverted else grey
+        window = window or self.window
+        by_header = self.own_grey if window == self.own_window else None
+        grey = by_header(self.values) if by_header else apply_window(self.values, *window)
+        grey = 255 - grey if self.inverted else grey
+        return grey if self.padding is None else np.where(self.padding, np.uint8(0), grey)
+
+    def measured(self) -> np.ndarray:
+        """The values that are not padding, in one row; all values where all are padding."""
+        if self.padding is None or self.padding.all():
+            return self.values.ravel()
+        return self.values[~self.padding]
 
 
 def apply_window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
@@ -63,6 +81,20 @@ def apply_window(values: np.ndarray, centre: float, width: float) -> np.ndarray:
     """
     low = centre - width / 2
     return (np.clip((values.astype(np.float32) - low) / width, 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def grey_range(values: np.ndarray, window: tuple[float, float] | None) -> tuple[float, float]:
+    """The lowest value that is not black, and the width up to white.
+
+    Args:
+        values: any shape, of a whole series or volume: MR has no unit, and its slices are compared with one another.
+        window: (centre, width); None: the 0.5 and 99.5 percentiles of the values that are not 0 become black and white.
+    """
+    if window is not None:
+        return window[0] - window[1] / 2, window[1]
+    tissue = values[values != 0]
+    low, high = np.percentile(tissue, ROBUST_PERCENTILES) if len(tissue) else (0.0, 1.0)
+    return low, max(high - low, 1e-6)
 
 
 def is_window(centre: float, width: float) -> bool:

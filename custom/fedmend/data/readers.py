@@ -8,32 +8,53 @@ not hand on. A volume comes out as by MONAI's LoadImage and Orientation, to the 
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmend.data.raw import TOO_LARGE, RawImage, UnreadableImage, Window, as_picture, check_pixels
+from fedmend.data.raw import TOO_LARGE, RawImage, UnreadableImage, Window, as_picture, check_pixels, grey_range
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
 
 NIFTI_SUFFIXES = (".nii", ".nii.gz")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
+BITS_PER_SAMPLE = 258  # tag of TIFF
+EIGHT_BITS = ("JPEG", "MPO", "GIF", "BMP", "WEBP")  # formats of pictures that have no more in a channel
 LARGEST_VOXEL = 1e30  # float32 holds the difference of two
 
 
 def _read_picture(path: Path, color: bool) -> RawImage:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(path) as picture:
             check_pixels(picture.width * picture.height)
             if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
                 raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
-            return RawImage(as_picture(picture, color=color))
+            if (bits := _bits(picture, path)) > 8:
+                raise UnreadableImage(f"expected an 8-bit picture, got {bits} bits")
+            pages = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)  # a camera adds small previews
+            notes = ("the first page of a picture with several was taken",) if pages > 1 else ()
+            return RawImage(as_picture(ImageOps.exif_transpose(picture), color=color), notes=notes)
     except Image.DecompressionBombError:
         raise UnreadableImage(TOO_LARGE) from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
         raise UnreadableImage(
             f"expected a PNG or JPEG picture, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
+
+
+def _bits(picture: "ImageFile", path: Path) -> int:
+    """Bits of a channel as the file has them: Pillow makes 8 of 16 for all modes with more than one channel."""
+    if picture.format == "PNG":
+        with open(path, "rb") as stream:
+            return stream.read(25)[24]  # of the header that stands first
+    if picture.format == "TIFF":
+        return int(np.max(picture.getexif().get(BITS_PER_SAMPLE, 1)))
+    if picture.format not in EIGHT_BITS:
+        raise UnreadableImage(f"expected a PNG or JPEG picture, got {picture.format}")
+    return 8
 
 
 @functools.lru_cache(maxsize=1)  # a manifest names the slices of one volume one after the other
@@ -46,6 +67,8 @@ def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
         volume = np.asarray(image.dataobj, dtype=np.float32)
     except Exception as e:  # nibabel raises many types for a damaged file
         raise UnreadableImage(f"expected a NIfTI file, got a corrupt or truncated one ({type(e).__name__})") from None
+    while volume.ndim > 3 and volume.shape[-1] == 1:  # of one time, one channel
+        volume = volume[..., 0]
     if volume.ndim == 2:
         volume = volume[..., None]
     if volume.ndim != 3:
@@ -59,6 +82,14 @@ def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
     return nibabel.apply_orientation(volume, orientation)
 
 
+@functools.lru_cache(maxsize=1)
+def _volume_window(path: Path, modified_ns: int) -> tuple[float, float]:
+    """(centre, width) of the 0.5 and 99.5 percentiles of a whole volume, so that its slices can be compared."""
+    volume = nifti_volume(path, modified_ns)
+    low, width = grey_range(volume[np.abs(volume) <= LARGEST_VOXEL], None)
+    return float(low + width / 2), float(width)
+
+
 def _read_nifti(path: Path, index: str, window: Window) -> RawImage:
     volume = nifti_volume(path, path.stat().st_mtime_ns)
     if not index and volume.shape[2] != 1:
@@ -67,13 +98,18 @@ def _read_nifti(path: Path, index: str, window: Window) -> RawImage:
         )
     if index and not (index.isdecimal() and int(index) < volume.shape[2]):
         raise UnreadableImage(f"expected a slice number below {volume.shape[2]} behind '#', got something else")
-    plane = np.rot90(volume[:, :, int(index or 0)])  # RAS columns → rows from anterior to posterior
+    plane = as_seen(volume, int(index or 0))
     if not (np.abs(plane) <= LARGEST_VOXEL).all():
         raise UnreadableImage("expected finite voxels, got NaN or infinity")
     if not isinstance(window, tuple):
-        low, high = np.percentile(plane, (0.5, 99.5))
-        window = ((low + high) / 2, max(high - low, 1e-6))
-    return RawImage(plane, window, ras=True)
+        window = _volume_window(path, path.stat().st_mtime_ns)
+    return RawImage(plane, window)
+
+
+def as_seen(volume: np.ndarray, number: int) -> np.ndarray:
+    """(H, W) axial slice of a volume (X, Y, Z) in RAS as a radiologist sees it: the front is up, the patient's right is
+    on the left."""
+    return np.rot90(volume[:, :, number])[:, ::-1]
 
 
 def read_raw(path: Path, window: Window, *, color: bool = False) -> RawImage:
@@ -102,10 +138,13 @@ def read_raw(path: Path, window: Window, *, color: bool = False) -> RawImage:
 def read_image(path: Path, window: Window, *, color: bool = False) -> np.ndarray:
     """Reads one image as a site sees it.
 
-    DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1;
-    ``name#12`` is frame 12, from 0, of a multi-frame file. NIfTI volumes are brought to RAS; ``name.nii.gz#12`` is
-    their axial slice 12; they take the card's (centre, width) or, without one, the 0.5-99.5 percentiles of the slice.
-    PNG, JPEG and DICOM in colour are taken as they are.
+    All formats come out as a radiologist sees them: the patient's right is on the left, front or head are up.
+
+    DICOM values are rescaled to HU by the header's slope and intercept, windowed, and inverted for MONOCHROME1; what a
+    header calls padding is black. ``name#12`` is frame 12, from 0, of a multi-frame file. NIfTI volumes are brought to
+    RAS; ``name.nii.gz#12`` is their axial slice 12, counted from 0 at the feet. Where the card has no window, the 0.5
+    and 99.5 percentiles of the values of the volume, or of the DICOM series, that are not 0 are black and white; CT
+    needs a window. PNG, JPEG and DICOM in colour are taken as they are, turned as their EXIF data say.
 
     Args:
         path: image file, with ``#slice`` behind a NIfTI volume and ``#frame`` behind a multi-frame DICOM file.

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from fedmend.data.datalist import VolumeItem
+from fedmend.data.raw import grey_range
 from fedmend.errors import FedMendError
 
-ROBUST_PERCENTILES = (0.5, 99.5)  # of the non-zero voxels of an MR volume
 AFFINE_TOLERANCE = 1e-3  # mm
 # A mask saved from floating numbers into whole ones is scaled, and comes back with rounding errors.
 MASK_TOLERANCE = 1e-3
@@ -96,15 +96,6 @@ def read_pair(item: VolumeItem, where: str, foreground: int = 1) -> tuple[np.nda
 def has_value(value: int, voxels: np.ndarray) -> np.ndarray:
     """Which voxels of a label file, any shape, have a value; bool of the same shape."""
     return np.abs(voxels - np.float32(value)) < MASK_TOLERANCE
-
-
-def grey_range(voxels: np.ndarray, window: tuple[float, float] | None) -> tuple[float, float]:
-    """The lowest value that is not black, and the width up to white, of voxels of any shape; see :func:`scale`."""
-    if window is not None:
-        return window[0] - window[1] / 2, window[1]
-    tissue = voxels[voxels != 0]
-    low, high = np.percentile(tissue, ROBUST_PERCENTILES) if len(tissue) else (0.0, 1.0)
-    return low, max(high - low, 1e-6)
 
 
 def scale(voxels: np.ndarray, window: tuple[float, float] | None) -> np.ndarray:

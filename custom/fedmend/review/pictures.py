@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmend.data.card import WINDOWS, SiteCard, stays_below
 from fedmend.data.datalist import VolumeItem
-from fedmend.data.raw import RawImage, UnreadableImage, is_window
+from fedmend.data.raw import RawImage, UnreadableImage, grey_range, is_window
 from fedmend.data.readers import PICTURE_SUFFIXES, read_raw
 from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
@@ -85,7 +85,8 @@ def open_slice(card: SiteCard, item: VolumeItem, plane: int) -> SliceImage:
         FedMendError: image or label cannot be used.
         UnreadableImage: the volume has no such slice.
     """
-    from fedmend.data.slices import file_stamp, volume_window
+    from fedmend.data.slices import volume_window
+    from fedmend.data.store import file_stamp
     from fedmend.data.volumes import axial_plane
 
     stamps = (file_stamp(item.image), file_stamp(item.label))
@@ -103,7 +104,7 @@ def _volume(
     item: VolumeItem, stamps: tuple, window: tuple[float, float] | None, foreground: int
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
     """Voxels and mask of a case in RAS, and the window through which models see it; read again when a file changes."""
-    from fedmend.data.volumes import grey_range, read_pair
+    from fedmend.data.volumes import read_pair
 
     voxels, mask = read_pair(item, "this case", foreground)
     low, width = grey_range(voxels, window)

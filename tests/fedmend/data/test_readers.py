@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.raw import UnreadableImage, apply_window
-from fedmend.data.readers import read_image, resize
+from fedmend.data.readers import read_image, read_raw, resize
 
 BRAIN = WINDOWS["brain"]  # centre 40, width 80: 0..80 HU → 0..255
 HU = np.array([[-10, 0, 20], [40, 80, 100]])
@@ -201,7 +201,7 @@ def test_a_damaged_picture_is_refused(tmp_path, keep, error):
 def test_a_slice_of_a_nifti_volume_is_named_behind_a_hash(tmp_path, slice_number):
     write_nifti(tmp_path / "vol.nii.gz")
     plane = VOLUME[:, :, slice_number]
-    expected = [[plane[x, y] for x in (0, 1)] for y in (2, 1, 0)]  # rows from front to back, columns from left to right
+    expected = [[plane[x, y] for x in (1, 0)] for y in (2, 1, 0)]  # rows from front to back, columns from right to left
     seen = read_image(tmp_path / f"vol.nii.gz#{slice_number}", (127.5, 255.0))
     assert seen.tolist() == expected
 
@@ -219,11 +219,68 @@ def test_a_nifti_file_with_one_slice_needs_no_number(tmp_path, shape):
     assert read_image(tmp_path / "slice.nii", (0.0, 1.0)).tolist() == [[128] * 4] * 5
 
 
-def test_a_nifti_slice_without_window_takes_its_own_percentiles(tmp_path):
-    values = np.arange(1001, dtype=np.float32)[:, None]
-    write_nifti(tmp_path / "slice.nii", values)
-    seen = read_image(tmp_path / "slice.nii", None).ravel()
-    assert (seen[5], seen[500], seen[995]) == (0, 128, 255)
+def test_slices_of_a_nifti_volume_without_window_share_the_percentiles_of_what_is_not_0_in_it(tmp_path):
+    values = np.arange(1002, dtype=np.float32).reshape(3, 2, 167)  # 1..1001 are not 0: 6 is black, 996 white
+    write_nifti(tmp_path / "v.nii", values)
+    assert read_raw(tmp_path / "v.nii#0", None).window == pytest.approx((501, 990))
+    assert read_raw(tmp_path / "v.nii#166", None).window == pytest.approx((501, 990))
+    assert read_image(tmp_path / "v.nii#0", None).max() == round((835 - 6) / 990 * 255)
+
+
+def test_a_nifti_volume_of_one_time_and_one_channel_is_a_volume(tmp_path):
+    write_nifti(tmp_path / "v.nii", VOLUME[..., None, None])
+    write_nifti(tmp_path / "w.nii")
+    assert np.array_equal(read_image(tmp_path / "v.nii#1", (12, 24)), read_image(tmp_path / "w.nii#1", (12, 24)))
+
+
+def orientation(number):
+    exif = Image.Exif()
+    exif[0x0112] = number
+    return exif
+
+
+def test_a_picture_is_turned_as_its_camera_was(tmp_path):
+    upright = np.zeros((8, 16), dtype=np.uint8)
+    upright[0, :8] = 255  # the bar is at the top left
+    Image.fromarray(upright.T[:, ::-1]).save(tmp_path / "a.png", exif=orientation(8))
+    assert np.array_equal(read_image(tmp_path / "a.png", None), upright)
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_a_16_bit_picture_with_several_channels_is_refused(tmp_path, channels):
+    """Pillow opens it in a mode of 8 bits and keeps the upper ones."""
+    import struct
+    import zlib
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    kind = {2: 4, 3: 2, 4: 6}[channels]
+    rows = b"".join(b"\0" + np.full((4, channels), 4000, dtype=">u2").tobytes() for _ in range(4))
+    header = struct.pack(">IIBBBBB", 4, 4, 16, kind, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    with unreadable("expected an 8-bit picture, got 16 bits"):
+        read_image(tmp_path / "a.png", None)
+
+
+@pytest.mark.parametrize("form", ["TIFF", "GIF"])
+def test_of_a_picture_with_several_pages_the_first_is_taken_and_that_is_said(tmp_path, form):
+    pages = [Image.fromarray(pixels(i)) for i in (1, 2)]
+    pages[0].save(tmp_path / "a.png", form, save_all=True, append_images=pages[1:])
+    raw = read_raw(tmp_path / "a.png", None)
+    assert raw.notes == ("the first page of a picture with several was taken",)
+    assert np.array_equal(raw.values, pixels(1))
+
+
+@pytest.mark.parametrize("colors", [2, 16, 256])
+def test_a_palette_of_any_width_gives_its_colours(tmp_path, colors):
+    picture = Image.fromarray((np.arange(64).reshape(8, 8) % colors).astype(np.uint8), "P")
+    palette = np.array([[i % 256, 255 - i % 256, 7] for i in range(colors)], dtype=np.uint8)
+    picture.putpalette(palette.tobytes())
+    picture.save(tmp_path / "a.png", bits={2: 1, 16: 4, 256: 8}[colors])
+    seen = read_image(tmp_path / "a.png", None, color=True)
+    assert np.array_equal(seen, palette[np.arange(64).reshape(8, 8) % colors])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fedmend.data import intensity, readers, volumes
 from fedmend.data.augment import blur, median, warp
 from fedmend.data.card import load_card
 from fedmend.data.datalist import load_datalist
-from fedmend.data.raw import apply_window
+from fedmend.data.raw import ROBUST_PERCENTILES, apply_window
 from fedmend.kinds.segmentation import segmentation_counts, segmentation_metrics
 from fedmend.learning.losses import soft_dice_loss
 
@@ -91,7 +91,7 @@ def test_grey_values_are_monais_scaling_of_the_range(monai, window):
     """For MR the range comes from the non-zero voxels, which MONAI's scaling by percentiles cannot take alone."""
     volume = np.random.default_rng(0).normal(60, 30, (8, 9, 10)).astype(np.float32)
     volume[:2] = 0
-    low, high = (0.0, 80.0) if window else np.percentile(volume[volume != 0], volumes.ROBUST_PERCENTILES)
+    low, high = (0.0, 80.0) if window else np.percentile(volume[volume != 0], ROBUST_PERCENTILES)
     theirs = monai.ScaleIntensityRange(low, high, 0, 1, clip=True)(torch.from_numpy(volume))
     assert farthest(volumes.scale(volume, window), theirs) < 1e-6
 
