@@ -17,7 +17,7 @@ from fedmend.basics.parallel import threaded
 from fedmend.data.card import SiteCard, check_classes
 from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
 from fedmend.data.site import EVALUATION_SPLITS, Opening, SiteData, chosen
-from fedmend.data.store import store_folder
+from fedmend.data.store import file_stamp, store_folder
 from fedmend.data.volumes import axial_plane, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
@@ -114,15 +114,6 @@ def _open_store(
     images = np.memmap(folder / "images.f16", dtype=np.float16, mode="r", shape=shape)
     masks = np.memmap(folder / "masks.u8", dtype=np.uint8, mode="r", shape=shape)
     return images, masks, case, plane
-
-
-def file_stamp(path: Path) -> tuple:
-    """Name, size and time of a file, which change with its content; the name alone where there is none."""
-    try:
-        known = path.stat()
-    except OSError:  # gets its sentence where it is read
-        return (str(path),)
-    return (str(path), known.st_size, known.st_mtime_ns)
 
 
 def _finished(folder: Path, size: int) -> list[tuple[int, int]] | None:

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +26,10 @@ from fedmend.basics.files import disk_errors, locked, whole_folder
 from fedmend.basics.parallel import mapped
 from fedmend.data.dicom_files import dicom_file
 from fedmend.data.raw import UnreadableImage, Window
-from fedmend.data.readers import nifti_volume, read_image, resize
+from fedmend.data.readers import nifti_volume, read_raw, resize
 from fedmend.errors import FedMendError
 
-STORE_FORMAT = 2
+STORE_FORMAT = 3
 CHUNK = 16  # images that a process decodes at a time
 LOG = logging.getLogger("fedmend.store")
 
@@ -85,12 +86,26 @@ def store_folder(
     return folder, finished(folder)
 
 
-def _decode(paths: Sequence[Path], window: Window, shape: tuple[int, ...]) -> list[np.ndarray | str | None]:
-    """Per path the slice, a reason why it is unreadable, or None when the file is missing."""
+def file_stamp(path: Path) -> tuple:
+    """Name, size and time of a file, which change with its content; the name alone where there is none."""
+    try:
+        known = path.stat()
+    except OSError:  # gets its sentence where it is read
+        return (str(path),)
+    return (str(path), known.st_size, known.st_mtime_ns)
+
+
+def _decode(
+    paths: Sequence[Path], window: Window, shape: tuple[int, ...]
+) -> tuple[list[np.ndarray | str | None], list[str]]:
+    """Per path the slice, a reason why it is unreadable, or None when the file is missing; and what was put right."""
     decoded: list[np.ndarray | str | None] = []
+    notes: list[str] = []
     for path in paths:
         try:
-            decoded.append(resize(read_image(path, window, color=len(shape) == 3), shape[0]))
+            raw = read_raw(path, window, color=len(shape) == 3)
+            decoded.append(resize(raw.seen(raw.window), shape[0]))
+            notes += raw.notes
         except FileNotFoundError:
             decoded.append(None)
         except UnreadableImage as e:
@@ -99,7 +114,7 @@ def _decode(paths: Sequence[Path], window: Window, shape: tuple[int, ...]) -> li
             decoded.append(f"expected a file that can be opened, got an error ({type(e).__name__})")
     nifti_volume.cache_clear()  # a training process must not hold a volume or film for good
     dicom_file.cache_clear()
-    return decoded
+    return decoded, notes
 
 
 def _build(
@@ -112,12 +127,14 @@ def _build(
 ) -> dict[int, str]:
     """Writes ``images.u8`` into ``folder`` and returns index → reason for unreadable images."""
     unreadable: dict[int, str] = {}
+    counts: Counter[str] = Counter()
     total, done, started, reported = len(paths), 0, time.monotonic(), 0
     with open(folder / "images.u8", "wb") as stream:
         if total:
             os.posix_fallocate(stream.fileno(), 0, total * math.prod(shape))  # a full disk shows here, not half-way
         chunks = [paths[i : i + CHUNK] for i in range(0, total, CHUNK)]
-        for chunk in mapped(partial(_decode, window=window, shape=shape), chunks, processes=processes):
+        for chunk, notes in mapped(partial(_decode, window=window, shape=shape), chunks, processes=processes):
+            counts.update(notes)
             for image in chunk:
                 if image is None:
                     raise FedMendError(f"{where(done)}, column image: expected a file below image_root, not found")
@@ -129,6 +146,8 @@ def _build(
             if done * 10 // total > reported and time.monotonic() - started > 2:
                 reported = done * 10 // total
                 LOG.info("image store: %d of %d images read, %.0f s", done, total, time.monotonic() - started)
+    for note, count in counts.items():
+        LOG.warning("image store: %d of %d images: %s", count, total, note)
     return unreadable
 
 
@@ -146,6 +165,8 @@ def open_store(
 ) -> ImageStore:
     """Opens the store of a manifest, building it first when there is none.
 
+    The key covers preprocessing, names, sizes and times of the files, so that a changed image makes a new store.
+
     Args:
         cache_dir: folder for stores; only read when the store exists.
         image_root: folder that ``images`` start from.
@@ -162,6 +183,7 @@ def open_store(
     """
     shape = (size, size, 3) if color else (size, size)
     num_bytes = len(images) * math.prod(shape)
+    files = dict.fromkeys(image_root / image.partition("#")[0] for image in images)
 
     def build(folder: Path) -> None:
         refused = _build(folder, [image_root / image for image in images], window, shape, where, processes)
@@ -171,7 +193,7 @@ def open_store(
 
     folder, unreadable = store_folder(
         cache_dir,
-        [STORE_FORMAT, str(image_root), list(images), window, shape],
+        [STORE_FORMAT, [*map(file_stamp, files)], list(images), window, shape],
         lambda folder: _finished(folder, num_bytes),
         build,
         need=num_bytes,

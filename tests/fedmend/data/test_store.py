@@ -14,6 +14,7 @@ from factories import color_pixels, make_dicom, pixels, refused, write_png
 
 from fedmend.basics import parallel
 from fedmend.data import store
+from fedmend.data.dicom_values import NO_SLOPE
 from fedmend.data.store import open_store
 
 NAMES = ("a.png", "b.png", "c.png")
@@ -71,9 +72,9 @@ def test_a_store_in_colour_has_three_channels_and_another_key_than_a_grey_one(ro
     assert len(left_over(root)) == 3
 
 
-def test_a_store_in_colour_is_built_once_and_then_read_without_the_images(root):
+def test_a_store_in_colour_is_built_once_and_then_read(root, monkeypatch):
     first = np.array(opened(root, color=True).images)
-    shutil.rmtree(root)
+    monkeypatch.delattr(store, "_decode")
     assert np.array_equal(opened(root, color=True).images, first)
 
 
@@ -94,10 +95,33 @@ def test_a_dicom_file_in_a_store_in_colour_is_refused_with_its_row(root):
         opened(root, ("a.png", "b.dcm"), window=(40.0, 80.0), color=True)
 
 
-def test_a_store_is_built_once_and_then_read_without_the_images(root):
+def test_a_store_is_built_once_and_then_read(root, monkeypatch):
     first = np.array(opened(root).images)
-    shutil.rmtree(root)
+    monkeypatch.delattr(store, "_decode")
     assert np.array_equal(opened(root).images, first)
+
+
+def test_an_image_that_is_replaced_in_place_makes_a_new_store(root):
+    opened(root)
+    write_png(root / "b.png", 7)
+    os.utime(root / "b.png", ns=(1, 1))
+    assert np.array_equal(opened(root).images[1], pixels(7))
+
+
+def test_an_image_that_is_gone_is_seen_although_there_is_a_store_with_it(root):
+    opened(root)
+    (root / "b.png").unlink()
+    with refused("site-1: train.csv row 3, column image: expected a file below image_root, not found"):
+        opened(root)
+
+
+def test_what_a_reader_put_right_is_counted_once_for_the_store(root, caplog):
+    for name in ("a.dcm", "b.dcm"):
+        make_dicom(root / name, pixels(1).astype(np.int16), Modality="CT", RescaleSlope=None)
+    make_dicom(root / "c.dcm", pixels(1).astype(np.int16), Modality="CT")
+    with caplog.at_level(logging.WARNING, logger="fedmend.store"):
+        opened(root, ("a.dcm", "b.dcm", "c.dcm"), window=(40.0, 80.0))
+    assert caplog.messages == [f"image store: 2 of 3 images: {NO_SLOPE}"]
 
 
 def test_a_store_cannot_be_written(root):
@@ -205,7 +229,7 @@ def test_an_unknown_disk_error_is_not_renamed(root, monkeypatch):
 
 def test_a_full_disk_is_said_before_decoding_and_leaves_nothing(root, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full_disk)
-    monkeypatch.setattr(store, "read_image", lambda *_: pytest.fail("decoded although the disk is full"))
+    monkeypatch.setattr(store, "read_raw", lambda *_: pytest.fail("decoded although the disk is full"))
     with refused("site-1: train.csv: cache_dir: expected 3 MB of free space, got a full disk"):
         opened(root, size=1000)
     assert left_over(root) == []
@@ -260,7 +284,7 @@ def test_an_image_that_may_not_be_opened_is_blamed_on_the_image_not_on_the_cache
     def forbidden(path, window, *, color):
         raise PermissionError(errno.EACCES, "permission denied")
 
-    monkeypatch.setattr(store, "read_image", forbidden)
+    monkeypatch.setattr(store, "read_raw", forbidden)
     with refused(
         "site-1: train.csv row 2: expected a file that can be opened, got an error (PermissionError)"
         " (max_unreadable allows 0, got 1)"
@@ -272,7 +296,7 @@ def test_an_image_that_may_not_be_opened_is_blamed_on_the_image_not_on_the_cache
     ("file", "content"),
     [("meta.json", b""), ("meta.json", b"\0" * 40), ("meta.json", None), ("images.u8", b"short"), ("images.u8", None)],
 )
-def test_a_store_that_a_power_loss_has_damaged_is_built_again(root, file, content):
+def test_a_store_that_a_power_loss_has_damaged_is_built_again(root, file, content, monkeypatch):
     opened(root)
     (folder,) = (root.parent / "cache" / "stores").glob("*/")
     (folder / file).unlink()
@@ -280,7 +304,7 @@ def test_a_store_that_a_power_loss_has_damaged_is_built_again(root, file, conten
         (folder / file).write_bytes(content)
     assert np.array_equal(opened(root).images[2], pixels(2))
     assert left_over(root) == [folder.name]
-    shutil.rmtree(root)
+    monkeypatch.delattr(store, "_decode")
     assert np.array_equal(opened(root).images[2], pixels(2))
 
 
