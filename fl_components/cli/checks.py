@@ -34,6 +34,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     wanted.add_argument("--job", type=Path, help="job folder: checks classes, method and class policy against it")
     wanted.add_argument("--classes", default="", help="classes of the job, comma-separated (default: of site.json)")
     check.add_argument("--max-unreadable", type=int, help="default: what the kit's fedmend.json says, or 0")
+    check.add_argument("--sheet", type=Path, help="PNG file to write: 24 training images as the network will see them")
     check.set_defaults(run=_sitecheck)
 
     policy = commands.add_parser("policy", help="bring the policy files of a checkout up to date with its methods")
@@ -70,7 +71,7 @@ def _sitecheck(args: argparse.Namespace) -> None:
     from fl_components.sitecheck import sitecheck
 
     classes = args.classes.split(",") if args.classes else ()
-    told = {"classes": classes, **given(args, "kit", "job", "max_unreadable")}
+    told = {"classes": classes, **given(args, "kit", "job", "max_unreadable", "sheet")}
     sitecheck(args.folder, **told, show=lambda line: print(line, flush=True), color=sys.stdout.isatty())
 
 

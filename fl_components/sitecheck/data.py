@@ -80,7 +80,8 @@ def images(site: CheckedSite) -> Result:
     if tolerated is None:
         tolerated = site.config.max_unreadable if site.config else 0
     try:
-        opening = Opening(site.cache, kind.check_size, torch.device("cpu"), tolerated)
+        size = (site.job and site.job.site.get("image_size")) or kind.check_size
+        opening = Opening(site.cache, size, torch.device("cpu"), tolerated)
         data = kind.load(site.card, site.classes, opening)
         kind.load_truth(site.card, data)
     except FedMendError:
@@ -100,6 +101,20 @@ def images(site: CheckedSite) -> Result:
 def _unreadable(site: CheckedSite) -> Iterator[str]:
     """Every row whose image, or mask, cannot be read, and why."""
     return chain.from_iterable(rows.unreadable() for rows in site.rows().values())
+
+
+def looks(site: CheckedSite) -> Result:
+    """Whether training images look like images, at the size that was checked."""
+    from fedmend.data.plausible import contact_sheet, shares_of
+
+    if site.data is None:
+        return Result(SKIP, "needs the images")
+    images = site.data.train.images
+    shares = shares_of(images)
+    if site.sheet:
+        contact_sheet(images, site.sheet)
+    warnings = shares.warnings()
+    return Result(WARN if warnings else OK, shares.line(), warnings)
 
 
 def counts(site: CheckedSite) -> Result:
@@ -124,13 +139,15 @@ def counts(site: CheckedSite) -> Result:
 
 
 def overlap(site: CheckedSite) -> Result:
-    """Images and patients in two splits."""
+    """Images and patients in two splits; where patients are unknown, nobody can say that none is in two."""
     if not site.samples:
         return Result(SKIP, "needs the tables")
     images, patients = (_repeated([keys[i] for keys in site.samples.values()]) for i in (0, 1))
     named = any(any(keys) for _, keys in site.samples.values())
-    found = f"{images} images and {patients} patients" if named else f"{images} images; no patients are named"
-    return Result(WARN if images or patients else OK, f"expected nothing in two splits, got {found}")
+    unknown = "; no patients are named, so that one may be in two of them"
+    found = f"{images} images and {patients} patients" if named else f"{images} images{unknown}"
+    leaks = images or patients or (not named and len(site.samples) > 1)
+    return Result(WARN if leaks else OK, f"expected nothing in two splits, got {found}")
 
 
 def _repeated(splits: Sequence[Sequence[str]]) -> int:
@@ -171,6 +188,7 @@ CHECKS = {
     "class names": class_names,
     "tables": tables,
     "images": images,
+    "looks": looks,
     "counts": counts,
     "overlap": overlap,
     "disk": disk,

@@ -21,6 +21,7 @@ def sitecheck(
     job: Path | None = None,
     classes: Sequence[str] = (),
     max_unreadable: int | None = None,
+    sheet: Path | None = None,
     show: Callable[[str], object] = print,
     color: bool = False,
 ) -> None:
@@ -32,6 +33,7 @@ def sitecheck(
         job: a job folder, or None.
         classes: the job's classes where there is no job folder; empty: those of the card.
         max_unreadable: tolerated unreadable images per split; None: what ``fedmend.json`` says, or none.
+        sheet: a PNG file to write with some training images as the network will see them; None: none.
         show: takes a line.
         color: with the colours of a terminal.
 
@@ -47,7 +49,7 @@ def sitecheck(
     name = kit_name(kit) if kit else (folder or Path()).resolve().name
     statuses: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as cache:
-        site = CheckedSite(name, folder, kit, job, tuple(classes), max_unreadable, Path(cache))
+        site = CheckedSite(name, folder, kit, job, tuple(classes), max_unreadable, sheet, Path(cache))
         for title, result in _results(site):
             start, end = (f"\033[{COLORS[result.status]}m", "\033[0m") if color else ("", "")
             show(f"{start}{result.status:<4}{end}  {title}: {result.text}")

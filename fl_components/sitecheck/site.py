@@ -40,6 +40,7 @@ class CheckedSite:
 
     Attributes:
         name: the site's name.
+        sheet: a file for pictures of some training images, or None.
         cache: a folder for image stores, which ends with the checks.
         config: ``fedmend.json``.
         job: what the job asks of the site.
@@ -55,6 +56,7 @@ class CheckedSite:
     job_folder: Path | None
     given_classes: tuple[str, ...]
     max_unreadable: int | None
+    sheet: Path | None
     cache: Path
     config: SiteConfig | None = None
     job: JobNeeds | None = None

@@ -1,12 +1,16 @@
 import json
+import re
 import shutil
 from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 from factories import CLASSES, LABELS, make_dicom, make_site_folder, pixels, write_png
 from nifti_factories import make_volume_site, write_nifti
+from PIL import Image
 from sitecheck_factories import change_settings, found, make_job, shown
 
+from fedmend.data.store import open_store
 from fedmend.data.tables import write_table
 
 UNREADABLE = "expected a PNG or JPEG picture, got a corrupt or truncated file (UnidentifiedImageError)"
@@ -148,11 +152,38 @@ def test_images_and_patients_in_two_splits_are_a_warning(tmp_path, site):
     assert lines == ["warn  overlap: expected nothing in two splits, got 2 images and 2 patients"]
 
 
-def test_tables_without_patients_say_so(tmp_path):
+def test_splits_without_patients_are_a_warning_that_they_may_leak(tmp_path):
     volumes = make_volume_site(tmp_path / "site-1")
     assert found("overlap", volumes) == [
-        "ok    overlap: expected nothing in two splits, got 0 images; no patients are named"
+        "warn  overlap: expected nothing in two splits, got 0 images; no patients are named, so that one may be in two"
+        " of them"
     ]
+
+
+def test_images_are_looked_at_as_the_network_of_the_job_will_see_them(site, job, tmp_path):
+    for number in range(3):
+        Image.fromarray(np.full((8, 8), 255, dtype=np.uint8)).save(site / "images" / f"img{number}.png")
+    sheet = tmp_path / "sheet.png"
+    line, *details = found("looks", site, job=job, sheet=sheet)
+    assert re.fullmatch(r"warn  looks: grey values in use \d+ \(median of 6 images\), black 0% .*, white \d+%", line)
+    assert details == [
+        "        3 of 6 images have one grey value",
+        "        3 of 6 images are white in more than 50% of their pixels",
+    ]
+    assert Image.open(sheet).size == (6 * 164 + 4, 164 + 4)
+
+
+def test_images_are_opened_at_the_size_of_the_job(site, job, monkeypatch):
+    sizes = []
+
+    def noted(*args, size, **how):
+        sizes.append(size)
+        return open_store(*args, size=size, **how)
+
+    monkeypatch.setattr("fedmend.data.site.open_store", noted)
+    found("images", site, job=job)
+    found("images", site)
+    assert sizes == [48, 32]
 
 
 Usage = namedtuple("Usage", "free")
@@ -171,9 +202,9 @@ def test_disk_space_is_compared_with_what_the_stores_of_a_site_take(kit, job, tm
 
 
 def test_volumes_take_three_bytes_a_pixel(kit, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(1e9))
+    monkeypatch.setattr("fl_components.sitecheck.data.shutil", SimpleNamespace(disk_usage=lambda place: Usage(0.6e9)))
     volumes = make_volume_site(tmp_path / "volumes")
-    job = make_job(tmp_path / "big", classes=["lesion"], method="fedmend.methods.fedia.FedIA", image_size=5000)
+    job = make_job(tmp_path / "big", classes=["lesion"], method="fedmend.methods.fedia.FedIA", image_size=2000)
     assert found("disk", volumes, kit=kit, job=job) == [
-        "fail  disk: expected 0.9 GB in cache_dir and 0.5 GB in state_dir (12 images of 5000 pixels), got 1.0 GB"
+        "fail  disk: expected 0.1 GB in cache_dir and 0.5 GB in state_dir (12 images of 2000 pixels), got 0.6 GB"
     ]
