@@ -71,7 +71,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
             f"expected readable DICOM pixels, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
     own, grey = voi or (None, None)
-    asked = own if isinstance(window, str) else window
+    asked, by_header = (own, grey) if isinstance(window, str) else (window, None)
     if asked is None and not is_ct(dataset):
         asked = series_window(path, dataset)
     if asked is None or not is_window(*asked):
@@ -82,7 +82,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
         raise UnreadableImage(f"expected one frame, got {len(values.values)}")
     if not (np.abs(values.values) <= WIDEST).all():
         raise UnreadableImage("expected values of which a window can be taken, got NaN, infinity or over 10^9")
-    return RawImage(values.values, asked, own, inverted, padding=values.padding, own_grey=grey, notes=values.notes)
+    return RawImage(values.values, asked, own, inverted, padding=values.padding, own_grey=by_header, notes=values.notes)
 
 
 @functools.lru_cache(maxsize=1)  # a manifest names the frames of one file one after the other

@@ -33,7 +33,7 @@ class RawImage:
         inverted: a larger value is darker (MONOCHROME1).
         ras: rows run from front to back, columns from the patient's left to the right, as from a NIfTI volume.
         padding: (H, W) bool, pixels that were not measured: background, whatever their values; None: there are none.
-        own_grey: values → grey values by the function or table of the DICOM header, which ``own_window`` spans.
+        own_grey: where the card asks for the header's own window: values → grey values by its function or table.
         notes: what the reader put right, in words that are about no patient.
     """
 
@@ -49,12 +49,12 @@ class RawImage:
     def seen(self, window: tuple[float, float] | None) -> np.ndarray:
         """The image through a window, or with None the card's: uint8 of the shape of ``values``; a picture as it is.
 
-        Through the header's own window it is seen by the header's own function or table.
+        Where the card asks for the header's own window, that is by the header's own function or table.
         """
         if self.window is None:
             return self.values
         window = window or self.window
-        by_header = self.own_grey if window == self.own_window else None
+        by_header = self.own_grey if window == self.window else None
         grey = by_header(self.values) if by_header else apply_window(self.values, *window)
         grey = 255 - grey if self.inverted else grey
         return grey if self.padding is None else np.where(self.padding, np.uint8(0), grey)

@@ -235,3 +235,8 @@ def test_a_private_transfer_syntax_is_named_as_what_is_in_the_way(tmp_path):
     dataset.save_as(tmp_path / "a", implicit_vr=True, little_endian=True)
     with pytest.raises(UnreadableImage, match=r"^expected a transfer syntax of the standard, got a private one$"):
         read_image(tmp_path / "a", BRAIN)
+
+
+def test_a_window_of_the_card_is_linear_although_the_header_has_the_same_one(tmp_path):
+    make_dicom(tmp_path / "a", [[0, 20, 40, 80]], **CT, WindowCenter=40, WindowWidth=80, VOILUTFunction="SIGMOID")
+    assert seen(tmp_path / "a") == [[0, 64, 128, 255]]
