@@ -122,7 +122,8 @@ def prepare_single_label(
     """All slices with their diagnosis → sites of which some are noisy; the set's own test split.
 
     Args:
-        source, out: see :func:`prepare`.
+        source: see :func:`prepare`.
+        out: see :func:`prepare`.
         protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
         progress: called with one line of text at a time.
@@ -143,7 +144,10 @@ def prepare_label_sets(
     labels.
 
     Args:
-        source, out, sites, val_share: see :func:`prepare`.
+        source: see :func:`prepare`.
+        out: see :func:`prepare`.
+        sites: see :func:`prepare`.
+        val_share: see :func:`prepare`.
         classes_per_site: diagnoses that each site identifies, 2..4, see
             :func:`fedmend.datasets.imperfections.identified_classes`.
         seed: of partition and diagnoses.

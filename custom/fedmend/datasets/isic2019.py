@@ -147,7 +147,9 @@ def prepare(
         out: folder for the site folders; made when missing.
         protocol: how pictures are dealt to sites and labels made noisy; the paper has 20 sites, ``alpha=1.5`` and
             ``presence=0.99`` (Sec. 3.1, Wu et al., IJCAI 2023).
-        test_share, split, seed: see :func:`read`.
+        test_share: see :func:`read`.
+        split: see :func:`read`.
+        seed: see :func:`read`.
         source_name: what the cards name as source; synthetic data says so here.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`.
         progress: called with one line of text at a time.

@@ -97,7 +97,8 @@ def prepare_single_label(
     """A set with one class an image → sites of which some are noisy; the set's own test split, no validation split.
 
     Args:
-        source, out: see :func:`prepare`.
+        source: see :func:`prepare`.
+        out: see :func:`prepare`.
         protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
         train_per_site: most training images of a site, on average; None: all.
         soft_labels: see :func:`fedmend.datasets.noisy_sites.write_noisy_sites`; images are called ``train-000007``.

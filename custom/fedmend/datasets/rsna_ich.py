@@ -112,7 +112,10 @@ def prepare_single_label(
     """The slices with exactly one subtype (67,969 in the papers' copy of the data) → sites of which some are noisy.
 
     Args:
-        source, out, source_name, processes: see :func:`prepare`.
+        source: see :func:`prepare`.
+        out: see :func:`prepare`.
+        source_name: see :func:`prepare`.
+        processes: see :func:`prepare`.
         protocol: partition and noise, see :mod:`fedmend.datasets.noisy_sites`.
         split: ``patient`` keeps a patient's slices on one side of the test split; ``slice`` is the paper's 70/30 split,
             which leaks patients.
