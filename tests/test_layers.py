@@ -5,6 +5,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +46,7 @@ FAMILY = {"baselines", "labelsets"}  # of FedAvg, in the folder of the methods: 
 STAGES = "fedcorr_stages"  # of both methods of one paper
 FRONT_DOOR = FEDMEND / "__init__.py"  # fedmend.Job and fedmend.Run come from the glue, when somebody asks for them
 SOURCES = [FEDMEND.parent, GLUE, ROOT / "provisioning", ROOT / "benchmarks"]
+SHIPPED = [*FEDMEND.rglob("*.py"), *GLUE.rglob("*.py")]
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
 ONE_SUBJECT = {"phantoms"}  # files and folders of this name may be longer: what they draw belongs together
 
@@ -222,6 +224,12 @@ def test_provisioning_knows_the_tools_of_flare_alone():
     found = {n for f in modules(ROOT / "provisioning") for n in within(imports_of(f), "nvflare")}
     assert found
     assert [n for n in found if not within({n}, "nvflare.lighter")] == []
+
+
+def test_every_folder_of_modules_is_a_package_of_the_wheel():
+    wanted = {module_of(f).rpartition(".")[0] if f.name != "__init__.py" else module_of(f) for f in SHIPPED}
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(wanted)
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
