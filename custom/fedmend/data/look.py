@@ -11,6 +11,7 @@ import numpy as np
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.dicom_files import open_dicom
+from fedmend.data.plausible import spread
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, nifti_volume, read_raw
 
@@ -117,7 +118,7 @@ class Look:
 
 def some_of(images: Sequence[str], most: int = LOOKED_AT) -> list[str]:
     """Some images, evenly spread over the list."""
-    return [images[i] for i in np.unique(np.linspace(0, len(images) - 1, min(most, len(images))).astype(int))]
+    return [images[i] for i in spread(len(images), most)]
 
 
 def look_at(root: Path, images: Iterable[str]) -> Look:

@@ -47,7 +47,7 @@ class Shares:
         return [f"{which.sum()} of {self.number} images {words}" for words, which in found.items() if which.any()]
 
 
-def _spread(number: int, most: int) -> list[int]:
+def spread(number: int, most: int) -> list[int]:
     """At most so many places in a list, evenly spread."""
     return np.unique(np.linspace(0, number - 1, min(most, number)).astype(int)).tolist()
 
@@ -59,7 +59,7 @@ def shares_of(images: np.ndarray) -> Shares:
         images: (N, H, W) or (N, H, W, 3) uint8, or (N, H, W) floating numbers in 0..1; N at least 1.
     """
     levels, black, white = [], [], []
-    for place in _spread(len(images), LOOKED_AT):
+    for place in spread(len(images), LOOKED_AT):
         image = images[place]
         top = 255 if image.dtype == np.uint8 else 1
         levels.append(len(np.unique(image)))
@@ -77,7 +77,7 @@ def contact_sheet(images: Sequence[np.ndarray], file: Path) -> None:
     """
     from PIL import Image
 
-    places = _spread(len(images), SHOWN)
+    places = spread(len(images), SHOWN)
     rows, step = -(-len(places) // ACROSS), EDGE + GAP
     sheet = Image.new("RGB", (ACROSS * step + GAP, rows * step + GAP), "#404040")
     for number, place in enumerate(places):
