@@ -1,10 +1,10 @@
 """Records what small runs of every job, baseline and ablation give, to compare two commits digit for digit.
 
 ``python benchmarks/golden.py record OUT.json`` runs each job in FLARE's simulator with a phantom that tests plumbing,
-not learning, and writes, run by run, ``metrics.jsonl`` without seconds, ``repairs.jsonl``, a hash of the final model
-and one of every ledger. ``--checkout DIR`` runs the code of another checkout, ``--local`` runs without FLARE where
-the checkout can. About 45 minutes on two cores with FLARE, 15 without. ``python benchmarks/golden.py compare ONE.json
-OTHER.json`` prints a line per run and exits with 1 when any differs.
+not learning, and writes, run by run, ``metrics.jsonl`` without seconds and single sites, ``repairs.jsonl``, a hash of
+the final model and one of every ledger. ``--checkout DIR`` runs the code of another checkout, ``--local`` runs without
+FLARE where the checkout can. About 45 minutes on two cores with FLARE, 15 without. ``python benchmarks/golden.py
+compare ONE.json OTHER.json`` prints a line per run and exits with 1 when any differs.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def one_run(checkout: Path, job: str, row: str, *, local: bool, cache: Path) -> 
         lines = [json.loads(line) for line in (records / "metrics.jsonl").read_text().splitlines()]
         ledgers = {file.parent.name: _ledger(file) for file in sorted(workspace.rglob("ledger.sqlite"))}
         return {
-            "metrics": [{k: v for k, v in line.items() if k != "seconds"} for line in lines],
+            "metrics": [{k: v for k, v in line.items() if k not in ("seconds", "sites")} for line in lines],
             "repairs": [json.loads(line) for line in (records / "repairs.jsonl").read_text().splitlines()],
             "model": _model(Path(json.loads((records / "results.json").read_text())["files"]["global model"])),
             "ledgers": ledgers,

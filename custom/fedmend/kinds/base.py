@@ -133,6 +133,26 @@ class Kind(ABC):
             chosen_on: that of the validation split, on which thresholds are chosen; None: there is none.
         """
 
+    @abstractmethod
+    def few(self, counts: np.ndarray, fewest: int) -> np.ndarray:
+        """(C,) bool: the classes that (C, *counts_shape) int64 counts describe by 1 to ``fewest`` - 1 samples with the
+        class, or without it."""
+
+    def site_metrics(self, counts: np.ndarray, fewest: int = 0) -> dict:
+        """:meth:`metrics` of one site alone, at the thresholds that need no validation split.
+
+        Args:
+            counts: what the site sent about a split, (C, *counts_shape) int64.
+            fewest: samples that a number may describe; classes with fewer are left out, also of the means.
+
+        Returns:
+            as :meth:`metrics`, without a confusion matrix, whose cells are small; ``held_back``: C flags.
+        """
+        few = self.few(counts, fewest)
+        found = self.metrics(np.where(few.reshape(-1, *[1] * (counts.ndim - 1)), 0, counts))
+        found.pop("confusion", None)
+        return found | {"held_back": few.tolist()}
+
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
         """Name in ``macro`` → ends of a 95 % interval, of (C, *counts_shape) int64 counts as for :meth:`metrics`; empty
         where they are not enough for it."""

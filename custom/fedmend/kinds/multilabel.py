@@ -60,6 +60,10 @@ class MultiLabel(LabelKind):
     def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
         return multilabel_metrics(counts, chosen_on)
 
+    def few(self, counts: np.ndarray, fewest: int) -> np.ndarray:
+        samples = counts.sum(-1)
+        return np.any((samples > 0) & (samples < fewest), axis=1)
+
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
         return multilabel_intervals(counts, chosen_on)
 

@@ -119,6 +119,10 @@ class Segmentation(Kind):
     def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
         return segmentation_metrics(counts)  # no intervals: of few volumes they would tell the Dice of each patient
 
+    def few(self, counts: np.ndarray, fewest: int) -> np.ndarray:
+        volumes = counts[:, SEGMENTATION_COUNTS.index("volumes")]
+        return (volumes > 0) & (volumes < fewest)
+
     def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
         return np.ones(len(annotated), dtype=bool)  # what is annotated is repaired
 

@@ -57,6 +57,11 @@ class SingleLabel(LabelKind):
     def metrics(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict:
         return singlelabel_metrics(counts)  # the answer is the class with the highest score, so nothing is chosen
 
+    def few(self, counts: np.ndarray, fewest: int) -> np.ndarray:
+        samples = _split(counts)[0].sum(1)
+        apart = np.stack([samples, samples.sum() - samples])
+        return np.any((apart > 0) & (apart < fewest), axis=0)
+
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
         return singlelabel_intervals(counts)
 

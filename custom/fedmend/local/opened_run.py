@@ -86,20 +86,24 @@ class Run:
 
         return self.folder / REPORT_NAME
 
-    def metrics(self, *, per_class: bool = False) -> "DataFrame":
+    def metrics(self, *, per_class: bool = False, per_site: bool = False) -> "DataFrame":
         """The metrics of every evaluation.
 
         Args:
             per_class: a row per class instead of their mean.
+            per_site: a row per site, of the model on its samples alone; not together with ``per_class``.
 
         Returns:
             Columns ``round`` (rounds that the model has seen, 0 = initial model), ``stage``, ``split``, with
-            ``per_class`` also ``class``, and one per metric, 0 to 1; a metric that a class cannot have is missing.
+            ``per_class`` also ``class``, with ``per_site`` also ``site``, and one per metric, 0 to 1; a metric that a
+            class cannot have, or that would describe too few samples of a site, is missing.
 
         Raises:
             FedMendError: pandas is not installed.
         """
-        rows = []
+        if per_class and per_site:
+            raise FedMendError("metrics: expected per_class or per_site, got both")
+        rows: list[dict] = []
         for split, evaluations in self._read.metrics.items():
             for found in evaluations:
                 about = {"round": found["round"], "stage": found.get("stage", ""), "split": split}
@@ -107,6 +111,8 @@ class Run:
                     known = {name: values for name, values in found["per_class"].items() if isinstance(values, list)}
                     for i, name in enumerate(self.info["classes"]):
                         rows.append({**about, "class": name, **{key: values[i] for key, values in known.items()}})
+                elif per_site:
+                    rows += [{**about, "site": site, **alone} for site, alone in found.get("sites", {}).items()]
                 else:
                     rows.append({**about, **found[MACRO]})
         return _frame(rows)

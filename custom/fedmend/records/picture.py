@@ -41,7 +41,8 @@ def _round(value: int | None) -> int | None:
 
 
 NUMBER, LIST, WORDS = number(), that(lambda value: isinstance(value, list), "a list"), Check(clean, "a text")
-_SITE = _record(state=clean, round=COUNT.read, samples=COUNT.read, seconds=NUMBER.read, refused=COUNT.read)
+_WHOLE = dict.fromkeys(("round", "samples", "refused"), COUNT.read)
+_SITE = _record(state=clean, seconds=NUMBER.read, value=NUMBER.read, **_WHOLE)
 _DECISION = _record(time=clean, round=_round, what=clean, value=clean)
 CURVES = Check(_by_name(_many(_point)), "metrics with pairs of round and value")
 HIGHEST = Check(_by_name(_point), "metrics with a round and a value")
@@ -73,7 +74,8 @@ class Picture:
         highest: metric → round and highest value of a trained model.
         repairs: class → count → number.
         sites: site → ``state``, last ``round``, ``samples``, ``seconds``, round of the last ``refused`` result, as far
-            as known.
+            as known, and ``value`` of the main metric there.
+        metric: the main metric; empty before it is measured.
         decisions: the newest, with ``time``, ``round``, ``what``, ``value``.
     """
 
@@ -95,6 +97,7 @@ class Picture:
     highest: Mapping[str, tuple] = taking(HIGHEST, default_factory=dict)
     repairs: Mapping[str, Mapping] = taking(REPAIRS, default_factory=dict)
     sites: Mapping[str, Mapping] = taking(SITES, default_factory=dict)
+    metric: str = taking(WORDS, default="")
     decisions: tuple = taking(DECISIONS, default=())
 
     @property

@@ -92,6 +92,18 @@ class Progress:
         """What a site sent does not count, or nothing came."""
         self._sites.setdefault(site, {}).update(state=REFUSED, refused=self._picture["round"])
 
+    def measured(self, metric: str, values: Mapping[str, float | None]) -> None:
+        """The received model at single sites.
+
+        Args:
+            metric: name of the main metric.
+            values: site → its value there, None where nothing is measured.
+        """
+        for site, value in values.items():
+            if value is not None:
+                self._sites[site]["value"] = round(value, 4)
+        self._picture["metric"] = metric
+
     def tell(self, **facts: object) -> None:
         """Puts facts into the picture and shows it."""
         self._picture |= facts

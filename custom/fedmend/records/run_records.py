@@ -131,12 +131,26 @@ class RunRecords:
             self._lines[REPAIRS].append(line)
             self._latest[site, classes[index]] = line
 
-    def finish(self, files: Mapping[str, str], seconds: float, *, intervals: Mapping[str, Mapping]) -> None:
-        """Writes ``results.json``: final and best metrics, intervals of the final ones, and where the files are."""
+    def finish(
+        self,
+        files: Mapping[str, str],
+        seconds: float,
+        *,
+        intervals: Mapping[str, Mapping],
+        sites: Mapping[str, Mapping],
+    ) -> None:
+        """Writes ``results.json``.
+
+        Args:
+            files: what → file.
+            seconds: that the job took.
+            intervals: split → macro metric of the final model → ends of its interval.
+            sites: split → site → metrics of the final model there.
+        """
         final = self._at(max((m["round"] for m in self._lines[METRICS]), default=None))
         best_round = next((d["round"] for d in reversed(self.decisions) if d["what"] == "best_model"), None)
         results = {"final": final, "intervals": dict(intervals), "best": {"round": best_round, **self._at(best_round)}}
-        results |= {"files": dict(files), "seconds": round(seconds, 1)}
+        results |= {"sites": dict(sites), "files": dict(files), "seconds": round(seconds, 1)}
         write_text(self.folder / RESULTS, json.dumps(results, indent=2))
         self.write()
 

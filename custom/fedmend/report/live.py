@@ -105,7 +105,9 @@ def sparkline(values: list[float]) -> str:
 
 def _sites(picture: Picture, wide: bool) -> Table:
     refused = any("refused" in site for site in picture.sites.values())
+    measured = wide and any("value" in site for site in picture.sites.values())
     columns = ["refused in"] * refused + ["samples", "seconds"] * wide
+    columns += [f"{picture.split} {picture.metric.upper()}"] * measured
     table = _table("Sites", "", "state", "last round", *columns)
     table.columns[1].justify = "left"
     for name, site in picture.sites.items():
@@ -114,6 +116,7 @@ def _sites(picture: Picture, wide: bool) -> Table:
         cells += [Text(str(site.get("refused", "")), style="bold red")] * refused
         if wide:
             cells += [Text(f"{site['samples']:,}" if "samples" in site else "–"), Text(str(site.get("seconds", "–")))]
+        cells += [Text(_value(site.get("value")))] * measured
         table.add_row(*cells)
     return table
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmend.messages import EVALUATE, SiteResult
 from fedmend.records.progress import ASIDE, Progress, curves, last_decisions, repaired
+from fedmend.records.run_folder import FEWEST
 from fedmend.records.run_records import RunRecords
 from fedmend.report.report import summary_text, write_report
 from fedmend.server.census import Census
@@ -49,6 +50,7 @@ class RunLog:
         self._started, self._first = time.monotonic(), 0
         self._best = checkpoint.best()
         self._merged: dict[str, np.ndarray] = {}  # split → counts of the last evaluation
+        self._of_sites: dict[str, dict[str, dict]] = {}  # split → site → its own metrics in the last evaluation
         self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
         self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
 
@@ -145,8 +147,10 @@ class RunLog:
         merged = {split: np.sum([c[split] for c in counted if split in c], axis=0) for split in splits}
         self._merged = merged or self._merged
         metrics = {split: self._census.kind.metrics(*self._with_val(split)) for split in merged}
+        self._of_sites = {split: self._alone(split, results) for split in merged} or self._of_sites
         for split, measured in metrics.items():
-            self._records.metrics(round_num, stage, split, measured, seconds)
+            alone = {site: found["macro"] for site, found in self._of_sites[split].items()}
+            self._records.metrics(round_num, stage, split, {**measured, "sites": alone}, seconds)
             for name, value in measured["macro"].items():
                 if value is not None:
                     self._stream(f"{split}/{name}", value, round_num)
@@ -160,10 +164,21 @@ class RunLog:
                 self._records.repairs(done, site, self._classes, ~repairable, result.repairs)
             if stage != EVALUATE and not result.privacy:  # whose mean loss stays there
                 self._stream(f"loss/{site}", result.loss, round_num)
+        best = self._census.kind.best_metric
+        for split in BEST_SPLITS[::-1]:  # as curves: of the test split where there is one
+            if split in metrics:
+                self._progress.measured(best, {site: m["macro"][best] for site, m in self._of_sites[split].items()})
+                break
         self._keep_best(metrics, round_num, model)
         self._records.write()
         self._draw()
         return metrics
+
+    def _alone(self, split: str, results: Mapping[str, SiteResult]) -> dict[str, dict]:
+        """Site → metrics of the model on that site's samples of a split."""
+        kind = self._census.kind
+        counted = {site: result.counts[split] for site, result in results.items() if split in result.counts}
+        return {site: kind.site_metrics(counts, FEWEST) for site, counts in counted.items()}
 
     def _with_val(self, split: str) -> tuple[np.ndarray, np.ndarray | None]:
         """Counts of a split in the last evaluation, and those that choose thresholds for it, of another split."""
@@ -204,7 +219,7 @@ class RunLog:
             files = {k.replace("global", "untrained"): file for k, file in files.items()}
         files = {**files, "records": str(folder)}
         intervals = {split: self._census.kind.intervals(*self._with_val(split)) for split in self._merged}
-        self._records.finish(files, time.monotonic() - self._started, intervals=intervals)
+        self._records.finish(files, time.monotonic() - self._started, intervals=intervals, sites=self._of_sites)
         write_report(folder)
         for line in summary_text(folder).splitlines():
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self.prefix, line)

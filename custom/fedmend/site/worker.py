@@ -31,11 +31,13 @@ from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.phantoms.sites import PhantomSpec, phantom_spec
 from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPINIONS, save_opened, take_over_verdicts
 from fedmend.repairs.verdicts import verdict_counts
+from fedmend.site import own_results
 from fedmend.site.config import SiteConfig
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
 from fedmend.site.limits import Clock, check_order, check_step, step_bytes
+from fedmend.site.own_results import OwnResults
 from fedmend.site.private_site import PrivateSite, check_bearable, withhold
 
 LOG = logging.getLogger("fedmend.executor")
@@ -219,6 +221,8 @@ class SiteWorker:
         if result.repairs and config.share_verdicts:
             judged, classes = site.ledger.verdicts(), len(run.classes)
             result.repairs |= verdict_counts(judged, classes, one_label=kind.one_label, min_count=config.min_count)
+        if asked == EVALUATE and task.round_num == task.total_rounds:
+            self._own_results(opened, run, task, result).write(kind, config.state_dir / run.run_name / name)
         self._log(opened, asked, task, result, time.monotonic() - started)
         return result
 
@@ -246,6 +250,20 @@ class SiteWorker:
                 (config.state_dir / run.run_name / site.name / GALLERY_NAME).write_text(page, encoding="utf-8")
 
     @staticmethod
+    def _own_results(opened: OpenSite, run: RunSpec, task: RoundTask, result: SiteResult) -> OwnResults:
+        data = opened.site.data
+        return OwnResults(
+            site=opened.site.name,
+            run_name=run.run_name,
+            classes=run.classes,
+            round_num=task.round_num,
+            sizes={"train": len(data.train), **{split: len(held) for split, held in data.evaluation.items()}},
+            counts=result.counts,
+            repairs=result.repairs,
+            phantom=opened.card.phantom,
+        )
+
+    @staticmethod
     def _log(opened: OpenSite, question: str, task: RoundTask, result: SiteResult, seconds: float) -> None:
         repaired = sum(int(result.repairs[sign].sum()) for sign in ("positive", "negative") if result.repairs)
         who = f"{'PHANTOM ' if opened.card.phantom else ''}{opened.site.name}"
@@ -254,8 +272,10 @@ class SiteWorker:
             round_num, loss = round_num + 1, f"loss {result.loss:.4f}, "
         stage = question if question == EVALUATE else task.stage
         repairs = f"{repaired} {opened.kind.unit} repaired so far, " if repaired else ""
-        text = "%s: round %d %s, %d samples, %s%s%.1f s"
-        LOG.info(text, who, round_num, stage, result.samples, loss, repairs, seconds)
+        measured = own_results.line(opened.kind, result.counts)
+        model = f"received model {measured}, " if measured else ""
+        text = "%s: round %d %s, %d samples, %s%s%s%.1f s"
+        LOG.info(text, who, round_num, stage, result.samples, loss, repairs, model, seconds)
 
     def _open(self, name: str, run: RunSpec, config: SiteConfig) -> OpenSite:
         wanted = (name, run, config.privacy)

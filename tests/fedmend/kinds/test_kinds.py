@@ -129,3 +129,35 @@ def test_a_score_that_is_no_number_is_an_error_of_the_site_and_is_not_counted(tm
         split, model = make_split(labels), Broken((4, 2), score)
     with refused("site-1: expected finite scores of the received model, got NaN or infinity"):
         kind_of(name).evaluate(model, split, site)
+
+
+def test_numbers_of_one_site_leave_out_classes_with_few_samples():
+    counts = np.zeros((3, 2, BINS), dtype=np.int64)
+    counts[:, 0, 100], counts[:, 1, 900] = [9, 9, 2], [9, 4, 9]
+    found = kind_of(MULTILABEL).site_metrics(counts, 5)
+    assert found["held_back"] == [False, True, True]
+    assert found["per_class"]["auc"] == [1.0, None, None]
+    assert found["positives"] == [9, 0, 0]
+    assert kind_of(MULTILABEL).site_metrics(counts)["held_back"] == [False] * 3
+
+
+def test_a_class_that_a_site_lacks_is_not_held_back():
+    counts = np.zeros((1, 2, BINS), dtype=np.int64)
+    counts[0, 0, 100] = 9
+    assert kind_of(MULTILABEL).site_metrics(counts, 5)["held_back"] == [False]
+
+
+def test_numbers_of_one_site_with_one_label_hide_small_classes_and_the_confusion_matrix():
+    counts = np.zeros((3, 3 + 2 * BINS), dtype=np.int64)
+    counts[:, :3] = [[8, 2, 0], [0, 9, 1], [1, 1, 1]]
+    found = kind_of(SINGLELABEL).site_metrics(counts, 5)
+    assert found["held_back"] == [False, False, True]
+    assert found["macro"]["bacc"] == pytest.approx((0.8 + 0.9) / 2)
+    assert found["per_class"]["recall"] == [0.8, 0.9, None]
+    assert "confusion" not in found
+
+
+def test_a_dice_of_few_volumes_is_held_back():
+    counts = np.array([[30, 15_000_000, 4, 2_000_000, 9, 1, 1]])
+    assert kind_of(SEGMENTATION).site_metrics(counts, 5)["macro"]["dice"] is None
+    assert kind_of(SEGMENTATION).site_metrics(counts, 4)["macro"]["dice"] == 0.5

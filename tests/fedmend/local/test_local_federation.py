@@ -279,3 +279,16 @@ def test_a_census_is_that_of_the_run_and_refuses_what_the_run_would(play, tmp_pa
         FedMendError, match=r"^site-[12]: site\.json, field classes: expected the job's \['other'\], got "
     ):
         census(classes=["other"])
+
+
+def test_a_hospital_has_the_numbers_that_the_server_has_of_it(play, tmp_path):
+    records = play("run")
+    final = json.loads((records / "results.json").read_text())["sites"]
+    for site in ("site-1", "site-2", "site-3"):
+        own = json.loads((tmp_path / "run" / "state" / "run-1" / site / "site_results.json").read_text())
+        assert (own["site"], own["round"]) == (site, 2)
+        for split in ("val", "test"):
+            few = final[split][site]["held_back"]
+            known = [v for v, held in zip(own["metrics"][split]["per_class"]["auc"], few, strict=True) if not held]
+            told = [v for v, held in zip(final[split][site]["per_class"]["auc"], few, strict=True) if not held]
+            assert told == pytest.approx(known, abs=1e-12)

@@ -67,6 +67,20 @@ def test_metrics_per_class_lack_what_a_class_cannot_have(workspace):
 
 
 @needs_pandas
+def test_metrics_per_site_have_a_row_for_each_site(tmp_path):
+    sites = {"site-1": {"auc": 0.75}, "site-2": {"auc": None}}
+    make_run(tmp_path, metrics=[{"round": 1, "split": "test", "macro": {"auc": 0.8}, "per_class": {}, "sites": sites}])
+    table = Run(tmp_path).metrics(per_site=True)
+    assert list(table["site"]) == ["site-1", "site-2"]
+    assert (table["auc"][0], list(table["auc"].isna())) == (0.75, [False, True])
+
+
+def test_metrics_are_asked_for_per_class_or_per_site(workspace):
+    with refused("metrics: expected per_class or per_site, got both"):
+        Run(workspace).metrics(per_class=True, per_site=True)
+
+
+@needs_pandas
 def test_decisions_are_a_table_of_one_kind_or_of_all(workspace):
     run = Run(workspace)
     assert len(run.decisions()) == 4

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -117,3 +118,11 @@ def test_a_picture_file_loads_nothing_from_other_hosts(tmp_path):
     assert "site-1" in svg
     assert "@font-face" not in svg
     assert not re.search(r"(src|href|url)\W*https?:", svg)
+
+
+def test_a_frame_shows_the_model_at_each_site():
+    sites = {"site-1": {"state": "training", "round": 2, "value": 0.7654}, "site-2": {"state": "training", "round": 2}}
+    text = shown(replace(PICTURE, metric="auc", sites=sites))
+    assert row(text, "site-1") == ["site-1", "training", "2", "–", "–", "0.765"]
+    assert row(text, "site-2") == ["site-2", "training", "2", "–", "–", "–"]
+    assert "test AUC" in text

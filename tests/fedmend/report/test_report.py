@@ -194,3 +194,24 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, file, content, words):
     with pytest.raises(FedMendError, match=re.escape(words)):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_page_shows_the_final_model_at_each_site(tmp_path):
+    alone = {"macro": {"auc": 0.7}, "per_class": {"auc": [0.7, None]}, "held_back": [False, True]}
+    sites = {
+        "site-1": {"annotated": ["bleed"], "train": 40, "test": 20},
+        "site-2": {"annotated": ["bleed"], "train": 60, "test": 20, "privacy": {}},
+        "site-3": {"annotated": ["bleed"], "train": 100},
+    }
+    files = make_run(tmp_path)
+    info, results = {**files["run"], "sites": sites}, {**files["results"], "sites": {"test": {"site-1": alone}}}
+    make_run(tmp_path, run=info, results=results)
+    page = write_report(tmp_path).read_text()
+    rows = {cells[0]: cells[1:] for cells in rows_of(page, "at-sites")}
+    assert rows["site-1"] == ["20%", "20", "1 of 2, 1 held back", "0.700"]
+    assert rows["site-2"] == ["30%", "20", "stays at the site", ""]
+    assert rows["site-3"] == ["50%", "n/a", "no test split", ""]
+
+
+def test_a_run_without_numbers_of_sites_has_no_such_part(page):
+    assert "at-sites" not in page

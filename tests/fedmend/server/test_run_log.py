@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from federation_factories import Run, Script, confusion, dice_counts, failing, histograms, in_rounds, plain_answers
 
+from fedmend.kinds.multilabel import multilabel_metrics
 from fedmend.messages import EVALUATE, TRAIN, SiteResult
 from fedmend.methods.baselines import FedAvgWorkflow
 
@@ -104,6 +105,50 @@ def test_counts_of_all_sites_are_pooled(tmp_path):
         return result
 
     assert play(tmp_path, answer).lines("metrics.jsonl")[0]["macro"]["auc"] == 0.75
+
+
+def test_each_site_has_its_own_metrics_which_add_up_to_the_pooled_ones(tmp_path):
+    plain, sent = plain_answers(BOTH), {}
+
+    def answer(site, *rest):
+        result = plain(site, *rest)
+        if result.counts:
+            rng = np.random.default_rng(ord(site[-1]))
+            counts = np.zeros((2, 2, 1000), dtype=np.int64)
+            for c, label in np.ndindex(2, 2):
+                np.add.at(counts[c, label], rng.integers(0, 1000, 8), 1)
+            result.counts = sent[site] = {"test": counts}
+        return result
+
+    run = play(tmp_path, answer, num_rounds=1)
+    last = run.lines("metrics.jsonl")[-1]
+    assert last["sites"] == {site: multilabel_metrics(counts["test"])["macro"] for site, counts in sent.items()}
+    pooled = multilabel_metrics(sum(counts["test"] for counts in sent.values()))
+    assert last["macro"] == pytest.approx(pooled["macro"], abs=1e-12)
+    final = run.content("results.json")["sites"]["test"]
+    assert sum(np.array(final[site]["positives"]) for site in BOTH).tolist() == last["positives"]
+
+
+def test_a_class_with_few_samples_at_a_site_is_held_back_there_and_pooled_all_the_same(tmp_path):
+    plain = plain_answers(BOTH)
+
+    def answer(site, *rest):
+        result = plain(site, *rest)
+        if result.counts:
+            result.counts = {"test": histograms(1, 1)}
+            result.counts["test"][1, 1, 600] = 2 if site == "site-2" else 10
+        return result
+
+    run = play(tmp_path, answer, num_rounds=1)
+    final = run.content("results.json")["sites"]["test"]
+    assert [final[site]["held_back"] for site in BOTH] == [[False, False], [False, True]]
+    assert final["site-2"]["per_class"]["auc"] == [1.0, None]
+    assert run.lines("metrics.jsonl")[-1]["positives"] == [20, 12]
+
+
+def test_those_who_watch_see_the_model_at_each_site(tmp_path):
+    picture = play(tmp_path, plain_answers(BOTH)).content("progress.json")
+    assert (picture["metric"], picture["sites"]["site-2"]["value"]) == ("auc", 1.0)
 
 
 # ---- the best model -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+import re
 from dataclasses import replace
 from typing import ClassVar
 
@@ -477,3 +478,22 @@ def test_moments_go_on_in_another_process_and_a_repeated_round_gives_the_same_by
     assert all(np.array_equal(second.weights[k], again.weights[k]) for k in second.weights)
     fresh = client(keep_moments=False).train(1)
     assert not np.array_equal(fresh.weights["classifier.weight"], second.weights["classifier.weight"])
+
+
+def test_a_task_that_evaluates_logs_how_good_the_received_model_is_here(client, caplog):
+    site = client(PlainMethod())
+    with caplog.at_level("INFO", "fedmend.executor"):
+        site.train(evaluate=True)
+    assert re.search(r"received model test AUC \d\.\d{3} mAP", caplog.text)
+    caplog.clear()
+    site.train(round_num=1)
+    assert "received model" not in caplog.text
+
+
+def test_the_page_of_a_hospital_is_written_for_the_final_model_only(client):
+    site = client(PlainMethod())
+    page = site.folder / "state" / "run-1" / "site-1" / "site_report.html"
+    for round_num, there in ((1, False), (3, True)):
+        task = RoundTask("evaluate", round_num, 3, seed=7, training=False)
+        assert not site.ask("evaluate", task, global_model(), evaluate=True).error
+        assert page.is_file() == there

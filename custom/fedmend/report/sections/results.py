@@ -5,7 +5,7 @@ from html import escape
 from statistics import fmean
 
 from fedmend.basics.page import Section, compact, number, section, table, td
-from fedmend.records.run_folder import RunFiles, is_own, last_rounds
+from fedmend.records.run_folder import FEWEST, RunFiles, is_own, last_rounds
 from fedmend.report.kinds import shown_as
 from fedmend.report.metric_figures import Metric
 from fedmend.report.parts import Part
@@ -90,6 +90,34 @@ def sites(run: RunFiles) -> Section:
     return section("sites", title, body) if body else Section()
 
 
+def at_sites(run: RunFiles) -> Section:
+    """Metrics of the final model at each site alone, with the samples that they are over."""
+    found = run.results.get("sites", {}).get(run.split, {})
+    metrics = [m for m in _all_metrics(run) if any(site["macro"].get(m.macro) is not None for site in found.values())]
+    if not metrics:
+        return Section()
+    total, rows = sum(site["train"] for site in run.info["sites"].values()), []
+    for name, site in sorted(run.info["sites"].items()):
+        share = f"{site['train'] / total:.0%}"
+        alone = found.get(name)
+        if alone is None:
+            why = "stays at the site" if "privacy" in site else f"no {run.split} split"
+            rows.append([name, share, site.get(run.split), td(why, "na"), *[""] * len(metrics)])
+            continue
+        measured = sum(v is not None for v in alone["per_class"][metrics[0].per_class])
+        classes = f"{measured} of {len(run.info['classes'])}"
+        if held := sum(alone["held_back"]):
+            classes += f", {held} held back"
+        rows.append([name, share, site.get(run.split), classes, *(alone["macro"].get(m.macro) for m in metrics)])
+    head = ["Site", "Share of training", f"{run.split} samples", "Classes measured", *(m.word for m in metrics)]
+    caption = f"The final model on the {run.split} split of each site; means are over the classes measured there"
+    words = (
+        "Sites with other classes have other means: compare a site with itself over time, and classes with classes. "
+        f"A class is held back where a site has 1 to {FEWEST - 1} samples with it or without it."
+    )
+    return section("at-sites", "The model at each site", table(caption, head, rows), f'<p class="fine">{words}</p>')
+
+
 def curves(run: RunFiles) -> Section:
     """Metrics over rounds, macro and per class."""
     blocks = shown_as(run).curves(run) if run.evaluations else []
@@ -145,4 +173,4 @@ def result_lines(run: RunFiles) -> list[str]:
     return lines + ([f"Annotated by no site: {', '.join(run.nowhere)}"] if run.nowhere else [])
 
 
-PART = Part(place=0, sections=(key_numbers, sites, curves, per_class, confusion), lines=result_lines)
+PART = Part(place=0, sections=(key_numbers, sites, at_sites, curves, per_class, confusion), lines=result_lines)
