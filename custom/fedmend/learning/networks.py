@@ -12,13 +12,14 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError, not_installed
+from fedmend.learning.monai_networks import MONAI, monai_network
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.learning.unet import BasicUNet
 from fedmend.learning.weights import load_initial
 
 LOG = logging.getLogger("fedmend.learning.networks")
 SMALLEST_EDGE = 32  # pixels of the smallest images that a network has to take
-DROP_RATES = ("drop_prob", "drop_rate", "drop")  # attributes of timm's modules
+DROP_RATES = ("drop_prob", "drop_rate", "drop", "drop_connect_rate")  # attributes of timm's and MONAI's modules
 
 
 class Network(nn.Module):
@@ -234,6 +235,26 @@ class TimmNetwork(Network):
         return super().forward(images * self._scale + self._shift)
 
 
+class MonaiNetwork(Network):
+    """A network of MONAI, without weights; see :mod:`fedmend.learning.monai_networks`. Dropout is off.
+
+    Args:
+        words: name and arguments.
+        num_classes: C.
+
+    Raises:
+        FedMendError: as :func:`fedmend.learning.monai_networks.monai_network`.
+    """
+
+    def __init__(self, words: str, num_classes: int):
+        super().__init__()
+        network, head, family = monai_network(words, num_classes)
+        _without_dropout(network)
+        self.backbone, self.classifier, self.channels = network, head, family.channels
+        self.num_features = head.get_parameter("weight").shape[1]
+        self.library_heads = (f"{family.head}.",)
+
+
 def _without_dropout(model: nn.Module) -> None:
     """Turns off what drops units, blocks or paths by chance in training.
 
@@ -289,7 +310,8 @@ def build_network(network: str, num_classes: int) -> nn.Module:
     """An untrained network by name.
 
     Args:
-        network: a key of :data:`NETWORKS`, or ``timm/`` and the name of one of timm's.
+        network: a key of :data:`NETWORKS`, ``timm/`` and the name of one of timm's, or ``monai/`` and the name of one
+            of MONAI's, with or without arguments.
         num_classes: C.
 
     Raises:
@@ -297,9 +319,11 @@ def build_network(network: str, num_classes: int) -> nn.Module:
     """
     if network.startswith(TIMM):
         return TimmNetwork(network.removeprefix(TIMM), num_classes)
+    if network.startswith(MONAI):
+        return MonaiNetwork(network.removeprefix(MONAI), num_classes)
     if network not in NETWORKS:
         raise FedMendError(
-            f"job variable network: expected one of {sorted(NETWORKS)} or {TIMM}NAME, got {network!r:.60}"
+            f"job variable network: expected one of {sorted(NETWORKS)}, {TIMM}NAME or {MONAI}NAME, got {network!r:.60}"
         )
     return NETWORKS[network](num_classes)
 

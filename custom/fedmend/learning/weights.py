@@ -1,4 +1,4 @@
-"""Weights to start from: a file of the server that torchvision, timm or FedMend wrote. Nothing is downloaded."""
+"""Weights to start from: a file of the server that torchvision, timm, MONAI or FedMend wrote. Nothing is downloaded."""
 
 import importlib.util
 import re
@@ -40,7 +40,7 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path) -
     if not weights:
         return ""
     if weights == IMAGENET:
-        if not re.fullmatch(r"(timm/)?\w+", network, re.ASCII):  # it becomes a path
+        if not re.fullmatch(r"((timm|monai)/)?\w+", network, re.ASCII):  # it becomes a path
             raise FedMendError(f"job variable network: expected the name of a network, got {network!r:.60}")
         files = [weights_dir / f"{network}{suffix}" for suffix in SUFFIXES]
         found = next((file for file in files if file.is_file()), None)
@@ -66,8 +66,8 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path) -
 def load_initial(model: nn.Module, network: str, file: str) -> None:
     """Puts the tensors of a file into an untrained network.
 
-    A file of torchvision or timm sets the backbone and leaves the classifier as it is; a global model that FedMend
-    wrote sets all weights.
+    A file of torchvision, timm or MONAI sets the backbone and leaves the classifier as it is; a global model that
+    FedMend wrote sets all weights.
 
     Args:
         model: of :func:`fedmend.learning.networks.build_network`.

@@ -78,7 +78,7 @@ def test_the_narrow_resnet_halves_the_edge_four_times_and_gives_128_features(edg
 def test_an_unknown_network_is_refused():
     names = ["densenet121", "densenet121_gn", "resnet18", "resnet18_gn", "resnet_narrow", "resnet_narrow_gn"]
     names += ["segresnet", "unet", "unet_narrow", "unet_narrow_twin", "unet_twin"]
-    with refused(f"job variable network: expected one of {names} or timm/NAME, got 'resnet19'"):
+    with refused(f"job variable network: expected one of {names}, timm/NAME or monai/NAME, got 'resnet19'"):
         build_network("resnet19", 3)
 
 
