@@ -1,0 +1,132 @@
+"""When two ways to write an id, a class or a path mean the same thing.
+
+Spreadsheets and data frames change what they hold: 00101 becomes 101, and 7 becomes 7.0 beside a blank. Where only the
+writing differs, the thing is one. Where that cannot be known, it is refused: a guess would give somebody's label away.
+"""
+
+import posixpath
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
+from fedmend.errors import FedMendError
+
+# What programs write for a missing value, in small letters: pandas and numpy, R, SQL, SAS, Weka, spreadsheets.
+MISSING = {
+    *("", "nan", "-nan", "na", "n/a", "<na>", "nat", "null", "none", "nil", "missing", "empty", "-", "--", ".", "?"),
+    *("#n/a", "#na", "#n/a n/a", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "#null!", "#value!", "#ref!", "#div/0!"),
+}
+_UNSEEN = dict.fromkeys((0, 0x200B, 0xFEFF))  # what pads ids and begins files, and cannot be seen
+_WHOLE = re.compile(r"(\d+)\.0+", re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d*)?(?:e[+-]?\d{1,2})?", re.ASCII)
+_LONGEST = 64  # digits
+
+
+def canonical(text: str) -> str:
+    """The one form of an id or a class name: no blanks around, composed letters (NFC), and 7 for 7.0."""
+    text = unicodedata.normalize("NFC", text.translate(_UNSEEN).strip())
+    return whole.group(1) if (whole := _WHOLE.fullmatch(text)) else text
+
+
+def loose(text: str) -> str:
+    """What is left of an id or a class name where neither case, blanks, the width of letters nor the writing of a whole
+    number count: ``00101``, ``101,0`` and ``1.01E+02`` are 101."""
+    text = " ".join(unicodedata.normalize("NFKC", canonical(text)).casefold().split())
+    if len(text) <= _LONGEST and _NUMBER.fullmatch(text):
+        number = Decimal(text.replace(",", "."))
+        if number == number.to_integral_value():
+            return str(int(number))
+    return text
+
+
+def is_missing(text: str) -> bool:
+    """Whether a cell is blank, or holds a word that programs write for a missing value."""
+    return canonical(text).casefold() in MISSING
+
+
+def merged(ids: Sequence[str]) -> tuple[list[str], int]:
+    """The patients of a list, those that may be one as one: that can tear no patient apart when splits are drawn.
+
+    Args:
+        ids: N ids; blank for unknown.
+
+    Returns:
+        N keys, blank for unknown; how many of the ids, each counted once in its canonical form, were merged into
+        another one.
+    """
+    forms = [canonical(text) for text in ids]
+    first: dict[str, str] = {}
+    keys = {form: first.setdefault(loose(form), form) for form in dict.fromkeys(forms)}
+    return [keys[form] for form in forms], sum(form != key for form, key in keys.items())
+
+
+def matched(ids: Sequence[str], listed: Sequence[str], where: str) -> tuple[dict[str, str], int]:
+    """Which id of a table means which thing.
+
+    Equal canonical forms are one. An id of the table that none equals is taken for one whose writing alone is another
+    (leading zeros, a number as a float, case), where no other id could be meant by it.
+
+    Args:
+        ids: of the things, as they are written there; blank ones are nobody.
+        listed: ids as the table writes them.
+        where: words that name table and column.
+
+    Returns:
+        Id of a thing → id as the table writes it; how many ids of things were found by another writing.
+
+    Raises:
+        FedMendError: an id of the table could mean several things, or several could mean one.
+    """
+    things = _groups(form for text in ids if (form := canonical(text)))
+    rows = _groups(form for text in listed if (form := canonical(text)))
+    taken: dict[str, str] = {}
+    unclear = others = 0
+    for key, forms in things.items():
+        asked = rows.get(key, [])
+        rest, over = [f for f in forms if f not in asked], [f for f in asked if f not in forms]
+        taken |= {form: form for form in forms if form in asked}
+        # 101 of the table equals one thing, but may as well be another one's 00101 that has lost its zeros.
+        if asked and rest and (len(rest), len(over), len(forms)) != (1, 1, 1):
+            unclear += len(asked)
+        elif asked and rest:
+            taken[rest[0]] = over[0]
+            others += 1
+    if unclear:
+        words = "ids that can mean one thing each (or a finer column, e.g. StudyInstanceUID)"
+        got = f"{unclear} that others equal but for leading zeros, case or the writing of a number"
+        raise FedMendError(f"{where}: expected {words}, got {got}")
+    written = {canonical(text): text for text in listed}
+    return {text: written[taken[form]] for text in ids if (form := canonical(text)) in taken}, others
+
+
+def _groups(forms: Iterable[str]) -> dict[str, list[str]]:
+    """Loose form → the different canonical forms that have it."""
+    groups: dict[str, list[str]] = {}
+    for form in dict.fromkeys(forms):
+        groups.setdefault(loose(form), []).append(form)
+    return groups
+
+
+def one_path(text: str) -> str:
+    """One spelling of a path below a folder: ``a/b.png`` for ``./a//b.png``, ``a/x/../b.png`` and ``a\\b.png``. What is
+    behind a ``#`` stays."""
+    name, mark, frame = text.strip().replace("\\", "/").partition("#")
+    return (posixpath.normpath(name) if name else "") + mark + frame
+
+
+def spelled(names: Sequence[str]) -> dict[str, str]:
+    """Class as it is written → its one name. Where names differ in case, blanks or the writing of a number alone, the
+    one that is written most often stands for all, of equals the first in the alphabet. Missing values have none.
+
+    Args:
+        names: of all rows.
+    """
+    count: dict[str, int] = {}
+    for name in names:
+        if not is_missing(name):
+            count[canonical(name)] = count.get(canonical(name), 0) + 1
+    best: dict[str, str] = {}
+    for name in sorted(count, key=lambda n: (-count[n], n)):
+        best.setdefault(loose(name), name)
+    return {name: best[loose(name)] for name in names if not is_missing(name)}

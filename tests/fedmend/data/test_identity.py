@@ -1,0 +1,110 @@
+import pytest
+from factories import refused
+
+from fedmend.data.identity import canonical, is_missing, loose, matched, merged, one_path, spelled
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        (" 7.0 ", "7"),
+        ("007.00", "007"),
+        ("P5\0", "P5"),
+        ("\ufeffp1\u200b", "p1"),
+        ("e\u0301" + "4", "\u00e9" + "4"),
+        ("1.2.3.0", "1.2.3.0"),  # a UID
+        ("7.5", "7.5"),
+        ("p07", "p07"),
+        ("\u0661.0", "\u0661.0"),  # an Arabic digit
+    ],
+)
+def test_an_id_has_one_form(text, form):
+    assert canonical(text) == form
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("00101", "101", True),
+        ("101,0", "101", True),
+        ("1.01E+02", "101", True),
+        ("p07", "P07", True),
+        ("A  1", "a 1", True),
+        ("\uff11\uff12", "12", True),  # wide digits
+        ("p07", "p7", False),
+        ("101", "1010", False),
+        ("1.5", "15", False),
+        ("1.2.840.1", "1.2.840.01", False),
+        ("1e99", "1" + "0" * 98, False),
+    ],
+)
+def test_a_loose_form_forgets_how_a_number_or_a_letter_is_written(one, other, same):
+    assert (loose(one) == loose(other)) == same
+
+
+def test_words_of_programs_for_a_missing_value_are_blank():
+    assert all(
+        map(is_missing, ["", " ", "nan", "NaN", "N/A", "NA", "null", "None", "<NA>", "#N/A", "empty", "NaT", "."])
+    )
+    assert not any(map(is_missing, ["0", "-1", "u", "naevus", "normal", "unknown"]))
+
+
+def test_patients_that_may_be_one_are_one():
+    ids = ["7", "7.0", "007", "p07", "P07", "", " ", "8"]
+    assert merged(ids) == (["7", "7", "7", "p07", "p07", "", "", "8"], 2)  # 007 and P07; 7.0 is 7
+
+
+def test_an_id_is_found_in_the_form_in_which_it_is_written():
+    assert matched(["7", "e\u0301", "P5 ", "x"], ["7.0", "\u00e9", "P5", "P6"], "t") == (
+        {"7": "7.0", "e\u0301": "\u00e9", "P5 ": "P5"},
+        0,
+    )
+
+
+def test_an_id_without_its_zeros_is_found_where_it_can_mean_one_thing():
+    ids = ["00101", "00101", "00102", "S1", "205"]
+    assert matched(ids, ["101", "102.0", "s1"], "t") == ({"00101": "101", "00102": "102.0", "S1": "s1"}, 3)
+
+
+def test_an_id_that_is_exact_for_each_is_no_question():
+    assert matched(["101", "00101"], ["101", "00101"], "t") == ({"101": "101", "00101": "00101"}, 0)
+    assert matched(["101"], ["101", "00101"], "t") == ({"101": "101"}, 0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "listed", "count"),
+    [
+        (["00101", "101"], ["101"], 1),  # equal to one, may have been the other
+        (["00101", "0101"], ["101"], 1),
+        (["00101"], ["101", "0101"], 2),
+        (["00101", "101", "00102", "102", "00105"], ["101", "102", "105"], 2),
+        (["p1", "P1"], ["P1"], 1),
+    ],
+)
+def test_an_id_that_can_mean_several_things_is_refused(ids, listed, count):
+    words = "expected ids that can mean one thing each (or a finer column, e.g. StudyInstanceUID)"
+    with refused(f"t: {words}, got {count} that others equal but for leading zeros, case or the writing of a number"):
+        matched(ids, listed, "t")
+
+
+@pytest.mark.parametrize("text", ["./a/b.png", "a//b.png", "a/x/../b.png", "a\\b.png", " a/b.png "])
+def test_a_path_has_one_spelling(text):
+    assert one_path(text) == "a/b.png"
+
+
+def test_a_path_keeps_its_slice_and_what_leads_out_of_its_folder():
+    assert one_path(".\\v.nii.gz#07") == "v.nii.gz#07"
+    assert one_path("a/../../b.png") == "../b.png"
+    assert one_path("") == ""
+
+
+def test_class_names_that_differ_in_their_writing_are_one():
+    cells = ["Melanoma", "melanoma", "melanoma", " naevus", "Naevus", "nan", "", "2.0", "2"]
+    assert spelled(cells) == {
+        "Melanoma": "melanoma",
+        "melanoma": "melanoma",
+        " naevus": "Naevus",
+        "Naevus": "Naevus",
+        "2.0": "2",
+        "2": "2",
+    }
