@@ -4,11 +4,15 @@ Spreadsheets and data frames change what they hold: 00101 becomes 101, and 7 bec
 writing differs, the thing is one. Where that cannot be known, it is refused: a guess would give somebody's label away.
 """
 
+import os
 import posixpath
 import re
+import stat
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from pathlib import Path, PurePosixPath
 
 from fedmend.errors import FedMendError
 
@@ -18,7 +22,7 @@ MISSING = {
     *("#n/a", "#na", "#n/a n/a", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "#null!", "#value!", "#ref!", "#div/0!"),
 }
 _UNSEEN = dict.fromkeys((0, 0x200B, 0xFEFF))  # what pads ids and begins files, and cannot be seen
-_WHOLE = re.compile(r"(\d+)\.0+", re.ASCII)
+_WHOLE = re.compile(r"([+-]?\d+)\.0+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d*)?(?:e[+-]?\d{1,2})?", re.ASCII)
 _LONGEST = 64  # digits
 
@@ -109,24 +113,66 @@ def _groups(forms: Iterable[str]) -> dict[str, list[str]]:
 
 
 def one_path(text: str) -> str:
-    """One spelling of a path below a folder: ``a/b.png`` for ``./a//b.png``, ``a/x/../b.png`` and ``a\\b.png``. What is
-    behind a ``#`` stays."""
-    name, mark, frame = text.strip().replace("\\", "/").partition("#")
-    return (posixpath.normpath(name) if name else "") + mark + frame
+    """One spelling of a path below a folder: ``a/b.png`` for ``./a//b.png``, ``a/x/../b.png`` and ``a\\b.png``. The
+    number of a slice or frame, behind a ``#``, stays."""
+    path, frame = split_frame(text.strip().replace("\\", "/"))
+    return (posixpath.normpath(path) if path else "") + frame
 
 
-def spelled(names: Sequence[str]) -> dict[str, str]:
-    """Class as it is written → its one name. Where names differ in case, blanks or the writing of a number alone, the
-    one that is written most often stands for all, of equals the first in the alphabet. Missing values have none.
+def split_frame(image: str) -> tuple[str, str]:
+    """The path of a file, and ``#`` with the number of its slice or frame, or nothing."""
+    folder, slash, last = image.rpartition("/")
+    name, mark, frame = last.partition("#")
+    return folder + slash + name, mark + frame
+
+
+def as_on_disk(root: Path, image: str) -> str:
+    """The path below ``root`` with the letters of the files: names that a Mac wrote keep their accents apart."""
+    path, frame = split_frame(image)
+    if path.isascii() or (root / path).exists():
+        return image
+    place = root
+    for part in PurePosixPath(path).parts:
+        if not (place / part).exists() and place.is_dir():
+            letters = unicodedata.normalize("NFC", part)
+            part = next((name for name in os.listdir(place) if unicodedata.normalize("NFC", name) == letters), part)
+        place /= part
+    return place.relative_to(root).as_posix() + frame
+
+
+def file_key(root: Path, image: str) -> tuple[int, int, str] | None:
+    """The same for all names of one image, links included; None where no file is.
 
     Args:
-        names: of all rows.
+        root: folder of the images.
+        image: path below it, with ``#`` and a number behind a file with several.
     """
-    count: dict[str, int] = {}
-    for name in names:
-        if not is_missing(name):
-            count[canonical(name)] = count.get(canonical(name), 0) + 1
+    path, frame = split_frame(image)
+    try:
+        found = (root / path).stat()
+    except (OSError, ValueError):  # ValueError: no name that a file can have
+        return None
+    return (found.st_dev, found.st_ino, frame) if stat.S_ISREG(found.st_mode) else None
+
+
+def names_of(cells: Iterable[str]) -> list[str]:
+    """The classes that a column names, sorted. Where names differ in case, blanks or the writing of a number alone, the
+    one that is written most often stands for all, of equals the first in the alphabet. Missing values name none.
+
+    Args:
+        cells: of all rows.
+    """
+    count = Counter(canonical(cell) for cell in cells if not is_missing(cell))
     best: dict[str, str] = {}
     for name in sorted(count, key=lambda n: (-count[n], n)):
         best.setdefault(loose(name), name)
-    return {name: best[loose(name)] for name in names if not is_missing(name)}
+    return sorted(best.values())
+
+
+def known_as(text: str, names: Sequence[str]) -> str | None:
+    """The one of these names that a text means: an equal one, else the only one whose writing alone is another."""
+    text = canonical(text)
+    if text in names:
+        return text
+    same = [name for name in names if loose(name) == loose(text)]
+    return same[0] if len(same) == 1 else None

@@ -1,7 +1,20 @@
+import os
+
 import pytest
 from factories import refused
 
-from fedmend.data.identity import canonical, is_missing, loose, matched, merged, one_path, spelled
+from fedmend.data.identity import (
+    as_on_disk,
+    canonical,
+    file_key,
+    is_missing,
+    known_as,
+    loose,
+    matched,
+    merged,
+    names_of,
+    one_path,
+)
 
 
 @pytest.mark.parametrize(
@@ -94,17 +107,37 @@ def test_a_path_has_one_spelling(text):
 
 def test_a_path_keeps_its_slice_and_what_leads_out_of_its_folder():
     assert one_path(".\\v.nii.gz#07") == "v.nii.gz#07"
+    assert one_path("a#1/./b.nii#7") == "a#1/b.nii#7"
     assert one_path("a/../../b.png") == "../b.png"
     assert one_path("") == ""
 
 
 def test_class_names_that_differ_in_their_writing_are_one():
     cells = ["Melanoma", "melanoma", "melanoma", " naevus", "Naevus", "nan", "", "2.0", "2"]
-    assert spelled(cells) == {
-        "Melanoma": "melanoma",
-        "melanoma": "melanoma",
-        " naevus": "Naevus",
-        "Naevus": "Naevus",
-        "2.0": "2",
-        "2": "2",
-    }
+    assert names_of(cells) == ["2", "Naevus", "melanoma"]
+
+
+def test_a_name_is_known_by_its_letters_or_where_one_alone_differs_in_writing():
+    names = ["a", "A", "Edema"]
+    assert [known_as(text, names) for text in ("a", "A", "EDEMA ", "b", "none")] == ["a", "A", "Edema", None, None]
+    assert known_as("\uff21", names) is None  # a wide A: could be both
+
+
+def test_a_name_of_a_mac_is_found_by_its_letters(tmp_path):
+    apart, whole = "e\u0301", "\u00e9"
+    (tmp_path / apart).mkdir()
+    (tmp_path / apart / f"{apart}.nii").touch()
+    assert as_on_disk(tmp_path, f"{whole}/{whole}.nii#3") == f"{apart}/{apart}.nii#3"
+    assert as_on_disk(tmp_path, f"{whole}/x.nii") == f"{apart}/x.nii"
+    assert as_on_disk(tmp_path, "x.nii") == "x.nii"
+
+
+def test_all_names_of_one_file_have_one_key(tmp_path):
+    (tmp_path / "a.nii").touch()
+    (tmp_path / "b.nii").symlink_to("a.nii")
+    os.link(tmp_path / "a.nii", tmp_path / "c.nii")
+    (tmp_path / "d.nii").touch()
+    keys = [file_key(tmp_path, f"{name}.nii#3") for name in "abcd"]
+    assert keys[0] == keys[1] == keys[2] != keys[3]
+    assert file_key(tmp_path, "a.nii#4") != keys[0]
+    assert [file_key(tmp_path, name) for name in ("x.nii", "", "a\0")] == [None] * 3
