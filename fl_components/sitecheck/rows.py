@@ -29,7 +29,7 @@ class Rows(ABC):
 
     @abstractmethod
     def samples(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Images and patients; no patients where none are named."""
+        """Images and their patients, blank where they are unknown."""
 
     @abstractmethod
     def unreadable(self) -> Iterator[str]:
@@ -80,7 +80,8 @@ class DatalistRows(Rows):
     def samples(self) -> tuple[Sequence[str], Sequence[str]]:
         from fedmend.data.datalist import load_datalist
 
-        return [item.name for item in load_datalist(self.card, self.file, self.split)], ()
+        items = load_datalist(self.card, self.file, self.split)
+        return [item.name for item in items], [item.patient for item in items]
 
     def unreadable(self) -> Iterator[str]:
         from fedmend.data.datalist import SECTIONS, load_datalist

@@ -2,7 +2,7 @@
 
 A split is a section of a Decathlon-style datalist: ``training`` for train, ``validation`` for val, ``test``; each item
 names ``image`` (path below the card's ``image_root``), ``label`` (path below the site folder) and optionally
-``slices``, the axial slices that are used; without it these are all slices that hold tissue.
+``patient``, a key, and ``slices``, the axial slices that are used; without it these are all slices that hold tissue.
 
 MONAI's ``load_decathlon_datalist`` finds the same files. It also takes paths that leave the site's folder, and the same
 image twice, and its import costs 6 s.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedmend.basics.json_files import read_document
 from fedmend.data.card import SiteCard, stays_below
+from fedmend.data.identity import canonical
 from fedmend.errors import FedMendError
 
 SECTIONS = {"train": "training", "val": "validation", "test": "test"}
@@ -27,12 +28,14 @@ class VolumeItem:
         label: file of the mask.
         name: the image as the datalist names it; stays at the site.
         slices: axial slices that are used; None: all that hold tissue.
+        patient: its key; empty: unknown.
     """
 
     image: Path
     label: Path
     name: str
     slices: tuple[int, ...] | None = None
+    patient: str = ""
 
 
 def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ...]:
@@ -62,12 +65,16 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
         whole = isinstance(slices, list) and slices and all(type(s) is int and s >= 0 for s in slices)
         if slices is not None and not (whole and len(set(slices)) == len(slices)):
             raise FedMendError(f"{place}, field slices: expected different slice numbers from 0, got something else")
+        patient = given.get("patient")
+        if not (patient is None or isinstance(patient, str) or type(patient) in (int, float)):
+            raise FedMendError(f"{place}, field patient: expected a text or a number, got another type")
         items.append(
             VolumeItem(
                 card.image_root / paths["image"],
                 card.folder / paths["label"],
                 paths["image"],
                 None if slices is None else tuple(sorted(slices)),
+                "" if patient is None else canonical(str(patient)),
             )
         )
     first: dict[str, int] = {}

@@ -27,6 +27,8 @@ NO_SLICES = ", field slices: expected different slice numbers from 0, got someth
         ({"image": ["case-2.nii.gz"]}, ", field image: expected a path, got none"),
         ({"image": "case-1.nii.gz"}, ": expected each image once, got that of item 1"),
         ({"image": "./case-1.nii.gz"}, ": expected each image once, got that of item 1"),
+        ({"patient": ["p1"]}, ", field patient: expected a text or a number, got another type"),
+        ({"patient": True}, ", field patient: expected a text or a number, got another type"),
         ({"slices": []}, NO_SLICES),
         ({"slices": [1, 1]}, NO_SLICES),
         ({"slices": [-1]}, NO_SLICES),
@@ -83,3 +85,10 @@ def test_a_datalist_is_read_in_its_order(tmp_path):
     assert [(item.name, item.slices) for item in items] == [("case-1.nii.gz", (1, 3)), ("case-2.nii.gz", (0,))]
     assert items[0].image == (folder / "images" / "case-1.nii.gz").resolve()
     assert items[0].label == folder / "labels" / "case-1.nii.gz"
+
+
+@pytest.mark.parametrize(("given", "patient"), [("p7", "p7"), (7, "7"), (7.0, "7"), ("7.0 ", "7"), (None, "")])
+def test_an_item_may_name_its_patient(tmp_path, given, patient):
+    folder = with_item(make_volume_site(tmp_path / "site"), number=1, patient=given)
+    items = load_datalist(load_card(folder, "site-1"), "datalist.json", "train")
+    assert [item.patient for item in items] == ["", patient]
