@@ -11,6 +11,7 @@ import numpy as np
 
 from fedmend.data.card import SiteCard, stays_below
 from fedmend.data.csv_files import read_csv
+from fedmend.data.identity import canonical, one_path
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 
@@ -90,7 +91,8 @@ def _flags(record: Mapping[str, str], columns: Mapping[str, int], width: int, wh
 def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
     """Reads one CSV of the site folder.
 
-    Rows that repeat an image with the same labels are dropped; the first one counts.
+    Rows that repeat an image with the same labels are dropped; the first one counts. An image is the same however its
+    path is spelled, a patient also where its number is written as 7.0.
 
     Args:
         card: the site's card.
@@ -138,15 +140,15 @@ def read_rows(
         if not stays_below(image):
             raise FedMendError(f"{where} row {row}, column image: expected a path below image_root, got another")
         label = read(record, columns, len(classes), f"{where} row {row}")
-        if image in seen:
-            if labels[seen[image]] != label:
-                same = f"row {rows[seen[image]]}, which names the same image"
+        first = seen.setdefault(one_path(image), len(images))
+        if first < len(images):
+            if labels[first] != label:
+                same = f"row {rows[first]}, which names the same image"
                 raise FedMendError(f"{where} row {row}: expected the labels of {same}, got others")
             continue
-        seen[image] = len(images)
         rows.append(row)
         images.append(image)
-        patients.append((record.get("patient") or "").strip())
+        patients.append(canonical(record.get("patient") or ""))
         labels.append(label)
     annotated = np.isin(np.arange(len(classes)), list(columns.values()))
     matrix = np.array(labels, dtype=np.int8).reshape(len(labels), len(classes))

@@ -334,3 +334,10 @@ def test_a_card_of_volumes_says_which_value_is_the_lesion(tmp_path):
 def test_a_lesion_value_that_no_label_file_can_have_is_refused(tmp_path, value, kind):
     with refused(f"site-1: site.json, field foreground: expected a whole number >= 1, got another {kind}"):
         card_with(tmp_path, task="segmentation", foreground=value)
+
+
+def test_an_image_is_one_and_a_patient_is_one_however_they_are_written(tmp_path):
+    table = table_of(tmp_path, "image,patient,a\nx/1.png,7,1\n./x//1.png,7,1\nx/2.png,7.0,0\n")
+    assert (table.images, table.patients) == (("x/1.png", "x/2.png"), ("7", "7"))
+    with refused("site-1: train.csv row 3: expected the labels of row 2, which names the same image, got others"):
+        table_of(tmp_path, "image,a\nx/1.png,1\nx\\1.png,0\n")
