@@ -1,13 +1,13 @@
 """Checks of a site's data."""
 
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.site.gpu_settings import GB
+from fl_components.sitecheck.overlap import overlap
 from fl_components.sitecheck.rows import rows_of
 from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result, existing
 
@@ -19,6 +19,7 @@ MOST_ROWS = 10  # rows that are listed
 def card(site: CheckedSite) -> Result:
     """The site card, whose kind of labels the method of the job must learn from."""
     from fedmend.data.card import load_card
+    from fedmend.data.identity import is_missing, loose
 
     folder = site.folder or _data_root(site)
     if folder is None:
@@ -29,7 +30,10 @@ def card(site: CheckedSite) -> Result:
     if card.kind not in kinds:
         known = " or ".join(map(repr, kinds))
         return Result(FAIL, f"site.json, field task: expected {known} for the method of the job, got {card.kind!r}")
-    return Result(OK, f"{card.kind}, {len(card.classes)} classes, splits {', '.join(card.splits)}")
+    odd = len(card.classes) - len({loose(name) for name in card.classes if not is_missing(name)})
+    words = f"{odd} class names are words for a missing value, or differ from another one in case or blanks only"
+    about = f"{card.kind}, {len(card.classes)} classes, splits {', '.join(card.splits)}"
+    return Result(WARN if odd else OK, about, [words] if odd else [])
 
 
 def _data_root(site: CheckedSite) -> Path | None:
@@ -136,24 +140,6 @@ def counts(site: CheckedSite) -> Result:
         text = f"expected at least min_count {min_count} positive training samples of each annotated class"
         return Result(WARN, f"{text}, got fewer of {few}; {sizes} samples", details)
     return Result(OK, f"{sizes} samples", details)
-
-
-def overlap(site: CheckedSite) -> Result:
-    """Images and patients in two splits; where patients are unknown, nobody can say that none is in two."""
-    if not site.samples:
-        return Result(SKIP, "needs the tables")
-    images, patients = (_repeated([keys[i] for keys in site.samples.values()]) for i in (0, 1))
-    named = any(any(keys) for _, keys in site.samples.values())
-    unknown = "; no patients are named, so that one may be in two of them"
-    found = f"{images} images and {patients} patients" if named else f"{images} images{unknown}"
-    leaks = images or patients or (not named and len(site.samples) > 1)
-    return Result(WARN if leaks else OK, f"expected nothing in two splits, got {found}")
-
-
-def _repeated(splits: Sequence[Sequence[str]]) -> int:
-    """Number of keys, blank ones aside, that are in two splits or more."""
-    splits_of = Counter(chain.from_iterable(set(keys) - {""} for keys in splits))
-    return sum(count > 1 for count in splits_of.values())
 
 
 def disk(site: CheckedSite) -> Result:

@@ -5,6 +5,7 @@ from collections import namedtuple
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from factories import CLASSES, LABELS, make_dicom, make_site_folder, pixels, write_png
 from nifti_factories import make_volume_site, write_nifti
 from PIL import Image
@@ -150,6 +151,79 @@ def test_images_and_patients_in_two_splits_are_a_warning(tmp_path, site):
     write_table(site / "test.csv", images, LABELS[[0, 1, 5]], CLASSES, patients=patients)
     lines = [line for line in shown(site) if "overlap" in line]
     assert lines == ["warn  overlap: expected nothing in two splits, got 2 images and 2 patients"]
+
+
+def with_test_split(site, images, patients, labels=LABELS):
+    """Adds a test split to a site folder."""
+    card = json.loads((site / "site.json").read_text())
+    (site / "site.json").write_text(json.dumps({**card, "splits": {"train": "train.csv", "test": "test.csv"}}))
+    write_table(site / "test.csv", images, labels[: len(images)], CLASSES, patients=patients)
+
+
+@pytest.mark.parametrize("name", ["./img1.png", "link.png"])
+def test_an_image_in_two_splits_is_found_under_any_name(site, name):
+    (site / "images" / "link.png").symlink_to("img1.png")
+    with_test_split(site, [name], ["p9"])
+    assert found("overlap", site) == ["warn  overlap: expected nothing in two splits, got 1 images and 0 patients"]
+
+
+@pytest.mark.parametrize("patient", ["P0", "p0 ", "\uff500"])
+def test_a_patient_in_two_splits_is_found_in_any_writing(site, patient):
+    write_png(site / "images" / "new.png", 9)
+    with_test_split(site, ["new.png"], [patient])
+    assert found("overlap", site) == ["warn  overlap: expected nothing in two splits, got 0 images and 1 patients"]
+
+
+def test_the_same_pixels_under_two_names_are_found(site):
+    for source, name in ((1, "a.png"), (2, "b.png"), (2, "c.png")):
+        shutil.copyfile(site / "images" / f"img{source}.png", site / "images" / name)
+    Image.open(site / "images" / "img3.png").save(site / "images" / "d.png", compress_level=1)
+    with_test_split(site, ["a.png", "b.png", "c.png", "d.png"], ["q1", "q2", "q3", "q4"])
+    other = ", 1 of them with other labels" if (LABELS[1] != LABELS[2]).any() else ""
+    assert found("overlap", site) == [
+        "warn  overlap: expected nothing in two splits, got 0 images and 0 patients",
+        "        3 images are in two splits under different names, with the same pixels",
+        f"        test: 1 images have the pixels of another one{other}",
+    ]
+
+
+def test_air_is_no_image_in_two_splits(site):
+    for name in ("img1", "img2", "new"):
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(site / "images" / f"{name}.png")
+    with_test_split(site, ["new.png"], ["p9"])
+    assert found("overlap", site) == ["ok    overlap: expected nothing in two splits, got 0 images and 0 patients"]
+
+
+def test_images_that_name_no_patient_are_counted(site):
+    for number in (1, 2):
+        write_png(site / "images" / f"new{number}.png", 8 + number)
+    with_test_split(site, ["new1.png", "new2.png"], ["p9", "nan"])
+    assert found("overlap", site) == [
+        "warn  overlap: expected nothing in two splits, got 0 images and 0 patients",
+        "        1 of 8 images name no patient, who may be in two splits",
+    ]
+
+
+def test_patients_and_pixels_of_volumes_are_compared(tmp_path):
+    site = make_volume_site(tmp_path / "site-1")
+    listed = json.loads((site / "datalist.json").read_text())
+    for item, patient in zip([*listed["training"], *listed["test"]], [7, "p2", "7.0"], strict=True):
+        item["patient"] = patient
+    (site / "datalist.json").write_text(json.dumps(listed))
+    shutil.copyfile(site / "images" / "case-2.nii.gz", site / "images" / "case-3.nii.gz")
+    assert found("overlap", site) == [
+        "warn  overlap: expected nothing in two splits, got 0 images and 1 patients",
+        "        1 images are in two splits under different names, with the same pixels",
+    ]
+
+
+def test_class_names_that_are_none_are_a_warning(site):
+    card = json.loads((site / "site.json").read_text())
+    (site / "site.json").write_text(json.dumps({**card, "classes": [*card["classes"], "Edema", "nan"]}))
+    assert found("site card", site) == [
+        "warn  site card: multilabel, 5 classes, splits train",
+        "        2 class names are words for a missing value, or differ from another one in case or blanks only",
+    ]
 
 
 def test_splits_without_patients_are_a_warning_that_they_may_leak(tmp_path):
