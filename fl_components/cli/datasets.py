@@ -31,8 +31,12 @@ def add(commands: argparse._SubParsersAction, words: Sequence[str] | None) -> No
         "--columns", nargs="+", metavar="NAME=COLUMN", help="columns with other names, e.g. image=File label=Diagnosis"
     )
     init.add_argument("--window", help="file, none, brain, subdural, bone, lung or CENTRE,WIDTH")
-    init.add_argument("--test-share", type=float, help="share of the patients in the test split")
-    init.add_argument("--val-share", type=float, help="share of the other patients in the validation split")
+    init.add_argument("--uncertain", choices=["blank", "positive", "negative"], help="what labels of -1 are taken as")
+    line = "where no column names patients: regular expression for the part of an image's path that does"
+    init.add_argument("--patient-from-path", metavar="REGEX", help=line)
+    line = "share of the patients, of the images where none are known, in the {} split"
+    init.add_argument("--test-share", type=float, help=line.format("test"))
+    init.add_argument("--val-share", type=float, help=line.format("validation"))
     init.add_argument("--seed", type=int, default=1037, help="of the split")
     init.add_argument("--yes", action="store_true", help="take what is proposed, ask nothing")
     init.set_defaults(run=_init)
@@ -51,5 +55,6 @@ def add(commands: argparse._SubParsersAction, words: Sequence[str] | None) -> No
 def _init(args: argparse.Namespace) -> None:
     from fedmend.datasets.own_wizard import Answers, Wizard
 
-    names = ("folder", "labels", "out", "classes", "columns", "window", "test_share", "val_share", "seed")
-    Wizard(Answers(**given(args, *names)), (lambda _: "") if args.yes else input).run()
+    names = ("folder", "labels", "out", "classes", "columns", "window", "uncertain", "patient_from_path")
+    said = given(args, *names, "test_share", "val_share", "seed")
+    Wizard(Answers(**said), (lambda _: "") if args.yes else input).run()

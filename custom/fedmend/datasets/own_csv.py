@@ -11,8 +11,10 @@ from pathlib import Path
 
 from fedmend.basics.discovery import Command
 from fedmend.data.csv_files import read_csv
-from fedmend.data.tables import LabelTable, read_rows
+from fedmend.data.identity import canonical, loose, names_of, one_path
+from fedmend.data.tables import read_rows
 from fedmend.datasets.checks import need
+from fedmend.datasets.own_labels import WAYS, Cells, Labelled, class_columns
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
@@ -21,7 +23,6 @@ from fedmend.labels import MULTILABEL, SINGLELABEL
 SOURCE = "own table"
 DELIMITERS = ",;\t"
 MOST_CLASSES = 200
-_WRITTEN = {"1.0": "1", "0.0": "0"}  # what data frames make of a column with blanks
 _OTHER = ("image", "patient")
 
 
@@ -52,9 +53,9 @@ def prepare(
     """
     say, source = progress or (lambda line: None), Path(source)
     header, rows = open_table(source, columns or {})
-    kind, table = labels_of(header, rows, classes, file=source.name, say=say)
+    labelled = labels_of(header, rows, classes, file=source.name, say=say, uncertain=choices.uncertain)
     root = source.parent if images is None else Path(images)
-    write_own_site(out, table, kind=kind, root=root, choices=choices, source=SOURCE, say=say)
+    write_own_site(out, labelled, root=root, choices=choices, source=SOURCE, say=say)
 
 
 def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[int, dict]]]:
@@ -77,18 +78,23 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
     for number, record in rows:
         whole = None not in record and None not in record.values()
         need(whole, f"{where} row {number}", f"{len(header)} fields as in the header", "another number")
-    return shown, [(n, dict(zip(shown, map(_cell, record.values()), strict=True))) for n, record in rows]
-
-
-def _cell(value: str) -> str:
-    value = value.strip()
-    return _WRITTEN.get(value, value)
+    read = [one_path if name == "image" else canonical for name in shown]
+    cells = (
+        (number, [form(text) for form, text in zip(read, record.values(), strict=True)]) for number, record in rows
+    )
+    return shown, [(number, dict(zip(shown, values, strict=True))) for number, values in cells]
 
 
 def labels_of(
-    header: Sequence[str], rows: Iterable[tuple[int, dict]], classes: Sequence[str], *, file: str, say: Say
-) -> tuple[str, LabelTable]:
-    """Kind of labels and table of rows that are open.
+    header: Sequence[str],
+    rows: Iterable[tuple[int, dict]],
+    classes: Sequence[str],
+    *,
+    file: str,
+    say: Say,
+    uncertain: str | None = None,
+) -> Labelled:
+    """Kind of labels, table of rows that are open, and what was made of its cells.
 
     Args:
         header: the columns, one of them ``image``.
@@ -96,31 +102,45 @@ def labels_of(
         classes: see :func:`prepare`.
         file: name of the table.
         say: called with one line of text at a time.
+        uncertain: what a label that the table calls uncertain is taken as, see :mod:`fedmend.datasets.own_labels`.
 
     Raises:
         FedMendError: no classes, or rows that cannot be used.
     """
     words = "a column 'image' (or --columns image=ITS_NAME)"
     need("image" in header, f"{file}, header", words, f"{len(header)} other columns")
-    rows = list(rows)
-    kind = SINGLELABEL if "label" in header else MULTILABEL
-    if not classes and kind == SINGLELABEL:
-        classes = sorted({record["label"] for _, record in rows} - {""})
-    elif not classes:
-        classes = [name for name in header if name not in _OTHER]
-    labels = ["label"] if kind == SINGLELABEL else [name for name in header if name in classes]
+    rows, single, named = list(rows), "label" in header, bool(classes)
+    if single:
+        classes = classes or names_of(record["label"] for _, record in rows if loose(record["label"]) != "-1")
+        columns = {"label": "label"}
+    else:
+        columns = class_columns([name for name in header if name not in _OTHER], classes, file)
+        classes = classes or list(columns)
     words = f"a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with --classes)"
-    got = len(classes) if labels else "none"
-    need(labels and 1 <= len(classes) <= MOST_CLASSES, f"{file}, header", words, got)
-    kept = [name for name in header if name in (*_OTHER, *labels)]
-    if others := len(header) - len(kept):
-        say(f"{others} other columns are left out")
-    shown = ((number, {name: record[name] for name in kept}) for number, record in rows)
+    got = len(classes) if columns else "none"
+    need(columns and 1 <= len(classes) <= MOST_CLASSES, f"{file}, header", words, got)
+    others = [name for name in header if name in _OTHER]
+    if left := len(header) - len(others) - len(columns):
+        say(f"{left} other columns are left out")
+    cells = Cells(classes if single else None, uncertain)
+
+    def shown(number: int, record: dict) -> dict:
+        labels = {new: cells.read(record[old], f"{file} row {number}, column {old}") for old, new in columns.items()}
+        return {**{name: record[name] for name in others}, **labels}
+
+    kind = SINGLELABEL if single else MULTILABEL
     try:
-        return kind, read_rows(kept, shown, kind, classes, file=file, where=file)
+        records = ((number, shown(number, record)) for number, record in rows)
+        table = read_rows([*others, *columns.values()], records, kind, classes, file=file, where=file)
     except FedMendError as e:
-        hint = "; name the columns of classes with --classes" if "expected 1, 0 or blank" in str(e) else ""
+        hint = (
+            "; name the columns of classes with --classes" if "1, 0 or blank, got text" in str(e) and not named else ""
+        )
         raise FedMendError(f"{e}{hint}") from None
+    notes = cells.notes()
+    for line in notes.values():
+        say(line)
+    return Labelled(kind, table, notes)
 
 
 def column_names(words: Sequence[str]) -> dict[str, str]:
@@ -141,6 +161,8 @@ def class_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--classes", default="", help=words)
     words = "columns with other names, e.g. image=File patient=PatientID label=Diagnosis"
     parser.add_argument("--columns", nargs="+", default=[], metavar="NAME=COLUMN", help=words)
+    words = "what labels that the table calls uncertain (-1, u) are taken as (default: such a table is refused)"
+    parser.add_argument("--uncertain", choices=list(WAYS), help=words)
 
 
 def class_names(text: str) -> tuple[str, ...]:

@@ -2,16 +2,17 @@
 
 ``{"training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}], "test": [...]}``: masks make a
 segmentation site, class numbers a single-label one, lists of 0 and 1 a multi-label one. Items without label, as the
-Decathlon's test images, are left out. An item may name its ``patient``. Without labelled items in the sections
-``validation`` or ``test`` those splits are drawn.
+Decathlon's test images, are left out. An item may name its ``patient`` (or ``patient_id``, ``subject``, ...). Without
+labelled items in the sections ``validation`` or ``test`` those splits are drawn.
 """
 
 import json
+import re
 import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedmend.basics.files import whole_folder
 from fedmend.basics.json_files import read_document
 from fedmend.data.card import stays_below, write_card
 from fedmend.data.datalist import SECTIONS
+from fedmend.data.identity import canonical, is_missing, one_path
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.datasets.checks import need
@@ -28,9 +30,11 @@ from fedmend.datasets.own_csv import MOST_CLASSES, class_names, labels_of
 from fedmend.datasets.own_site import (
     SiteChoices,
     add_choices,
-    check_files,
     choices_of,
     done,
+    found_files,
+    patients_of,
+    running_numbers,
     seen_card,
     split_units,
     splits_note,
@@ -44,6 +48,7 @@ from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 SOURCE = "own datalist"
 DATALIST = "datalist.json"
 LOOKED_AT = 5  # masks, of which each holds a volume
+PATIENT = {"patient", "patientid", "patientkey", "subject", "subjectid", "pid"}  # fields, in small letters
 Item = dict[str, Any]  # image, label, patient and split
 
 
@@ -72,18 +77,20 @@ def prepare(
     """
     say, source = progress or (lambda line: None), Path(source)
     root = source.parent if images is None else Path(images)
-    items = read_items(source, say)
+    items, notes = _known_patients(read_items(source, say), choices, say)
     kinds = {_kind(item["label"]) for item in items}
     words = "masks, class numbers or lists of 0 and 1 as labels"
     need(len(kinds) == 1 and "" not in kinds, source.name, words, "a mixture or others")
     if kinds == {SEGMENTATION}:
-        _write_volumes(out, items, root, classes, choices, source.name, say)
+        _write_volumes(out, items, root, classes, choices, source.name, notes, say)
         return
     header, rows = _rows(items, kinds.pop(), classes, source.name)
-    kind, table = labels_of(header, rows, classes, file=source.name, say=say)
-    need(len(table.images) == len(items), source.name, "each image once", f"{len(items) - len(table.images)} repeated")
+    labelled = labels_of(header, rows, classes, file=source.name, say=say)
+    repeated = len(items) - len(labelled.table.images)
+    need(not repeated, source.name, "each image once", f"{repeated} repeated")
     parts = _parts(items, choices)
-    write_own_site(out, table, kind=kind, root=root, choices=choices, source=SOURCE, parts=parts, say=say)
+    labelled = labelled._replace(notes=labelled.notes | notes)
+    write_own_site(out, labelled, root=root, choices=choices, source=SOURCE, parts=parts, say=say)
 
 
 def read_items(file: Path, say: Say) -> list[Item]:
@@ -101,18 +108,58 @@ def read_items(file: Path, say: Say) -> list[Item]:
         listed = raw.get(section, [])
         for number, given in enumerate(listed if isinstance(listed, list) else [None], 1):
             where = f"{file.name}, {section} item {number}"
-            if isinstance(given, str) or (isinstance(given, dict) and given.get("label") is None):
+            label = _label(given.get("label")) if isinstance(given, dict) else None
+            if isinstance(given, str) or (isinstance(given, dict) and label is None):
                 unlabelled += 1
                 continue
             image = given.get("image") if isinstance(given, dict) else None
-            if not isinstance(image, str) or not image or not stays_below(image):
+            if not isinstance(image, str) or not image or not stays_below(one_path(image)):
                 raise FedMendError(f"{where}, field image: expected one path below the folder of the images, got none")
-            item = {"image": PurePosixPath(image).as_posix(), "label": given["label"], "split": split, "where": where}
-            items.append({**item, "patient": str(given.get("patient", ""))})
+            item = {"image": one_path(image), "label": label, "split": split, "where": where}
+            items.append({**item, "patient": _patient(given, where)})
     if unlabelled:
         say(f"{unlabelled} items without label are left out")
     need(items, file.name, "items with a label", "none")
     return items
+
+
+def _label(value: object) -> object:
+    """A label with one spelling of a path, 2 for the 2.0 of a data frame, and None for its word for a missing value."""
+    if isinstance(value, list):
+        return [_label(v) for v in value] if len(value) <= MOST_CLASSES else value
+    if isinstance(value, str):
+        return None if is_missing(value) else one_path(value)
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    return value
+
+
+def _patient(item: dict, where: str) -> str:
+    """The id in an item, or an empty word.
+
+    Raises:
+        FedMendError: a field for patients that is no id.
+    """
+    for name, value in item.items():
+        if re.sub("[_ -]", "", name).lower() in PATIENT and value is not None:
+            good = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+            need(good, f"{where}, field for the patient", "a text or a number", "another type")
+            return canonical(str(value))
+    return ""
+
+
+def _known_patients(items: Sequence[Item], choices: SiteChoices, say: Say) -> tuple[list[Item], dict[str, str]]:
+    """The items with one key for each patient, and what people should know about patients, for the card's notes."""
+    given = [item["patient"] for item in items]
+    keys, notes = patients_of(given, [item["image"] for item in items], choices.patient_from_path, say)
+    splits: dict[str, set[str]] = {}
+    for key, item in zip(keys, items, strict=True):
+        splits.setdefault(key, set()).add(item["split"])
+    if several := sum(bool(key) and len(own) > 1 for key, own in splits.items()):
+        line = f"WARNING: {several} patients are in several sections of the list, and so in several splits"
+        notes = {"patients": "; ".join([line, *notes.values()])}
+        say(line)
+    return [{**item, "patient": key} for item, key in zip(items, keys, strict=True)], notes
 
 
 def _kind(label: object) -> str:
@@ -162,21 +209,25 @@ def _write_volumes(
     classes: Sequence[str],
     choices: SiteChoices,
     file: str,
+    about: Mapping[str, str],
     say: Say,
 ) -> None:
     """A segmentation site: ``datalist.json`` and copies of the masks."""
     check_empty(out)
-    images, masks = ([item[name] for item in items] for name in ("image", "label"))
-    check_files(images, root, lambda i: f"{items[i]['where']}, field image")
-    check_files(masks, root, lambda i: f"{items[i]['where']}, field label")
-    need(len(set(images)) == len(images), file, "each image once", f"{len(images) - len(set(images))} repeated")
+    images, firsts = found_files([item["image"] for item in items], root, lambda i: f"{items[i]['where']}, field image")
+    masks, _ = found_files([item["label"] for item in items], root, lambda i: f"{items[i]['where']}, field label")
+    items = [{**item, "image": image, "label": mask} for item, image, mask in zip(items, images, masks, strict=True)]
+    repeated = len(images) - len(set(firsts))
+    need(not repeated, file, "each image once", f"{repeated} repeated")
     need(len(classes) <= 1, "argument classes", "one class of lesions", len(classes))
     foreground, parts = _foreground(items, root), _parts(items, choices)
     card, notes = seen_card(root, images, choices, say)
     drawn = any(items[i]["split"] != name for name, index in parts.items() for i in index)
     by = "patient, or volume where none is named"
     notes["splits"] = splits_note(sizes(parts), choices.seed if drawn else None, by)
+    notes |= about
     notes["foreground"] = f"the one value but 0 of the {min(LOOKED_AT, len(items))} masks that were looked at"
+    numbers = running_numbers([item["patient"] for item in items])
     with whole_folder(out.resolve()) as folder:
         (folder / "labels").mkdir()
         listed: dict[str, list] = {section: [] for split, section in SECTIONS.items() if split in parts}
@@ -184,7 +235,10 @@ def _write_volumes(
             for i in index:
                 mask = f"labels/{i + 1:05d}{'.nii.gz' if masks[i].lower().endswith('.gz') else '.nii'}"
                 shutil.copyfile(root / masks[i], folder / mask)
-                listed[SECTIONS[split]].append({"image": images[i], "label": mask})
+                item = {"image": images[i], "label": mask}
+                if items[i]["patient"]:
+                    item["patient"] = numbers[items[i]["patient"]]
+                listed[SECTIONS[split]].append(item)
         (folder / DATALIST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
         write_card(
             folder,
@@ -197,7 +251,7 @@ def _write_volumes(
             notes=notes,
             **card,
         )
-    say(notes["splits"])
+    say(f"{notes['splits']}; {len(numbers)} patients")
 
 
 def _foreground(items: Sequence[Item], root: Path) -> int:

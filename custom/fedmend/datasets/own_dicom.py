@@ -229,8 +229,8 @@ def prepare(
         say(f"fedmend prepare csv {out / TABLE} SITE_FOLDER --images {source} --classes ...")
         return
     header, rows = _joined(images, numbers["PatientID"], Path(labels), columns or {}, say)
-    kind, table = labels_of(header, rows, classes, file=Path(labels).name, say=say)
-    write_own_site(out, table, kind=kind, root=source, choices=choices, source=SOURCE, say=say)
+    labelled = labels_of(header, rows, classes, file=Path(labels).name, say=say, uncertain=choices.uncertain)
+    write_own_site(out, labelled, root=source, choices=choices, source=SOURCE, say=say)
 
 
 def _numbers(values: Iterator[str]) -> dict[str, int]:

@@ -3,9 +3,11 @@
 The images stay where they are. Patients become running numbers: nothing needs more than who is the same.
 """
 
+import contextlib
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,19 @@ import numpy as np
 
 from fedmend.basics.files import whole_folder
 from fedmend.data.card import WINDOWS, stays_below, write_card
+from fedmend.data.identity import as_on_disk, file_key, is_missing, merged, split_frame
 from fedmend.data.look import look_at, notes_of, proposal, some_of
 from fedmend.data.raw import is_window
 from fedmend.data.tables import LabelTable
 from fedmend.datasets.checks import need
 from fedmend.datasets.command_line import made, options
+from fedmend.datasets.own_labels import Labelled
 from fedmend.datasets.samples import Samples, Say, hold_out, sizes
 from fedmend.datasets.site_folders import check_empty, root_in_card, write_split
 from fedmend.errors import FedMendError
+from fedmend.labels import SINGLELABEL
 
+PATIENT_WORDS = ("patient", "subject", *(rf"(?<![a-z]){word}" for word in ("sub", "subj", "pat", "pid", "case")))
 AS_SEEN = object()  # what a look at the images proposes
 
 
@@ -34,15 +40,20 @@ class SiteChoices:
         val_share: share of the other patients in the validation split, in [0, 1); 0 writes none.
         seed: of the split, 0 or more.
         window: see :class:`fedmend.data.card.SiteCard`, or ``AS_SEEN``.
+        uncertain: what an uncertain label (-1, u) is taken as, ``blank``, ``positive`` or ``negative``; None: such
+            labels are refused.
+        patient_from_path: see :func:`patients_of`.
 
     Raises:
-        FedMendError: a number out of its range, or an unknown window.
+        FedMendError: a number out of its range.
     """
 
     test_share: float = 0.2
     val_share: float = 0.1
     seed: int = 1037
     window: Any = AS_SEEN
+    uncertain: str | None = None
+    patient_from_path: str | None = None
 
     def __post_init__(self) -> None:
         good = 0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.seed >= 0
@@ -50,28 +61,122 @@ class SiteChoices:
         need(good, "arguments test_share, val_share and seed", "0 or numbers below 1, and at least 0", got)
 
 
-def check_files(images: Sequence[str], root: Path, where: Callable[[int], str]) -> None:
-    """Refuses an image that is missing or lies outside its folder, also behind a link.
+def found_files(images: Sequence[str], root: Path, where: Callable[[int], str]) -> tuple[list[str], list[int]]:
+    """The images with the letters of their files' names, and for each the first one that is the same file, whatever its
+    name; refuses an image that is missing or lies outside its folder, also behind a link.
 
     Args:
-        images: paths below ``root``, with ``#`` and a number behind a file with several.
+        images: N paths below ``root``, with ``#`` and a number behind a file with several.
         root: folder of the images.
         where: index → words that name its row.
+
+    Returns:
+        N paths; N indices, an image's own where it is the first one.
 
     Raises:
         FedMendError: names the first such row.
     """
-    top = root.resolve()
+    top, names = root.resolve(), []
+    first: dict[tuple, int] = {}
+    firsts = []
     for i, image in enumerate(images):
-        file = root / image
-        try:
-            file = file.with_name(file.name.partition("#")[0])
-            inside, there = stays_below(image) and file.resolve().is_relative_to(top), file.is_file()
-        except (ValueError, OSError):  # no name that a file can have
-            inside, there = True, False
-        if not (inside and there):
-            got = "not found" if inside else "got another"
+        key, inside = None, stays_below(image)
+        with contextlib.suppress(ValueError, OSError):  # no name that a file can have
+            image = as_on_disk(root, image) if inside else image
+            inside = inside and (root / split_frame(image)[0]).resolve().is_relative_to(top)
+            key = file_key(root, image)
+        if not inside or key is None:
+            got = "got another" if not inside else "not found"
             raise FedMendError(f"{where(i)}: expected a file below the folder of the images, {got}")
+        names.append(image)
+        firsts.append(first.setdefault(key, i))
+    return names, firsts
+
+
+def one_row_each(table: LabelTable, root: Path, say: Say) -> LabelTable:
+    """The table with one row for each image, named as on the disk.
+
+    Args:
+        table: all samples.
+        root: folder of the images.
+        say: called with one line of text at a time.
+
+    Raises:
+        FedMendError: an image is missing or outside its folder, or two rows give one image different labels.
+    """
+    names, firsts = found_files(table.images, root, lambda i: f"{table.file} row {table.rows[i]}, column image")
+    for i, first in enumerate(firsts):
+        words = f"the labels of row {table.rows[first]}, which names the same image"
+        same = np.array_equal(table.labels[i], table.labels[first])
+        need(same, f"{table.file} row {table.rows[i]}", words, "others")
+    keep = [i for i, first in enumerate(firsts) if first == i]
+    if repeated := len(firsts) - len(keep):
+        say(f"{repeated} rows name an image a second time and are left out")
+    images, patients = (tuple(values[i] for i in keep) for values in (names, table.patients))
+    return replace(table, rows=table.rows[keep], images=images, patients=patients, labels=table.labels[keep])
+
+
+def guess_pattern(images: Sequence[str]) -> str | None:
+    """The regular expression for what seems to name the patient in each path, as ``patient00001`` or ``sub-07``; None
+    where not all paths have such a part, or all have the same."""
+    for word in PATIENT_WORDS:
+        pattern = rf"(?i){word}[-_ ]?\d+"
+        found = [re.search(pattern, image) for image in images]
+        if all(found) and len({match[0] for match in found if match}) > 1:
+            return pattern
+    return None
+
+
+def patients_of(
+    patients: Sequence[str], images: Sequence[str], pattern: str | None, say: Say
+) -> tuple[Sequence[str], dict[str, str]]:
+    """The patient of each image, and what people should know about them, for the card's notes.
+
+    Args:
+        patients: N ids as a table or list has them.
+        images: N paths.
+        pattern: regular expression that finds the patient in the path of an image, by its first group if it has one,
+            where ``patients`` has none; None: the paths say nothing.
+        say: called with one line of text at a time.
+
+    Returns:
+        N keys, blank for unknown; ids that differ in case, leading zeros or the like have one, as a split must not tear
+        a patient apart. Notes, which begin with WARNING where images of one patient may be in several splits.
+
+    Raises:
+        FedMendError: a pattern that is none, or that finds nothing.
+    """
+    named = ["" if is_missing(patient) else patient for patient in patients]
+    if pattern is not None:
+        named = [patient or found for patient, found in zip(named, _in_paths(images, pattern), strict=True)]
+    keys, others = merged(named)
+    lines = []
+    if unknown := sum(not key for key in keys):
+        hint = "name their column: --columns patient=COLUMN"
+        if (guess := guess_pattern(images)) and pattern is None:
+            hint = f"the paths seem to name them: --patient-from-path '{guess}'"
+        lines.append(
+            f"WARNING: no patient is known of {unknown} of {len(keys)} images, so that one patient may be in several"
+            f" splits; {hint}"
+        )
+    if others:
+        lines.append(
+            f"{others} ids differ from another one in case, leading zeros or the writing of a number only, and count"
+            " as the same patient"
+        )
+    for line in lines:
+        say(line)
+    return keys, {"patients": "; ".join(lines)} if lines else {}
+
+
+def _in_paths(images: Sequence[str], pattern: str) -> list[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error:
+        raise FedMendError("argument patient_from_path: expected a regular expression, got another text") from None
+    found = [match[bool(compiled.groups)] or "" if (match := compiled.search(image)) else "" for image in images]
+    need(any(found), "argument patient_from_path", "a part of the images' paths", "none that it finds")
+    return found
 
 
 def split_units(units: Sequence[str], choices: SiteChoices) -> dict[str, np.ndarray]:
@@ -94,9 +199,8 @@ def split_units(units: Sequence[str], choices: SiteChoices) -> dict[str, np.ndar
 
 def write_own_site(
     out: Path,
-    table: LabelTable,
+    labelled: Labelled,
     *,
-    kind: str,
     root: Path,
     choices: SiteChoices,
     source: str,
@@ -107,33 +211,37 @@ def write_own_site(
 
     Args:
         out: folder that is not there yet, or empty.
-        table: all samples; rows without a patient are a unit each.
-        kind: ``multilabel`` or ``singlelabel``.
+        labelled: all samples; rows without a patient are a unit each.
         root: folder of the images.
         choices: what the hospital decides.
         source: what the card names as source.
-        parts: split → numbers of its samples; None: drawn as the hospital decides.
+        parts: split → numbers of its samples, each image once, with patients as :func:`patients_of` gives them; None:
+            drawn as the hospital decides.
         say: called with one line of text at a time.
 
     Raises:
-        FedMendError: ``out`` is taken, an image is missing or outside its folder, none of those that are looked at can
-            be read, or there are too few patients.
+        FedMendError: ``out`` is taken, an image is missing or outside its folder or has different labels under two
+            names, none of those that are looked at can be read, or there are too few patients.
     """
     check_empty(out)
-    need(table.images, table.file, "at least one image", "none")
-    check_files(table.images, root, lambda i: f"{table.file} row {table.rows[i]}, column image")
-    units = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(table.patients)]
-    numbers = {unit: f"p{n}" for n, unit in enumerate(dict.fromkeys(u for u in units if u.startswith("p")), 1)}
-    seed = choices.seed if parts is None else None
-    parts = split_units(units, choices) if parts is None else parts
-    card, notes = seen_card(root, table.images, choices, say)
-    single = kind == "singlelabel"
-    notes["task"] = "one column 'label'" if single else "one column for each class"
-    by = "patient" if numbers else "image, as no column names patients"
-    notes["splits"] = splits_note(sizes(parts), seed, by)
-    # One-hot rows, or all blank, become class numbers or -1.
-    labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels
-    keys = [numbers.get(unit, "") for unit in units] if numbers else ()
+    kind, given, notes = labelled
+    need(given.images, given.file, "at least one image", "none")
+    table = one_row_each(given, root, say)
+    need(parts is None or len(table.images) == len(given.images), given.file, "each image once", "some repeated")
+    patients: Sequence[str] = table.patients
+    if parts is None:
+        patients, about = patients_of(patients, table.images, choices.patient_from_path, say)
+        notes = notes | about
+    units = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(patients)]
+    numbers = running_numbers(patients)
+    seed, parts = (choices.seed, split_units(units, choices)) if parts is None else (None, parts)
+    card, seen = seen_card(root, table.images, choices, say)
+    single = kind == SINGLELABEL
+    seen["task"] = "one column 'label'" if single else "one column for each class"
+    by = "patient" if numbers else "image, as no patients are known"
+    notes = {**seen, "splits": splits_note(sizes(parts), seed, by), **notes}
+    labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels  # -1: blank
+    keys = [numbers.get(patient, "") for patient in patients] if numbers else ()
     samples = Samples(images=table.images, labels=labels, classes=table.classes, image_root=root, patients=keys)
     with whole_folder(out.resolve()) as folder:
         for name, index in parts.items():
@@ -149,6 +257,11 @@ def write_own_site(
             **card,
         )
     say(f"{notes['splits']}; {len(numbers)} patients")
+
+
+def running_numbers(patients: Sequence[str]) -> dict[str, str]:
+    """Patient → p1, p2, ..., in the order in which they come; blank ones have none."""
+    return {patient: f"p{n}" for n, patient in enumerate(dict.fromkeys(p for p in patients if p), 1)}
 
 
 def splits_note(sizes: Mapping[str, int], seed: int | None, by: str) -> str:
@@ -199,11 +312,13 @@ def parse_window(text: str) -> str | tuple[float, float] | None:
 
 def add_choices(parser: ArgumentParser) -> None:
     """Adds the fields of :class:`SiteChoices`."""
-    words = "share of the patients (default {}); 0 writes no such split"
+    words = "share of the patients, of the images where none are known (default {}); 0 writes no such split"
     helps = {name: words.format(getattr(SiteChoices, name)) for name in ("test_share", "val_share")}
     options(parser, SiteChoices, **helps, seed="of the split")
     words = "file, none, brain, subdural, bone, lung or CENTRE,WIDTH (default: by a look at the images)"
     parser.add_argument("--window", help=words)
+    words = "where no column names patients: regular expression for the part of an image's path that does"
+    parser.add_argument("--patient-from-path", metavar="REGEX", help=words)
 
 
 def choices_of(args: Namespace) -> SiteChoices:

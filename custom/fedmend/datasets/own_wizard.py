@@ -7,23 +7,25 @@ and ``dicom``; a line says which command would do the same.
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmend.data.card import CARD_NAME
+from fedmend.data.card import CARD_NAME, stays_below
+from fedmend.data.identity import as_on_disk, file_key, is_missing, loose, names_of, one_path
 from fedmend.data.look import look_at, proposal, some_of
 from fedmend.data.readers import PICTURE_SUFFIXES
 from fedmend.datasets import own_csv, own_datalist, own_dicom
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import class_names
-from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window
+from fedmend.datasets.own_labels import is_uncertain
+from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, guess_pattern, parse_window
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 
 NONE = "none"
 SAMPLE = 500  # rows that columns are judged by
-_CLASS_CELLS = {"", "0", "1"}
+UNITS = {"patients": "PatientID", "studies": "StudyInstanceUID", "series": "SeriesInstanceUID"}
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,11 @@ class Answers:
         classes: all classes of the federation, comma-separated.
         columns: names of columns, see :func:`own_csv.column_names`.
         window: see :func:`fedmend.datasets.own_site.parse_window`.
-        test_share: share of the patients in the test split.
-        val_share: share of the other patients in the validation split.
+        test_share: share of the patients, or of the images where none are known, in the test split.
+        val_share: share of the others in the validation split.
         seed: of the split.
+        uncertain: what uncertain labels are taken as, see :class:`fedmend.datasets.own_site.SiteChoices`.
+        patient_from_path: regular expression for the part of a path that names the patient.
     """
 
     folder: str | None = None
@@ -51,6 +55,8 @@ class Answers:
     test_share: float | None = None
     val_share: float | None = None
     seed: int = SiteChoices.seed
+    uncertain: str | None = None
+    patient_from_path: str | None = None
 
 
 class Wizard:
@@ -81,8 +87,14 @@ class Wizard:
         by_key = labels is not None and "image" not in header
         if labels is None or by_key:
             return self._dicom(folder, labels, columns, classes)
-        _, table = own_csv.labels_of(header, rows, classes, file=labels.name, say=self._say)
-        choices = self._choices(folder, table.images)
+        uncertain = self._uncertain(header, rows, classes)
+        labelled = own_csv.labels_of(
+            header, rows, classes, file=labels.name, say=lambda line: None, uncertain=uncertain
+        )
+        table = labelled.table
+        pattern = None if any(table.patients) else self._pattern(table.images)
+        units = "patients" if any(table.patients) or pattern else "images, as no patients are known"
+        choices = replace(self._choices(folder, table.images, units), uncertain=uncertain, patient_from_path=pattern)
         out = self._out(folder)
         self._tell("csv", labels, out, classes=classes, columns=columns, images=folder, choices=choices)
         own_csv.prepare(labels, out, images=folder, classes=classes, columns=columns, choices=choices)
@@ -136,7 +148,26 @@ class Wizard:
         answer = self._answer("classes", "All classes of the federation, comma-separated", ",".join(found), why)
         return columns, class_names(answer), header, rows
 
-    def _choices(self, folder: Path, images: Sequence[str]) -> SiteChoices:
+    def _uncertain(self, header: Sequence[str], rows: Sequence[tuple[int, dict]], classes: Sequence[str]) -> str | None:
+        """What uncertain labels are taken as; asked where there are some."""
+        single = "label" in header
+        columns = {"label"} if single else set(classes or header) - {"image", "patient", *own_dicom.KEYS}
+        found = sum(is_uncertain(record.get(name, "")) for _, record in rows for name in columns)
+        if not found or (single and not any(loose(record["label"]) == "-1" for _, record in rows)):
+            return self._given.uncertain
+        why = f"{found} labels are uncertain (-1, u): a method may fill in what is blank"
+        return self._answer("uncertain", "Uncertain labels are taken as (blank, positive, negative)", "blank", why)
+
+    def _pattern(self, images: Sequence[str]) -> str | None:
+        """The part of the paths that names patients; asked where the paths seem to do so."""
+        guess = guess_pattern(images)
+        if guess is None:
+            return self._given.patient_from_path
+        why = f"the paths seem to name the patients; {NONE} if they do not"
+        answer = self._answer("patient_from_path", "Patients by the part of the path that fits", guess, why)
+        return None if answer == NONE else answer
+
+    def _choices(self, folder: Path, images: Sequence[str], units: str) -> SiteChoices:
         seen = look_at(folder, some_of(images))
         for line in seen.lines():
             self._say(line)
@@ -144,11 +175,12 @@ class Wizard:
         shown = _window(window, "{:g}".format)
         answer = self._answer("window", "Window", shown, why)
         chosen = AS_SEEN if answer == shown else parse_window(answer)
-        test, val = self._share("test_share", "test", "measured"), self._share("val_share", "validation", "chosen")
+        test = self._share("test_share", "test", units, "measured")
+        val = self._share("val_share", "validation", units, "chosen")
         return SiteChoices(test_share=test, val_share=val, seed=self._given.seed, window=chosen)
 
-    def _share(self, name: str, split: str, done: str) -> float:
-        why = f"of the patients, on whom models are {done}"
+    def _share(self, name: str, split: str, units: str, done: str) -> float:
+        why = f"of the {units}, on which models are {done}"
         answer = self._answer(name, f"Share of the {split} split", getattr(SiteChoices, name), why)
         try:
             return float(answer)
@@ -163,7 +195,11 @@ class Wizard:
 
     def _datalist(self, folder: Path, labels: Path) -> Path:
         items = own_datalist.read_items(labels, self._say)
-        choices = self._choices(folder, [item["image"] for item in items])
+        images = [item["image"] for item in items]
+        named = any(item["patient"] for item in items)
+        pattern = None if named else self._pattern(images)
+        units = "patients" if named or pattern else "items, as no patients are known"
+        choices = replace(self._choices(folder, images, units), patient_from_path=pattern)
         words = self._answer("classes", "Classes, comma-separated", "by the list", "a lesion, or class_0, class_1, ...")
         classes = () if words == "by the list" else class_names(words)
         out = self._out(folder)
@@ -175,7 +211,11 @@ class Wizard:
         choices = SiteChoices()
         if labels is not None:
             images, _ = own_dicom.find_images(folder)
-            choices = self._choices(folder, [image.image for image in images])
+            known = next((unit for unit, key in UNITS.items() if any(image.keys[key] for image in images)), None)
+            units = known or "images, as no patients are known"
+            choices = self._choices(folder, [image.image for image in images], units)
+            header, rows = own_csv.open_table(labels, columns)
+            choices = replace(choices, uncertain=self._uncertain(header, rows, classes))
         out = self._out(folder)
         self._tell("dicom", folder, out, classes=classes, columns=columns, labels=labels, choices=choices)
         say = self._say if labels is None else None  # the other lines have been said
@@ -200,6 +240,8 @@ class Wizard:
         words += ["--columns", *(f"{name}={column}" for name, column in columns.items())] if columns else []
         if choices.window is not AS_SEEN:
             words.append(f"--window={_window(choices.window)}")
+        words += ["--uncertain", choices.uncertain] if choices.uncertain else []
+        words += ["--patient-from-path", choices.patient_from_path] if choices.patient_from_path else []
         words += ["--test-share", choices.test_share, "--val-share", choices.val_share, "--seed", choices.seed]
         self._say("the same again: " + shlex.join(map(str, words)))
 
@@ -229,7 +271,8 @@ def guess_columns(header: Sequence[str], records: Sequence[Mapping[str, str]], r
     others = [name for name in header if name not in own_dicom.KEYS]
 
     def files(name: str) -> int:
-        return sum(bool(record[name]) and (root / record[name].partition("#")[0]).is_file() for record in records)
+        paths = (one_path(record[name]) for record in records)
+        return sum(stays_below(path) and file_key(root, as_on_disk(root, path)) is not None for path in paths)
 
     if "image" not in header and others and (most := max(others, key=files)) and files(most):
         found["image"] = most
@@ -240,19 +283,20 @@ def guess_columns(header: Sequence[str], records: Sequence[Mapping[str, str]], r
         found["patient"] = patients[0]
     free = [name for name in free if name not in ("patient", *found.values())]
     if "label" not in header and not any(_is_class(record[name] for record in records) for name in free):
-        few = [n for n in free if 2 <= len({record[n] for record in records} - {""}) <= max(2, len(records) // 4)]
+        few = [n for n in free if 2 <= len(names_of(record[n] for record in records)) <= max(2, len(records) // 4)]
         found |= {"label": few[0]} if few else {}
     return found
 
 
 def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """The names in the column ``label``, or the columns of 1, 0 and blank."""
+    """The names in the column ``label``, or the columns of 1, 0 and blank, uncertain labels and missing values too."""
     records = [record for _, record in rows]
     if "label" in header:
-        return sorted({record["label"] for record in records} - {""})
+        return names_of(record["label"] for record in records if loose(record["label"]) != "-1")
     free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS)]
     return [name for name in free if _is_class(record[name] for record in records)]
 
 
 def _is_class(cells: Iterable[str]) -> bool:
-    return "1" in (found := set(cells)) and found <= _CLASS_CELLS
+    found = {loose(cell) for cell in cells if not (is_missing(cell) or is_uncertain(cell))}
+    return "1" in found and found <= {"0", "1"}

@@ -166,3 +166,75 @@ def test_a_file_that_is_no_json_or_none_is_refused(tmp_path):
     (tmp_path / "x.json").write_text("{")
     with refused("x.json: expected JSON, got a file that does not parse"):
         prepare(tmp_path / "x.json", tmp_path / "out", choices=CHOICES)
+
+
+def with_patients(source, patient_of, field="patient"):
+    listed = json.loads(source.read_text())
+    for i, item in enumerate(listed["training"]):
+        item[field] = patient_of(i)
+    source.write_text(json.dumps(listed))
+    return source
+
+
+@pytest.mark.parametrize("field", ["patient", "patient_id", "PatientID", "subject"])
+@pytest.mark.parametrize(
+    "patient_of", [lambda i: [7, "7.0", 7.0, "007"][i % 4] if i < 4 else i // 2, lambda i: "aA"[i % 2] + str(i // 2)]
+)
+def test_patients_of_volumes_are_kept_and_are_one_however_they_are_written(decathlon, tmp_path, field, patient_of):
+    prepare(with_patients(decathlon(), patient_of, field), tmp_path / "out", choices=CHOICES)
+    _, found = cases(tmp_path / "out")
+    patient = {int(item.name.split("/")[1][0]): item.patient for items in found.values() for item in items}
+    splits = {split: {item.patient for item in items} for split, items in found.items()}
+    assert not set.intersection(*splits.values())
+    assert set(patient.values()) <= {f"p{n}" for n in range(1, 5)}
+    assert all(patient[i] == patient[i + 1] for i in range(0, CASES, 2))
+
+
+def test_volumes_without_patients_are_a_warning(decathlon, tmp_path):
+    told = []
+    prepare(decathlon(), tmp_path / "out", choices=CHOICES, progress=told.append)
+    notes = json.loads((tmp_path / "out" / "site.json").read_text())["notes"]
+    assert notes["patients"].startswith("WARNING: no patient is known of 8 of 8 images, so that one patient may be in")
+    assert notes["patients"] in told
+
+
+def test_a_patient_in_two_sections_is_a_warning(decathlon, tmp_path):
+    def items(numbers, patient):
+        return [{"image": f"imagesTr/{i}.nii.gz", "label": f"labelsTr/{i}.nii.gz", "patient": patient} for i in numbers]
+
+    source = decathlon(training=items([0, 1], 7) + items([2, 3], 8), test=items([4], "7.0"), validation=items([5], 9))
+    told = []
+    prepare(source, tmp_path / "out", choices=CHOICES, progress=told.append)
+    line = "WARNING: 1 patients are in several sections of the list, and so in several splits"
+    assert line in told
+    assert json.loads((tmp_path / "out" / "site.json").read_text())["notes"]["patients"] == line
+
+
+def test_a_patient_that_is_no_id_is_refused(decathlon, tmp_path):
+    with refused("dataset.json, training item 1, field for the patient: expected a text or a number, got another type"):
+        prepare(with_patients(decathlon(), lambda i: [i]), tmp_path / "out", choices=CHOICES)
+
+
+@pytest.mark.parametrize(
+    "other", ["imagesTr//1.nii.gz", "imagesTr\\1.nii.gz", "imagesTr/x/../1.nii.gz", "second.nii.gz"]
+)
+def test_an_image_in_two_items_is_refused_under_any_name(decathlon, tmp_path, other):
+    source = decathlon(test=[{"image": other, "label": "labelsTr/1.nii.gz"}])
+    (tmp_path / "data" / "second.nii.gz").symlink_to("imagesTr/1.nii.gz")
+    with refused("dataset.json: expected each image once, got 1 repeated"):
+        prepare(source, tmp_path / "out", choices=CHOICES)
+
+
+def test_class_numbers_of_a_data_frame_are_read(tmp_path):
+    items = []
+    for i in range(CASES):
+        write_png(tmp_path / "data" / f"{i}.png", i)
+        items.append({"image": f"./{i}.png", "patient": i, "label": "NaN" if i == 7 else float(i % 3)})
+    (tmp_path / "data" / "list.json").write_text(json.dumps({"training": items}))
+    told = []
+    prepare(tmp_path / "data" / "list.json", tmp_path / "out", choices=CHOICES, progress=told.append)
+    card = load_card(tmp_path / "out", "site-1")
+    tables = [load_table(card, file, ("class_0", "class_1", "class_2")) for file in card.splits.values()]
+    labels = {image: int(row.argmax()) for t in tables for image, row in zip(t.images, t.labels, strict=True)}
+    assert labels == {f"{i}.png": i % 3 for i in range(7)}
+    assert "1 items without label are left out" in told

@@ -156,3 +156,53 @@ def test_an_input_that_ends_is_one_sentence(films, capsys, monkeypatch):
 def test_wrong_answers_are_refused(films, talk, given, sentence):
     with refused(sentence):
         talk([""] * 9, **{"folder": str(films), **given})
+
+
+def chexpert(folder, cells=("1.0", "0.0", "-1.0", "")):
+    """Two views of each of twelve patients, who are named in the path only; some labels are uncertain."""
+    lines = ["Path,Sex,Edema,Cardiomegaly"]
+    for i in range(24):
+        path = f"train/patient{i // 2:05d}/view{i % 2}.png"
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        write_png(folder / path, i, 40)
+        lines.append(f"{path},Female,{cells[i // 2 % 4]},{cells[i // 2 % 2]}")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder
+
+
+def test_uncertain_labels_and_patients_in_paths_are_asked_for(tmp_path, talk):
+    folder = chexpert(tmp_path / "x")
+    out, questions, said = talk(
+        ["", "", "positive", "", "", "0.25", "0.25", ""], folder=str(folder), labels=str(folder / "labels.csv")
+    )
+    assert questions[2].startswith("Uncertain labels are taken as")
+    assert questions[3].startswith("Patients by the part of the path that fits [(?i)patient")
+    assert any(line.startswith("Share of the test split: 0.2 is proposed: of the patients") for line in said)
+    card = load_card(out, "site-1")
+    tables = [load_table(card, file, card.classes) for file in card.splits.values()]
+    seen = [{image.split("/")[1] for image in table.images} for table in tables]
+    assert sum(map(len, seen)) == len(set.union(*seen)) == 12
+    labels = {image: row[0] for t in tables for image, row in zip(t.images, t.labels.tolist(), strict=True)}
+    assert [labels[f"train/patient{p:05d}/view0.png"] for p in range(4)] == [1, 0, 1, -1]
+    (line,) = [line for line in said if line.startswith("the same again: ")]
+    assert "--uncertain positive --patient-from-path '(?i)patient" in line
+
+
+def test_nobody_is_asked_for_a_share_of_patients_where_none_are_known(tmp_path, talk):
+    for i in range(12):
+        write_png(tmp_path / "x" / f"{i}.png", i, 40)
+    (tmp_path / "x" / "labels.csv").write_text("\n".join(["image,edema", *(f"{i}.png,{i % 2}" for i in range(12))]))
+    _, _, said = talk([""] * 10, folder=str(tmp_path / "x"))
+    assert any("0.2 is proposed: of the images, as no patients are known" in line for line in said)
+    assert any(line.startswith("patients: WARNING: no patient is known of 12 of 12 images") for line in said)
+
+
+def test_classes_out_of_a_data_frame_are_proposed_once_each(tmp_path, talk):
+    cells = ["1.0", "2.0", "nan", "Naevus", "naevus", "1"]
+    for i in range(12):
+        write_png(tmp_path / "x" / f"{i}.png", i, 40)
+    rows = [f"{i}.png,{i},{cells[i % 6]}" for i in range(12)]
+    (tmp_path / "x" / "labels.csv").write_text("\n".join(["image,patient,label", *rows]))
+    out, questions, _ = talk([""] * 10, folder=str(tmp_path / "x"))
+    assert "All classes of the federation, comma-separated [1,2,Naevus]: " in questions
+    assert load_card(out, "site-1").classes == ("1", "2", "Naevus")

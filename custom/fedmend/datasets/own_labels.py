@@ -1,0 +1,110 @@
+"""Cells of a hospital's table → 1, 0, a class name or blank.
+
+Data frames write 2.0 for 2 and a word for a blank; people write a class in several ways; some tables say that a label
+is uncertain. What is not taken as it stands is counted, and told.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedmend.data.identity import canonical, is_missing, known_as, loose, names_of
+from fedmend.data.tables import LabelTable
+from fedmend.datasets.checks import need
+from fedmend.errors import FedMendError
+
+UNCERTAIN = {"-1", "u", "uncertain"}  # CheXpert's, and what others write
+WAYS = {"blank": "", "positive": "1", "negative": "0"}  # what an uncertain label is taken as
+
+
+class Labelled(NamedTuple):
+    """A table of rows with their labels, and what was made of its cells.
+
+    Attributes:
+        kind: ``multilabel`` or ``singlelabel``.
+        table: the rows.
+        notes: what was made of cells that are no labels as they stand, in words with counts; for the card.
+    """
+
+    kind: str
+    table: LabelTable
+    notes: dict[str, str]
+
+
+def is_uncertain(cell: str) -> bool:
+    """Whether a cell says that a label is uncertain: -1, -1.0 or u."""
+    return loose(cell) in UNCERTAIN
+
+
+class Cells:
+    """Reads the cells of class columns, one by one, and counts what it changes.
+
+    Args:
+        classes: all classes, for a column of class names; None: columns of 1, 0 and blank.
+        uncertain: one of :data:`WAYS`, or None: an uncertain label is refused.
+
+    Raises:
+        FedMendError: another way; or uncertain labels that would be 1 or 0 in a column of class names.
+    """
+
+    def __init__(self, classes: Sequence[str] | None, uncertain: str | None):
+        words = f"one of {list(WAYS)}" if classes is None else "blank, for a column of class names"
+        need(uncertain in (None, *(WAYS if classes is None else ["blank"])), "argument uncertain", words, uncertain)
+        self._classes, self._uncertain = classes, uncertain
+        self._counts: Counter[str] = Counter()
+        self._known: dict[str, str | None] = {}
+
+    def read(self, cell: str, where: str) -> str:
+        """What the label is in a site folder's table; a cell that is no label is left for the reader to refuse.
+
+        Raises:
+            FedMendError: an uncertain label, where nobody said what it is taken as.
+        """
+        text = canonical(cell)
+        if self._classes is not None:
+            if text not in self._known:
+                self._known[text] = known_as(text, self._classes)
+            if name := self._known[text]:
+                self._counts["class_names"] += name != text
+                return name
+        if is_missing(text):
+            self._counts["missing_values"] += text != ""
+            return ""
+        form = loose(text)
+        if form in UNCERTAIN and (self._classes is None or form == "-1"):
+            ways = "blank, positive or negative" if self._classes is None else "blank"
+            if self._uncertain is None:
+                expected = "1, 0 or blank" if self._classes is None else "a class or blank"
+                got = f"an uncertain label; say --uncertain {ways}"
+                raise FedMendError(f"{where}: expected {expected}, got {got}")
+            self._counts["uncertain_labels"] += 1
+            return WAYS[self._uncertain]
+        return form if form in ("0", "1") else text
+
+    def notes(self) -> dict[str, str]:
+        """What was changed, in words with counts."""
+        words = {
+            "uncertain_labels": f"uncertain labels are taken as {self._uncertain}",
+            "missing_values": "cells with a word for a missing value (e.g. nan, N/A, none) are taken as blank",
+            "class_names": "cells write a class in another way (case, blanks) and are taken as that class",
+        }
+        return {name: f"{self._counts[name]} {text}" for name, text in words.items() if self._counts[name]}
+
+
+def class_columns(header: Sequence[str], classes: Sequence[str], file: str) -> dict[str, str]:
+    """Column → its class, for columns whose names differ from a class in case or blanks alone too.
+
+    Args:
+        header: the columns that may be classes.
+        classes: all classes; empty: every column is one.
+        file: name of the table.
+
+    Raises:
+        FedMendError: two columns are of one class.
+    """
+    names = list(classes) or names_of(header)
+    found = {name: known for name in header if (known := known_as(name, names)) is not None}
+    twice = len(found) - len(set(found.values()))
+    words = "one column for each class"
+    need(not twice, f"{file}, header", words, f"{twice} whose name differs from another one in case or blanks only")
+    return found if classes else {name: name for name in header}

@@ -1,0 +1,159 @@
+"""One patient, one image: however a hospital's table writes them."""
+
+import csv
+import json
+import os
+import unicodedata
+
+import pytest
+from factories import refused, write_png
+
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
+from fedmend.datasets.own_csv import prepare
+from fedmend.datasets.own_site import SiteChoices, guess_pattern, patients_of
+from fedmend.errors import FedMendError
+
+CHOICES = SiteChoices(test_share=0.3, val_share=0.2)
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Writes pictures and a table of image, patient and label; gives split → its table, the notes and what was said."""
+
+    def make(rows, *, files=None, choices=CHOICES):
+        for number, name in enumerate([row[0] for row in rows] if files is None else files):
+            (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+            write_png(tmp_path / "data" / name, number, 40)
+        with open(tmp_path / "labels.csv", "w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows([("image", "patient", "edema"), *rows])
+        said = []
+        prepare(
+            tmp_path / "labels.csv", tmp_path / "out", images=tmp_path / "data", choices=choices, progress=said.append
+        )
+        card = load_card(tmp_path / "out", "site-1")
+        notes = json.loads((tmp_path / "out" / "site.json").read_text())["notes"]
+        return {n: load_table(card, file, card.classes) for n, file in card.splits.items()}, notes, said
+
+    return make
+
+
+def patients_in(tables):
+    """The splits of each patient key, and the patient of each image."""
+    patient = {image: key for t in tables.values() for image, key in zip(t.images, t.patients, strict=True)}
+    splits = {}
+    for name, table in tables.items():
+        for key in table.patients:
+            splits.setdefault(key, set()).add(name)
+    return splits, patient
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warned"),
+    [
+        ("{}", "{}.0", 0),
+        ("{}", "{:04d}", 10),
+        ("p{:02d}", "P{:02d}", 10),
+        ("\u00e9{}", "e\u0301{}", 0),
+        ("{}", " {},0", 10),
+    ],
+)
+def test_a_patient_in_two_writings_is_one(site, first, second, warned):
+    rows = [(f"{i}.png", (first if i < 10 else second).format(i % 10 + 1), i % 2) for i in range(20)]
+    tables, notes, said = site(rows)
+    splits, patient = patients_in(tables)
+    assert [len(own) for own in splits.values()] == [1] * 10
+    assert all(patient[f"{i}.png"] == patient[f"{i + 10}.png"] for i in range(10))
+    line = f"{warned} ids differ from another one in case, leading zeros or the writing of a number only"
+    assert any(text.startswith(line) for text in said) == bool(warned)
+    assert notes.get("patients", "").startswith(line if warned else "")
+
+
+def test_words_for_a_missing_value_name_no_patient(site):
+    rows = [(f"{i}.png", "nan" if i < 3 else i // 2, 1) for i in range(10)]
+    tables, notes, said = site(rows)
+    _, patient = patients_in(tables)
+    assert [patient[f"{i}.png"] == "" for i in range(10)] == [True] * 3 + [False] * 7
+    line = "WARNING: no patient is known of 3 of 10 images, so that one patient may be in several splits; name their"
+    assert notes["patients"] == f"{line} column: --columns patient=COLUMN"
+    assert notes["patients"] in said
+
+
+def test_paths_that_name_patients_are_a_hint_and_an_option_takes_them(site, tmp_path):
+    rows = [(f"train/patient{i // 2:05d}/study1/{i % 2}.png", "", i % 2) for i in range(12)]
+    _, notes, _ = site(rows)
+    hint = r"the paths seem to name them: --patient-from-path '(?i)patient[-_ ]?\d+'"
+    assert notes["patients"].endswith(hint)
+    assert "drawn with seed 1037 by image, as no patients are known" in notes["splits"]
+    os.rename(tmp_path / "out", tmp_path / "first")
+    tables, notes, _ = site(rows, choices=SiteChoices(test_share=0.3, patient_from_path=r"(patient\d+)/study"))
+    splits, patient = patients_in(tables)
+    assert [len(own) for own in splits.values()] == [1] * 6
+    assert all(patient[rows[i][0]] == patient[rows[i + 1][0]] for i in range(0, 12, 2))
+    assert "patients" not in notes
+
+
+def test_a_pattern_that_is_none_or_finds_nothing_is_refused():
+    with refused("argument patient_from_path: expected a regular expression, got another text"):
+        patients_of([""], ["a.png"], "(", print)
+    with refused("argument patient_from_path: expected a part of the images' paths, got none that it finds"):
+        patients_of([""], ["a.png"], "patient", print)
+
+
+@pytest.mark.parametrize(
+    ("images", "pattern"),
+    [
+        (["patient1/a.png", "Patient2/b.png"], r"(?i)patient[-_ ]?\d+"),
+        (["sub-01_T1.nii", "sub-02_T1.nii"], r"(?i)(?<![a-z])sub[-_ ]?\d+"),
+        (["patient1/a.png", "b.png"], None),
+        (["patient1/a.png", "patient1/b.png"], None),
+        (["a/1.png", "a/2.png"], None),
+        ([], None),
+    ],
+)
+def test_patients_in_paths_are_guessed(images, pattern):
+    assert guess_pattern(images) == pattern
+
+
+@pytest.mark.parametrize("other", ["./a/1.png", "a//1.png", "a/x/../1.png", "a\\1.png"])
+def test_an_image_in_two_spellings_is_one(site, other):
+    files = ["a/1.png", "a/2.png"]
+    tables, _, _ = site(
+        [("a/1.png", 1, 1), (other, 1, 1), ("a/2.png", 2, 0)], files=files, choices=SiteChoices(val_share=0)
+    )
+    assert sorted(image for table in tables.values() for image in table.images) == files
+
+
+@pytest.mark.parametrize("other", ["./a/1.png", "a\\1.png"])
+def test_an_image_with_two_labels_is_refused_however_it_is_spelled(site, other):
+    with refused("labels.csv row 3: expected the labels of row 2, which names the same image, got others"):
+        site([("a/1.png", 1, 1), (other, 1, 0)], files=["a/1.png"])
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_second_name_of_a_file_is_the_same_image(site, tmp_path, link):
+    (tmp_path / "data").mkdir()
+    write_png(tmp_path / "data" / "1.png", 1, 40)
+    link(tmp_path / "data" / "1.png", tmp_path / "data" / "b.png")
+    tables, _, said = site(
+        [("1.png", 1, 1), ("2.png", 2, 0), ("b.png", 3, 1)], files=["1.png", "2.png"], choices=SiteChoices(val_share=0)
+    )
+    assert sum(len(table.images) for table in tables.values()) == 2
+    assert "1 rows name an image a second time and are left out" in said
+    os.rename(tmp_path / "out", tmp_path / "first")
+    with refused("labels.csv row 4: expected the labels of row 2, which names the same image, got others"):
+        site([("1.png", 1, 1), ("2.png", 2, 0), ("b.png", 3, 0)], files=[])
+
+
+def test_letters_that_a_mac_wrote_apart_are_found(site):
+    whole = "\u00fcber/\u00e9.png"
+    apart = unicodedata.normalize("NFD", whole)
+    tables, _, _ = site(
+        [(whole, 1, 1), (apart, 1, 1), ("2.png", 2, 0)], files=[apart, "2.png"], choices=SiteChoices(val_share=0)
+    )
+    assert sorted(image for table in tables.values() for image in table.images) == sorted([apart, "2.png"])
+
+
+def test_a_path_that_leads_out_stays_refused(site):
+    with pytest.raises(FedMendError, match="expected a path below image_root, got another"):
+        site([("a/../../1.png", 1, 1)], files=["1.png"])
