@@ -22,6 +22,7 @@ from fl_components.job.settings import (
     job_settings,
     parts,
 )
+from fl_components.job.sites import check_sites
 from fl_components.job.variants import Variant, apply, choose, variants_of
 from fl_components.tracking import RECEIVERS
 
@@ -150,7 +151,9 @@ def changed(job: Path, changes: Changes = UNCHANGED, *, strict: bool = False) ->
         files.meta["deploy_map"] = dict.fromkeys(files.meta["deploy_map"], names)
         files.meta["min_clients"] = changes.sites
     server.setdefault("components", []).extend({"id": name, "path": RECEIVERS[name]} for name in changes.tracking)
-    return files.read_again()
+    files = files.read_again()
+    check_sites(files)
+    return files
 
 
 def read_job(job: Path, changes: Changes = UNCHANGED) -> JobSettings:
