@@ -3,12 +3,15 @@
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.utils.log_utils import JsonFormatter
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
+ERROR = re.compile(r"(?:ERROR|CRITICAL) - (?:\[[^\]]*\]: )?(.+)")  # in a line of FLARE's logs
 PICTURES = "fedmend_progress"  # logger
 
 
@@ -48,3 +51,22 @@ def log_picture(picture: Mapping) -> None:
     record = logging.LogRecord(PICTURES, logging.INFO, "", 0, text, None, None)
     for handler in files:
         handler.handle(record)
+
+
+def last_error(*logs: Path) -> str:
+    """What FLARE said last before it gave up.
+
+    Args:
+        logs: files of its output, which need not be there; the first with an error counts.
+
+    Returns:
+        The message of the last error, or the last line of the last file where none has one, as of a Python that ended
+        with an exception; or words for nothing.
+    """
+    lines: list[str] = []
+    for log in logs:
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        lines = [plain for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines() if (plain := line.strip())]
+        if found := [error[1] for line in lines if (error := ERROR.search(line))]:
+            return found[-1]
+    return lines[-1] if lines else "it ended without a word"

@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedmend.basics.files import copy_folder
 from fedmend.errors import FedMendError
 from fl_components.job.reading import JobFiles, components, read
 from fl_components.job.settings import (
@@ -111,7 +111,7 @@ def configure_job(job: Path, out: Path, changes: Changes = UNCHANGED, *, strict:
         FedMendError: no job, unknown variant, setting or receiver, or a value of another kind than the job's.
     """
     before, after = read(job), changed(job, changes, strict=strict)
-    shutil.copytree(job, out)
+    copy_folder(job, out)
     for name, content in after.content.items():
         if content != before.content[name]:  # what nobody changes stays as it was written
             (out / name).write_text(json.dumps(content, indent=2) + "\n")

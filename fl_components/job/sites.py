@@ -1,4 +1,4 @@
-"""The sites of a job, checked before every start: here, in the simulator and on a federation the same ones are right."""
+"""The sites of a job, checked before every start: whatever runs it, the same ones are right."""
 
 import re
 from collections import Counter

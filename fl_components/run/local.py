@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,8 @@ from fedmend.local.local_federation import run_locally
 from fedmend.local.metering import Meter
 from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
 from fl_components.job.folder import UNCHANGED, Changes, read_job
-from fl_components.run.simulate import lay_policy, refused_results
-
-KEPT = ("local", "startup")  # what FLARE's simulator leaves when it empties a workspace
+from fl_components.run.simulate import fresh, refused_results
+from fl_components.run.start import check_threads
 
 
 def run_local(
@@ -45,9 +43,9 @@ def run_local(
     workspace = workspace.resolve()
     settings = read_job(job, changes)
     workflow, method = settings.build(settings.workflow), settings.build(settings.method)
-    lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
-    _empty(workspace)
-    with _output_to(workspace.with_name(workspace.name + ".log") if quiet else None):
+    check_threads(threads or 1)
+    log = workspace.with_name(workspace.name + ".log") if quiet else None
+    with fresh(workspace, site_settings or {}), _output_to(log):  # a mistyped setting leaves no folder behind
         records = run_locally(
             workflow=workflow,
             method=method,
@@ -62,9 +60,9 @@ def run_local(
             meter=meter,
             watch=(lambda picture: watch(json.dumps(picture))) if watch else None,
         )
-    if refused := refused_results(records):
-        raise FedMendError(f"run: expected a complete run, got a refused result: {refused[0]}")
-    return json.loads((records / "results.json").read_text(encoding="utf-8"))
+        if refused := refused_results(records):
+            raise FedMendError(f"run: expected a complete run, got a refused result: {refused[0]}")
+        return json.loads((records / "results.json").read_text(encoding="utf-8"))
 
 
 def site_config(workspace: Path, site: str) -> SiteConfig:
@@ -78,12 +76,6 @@ def site_config(workspace: Path, site: str) -> SiteConfig:
         FedMendError: see :func:`fedmend.site.config.read_site_config`.
     """
     return read_site_config(workspace / "local" / CONFIG_NAME, workspace / site, site)
-
-
-def _empty(workspace: Path) -> None:
-    for entry in workspace.iterdir():
-        if entry.name not in KEPT:
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 @contextlib.contextmanager

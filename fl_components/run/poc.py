@@ -17,16 +17,18 @@ from nvflare.fuel.flare_api.flare_api import Session
 
 from fedmend.errors import FedMendError
 from fedmend.site.config import CONFIG_NAME
+from fl_components.console import last_error
 from fl_components.job.folder import UNCHANGED, Changes, configured
 from fl_components.job.reading import read
 from fl_components.kit_state import DEFAULT
 from fl_components.run.simulate import local_settings
-from fl_components.run.submit import fetch, follow, open_session, submit_job
+from fl_components.run.start import check_paths, in_use, reach_this_machine
+from fl_components.run.submit import NoAnswer, fetch, follow, open_session, submit_job
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = CHECKOUT / "provisioning" / "project.yml"
 MARK = "FEDMEND_FEDERATION"  # environment variable of everything that a federation starts
-PATIENCE = 180.0  # seconds until server and sites are up
+PATIENCE, SILENCE = 180.0, 20.0  # seconds until server and sites are up; without a word while they are not
 OUTPUT = "output.txt"  # of server or site, in its kit
 
 
@@ -92,25 +94,51 @@ class ProvisionedFederation:
                     start_new_session=True,  # Ctrl-C is for us, and we stop them
                 )
 
-    def wait_until_ready(self, session: Session) -> None:
-        """Returns when the server knows all sites.
+    def connect(self, stack: contextlib.ExitStack, show: Callable[[str], None]) -> Session:
+        """A session of the lead researcher, as soon as the server answers; ``stack`` closes it.
 
         Raises:
-            FedMendError: some are missing after ``PATIENCE``.
+            FedMendError: it does not within ``PATIENCE``; with what it said last.
         """
         end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return stack.enter_context(open_session(self.lead, patience=SILENCE))
+            except NoAnswer as e:
+                if time.monotonic() > end:
+                    raise FedMendError(f"{e}; the server said last: {self._last_words(self.server)}") from None
+            show("the server does not answer yet")
+
+    def wait_until_ready(self, session: Session, show: Callable[[str], None] = print) -> None:
+        """Returns when the server knows all sites; ``show`` gets a line every ``SILENCE`` seconds until then.
+
+        Raises:
+            FedMendError: some are missing after ``PATIENCE``; with what one of them said last.
+        """
+        now = time.monotonic()
+        end, told = now + PATIENCE, now
         while missing := sorted(set(self.sites) - {c.name for c in session.get_system_info().client_info}):
-            if time.monotonic() > end:
-                raise FedMendError(f"federation: expected all sites to connect, {missing} did not, see their {OUTPUT}")
+            now, names = time.monotonic(), ", ".join(missing)
+            if now > end:
+                said = f"{missing[0]} said last: {self._last_words(missing[0])}"
+                raise FedMendError(f"federation: expected all sites to connect, {names} did not; {said}")
+            if now > told + SILENCE:
+                show(f"not connected yet: {names}")
+                told = now
             time.sleep(0.5)
 
+    def _last_words(self, name: str) -> str:
+        return last_error(self.kits / name / "log.txt", self.kits / name / OUTPUT)
+
     @contextlib.contextmanager
-    def running(self) -> Iterator[Session]:
-        """Starts everything, gives a session of the lead researcher, and stops everything, come what may."""
+    def running(self, show: Callable[[str], None] = print) -> Iterator[Session]:
+        """Starts everything, gives a session of the lead researcher, and stops everything, come what may; ``show`` gets
+        lines while nothing is ready."""
         try:
             self.start()
-            with open_session(self.lead, patience=PATIENCE) as session:
-                self.wait_until_ready(session)
+            with contextlib.ExitStack() as stack:
+                session = self.connect(stack, show)
+                self.wait_until_ready(session, show)
                 yield session
         finally:
             self.stop()
@@ -158,11 +186,13 @@ def poc(
     Raises:
         FedMendError: the job or the workspace is refused, the federation does not start, or the job does not complete.
     """
-    with configured(job, changes, strict=True) as folder:
+    check_paths(workspace.resolve())
+    reach_this_machine()
+    with configured(job, changes, strict=True) as folder, in_use(workspace.resolve()):
         federation = ProvisionedFederation(workspace, read(folder).sites)
         federation.configure_sites(site_settings or {})
         show(f"starting the server and {len(federation.sites)} sites, which takes half a minute")
-        with federation.running() as session:
+        with federation.running(show) as session:
             job_id = submit_job(session, folder)
             show(f"job {job_id} submitted")
             follow(session, job_id, show=show, watch=watch)

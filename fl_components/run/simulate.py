@@ -4,26 +4,32 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from fedmend.basics.files import copy_folder
+from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError
 from fedmend.records.progress import PROGRESS
 from fedmend.records.run_folder import DECISIONS, RUN_FOLDER, read_lines
 from fedmend.repairs.ledger import read_verdicts
 from fedmend.report.tables import mean_and_sd
 from fedmend.site.config import CONFIG_NAME, PHANTOM
+from fl_components.console import last_error
 from fl_components.job.folder import UNCHANGED, Changes, configured, list_receivers
+from fl_components.job.reading import read
+from fl_components.job.sites import ALL
+from fl_components.run.start import check_paths, check_threads, in_use, reach_this_machine, set_aside
 
 POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
-GRACE = 60.0  # seconds between the end of a run and that of the simulator
+GRACE, LAST_WORDS = 60.0, 5.0  # seconds between the end of a run, or the sentence that ends it, and the simulator's
+DEFAULT_SITES = 2  # of the simulator, where a job names none
 
 
 def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
@@ -37,6 +43,30 @@ def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
         FedMendError: the policy is not there (FedMend was not installed from its checkout), or the workspace holds
             other files, or verdicts of people.
     """
+    _refuse_others(workspace)
+    copy_folder(POLICY, workspace / "local")
+    (workspace / "local" / CONFIG_NAME).write_text(local_settings(site_settings), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def fresh(workspace: Path, site_settings: Mapping[str, object]) -> Iterator[None]:
+    """A workspace for one run, with the site policy alone, see :func:`lay_policy`, which refuses the same.
+
+    Args:
+        workspace: absolute; of an earlier run it is emptied, see :func:`fl_components.run.start.set_aside`.
+        site_settings: fields of ``fedmend.json``.
+
+    Raises:
+        FedMendError: also, another run is at work in it.
+    """
+    _refuse_others(workspace)
+    with in_use(workspace), set_aside(workspace):
+        lay_policy(workspace, site_settings)
+        yield
+
+
+def _refuse_others(workspace: Path) -> None:
+    """Refuses a workspace that no run may have, or a FedMend without the policy."""
     if not POLICY.is_dir():
         raise FedMendError("site policy: expected simulator_workspace/local in the FedMend checkout, not found")
     file = workspace / "local" / CONFIG_NAME
@@ -46,8 +76,6 @@ def lay_policy(workspace: Path, site_settings: Mapping[str, object]) -> None:
     if workspace.resolve() == POLICY.parent or not (earlier_run or empty):
         raise FedMendError("--workspace: expected a new folder or one of an earlier run, got one with other files")
     _refuse_verdicts(workspace)
-    shutil.copytree(POLICY, workspace / "local", dirs_exist_ok=True)
-    file.write_text(local_settings(site_settings))
 
 
 def _refuse_verdicts(workspace: Path) -> None:
@@ -65,7 +93,7 @@ def _refuse_verdicts(workspace: Path) -> None:
 
 def local_settings(site_settings: Mapping[str, object]) -> str:
     """Content of ``fedmend.json`` for a trial on this machine: the tracked one with other values."""
-    settings = {**json.loads((POLICY / CONFIG_NAME).read_text()), **site_settings}
+    settings = {**read_json(POLICY / CONFIG_NAME), **site_settings}
     data_root = site_settings.get("data_root")
     if isinstance(data_root, str) and data_root not in ("", PHANTOM):
         settings["data_root"] = str(Path(data_root).expanduser().absolute())
@@ -97,32 +125,34 @@ def simulate(
         FedMendError: the workspace holds other files, the simulator failed, or a site's result was refused.
     """
     workspace = workspace.resolve()
-    with configured(job, changes) as folder:
-        lay_policy(workspace, site_settings or {})  # after the job: a mistyped setting leaves no folder behind
+    log, server_log = workspace.with_name(workspace.name + ".log"), workspace / "server" / "log.txt"
+    records = workspace / RUN_FOLDER
+    check_threads(threads)
+    check_paths(workspace)
+    reach_this_machine()
+    with configured(job, changes) as folder, fresh(workspace, site_settings or {}):
         list_receivers(folder, workspace / "local" / "resources.json")
-        command = [sys.executable, "-m", "nvflare.cli", "simulator", str(folder)]
-        command += ["-w", str(workspace), "-t", str(threads)]
-        log = workspace.with_name(workspace.name + ".log")
-        records, server_log = workspace / RUN_FOLDER, workspace / "server" / "log.txt"
+        sites = read(folder).sites
+        command = [sys.executable, "-m", "nvflare.cli", "simulator", str(folder), "-w", str(workspace)]
+        command += ["-t", str(min(threads, DEFAULT_SITES if ALL in sites else len(sites)))]
         with open(log if quiet else os.devnull, "w") as output:
             streams = {"stdout": output, "stderr": subprocess.STDOUT} if quiet else {}
             code = _run_simulator(command, records / "results.json", server_log, watch=watch, **streams)
-    refused = refused_results(records)
-    if code or refused or not (records / "results.json").is_file():
-        reasons = refused[:1] or _stopped(server_log)[-1:] or [f"see {log if quiet else server_log}"]
-        raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reasons[0]}")
-    return json.loads((records / "results.json").read_text())
+        refused = refused_results(records)
+        if code or refused or not (records / "results.json").is_file():
+            reasons = refused[:1] or _stopped(server_log)[-1:] or [last_error(server_log, *[log] * quiet)]
+            raise FedMendError(f"simulator: expected a complete run, got exit code {code}: {reasons[0]}")
+        return json.loads((records / "results.json").read_text(encoding="utf-8"))
 
 
 def _run_simulator(
     command: Sequence[str], results: Path, server_log: Path, watch: Callable[[str], None] | None = None, **streams: Any
 ) -> int:
     """Exit code of the simulator. Where a site's process starts while the server stops, FLARE 2.9 waits for it
-    forever: a simulator that has written its results, or said why the run stopped, is stopped after ``GRACE``."""
+    forever: a simulator that has written its results is stopped after ``GRACE``, one that has said why the run stopped
+    after ``LAST_WORDS``. Ctrl-C is for us, and we stop it."""
     picture = results.with_name(PROGRESS)
-    for earlier in (results, server_log, picture):
-        earlier.unlink(missing_ok=True)
-    process = subprocess.Popen(command, **streams)
+    process = subprocess.Popen(command, start_new_session=True, **streams)
     end = float("inf")
     try:
         while time.monotonic() < end:
@@ -131,7 +161,7 @@ def _run_simulator(
             except subprocess.TimeoutExpired:
                 _look(picture, watch)
                 if end == float("inf") and (results.is_file() or _stopped(server_log)):
-                    end = time.monotonic() + GRACE
+                    end = time.monotonic() + (GRACE if results.is_file() else LAST_WORDS)
         return 0
     finally:
         _look(picture, watch)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import re
+import shlex
+import shutil
 import signal
 import threading
 import time
@@ -23,9 +25,11 @@ from nvflare.fuel.flare_api.api_spec import (
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.private.defs import ERROR_MSG_PREFIX
 
+from fedmend.basics.files import make_folder, said
 from fedmend.errors import FedMendError
 from fl_components.console import PICTURES
 from fl_components.job.folder import UNCHANGED, Changes, configured
+from fl_components.run.start import proxy_of
 
 CONNECT = 10.0  # seconds
 POLL = 3.0  # seconds between two looks at a job
@@ -37,6 +41,10 @@ SILENT = (
     "a process of the job ended without saying why; only the log of its site, or of the server, does (a class that its"
     " policy does not list, a package that it lacks, too little memory)"
 )
+
+
+class NoAnswer(FedMendError):
+    """The server does not answer."""
 
 
 @contextlib.contextmanager
@@ -77,7 +85,9 @@ def _in_one_sentence(person: str, server: str) -> Iterator[None]:
     try:
         yield
     except (NoConnection, SessionClosed):
-        raise FedMendError(f"server: expected an answer from {server}, got none") from None
+        proxy = proxy_of(server.rpartition(":")[0])
+        way = f"; {proxy} sends this connection to a proxy, and no_proxy does not name the server" if proxy else ""
+        raise NoAnswer(f"server: expected an answer from {server}, got none{way}") from None
     except AuthenticationError as e:
         raise FedMendError(f"server: expected a kit that {server} accepts, it refused {person}: {e}") from None
     except AuthorizationError:
@@ -138,9 +148,11 @@ def submit(
         left = stack.enter_context(leaving())
         if job:  # a mistyped setting is refused before the server is asked
             folder = stack.enter_context(configured(job, changes, strict=True))
+        _refuse_fetched(out, job_id)
+        make_folder(out)  # before the job runs, not after it
         session = stack.enter_context(open_session(kit))
         job_id = job_id or submit_job(session, folder)
-        back = f"fedmend submit --kit {kit} --job-id {job_id} --out {out}"
+        back = way_back(kit, job_id, out)
         (announce or show)(f"job {job_id}; Ctrl-C leaves it running, and this comes back to it: {back}")
         follow(session, job_id, show=show, watch=watch, left=left.is_set)
         return fetch(session, job_id, out)
@@ -255,15 +267,34 @@ def reason(meta: Mapping, log: list[dict]) -> str:
     return errors[-1] if errors else SILENT
 
 
+def way_back(kit: Path, job_id: str, out: Path) -> str:
+    """The command that comes back to a job, as a shell takes it."""
+    return shlex.join(["fedmend", "submit", "--kit", str(kit), "--job-id", job_id, "--out", str(out)])
+
+
 def fetch(session: Session, job_id: str, out: Path) -> Path:
-    """Downloads a job's result into the folder ``out/<job id>``, with ``workspace``, ``job`` and ``meta.json``.
+    """Downloads a job's result into the folder ``out/<job id>``, with ``workspace``, ``job`` and ``meta.json``; it is
+    there when it is whole, and until then ``<job id>.part`` is.
 
     Raises:
-        FedMendError: it is there already.
+        FedMendError: it is there already, or the disk takes no more.
     """
-    if (out / job_id).exists():
+    _refuse_fetched(out, job_id)
+    part = out / f"{job_id}.part"
+    try:
+        shutil.rmtree(part, ignore_errors=True)  # of an earlier try
+        part.mkdir(parents=True)
+        found = Path(session.download_job_result(job_id, str(part)))
+        found.rename(out / job_id)
+        part.rmdir()
+    except OSError as e:
+        raise FedMendError(f"--out, {out}: expected room and the right to write, got: {said(e)}") from None
+    return out / job_id
+
+
+def _refuse_fetched(out: Path, job_id: str) -> None:
+    if job_id and (out / job_id).exists():
         raise FedMendError(f"--out: expected no folder {job_id} in it, there is one")
-    return Path(session.download_job_result(job_id, str(out)))
 
 
 def what_came_out(folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -99,6 +100,18 @@ def append_text(path: Path, start: int, text: str) -> None:
         os.fsync(stream.fileno())
 
 
+def copy_folder(source: Path, goal: Path) -> None:
+    """Copies a folder that may be read-only into one that its owner can write.
+
+    Args:
+        source: the folder.
+        goal: where its content comes; a new folder or one that is there, in which files of the same names are replaced.
+    """
+    shutil.copytree(source, goal, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    for folder in (goal, *goal.rglob("*/")):
+        folder.chmod(folder.stat().st_mode | 0o700)
+
+
 @contextlib.contextmanager
 def whole_folder(folder: Path, *, synced: bool = True) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that becomes it when the block ends without an error, whole for everybody.
@@ -148,6 +161,13 @@ def _try_lock(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def said(error: OSError) -> str:
+    """Why the system refused something, in its own words; of a copy of many files, the first of them."""
+    named = re.search(r"\[Errno (\d+)\]", str(error))  # a copy of many files keeps texts alone
+    number = error.errno or (int(named[1]) if named else 0)
+    return os.strerror(number) if number else str(error)
 
 
 @contextlib.contextmanager

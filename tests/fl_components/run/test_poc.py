@@ -1,5 +1,6 @@
 """A federation of this machine before anything starts; tests/integration starts one."""
 
+import contextlib
 import json
 import subprocess
 
@@ -11,6 +12,7 @@ from fl_components.cli import main
 from fl_components.job.folder import Changes
 from fl_components.run import poc
 from fl_components.run.poc import ProvisionedFederation, local_project
+from fl_components.run.submit import NoAnswer
 
 PROJECT = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
 NAMES = [f"site-{i}" for i in range(1, 9)]
@@ -117,8 +119,28 @@ def test_a_site_that_does_not_connect_is_named(provisioned, monkeypatch):
             return type("Info", (), {"client_info": [Client]})
 
     monkeypatch.setattr(poc, "PATIENCE", -1)
-    with refused("federation: expected all sites to connect, ['site-1'] did not, see their output.txt"):
+    (provisioned.kits / "site-1" / "log.txt").write_text("2026 - Cell - ERROR - certificate is not yet valid\n")
+    with refused(
+        "federation: expected all sites to connect, site-1 did not; site-1 said last: certificate is not yet valid"
+    ):
         provisioned.wait_until_ready(Session())
+
+
+def test_nobody_waits_for_a_server_in_silence_and_its_last_words_are_said(provisioned, monkeypatch):
+    lines = []
+
+    def open_session(kit, *, patience):
+        raise NoAnswer("server: expected an answer from localhost:1, got none")
+
+    clock = iter((0.0, 1.0, 2.0, 1000.0))
+    monkeypatch.setattr(poc, "open_session", open_session)
+    monkeypatch.setattr(poc.time, "monotonic", lambda: next(clock))
+    (provisioned.kits / provisioned.server).mkdir(exist_ok=True)
+    (provisioned.kits / provisioned.server / "output.txt").write_text("Traceback\nOSError: port in use\n")
+    sentence = "server: expected an answer from localhost:1, got none; the server said last: OSError: port in use"
+    with refused(sentence), contextlib.ExitStack() as stack:
+        provisioned.connect(stack, lines.append)
+    assert lines == ["the server does not answer yet"] * 2
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ class Run:
             self.watch({"state": "runs", "done": 1})
         records = self.workspace / "server" / "simulate_job" / "fedmend"
         records.mkdir(parents=True)
+        (records / "run.json").write_text("{}")
         (records / "results.json").write_text('{"final": {}}')
         (records / "decisions.jsonl").write_text("".join(json.dumps(d) + "\n" for d in self.decisions))
         return records

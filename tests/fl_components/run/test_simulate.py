@@ -137,7 +137,7 @@ def test_the_simulator_gets_the_configured_job_and_gives_back_the_results(play, 
     simulator = Simulator()
     assert play(simulator, Changes({"num_rounds": 4}), threads=5) == {"final": {}}
     assert simulator.job[0]["workflows"][0]["args"]["num_rounds"] == 4
-    assert simulator.command[-4:] == ["-w", str(tmp_path / "work"), "-t", "5"]
+    assert simulator.command[-4:] == ["-w", str(tmp_path / "work"), "-t", "2"]  # as many as there are sites
     assert simulator.streams.get("stdout") is None
     assert not list(tmp_path.glob("*.log"))
 
@@ -168,10 +168,22 @@ def test_a_decision_that_was_half_written_when_the_run_ended_is_passed_over(tmp_
 
 
 @pytest.mark.parametrize("fault", [{"code": 2}, {"results": False}])
-def test_a_run_that_ends_early_fails_and_says_where_to_look(play, tmp_path, fault):
-    log = tmp_path / "work" / "server" / "log.txt"
-    with refused(f"simulator: expected a complete run, got exit code {fault.get('code', 0)}: see {log}"):
+def test_a_run_that_ends_without_a_reason_fails_and_says_so(play, fault):
+    code = fault.get("code", 0)
+    with refused(f"simulator: expected a complete run, got exit code {code}: it ended without a word"):
         play(Simulator(**fault))
+
+
+def test_what_flare_refuses_is_said_as_its_last_error(play):
+    log = "\n".join(
+        [
+            "2026-01-01 10:00:00,000 - Cell - ERROR - [identity=,run=?]: first",
+            "2026-01-01 10:00:01,000 - SimulatorRunner - \x1b[31mERROR\x1b[0m - Simulator setup error: ValueError: bad",
+            "2026-01-01 10:00:02,000 - SimulatorRunner - INFO - good bye",
+        ]
+    )
+    with refused("simulator: expected a complete run, got exit code 1: Simulator setup error: ValueError: bad"):
+        play(Simulator(code=1, results=False, log=log))
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -193,7 +205,7 @@ WRITES = "import sys, time; open(sys.argv[1], 'w').write(sys.argv[2]); time.slee
 @pytest.mark.parametrize(("sleeps", "code"), [(600, 0), (0, 3)])
 @pytest.mark.parametrize(("name", "text"), [("results.json", "{}"), ("log.txt", "ERROR run stopped: site-1: no data")])
 def test_a_simulator_that_does_not_end_after_its_run_is_stopped(tmp_path, monkeypatch, name, text, sleeps, code):
-    monkeypatch.setattr(simulate, "GRACE", 0.0)
+    monkeypatch.setattr(simulate, "GRACE" if name == "results.json" else "LAST_WORDS", 0.0)
     command = [sys.executable, "-c", WRITES, str(tmp_path / name), text, str(sleeps)]
     assert simulate._run_simulator(command, tmp_path / "results.json", tmp_path / "log.txt") == code
     assert (tmp_path / name).is_file()
@@ -202,9 +214,8 @@ def test_a_simulator_that_does_not_end_after_its_run_is_stopped(tmp_path, monkey
 DRAWS = "import pathlib, sys, time; time.sleep(1.5); pathlib.Path(sys.argv[1]).write_text('last')"
 
 
-def test_the_picture_of_this_run_is_handed_on_and_none_of_an_earlier_one(tmp_path):
+def test_the_picture_of_the_run_is_handed_on(tmp_path):
     seen, picture = [], tmp_path / "progress.json"
-    picture.write_text("of an earlier run")
     command = [sys.executable, "-c", DRAWS, str(picture)]
     assert simulate._run_simulator(command, tmp_path / "results.json", tmp_path / "log.txt", watch=seen.append) == 0
     assert set(seen) == {"last"}
@@ -212,13 +223,11 @@ def test_the_picture_of_this_run_is_handed_on_and_none_of_an_earlier_one(tmp_pat
 
 def test_an_interrupted_simulator_is_stopped_with_its_children(tmp_path, monkeypatch):
     started, results = [], tmp_path / "results.json"
-    results.touch()  # of an earlier run: says nothing about this one
 
     class Popen(subprocess.Popen):
         def wait(self, timeout=None):
             if timeout is not None:
                 started.append(self)
-                assert not results.exists()
                 raise KeyboardInterrupt
             return super().wait()
 

@@ -1,8 +1,10 @@
 """Submitting, following and fetching, with a session that says what a test wants."""
 
 import json
+import shlex
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from factories import ROOT, refused
@@ -12,7 +14,7 @@ from fl_components.cli import main
 from fl_components.console import PICTURES
 from fl_components.job.folder import Changes, configured, read_job
 from fl_components.run import submit
-from fl_components.run.submit import SILENT, fetch, follow, open_session, submit_job, what_came_out
+from fl_components.run.submit import SILENT, fetch, follow, open_session, submit_job, way_back, what_came_out
 
 ID = "0b00fc9e-3ceb-4917-81dd-e1d0d8c03b44"
 
@@ -21,7 +23,7 @@ class Session:
     """Answers one look at the job after the other; the last one again and again."""
 
     def __init__(self, *looks, denied=False):
-        self.looks, self.denied, self.closed = list(looks), denied, False
+        self.looks, self.denied, self.closed, self.disk_full = list(looks), denied, False, False
 
     def get_job_meta(self, job_id):
         assert job_id == ID
@@ -39,7 +41,13 @@ class Session:
         return ID
 
     def download_job_result(self, job_id, destination):
-        return f"{destination}/{job_id}"
+        result = Path(destination) / job_id
+        result.mkdir()
+        (result / "meta.json").write_text("{}")
+        if self.disk_full:
+            full = f"[Errno 28] No space left on device: '{result}/model.pt'"
+            raise shutil.Error([("from", f"{result}/model.pt", full)])
+        return str(result)
 
     def close(self):
         self.closed = True
@@ -186,9 +194,30 @@ def test_a_job_that_every_site_would_refuse_is_not_sent(server, kit, tmp_path, c
 
 def test_a_result_is_fetched_into_a_folder_of_its_own(tmp_path):
     assert fetch(Session(), ID, tmp_path) == tmp_path / ID
-    (tmp_path / ID).mkdir()
     with refused(f"--out: expected no folder {ID} in it, there is one"):
         fetch(Session(), ID, tmp_path)
+
+
+def test_a_download_that_breaks_off_can_be_begun_again(tmp_path):
+    session = Session()
+    session.disk_full = True
+    with refused(f"--out, {tmp_path}: expected room and the right to write, got: No space left on device"):
+        fetch(session, ID, tmp_path)
+    assert [f.name for f in tmp_path.iterdir()] == [f"{ID}.part"]
+    session.disk_full = False
+    assert fetch(session, ID, tmp_path) == tmp_path / ID
+    assert [str(f.relative_to(tmp_path)) for f in sorted(tmp_path.rglob("*"))] == [ID, f"{ID}/meta.json"]
+
+
+def test_the_way_back_is_a_command_that_a_shell_takes():
+    words = ["fedmend", "submit", "--kit", "my kit", "--job-id", ID, "--out", "it's"]
+    assert shlex.split(way_back(Path("my kit"), ID, Path("it's"))) == words
+
+
+def test_a_result_that_is_there_is_refused_before_the_server_is_asked(kit, capsys):
+    (kit.parent / "out" / ID).mkdir(parents=True)
+    assert call(kit, "--job-id", ID) == 1
+    assert capsys.readouterr().err == f"fedmend: --out: expected no folder {ID} in it, there is one\n"
 
 
 def test_pages_and_models_of_a_result_are_named(tmp_path):
@@ -249,6 +278,21 @@ def test_with_patience_a_server_that_starts_is_waited_for(kit, monkeypatch):
     connect(monkeypatch, api_spec.NoConnection(), api_spec.NoConnection(), session)
     with open_session(kit, patience=60) as opened:
         assert opened is session
+
+
+def test_a_proxy_in_the_way_is_named(kit, monkeypatch):
+    for name in ("grpc_proxy", "http_proxy", "no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    connect(monkeypatch, api_spec.NoConnection("x"))
+    with (
+        refused(
+            "server: expected an answer from fl.x.org:8003, got none; https_proxy sends this connection to a proxy, and"
+            " no_proxy does not name the server"
+        ),
+        open_session(kit),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
