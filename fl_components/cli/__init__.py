@@ -1,10 +1,16 @@
 """The console command ``fedmend``: everything that a person types."""
 
 import argparse
+import contextlib
 import logging
+import os
+import shutil
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
+from fedmend.basics.files import said
 from fedmend.errors import FedMendError
 from fl_components.cli import advise, checks, compare, datasets, federation, jobs, ledger, review, watch
 
@@ -28,15 +34,56 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; bad input is one sentence on stderr and exit code 1."""
+    """Runs one command; bad input, and what the system refuses, is one sentence on stderr and exit code 1."""
     words = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        args = build_parser(words).parse_args(words)
-        args.run(args)
+        with _stopped_in_order():
+            args = build_parser(words).parse_args(words)
+            args.run(args)
     except FedMendError as e:
         print(f"fedmend: {e}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # nobody reads on, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as e:
+        expected = "expected files, folders and ports that can be used"
+        print(f"fedmend: {words[0]}: {expected}, got {_place(e, words)}: {said(e)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     return 0
+
+
+def _place(error: OSError, words: Sequence[str]) -> str:
+    """What the system refused, or where that is not known the words of the command that could name it."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        return str(error.args[0][0][1])
+    return str(error.filename2 or error.filename or " ".join(words[1:]))
+
+
+@contextlib.contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """Ctrl-C, and the end of the terminal or the machine, go by way of every ``finally``, which stops what was started
+    and is not interrupted itself: what comes next is not heard."""
+
+    def stop(number: int, _: object) -> None:
+        for each in heard:
+            signal.signal(each, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = {number: signal.getsignal(number) for number in numbers}
+    heard = {number: before for number, before in heard.items() if before != signal.SIG_IGN}  # as nohup asks
+    if threading.current_thread() is not threading.main_thread():  # no other one may ask for signals
+        heard = {}
+    try:
+        for number in heard:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, before in heard.items():
+            signal.signal(number, before)

@@ -2,8 +2,6 @@
 
 import argparse
 import logging
-import signal
-import sys
 from pathlib import Path
 
 from fedmend.errors import FedMendError
@@ -47,8 +45,6 @@ def _poc(args: argparse.Namespace) -> None:
     from fl_components.run.submit import what_came_out
 
     quiet_flare()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # by way of every finally, which stops the federation
     folder = poc(args.job, args.workspace, job_changes(args), site_settings=parse_assignments(args.site), show=_show)
     print("\n".join(what_came_out(folder)))
 

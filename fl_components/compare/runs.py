@@ -15,6 +15,7 @@ from typing import Any
 
 import fedmend
 from fedmend.basics.files import locked, write_text
+from fedmend.basics.parallel import end_with_ctrl_c
 from fedmend.errors import FedMendError
 from fedmend.local.metering import Meter
 from fedmend.records.run_folder import RUN_FOLDER
@@ -219,7 +220,7 @@ def _pool(processes: int) -> Iterator[tuple[Executor, int]]:
         yield _Here(), 1
         return
     # spawn: the parent may hold threads, which a forked process does not survive reliably
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_ctrl_c) as pool:
         try:
             yield pool, processes
         except BrokenProcessPool:

@@ -1,5 +1,6 @@
 """Job folders: copies with other settings, and what a job says, for a run without FLARE."""
 
+import codecs
 import contextlib
 import json
 import tempfile
@@ -113,8 +114,9 @@ def configure_job(job: Path, out: Path, changes: Changes = UNCHANGED, *, strict:
     before, after = read(job), changed(job, changes, strict=strict)
     copy_folder(job, out)
     for name, content in after.content.items():
-        if content != before.content[name]:  # what nobody changes stays as it was written
-            (out / name).write_text(json.dumps(content, indent=2) + "\n")
+        marked = (out / name).read_bytes().startswith(codecs.BOM_UTF8)  # which FLARE cannot read
+        if marked or content != before.content[name]:  # what nobody changes stays as it was written
+            (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ KNOWN = {FOLDER, f"{FOLDER}/{CLIENT}", f"{FOLDER}/{SERVER}", *SIGNATURES, *(f"{F
 LARGEST = 2**20  # bytes of a file; those of our jobs have 2,000
 LONGEST = 200  # characters of a name or class
 ENCRYPTION = re.compile(r"(^|\.)(he|homomorphic_encryption)\.|(^|\.)HE[A-Z]\w*$")
+TYPED = "utf-8-sig"  # with or without the mark that Windows editors put before what a person writes
 CLASS_KEYS = ("path", "class_path", "name")
 BASELINES = "fedmend.baselines."  # classes that a kit lists only where its project asks for them
 
@@ -89,9 +90,10 @@ def read(job: Path, *, strict: bool = False) -> JobFiles:
     if not (job / META).is_file():
         raise FedMendError(f"job: expected a folder with {META}, not found")
     strict = strict and not has_code(job)
-    content = {META: _parsed(_text(job / META), META, strict)}
+    content = {META: _parsed(_text(job / META, TYPED), META, strict)}
     for app in sorted(folder.parent for folder in job.glob(f"*/{FOLDER}")):
-        content |= {f"{app.name}/{FOLDER}/{name}": says for name, says in read_app(app, strict=strict).items()}
+        read_here = read_app(app, strict=strict, encoding=TYPED)
+        content |= {f"{app.name}/{FOLDER}/{name}": says for name, says in read_here.items()}
     names = sorted(content, key=lambda name: (name != META, Path(name).name))
     if [Path(name).name for name in names] != [META, CLIENT, SERVER]:
         raise FedMendError("job: expected one configuration of the server and one of the clients, got others")
@@ -103,12 +105,13 @@ def has_code(job: Path) -> bool:
     return any(job.glob(f"*/{CODE}"))
 
 
-def read_app(app: Path, *, strict: bool = True) -> dict[str, dict]:
+def read_app(app: Path, *, strict: bool = True, encoding: str = "utf-8") -> dict[str, dict]:
     """Reads the configurations of a job's app.
 
     Args:
         app: the folder, as it lies in a job folder or as FLARE has deployed it.
         strict: as server and sites do when a job arrives.
+        encoding: of the files; FLARE cannot read a mark before UTF-8, so that a job must not arrive with one.
 
     Returns:
         File name → content, of those that are there.
@@ -121,14 +124,14 @@ def read_app(app: Path, *, strict: bool = True) -> dict[str, dict]:
         if place.is_symlink() or place.relative_to(app).as_posix() not in KNOWN:
             raise FedMendError(f"job: expected no files besides {CLIENT} and {SERVER} in {FOLDER}, got others too")
     files = [app / FOLDER / name for name in (CLIENT, SERVER)]
-    return {file.name: _parsed(_text(file), file.name, strict) for file in files if file.exists()}
+    return {file.name: _parsed(_text(file, encoding), file.name, strict) for file in files if file.exists()}
 
 
-def _text(file: Path) -> str:
+def _text(file: Path, encoding: str) -> str:
     try:
         if file.stat().st_size > LARGEST:
             raise FedMendError(f"job, {file.name}: expected at most {LARGEST} bytes, got more")
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding=encoding)
     except (OSError, UnicodeDecodeError):
         raise _unread(file.name) from None
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,11 @@ def cores() -> int:
     """Cores that this site may use."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return ALLOWED.get() or there
+
+
+def end_with_ctrl_c() -> None:
+    """Called in a process of a pool: Ctrl-C, which reaches all processes of a terminal, ends it without a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def mapped(work: Callable[[T], R], items: Sequence[T], *, processes: int | None = None) -> Iterator[R]:
@@ -45,7 +51,8 @@ def mapped(work: Callable[[T], R], items: Sequence[T], *, processes: int | None 
     if rest := items[done:]:
         # spawn: the caller may hold threads and CUDA, which a fork would not survive
         context, chunk = multiprocessing.get_context("spawn"), max(1, len(rest) // (processes * SHARES))
-        with ProcessPoolExecutor(min(processes, len(rest)), mp_context=context) as pool:
+        width = min(processes, len(rest))
+        with ProcessPoolExecutor(width, mp_context=context, initializer=end_with_ctrl_c) as pool:
             yield from pool.map(work, rest, chunksize=chunk)
 
 

@@ -102,7 +102,7 @@ def test_a_run_that_ends_after_another_has_failed_is_kept(job, tmp_path, monkeyp
 
     begun = Event()
     monkeypatch.setattr(module, "run_local", run_local)
-    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
+    monkeypatch.setattr(module, "ProcessPoolExecutor", lambda count, **how: ThreadPoolExecutor(count))
     asked = Comparison(job, ["plain"], [0])
     with refused("own, seed 0: run: expected a complete run"):
         compare(asked, tmp_path, processes=2)
@@ -144,7 +144,7 @@ def test_two_comparisons_do_not_write_into_one_folder(job, tmp_path, ran):
 
 def test_a_run_that_was_killed_is_one_sentence(job, tmp_path, monkeypatch):
     class Killed(ThreadPoolExecutor):
-        def __init__(self, processes, mp_context):
+        def __init__(self, processes, **how):
             super().__init__(processes)
 
         def submit(self, run, *given):

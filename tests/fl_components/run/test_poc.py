@@ -145,12 +145,9 @@ def test_nobody_waits_for_a_server_in_silence_and_its_last_words_are_said(provis
 
 @pytest.fixture
 def calls(monkeypatch, tmp_path):
-    """What the console command hands on, and the signals it listens to."""
+    """What the console command hands on."""
     made = []
     monkeypatch.setattr("fl_components.cli.federation.quiet_flare", lambda: None)
-    monkeypatch.setattr(
-        "fl_components.cli.federation.signal.signal", lambda number, handler: made.append((number.name, handler))
-    )
     monkeypatch.setattr(poc, "poc", lambda *a, **k: made.append((a, k)) or tmp_path)
     return made
 
@@ -162,10 +159,3 @@ def test_the_console_command_passes_everything_on(calls, tmp_path, capsys):
     assert (str(job), str(workspace), changes) == ("j", "w", Changes({"a": 1}, ["paper"], 2))
     assert options["site_settings"] == {"min_count": 4}
     assert capsys.readouterr().out == f"result: {tmp_path}\n"
-
-
-def test_a_console_that_is_closed_stops_the_federation_too(calls):
-    main(["poc", "j", "--workspace", "w"])
-    assert [name for name, _ in calls[:-1]] == ["SIGTERM", "SIGHUP"]
-    with pytest.raises(SystemExit):
-        calls[0][1](15, None)
