@@ -60,7 +60,7 @@ def _compare(args: argparse.Namespace) -> None:
     from fedmend.comparison.paired import write_comparison
     from fedmend.comparison.table_pages import write_paper_table
     from fedmend.records.run_folder import load_run
-    from fl_components.compare.paper_rows import find_job, on_data, paper_table, table_rows
+    from fl_components.compare.paper_rows import find_job, on_data, own_entry, paper_table, table_rows
     from fl_components.compare.runs import Comparison, compare
     from fl_components.run.bars import Bar
 
@@ -70,6 +70,8 @@ def _compare(args: argparse.Namespace) -> None:
         raise FedMendError("--sites: expected no number beside --data, whose folders are the sites")
     if args.cluster:
         job, out = job.resolve(), out.resolve()  # workers have other current folders
+    if table:
+        own_entry(job)  # refuses a job that is in no table
     rows = args.rows or (table_rows(job) if table else [])
     comparison = Comparison(
         **given(args, "seeds", "variants", "sites"), job=job, rows=rows, words=args.set, site_words=args.site
@@ -102,15 +104,17 @@ def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) ->
     """What can be known before the first run: rows that can learn from the data, why others are left out, and the
     number of processes and the budget."""
     from fl_components.compare.budget import Budget
-    from fl_components.compare.runs import cases
+    from fl_components.compare.runs import SEED, cases
     from fl_components.compare.trial import estimates, fitting_processes, try_rows
 
     limited = args.budget < float("inf")
     how: dict[str, Any] = {"processes": args.processes or 1, "budget": None}
-    if not (table or args.data or limited):
-        return comparison, {}, how
-    first = cases(replace(comparison, seeds=comparison.seeds[:1]), Path())
-    trials, without = try_rows(first, optional=table and not args.rows)
+    if args.cluster and not (table or args.data or limited):
+        return comparison, {}, how  # only the workers need have the data
+    differ = any(SEED in word for word in [*comparison.words, *comparison.rows, *comparison.site_words])
+    seeds = comparison.seeds if differ else comparison.seeds[:1]
+    tried = cases(replace(comparison, seeds=seeds), Path())
+    trials, without = try_rows(tried, optional=table and not args.rows, metric=args.metric)
     for row, why in without.items():
         print(f"{row}: left out: {why}", flush=True)
     if table and not args.processes:

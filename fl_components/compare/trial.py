@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -22,6 +23,7 @@ from fedmend.learning.weights import weights_file
 from fedmend.local.local_federation import census_locally
 from fedmend.method import LocalMethod
 from fedmend.server.census import Census
+from fedmend.server.run_log import BEST_SPLITS
 from fedmend.site.gpu_settings import GB
 from fedmend.site.limits import HALF, step_bytes
 from fl_components.compare.runs import Case
@@ -52,36 +54,43 @@ class Trial:
     Attributes:
         steps: training steps of a run at all sites, evaluations counted as parts of one.
         step: one of them.
+        metrics: keys of what its kind of labels is measured by, over all classes.
     """
 
     steps: float
     step: Step
+    metrics: Sequence[str] = ()
 
 
-def try_rows(cases: Sequence[Case], *, optional: bool) -> tuple[dict[str, Trial], dict[str, str]]:
-    """Opens the data of the first seed, once for each way in which rows read it, and asks every row whether it can
-    learn from them.
+def try_rows(cases: Sequence[Case], *, optional: bool, metric: str = "") -> tuple[dict[str, Trial], dict[str, str]]:
+    """Opens the data, once for each way in which rows read them, and asks every row whether it can learn from them.
 
     Args:
-        cases: one of each row, first the job's own.
+        cases: of each row at least one, all of the first seed first; further seeds where data depend on them.
         optional: rows that cannot are left out, but for the first; otherwise they are refused.
+        metric: key of the figure's metric, or "".
 
     Returns:
         Row → trial, and row → why it is left out.
 
     Raises:
-        FedMendError: one sentence about a row.
+        FedMendError: one sentence about a row, or no such metric.
     """
     opened: dict[str, Census | FedMendError] = {}
-    trials, without = {}, {}
+    trials: dict[str, Trial] = {}
+    without: dict[str, str] = {}
     for case in cases:
+        first = case.seed == cases[0].seed
         try:
-            trials[case.row] = _try(case, opened)
+            trial = _try(case, opened)
+            trials.setdefault(case.row, trial)
         except FedMendError as e:
-            if not optional or case is cases[0]:
-                raise FedMendError(f"{case.row}: {e}") from None
-            without[case.row] = str(e)
-    return trials, without
+            if not optional or case.row == cases[0].row:
+                raise FedMendError(f"{case.row if first else case.name}: {e}") from None
+            without.setdefault(case.row, str(e))
+    if metric and metric not in (known := trials[cases[0].row].metrics):
+        raise FedMendError(f"--metric: expected one of {sorted(known)}, got {metric!r}")
+    return {row: trial for row, trial in trials.items() if row not in without}, without
 
 
 def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
@@ -98,13 +107,18 @@ def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
         app, server, run = settings.app, site_config(workspace, "server"), settings.run
         weights_file(run.get("weights", ""), run["network"], app, server.weights_dir)
         asked = (sorted(method.KINDS), method.patients_apart, settings.site, settings.run["network"])
-        key = json.dumps(asked, sort_keys=True)
+        key = json.dumps([*asked, case.site_settings], sort_keys=True)
         if key not in opened:
             opened[key] = _census(settings, method, workspace)
     census = opened[key]
     if isinstance(census, FedMendError):
         raise census
-    return Trial(run_steps(settings, census.sizes), _step(settings))
+    if not any(size for splits in census.sizes.values() for name, size in splits.items() if name in BEST_SPLITS):
+        raise FedMendError(f"expected a site with one of the splits {' and '.join(BEST_SPLITS)}, got none")
+    classes = len(run["classes"])
+    nothing = np.zeros((classes, *census.kind.counts_shape(classes)), dtype=np.int64)
+    measured = census.kind.metrics(nothing, nothing)["macro"]  # the names alone
+    return Trial(run_steps(settings, census.sizes), _step(settings), tuple(measured))
 
 
 def _census(settings: JobSettings, method: LocalMethod, workspace: Path) -> Census | FedMendError:

@@ -3,6 +3,7 @@
 import io
 import re
 import textwrap
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -147,9 +148,12 @@ def grid_figure(
 
 
 def svg_of(figure: "Drawing") -> str:
-    """A figure of matplotlib as an SVG document without dates and names of programs."""
+    """A figure of matplotlib as an SVG document without dates and names of programs; its texts stay texts, which the
+    reader's fonts draw, in every script that they have."""
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    with warnings.catch_warnings():  # that the font which measures them lacks a sign
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return stream.getvalue()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cli_calls import call
 from factories import ROOT
+from job_factories import write_job
 
 from fl_components.cli import build_parser
 from fl_components.compare.runs import Comparison
@@ -17,8 +18,8 @@ JOBS = ROOT / "jobs"
 def seen(monkeypatch):
     """What the parts of the command were given."""
 
-    def try_rows(cases, *, optional):
-        found.tried = [case.row for case in cases], optional
+    def try_rows(cases, *, optional, metric):
+        found.tried, found.cases = ([case.row for case in cases], optional), [(c.row, c.seed) for c in cases]
         return {case.row: "trial" for case in cases}, found.without
 
     def compare(comparison, out, **how):
@@ -64,17 +65,37 @@ def test_rows_that_a_person_names_take_the_place_of_the_tables_and_must_all_lear
     assert (seen.how["budget"].expected("own"), seen.how["budget"].fits("own")) == (7.0, True)
 
 
-def test_a_job_with_rows_alone_is_compared_as_ever(seen, tmp_path, capsys):
+def test_a_job_with_rows_alone_is_asked_everything_too(seen, tmp_path, capsys):
     assert call("compare", JOBS / "fedmlp_ich", "--rows", "fedavg", "--out", tmp_path) == 0
-    assert not hasattr(seen, "tried")
+    assert seen.tried == (["fedmlp", "fedavg"], False)
     assert seen.comparison == Comparison(JOBS / "fedmlp_ich", ["fedavg"], [0, 1, 2], [], [], [])
     assert (seen.how["processes"], seen.how["budget"], seen.how["cluster"]) == (1, None, "")
     assert capsys.readouterr().out == f"two tables\nwritten to {tmp_path}\n"
 
 
+def test_every_seed_is_tried_where_data_depend_on_it(seen, tmp_path):
+    words = ["--rows", "fedavg", "--seeds", "0-1", "--out", tmp_path]
+    for given, seeds in (
+        ([], [0]),
+        (["--set", "phantom.seed={SEED}"], [0, 1]),
+        (["--site", "data_root=d{SEED}"], [0, 1]),
+    ):
+        assert call("compare", JOBS / "fedmlp_ich", *words, *given) == 0
+        assert seen.cases == [(row, seed) for seed in seeds for row in ("fedmlp", "fedavg")]
+
+
+def test_a_job_that_is_in_no_table_is_refused_before_the_first_run(seen, tmp_path, capsys):
+    job = write_job(tmp_path / "job")
+    assert call("compare", job, "--table", "--rows", "learning_rate=0.1", "--out", tmp_path / "out") == 1
+    sentence = "--table: expected a row of the job in its variants/paper.json, found none"
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+    assert not hasattr(seen, "comparison")
+
+
 def test_workers_of_a_cluster_are_given_whole_paths(seen, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call("compare", JOBS / "fedmlp_ich", "--out", "runs", "--cluster", "tcp://x:1") == 0
+    assert not hasattr(seen, "tried")  # this machine need not have the data
     assert (seen.out, seen.how["cluster"]) == (tmp_path / "runs", "tcp://x:1")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from factories import ROOT, make_site_folder, refused
 
+from fedmend.kinds import kind_of
 from fl_components.compare import trial as module
 from fl_components.compare.runs import Comparison, cases
 from fl_components.compare.trial import Step, Trial, estimates, fitting_processes, run_steps, step_seconds, try_rows
@@ -20,18 +21,19 @@ LABELS = np.array([[1, 0, 1, 0, 1], [0, 1, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 1, 
 def ask(tmp_path):
     """Asks rows of a job whether they can learn from the site folders in ``tmp_path``."""
 
-    def try_them(*rows, job="fedmlp_ich", sites=2, optional=True, words=()):
-        site_words = [f"data_root={tmp_path}/{{SITE_NAME}}", f"cache_dir={tmp_path}/cache"]
+    def try_them(*rows, job="fedmlp_ich", sites=2, optional=True, words=(), seeds=(0,), **how):
+        place = tmp_path / "{SEED}" if len(seeds) > 1 else tmp_path
+        site_words = [f"data_root={place}/{{SITE_NAME}}", f"cache_dir={tmp_path}/cache"]
         words = ["batch_size=2", "image_size=32", *words]
-        found = Comparison(JOBS / job, rows, [0], words=words, site_words=site_words, sites=sites)
-        return try_rows(cases(found, Path()), optional=optional)
+        found = Comparison(JOBS / job, rows, seeds, words=words, site_words=site_words, sites=sites)
+        return try_rows(cases(found, Path()), optional=optional, **how)
 
     return try_them
 
 
-def write(folder, *labels, truth=None):
+def write(folder, *labels, truth=None, splits=("test",)):
     for number, rows in enumerate(labels, 1):
-        make_site_folder(folder / f"site-{number}", rows, classes=CLASSES, splits=("test",), truth=truth)
+        make_site_folder(folder / f"site-{number}", rows, classes=CLASSES, splits=splits, truth=truth)
 
 
 def test_rows_that_can_learn_from_the_data_are_tried_and_others_left_out_with_a_sentence(ask, tmp_path):
@@ -74,6 +76,27 @@ def test_too_few_sites_and_a_missing_package_are_said_before_data_are_opened(ask
 
 class FOUR:
     sizes = {"site-1": {"train": 10, "test": 4}}  # noqa: RUF012
+    kind = kind_of("singlelabel")
+
+
+def test_data_on_which_nothing_can_be_measured_are_refused_before_the_first_run(ask, tmp_path):
+    write(tmp_path, LABELS, LABELS, splits=())
+    with refused("fedmlp: expected a site with one of the splits val and test, got none"):
+        ask("fedavg")
+
+
+def test_a_metric_that_nobody_measures_is_refused_before_the_first_run(ask, tmp_path):
+    write(tmp_path, LABELS, LABELS)
+    assert list(ask("fedavg", metric="auc")[0]) == ["fedmlp", "fedavg"]
+    with pytest.raises(module.FedMendError, match=r"^--metric: expected one of \['auc', 'bacc', .*\], got 'dice'$"):
+        ask("fedavg", metric="dice")
+
+
+def test_data_of_every_seed_are_opened_where_they_depend_on_it(ask, tmp_path):
+    write(tmp_path / "0", LABELS, LABELS)
+    write(tmp_path / "1", LABELS, np.where(np.arange(5) < 0, 0, -1).astype(np.int8) * np.ones_like(LABELS))
+    with pytest.raises(module.FedMendError, match=r"^fedmlp, seed 1: site-2: "):
+        ask("fedavg", seeds=(0, 1))
 
 
 def test_weights_that_are_not_there_are_missed_before_the_first_run(ask):
