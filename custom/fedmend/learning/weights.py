@@ -140,6 +140,8 @@ def _read(file: str) -> dict[str, Tensor]:
 
 
 LOWEST = {"running_var": 0.0}  # last word of a tensor's name → smallest number that a training can leave in it
+# No training comes near it. It keeps sums over sites, and over patients, from overflowing, at server and sites alike.
+LARGEST_WEIGHT = 1e12
 
 
 def check_range(name: str, value: np.ndarray | torch.Tensor, where: str) -> None:
@@ -151,8 +153,11 @@ def check_range(name: str, value: np.ndarray | torch.Tensor, where: str) -> None
         where: first words of the sentence.
 
     Raises:
-        FedMendError: a number below the smallest possible one.
+        FedMendError: a number beyond :data:`LARGEST_WEIGHT`, or below the smallest possible one.
     """
+    if len(value.ravel()) and max(float(value.max()), -float(value.min())) > LARGEST_WEIGHT:
+        limit = f"{LARGEST_WEIGHT:.0e}"
+        raise FedMendError(f"{where}: expected numbers from -{limit} to {limit}, got larger ones")
     lowest = LOWEST.get(name.rpartition(".")[2])
     if lowest is not None and (value < lowest).any():
         raise FedMendError(f"{where}: expected numbers >= {lowest:g}, got smaller ones")

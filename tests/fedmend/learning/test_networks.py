@@ -188,29 +188,34 @@ def test_set_weights_takes_what_get_weights_gave_and_keeps_counters():
     assert other.norm.num_batches_tracked == 4
 
 
+BOUNDED = "expected numbers from -1e+12 to 1e+12, got larger ones"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("classifier.bias", None, "expected the 6 tensors of the network, got others: ['classifier.bias']"),
-        ("head", torch.zeros(1), "expected the 6 tensors of the network, got others: ['head']"),
-        ("classifier.bias", torch.zeros(3), "expected classifier.bias with shape (2,), got (3,)"),
+        ("classifier.bias", None, ": expected the 6 tensors of the network, got others: ['classifier.bias']"),
+        ("head", torch.zeros(1), ": expected the 6 tensors of the network, got others: ['head']"),
+        ("classifier.bias", torch.zeros(3), ": expected classifier.bias with shape (2,), got (3,)"),
         (
             "classifier.bias",
             torch.tensor([0.0, torch.nan]),
-            "expected finite numbers, got NaN or infinity in classifier.bias",
+            ": expected finite numbers, got NaN or infinity in classifier.bias",
         ),
         (
             "norm.running_var",
             torch.full((12,), torch.inf),
-            "expected finite numbers, got NaN or infinity in norm.running_var",
+            ": expected finite numbers, got NaN or infinity in norm.running_var",
         ),
+        ("norm.running_mean", torch.full((12,), -2e12), f", norm.running_mean: {BOUNDED}"),
+        ("classifier.bias", torch.tensor([0, 2e12]), f", classifier.bias: {BOUNDED}"),
     ],
 )
 def test_a_global_model_that_does_not_fit_is_refused_and_not_loaded(name, value, sentence):
     model = TinyNetwork(2)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     weights = with_key(get_weights(TinyNetwork(2, seed=9)), name, value)
-    with refused(f"global model: {sentence}"):
+    with refused(f"global model{sentence}"):
         set_weights(model, weights)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 

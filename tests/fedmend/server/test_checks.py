@@ -9,8 +9,9 @@ from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field
 from fedmend.kinds import kind_of
 from fedmend.kinds.multilabel import BINS
+from fedmend.learning.weights import LARGEST_WEIGHT
 from fedmend.messages import RunSpec, SiteResult
-from fedmend.server.checks import LARGEST_WEIGHT, MOST_SAMPLES, Expected, check_result
+from fedmend.server.checks import MOST_SAMPLES, Expected, check_result
 
 SPLIT_SIZES = {"train": 7, "val": 2}
 FIELDS = {"prototypes": Field(("2C", "F"), "float32", -UNBOUNDED, UNBOUNDED, "means", "means")}
