@@ -82,11 +82,11 @@ class LocalTrainer:
             private: batches and gradients of a site with differential privacy.
 
         Returns:
-            Mean loss per batch of the last epoch.
+            Mean loss per batch of the last epoch; with ``private`` it may be no finite number.
 
         Raises:
             Stopped: the job was aborted.
-            FedMendError: the loss is not finite.
+            FedMendError: the loss is not finite, and not ``private``.
         """
         model, task, site = work.model, work.task, work.site
         model.train()
@@ -113,7 +113,9 @@ class LocalTrainer:
                 total += loss.detach()
                 steps += 1
             mean = (total / max(steps, 1)).item()  # read once an epoch: reading every step would stall a GPU
-            if not math.isfinite(mean):
+            # With noise the gradients are finite whatever the loss is; a sentence would tell that there is a patient,
+            # or a number of them, with whom it overflows.
+            if private is None and not math.isfinite(mean):
                 raise FedMendError(
                     f"{site.name}: round {task.round_num}, local training: expected a finite loss, got {mean};"
                     " lower learning_rate"

@@ -29,6 +29,10 @@ ABOVE_0 = number("above 0", lambda value: 0 < value < LARGEST)
 TOLD = ("epsilon", "delta", "clip", "noise_multiplier")  # what a site's answer says of its privacy
 
 
+class OverBudget(FedMendError):
+    """The site's policy allows no more steps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
     """The site's policy.
@@ -81,7 +85,8 @@ class Account:
         for free; returns epsilon of all that has been spent.
 
         Raises:
-            FedMendError: more than ``max_epsilon``; nothing is spent then.
+            FedMendError: another process holds or has damaged the account.
+            OverBudget: more than ``max_epsilon``; nothing is spent then.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._file.with_suffix(".lock"), patience=PATIENCE) as alone:
@@ -96,10 +101,10 @@ class Account:
         """Refuses more than the policy allows.
 
         Raises:
-            FedMendError: says the limit and what would be spent.
+            OverBudget: says the limit and what would be spent.
         """
         if 0 < self._privacy.max_epsilon < epsilon:
-            raise FedMendError(
+            raise OverBudget(
                 f"{self._site}: privacy: expected to stay within max_epsilon {self._privacy.max_epsilon:g} over all"
                 f" jobs of this site, got {epsilon:.3g} with one more round; it trains no more until its policy changes"
             )

@@ -19,6 +19,10 @@ from fedmend.messages import SiteResult
 from fedmend.method import LocalMethod
 from fedmend.site.privacy import Account, Privacy
 
+WITHHELD = (
+    "privacy: expected a task that this site could do, it failed and the job ends here; why is in the log of this site"
+    " and stays there"
+)
 LOG = logging.getLogger("fedmend.executor")
 
 

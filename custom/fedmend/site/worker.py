@@ -38,7 +38,8 @@ from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
 from fedmend.site.limits import Clock, check_order, check_step, step_bytes
 from fedmend.site.own_results import OwnResults
-from fedmend.site.private_site import PrivateSite, check_bearable, withhold
+from fedmend.site.privacy import OverBudget
+from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, withhold
 
 LOG = logging.getLogger("fedmend.executor")
 STEP = "training_step"  # what it needs of memory
@@ -133,6 +134,7 @@ class SiteWorker:
         self._method, self._settings = method, settings
         self._clock = Clock()
         self._opened: tuple[tuple, OpenSite] | None = None
+        self._silent: set[str] = set()  # private sites at which a task of this job has failed
 
     def answer(
         self, name: str, question: Question, config: SiteConfig, *, stop: Callable[[], bool] = lambda: False
@@ -157,10 +159,7 @@ class SiteWorker:
         except Stopped:
             raise
         except Exception as e:  # a type name is all that leaves; the words of the error may name a patient's file
-            tb = traceback.extract_tb(e.__traceback__)
-            steps = [f"{'/'.join(Path(s.filename).parts[-2:])}:{s.lineno} {s.name}" for s in tb]
-            LOG.error("%s: %s failed with %s at %s", name, question.name, type(e).__name__, " > ".join(steps))
-            LOG.debug("%s", traceback.format_exc())
+            _log_unexpected(name, question, e)
             where = f"{name}: {question.name}"
             if isinstance(e, OSError) and e.errno:  # the system's own words, e.g. of a full disk, name no file
                 reason = os.strerror(e.errno)
@@ -175,13 +174,34 @@ class SiteWorker:
             if not alone:  # a process of an earlier job that froze and wakes up must not write beside this one
                 run = f"run_name {question.run.run_name!r}"
                 raise FedMendError(f"{run}: expected no other task of this run at this site, one is still going on")
+            work = self._work_in_silence if config.privacy and question.name != CENSUS else self._work
             try:
-                result = self._work(name, question, config, lambda: stop() or self._clock.over(config))
+                result = work(name, question, config, lambda: stop() or self._clock.over(config))
             except Stopped:
                 if not stop():  # the hours are over, which is said in a sentence
                     self._clock.check(name, config)
                 raise
             return withhold(result) if config.privacy else result
+
+    def _work_in_silence(
+        self, name: str, question: Question, config: SiteConfig, stop: Callable[[], bool]
+    ) -> SiteResult:
+        """Works at a private site. Whether and how a task fails may depend on one patient, so all that is told is one
+        sentence, the same for every error, and the first one ends the job at this site: no second question is left."""
+        withheld = FedMendError(f"{name}: {WITHHELD}")
+        if name in self._silent:
+            raise withheld
+        try:
+            return self._work(name, question, config, stop)
+        except (Stopped, OverBudget):  # the account knows steps, and no patient
+            raise
+        except Exception as e:
+            self._silent.add(name)
+            if isinstance(e, FedMendError):
+                LOG.error("%s", said_by(name, e))
+            else:
+                _log_unexpected(name, question, e)
+            raise withheld from None
 
     def _work(self, name: str, question: Question, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
         started = time.monotonic()
@@ -215,7 +235,7 @@ class SiteWorker:
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
         elif asked == COLLECT:
             result.report = dict(method.collect(model, task, site))
-        elif asked == EVALUATE:
+        elif asked == EVALUATE and not private:
             self._leave_for_review(opened, model, run, config)
         result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()
         if result.repairs and config.share_verdicts:
@@ -243,7 +263,10 @@ class SiteWorker:
     def _leave_for_review(opened: OpenSite, model: torch.nn.Module, run: RunSpec, config: SiteConfig) -> None:
         """Keeps at the site what its people may look at: opinions of the final model, and the gallery if wanted."""
         site, kind = opened.site, opened.kind
-        site.state.save(OPINIONS, torch.from_numpy(kind.opinions(model, site)))
+        try:
+            site.state.save(OPINIONS, torch.from_numpy(kind.opinions(model, site)))
+        except FedMendError as e:  # said to the server, it would answer a question about the training data
+            LOG.warning("%s: no opinions of the model for a review: %s", site.name, e)
         if config.gallery or opened.card.phantom:
             page = kind.gallery(site, opened.truth, phantom=opened.card.phantom)
             if page:  # beside the ledger, where only the site sees it
@@ -349,6 +372,14 @@ class SiteWorker:
             "phantom": opened.card.phantom,
             **({} if self._settings.all_labels else kind.census_extras(opened.card)),
         }
+
+
+def _log_unexpected(name: str, question: Question, error: Exception) -> None:
+    """Type and place of an error for the site's log; its words, which may name a patient's file, at level DEBUG."""
+    tb = traceback.extract_tb(error.__traceback__)
+    steps = [f"{'/'.join(Path(s.filename).parts[-2:])}:{s.lineno} {s.name}" for s in tb]
+    LOG.error("%s: %s failed with %s at %s", name, question.name, type(error).__name__, " > ".join(steps))
+    LOG.debug("%s", "".join(traceback.format_exception(error)))
 
 
 def _finite(values: Any) -> bool:

@@ -9,19 +9,20 @@ from torch import nn
 from torch_factories import GroupNetwork, make_split
 from worker_factories import Client, census_task, one_site
 
+from fedmend.errors import FedMendError
 from fedmend.kinds.multilabel import MultiLabel
 from fedmend.learning.inference import Stopped
 from fedmend.learning.networks import NETWORKS, build_network
 from fedmend.learning.patient_steps import PatientSteps, patients_of
 from fedmend.messages import SiteResult
 from fedmend.method import RoundTask
-from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
+from fedmend.methods.baselines import FedAvg, FedAvgPL, FedAvgPLRound, FedProx, SingleLabelFedAvg, SingleLabelFedProx
 from fedmend.methods.fedmlp import FedMLP
 from fedmend.methods.fednoro import FedNoRo
 from fedmend.methods.labelsets import LabelSetFedAvg
 from fedmend.site import worker
 from fedmend.site.privacy import FOLDER, Privacy
-from fedmend.site.private_site import check_bearable, check_withheld, withhold
+from fedmend.site.private_site import WITHHELD, check_bearable, check_withheld, withhold
 
 POLICY = Privacy(clip=1.0, noise_multiplier=1.0)
 NO_NOISE = Privacy(clip=1.0, noise_multiplier=0.0)
@@ -203,6 +204,61 @@ def test_a_site_trains_no_more_when_its_budget_is_spent(client):
     for result in (train(site, 1), site.ask("census", census_task())):
         assert result.error.startswith(words)
         assert (result.weights, result.census, result.privacy) == ({}, {}, {})
+
+
+# ---- what an error tells --------------------------------------------------------------------------------------------
+FIXED = f"site-1: {WITHHELD}"
+
+
+def evaluate(site):
+    return site.ask("evaluate", RoundTask("evaluate", 3, 3, training=False), received(), evaluate=True)
+
+
+def test_a_private_site_computes_nothing_of_its_patients_that_is_not_in_the_account(client, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(MultiLabel, "opinions", lambda *given: asked.append(given))
+    assert (evaluate(client()).error, asked) == ("", [])
+    assert not list((tmp_path / "state").rglob("opinions.pt"))
+
+
+class Breaking(FedAvgPL):
+    """Fails in one of two ways at the start of a round."""
+
+    def __init__(self, error):
+        super().__init__(weighted=False)
+        self.error = error
+
+    def start(self, model, task, site):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [FedMendError("site-1: train.csv row 3: expected 1, got 2"), ValueError("img3"), OSError(5, "img3")]
+)
+def test_every_error_of_a_private_site_after_the_census_is_one_sentence_and_the_last(client, error, caplog):
+    site = client(Breaking(error))
+    assert site.ask("census", census_task()).error == ""
+    assert train(site).error == FIXED
+    assert type(error).__name__ in caplog.text or str(error) in caplog.text
+    assert evaluate(site).error == FIXED  # which would have gone well: there is no second question
+    assert site.ask("census", census_task()).error == ""
+    assert evaluate(client()).error == ""  # another job
+
+
+class LargeRound(FedAvgPLRound):
+    """Every patient has a gradient that is finite and a loss of 2e38, of which two overflow a float32 sum."""
+
+    def loss(self, index):
+        return super().loss(index) + 2e38
+
+
+class Large(FedAvgPL):
+    ROUND = LargeRound
+
+
+def test_a_sum_of_losses_that_overflows_with_one_patient_more_is_not_said(client):
+    result = client(Large(weighted=False), batch_size=6).ask("train", RoundTask("train", 0, 3, seed=7), received())
+    assert (result.error, result.loss, set(result.weights)) == ("", 0.0, set(received()))
 
 
 def test_a_policy_that_changes_between_two_rounds_holds_from_the_next_one_on(client):

@@ -454,6 +454,25 @@ def test_the_final_model_leaves_its_opinions_at_the_site(client):
     assert (result.report, result.weights) == ({}, {})
 
 
+def test_what_the_final_model_makes_of_training_images_is_not_said_to_the_server(tmp_path, caplog):
+    # A site that leaves val and test out tells nothing of single images: an error sentence would, for each of them.
+    make_site_folder(tmp_path / "data", TRUTH)
+    with one_site(lambda classes: Dividing(classes)):
+        site = Client(tmp_path, PlainMethod())
+        task = RoundTask("evaluate", 3, 3, seed=7, training=False)
+        result = site.ask("evaluate", task, global_model(), evaluate=True)
+    assert (result.error, result.counts) == ("", {})
+    assert "site-1: no opinions of the model for a review: site-1: expected finite scores" in caplog.text
+
+
+class Dividing(TinyNetwork):
+    """Infinite scores for every image."""
+
+    def forward(self, images):
+        features, logits = super().forward(images)
+        return features, logits / 0
+
+
 # ---- Adam over rounds -----------------------------------------------------------------------------------------------
 
 
