@@ -13,6 +13,7 @@ from fedmend.basics.files import locked, whole_folder, write_atomically, write_t
 from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError
 from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
+from fedmend.site.privacy import FOLDER, carry_over
 
 DEFAULT = "../fedmend-state/{SITE_NAME}"  # beside the kit
 KIT_FILES = {"fed_client.json": "client", "fed_server.json": "server"}  # in startup/; the simulator has neither
@@ -45,8 +46,9 @@ def is_kit(root: Path) -> bool:
 def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     """Moves all that a kit's ``state_dir`` holds to another folder and writes that into its ``fedmend.json``.
 
-    Whatever stops it, nothing is lost: the settings name the new folder only when all is there, and the old one is
-    cleared only then. The next call goes on.
+    The account of the privacy spent goes first; where both folders have one, both are added up. Whatever stops it,
+    nothing is lost: the settings name the new folder only when all is there, and the old one is cleared only then. The
+    next call goes on.
 
     Args:
         kit: startup kit of a site or of the server, which does not run.
@@ -56,8 +58,8 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
         The new folder and the names of what was moved there.
 
     Raises:
-        FedMendError: no such kit, it runs, one of the folders is none that the state can be moved from or to, or the
-            new one holds something else of the same name.
+        FedMendError: no such kit, it runs or began to meanwhile, one of the folders is none that the state can be moved
+            from or to, the new one holds something else of the same name, or the account is damaged.
     """
     root, site = kit.resolve(), kit_name(kit)
     file = root / "local" / CONFIG_NAME
@@ -72,13 +74,18 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     _refuse_shared(root, old, target, site)
     _refuse_running(root, old, site)
     found = sorted(old.iterdir()) if old.is_dir() else []
-    for entry in found:
+    others = [entry for entry in found if entry.name != FOLDER]
+    for entry in others:
         if (target / entry.name).exists() and not _same(entry, target / entry.name):
             raise FedMendError(f"{site}: expected no {entry.name} in the new folder, there is one; keep one of them")
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for entry in found:
+    carry_over(old, target, site)
+    for entry in others:
         if not (target / entry.name).exists():
             _copy(entry, target / entry.name)
+    now = sorted(old.iterdir()) if old.is_dir() else []
+    if now != found or not all(_same(entry, target / entry.name) for entry in others):
+        raise FedMendError(f"{site}: expected one that is stopped, its state has changed while it was copied")
     write_text(file, json.dumps({**settings, "state_dir": setting}, indent=2) + "\n")
     for entry in found:
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -113,7 +120,8 @@ def kit_name(kit: Path) -> str:
 def _refuse_shared(root: Path, old: Path, target: Path, site: str) -> None:
     if target.is_relative_to(old) or any((root / name).is_relative_to(old) for name in ("local", "startup")):
         raise FedMendError(f"{site}: state_dir: expected a folder for state alone, got one with the kit or --to in it")
-    if others := sorted({place.name for place in old.glob("[!.]*/*") if place.is_dir()} - {site}):
+    places = {place.name for place in old.glob("[!.]*/*") if place.is_dir()}
+    if others := sorted((places | {account.stem for account in old.glob(f"{FOLDER}/*.json")}) - {site}):
         raise FedMendError(f"{site}: state_dir: expected the state of this site alone, got also that of {others[0]}")
 
 

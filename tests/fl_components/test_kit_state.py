@@ -41,11 +41,12 @@ def kit(tmp_path):
         (site / "adam-0.pt").write_bytes(run.encode())
         (site / "in_use").touch()
     (folder / "state" / ".privacy").mkdir()
-    (folder / "state" / ".privacy" / "site-1.json").write_text("{}")
+    account(folder / "state").write_text(json.dumps({"spent": SPENT}))
     (folder / "state" / "note.txt").write_text("of a person")
     return folder
 
 
+SPENT = [[1.0, 0.02, 1500]]  # noise multiplier, sampling rate, steps
 MOVED = [".privacy", "note.txt", "run-1", "run-2"]
 
 
@@ -53,8 +54,18 @@ def settings(kit):
     return json.loads((kit / "local" / "fedmend.json").read_text())
 
 
+def account(state):
+    return state / ".privacy" / "site-1.json"
+
+
+def spent(state):
+    return json.loads(account(state).read_text())["spent"]
+
+
 def files(folder):
-    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+    """What its files hold; of an account what was spent."""
+    found = {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+    return {k: json.loads(v)["spent"] if ".privacy" in k and k.endswith(".json") else v for k, v in found.items()}
 
 
 def load(kit):
@@ -137,6 +148,55 @@ def test_a_run_that_is_in_both_places_is_left_to_a_person(kit, tmp_path):
     with refused("site-1: expected no run-2 in the new folder, there is one; keep one of them"):
         move_state(kit)
     assert files(tmp_path) == before
+
+
+def test_what_was_spent_in_both_places_is_added_up_and_a_stopped_move_adds_it_once(kit, tmp_path, monkeypatch):
+    new = tmp_path / "disk"
+    account(new).parent.mkdir(parents=True)
+    account(new).write_text(json.dumps({"spent": [[1.0, 0.02, 100], [2.0, 0.02, 7]]}))
+    with monkeypatch.context() as cut:
+        cut.setattr(kit_state, "_copy", lambda *_: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            move_state(kit, new)
+    assert settings(kit)["state_dir"] == "state"
+    # The first thing that is moved: also a site that goes on with the old place knows of the new one.
+    assert spent(kit / "state") == spent(new) == [[1.0, 0.02, 1600], [2.0, 0.02, 7]]
+    assert move_state(kit, new)[1] == MOVED
+    assert spent(new) == [[1.0, 0.02, 1600], [2.0, 0.02, 7]]
+
+
+def test_two_accounts_that_happen_to_be_equal_are_two_accounts(kit, tmp_path):
+    account(tmp_path / "disk").parent.mkdir(parents=True)
+    account(tmp_path / "disk").write_text(json.dumps({"spent": SPENT}))
+    move_state(kit, tmp_path / "disk")
+    assert spent(tmp_path / "disk") == [[1.0, 0.02, 3000]]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"spent": [[1.0, 0.02, -1]]}'])
+def test_a_damaged_account_stops_the_move_before_anything_else(kit, tmp_path, text):
+    account(kit / "state").write_text(text)
+    with refused(
+        "site-1: state_dir, account of the privacy spent: expected what FedMend wrote, got a damaged file; restore it"
+        " from a backup"
+    ):
+        move_state(kit, tmp_path / "disk")
+    assert account(kit / "state").read_text() == text
+    assert not list((tmp_path / "disk").iterdir())
+
+
+def test_the_account_of_another_site_is_not_taken_away_from_it(kit, tmp_path):
+    account(kit / "state").with_name("site-2.json").write_text(json.dumps({"spent": SPENT}))
+    with refused("site-1: state_dir: expected the state of this site alone, got also that of site-2"):
+        move_state(kit, tmp_path / "disk")
+
+
+def test_what_a_task_writes_while_its_state_is_copied_is_not_deleted(kit, tmp_path, monkeypatch):
+    copy, late = kit_state._copy, kit / "state" / "run-1" / "site-1" / "late.pt"
+    monkeypatch.setattr(kit_state, "_copy", lambda *given: (copy(*given), late.write_text(given[0].name)))
+    with refused("site-1: expected one that is stopped, its state has changed while it was copied"):
+        move_state(kit, tmp_path / "disk")
+    assert late.is_file()
+    assert settings(kit)["state_dir"] == "state"
 
 
 @pytest.mark.parametrize("stopped", ["copytree", "rmtree"])

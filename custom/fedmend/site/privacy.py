@@ -13,12 +13,13 @@ history and any average of it are covered. Everything else that a site computes 
 """
 
 import json
+import secrets
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.basics.checked import number, taking
-from fedmend.basics.files import locked, write_text
+from fedmend.basics.files import locked, make_folder, write_text
 from fedmend.errors import FedMendError, not_installed
 
 FOLDER = ".privacy"  # in state_dir, beside the folders of runs, whose names start with a letter or number
@@ -26,6 +27,7 @@ SMALLEST_NOISE = 0.1  # less protects nobody, and its epsilon may not be a finit
 LARGEST = 1e9
 PATIENCE = 30.0  # seconds until another job of this site has written the account
 ABOVE_0 = number("above 0", lambda value: 0 < value < LARGEST)
+Spent = tuple[float, float, int]  # noise multiplier, sampling rate, steps
 TOLD = ("epsilon", "delta", "clip", "noise_multiplier")  # what a site's answer says of its privacy
 
 
@@ -72,7 +74,7 @@ class Account:
             lacking = not_installed("opacus", "privacy")
             raise FedMendError(f"{site}: local/fedmend.json, field privacy: {lacking}") from None
         self._accountant = RDPAccountant
-        self._file, self._site, self._privacy = state_dir / FOLDER / f"{site}.json", site, privacy
+        self._file, self._site, self._privacy = account_file(state_dir, site), site, privacy
         self.delta = privacy.delta or 1 / (10 * patients)
         self._read()
 
@@ -114,7 +116,7 @@ class Account:
         values = (epsilon, self.delta, self._privacy.clip, self._privacy.noise_multiplier)
         return dict(zip(TOLD, values, strict=True))
 
-    def _epsilon(self, spent: list[tuple[float, float, int]]) -> float:
+    def _epsilon(self, spent: list[Spent]) -> float:
         accountant = self._accountant()
         accountant.history = [part for part in spent if part[2]]
         if not accountant.history:
@@ -123,23 +125,69 @@ class Account:
             warnings.simplefilter("ignore")
             return float(accountant.get_epsilon(self.delta))
 
-    def _read(self) -> list[tuple[float, float, int]]:
-        try:
-            parts = json.loads(self._file.read_text(encoding="utf-8"))["spent"]
-            spent = [(float(noise), float(rate), int(steps)) for noise, rate, steps in parts]
-            if not all(0 < noise < LARGEST and 0 < rate <= 1 and steps > 0 for noise, rate, steps in spent):
-                raise ValueError
-        except FileNotFoundError:
-            return []
-        except (ValueError, TypeError, KeyError, OverflowError):
-            raise FedMendError(
-                f"{self._site}: state_dir, account of the privacy spent: expected what FedMend wrote, got a damaged"
-                " file; restore it from a backup"
-            ) from None
-        return spent
+    def _read(self) -> list[Spent]:
+        return _spent(self._file, self._site)
 
 
-def _merged(spent: list[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+def account_file(state_dir: Path, site: str) -> Path:
+    """Where the account of a ``site`` is in its ``state_dir``."""
+    return state_dir / FOLDER / f"{site}.json"
+
+
+def carry_over(old: Path, new: Path, site: str) -> None:
+    """Adds up the accounts of a site in two folders for state, and writes the sum into both. So neither forgets what
+    the other has spent, and a call that was stopped between the two counts it twice rather than not at all.
+
+    Args:
+        old: the one that is left; without an account there, nothing is written.
+        new: the one that the site goes on in.
+        site: its name.
+
+    Raises:
+        FedMendError: an account is damaged.
+    """
+    source, goal = account_file(old, site), account_file(new, site)
+    here, there = _content(source, site), _content(goal, site)
+    carried = "carried_over" in here and here == there  # by an earlier call, and nothing was spent since
+    if not source.is_file() or carried:
+        return
+    total = _merged([*_spent(source, site), *_spent(goal, site)])
+    text = json.dumps({"spent": total, "carried_over": secrets.token_hex(8)}) + "\n"
+    make_folder(goal.parent)
+    for file in (goal, source):
+        write_text(file, text)
+
+
+def _content(file: Path, site: str) -> dict:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"spent": []}
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise _damaged(site)
+    return content
+
+
+def _spent(file: Path, site: str) -> list[Spent]:
+    try:
+        spent = [(float(noise), float(rate), int(steps)) for noise, rate, steps in _content(file, site)["spent"]]
+        if not all(0 < noise < LARGEST and 0 < rate <= 1 and steps > 0 for noise, rate, steps in spent):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, OverflowError):
+        raise _damaged(site) from None
+    return spent
+
+
+def _damaged(site: str) -> FedMendError:
+    return FedMendError(
+        f"{site}: state_dir, account of the privacy spent: expected what FedMend wrote, got a damaged file; restore it"
+        " from a backup"
+    )
+
+
+def _merged(spent: list[Spent]) -> list[Spent]:
     """One entry for all steps of the same noise and rate: their order does not matter."""
     total: dict[tuple[float, float], int] = {}
     for noise, rate, steps in spent:
