@@ -589,6 +589,7 @@ def test_an_honest_looking_site_of_many_samples_outweighs_the_others(tmp_path):
     run = federation(tmp_path, boast).run()
     assert moved(run) == pytest.approx(6, rel=0.01)  # two rounds of the 3 of one site
     assert json.loads((run.records / "run.json").read_text())["sites"][ROGUE]["train"] == 10**6  # there to be seen
+    # Of two sites; among three or more, fedmend/server/test_federation.py has what a boast is worth.
 
 
 def test_the_largest_weights_that_pass_do_not_overflow_the_average(tmp_path):

@@ -12,12 +12,32 @@ import numpy as np
 
 from fedmend.method import Average, Contribution, Contributions, RowAverage
 
+MAJORITY = 3  # sites, of which one alone has no majority
 CLASSIFIER = "classifier."  # first letters of the tensors whose first axis is the rows of labels
 
 
 def by_samples(contributions: Contributions) -> dict[str, float]:
     """FedAvg: N_k."""
     return {site: float(c.samples) for site, c in contributions.items()}
+
+
+def capped(samples: Mapping[str, int], most: float) -> dict[str, int]:
+    """N_k as they may count in an average, so that no site has it to itself, whatever its census says.
+
+    Args:
+        samples: site → N_k.
+        most: largest share of one site in the sum, from 0.5 to 1. Below three sites nothing is capped: two are each
+            other's only measure, and of two the larger one has more than half.
+
+    Returns:
+        site → N_k; of a site with a larger share, as many as give it that share.
+    """
+    counted = dict(samples)
+    for site, own in samples.items() if most < 1 else ():
+        others = sum(samples.values()) - own
+        if len(samples) >= MAJORITY and own > (largest := most / (1 - most) * others):
+            counted[site] = int(largest)
+    return counted
 
 
 def mean_over_sites(

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
-from fedmend.averaging import Fold, by_samples, mean_over_sites
+from fedmend.averaging import Fold, by_samples, capped, mean_over_sites
 from fedmend.method import Contribution
 
 CLASSIFIER = ("classifier.weight", "classifier.bias")
@@ -35,6 +35,23 @@ def test_the_mean_is_weighted_by_samples():
 
 def test_the_weights_of_federated_averaging_are_the_samples():
     assert by_samples({"a": Contribution(10, {}), "b": Contribution(30, {})}) == {"a": 10.0, "b": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("samples", "most", "counted"),
+    [
+        ((10, 20, 29), 0.5, (10, 20, 29)),
+        ((10, 20, 30), 0.5, (10, 20, 30)),  # half of all
+        ((10, 20, 10**8), 0.5, (10, 20, 30)),
+        ((10**8, 5, 5, 20), 0.75, (90, 5, 5, 20)),  # 90 of 120
+        ((10, 20, 10**8), 1, (10, 20, 10**8)),
+        ((10, 10**8), 0.5, (10, 10**8)),  # of two, one has more than half
+        ((7,), 0.5, (7,)),
+    ],
+)
+def test_no_site_of_three_or_more_counts_for_more_than_its_share(samples, most, counted):
+    sites = {f"site-{i}": n for i, n in enumerate(samples)}
+    assert tuple(capped(sites, most).values()) == counted
 
 
 @pytest.mark.parametrize("average", [None, by_samples, lambda contributions: by_samples(contributions)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from fedmend.averaging import Fold
+from fedmend.averaging import Fold, capped
 from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
 from fedmend.learning.weights import get_weights
@@ -45,6 +45,8 @@ class RunSettings:
         max_update_factor: a site whose update is larger than this many times the median of the round is refused, see
             :func:`fedmend.server.safety_net.outliers`; 0 = none is.
         clip_update: largest L2 norm of a site's update, a larger one is scaled down; 0 = any.
+        max_site_share: largest share of a site's samples in those of a round of three sites or more, 0.5 to 1; more
+            do not count in the average, see :func:`fedmend.averaging.capped`; 1 = any.
         method: name of the method for report and log.
     """
 
@@ -62,6 +64,7 @@ class RunSettings:
     without: Sequence[str] = ()
     max_update_factor: float = 10.0
     clip_update: float = 0.0
+    max_site_share: float = 0.5
     method: str = ""
 
     def __post_init__(self) -> None:
@@ -73,6 +76,8 @@ class RunSettings:
             raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0, grace_period >= 0")
         if not (self.max_update_factor == 0 or self.max_update_factor >= 1) or not self.clip_update >= 0:
             raise ValueError("expected max_update_factor 0 or >= 1 and clip_update >= 0")
+        if not 0.5 <= self.max_site_share <= 1:
+            raise ValueError(f"expected max_site_share from 0.5 to 1, got {self.max_site_share}")
 
     @property
     def spec(self) -> RunSpec:
@@ -133,6 +138,7 @@ class RunningFederation(Federation):
         self._done: int | None = None  # rounds done; None before the first
         self._evaluated = -1  # last round in which the model was evaluated
         self._trained: set[str] = set()  # sites that have trained in this round
+        self._capped = ""  # the site of which it was said last that it counts for less
         self._marks = dict(saved.marks) if saved else {}  # site → latest mark of its ledger
         log.start(self._about())
 
@@ -173,8 +179,9 @@ class RunningFederation(Federation):
         tasks, fold = self._tasks(stage, asked, roles, knowledge), Fold(average, rows)
         with self._safety_net() as net:
             results = self._ask(TRAIN, tasks, evaluate=due and not apart, net=net)
+            counted = self._counted({site: result.samples for site, result in results.items()})
             for site, result in results.items():
-                fold.take(site, result.samples, result.report, net.take(site))
+                fold.take(site, counted[site], result.report, net.take(site))
         if sites is None:
             self._log.annotators(results, r)
         metrics |= self._log.results(results, r, stage, self.model, time.monotonic() - started)
@@ -246,6 +253,19 @@ class RunningFederation(Federation):
 
     def _save(self, done: int, *, finished: bool = False) -> None:
         self._checkpoint.save(done, self.model, self.memory, self._log.dump(), finished=finished, marks=self._marks)
+
+    def _counted(self, samples: Mapping[str, int]) -> dict[str, int]:
+        """The samples of each site as they count in the average; says which site counts for less."""
+        counted = capped(samples, self._settings.max_site_share)
+        for site, own in samples.items():
+            if (now := counted[site]) < own and self._capped != site:
+                self._capped = site
+                self._log.decision("capped", {"site": site, "samples": own, "counted": now}, self._round)
+                self._log.warn(
+                    f"{site}: {own} samples count as {now} in the average, at most"
+                    f" {self._settings.max_site_share:g} of all (max_site_share)"
+                )
+        return counted
 
     def _safety_net(self) -> SafetyNet:
         chosen = self._settings

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmend.averaging import MAJORITY
 from fedmend.errors import FedMendError
 
 Model = Mapping[str, np.ndarray]
 STATISTICS = ("running_mean", "running_var")
-MAJORITY = 3  # sites, of which one alone cannot move the median
 NOISE_EDGE = 64  # pixels
 
 

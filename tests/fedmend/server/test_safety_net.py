@@ -187,6 +187,24 @@ def test_the_comparison_with_the_other_sites_can_be_switched_off(tmp_path):
     assert run.moved() == pytest.approx([334, 334])
 
 
+def test_a_site_that_boasts_of_its_samples_has_at_most_half_of_the_average_and_is_named(tmp_path, caplog):
+    samples = {"site-1": 10, "site-2": 30, "site-3": 10**8}
+    answer = plain_answers(THREE, samples=samples, step={"site-1": 1, "site-2": 1, "site-3": 3})
+    run = play(tmp_path, answer, num_rounds=2)
+    assert run.moved() == pytest.approx([4, 4])  # twice (1 + 3) / 2
+    assert run.decisions("capped") == [(0, {"site": "site-3", "samples": 10**8, "counted": 40})]
+    assert "site-3: 100000000 samples count as 40 in the average, at most 0.5 of all (max_site_share)" in caplog.text
+    free = play(tmp_path / "free", answer, num_rounds=2, max_site_share=1)
+    assert free.moved() == pytest.approx([6, 6], rel=1e-5)
+    assert free.decisions("capped") == []
+
+
+@pytest.mark.parametrize("wrong", [0, 0.49, 1.01, float("nan")])
+def test_a_share_that_could_bind_two_sites_at_once_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"expected max_site_share from 0\.5 to 1, got "):
+        RunSettings(run_name="r", classes=["a"], network="tiny", num_rounds=1, max_site_share=wrong)
+
+
 def test_updates_are_clipped_before_they_are_averaged(tmp_path):
     # TinyNetwork for 2 classes: 24 + 26 parameters, so that a step of 1 has norm sqrt(50).
     run = play(tmp_path, None, step={"site-1": 1, "site-2": 1, "site-3": 4}, clip_update=2 * 50**0.5, num_rounds=1)
