@@ -3,14 +3,16 @@
 import hashlib
 import io
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedmend.basics.files import make_folder, write_atomically, write_text
+from fedmend.basics.files import make_folder, sync, write_atomically, write_text
 from fedmend.errors import WAY_ON, FedMendError
 
 FORMAT = b"FedMend state 1 "  # a file begins with a line of it and the SHA-256 of the rest
@@ -68,6 +70,21 @@ class StateStore:
         with write_atomically(self._folder / f"{name}.pt", before=kept) as file, open(file, "wb") as stream:
             stream.write(_header(content))
             stream.write(content)
+
+    def keep(self, name: str, other: str) -> None:
+        """Gives what is saved under ``name`` another name too, which it keeps when ``name`` is saved anew. The file is
+        not copied where the file system knows links."""
+        with write_atomically(self._folder / f"{other}.pt") as file:
+            file.unlink()
+            try:
+                os.link(self._folder / f"{name}.pt", file)
+            except OSError:
+                shutil.copyfile(self._folder / f"{name}.pt", file)
+
+    def forget(self, name: str) -> None:
+        """Deletes what is saved under ``name``, if anything is."""
+        (self._folder / f"{name}.pt").unlink(missing_ok=True)
+        sync(self._folder)
 
     def save_turn(self, name: str, round_num: int, value: Any) -> None:
         """Saves what a round leaves, beside what the rounds before it left.

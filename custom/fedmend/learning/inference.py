@@ -11,6 +11,9 @@ from fedmend.data.slices import VolumeSplit
 from fedmend.errors import FedMendError
 from fedmend.method import Site
 
+# A server that hears it from most sites goes back to an earlier model.
+NOT_FINITE = "expected finite scores of the received model, got NaN or infinity"
+
 
 class Stopped(Exception):
     """The job was aborted while a batch loop ran."""
@@ -57,7 +60,7 @@ def infer(model: nn.Module, split: Split, site: Site, matrices: Tensor | None = 
 def _check_scores(scores: Tensor, site: Site) -> None:
     """No count may be made of scores that are none."""
     if not torch.isfinite(scores).all():
-        raise FedMendError(f"{site.name}: expected finite scores of the received model, got NaN or infinity")
+        raise FedMendError(f"{site.name}: {NOT_FINITE}")
 
 
 @torch.no_grad()

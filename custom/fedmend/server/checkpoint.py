@@ -13,6 +13,8 @@ from fedmend.errors import FedMendError
 from fedmend.server.fingerprint import LEDGERS, Fingerprint, changes
 
 CHECKPOINT, BEFORE, BEST = "checkpoint", "checkpoint-before", "best"
+GOOD = "checkpoint-good"  # the last one whose model most sites could evaluate
+NOBODY = (0.0, "")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Saved:
         records: see :meth:`fedmend.records.run_records.RunRecords.dump`.
         marks: site → latest mark of its ledger, see :mod:`fedmend.repairs.ledger`.
         changes: what this job changes on purpose, see :func:`fedmend.server.fingerprint.changes`.
+        suspect: see :func:`fedmend.server.safety_net.suspect`, over the rounds since most sites could evaluate a model.
         damaged: the newest checkpoint could not be read; this is the one before it.
     """
 
@@ -35,6 +38,7 @@ class Saved:
     records: str
     marks: dict[str, str]
     changes: dict[str, list]
+    suspect: tuple[float, str]
     damaged: bool
 
 
@@ -76,6 +80,7 @@ class Checkpoint:
             content["records"],
             {} if LEDGERS in self._allowed else content["marks"],
             changes(content["made_by"], self._made_by, self._allowed, self._where),
+            content["suspect"],
             self._damaged,
         )
 
@@ -106,7 +111,15 @@ class Checkpoint:
         return None
 
     def save(
-        self, done: int, model: Mapping, memory: Any, records: str, *, finished: bool, marks: Mapping[str, str]
+        self,
+        done: int,
+        model: Mapping,
+        memory: Any,
+        records: str,
+        *,
+        finished: bool,
+        marks: Mapping[str, str],
+        suspect: tuple[float, str] = NOBODY,
     ) -> None:
         """Writes a checkpoint, of a ``finished`` run or of one that goes on; the last one is kept beside it. The others
         are as in :class:`Saved`, the memory as the workflow has it."""
@@ -118,9 +131,33 @@ class Checkpoint:
             "made_by": self._made_by,
             "finished": finished,
             "marks": dict(marks),
+            "suspect": suspect,
         }
         self._state.save(CHECKPOINT, content, before="" if self._damaged else BEFORE)
         self._damaged = False
+
+    def confirm(self) -> None:
+        """Notes that most sites could evaluate the model of the checkpoint that the run is at, if there is one."""
+        name = BEFORE if self._damaged else CHECKPOINT
+        if (self.folder / f"{name}.pt").is_file():
+            self._state.keep(name, GOOD)
+
+    def go_back(self) -> int:
+        """Makes the last checkpoint whose model most sites could evaluate the newest one.
+
+        Returns:
+            Rounds done; 0: there is none, and the run begins anew.
+
+        Raises:
+            FedMendError: its file is damaged.
+        """
+        content = self._state.load(GOOD)
+        self._state.forget(BEFORE)
+        if content is None:
+            self._state.forget(CHECKPOINT)
+            return 0
+        self._state.keep(GOOD, CHECKPOINT)
+        return content["round"]
 
     def best(self) -> tuple[float, int] | None:
         """Value and round of the best model so far.

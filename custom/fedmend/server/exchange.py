@@ -1,6 +1,6 @@
 """One question to many sites: every answer is checked as it comes, and counts or is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,12 @@ class Exchange:
 
 
 def valid_results(
-    exchange: Exchange, log: RunLog, question: Question, needed: int, net: SafetyNet | None = None
+    exchange: Exchange,
+    log: RunLog,
+    question: Question,
+    needed: int,
+    net: SafetyNet | None = None,
+    judge: Callable[[Mapping[str, str]], None] = lambda refused: None,
 ) -> dict[str, SiteResult]:
     """Asks, writes down who is refused, and goes on only with enough results.
 
@@ -109,6 +114,7 @@ def valid_results(
         question: what is asked.
         needed: fewest valid results.
         net: takes the trained models.
+        judge: is told who is refused and why, before these are too many.
 
     Returns:
         site → valid result, in sorted site order.
@@ -120,6 +126,7 @@ def valid_results(
     for site, reason in refused.items():
         log.decision("refused", {"site": site, "reason": reason}, question.round_num)
         log.warn(reason)
+    judge(refused)
     if len(results) < needed:
         raise FedMendError(
             f"{question.name} of round {question.round_num}: expected valid results from {needed} sites, got"

@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from fedmend.averaging import Fold, capped
+from fedmend.averaging import MAJORITY, Fold, capped
 from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
+from fedmend.learning.inference import NOT_FINITE
 from fedmend.learning.weights import get_weights
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN, Question, RunSpec, SiteResult
 from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage
 from fedmend.server.census import Census
-from fedmend.server.checkpoint import Checkpoint, Saved
+from fedmend.server.checkpoint import NOBODY, Checkpoint, Saved
 from fedmend.server.exchange import Exchange, valid_results
 from fedmend.server.run_log import RunLog
-from fedmend.server.safety_net import SafetyNet
+from fedmend.server.safety_net import EDGE, SafetyNet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,7 @@ class RunningFederation(Federation):
         self._done: int | None = None  # rounds done; None before the first
         self._evaluated = -1  # last round in which the model was evaluated
         self._trained: set[str] = set()  # sites that have trained in this round
+        self._suspect = saved.suspect if saved else NOBODY
         self._capped = ""  # the site of which it was said last that it counts for less
         self._marks = dict(saved.marks) if saved else {}  # site → latest mark of its ledger
         log.start(self._about())
@@ -189,6 +191,7 @@ class RunningFederation(Federation):
             self._evaluated = r
         model, shares = fold.result()
         net.check(model, f"round {r}, average of {', '.join(results)}")
+        self._suspect = max(self._suspect, net.suspect(shares))
         self.model = {name: model[name] for name in self.model}
         self._done = r + 1
         self._log.moved(net.moved(results), r)
@@ -252,7 +255,8 @@ class RunningFederation(Federation):
         return self._log.results(results, self._round, EVALUATE, self.model, time.monotonic() - started)
 
     def _save(self, done: int, *, finished: bool = False) -> None:
-        self._checkpoint.save(done, self.model, self.memory, self._log.dump(), finished=finished, marks=self._marks)
+        marks, suspect, records = self._marks, self._suspect, self._log.dump()
+        self._checkpoint.save(done, self.model, self.memory, records, finished=finished, marks=marks, suspect=suspect)
 
     def _counted(self, samples: Mapping[str, int]) -> dict[str, int]:
         """The samples of each site as they count in the average; says which site counts for less."""
@@ -270,7 +274,9 @@ class RunningFederation(Federation):
     def _safety_net(self) -> SafetyNet:
         chosen = self._settings
         limits = {"factor": chosen.max_update_factor, "clip": chosen.clip_update}
-        return SafetyNet(self.model, self._network, self._checkpoint.folder / "round", **limits)
+        size = self._described.get("image_size")
+        edge = size if isinstance(size, int) else EDGE
+        return SafetyNet(self.model, self._network, self._checkpoint.folder / "round", edge=edge, **limits)
 
     def _tasks(
         self,
@@ -299,6 +305,35 @@ class RunningFederation(Federation):
         """The valid results in sorted site order; trained models are in the ``net``."""
         question = Question(name, self.model, tasks, self._spec, evaluate)
         needed = needed or self._settings.needed(len(tasks))
-        results = valid_results(self._exchange, self._log, question, needed, net)
+
+        def judge(refused: Mapping[str, str]) -> None:
+            if evaluate:
+                self._judge(tasks, refused)
+
+        results = valid_results(self._exchange, self._log, question, needed, net, judge)
         self._marks |= {site: result.ledger_mark for site, result in results.items() if result.ledger_mark}
         return results
+
+    def _judge(self, asked: Collection[str], refused: Mapping[str, str]) -> None:
+        """Notes that most sites could evaluate the global model; where most could not, the run goes back.
+
+        Raises:
+            FedMendError: says to which round, and which site's result stands out since then.
+        """
+        able = [site for site in asked if set(self._census.sizes[site]) - {"train"}]
+        blind = [site for site in able if NOT_FINITE in refused.get(site, "")]
+        if 2 * len([site for site in able if site not in refused]) > len(able):
+            self._checkpoint.confirm()
+            self._suspect = NOBODY
+        elif 2 * len(blind) > len(able) and self._suspect != NOBODY:
+            times, site = self._suspect
+            done = self._checkpoint.go_back()
+            value = {"cannot_evaluate": blind, "back_to": done, "suspect": site, "times": round(times, 3)}
+            self._log.decision("went_back", value, self._round)
+            measure = "the median of the sites" if len(self.sites) >= MAJORITY else "the numbers that it was sent"
+            raise FedMendError(
+                f"round {self._round}: expected a global model that most sites can evaluate, got NaN or infinity at"
+                f" {', '.join(blind)}; the run has gone back to the model after {done} rounds. Since then the result of"
+                f" {site} stands out, which changed a tensor {times:.3g} times as much as {measure}: submit again with"
+                f' without=["{site}"]'
+            )

@@ -1,10 +1,11 @@
 """What a trained model must be like before it may enter the average, whatever the method.
 
-Nothing here believes the site that sends the model. It is compared with what no training leaves (:data:`LOWEST`), with
-what the network makes of noise, and with the updates of the other sites: an update is a trained model minus the one
-that was sent. One site among three or more cannot move the median of the round; below three sites there is no majority,
-and the model that was sent is the measure. BatchNorm's statistics are measured apart from the parameters, as they have
-the scale of the data.
+Nothing here believes the site that sends the model. It is compared with what no training leaves
+(:data:`fedmend.learning.weights.LOWEST`), with what the network makes of images that no site knows, and with the
+updates of the other sites: an update is a trained model minus the one that was sent. One site among three or more
+cannot move the median of the round; below three sites there is no majority, and the model that was sent is the measure.
+BatchNorm's statistics are measured apart from the parameters, as they have the scale of the data; a channel whose
+variance vanishes at one site alone multiplies what passes it for all.
 
 The models of a round wait on the server's disk until all have come, so that it holds one of them at a time.
 """
@@ -20,10 +21,14 @@ from torch import nn
 
 from fedmend.averaging import MAJORITY
 from fedmend.errors import FedMendError
+from fedmend.server.probes import draw_probes
 
 Model = Mapping[str, np.ndarray]
-STATISTICS = ("running_mean", "running_var")
-NOISE_EDGE = 64  # pixels
+VARIANCE = "running_var"
+STATISTICS = ("running_mean", VARIANCE)
+EDGE = 64  # pixels, where a job says no size
+VANISHED = 1e-4  # smallest ratio of a variance; on the phantoms of the jobs, no honest site was below 0.05
+EPSILON = 1e-5  # which BatchNorm adds to a variance
 
 
 def update_norms(model: Model, sent: Model) -> dict[str, float]:
@@ -62,6 +67,51 @@ def outliers(norms: Mapping[str, Mapping[str, float]], sent: Model, factor: floa
     return found
 
 
+def vanished(variances: Mapping[str, Model], sent: Model) -> dict[str, str]:
+    """Sites at which the variance of a channel has all but vanished, which it has neither in the model that was sent
+    nor at most sites.
+
+    Args:
+        variances: site → its running variances by name.
+        sent: the model that all started from.
+
+    Returns:
+        site → words of a sentence that say what was expected.
+    """
+    found: dict[str, str] = {}
+    sites = list(variances)
+    middle = max((len(sites) - 1) // 2, min(len(sites) - 1, 1))  # the lower median; of two sites, the larger
+    for name in next(iter(variances.values()), {}):
+        own = np.stack([variances[site][name] for site in sites]) + EPSILON
+        measure = np.minimum(sent[name] + EPSILON, np.sort(own, axis=0)[middle])
+        for site, least in zip(sites, (own / measure).reshape(len(sites), -1).min(axis=1), strict=True):
+            if least < VANISHED:
+                limit = f"at least {VANISHED:g} times that of the global model and of most sites (max_update_factor)"
+                found.setdefault(site, f"{name}: expected a variance of {limit}, got {least:.3g} times")
+    return found
+
+
+def suspect(peaks: Mapping[str, Mapping[str, float]], shares: Mapping[str, float], sent: Model) -> tuple[float, str]:
+    """The site that has changed a tensor of the average most in comparison with the others; a hint, no proof.
+
+    Args:
+        peaks: site → name → largest change of a number.
+        shares: of the sites in the average.
+        sent: the model that all started from.
+
+    Returns:
+        How many times the median of the sites, and below three sites how many times the largest number that was sent;
+        the name of the site, empty where nothing was changed.
+    """
+    found = (0.0, "")
+    for name, own in sent.items():
+        changes = {site: shares[site] * peaks[site][name] for site in shares}
+        median = sorted(changes.values())[(len(changes) - 1) // 2] if len(changes) >= MAJORITY else 0.0
+        scale = median or float(np.abs(own).max(initial=0))
+        found = max([found, *((change / scale, site) for site, change in changes.items() if scale and change)])
+    return found
+
+
 def clipped(model: Model, sent: Model, largest: float) -> Model:
     """A trained model with its update of the model that was ``sent`` scaled down to an L2 norm of at most ``largest``
     > 0 over all parameters; BatchNorm's statistics follow by the same share. A smaller update is left as it is, to the
@@ -78,17 +128,19 @@ class SafetyNet:
 
     Args:
         sent: the model that all sites were sent.
-        network: answers noise; its weights are overwritten.
+        network: answers images that nobody knows; its weights are overwritten.
         folder: where models wait, emptied first and removed at the end.
         factor: see :func:`outliers`; 0: not compared.
         clip: see :func:`clipped`; 0: not clipped.
+        edge: of the job's images, in pixels.
     """
 
-    def __init__(self, sent: Model, network: nn.Module, folder: Path, *, factor: float, clip: float):
+    def __init__(self, sent: Model, network: nn.Module, folder: Path, *, factor: float, clip: float, edge: int = EDGE):
         self._sent, self._network, self._folder, self._factor, self._clip = sent, network, folder, factor, clip
-        generator = torch.Generator().manual_seed(0)
         channels: Any = network.channels
-        self._noise = torch.randn((2, channels, NOISE_EDGE, NOISE_EDGE), generator=generator)
+        self._probes = draw_probes(channels, edge)
+        self._peaks: dict[str, dict[str, float]] = {}
+        self._variances: dict[str, Model] = {}
         self._norms: dict[str, dict[str, float]] = {}
         self._files: dict[str, Path] = {}
 
@@ -102,26 +154,36 @@ class SafetyNet:
 
     @torch.no_grad()
     def check(self, model: Model, where: str) -> None:
-        """Refuses a model that fits the network and has finite numbers, but whose answer to noise is not finite.
+        """Refuses a model that fits the network and has finite numbers, but gives an image scores that are not, see
+        :mod:`fedmend.server.probes`.
 
         Raises:
             FedMendError: NaN or infinity in the scores.
         """
         self._network.load_state_dict({name: torch.tensor(value) for name, value in model.items()}, strict=False)
-        if not torch.isfinite(self._network.eval()(self._noise)[1]).all():
-            raise FedMendError(f"{where}: expected a model that gives finite scores, got NaN or infinity for noise")
+        self._network.eval()
+        if not all(torch.isfinite(self._network(probe)[1]).all() for probe in self._probes):
+            raise FedMendError(f"{where}: expected a model that gives finite scores, got NaN or infinity for an image")
 
     def put(self, site: str, model: Model) -> None:
         """Takes a model that passed its checks."""
         self._norms[site] = update_norms(model, self._sent)
+        self._peaks[site] = {k: float(np.abs(model[k] - own).max(initial=0)) for k, own in self._sent.items()}
+        self._variances[site] = {k: model[k] for k in self._sent if k.endswith(VARIANCE)}
         self._files[site] = self._folder / f"{len(self._files)}.npy"  # a site's name may be anything
         with open(self._files[site], "wb") as stream:
             for name in self._sent:
                 np.save(stream, model[name], allow_pickle=False)
 
     def outliers(self) -> dict[str, str]:
-        """See :func:`outliers`."""
-        return outliers(self._norms, self._sent, self._factor) if self._factor else {}
+        """See :func:`outliers` and :func:`vanished`."""
+        if not self._factor:
+            return {}
+        return vanished(self._variances, self._sent) | outliers(self._norms, self._sent, self._factor)
+
+    def suspect(self, shares: Mapping[str, float]) -> tuple[float, str]:
+        """See :func:`suspect`."""
+        return suspect(self._peaks, shares, self._sent)
 
     def moved(self, sites: Iterable[str]) -> bool:
         """Whether one of these sites sent another model than the one that it was sent."""

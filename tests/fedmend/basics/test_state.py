@@ -247,3 +247,18 @@ def test_a_site_that_misses_rounds_still_finds_what_it_left_before_a_repeated_on
         store.save_array("scores", round_num, ROWS * round_num, fingerprint="mine")
     assert store.last_turn("moments", before=5) == (3, 3)
     assert store.last_array("scores", before=5, fingerprint="mine").tolist() == (ROWS * 3).tolist()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_kept_under_another_name_stays_when_the_first_is_saved_anew(tmp_path, monkeypatch, links):
+    if not links:  # some file systems of a network
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError))
+    store = StateStore(tmp_path)
+    store.save("model", 1)
+    store.keep("model", "good")
+    store.keep("model", "good")
+    store.save("model", 2)
+    assert (store.load("good"), store.load("model")) == (1, 2)
+    store.forget("good")
+    store.forget("good")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from factories import refused
 from federation_factories import Run, plain_answers, same_models
 from torch_factories import TinyNetwork
@@ -10,7 +11,7 @@ from fedmend.learning.weights import check_range
 from fedmend.messages import TRAIN
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.server.federation import RunSettings
-from fedmend.server.safety_net import SafetyNet, clipped, outliers, update_norms
+from fedmend.server.safety_net import SafetyNet, clipped, outliers, suspect, update_norms, vanished
 
 THREE = {f"site-{i}": [1, 1] for i in (1, 2, 3)}
 TWO = {f"site-{i}": [1, 1] for i in (1, 2)}
@@ -93,6 +94,38 @@ def test_where_most_sites_have_not_moved_at_all_the_model_is_the_measure_too():
     assert list(outliers(norms(0, 0, 101), SENT, 10)) == ["site-3"]
 
 
+def variances(*numbers):
+    return {f"site-{i}": {"norm.running_var": np.float32([own, 1])} for i, own in enumerate(numbers, 1)}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "far"),
+    [
+        ((1, 1, 1e-3), []),
+        ((1, 1, 0), ["site-3"]),  # epsilon of BatchNorm, 1e-5, is left of 1
+        ((1, 0, 0), []),  # a channel that most sites do not excite
+        ((1, 1, 0, 0), []),  # nor half of them
+        ((1, 0), ["site-2"]),
+        ((0, 0), []),
+        ((0,), []),
+    ],
+)
+def test_a_variance_that_vanishes_at_one_site_alone_is_found(numbers, far):
+    assert sorted(vanished(variances(*numbers), {"norm.running_var": np.float32([1, 1])})) == far
+
+
+def test_a_channel_that_was_dead_before_has_nothing_to_lose():
+    assert vanished(variances(1, 1, 0), {"norm.running_var": np.float32([0, 1])}) == {}
+
+
+def test_the_suspect_is_the_site_that_changed_a_tensor_of_the_average_most():
+    peaks = {"a": {"w": 1.0, "b": 1.0}, "b": {"w": 1.0, "b": 1.0}, "c": {"w": 1.0, "b": 6.0}}
+    sent = {"w": np.float32([2]), "b": np.float32([-4])}
+    assert suspect(peaks, {"a": 0.25, "b": 0.25, "c": 0.5}, sent) == (12.0, "c")  # 6 times 0.5 by 0.25
+    assert suspect(peaks, {"a": 0.5, "b": 0.5, "c": 0.0}, sent) == (1.0, "b")  # c has no part in it
+    assert suspect({k: peaks[k] for k in "ac"}, {"a": 0.5, "c": 0.5}, sent) == (0.75, "c")  # 3 by the 4 that was sent
+
+
 def test_clipping_scales_an_update_down_to_the_given_norm_and_the_statistics_with_it():
     model = moved(bias=6, conv_weight=8, norm_running_var=20)
     norm = (2 * 36 + 4 * 64) ** 0.5
@@ -162,6 +195,7 @@ def poisoned(sites=THREE, *, at=1, **changes):
         ({"norm_running_var": -1e-6}, "weights norm.running_var: expected numbers >= 0, got smaller ones"),
         ({"norm_running_var": 9e11}, "update of the statistics: expected at most 10 times the median of the round"),
         ({"norm_running_mean": -9e11}, "update of the statistics: expected at most 10 times the median of the round"),
+        ({"norm_running_var": 0}, "norm.running_var: expected a variance of at least 0.0001 times that of the global"),
         ({"classifier_weight": 9e11}, "update of the parameters: expected at most 10 times the median of the round"),
     ],
     ids=lambda value: "=".join(map(str, *value.items())) if isinstance(value, dict) else "",
@@ -224,8 +258,36 @@ def test_a_model_that_gives_no_finite_scores_is_refused_before_it_is_averaged(tm
     answer = poisoned(classifier_bias=1e6)
     run = play(tmp_path, answer, min_sites=2, max_update_factor=0, backbone=Steep)
     assert run.stopped == ""
-    sentence = "site-3: result of round 1: expected a model that gives finite scores, got NaN or infinity for noise"
+    sentence = "site-3: result of round 1: expected a model that gives finite scores, got NaN or infinity for an image"
     assert run.decisions("refused") == [(1, {"site": "site-3", "reason": sentence})]
+
+
+class AfraidOfTheDark(TinyNetwork):
+    """Infinite scores for dark images alone, once the bias is large."""
+
+    def forward(self, images):
+        features, logits = super().forward(images)
+        dark = images.flatten(1).mean(1, keepdim=True) < -1.5
+        return features, torch.where(dark, logits + self.classifier.bias.max() ** 20, logits)
+
+
+def test_a_model_that_is_finite_for_noise_and_infinite_for_dark_images_is_refused_too(tmp_path):
+    run = play(tmp_path, poisoned(classifier_bias=1e6), min_sites=2, max_update_factor=0, backbone=AfraidOfTheDark)
+    assert run.stopped == ""
+    ((round_num, refusal),) = run.decisions("refused")
+    assert (round_num, refusal["site"]) == (1, "site-3")
+
+
+def test_models_are_asked_at_the_size_of_the_jobs_images(tmp_path):
+    seen = set()
+
+    class Noting(TinyNetwork):
+        def forward(self, images):
+            seen.add(tuple(images.shape[1:]))
+            return super().forward(images)
+
+    play(tmp_path, None, backbone=Noting, described={"image_size": 40})
+    assert seen == {(3, 40, 40)}
 
 
 class Fragile(TinyNetwork):
@@ -237,9 +299,10 @@ class Fragile(TinyNetwork):
 
 
 def test_an_average_that_gives_no_finite_scores_never_becomes_the_model(tmp_path):
-    run = play(tmp_path, None, TWO, step={"site-1": 1, "site-2": -1}, backbone=Fragile)
+    run = play(tmp_path, None, TWO, step={"site-1": 0.5, "site-2": -0.5}, backbone=Fragile)
     assert run.stopped == (
-        "round 0, average of site-1, site-2: expected a model that gives finite scores, got NaN or infinity for noise"
+        "round 0, average of site-1, site-2: expected a model that gives finite scores, got NaN or infinity for an"
+        " image"
     )
     assert run.moved() == [0, 0]
 
