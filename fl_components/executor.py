@@ -17,7 +17,7 @@ from fedmend.method import LocalMethod
 from fedmend.site.worker import SiteSettings, SiteWorker
 from fl_components.console import quiet_console
 from fl_components.job.settings import METHOD
-from fl_components.wire import CLASSES, pack_result, unpack_task
+from fl_components.wire import CLASSES, RUN_NAME, pack_result, unpack_task
 from fl_components.workspace import load_site_config
 
 
@@ -51,7 +51,8 @@ class MethodExecutor(Executor):
         name = fl_ctx.get_identity_name()
         try:
             weights, task, run, evaluate = unpack_task(FLModelUtils.from_shareable(shareable), task_name)
-            fl_ctx.set_prop(CLASSES, len(run.classes), private=True, sticky=False)
+            for key, value in ((CLASSES, len(run.classes)), (RUN_NAME, run.run_name)):
+                fl_ctx.set_prop(key, value, private=True, sticky=False)
             config, question = load_site_config(fl_ctx), Question(task_name, weights, {name: task}, run, evaluate)
             result = self._worker.answer(name, question, config, stop=lambda: abort_signal.triggered)
         except Stopped:

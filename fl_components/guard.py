@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import ProcessType, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ProcessType, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
@@ -15,8 +14,9 @@ from fedmend.errors import FedMendError
 from fedmend.fields import Field, check_fields, hold_back, sizes_of
 from fedmend.messages import LONGEST_ERROR, SiteResult
 from fedmend.site.private_site import check_withheld
+from fedmend.site.register import digest_of, note, size_of, told
 from fl_components.statistics import check_statistics
-from fl_components.wire import CLASSES, KEY, LONGEST_WORD, REPORT, pack_result, parse_content
+from fl_components.wire import CLASSES, KEY, LONGEST_WORD, REPORT, RUN_NAME, pack_result, parse_content
 from fl_components.workspace import load_site_config
 
 _META = {KEY, MetaKey.FILTER_HISTORY, MetaKey.PROCESSED_ALGORITHM}  # the latter two are left by FLARE's own filters
@@ -31,7 +31,8 @@ class ReportGuard(Filter):
     small enough; otherwise nothing but a sentence leaves. Rows of a report field that are made from fewer than
     ``min_count`` samples are set to zero, their count too. Of FLARE's statistics workflow, label counts of at least
     ``min_count`` pass. Of an error reply, nothing but its code passes. The accounts that FLARE's ``SVTPrivacy`` adds
-    stay at the site. What passes is put into a new message, so that nothing beside it travels along.
+    stay at the site. What passes is put into a new message, so that nothing beside it travels along, and is written
+    into the site's register first (:mod:`fedmend.site.register`).
 
     FLARE's simulator does not run site policies at the clients; there the server, which has the same policy, runs this
     filter on what arrives.
@@ -56,7 +57,27 @@ class ReportGuard(Filter):
         self._counts, self._max_bytes = dict(counts), max_kilobytes * 1024
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Checks one task result; one that may not leave is replaced by the sentence that says why."""
+        """Checks one task result; one that may not leave is replaced by the sentence that says why. At a site, what
+        leaves is on record before."""
+        passed = self._passed(shareable, fl_ctx)
+        if fl_ctx.get_process_type() == ProcessType.SERVER_JOB:  # it has left already
+            return passed
+        try:
+            task = {"job": fl_ctx.get_job_id(), "run": fl_ctx.get_prop(RUN_NAME, "")}
+            about = task | {"task": fl_ctx.get_prop(FLContextKey.TASK_NAME, ""), **_told(passed)}
+            note(load_site_config(fl_ctx).state_dir, fl_ctx.get_identity_name(), about)
+        except FedMendError as e:
+            sentence = self._sentence(e, fl_ctx)
+            counted = passed.get_return_code() == ReturnCode.OK and KEY not in from_shareable(passed).meta
+            return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR) if counted else sentence
+        return passed
+
+    def _sentence(self, error: FedMendError, fl_ctx: FLContext) -> Shareable:
+        self.log_error(fl_ctx, str(error))
+        sentence = "".join(letter for letter in str(error) if letter.isprintable())[:LONGEST_ERROR]
+        return FLModelUtils.to_shareable(pack_result(SiteResult(error=sentence)))
+
+    def _passed(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
             return make_reply(code if isinstance(code, str) and code in _CODES else ReturnCode.ERROR)
@@ -74,9 +95,7 @@ class ReportGuard(Filter):
                 weights = dxo.data_kind == DataKind.WEIGHTS
                 check_withheld(parse_content(dxo.meta[KEY], f"{site}: ReportGuard"), weights=weights)
         except FedMendError as e:
-            self.log_error(fl_ctx, str(e))
-            sentence = "".join(letter for letter in str(e) if letter.isprintable())[:LONGEST_ERROR]
-            return FLModelUtils.to_shareable(pack_result(SiteResult(error=sentence)))
+            return self._sentence(e, fl_ctx)
         passed = dxo.to_shareable()
         passed.set_header(AppConstants.CURRENT_ROUND, dxo.meta[KEY]["round"])
         return passed
@@ -119,7 +138,7 @@ class ReportGuard(Filter):
         report = dict(content[REPORT])
         if unknown := sorted(f"{name:.40}" for name in set(report) - set(self._fields)):
             raise FedMendError(f"{where}: expected report fields out of {sorted(self._fields)}, got also {unknown}")
-        if (size := _size(content)) > self._max_bytes:
+        if (size := size_of(content)) > self._max_bytes:
             raise FedMendError(f"{where}: expected at most {self._max_bytes} bytes besides the weights, got {size}")
         field, sizes = f"{where}: report field", {} if num_classes is None else {"C": num_classes}
         check_fields(report, self._fields, sizes_of(report, self._fields, sizes, field), field)
@@ -143,10 +162,14 @@ def _check_meta(dxo: DXO, where: str) -> None:
             raise FedMendError(f"{where}: expected names of filters, got something else")
 
 
-def _size(value: object) -> int:
-    """Bytes of what :func:`parse_content` lets pass: arrays, mappings, text and single numbers."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        return sum(_size(k) + _size(v) for k, v in value.items())
-    return len(value) if isinstance(value, str) else 8
+def _told(passed: Shareable) -> dict:
+    """What the register says of a message that leaves."""
+    if (code := passed.get_return_code()) != ReturnCode.OK:
+        return {"round": 0, "fields": {}, "digest": digest_of(code), "error": code}
+    dxo = from_shareable(passed)
+    if dxo.data_kind == DataKind.STATISTICS:
+        sizes = {name: size_of(value) for name, value in sorted(dxo.data.items()) if isinstance(value, bytes)}
+        return {"round": 0, "fields": sizes, "digest": digest_of({name: dxo.data[name] for name in sizes})}
+    result = parse_content(dxo.meta[KEY], "")
+    result.weights = dxo.data if dxo.data_kind == DataKind.WEIGHTS else {}
+    return told(result)

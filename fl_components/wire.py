@@ -22,6 +22,7 @@ from fedmend.site.privacy import TOLD
 KEY = "fedmend"
 REPORT = "report"
 CLASSES = "fedmend_classes"  # under which a site's guard finds the number of classes of the run
+RUN_NAME = "fedmend_run_name"  # under which it finds the run
 NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
 TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative", "missing")
 JUDGED = ("accepted", "rejected")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from fedmend.basics.files import said
 from fedmend.errors import FedMendError
-from fl_components.cli import advise, checks, compare, datasets, federation, jobs, ledger, review, watch
+from fl_components.cli import advise, checks, compare, datasets, federation, jobs, ledger, review, site, watch
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -28,7 +28,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
-    for group in (jobs, compare, federation, watch, ledger, review, checks, advise):
+    for group in (jobs, compare, federation, watch, ledger, site, review, checks, advise):
         group.add(commands)
     return parser
 

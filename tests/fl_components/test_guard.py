@@ -7,7 +7,7 @@ from factories import ROOT, refused
 from federation_factories import confusion
 from fl_factories import Engine, write_settings
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
-from nvflare.apis.fl_constant import ProcessType, ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ProcessType, ReservedKey, ReturnCode
 from nvflare.apis.shareable import make_reply
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
@@ -15,8 +15,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.messages import SiteResult
 from fedmend.methods.fednoro import DETECT, FedNoRoWorkflow, loss_matrix
+from fedmend.site.register import read_register, register_file, told
 from fl_components.guard import ReportGuard
-from fl_components.wire import CLASSES, KEY, pack_result, unpack_result
+from fl_components.wire import CLASSES, KEY, RUN_NAME, pack_result, unpack_result
 
 FIELDS = {
     "prototypes": {"shape": ["2C", "F"], "dtype": "float32", "low": -1e9, "high": 1e9},
@@ -76,6 +77,41 @@ def test_rows_of_too_few_samples_leave_as_zeros_with_their_counts(site, caplog):
     np.testing.assert_array_equal(got.report["prototypes"], [[0, 0], PROTOTYPES[1], [0, 0], [0, 0]])
     np.testing.assert_array_equal(got.report["prototype_counts"], [0, 3, 0, 0])
     assert "site-1: 2 rows of prototypes held back: fewer than 3 samples" in caplog.text
+
+
+def test_what_leaves_is_on_record_before_as_it_leaves(site, tmp_path):
+    site.put(RUN_NAME, "run-1", private=True, sticky=False)
+    site.put(FLContextKey.TASK_NAME, "train", private=True, sticky=False)
+    report = {"prototypes": PROTOTYPES, "prototype_counts": np.array([2, 3, 0, 1])}
+    _, got = send(result(report=report), site)
+    (line,) = read_register(register_file(tmp_path / "state", "site-1"))
+    assert [line[name] for name in ("job", "run", "task", "round")] == ["job-1", "run-1", "train", 2]
+    assert (line["fields"]["weights"], line["fields"]["report prototypes"]) == (17, 32)
+    assert line["digest"] == told(got)["digest"] != told(result(report=report))["digest"]  # with the rows held back
+
+
+def test_sentences_codes_and_counts_of_the_audit_are_on_record_too(site, tmp_path):
+    _, refusal = send(result(report={"features": np.ones((50, 2))}), site)
+    guard = ReportGuard(fields=FIELDS, counts={})
+    guard.process(make_reply(ReturnCode.TASK_ABORTED), site)
+    lines = read_register(register_file(tmp_path / "state", "site-1"))
+    assert [line["error"] for line in lines] == [refusal.error, ReturnCode.TASK_ABORTED]
+
+
+def test_what_cannot_be_put_on_record_does_not_leave(site, tmp_path):
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / ".register").mkdir()
+    (tmp_path / "state" / ".register" / "site-1.lock").mkdir()  # a file of that name cannot be opened
+    with pytest.raises(IsADirectoryError):
+        send(result(), site)
+
+
+def test_the_server_which_has_the_same_guard_keeps_no_register(tmp_path):
+    write_settings(tmp_path, min_count=3)
+    server = Engine(tmp_path, "server").new_context()
+    server.put(ReservedKey.PROCESS_TYPE, ProcessType.SERVER_JOB, private=True, sticky=False)
+    send(result(), server)
+    assert not (tmp_path / "state").exists()
 
 
 def test_an_unknown_field_is_refused(site):

@@ -1,9 +1,9 @@
 """A federation in one process: no FLARE, no messages, the same numbers to the last digit.
 
 Every site answers through the code that runs in FLARE's site process (:class:`fedmend.site.worker.SiteWorker`), and
-what it answers loses the same rows to ``min_count`` as in the site's ReportGuard. Sites run side by side in threads;
-each has its own model and its own random numbers, and models are averaged in the order of site names, so the
-result depends on neither threads nor speed.
+what it answers loses the same rows to ``min_count``, and is written into the same register, as in the site's
+ReportGuard. Sites run side by side in threads; each has its own model and its own random numbers, and models are
+averaged in the order of site names, so the result depends on neither threads nor speed.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch
 
 from fedmend.basics.files import write_atomically
 from fedmend.basics.state import torch_bytes
-from fedmend.errors import FedMendError
+from fedmend.errors import FedMendError, said_by
 from fedmend.fields import counted, hold_back
 from fedmend.local.metering import Meter
 from fedmend.messages import CENSUS, Question, SiteResult
@@ -31,6 +31,7 @@ from fedmend.server.federation import RunSettings
 from fedmend.server.job import ServerJob
 from fedmend.server.transport import Transport
 from fedmend.site.config import SiteConfig
+from fedmend.site.register import note, told
 from fedmend.site.worker import SiteSettings, SiteWorker
 
 
@@ -92,8 +93,10 @@ class LocalTransport(Transport):
         result.site = site
         try:
             result.report, _ = hold_back(result.report, self._counted, config.min_count)
+            about = {"job": "", "run": question.run.run_name, "task": question.name, **told(result)}
+            note(config.state_dir, site, about)
         except FedMendError as e:
-            return FedMendError(f"{site}: {e}")
+            return FedMendError(said_by(site, e))
         if self._meter:
             self._meter.answered(site, result)
         return result

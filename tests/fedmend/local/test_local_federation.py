@@ -19,6 +19,7 @@ from fedmend.method import Workflow
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.server.federation import RunSettings
 from fedmend.site.config import SiteConfig
+from fedmend.site.register import read_register, register_file
 
 RUN = {"run_name": "run-1", "classes": CLASSES, "network": "tiny", "num_rounds": 2, "seed": 3}
 SITE = {"image_size": 32, "batch_size": 4, "learning_rate": 0.1}
@@ -162,6 +163,14 @@ def test_rows_of_too_few_samples_stay_at_the_site(play):
     assert any(0 < count < 4 for _, counts in told.values() for count in counts)
     assert any(count >= 4 for _, counts in told.values() for count in counts)
     assert kept == {site: [[v if v >= 4 else 0 for v in row] for row in rows] for site, rows in told.items()}
+
+
+def test_every_answer_is_in_the_register_of_its_site(play, tmp_path):
+    play("ours")
+    lines = read_register(register_file(tmp_path / "ours" / "state", "site-1"))
+    assert [line["task"] for line in lines] == ["census", "train", "train", "evaluate"]
+    assert {line["run"] for line in lines} == {"run-1"}
+    assert ["weights" in line["fields"] for line in lines] == [False, True, True, False]
 
 
 def test_a_report_without_its_counts_does_not_leave(play):

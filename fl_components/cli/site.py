@@ -1,0 +1,61 @@
+"""``register``: what has left a site."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmend.errors import FedMendError
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Adds the command."""
+    register = commands.add_parser("register", help="what has left a site, answer by answer, and whether that is whole")
+    register.add_argument("kit", type=Path, help="startup kit of the site")
+    register.add_argument("--last", type=int, default=50, help="newest answers to print (default 50)")
+    register.add_argument("--noted", default="", metavar="HASH", help="a last hash that was printed earlier")
+    register.set_defaults(run=_register)
+
+
+def _register(args: argparse.Namespace) -> None:
+    from fedmend.site.register import last_hash, problems, read_register, register_file
+    from fl_components.kit_state import kit_name, state_of
+
+    name, file = kit_name(args.kit), register_file(state_of(args.kit), kit_name(args.kit))
+    if not file.is_file():
+        raise FedMendError(f"{name}: register: expected answers that have left this site, found none")
+    lines = read_register(file)
+    head = ("line", "time", "job", "run", "task", "round", "bytes", "epsilon", "what")
+    _print_table(head, [_row(line) for line in lines[-args.last :]])
+    if found := problems(file, args.noted):
+        raise FedMendError(f"{name}: register: expected every line as it was written, but {'; '.join(found)}")
+    print(f"{len(lines)} answers, none changed or missing; last hash {last_hash(file)}")
+
+
+def _row(line: dict) -> list[str]:
+    sizes, epsilon = line.get("fields", {}), line.get("epsilon")
+    told = line.get("error") or ", ".join(sizes)
+    round_num = line.get("round", 0) + (line.get("task") == "train")  # counted from 1, as in the site's log
+    texts = [line["number"], line.get("time"), f"{line.get('job')!s:.8}", line.get("run"), line.get("task"), round_num]
+    return [*map(str, texts), f"{sum(sizes.values()):,}", "" if epsilon is None else f"{epsilon:.3g}", told]
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """On a terminal by rich where it is installed, otherwise in plain columns."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        terminal = False
+    else:
+        terminal = sys.stdout.isatty()
+    if terminal:
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        Console(highlight=False).print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

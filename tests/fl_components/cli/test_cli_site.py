@@ -1,0 +1,59 @@
+"""What people of a site ask about what it keeps."""
+
+import json
+
+import pytest
+from cli_calls import call
+from fl_factories import write_settings
+
+from fedmend.messages import SiteResult
+from fedmend.site.register import last_hash, note, register_file, told
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """Of a site that has sent a census answer, a trained model and a sentence."""
+    folder = tmp_path / "kit"
+    write_settings(folder, state_dir="../state")
+    (folder / "startup").mkdir()
+    (folder / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "site-1"}}))
+    promise = {"epsilon": 1.25, "delta": 1e-5, "clip": 1.0, "noise_multiplier": 2.0}
+    for task, answer in (
+        ("census", SiteResult(census={"kind": "multilabel"}, samples=8)),
+        ("train", SiteResult(round_num=1, loss=0.5, privacy=promise)),
+        ("train", SiteResult(error="site-1: train.csv row 3: expected 1")),
+    ):
+        note(tmp_path / "state", "site-1", {"job": "d3b07384-d9a0", "run": "spring", "task": task, **told(answer)})
+    return folder
+
+
+def test_the_register_is_a_table_and_its_end_says_that_it_is_whole(kit, capsys):
+    assert call("register", kit) == 0
+    head, *rows, end = capsys.readouterr().out.splitlines()
+    assert head.split() == ["line", "time", "job", "run", "task", "round", "bytes", "epsilon", "what"]
+    assert [row.split()[2:8] for row in rows] == [
+        ["d3b07384", "spring", "census", "0", "18", "census"],
+        ["d3b07384", "spring", "train", "2", "48", "1.25"],
+        ["d3b07384", "spring", "train", "1", "35", "site-1:"],
+    ]
+    assert rows[2].endswith("site-1: train.csv row 3: expected 1")
+    whole = last_hash(register_file(kit.parent / "state", "site-1"))
+    assert end == f"3 answers, none changed or missing; last hash {whole}"
+    assert call("register", kit, "--noted", whole, "--last", 1) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_register_that_was_touched_is_shown_and_the_exit_code_is_1(kit, capsys):
+    file = register_file(kit.parent / "state", "site-1")
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[::2]))
+    assert call("register", kit) == 1
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 3
+    expected = "fedmend: site-1: register: expected every line as it was written, but line 2 is missing\n"
+    assert said.err == expected
+
+
+def test_a_site_that_has_sent_nothing_has_no_register(kit, capsys):
+    register_file(kit.parent / "state", "site-1").unlink()
+    assert call("register", kit) == 1
+    assert "expected answers that have left this site, found none" in capsys.readouterr().err
