@@ -42,7 +42,12 @@ _MARKS = "CREATE TABLE IF NOT EXISTS marks (number INTEGER PRIMARY KEY, mark TEX
 _IN_FORCE = """NOT EXISTS (SELECT 1 FROM retractions r WHERE (r.rule = e.rule OR r.rule = '*')
                            AND r.from_round <= e.round AND e.entry <= r.last_entry)"""
 ANY_RULE = "*"
+PATIENCE = 30.0  # seconds until another process, e.g. one that exports or backs up, lets the file go
 SYNCHRONOUS = "EXTRA"  # FULL, SQLite's default, may lose the last transaction when the power fails
+
+
+class Unavailable(FedMendError):
+    """A ledger that is locked or cannot be read or written now; what it holds is not known."""
 
 
 class Entry(NamedTuple):
@@ -70,7 +75,7 @@ class Entry(NamedTuple):
 @contextlib.contextmanager
 def _transaction(path: Path, where: str) -> Iterator[sqlite3.Connection]:
     try:
-        with contextlib.closing(sqlite3.connect(path)) as db, db:
+        with contextlib.closing(sqlite3.connect(path, timeout=PATIENCE)) as db, db:
             db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
             yield db
     except sqlite3.DatabaseError as e:
@@ -78,7 +83,7 @@ def _transaction(path: Path, where: str) -> Iterator[sqlite3.Connection]:
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):  # the last: other tables
             raise FedMendError(f"{where}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}") from None
         if code and isinstance(e, sqlite3.OperationalError):  # locked, read-only, full disk; the words hold no path
-            raise FedMendError(f"{where}: expected a file that can be opened and written, got: {e}") from None
+            raise Unavailable(f"{where}: expected a file that can be opened and written, got: {e}") from None
         raise
 
 
@@ -238,6 +243,7 @@ class Ledger(ABC):
 
         Raises:
             FedMendError: no ledger.
+            Unavailable: it is locked, or cannot be opened.
         """
         with _transaction(path, f"{self._where} of another run") as db:
             same = db.execute("SELECT value FROM about WHERE key = 'fingerprint'").fetchone() == (self._fingerprint,)

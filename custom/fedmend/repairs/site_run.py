@@ -10,7 +10,7 @@ from fedmend.basics.state import StateStore
 from fedmend.data.card import SiteCard, load_card
 from fedmend.data.site import Opening
 from fedmend.errors import FedMendError
-from fedmend.repairs.ledger import Ledger
+from fedmend.repairs.ledger import Ledger, Unavailable
 
 LOG = logging.getLogger("fedmend.executor")
 LEDGER_NAME, GALLERY_NAME = "ledger.sqlite", "gallery.html"
@@ -55,6 +55,9 @@ def take_over_verdicts(ledger: Ledger, own: Path) -> None:
     Args:
         ledger: of this run.
         own: its file, ``<state_dir>/<run>/<site>/ledger.sqlite``.
+
+    Raises:
+        Unavailable: a ledger that cannot be read now may hold what a person has rejected.
     """
     site, state_dir = own.parent.name, own.parents[2]
     for run in sorted(state_dir.iterdir()):
@@ -62,5 +65,7 @@ def take_over_verdicts(ledger: Ledger, own: Path) -> None:
         if other != own and other.is_file():
             try:
                 ledger.take_over(other)
+            except Unavailable:
+                raise
             except FedMendError as e:  # another run's damage is not this one's
                 LOG.warning("%s", e)

@@ -221,7 +221,7 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path):
 )
 def test_a_locked_ledger_is_said_to_be_locked_and_not_another_file(tmp_path, monkeypatch, use):
     book = ledger(tmp_path)
-    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0))
+    monkeypatch.setattr("fedmend.repairs.ledger.PATIENCE", 0)
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as other:
         other.execute("BEGIN EXCLUSIVE")
         with refused("site-1: label ledger: expected a file that can be opened and written, got: database is locked"):
@@ -342,7 +342,7 @@ def test_repairs_and_verdicts_are_read_as_of_one_moment(tmp_path, monkeypatch):
             other.undo()
         return read(db)
 
-    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0))
+    monkeypatch.setattr("fedmend.repairs.ledger.PATIENCE", 0)
     monkeypatch.setattr(verdicts, "all_verdicts", between)
     assert book.repairs()[0].tolist() == [-1, 1]
     assert other.undo() == 1

@@ -1,10 +1,16 @@
-from factories import CLASSES, make_site_folder
+import contextlib
+import sqlite3
+
+import numpy as np
+from factories import CLASSES, make_site_folder, refused
 from torch_factories import CPU
 
 from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening
-from fedmend.repairs.site_run import OPENED, load_opened, save_opened
+from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.repairs.site_run import LEDGER_NAME, OPENED, load_opened, save_opened, take_over_verdicts
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 
 def test_a_review_opens_the_data_of_a_run_as_the_run_did(tmp_path):
@@ -24,3 +30,31 @@ def test_what_earlier_runs_noted_about_their_data_can_be_read(tmp_path):
 
 def test_a_run_that_noted_nothing_is_no_error(tmp_path):
     assert load_opened(StateStore(tmp_path), "site-1") is None
+
+
+def test_a_ledger_of_another_run_that_is_locked_is_waited_for_and_then_stops_the_run(tmp_path, monkeypatch):
+    books = [tmp_path / run / "site-1" / LEDGER_NAME for run in ("run-1", "run-2")]
+    about = {"fingerprint": "ab", "images": ["img0"], "classes": ["edema"], "site": "site-1"}
+    said, new = (LabelLedger(book, **about) for book in books)
+    said.record("rule", 0, np.array([[-1]], np.int8), Repairs(*np.array([0, 0, 1, 0.5])[:, None]))
+    said.judge(Verdict(0, 0, REJECT, -1, 1, "rule", 0, "AB"))
+    monkeypatch.setattr("fedmend.repairs.ledger.PATIENCE", 0.1)
+    with contextlib.closing(sqlite3.connect(books[0], isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        sentence = (
+            "label ledger of another run: expected a file that can be opened and written, got: database is locked"
+        )
+        with refused(f"site-1: {sentence}"):
+            take_over_verdicts(new, books[1])
+    take_over_verdicts(new, books[1])
+    assert [v.word for v in new.verdicts()] == [REJECT]
+
+
+def test_a_damaged_ledger_of_another_run_is_said_in_the_log_and_stops_nothing(tmp_path, caplog):
+    book = tmp_path / "run-2" / "site-1" / LEDGER_NAME
+    new = LabelLedger(book, fingerprint="ab", images=["img0"], classes=["edema"], site="site-1")
+    damaged = tmp_path / "run-1" / "site-1" / LEDGER_NAME
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("no ledger at all, whatever its name says")
+    take_over_verdicts(new, book)
+    assert "expected an SQLite ledger" in caplog.text
