@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 
+from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
 from fedmend.learning.networks import build_network
 from fedmend.method import RoundTask
@@ -18,6 +19,8 @@ from fedmend.site.devices import free_bytes
 from fedmend.site.gpu_settings import BF16, GB
 
 HOUR = 3600  # seconds
+TASKS = "tasks"  # under which a run's state keeps their numbers
+REPEATS = 2  # a run that is interrupted repeats rounds
 HALF = 0.5  # on a GPU most of what is kept is in bfloat16
 MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments, a teacher, what was received
 
@@ -91,6 +94,29 @@ def check_order(name: str, config: SiteConfig, task: RoundTask, epochs: int) -> 
         if most and asked > most:
             limit = f"{most} ({field} of this site's {CONFIG_NAME})"
             raise FedMendError(f"{name}: job variable {setting}: expected at most {limit}, got {asked}")
+
+
+def count_task(name: str, config: SiteConfig, state: StateStore, asked: str) -> None:
+    """Counts the tasks of a kind over all jobs of a run, before they are done, and refuses one beyond the limit: a
+    round that is asked for again and again is no other round, and still work and an answer.
+
+    Args:
+        name: of the site.
+        config: its settings.
+        state: of the run at the site.
+        asked: kind of the task.
+
+    Raises:
+        FedMendError: there were :data:`REPEATS` times as many as ``max_rounds`` allows rounds.
+    """
+    if not config.max_rounds:
+        return
+    counts, most = state.load(TASKS, {}), REPEATS * config.max_rounds
+    count = counts.get(asked, 0) + 1
+    if count > most:
+        limit = f"{most} tasks {asked} of one run ({REPEATS} times max_rounds of this site's {CONFIG_NAME})"
+        raise FedMendError(f"{name}: expected at most {limit}, repeated rounds included, got more")
+    state.save(TASKS, {**counts, asked: count})
 
 
 class Clock:

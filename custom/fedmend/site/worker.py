@@ -36,7 +36,7 @@ from fedmend.site.config import SiteConfig
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
-from fedmend.site.limits import Clock, check_order, check_step, step_bytes
+from fedmend.site.limits import Clock, check_order, check_step, count_task, step_bytes
 from fedmend.site.own_results import OwnResults
 from fedmend.site.privacy import OverBudget
 from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, withhold
@@ -220,6 +220,7 @@ class SiteWorker:
             if private:
                 result.privacy = private.announce(trainer.local_epochs, task.total_rounds)
             return result
+        count_task(name, config, site.state, asked)
         model = self._model(opened, question)
         if question.evaluate:
             evaluated = method.evaluated(model, task, site)

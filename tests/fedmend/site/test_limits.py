@@ -215,3 +215,18 @@ def test_without_a_limit_no_hour_is_too_late(client, monkeypatch):
     result = client(max_hours=0.0).train()
     assert result.error == ""
     assert not np.array_equal(result.weights["classifier.weight"], global_model()["classifier.weight"])
+
+
+def test_a_round_that_is_asked_for_again_and_again_is_refused_also_after_a_restart(tmp_path):
+    make_site_folder(tmp_path / "data", splits=("val",))
+    with one_site():
+        client = Client(tmp_path, PlainMethod())
+        client.config = dataclasses.replace(client.config, max_rounds=3)
+        for _ in range(2):
+            assert [client.train(2).error for _ in range(3)] == [""] * 3
+            client.start()  # another job of the run
+        limit = "6 tasks train of one run (2 times max_rounds of this site's fedmend.json)"
+        assert client.train(2).error == f"site-1: expected at most {limit}, repeated rounds included, got more"
+        assert client.collect(2).error == ""  # counted on their own
+        client.config = dataclasses.replace(client.config, max_rounds=0)
+        assert client.train(2).error == ""
