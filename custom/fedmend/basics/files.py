@@ -18,6 +18,19 @@ INTERVAL = 0.1  # seconds between two tries of a lock
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 
 
+def sweep(folder: Path, name: str = "") -> None:
+    """Removes temporaries that a process which was killed has left, where nobody else writes now.
+
+    Args:
+        folder: whose files and folders, at any depth, are looked at; need not exist.
+        name: of the folder made by :func:`whole_folder` whose temporaries beside it are meant; empty: all files of
+            :class:`write_atomically`.
+    """
+    random = "[a-z0-9_]" * 8  # what the module tempfile puts behind a prefix
+    for left in [*folder.glob(f"{name}.{random}")] if name else [*folder.rglob(f".*.{random}")]:
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Returns when a file, or the names in a folder, are on the disk: until then a power failure takes them away.
 

@@ -3,9 +3,11 @@
 A store is a folder ``<cache_dir>/stores/<key>`` whose key covers the manifest and the preprocessing, so a change of
 either makes a new one. It is built in a temporary folder beside it and renamed when complete: a half-built store is
 never seen. Several processes may ask at once; a file lock lets one build while the others wait. A finished store is
-only read; one that a power loss has damaged is built again.
+only read; one that a power loss has damaged is built again. Stores are limited in number and size: before another is
+built, those go that were opened longest ago.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmend.basics.files import disk_errors, locked, whole_folder
+from fedmend.basics.files import disk_errors, locked, sweep, whole_folder
 from fedmend.basics.parallel import mapped
 from fedmend.data.dicom_files import dicom_file
 from fedmend.data.raw import UnreadableImage, Window
@@ -30,6 +32,8 @@ from fedmend.data.readers import nifti_volume, read_raw, resize
 from fedmend.errors import FedMendError
 
 STORE_FORMAT = 3
+MOST_STORES = 200  # in a cache_dir
+FRESH = 600.0  # seconds for which an opened store stays in any case: its process may not have mapped it yet
 CHUNK = 16  # images that a process decodes at a time
 LOG = logging.getLogger("fedmend.store")
 
@@ -77,13 +81,34 @@ def store_folder(
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     folder = Path(cache_dir) / "stores" / f"{prefix}{key}"
     if finished(folder) is None:
+        with contextlib.suppress(OSError):  # another process makes room too, or the next line says what is wrong
+            _make_room(folder.parent, need)
         with disk_errors(where, need, folder), locked(folder.with_suffix(".lock")):
             if finished(folder) is None:  # no other process has built it meanwhile
                 if folder.is_dir():
                     shutil.rmtree(folder)  # damaged
+                sweep(folder.parent, folder.name)
                 with whole_folder(folder) as temporary:
                     build(temporary)
+    with contextlib.suppress(OSError):  # a cache that is only read
+        os.utime(folder)
     return folder, finished(folder)
+
+
+def _make_room(stores: Path, need: int) -> None:
+    """Removes the stores that were opened longest ago, until those that stay and one of ``need`` bytes are at most
+    :data:`MOST_STORES` and take at most half of the space that there is for them. Who has one open keeps it."""
+    folders = [f for f in stores.iterdir() if f.is_dir()]
+    known = [(f.stat().st_mtime, sum(part.stat().st_size for part in f.iterdir()), f) for f in folders]
+    left, total = len(known), sum(size for _, size, _ in known)
+    space = total + shutil.disk_usage(stores).free
+    for opened, size, folder in sorted(known):
+        if (left < MOST_STORES and 2 * (total + need) <= space) or opened > time.time() - FRESH:
+            break
+        with locked(folder.with_suffix(".lock"), patience=0) as alone:
+            if alone:
+                shutil.rmtree(folder)
+                left, total = left - 1, total - size
 
 
 def file_stamp(path: Path) -> tuple:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmend.basics.discovery import modules_of
-from fedmend.basics.files import disk_errors, locked, whole_folder
+from fedmend.basics.files import disk_errors, locked, sweep, whole_folder
 from fedmend.errors import FedMendError
 
 PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
@@ -147,6 +147,7 @@ def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:
         with disk_errors("phantom", spec.bytes_needed, folder), locked(folder.with_suffix(".lock")):
             if not folder.is_dir():
                 LOG.info("PHANTOM: making %d synthetic images for %d sites (once)", spec.images, spec.sites)
+                sweep(folder.parent, folder.name)
                 with whole_folder(folder, synced=False) as temporary:
                     make_phantom(temporary, spec)
     return folder

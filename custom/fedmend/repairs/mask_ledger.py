@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmend.basics.files import make_folder, whole_folder, write_atomically
+from fedmend.basics.files import make_folder, sweep, whole_folder, write_atomically
 from fedmend.data.slices import VolumeSplit
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs import verdicts as people
@@ -57,6 +57,7 @@ class MaskLedger(Ledger):
         shutil.rmtree(volumes, ignore_errors=True)  # of an earlier attempt at this round
         change = change.astype(np.int8, copy=False)
         make_folder(volumes.parent)
+        sweep(volumes.parent, volumes.name)
         with whole_folder(volumes) as temporary:
             counts = write_repaired(self._split, change, temporary, self._foreground)
         rows = np.flatnonzero(change.any((1, 2)))

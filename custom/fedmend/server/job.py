@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedmend.basics.files import failing_disk, locked
+from fedmend.basics.files import failing_disk, locked, sweep
 from fedmend.errors import FedMendError
 from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import weights_file
@@ -71,6 +71,7 @@ class ServerJob:
             if not alone:
                 run = f"run_name {self.settings.run_name!r}"
                 raise FedMendError(f"{run}: expected no other job of this run, one still runs; abort it first")
+            sweep(state_dir)
             self.federation = self._begun(state_dir, progress)
             self.workflow.run(self.federation)
             self.federation.finish()

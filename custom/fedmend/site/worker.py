@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmend.basics.files import locked
+from fedmend.basics.files import locked, sweep
 from fedmend.basics.parallel import ALLOWED
 from fedmend.basics.state import StateStore
 from fedmend.data.card import SiteCard, load_card
@@ -325,6 +325,7 @@ class SiteWorker:
             check_bearable(name, self._method, run.network, decay=chosen.trainer.decay)
         kind = kind_of(card.kind)
         state_dir = config.state_dir / run.run_name / name
+        sweep(state_dir)  # under the lock of the run
         state = StateStore(state_dir)
         need = self._step_bytes(state, run)
         check_step(name, config, device, need)

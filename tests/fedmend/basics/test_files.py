@@ -7,7 +7,7 @@ import threading
 import pytest
 from factories import ROOT
 
-from fedmend.basics.files import append_text, locked, whole_folder, write_atomically
+from fedmend.basics.files import append_text, locked, sweep, whole_folder, write_atomically
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "custom")}
 
@@ -77,3 +77,20 @@ def test_a_folder_that_could_not_be_filled_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError), whole_folder(tmp_path / "store") as temporary:
         (temporary / "none" / "a").write_text("1")
     assert names(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path):
+    kept = [tmp_path / name for name in ("state.pt", "masks/.hidden", "masks/rule-1.npz", "spring.backup")]
+    gone = [tmp_path / ".state.pt.a1b2c3d_", tmp_path / "masks" / ".rule-1.npz.zzzzzzzz"]
+    for file in (*kept, *gone):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    sweep(tmp_path)
+    assert [file.exists() for file in (*kept, *gone)] == [True] * 4 + [False] * 2
+    half = tmp_path / "key.a1b2c3d4"
+    (half / "inner").mkdir(parents=True)
+    sweep(tmp_path, "other")
+    assert half.is_dir()
+    sweep(tmp_path, "key")
+    assert not half.exists()
+    sweep(tmp_path / "nowhere")

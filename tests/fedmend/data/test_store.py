@@ -337,3 +337,46 @@ def test_an_empty_manifest_gives_an_empty_store(root):
     assert empty.images.shape == (0, 8, 8)
     assert empty.readable.shape == (0,)
     assert opened(root, (), color=True).images.shape == (0, 8, 8, 3)
+
+
+def age(root, seconds):
+    """All stores were opened so long ago."""
+    for folder in (root.parent / "cache" / "stores").iterdir():
+        os.utime(folder, (time.time() - seconds,) * 2)
+
+
+def test_what_a_killed_process_left_of_a_store_is_swept_when_it_is_built(root):
+    opened(root)
+    (name,) = left_over(root)
+    stores = root.parent / "cache" / "stores"
+    shutil.rmtree(stores / name)
+    for key in (name, "another"):
+        (stores / f"{key}.a1b2c3d4").mkdir()
+    opened(root)
+    assert sorted(left_over(root)) == sorted([name, "another.a1b2c3d4"])
+
+
+def test_more_stores_than_a_site_keeps_take_the_place_of_those_opened_longest_ago(root, monkeypatch):
+    monkeypatch.setattr(store, "MOST_STORES", 2)
+    first = opened(root, size=8).images
+    opened(root, size=9)
+    before = set(left_over(root))
+    age(root, 3000)
+    opened(root, size=8)  # which makes it the newer one
+    age_of = {f.name: f.stat().st_mtime for f in (root.parent / "cache" / "stores").iterdir()}
+    oldest = min(before, key=age_of.get)
+    opened(root, size=10)
+    assert (len(left_over(root)), oldest in left_over(root)) == (2, False)
+    assert np.array_equal(first[0], pixels(0))  # who has a store open keeps it
+    opened(root, size=11)  # those opened a moment ago stay
+    assert len(left_over(root)) == 3
+
+
+def test_stores_together_take_at_most_half_of_the_space_that_there_is_for_them(root, monkeypatch):
+    opened(root, size=8)  # 192 bytes and its description
+    (first,) = left_over(root)
+    age(root, 3000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 0, 700))
+    opened(root, size=10)  # 300 bytes: 2 * (about 250 + 300) are more than 250 + 700
+    assert first not in left_over(root)
+    assert len(left_over(root)) == 1
