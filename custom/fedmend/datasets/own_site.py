@@ -152,7 +152,7 @@ def patients_of(
     keys, others = merged(named)
     lines = []
     if unknown := sum(not key for key in keys):
-        hint = "name their column: --columns patient=COLUMN"
+        hint = "name them in a column or field patient (csv: --columns patient=COLUMN)"
         if (guess := guess_pattern(images)) and pattern is None:
             hint = f"the paths seem to name them: --patient-from-path '{guess}'"
         lines.append(
