@@ -8,21 +8,24 @@ which FedMend needs anyway, JPEG in 8 bits and JPEG 2000; all other kinds need t
 
 import contextlib
 import functools
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmend.data.dicom_values import Values, is_ct, modality_values, own_voi
+from fedmend.data.dicom_values import Values, header_number, is_ct, modality_values, own_voi
 from fedmend.data.raw import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, grey_range, is_window
 
 if TYPE_CHECKING:
     from pydicom import Dataset, FileDataset
 
 EXTRA = "pip install 'fedmend[dicom]'"
+GE_PRIVATE = "1.2.840.113619.5.2"  # a transfer syntax: implicit VR little endian, but pixels of 16 bits big endian
+_BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without preamble begins with
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
 _PALETTE = "PALETTE COLOR"  # one sample per pixel, a number in a table of colours
 _COLORS = {_PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
@@ -92,7 +95,7 @@ def dicom_file(path: Path, modified_ns: int) -> "FileDataset":
 
 
 def open_dicom(path: Path, **how: Any) -> "FileDataset":
-    """Reads a DICOM file, also one of an old archive without preamble, or without a transfer syntax.
+    """Reads a DICOM file, also one of an old archive without preamble or transfer syntax, or of GE's private one.
 
     Args:
         path: the file.
@@ -105,16 +108,25 @@ def open_dicom(path: Path, **how: Any) -> "FileDataset":
     from pydicom.errors import InvalidDicomError
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
+    logging.getLogger("pydicom").setLevel(logging.ERROR)  # its warnings quote what a header says of a patient
     try:
         dataset = pydicom.dcmread(path, **how)
     except InvalidDicomError:
+        with open(path, "rb") as stream:
+            if stream.read(2) not in _BARE_STARTS:
+                raise
         dataset = pydicom.dcmread(path, force=True, **how)
         if not any(name in dataset for name in ("SOPClassUID", "Modality", "Rows")):  # anything reads by force
             raise
-    if "TransferSyntaxUID" not in dataset.file_meta:
+    meta = dataset.file_meta
+    if "TransferSyntaxUID" not in meta:
         implicit, little = dataset.original_encoding
         explicit = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
-        dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
+        meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
+    elif meta.TransferSyntaxUID == GE_PRIVATE:
+        if "PixelData" in dataset and dataset.get("BitsAllocated") == 16:
+            dataset.PixelData = np.frombuffer(dataset.PixelData, dtype=">u2").astype("<u2").tobytes()
+        meta.TransferSyntaxUID = ImplicitVRLittleEndian
     return dataset
 
 
@@ -193,7 +205,7 @@ def as_radiologists_see(group: "Dataset") -> Callable[[np.ndarray], np.ndarray]:
     given = group.get("ImageOrientationPatient")
     if given is None or len(given) != 6:
         return lambda frame: frame
-    right, down = (np.array([float(v) for v in given[i : i + 3]]) for i in (0, 3))  # x: left, y: back, z: head
+    right, down = (_direction(given[i : i + 3]) for i in (0, 3))  # x: left, y: back, z: head
     axes = [int(np.abs(direction).argmax()) for direction in (right, down)]
     across = {0, 1, 2} - set(axes)
     if len(across) != 1:
@@ -208,6 +220,10 @@ def as_radiologists_see(group: "Dataset") -> Callable[[np.ndarray], np.ndarray]:
         return np.flip(frame, tuple(axis for axis, flip in enumerate(flips) if flip))
 
     return turn
+
+
+def _direction(given: Sequence) -> np.ndarray:
+    return np.array([header_number(v, "ImageOrientationPatient") for v in given])
 
 
 def _rgb(dataset: "Dataset", number: int) -> np.ndarray:

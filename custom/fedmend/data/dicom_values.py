@@ -83,7 +83,7 @@ def padding_of(stored: np.ndarray, dataset: "Dataset") -> np.ndarray | None:
     if first is None or stored.dtype.kind == "f":
         return None
     bits = stored.dtype.itemsize * 8
-    limits = [_number(v, "PixelPaddingValue") for v in (first, dataset.get("PixelPaddingRangeLimit", first))]
+    limits = [header_number(v, "PixelPaddingValue") for v in (first, dataset.get("PixelPaddingRangeLimit", first))]
     if stored.dtype.kind == "i":  # some write the value as if it had no sign
         limits = [v - 2**bits if v >= 2 ** (bits - 1) else v for v in limits]
     else:
@@ -114,7 +114,7 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
     if "ModalityLUTSequence" in group:
         return Values(apply_modality_lut(stored, group), padding, ())
     slope, intercept = (
-        None if group.get(name) in (None, "") else _number(group.get(name), name)
+        None if group.get(name) in (None, "") else header_number(group.get(name), name)
         for name in ("RescaleSlope", "RescaleIntercept")
     )
     ct = is_ct(dataset)
@@ -146,8 +146,16 @@ def _unwrapped(
     return (np.where(wrapped, stored.astype(np.int64) - 2**bits, stored), True) if wrapped.any() else (stored, False)
 
 
-def _number(value: object, name: str) -> float:
-    """A number of a header, also where somebody wrote it with a decimal comma."""
+def header_number(value: object, name: str) -> float:
+    """A number of a header, also where somebody wrote it with a decimal comma.
+
+    Args:
+        value: what the header says.
+        name: of the field.
+
+    Raises:
+        UnreadableImage: it is no number.
+    """
     try:
         return float(str(value).strip().replace(",", "."))
     except ValueError:
@@ -181,7 +189,7 @@ def own_voi(group: "Dataset", *, wanted: bool) -> tuple[tuple[float, float], Voi
             if wanted:
                 raise UnreadableImage("expected a window in the DICOM header (site.json says window: file), got none")
             return None
-        centre, width = (_number(v[0] if isinstance(v, MultiValue) else v, "window") for v in (centre, width))
+        centre, width = (header_number(v[0] if isinstance(v, MultiValue) else v, "window") for v in (centre, width))
         function = str(group.get("VOILUTFunction") or "LINEAR").strip().upper()
         if (
             function == "LINEAR" and width < 1

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_values import header_number
 from fedmend.data.plausible import spread
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, nifti_volume, read_raw
@@ -180,7 +181,7 @@ def _look_at_header(seen: Look, path: Path) -> None:
         seen.say("photometric", header.get("PhotometricInterpretation"))
         seen.say("transfer syntax", header.file_meta.TransferSyntaxUID.name)
         if spacing := header.get("PixelSpacing") or header.get("ImagerPixelSpacing"):
-            seen.say("spacing in mm", " x ".join(f"{float(v):g}" for v in spacing))
+            seen.say("spacing in mm", " x ".join(f"{header_number(v, 'spacing'):g}" for v in spacing))
 
 
 def proposal(seen: Look) -> dict[str, tuple[object, str]]:

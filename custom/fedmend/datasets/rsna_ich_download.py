@@ -15,6 +15,7 @@ import numpy as np
 
 from fedmend.basics.parallel import mapped
 from fedmend.data.csv_files import read_csv
+from fedmend.data.dicom_files import open_dicom
 from fedmend.datasets.checks import need, need_part
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
@@ -134,11 +135,12 @@ def _parse(stream: TextIO) -> tuple[dict[str, int], list[int], dict[str, int]]:
 
 def _header(path: str) -> tuple[str, str] | None:
     """(PatientID, StationName) of one file, ``None`` when it cannot be read."""
-    import pydicom
+    from pydicom.errors import InvalidDicomError
 
+    tags = ["SOPClassUID", "PatientID", "StationName"]
     try:
-        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["PatientID", "StationName"])
-    except (pydicom.errors.InvalidDicomError, OSError, EOFError, ValueError):
+        header = open_dicom(Path(path), stop_before_pixels=True, specific_tags=tags)
+    except (InvalidDicomError, OSError, EOFError, ValueError):
         return None
     return str(header.get("PatientID") or "").strip(), str(header.get("StationName") or "").strip()
 

@@ -8,6 +8,7 @@ import numpy as np
 
 import fedmend
 from fedmend.basics.files import make_folder, write_atomically
+from fedmend.data.dicom_files import open_dicom
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.errors import FedMendError, not_installed
 
@@ -129,13 +130,12 @@ def _files(series: Path | Sequence[Path]) -> list[Path]:
 
 def _ordered(files: Sequence[Path]) -> list:
     """The headers of a series, in the order of their places along the normal."""
-    import pydicom
     from pydicom.errors import InvalidDicomError
 
     images = []
     for file in files:
         try:
-            image = pydicom.dcmread(file, stop_before_pixels=True)
+            image = open_dicom(file, stop_before_pixels=True)
             lacking = [name for name in NEEDED if image.get(name) is None]
             placed = not lacking and _is_placed(image)
         except InvalidDicomError:

@@ -8,6 +8,7 @@ from pydicom import uid
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 
+from fedmend.data.dicom_files import open_dicom
 from fedmend.data.dicom_values import NO_SLOPE, UNWRAPPED
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import read_image, read_raw
@@ -229,10 +230,35 @@ def test_something_else_is_still_no_dicom_file(tmp_path):
         read_image(tmp_path / "a", BRAIN)
 
 
+def test_the_private_transfer_syntax_of_ge_has_big_endian_pixels(tmp_path):
+    make_dicom(tmp_path / "a", np.array(HU).astype(">i2").view("<i2"), **CT)
+    dataset = pydicom.dcmread(tmp_path / "a")
+    dataset.file_meta.TransferSyntaxUID = "1.2.840.113619.5.2"
+    dataset.save_as(tmp_path / "a", implicit_vr=True, little_endian=True)
+    assert seen(tmp_path / "a") == GREY
+
+
+def test_numbers_with_a_decimal_comma_turn_a_frame_too(tmp_path):
+    make_dicom(tmp_path / "a", [[0, 80]], **CT, ImageOrientationPatient=[-1.5, 0, 0, 0, 1.5, 0])
+    data = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(data.replace(b"1.5", b"1,0"))
+    assert seen(tmp_path / "a") == [[255, 0]]  # columns run to the patient's right
+
+
+@pytest.mark.filterwarnings("ignore:Invalid value")
+def test_warnings_of_pydicom_that_quote_a_header_are_kept_off_the_log(tmp_path, caplog):
+    make_dicom(tmp_path / "a", [[0, 80]], **CT, InstanceNumber=1)
+    data = (tmp_path / "a").read_bytes()
+    place = data.index(b"\x20\0\x13\0IS\x02\0")
+    (tmp_path / "a").write_bytes(data[: place + 6] + b"\x06\0Jane99" + data[place + 10 :])
+    assert open_dicom(tmp_path / "a").get("InstanceNumber") == "Jane99"
+    assert not caplog.records
+
+
 def test_a_private_transfer_syntax_is_named_as_what_is_in_the_way(tmp_path):
     make_dicom(tmp_path / "a", HU, **CT)
     dataset = pydicom.dcmread(tmp_path / "a")
-    dataset.file_meta.TransferSyntaxUID = "1.2.840.113619.5.2"
+    dataset.file_meta.TransferSyntaxUID = "1.2.840.113619.5.3"
     dataset.save_as(tmp_path / "a", implicit_vr=True, little_endian=True)
     with pytest.raises(UnreadableImage, match=r"^expected a transfer syntax of the standard, got a private one$"):
         read_image(tmp_path / "a", BRAIN)
