@@ -32,7 +32,7 @@ _COLORS = {_PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 _NO_FRAME_HEADER = {0xC4, 0xC8, 0xCC}  # of the markers C0..CF: tables, and one that is reserved
 
 
-def _is_colored(dataset: "Dataset") -> bool:
+def is_colored(dataset: "Dataset") -> bool:
     """Whether the header of a DICOM file says that its pixels have a colour."""
     return int(dataset.get("SamplesPerPixel") or 1) != 1 or dataset.get("PhotometricInterpretation") == _PALETTE
 
@@ -58,7 +58,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
             warnings.simplefilter("ignore")
             dataset = dicom_file(path, path.stat().st_mtime_ns) if index else dicom_file.__wrapped__(path, 0)
             number = _frame_number(dataset, index)
-            if _is_colored(dataset):
+            if is_colored(dataset):
                 return RawImage(as_picture(Image.fromarray(_rgb(dataset, number)), color=color))
             if color:
                 raise UnreadableImage("expected a DICOM file in colour (site.json says color: true), got a grey one")

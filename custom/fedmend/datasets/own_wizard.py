@@ -25,7 +25,6 @@ from fedmend.errors import FedMendError
 
 NONE = "none"
 SAMPLE = 500  # rows that columns are judged by
-UNITS = {"patients": "PatientID", "studies": "StudyInstanceUID", "series": "SeriesInstanceUID"}
 
 
 @dataclass(frozen=True)
@@ -210,11 +209,9 @@ class Wizard:
     def _dicom(self, folder: Path, labels: Path | None, columns: Mapping[str, str], classes: Sequence[str]) -> Path:
         choices = SiteChoices()
         if labels is not None:
-            images, _ = own_dicom.find_images(folder)
-            known = next((unit for unit, key in UNITS.items() if any(image.keys[key] for image in images)), None)
-            units = known or "images, as no patients are known"
-            choices = self._choices(folder, [image.image for image in images], units)
-            header, rows = own_csv.open_table(labels, columns)
+            header, rows = own_dicom.labelled_images(folder, labels, columns, say=self._say)
+            units = "patients" if any(row["patient"] for _, row in rows) else "images, as no patients are known"
+            choices = self._choices(folder, [row["image"] for _, row in rows], units)
             choices = replace(choices, uncertain=self._uncertain(header, rows, classes))
         out = self._out(folder)
         self._tell("dicom", folder, out, classes=classes, columns=columns, labels=labels, choices=choices)

@@ -13,7 +13,8 @@ from pydicom.dataset import Dataset
 from fedmend.data.card import load_card
 from fedmend.data.readers import read_raw
 from fedmend.data.tables import load_table
-from fedmend.datasets.own_dicom import find_images, prepare
+from fedmend.datasets.own_dicom import prepare
+from fedmend.datasets.own_dicom_files import find_images
 from fedmend.datasets.own_site import SiteChoices
 
 CHOICES = SiteChoices(test_share=0.25, val_share=0)

@@ -1,0 +1,243 @@
+"""The images that a folder of DICOM files holds, by their headers: whose they are, what they show, where they lie.
+
+Names and depth of the files do not matter; files of other kinds are counted and passed over. Series are told apart by
+their UID, and their images sorted along the normal of the slices.
+"""
+
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmend.basics.parallel import mapped
+from fedmend.data.card import LONGEST_NAME
+from fedmend.data.dicom_files import EXTRA, is_colored, open_dicom
+from fedmend.data.dicom_values import CT_CLASSES, header_number
+from fedmend.data.identity import canonical
+from fedmend.data.raw import UnreadableImage
+from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
+from fedmend.errors import FedMendError
+
+# What labels can be given for, the finest first.
+KEYS = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
+ABOUT = ("BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition")
+KIND = ("SOPClassUID", "ImageType", "SeriesDescription", "SamplesPerPixel", "PhotometricInterpretation")
+WRITTEN = "BurnedInAnnotation"
+FIELDS = (*KEYS, *ABOUT, *KIND, WRITTEN, "Modality", "Rows", "Columns", "NumberOfFrames", "InstanceNumber")
+PLACE, TURN = "ImagePositionPatient", "ImageOrientationPatient"
+GROUPS = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
+NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
+NO_IMAGE_CLASSES = {"1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.481.2"}  # segmentations, doses
+CAPTURES = "1.2.840.10008.5.1.4.1.1.7"  # secondary capture; those with several frames have a further number
+MOST_FRAMES = 100_000
+
+IMAGE, LOCALIZER, SECONDARY = "image", "localizer", "secondary"
+SCANS = {"CT", "MR", "PT"}  # their images are grey, and none is a page of text
+# Words of ImageType and of the descriptions of series, and words that say so in ImageType alone.
+_LOCALIZERS = re.compile(r"\b(locali[sz]ers?|scouts?|topograms?|surview)\b")
+_PAGES = re.compile(r"\b(dose (info|report|page|sheet|summary)|patient protocol|screen ?(save|shot|capture)s?)\b")
+_PAGE_TYPES = re.compile(r"\b(dose|prot|protocol)\b")
+
+
+@dataclass(frozen=True)
+class DicomImage:
+    """One image: a file, or a frame of one.
+
+    Attributes:
+        image: path below the folder, with ``#frame`` in a multi-frame file.
+        keys: :data:`KEYS` → what the header says, an empty string where it says nothing.
+        modality: DICOM's word.
+        place: what sorts it in its series: distance along the normal in mm, or NaN; instance number; frame.
+        kind: ``image``, ``localizer`` (also scout or topogram), or ``secondary`` (a captured screen, a page of doses).
+        derived: made of other images, as a reformat is.
+        about: :data:`ABOUT` → what the header says, where it says something.
+    """
+
+    image: str
+    keys: Mapping[str, str]
+    modality: str
+    place: tuple[float, int, int]
+    kind: str
+    derived: bool
+    about: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a header says of all images of a file."""
+
+    lacking: str  # the transfer syntax that cannot be decoded here
+    keys: Mapping[str, str]
+    modality: str
+    places: Sequence[tuple[float, int, int]]
+    kind: str
+    derived: bool
+    about: Mapping[str, str]
+
+
+def find_images(folder: Path, *, processes: int | None = None) -> tuple[list[DicomImage], Counter]:
+    """All images below a folder, patient by patient, study by study, series by series, each in order; and what was
+    passed over: why → number of files.
+
+    Args:
+        folder: where the files lie; links that lead out of it are passed over.
+        processes: that read headers; None: one per core.
+
+    Raises:
+        FedMendError: no such folder, or images whose transfer syntax cannot be decoded here.
+    """
+    folder = folder.resolve()
+    if not folder.is_dir():
+        raise FedMendError("dicom, argument source: expected a folder, not found")
+    passed: Counter[str] = Counter()
+    lacking: Counter[str] = Counter()
+    names, images = [], []
+    for path in _files(folder):
+        reason = _unusable(path, folder)
+        passed[reason] += bool(reason)
+        if not reason:
+            names.append(path)
+    for path, found in zip(names, mapped(_images, names, processes=processes), strict=True):
+        if isinstance(found, str):
+            passed[found] += 1
+            continue
+        lacking[found.lacking] += bool(found.lacking)
+        name = path.relative_to(folder).as_posix()
+        for place in found.places:
+            image = f"{name}#{place[2]}" if len(found.places) > 1 else name
+            images.append(DicomImage(image, found.keys, found.modality, place, found.kind, found.derived, found.about))
+    if lacking := +lacking:
+        words = ", ".join(f"{name} ({count} files)" for name, count in lacking.most_common())
+        raise FedMendError(f"dicom: expected transfer syntaxes that can be decoded here ({EXTRA}), got also {words}")
+    return _sorted(images), +passed
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(place, name) for name in sorted(names))
+
+
+def _unusable(path: Path, folder: Path) -> str:
+    """Why a file cannot be named in a table; nothing if it can."""
+    name = path.relative_to(folder).as_posix()
+    if path.name.upper() == "DICOMDIR":
+        return "DICOMDIR"
+    if path.name.lower().endswith((*PICTURE_SUFFIXES, *NIFTI_SUFFIXES)):
+        return "pictures and volumes of other formats"
+    if "#" in path.name or name != name.strip() or not name.isprintable() or len(path.name) > LONGEST_NAME:
+        return "names with # or signs that cannot be printed"
+    if not path.resolve().is_relative_to(folder):
+        return "links that lead out of the folder"
+    return "" if path.is_file() else "no files"
+
+
+def _images(path: Path) -> str | _File:
+    """Why a file has no images for us; or what its header says."""
+    from pydicom.config import disable_value_validation
+    from pydicom.errors import InvalidDicomError
+
+    try:
+        with warnings.catch_warnings(), disable_value_validation():
+            warnings.simplefilter("ignore")
+            header = open_dicom(path, stop_before_pixels=True, specific_tags=[*FIELDS, PLACE, TURN, *GROUPS])
+            no_image = header.get("Modality") in NO_IMAGES or header.get("SOPClassUID") in NO_IMAGE_CLASSES
+            if no_image or not (header.get("Rows") and header.get("Columns")):
+                return "DICOM without images, e.g. reports"
+            frames = int(header.get("NumberOfFrames") or 1)
+            if not 1 <= frames <= MOST_FRAMES:
+                return "damaged DICOM files"
+            lacking = _lacking_decoder(header.file_meta.TransferSyntaxUID)
+            if lacking is None:
+                return "DICOM films, or files in a private transfer syntax"
+            keys, about = ({n: canonical(_word(header, n)) for n in names} for names in (KEYS, ABOUT))
+            modality = _word(header, "Modality").upper() or ("CT" if header.get("SOPClassUID") in CT_CLASSES else "")
+            number = _number(header.get("InstanceNumber") or 0, 0)
+            places = [(_height(header, frame), int(number), frame) for frame in range(frames)]
+            kind, derived = _kind(header, modality)
+            about = {name: word for name, word in about.items() if word}
+            return _File(lacking, keys, modality, places, kind, derived, about)
+    except InvalidDicomError:
+        return "files of other kinds"
+    except Exception:  # pydicom raises many types for a damaged file
+        return "damaged DICOM files"
+
+
+def _word(header: Any, name: str) -> str:
+    return str(header.get(name) or "").strip(" \0")
+
+
+def _number(value: object, otherwise: float) -> float:
+    try:
+        number = header_number(value, "")
+    except UnreadableImage:
+        return otherwise
+    return number if np.isfinite(number) else otherwise
+
+
+def _lacking_decoder(syntax: Any) -> str | None:
+    """The name of a transfer syntax that a package could decode that is not here; nothing if it can be decoded; None
+    if none can."""
+    from pydicom.pixels import get_decoder
+
+    if syntax.is_private or not syntax.is_transfer_syntax:
+        return None
+    if not syntax.is_encapsulated:
+        return ""
+    try:
+        return "" if get_decoder(syntax).is_available else syntax.name
+    except NotImplementedError:  # films
+        return None
+
+
+def _kind(header: Any, modality: str) -> tuple[str, bool]:
+    """What a file shows: an image, a localizer or a secondary capture; and whether it is made of other images."""
+    given = header.get("ImageType") or []
+    types = [str(v).strip().upper() for v in ([given] if isinstance(given, str) else given)]
+    derived, scan = types[:1] == ["DERIVED"] or types[1:2] == ["SECONDARY"], modality in SCANS
+    plain = re.compile(r"[\W_]+")
+    words = plain.sub(" ", "; ".join(types[2:]).lower())
+    text = plain.sub(" ", _word(header, "SeriesDescription").lower()) if scan else ""
+    if _LOCALIZERS.search(words) or _LOCALIZERS.search(text):
+        return LOCALIZER, derived
+    capture = _word(header, "SOPClassUID")
+    page = _PAGES.search(words) or _PAGE_TYPES.search(words) or _PAGES.search(text)
+    written = derived and _word(header, WRITTEN) == "YES"
+    if capture == CAPTURES or capture.startswith(f"{CAPTURES}."):
+        return SECONDARY, derived
+    return SECONDARY if scan and (page or written or is_colored(header)) else IMAGE, derived
+
+
+def _height(header: Any, frame: int) -> float:
+    """Distance of a slice along its normal in mm; NaN where the header does not say it."""
+    place = turn = None
+    own = header.get(GROUPS[0]) or []
+    for group in (*own[frame : frame + 1], *(header.get(GROUPS[1]) or [])[:1]):
+        if place is None and (found := group.get("PlanePositionSequence")):
+            place = found[0].get(PLACE)
+        if turn is None and (found := group.get("PlaneOrientationSequence")):
+            turn = found[0].get(TURN)
+    place, turn = (header.get(PLACE) if place is None else place), (header.get(TURN) if turn is None else turn)
+    if not place or not turn or (len(place), len(turn)) != (3, 6):
+        return float("nan")
+    axes, point = (np.array([_number(v, float("nan")) for v in values]) for values in (turn, place))
+    return float(point @ np.cross(axes[:3], axes[3:]))
+
+
+def _sorted(images: Sequence[DicomImage]) -> list[DicomImage]:
+    """By patient, study and series; a series by the places of its images if all have one, else by their numbers."""
+    series: dict[tuple, list[DicomImage]] = {}
+    for image in images:
+        key = tuple(image.keys[name] for name in ("PatientID", "StudyInstanceUID", "SeriesInstanceUID"))
+        series.setdefault(key, []).append(image)
+    ordered = []
+    for _, group in sorted(series.items()):
+        placed = np.isfinite([image.place[0] for image in group]).all()
+        ordered += sorted(group, key=lambda image: (image.place[0] if placed else 0.0, *image.place[1:], image.image))
+    return ordered
