@@ -4,12 +4,15 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 from fedmend.errors import FedMendError, not_installed
 from fl_components.job.reading import refuse_baseline
 from fl_components.kit_state import check_state
 from fl_components.sitecheck.job import read_needs
 from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result, existing
+
+OTHERS = 0o077  # rights of the group and of everybody
 
 
 def settings(site: CheckedSite) -> Result:
@@ -30,7 +33,15 @@ def settings(site: CheckedSite) -> Result:
         return Result(WARN, "data_root: expected a folder, got phantom: PHANTOM data")
     if site.folder and site.folder.resolve() != config.data_root:
         return Result(WARN, "data_root: expected the folder that is checked, got another: jobs will open that one")
+    if loose := [field for field in ("state_dir", "cache_dir") if _open_to_others(getattr(config, field))]:
+        return Result(
+            WARN, f"{', '.join(loose)}: expected a folder for its owner alone, got one with more rights (chmod 700)"
+        )
     return Result(OK, f"complete, min_count {config.min_count}, max_unreadable {config.max_unreadable}")
+
+
+def _open_to_others(folder: Path) -> bool:
+    return folder.is_dir() and bool(folder.stat().st_mode & OTHERS)
 
 
 def _not_writable(site: CheckedSite) -> Iterator[str]:

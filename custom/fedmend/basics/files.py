@@ -6,8 +6,8 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +15,8 @@ from pathlib import Path
 from fedmend.errors import FedMendError
 
 INTERVAL = 0.1  # seconds between two tries of a lock
+RANDOM = 4  # bytes in the name of a temporary
+OWNER = 0o600  # rights of a file that holds what a site knows of its patients
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
 
 
@@ -26,7 +28,7 @@ def sweep(folder: Path, name: str = "") -> None:
         name: of the folder made by :func:`whole_folder` whose temporaries beside it are meant; empty: all files of
             :class:`write_atomically`.
     """
-    random = "[a-z0-9_]" * 8  # what the module tempfile puts behind a prefix
+    random = "[0-9a-f]" * 2 * RANDOM
     for left in [*folder.glob(f"{name}.{random}")] if name else [*folder.rglob(f".*.{random}")]:
         shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
@@ -67,22 +69,21 @@ class write_atomically:
     Args:
         path: the file; content and name are on the disk when the block has ended.
         before: what was at ``path`` gets this name, in the same folder; None: it is lost.
+        mode: rights of the file, of which the process's umask takes away its own.
     """
 
-    def __init__(self, path: Path, *, before: Path | None = None):
-        self._path, self._before = Path(path), before
+    def __init__(self, path: Path, *, before: Path | None = None, mode: int = 0o666):
+        self._path, self._before, self._mode = Path(path), before, mode
 
     def __enter__(self) -> Path:
-        handle, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-        os.close(handle)
-        self._temporary = Path(name)
+        self._temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(RANDOM)}")
+        os.close(os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, self._mode))
         return self._temporary
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         try:
             if error_type is None:
                 sync(self._temporary)
-                self._temporary.chmod(0o644)
                 if self._before is not None and self._path.is_file():
                     os.replace(self._path, self._before)
                 os.replace(self._temporary, self._path)
@@ -91,9 +92,9 @@ class write_atomically:
             self._temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    with write_atomically(path) as temporary:
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Writes a text file whole or not at all; ``mode`` as of :class:`write_atomically`."""
+    with write_atomically(path, mode=mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -136,12 +137,12 @@ def whole_folder(folder: Path, *, synced: bool = True) -> Iterator[Path]:
     Yields:
         The temporary folder.
     """
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    temporary = folder.with_name(f"{folder.name}.{secrets.token_hex(RANDOM)}")
+    temporary.mkdir()  # with the rights that the process's umask leaves
     try:
         yield temporary
         for content in (*temporary.rglob("*"), temporary) if synced else ():
             sync(content)
-        temporary.chmod(0o755)
         os.replace(temporary, folder)
         if synced:
             sync(folder.parent)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmend.basics.files import make_folder, sync, write_atomically, write_text
+from fedmend.basics.files import OWNER, make_folder, sync, write_atomically, write_text
 from fedmend.errors import WAY_ON, FedMendError
 
 FORMAT = b"FedMend state 1 "  # a file begins with a line of it and the SHA-256 of the rest
@@ -67,18 +67,20 @@ class StateStore:
         """
         content = torch_bytes(value)
         kept = self._folder / f"{before}.pt" if before else None
-        with write_atomically(self._folder / f"{name}.pt", before=kept) as file, open(file, "wb") as stream:
+        goal = self._folder / f"{name}.pt"
+        with write_atomically(goal, before=kept, mode=OWNER) as file, open(file, "wb") as stream:
             stream.write(_header(content))
             stream.write(content)
 
     def keep(self, name: str, other: str) -> None:
         """Gives what is saved under ``name`` another name too, which it keeps when ``name`` is saved anew. The file is
         not copied where the file system knows links."""
-        with write_atomically(self._folder / f"{other}.pt") as file:
+        with write_atomically(self._folder / f"{other}.pt", mode=OWNER) as file:
             file.unlink()
             try:
                 os.link(self._folder / f"{name}.pt", file)
             except OSError:
+                file.touch(mode=OWNER)
                 shutil.copyfile(self._folder / f"{name}.pt", file)
 
     def forget(self, name: str) -> None:
@@ -114,9 +116,9 @@ class StateStore:
         path, about = self._array_files(name, round_num)
         # Without its description an array counts as absent, so the two can never be of different attempts.
         about.unlink(missing_ok=True)
-        with write_atomically(path) as temporary, open(temporary, "wb") as stream:
+        with write_atomically(path, mode=OWNER) as temporary, open(temporary, "wb") as stream:
             np.save(stream, array, allow_pickle=False)
-        write_text(about, json.dumps({"round": round_num, "fingerprint": fingerprint}))
+        write_text(about, json.dumps({"round": round_num, "fingerprint": fingerprint}), mode=OWNER)
         self._forget(name, round_num, ".npy", ".npy.json")
 
     def last_array(self, name: str, *, before: int, fingerprint: str) -> np.ndarray | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmend.basics.files import make_folder
+from fedmend.basics.files import OWNER, make_folder
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
@@ -118,6 +118,7 @@ class Ledger(ABC):
         self._known: tuple[str, Any] | None = None
         try:
             make_folder(self._path.parent)
+            self._path.touch(mode=OWNER)
         except OSError as e:
             what = "expected a file that can be opened and written"
             raise FedMendError(f"{self._where}: {what}, got: {e.strerror}") from None

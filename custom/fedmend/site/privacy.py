@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.basics.checked import number, taking
-from fedmend.basics.files import locked, make_folder, write_text
+from fedmend.basics.files import OWNER, locked, make_folder, write_text
 from fedmend.errors import FedMendError, not_installed
 
 FOLDER = ".privacy"  # in state_dir, beside the folders of runs, whose names start with a letter or number
@@ -96,7 +96,7 @@ class Account:
                 raise FedMendError(f"{self._site}: privacy: expected to write the account of this site, got no lock")
             after = _merged([*self._read(), (self._privacy.noise_multiplier, rate, steps)])
             self.check(epsilon := self._epsilon(after))
-            write_text(self._file, json.dumps({"spent": after}) + "\n")
+            write_text(self._file, json.dumps({"spent": after}) + "\n", mode=OWNER)
         return epsilon
 
     def check(self, epsilon: float) -> None:
@@ -155,7 +155,7 @@ def carry_over(old: Path, new: Path, site: str) -> None:
     text = json.dumps({"spent": total, "carried_over": secrets.token_hex(8)}) + "\n"
     make_folder(goal.parent)
     for file in (goal, source):
-        write_text(file, text)
+        write_text(file, text, mode=OWNER)
 
 
 def _content(file: Path, site: str) -> dict:

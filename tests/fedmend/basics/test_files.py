@@ -4,10 +4,13 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 from factories import ROOT
 
-from fedmend.basics.files import append_text, locked, sweep, whole_folder, write_atomically
+from fedmend.basics.files import OWNER, append_text, locked, sweep, whole_folder, write_atomically, write_text
+from fedmend.basics.state import StateStore
+from fedmend.repairs.label_ledger import LabelLedger
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "custom")}
 
@@ -36,11 +39,38 @@ def test_text_is_written_behind_the_bytes_that_stay(tmp_path, start):
     assert (tmp_path / "f").read_text() == "one\ntwo\n"[:start] + "drei\n"
 
 
-def test_a_written_file_is_readable_by_others(tmp_path):
+@pytest.fixture(params=[0o022, 0o077])
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def rights(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_written_file_has_the_rights_that_the_umask_leaves(tmp_path, umask):
     with write_atomically(tmp_path / "f") as temporary:
         temporary.write_text("new")
+        assert rights(temporary) == 0o666 & ~umask
     assert (tmp_path / "f").read_text() == "new"
-    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o644
+    assert rights(tmp_path / "f") == 0o666 & ~umask
+
+
+def test_a_folder_has_the_rights_that_the_umask_leaves(tmp_path, umask):
+    with whole_folder(tmp_path / "store") as temporary:
+        (temporary / "a").write_text("1")
+    assert rights(tmp_path / "store") == 0o777 & ~umask
+
+
+def test_what_a_site_knows_of_its_patients_is_for_its_owner_alone_under_any_umask(tmp_path, umask):
+    write_text(tmp_path / "account", "1", mode=OWNER)
+    store = StateStore(tmp_path)
+    store.save("opinions", 1)
+    store.save_array("scores", 0, np.zeros(1), fingerprint="ab")
+    LabelLedger(tmp_path / "ledger.sqlite", fingerprint="ab", images=["img0"], classes=["edema"], site="site-1")
+    assert {rights(file) for file in tmp_path.iterdir()} == {0o600}
 
 
 def test_a_folder_has_one_user_at_a_time(tmp_path):
@@ -70,7 +100,6 @@ def test_a_folder_is_there_whole(tmp_path):
         (temporary / "a").write_text("1")
         assert not (tmp_path / "store").exists()
     assert (tmp_path / "store" / "a").read_text() == "1"
-    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o755
 
 
 def test_a_folder_that_could_not_be_filled_leaves_nothing(tmp_path):

@@ -213,7 +213,7 @@ def test_an_array_that_was_not_finished_leaves_the_one_before_it(tmp_path, monke
     store = filled(tmp_path)
     for step in ("write_text", "write_atomically"):  # between array and round, and before both
         with monkeypatch.context() as patched:
-            patched.setattr(f"fedmend.basics.state.{step}", lambda *_: 1 / 0)
+            patched.setattr(f"fedmend.basics.state.{step}", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 store.save_array("scores", 4, ROWS, fingerprint="mine")
         assert store.last_array("scores", before=5, fingerprint="mine").tolist() == (ROWS + 2).tolist()

@@ -26,6 +26,18 @@ def test_settings_that_a_job_cannot_use_are_named(kit, settings, line):
     assert found("fedmend.json", kit=kit) == [line]
 
 
+@pytest.mark.parametrize("field", ["state_dir", "cache_dir"])
+@pytest.mark.parametrize(("mode", "status"), [(0o755, "warn"), (0o710, "warn"), (0o700, "ok  ")])
+def test_a_folder_of_patients_data_that_others_can_open_is_a_warning(kit, tmp_path, field, mode, status):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(mode)
+    change_settings(kit, **{field: str(tmp_path / "disk")})
+    (line,) = found("fedmend.json", kit=kit)
+    assert line.startswith(f"{status}  fedmend.json: ")
+    warning = f"{field}: expected a folder for its owner alone, got one with more rights (chmod 700)"
+    assert (warning in line) is (status == "warn")
+
+
 def test_a_kit_with_state_in_it_fails(kit):
     change_settings(kit, state_dir="state")
     (line,) = found("fedmend.json", kit=kit)
