@@ -128,8 +128,12 @@ def test_the_content_of_the_weights_file_counts_not_its_name_alone(tmp_path):
         run = play(tmp_path, crashing(1), weights="start.pt")
         if content == "one":
             assert run.stopped.startswith("train of round 1")
-    assert "expected the settings of the job before, got others (weights_file: before " in run.stopped
+    # The hash of a file, which tells what is in it, is said in no sentence and no record.
+    said = 'expected the settings of the job before, got others (weights_file: before "a file", now "a file");'
+    assert said in run.stopped
     assert run.stopped.endswith('allow_changes=["weights_file"]')
+    allowed = play(tmp_path, weights="start.pt", allow_changes=["weights_file"])
+    assert allowed.decisions("changed") == [(None, {"weights_file": ["a file", "a file"]})]
 
 
 def test_a_job_of_another_person_is_refused_and_cannot_be_allowed(tmp_path):
