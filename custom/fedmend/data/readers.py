@@ -15,6 +15,7 @@ import numpy as np
 from fedmend.data.raw import TOO_LARGE, RawImage, UnreadableImage, Window, as_picture, check_pixels, grey_range
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
 NIFTI_SUFFIXES = (".nii", ".nii.gz")
@@ -22,6 +23,7 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
 BITS_PER_SAMPLE = 258  # tag of TIFF
 EIGHT_BITS = ("JPEG", "MPO", "GIF", "BMP", "WEBP")  # formats of pictures that have no more in a channel
 LARGEST_VOXEL = 1e30  # float32 holds the difference of two
+ORIENTATION = 274  # tag of EXIF; 1 is upright
 
 
 def _read_picture(path: Path, color: bool) -> RawImage:
@@ -31,18 +33,38 @@ def _read_picture(path: Path, color: bool) -> RawImage:
         with Image.open(path) as picture:
             check_pixels(picture.width * picture.height)
             if picture.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
-                raise UnreadableImage(f"expected an 8-bit picture, got mode {picture.mode}")
+                got = "16 bits" if picture.mode.startswith("I;16") else f"mode {picture.mode}"
+                raise UnreadableImage(f"expected a picture of 8 bits in grey or RGB, got {got}")
             if (bits := _bits(picture, path)) > 8:
-                raise UnreadableImage(f"expected an 8-bit picture, got {bits} bits")
+                raise UnreadableImage(f"expected a picture of 8 bits in grey or RGB, got {bits} bits")
             pages = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)  # a camera adds small previews
-            notes = ("the first page of a picture with several was taken",) if pages > 1 else ()
-            return RawImage(as_picture(ImageOps.exif_transpose(picture), color=color), notes=notes)
+            shown, clear = _on_black(ImageOps.exif_transpose(picture))
+            said = {
+                "the first page of a picture with several was taken": pages > 1,
+                "the colours of a palette were taken": picture.mode == "P",
+                "what is transparent became black": clear,
+                "a picture was turned as its EXIF data say": picture.getexif().get(ORIENTATION, 1) != 1,
+            }
+            return RawImage(as_picture(shown, color=color), notes=tuple(note for note, true in said.items() if true))
     except Image.DecompressionBombError:
         raise UnreadableImage(TOO_LARGE) from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, OverflowError) as e:
         raise UnreadableImage(
             f"expected a PNG or JPEG picture, got a corrupt or truncated file ({type(e).__name__})"
         ) from None
+
+
+def _on_black(picture: "Image") -> tuple["Image", bool]:
+    """A picture before a black background, and whether any of this can be seen: what hides under transparent pixels is
+    left over by some program, and differs from one to the next."""
+    from PIL import Image
+
+    if picture.mode not in ("LA", "RGBA") and "transparency" not in picture.info:
+        return picture, False
+    layered = picture.convert("RGBA")
+    if np.asarray(layered.getchannel("A")).min() == 255:
+        return picture, False
+    return Image.alpha_composite(Image.new("RGBA", layered.size, (0, 0, 0, 255)), layered), True
 
 
 def _bits(picture: "ImageFile", path: Path) -> int:
@@ -57,6 +79,24 @@ def _bits(picture: "ImageFile", path: Path) -> int:
     return 8
 
 
+def voxels_of(image: Any) -> np.ndarray:
+    """The (X, Y, Z) float32 voxels of a file that nibabel has opened, or its other dimensions; further ones of length 1
+    (of one time, one channel) are dropped.
+
+    Args:
+        image: a SpatialImage of nibabel, which its types do not say.
+
+    Raises:
+        UnreadableImage: a voxel holds a colour or a complex number, of which a conversion would keep a part.
+    """
+    if image.get_data_dtype().kind not in "iufb":
+        raise UnreadableImage("expected one real number a voxel, got colours or complex numbers")
+    voxels = np.asarray(image.dataobj, dtype=np.float32)
+    while voxels.ndim > 3 and voxels.shape[-1] == 1:
+        voxels = voxels[..., 0]
+    return voxels
+
+
 @functools.lru_cache(maxsize=1)  # a manifest names the slices of one volume one after the other
 def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
     """The (W, H, D) float32 volume of a file in RAS; the last one is kept, as long as its time stamp stays the same."""
@@ -64,11 +104,11 @@ def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
 
     try:
         image: Any = nibabel.load(path)  # a SpatialImage, which nibabel's types do not say
-        volume = np.asarray(image.dataobj, dtype=np.float32)
+        volume = voxels_of(image)
+    except UnreadableImage:
+        raise
     except Exception as e:  # nibabel raises many types for a damaged file
         raise UnreadableImage(f"expected a NIfTI file, got a corrupt or truncated one ({type(e).__name__})") from None
-    while volume.ndim > 3 and volume.shape[-1] == 1:  # of one time, one channel
-        volume = volume[..., 0]
     if volume.ndim == 2:
         volume = volume[..., None]
     if volume.ndim != 3:

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from fedmend.data.datalist import VolumeItem
-from fedmend.data.raw import grey_range
+from fedmend.data.raw import UnreadableImage, grey_range
+from fedmend.data.readers import voxels_of
 from fedmend.errors import FedMendError
 
 AFFINE_TOLERANCE = 1e-3  # mm
@@ -31,16 +32,18 @@ def load_nifti(path: Path, where: str) -> tuple[Any, np.ndarray]:
     """A NIfTI file and its voxels (X, Y, Z) float32, in the orientation of the file; ``where`` begins a sentence.
 
     Raises:
-        FedMendError: it cannot be read, or has another number of dimensions, NaN or infinity, or a degenerate affine
-            matrix.
+        FedMendError: it cannot be read, or has another number of dimensions of more than 1, colours, complex numbers,
+            NaN or infinity, or a degenerate affine matrix.
     """
     import nibabel
 
     try:
         image: Any = nibabel.load(path)  # a SpatialImage, which nibabel's types do not say
-        voxels = np.asarray(image.dataobj, dtype=np.float32)
+        voxels = voxels_of(image)
     except FileNotFoundError:
         raise FedMendError(f"{where}: expected a NIfTI file, not found") from None
+    except UnreadableImage as e:
+        raise FedMendError(f"{where}: {e}") from None
     except Exception as e:  # nibabel raises many types for a damaged file
         raise FedMendError(
             f"{where}: expected a NIfTI file, got a corrupt or truncated one ({type(e).__name__})"
@@ -85,12 +88,26 @@ def read_pair(item: VolumeItem, where: str, foreground: int = 1) -> tuple[np.nda
     label, values = load_nifti(item.label, f"{where}, label")
     if values.shape != voxels.shape:
         raise FedMendError(f"{where}: expected a label of the image's shape {voxels.shape}, got {values.shape}")
-    if not np.allclose(image.affine, label.affine, atol=AFFINE_TOLERANCE, rtol=0):
-        raise FedMendError(f"{where}: expected a label with the image's affine matrix, got another one")
+    if not _same(image.affine, label.affine):
+        raise FedMendError(f"{where}: expected a label with the image's affine matrix, got {_which(image, label)}")
     mask = has_value(foreground, values)
     if not (mask | has_value(0, values)).all():
         raise FedMendError(f"{where}, label: expected the values 0 and {foreground}, got others")
     return _oriented(voxels, image.affine), _oriented(mask, label.affine)
+
+
+def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is not None and other is not None and np.allclose(one, other, atol=AFFINE_TOLERANCE, rtol=0)
+
+
+def _which(image: Any, label: Any) -> str:
+    """Which matrix a label has instead of the image's: a header has two, of which some programs write one alone."""
+    used, unused = ("sform", "qform") if image.header["sform_code"] else ("qform", "sform")
+    if _same(getattr(image, f"get_{unused}")(coded=True)[0], label.affine):
+        return f"that of the image's {unused}, while its {used} counts; write the same one as sform and qform into both files"
+    if any(_same(image.affine, matrix) for matrix in (label.get_sform(coded=True)[0], label.get_qform(coded=True)[0])):
+        return "that of the label's sform, while its qform would fit; write the same one as sform and qform into both files"
+    return "another one"
 
 
 def has_value(value: int, voxels: np.ndarray) -> np.ndarray:

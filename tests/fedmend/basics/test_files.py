@@ -110,7 +110,7 @@ def test_a_folder_that_could_not_be_filled_leaves_nothing(tmp_path):
 
 def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path):
     kept = [tmp_path / name for name in ("state.pt", "masks/.hidden", "masks/rule-1.npz", "spring.backup")]
-    gone = [tmp_path / ".state.pt.a1b2c3d_", tmp_path / "masks" / ".rule-1.npz.zzzzzzzz"]
+    gone = [tmp_path / ".state.pt.a1b2c3d4", tmp_path / "masks" / ".rule-1.npz.00ff00ff"]
     for file in (*kept, *gone):
         file.parent.mkdir(exist_ok=True)
         file.touch()

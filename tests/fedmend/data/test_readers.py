@@ -141,11 +141,45 @@ def test_a_grey_picture_in_colour_has_three_equal_channels(tmp_path):
     assert np.array_equal(seen, np.repeat(pixels(5)[:, :, None], 3, 2))
 
 
-def test_transparency_and_palettes_become_plain_colour(tmp_path):
-    Image.new("RGBA", (2, 1), (10, 20, 30, 0)).save(tmp_path / "a.png")
-    Image.new("RGB", (2, 1), (255, 0, 0)).convert("P").save(tmp_path / "b.png")
-    assert read_image(tmp_path / "a.png", None, color=True).tolist() == [[[10, 20, 30]] * 2]
-    assert read_image(tmp_path / "b.png", None, color=True).tolist() == [[[255, 0, 0]] * 2]
+def test_palettes_become_plain_colour_and_that_is_said(tmp_path):
+    Image.new("RGB", (2, 1), (255, 0, 0)).convert("P").save(tmp_path / "a.png")
+    raw = read_raw(tmp_path / "a.png", None, color=True)
+    assert raw.values.tolist() == [[[255, 0, 0]] * 2]
+    assert raw.notes == ("the colours of a palette were taken",)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
+def test_what_is_transparent_becomes_black_whatever_lies_beneath(tmp_path, mode):
+    beneath, grey = 200, 90
+    values = np.full((4, 4), grey, dtype=np.uint8)
+    values[:, :2] = beneath
+    picture = Image.fromarray(values)
+    if mode in ("RGBA", "LA"):
+        picture = picture.convert(mode)
+        picture.putalpha(Image.fromarray(np.where(values == grey, 255, 0).astype(np.uint8)))
+        picture.save(tmp_path / "a.png")
+    else:  # one value, or colour, stands for transparent
+        key = (beneath,) * 3 if mode == "RGB" else beneath
+        palette = picture.convert("P")
+        palette.putpalette(np.repeat(np.arange(256, dtype=np.uint8), 3).tobytes())
+        (palette if mode == "P" else picture.convert(mode)).save(tmp_path / "a.png", transparency=key)
+    raw = read_raw(tmp_path / "a.png", None)
+    assert raw.values.tolist() == [[0, 0, grey, grey]] * 4
+    assert "what is transparent became black" in raw.notes
+
+
+def test_a_picture_with_an_opaque_channel_of_transparency_is_taken_as_it_is(tmp_path):
+    Image.fromarray(pixels(3)).convert("RGBA").save(tmp_path / "a.png")
+    raw = read_raw(tmp_path / "a.png", None)
+    assert np.array_equal(raw.values, pixels(3))
+    assert raw.notes == ()
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "LAB", "YCbCr", "F"])
+def test_a_picture_of_a_mode_that_is_neither_grey_nor_rgb_is_refused(tmp_path, mode):
+    Image.new(mode, (4, 4)).save(tmp_path / "a.png", "TIFF")
+    with unreadable(f"expected a picture of 8 bits in grey or RGB, got mode {mode}"):
+        read_image(tmp_path / "a.png", None)
 
 
 def test_a_jpeg_in_colour_is_read_within_its_loss(tmp_path):
@@ -173,7 +207,7 @@ def test_only_pictures_have_colour(tmp_path, name, got):
 
 def test_a_16_bit_picture_is_refused_in_colour_too(tmp_path):
     Image.fromarray(np.full((4, 4), 1000, dtype=np.uint16)).save(tmp_path / "a.png")
-    with unreadable("expected an 8-bit picture, got mode I;16"):
+    with unreadable("expected a picture of 8 bits in grey or RGB, got 16 bits"):
         read_image(tmp_path / "a.png", None, color=True)
 
 
@@ -185,7 +219,7 @@ def test_jpeg_is_read_within_its_loss(tmp_path):
 
 def test_a_16_bit_picture_is_refused(tmp_path):
     Image.fromarray(np.full((4, 4), 1000, dtype=np.uint16)).save(tmp_path / "a.png")
-    with unreadable("expected an 8-bit picture, got mode I;16"):
+    with unreadable("expected a picture of 8 bits in grey or RGB, got 16 bits"):
         read_image(tmp_path / "a.png", None)
 
 
@@ -243,7 +277,18 @@ def test_a_picture_is_turned_as_its_camera_was(tmp_path):
     upright = np.zeros((8, 16), dtype=np.uint8)
     upright[0, :8] = 255  # the bar is at the top left
     Image.fromarray(upright.T[:, ::-1]).save(tmp_path / "a.png", exif=orientation(8))
-    assert np.array_equal(read_image(tmp_path / "a.png", None), upright)
+    raw = read_raw(tmp_path / "a.png", None)
+    assert np.array_equal(raw.values, upright)
+    assert raw.notes == ("a picture was turned as its EXIF data say",)
+
+
+def test_a_turned_picture_that_is_transparent_is_turned_too(tmp_path):
+    upright = np.full((8, 16), 100, dtype=np.uint8)
+    alpha = np.zeros((8, 16), dtype=np.uint8)
+    alpha[0, :8] = 255  # the rest is transparent
+    layers = Image.fromarray(np.stack([upright, alpha], axis=-1).transpose(1, 0, 2)[:, ::-1].copy(), "LA")
+    layers.save(tmp_path / "a.png", exif=orientation(8))
+    assert np.array_equal(read_image(tmp_path / "a.png", None), np.where(alpha, 100, 0))
 
 
 @pytest.mark.parametrize("channels", [2, 3, 4])
@@ -260,7 +305,7 @@ def test_a_16_bit_picture_with_several_channels_is_refused(tmp_path, channels):
     header = struct.pack(">IIBBBBB", 4, 4, 16, kind, 0, 0, 0)
     content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
-    with unreadable("expected an 8-bit picture, got 16 bits"):
+    with unreadable("expected a picture of 8 bits in grey or RGB, got 16 bits"):
         read_image(tmp_path / "a.png", None)
 
 
@@ -269,7 +314,7 @@ def test_of_a_picture_with_several_pages_the_first_is_taken_and_that_is_said(tmp
     pages = [Image.fromarray(pixels(i)) for i in (1, 2)]
     pages[0].save(tmp_path / "a.png", form, save_all=True, append_images=pages[1:])
     raw = read_raw(tmp_path / "a.png", None)
-    assert raw.notes == ("the first page of a picture with several was taken",)
+    assert raw.notes[0] == "the first page of a picture with several was taken"
     assert np.array_equal(raw.values, pixels(1))
 
 
@@ -290,12 +335,21 @@ def test_a_palette_of_any_width_gives_its_colours(tmp_path, colors):
         ((2, 3, 4), "v.nii.gz#4", "expected a slice number below 4 behind '#', got something else"),
         ((2, 3, 4), "v.nii.gz#-1", "expected a slice number below 4 behind '#', got something else"),
         ((2, 3, 4, 2), "v.nii.gz#0", "expected a slice or a 3-D NIfTI volume, got 4 dimensions"),
+        ((2, 3, 4, 1, 2), "v.nii.gz#0", "expected a slice or a 3-D NIfTI volume, got 5 dimensions"),
     ],
 )
 def test_a_nifti_slice_that_is_not_there_is_refused(tmp_path, shape, name, sentence):
     write_nifti(tmp_path / "v.nii.gz", np.zeros(shape, dtype=np.float32))
     with unreadable(sentence):
         read_image(tmp_path / name, BRAIN)
+
+
+@pytest.mark.parametrize("kind", ["c8", [("R", "u1"), ("G", "u1"), ("B", "u1")]])
+def test_a_nifti_volume_of_colours_or_complex_numbers_is_refused(tmp_path, kind):
+    """A conversion would keep the real part, or fail as if the file were damaged."""
+    write_nifti(tmp_path / "v.nii", np.zeros((2, 3, 4), dtype=kind))
+    with unreadable("expected one real number a voxel, got colours or complex numbers"):
+        read_image(tmp_path / "v.nii#0", BRAIN)
 
 
 def test_a_nifti_slice_with_nan_is_refused(tmp_path):

@@ -94,6 +94,19 @@ def test_images_are_resized_with_antialiasing_and_masks_to_the_nearest_pixel():
     assert resize_masks(small, (2, 2)).tolist() == [[[5, 7], [13, 15]]]  # half-way: the pixel below, to the right
 
 
+@pytest.mark.parametrize("which", ["image", "label", "both"])
+def test_volumes_of_one_time_and_one_channel_are_volumes(tmp_path, which):
+    plain = open_volumes(make_volume_site(tmp_path / "plain", [lesion()], test=())).train
+    folder = make_volume_site(tmp_path / "site", [lesion()], test=())
+    if which != "label":
+        write_nifti(folder / "images" / "case-1.nii.gz", voxels(0)[..., None])
+    if which != "image":
+        write_nifti(folder / "labels" / "case-1.nii.gz", lesion()[..., None, None])
+    found = open_volumes(folder).train
+    assert np.array_equal(found.images, plain.images)
+    assert np.array_equal(found.masks, plain.masks)
+
+
 # ---- bad input ------------------------------------------------------------------------------------------------------
 ITEM = "site-1: datalist.json, training item 2"
 DAMAGED = "expected a NIfTI file, got a corrupt or truncated one"
@@ -150,6 +163,10 @@ def patched(rows):
         (image_of(one_voxel(np.nan)), ", image: expected finite voxels, got NaN or infinity"),
         (image_of(one_voxel(-np.inf)), ", image: expected finite voxels, got NaN or infinity"),
         (both_of(np.ones((8, 8, 4, 2), np.int16)), ", image: expected a 3-D volume, got 4 dimensions"),
+        (
+            image_of(np.ones((8, 8, 4), np.complex64)),
+            ", image: expected one real number a voxel, got colours or complex numbers",
+        ),
         (both_of(np.ones((8, 8), np.int16)), ", image: expected a 3-D volume, got 2 dimensions"),
         (both_of(np.ones((8, 0, 4), np.int16)), ", image: expected a 3-D volume, got an empty one"),
         (image_of(np.full((8, 8, 4), 7, np.int16)), ", image: expected tissue, got voxels of one value"),
@@ -173,6 +190,33 @@ def test_a_case_that_cannot_be_used_is_one_sentence_without_its_name(tmp_path, b
     folder = make_volume_site(tmp_path / "site")
     break_it(folder)
     with refused(ITEM + sentence):
+        open_volumes(folder)
+
+
+SFORM, QFORM = RAS, np.diag([-1.0, 1.0, 2.0, 1.0])  # left and right swapped
+
+
+def with_matrices(folder, name, array, *, sform=None, qform=None):
+    file = folder / name
+    image = nibabel.Nifti1Image(array, SFORM)
+    image.set_sform(sform, 0 if sform is None else 1)
+    image.set_qform(qform, 0 if qform is None else 1)
+    nibabel.save(image, file)
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "got"),
+    [
+        ({"sform": SFORM, "qform": QFORM}, {"qform": QFORM}, "that of the image's qform, while its sform counts"),
+        ({"qform": QFORM}, {"sform": SFORM, "qform": QFORM}, "that of the label's sform, while its qform would fit"),
+    ],
+)
+def test_a_label_on_the_matrix_that_does_not_count_is_told_so(tmp_path, image, label, got):
+    folder = make_volume_site(tmp_path / "site")
+    with_matrices(folder, "images/case-2.nii.gz", voxels(1), **image)
+    with_matrices(folder, "labels/case-2.nii.gz", lesion().astype(np.uint8), **label)
+    words = f": expected a label with the image's affine matrix, got {got}; write the same one as sform and qform into both files"
+    with refused(ITEM + words):
         open_volumes(folder)
 
 
