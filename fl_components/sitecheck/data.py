@@ -109,16 +109,18 @@ def _unreadable(site: CheckedSite) -> Iterator[str]:
 
 def looks(site: CheckedSite) -> Result:
     """Whether training images look like images, at the size that was checked."""
-    from fedmend.data.plausible import contact_sheet, shares_of
+    from fedmend.data.plausible import contact_sheet, findings
 
-    if site.data is None:
+    if not (site.card and site.data):
         return Result(SKIP, "needs the images")
     images = site.data.train.images
-    shares = shares_of(images)
+    found = findings(site.card, site.samples["train"][0], images)
     if site.sheet:
         contact_sheet(images, site.sheet)
-    warnings = shares.warnings()
-    return Result(WARN if warnings else OK, shares.line(), warnings)
+    text, *notes = found.lines
+    if found.impossible:
+        return Result(FAIL, found.impossible, found.lines)
+    return Result(WARN if found.warnings else OK, text, [*notes, *found.warnings])
 
 
 def counts(site: CheckedSite) -> Result:

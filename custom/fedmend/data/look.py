@@ -1,18 +1,19 @@
 """What the images of a hospital are like, from a look at some of them, and how a site card should have them read."""
 
+import contextlib
 import json
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.dicom_files import open_dicom
 from fedmend.data.dicom_values import header_number
-from fedmend.data.plausible import spread
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, nifti_volume, read_raw
 
@@ -21,6 +22,10 @@ SOFT_TISSUE = (40.0, 400.0)
 SIZES = (32, 64, 128, 224)  # edge lengths that jobs and papers have
 LONGEST_WORD = 16  # of DICOM's code strings
 AIR = -500  # HU; no MR image has values below
+# How NIfTI files are stored.
+SLICES, DIRECTIONS = "slices are stored", "directions by"
+FROM_THE_FEET, FROM_THE_HEAD, OTHER_PLANE = "from the feet up", "from the head down", "in another plane"
+ONE_MATRIX, BOTH_DIFFER, NO_MATRIX = "the header", "the sform, as the qform differs", "a guess, as the header has none"
 # Body part, as DICOM writes it, → window. Other parts get the one for soft tissue.
 BODY_PARTS = {"HEAD": "brain", "BRAIN": "brain", "SKULL": "brain", "CHEST": "lung", "LUNG": "lung", "THORAX": "lung"}
 
@@ -117,6 +122,11 @@ class Look:
         )
 
 
+def spread(number: int, most: int) -> list[int]:
+    """At most so many places in a list, evenly spread."""
+    return np.unique(np.linspace(0, number - 1, min(most, number)).astype(int)).tolist()
+
+
 def some_of(images: Sequence[str], most: int = LOOKED_AT) -> list[str]:
     """Some images, evenly spread over the list."""
     return [images[i] for i in spread(len(images), most)]
@@ -153,6 +163,7 @@ def _look(seen: Look, path: Path, name: str) -> None:
             planes = nifti_volume(path, path.stat().st_mtime_ns).shape[2]
             path = path.with_name(f"{path.name}#{planes // 2}")
         raw = read_raw(path, None)
+        _look_at_volume(seen, path.with_name(path.name.partition("#")[0]))
     else:
         seen.formats["DICOM"] += 1
         _look_at_header(seen, path)
@@ -182,6 +193,35 @@ def _look_at_header(seen: Look, path: Path) -> None:
         seen.say("transfer syntax", header.file_meta.TransferSyntaxUID.name)
         if spacing := header.get("PixelSpacing") or header.get("ImagerPixelSpacing"):
             seen.say("spacing in mm", " x ".join(f"{header_number(v, 'spacing'):g}" for v in spacing))
+
+
+def look_at_volumes(root: Path, images: Iterable[str]) -> Counter:
+    """How volumes are stored, from the headers of all of them: words → number of NIfTI files.
+
+    Args:
+        root: folder that the paths start from.
+        images: paths below it, with or without ``#slice``; files of other kinds, and damaged ones, are passed over.
+    """
+    seen = Look()
+    for name in dict.fromkeys(image.partition("#")[0] for image in images):
+        if name.lower().endswith(NIFTI_SUFFIXES):
+            with contextlib.suppress(
+                Exception
+            ):  # nibabel raises many types; the file gets its sentence where it is read
+                _look_at_volume(seen, root / name)
+                seen.formats["NIfTI"] += 1
+    return Counter(seen.formats) + seen.words.get(SLICES, Counter()) + seen.words.get(DIRECTIONS, Counter())
+
+
+def _look_at_volume(seen: Look, path: Path) -> None:
+    import nibabel
+
+    image: Any = nibabel.load(path)  # a SpatialImage, which nibabel's types do not say
+    height = nibabel.aff2axcodes(image.affine)[2]
+    seen.say(SLICES, {"S": FROM_THE_FEET, "I": FROM_THE_HEAD}.get(height, OTHER_PLANE))
+    by = [matrix for matrix, _ in (image.get_sform(coded=True), image.get_qform(coded=True)) if matrix is not None]
+    turns = {tuple(nibabel.io_orientation(matrix).ravel()) for matrix in by}
+    seen.say(DIRECTIONS, BOTH_DIFFER if len(turns) > 1 else ONE_MATRIX if turns else NO_MATRIX)
 
 
 def proposal(seen: Look) -> dict[str, tuple[object, str]]:

@@ -1,5 +1,7 @@
 """Whether images look like images, once they are as the network sees them: shares that a person would want to see, and
 a contact sheet, because people look rather than read. Both stay at the hospital.
+
+``fedmend prepare``, ``init`` and ``sitecheck`` ask the same function, the first two of a sample of the images.
 """
 
 from collections.abc import Sequence
@@ -8,9 +10,30 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.data.card import SiteCard
+from fedmend.data.datalist import SECTIONS, load_datalist
+from fedmend.data.look import (
+    BOTH_DIFFER,
+    FROM_THE_HEAD,
+    NO_MATRIX,
+    OTHER_PLANE,
+    Look,
+    look_at,
+    look_at_volumes,
+    some_of,
+    spread,
+)
+from fedmend.data.readers import NIFTI_SUFFIXES
+from fedmend.data.store import decode
+from fedmend.data.tables import load_table
+from fedmend.errors import FedMendError
+from fedmend.labels import SEGMENTATION
+
 FEW_LEVELS = 8  # grey values; a picture of a body has more
 MOST_WHITE = 0.5  # share of an image
 LOOKED_AT = 2000  # images
+OPENED, OPENED_VOLUMES = 200, 10  # of which the files are looked into; a volume is read as a whole
+AIR, LOWEST, HIGHEST = -900, -1100, 4000  # HU: air is below; no tissue, and hardly a metal, is beyond
 SHOWN, ACROSS, EDGE, GAP = 24, 6, 160, 4  # images of a contact sheet, in a row; pixels
 
 
@@ -47,9 +70,111 @@ class Shares:
         return [f"{which.sum()} of {self.number} images {words}" for words, which in found.items() if which.any()]
 
 
-def spread(number: int, most: int) -> list[int]:
-    """At most so many places in a list, evenly spread."""
-    return np.unique(np.linspace(0, number - 1, min(most, number)).astype(int)).tolist()
+@dataclass(frozen=True)
+class Findings:
+    """Whether the training images of a site look like images.
+
+    Attributes:
+        lines: what they are like.
+        warnings: what a person should look at.
+        impossible: why nothing can be learned from them; empty where something can.
+    """
+
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+    impossible: str = ""
+
+
+def findings(card: SiteCard, names: Sequence[str], pictures: np.ndarray) -> Findings:
+    """Looks at training images, at what the network sees of them and into some of their files.
+
+    Args:
+        card: the site's card.
+        names: of all training images or volumes, below the card's ``image_root``.
+        pictures: (N, S, S) or (N, S, S, 3) uint8, or (N, S, S) floating numbers in 0..1, all of them or some.
+    """
+    if not len(pictures):
+        return Findings((), (), "expected images that can be read, got none")
+    shares = shares_of(pictures)
+    volumes = any(name.partition("#")[0].lower().endswith(NIFTI_SUFFIXES) for name in names)
+    seen = look_at(card.image_root, some_of(names, OPENED_VOLUMES if volumes else OPENED))
+    total = sum(seen.formats.values())
+    notes = [f"{n} of {total} images: {note}" for note, n in seen.words.get("put right", {}).items()]
+    several = [
+        f"images of several kinds of {name}: " + ", ".join(f"{word:.40} ({n})" for word, n in words.most_common(5))
+        for name, words in seen.words.items()
+        if name in ("modality", "photometric") and len(words) > 1
+    ]
+    some = pictures[spread(len(pictures), LOOKED_AT)]
+    return Findings(
+        (shares.line(), *notes),
+        (*shares.warnings(), *_hounsfield(card, seen), *several, *_stored(card, names)),
+        "expected images that differ, got one grey value in all of them" if some.min() == some.max() else "",
+    )
+
+
+def _hounsfield(card: SiteCard, seen: Look) -> list[str]:
+    """What no values in HU are like. NIfTI files do not name their modality: a window in HU says what it is."""
+    in_hu = seen.most("modality") == "CT" or ("modality" not in seen.words and isinstance(card.window, tuple))
+    if not in_hu or not seen.values:
+        return []
+    low, high = np.array(seen.values).T
+    found = {
+        "have no air near -1000 HU": low > AIR,
+        f"have values beyond {LOWEST} to {HIGHEST} HU": (low < LOWEST) | (high > HIGHEST),
+    }
+    return [f"{which.sum()} of {len(low)} images of CT {words}" for words, which in found.items() if which.any()]
+
+
+def _stored(card: SiteCard, names: Sequence[str]) -> list[str]:
+    """How volumes are stored otherwise than people may think."""
+    seen = look_at_volumes(card.image_root, names)
+    words = {
+        "are stored from the head down or in another plane: '#k' and 'slices' count axial slices from the feet, not as"
+        " the file does": seen[FROM_THE_HEAD] + seen[OTHER_PLANE],
+        "have an sform and a qform of other directions: the sform counts": seen[BOTH_DIFFER],
+        "have neither sform nor qform: which side is the left is a guess": seen[NO_MATRIX],
+    }
+    return [f"{count} of {seen['NIfTI']} volumes {text}" for text, count in words.items() if count]
+
+
+def training_pictures(card: SiteCard, size: int) -> tuple[Sequence[str], np.ndarray, list[str]]:
+    """Some training images as the network will see them, made as for a job.
+
+    Args:
+        card: the site's card.
+        size: edge length S in pixels.
+
+    Returns:
+        names of all training images or volumes; (N, S, S), in colour (N, S, S, 3), of some of them, uint8 or, of
+        volumes, float16 in 0..1; and a sentence for each of those that cannot be read.
+
+    Raises:
+        FedMendError: a table or datalist that cannot be used.
+    """
+    file, made, refused = card.splits["train"], [], []
+    if card.kind == SEGMENTATION:
+        from fedmend.data.slices import axial_slices, volume_window
+
+        items = load_datalist(card, file, "train")
+        window = volume_window(card)
+        for i in spread(len(items), OPENED_VOLUMES):
+            try:
+                where = f"{file}, {SECTIONS['train']} item {i + 1}"
+                seen = axial_slices(items[i], where, window=window, size=size, foreground=card.foreground)
+                made.append(seen[0])
+            except FedMendError as e:
+                refused.append(str(e))
+        return [item.name for item in items], np.concatenate(made) if made else np.zeros((0, size, size)), refused
+    table, shape = load_table(card, file, card.classes), (size, size, 3) if card.color else (size, size)
+    places = spread(len(table.images), OPENED)
+    decoded, _ = decode([card.image_root / table.images[i] for i in places], card.window, shape)
+    for i, image in zip(places, decoded, strict=True):
+        if isinstance(image, np.ndarray):
+            made.append(image)
+        else:
+            refused.append(f"{file} row {table.rows[i]}: {image or 'expected a file, not found'}")
+    return table.images, np.stack(made) if made else np.zeros((0, *shape), dtype=np.uint8), refused
 
 
 def shares_of(images: np.ndarray) -> Shares:
@@ -68,7 +193,7 @@ def shares_of(images: np.ndarray) -> Shares:
     return Shares(len(levels), np.array(levels), np.array(black), np.array(white))
 
 
-def contact_sheet(images: Sequence[np.ndarray], file: Path) -> None:
+def contact_sheet(images: Sequence[np.ndarray] | np.ndarray, file: Path) -> None:
     """Writes some images, evenly spread over those given, as one PNG file.
 
     Args:

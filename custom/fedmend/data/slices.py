@@ -73,10 +73,24 @@ VolumeData = SiteData[VolumeSplit]
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------
-def _slices(
+def axial_slices(
     item: VolumeItem, where: str, *, window: tuple[float, float] | None, size: int, foreground: int
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Images (n, size, size) float16, masks (n, size, size) uint8 and slice numbers of one case."""
+    """The slices of one case that a method sees.
+
+    Args:
+        item: the case.
+        where: words that name it in messages.
+        window: see :func:`fedmend.data.volumes.scale`.
+        size: edge length in pixels.
+        foreground: value of the lesion in the label file.
+
+    Returns:
+        images (n, size, size) float16 in 0..1, masks (n, size, size) uint8, and n slice numbers, from 0 at the feet.
+
+    Raises:
+        FedMendError: a file that cannot be used, a slice number that there is not, or voxels of one value.
+    """
     voxels, mask = read_pair(item, where, foreground)
     depth = voxels.shape[2]
     if item.slices is not None and item.slices[-1] >= depth:
@@ -130,7 +144,7 @@ def _finished(folder: Path, size: int) -> list[tuple[int, int]] | None:
 def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str], **how: Any) -> None:
     numbers: list[tuple[int, int]] = []
     with open(folder / "images.f16", "wb") as images, open(folder / "masks.u8", "wb") as masks:
-        made = threaded(lambda case: _slices(items[case], where(case), **how), range(len(items)))
+        made = threaded(lambda case: axial_slices(items[case], where(case), **how), range(len(items)))
         for case, (image, mask, planes) in enumerate(made):
             images.write(image.tobytes())
             masks.write(mask.tobytes())

@@ -120,10 +120,20 @@ def file_stamp(path: Path) -> tuple:
     return (str(path), known.st_size, known.st_mtime_ns)
 
 
-def _decode(
+def decode(
     paths: Sequence[Path], window: Window, shape: tuple[int, ...]
 ) -> tuple[list[np.ndarray | str | None], list[str]]:
-    """Per path the slice, a reason why it is unreadable, or None when the file is missing; and what was put right."""
+    """Images as a store holds them.
+
+    Args:
+        paths: of N images, with ``#`` and a number behind a file with several.
+        window: see :class:`fedmend.data.card.SiteCard`.
+        shape: of each image, (S, S), or (S, S, 3) in colour.
+
+    Returns:
+        per path the uint8 image, a reason why it is unreadable, or None when the file is missing; and what was put
+        right.
+    """
     decoded: list[np.ndarray | str | None] = []
     notes: list[str] = []
     for path in paths:
@@ -158,7 +168,7 @@ def _build(
         if total:
             os.posix_fallocate(stream.fileno(), 0, total * math.prod(shape))  # a full disk shows here, not half-way
         chunks = [paths[i : i + CHUNK] for i in range(0, total, CHUNK)]
-        for chunk, notes in mapped(partial(_decode, window=window, shape=shape), chunks, processes=processes):
+        for chunk, notes in mapped(partial(decode, window=window, shape=shape), chunks, processes=processes):
             counts.update(notes)
             for image in chunk:
                 if image is None:

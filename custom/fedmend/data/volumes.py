@@ -103,10 +103,11 @@ def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 def _which(image: Any, label: Any) -> str:
     """Which matrix a label has instead of the image's: a header has two, of which some programs write one alone."""
     used, unused = ("sform", "qform") if image.header["sform_code"] else ("qform", "sform")
+    advice = "write the same one as sform and qform into both files"
     if _same(getattr(image, f"get_{unused}")(coded=True)[0], label.affine):
-        return f"that of the image's {unused}, while its {used} counts; write the same one as sform and qform into both files"
+        return f"that of the image's {unused}, while its {used} counts; {advice}"
     if any(_same(image.affine, matrix) for matrix in (label.get_sform(coded=True)[0], label.get_qform(coded=True)[0])):
-        return "that of the label's sform, while its qform would fit; write the same one as sform and qform into both files"
+        return f"that of the label's sform, while its qform would fit; {advice}"
     return "another one"
 
 

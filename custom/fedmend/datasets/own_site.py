@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from fedmend.basics.files import whole_folder
-from fedmend.data.card import WINDOWS, stays_below, write_card
+from fedmend.data.card import WINDOWS, load_card, stays_below, write_card
 from fedmend.data.identity import as_on_disk, file_key, is_missing, merged, split_frame
 from fedmend.data.look import look_at, notes_of, proposal, some_of
+from fedmend.data.plausible import contact_sheet, findings, training_pictures
 from fedmend.data.raw import is_window
 from fedmend.data.tables import LabelTable
 from fedmend.datasets.checks import need
@@ -28,6 +29,7 @@ from fedmend.errors import FedMendError
 from fedmend.labels import SINGLELABEL
 
 PATIENT_WORDS = ("patient", "subject", *(rf"(?<![a-z]){word}" for word in ("sub", "subj", "pat", "pid", "case")))
+SHEET, SHOWN_SIZE = "contact_sheet.png", 224  # file in the site folder; pixels, as in the papers
 AS_SEEN = object()  # what a look at the images proposes
 
 
@@ -327,5 +329,21 @@ def choices_of(args: Namespace) -> SiteChoices:
 
 
 def done(out: Path) -> str:
-    """The last line of a command."""
-    return f"the site folder is {out}; check it: fedmend sitecheck {out}"
+    """The last lines of a command: how the training images look with the card that was written, where pictures of some
+    of them lie, and what comes next.
+
+    Raises:
+        FedMendError: a site folder that cannot be used, or images from which nothing can be learned.
+    """
+    card = load_card(out, out.name)
+    names, pictures, refused = training_pictures(card, SHOWN_SIZE)
+    found = findings(card, names, pictures)
+    lines = [*found.lines, *(f"warning: {words}" for words in found.warnings)]
+    if refused:
+        lines.append(f"warning: {len(refused)} of the training images that were opened cannot be used: {refused[0]}")
+    if len(pictures):
+        contact_sheet(pictures, out / SHEET)
+        lines.append(f"look at training images as the network will see them; they stay here: {out / SHEET}")
+    if found.impossible and not refused:
+        raise FedMendError(f"training images: {found.impossible}; the site folder is {out}")
+    return "\n".join([*lines, f"the site folder is {out}; check it: fedmend sitecheck {out}"])

@@ -1,8 +1,12 @@
+import nibabel
 import numpy as np
 import pytest
+from factories import make_dicom, make_site_folder, pixels
+from nifti_factories import make_volume_site, open_volumes, write_nifti
 from PIL import Image
 
-from fedmend.data.plausible import contact_sheet, shares_of
+from fedmend.data.card import SiteCard, load_card
+from fedmend.data.plausible import contact_sheet, findings, shares_of, training_pictures
 
 GREY = np.arange(256, dtype=np.uint8).reshape(16, 16)
 
@@ -41,3 +45,102 @@ def test_a_contact_sheet_keeps_colours_and_takes_half_precision(tmp_path):
     sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
     assert sheet[80, 80].tolist() == [200, 0, 0]
     assert sheet[80, 244].tolist() == [128, 128, 128]
+
+
+# ---- a site ---------------------------------------------------------------------------------------------------------
+def ct(path, values, **fields):
+    make_dicom(path, np.asarray(values, dtype=np.int16), Modality="CT", **fields)
+
+
+def card_of(root, window=None):
+    return SiteCard("site-1", root, "multilabel", ("mass",), {"train": "train.csv"}, root, window=window)
+
+
+def warned(root, names, window=None):
+    return list(findings(card_of(root, window), names, np.stack([GREY] * 2)).warnings)
+
+
+def test_ct_without_air_or_with_values_that_no_body_has_is_a_warning(tmp_path):
+    plain = np.linspace(-1000, 1500, 64).reshape(8, 8)
+    for name, values in {"a": plain, "b": plain + 400, "c": plain * 3}.items():
+        ct(tmp_path / name, values)
+    assert warned(tmp_path, ["a"], (40.0, 80.0)) == []
+    assert warned(tmp_path, ["a", "b", "c"], (40.0, 80.0)) == [
+        "1 of 3 images of CT have no air near -1000 HU",
+        "1 of 3 images of CT have values beyond -1100 to 4000 HU",
+    ]
+
+
+def test_a_window_in_hu_says_that_volumes_are_ct(tmp_path):
+    write_nifti(tmp_path / "v.nii", np.linspace(0, 400, 128).reshape(8, 8, 2))
+    assert warned(tmp_path, ["v.nii#0"], (40.0, 400.0)) == ["1 of 1 images of CT have no air near -1000 HU"]
+    assert warned(tmp_path, ["v.nii#0"]) == []
+
+
+def test_several_modalities_are_a_warning(tmp_path):
+    ct(tmp_path / "a", np.linspace(-1000, 1500, 64).reshape(8, 8))
+    make_dicom(tmp_path / "b", np.linspace(-1000, 1500, 64).reshape(8, 8), Modality="MR")
+    assert warned(tmp_path, ["a", "b"], (40.0, 80.0)) == ["images of several kinds of modality: CT (1), MR (1)"]
+
+
+def test_volumes_that_are_not_stored_from_the_feet_are_counted_by_files(tmp_path):
+    volume = np.arange(64, dtype=np.int16).reshape(4, 4, 4)
+    head_down, sagittal = np.diag([-1.0, -1, -1, 1]), np.eye(4)[[2, 0, 1, 3]]
+    for name, affine in {"a": np.eye(4), "b": head_down, "c": sagittal, "d": np.diag([-1.0, -1, 1, 1])}.items():
+        write_nifti(tmp_path / f"{name}.nii", volume, affine)
+    names = [f"{name}.nii#{k}" for name in "abcd" for k in (0, 3)]
+    assert warned(tmp_path, names) == [
+        "2 of 4 volumes are stored from the head down or in another plane: '#k' and 'slices' count axial slices from"
+        " the feet, not as the file does"
+    ]
+
+
+def test_headers_with_two_directions_or_none_are_counted(tmp_path):
+    volume = np.arange(64, dtype=np.int16).reshape(4, 4, 4)
+    image = nibabel.Nifti1Image(volume, np.eye(4))
+    image.set_qform(np.diag([-1.0, 1, 1, 1]), 1)
+    nibabel.save(image, tmp_path / "two.nii")
+    nibabel.save(nibabel.Nifti1Image(volume, None), tmp_path / "none.nii")
+    assert warned(tmp_path, ["two.nii#1", "none.nii#1"]) == [
+        "1 of 2 volumes have an sform and a qform of other directions: the sform counts",
+        "1 of 2 volumes have neither sform nor qform: which side is the left is a guess",
+    ]
+
+
+def test_what_the_reader_put_right_is_counted(tmp_path):
+    clear = Image.fromarray(GREY).convert("LA")
+    clear.putalpha(Image.fromarray(GREY))
+    clear.save(tmp_path / "a.png")
+    Image.fromarray(GREY).save(tmp_path / "b.png")
+    found = findings(card_of(tmp_path), ["a.png", "b.png"], np.stack([GREY] * 2))
+    assert found.lines[1:] == ("1 of 2 images: what is transparent became black",)
+    assert found.warnings == ()
+
+
+def test_images_that_are_all_the_same_grey_teach_nothing(tmp_path):
+    white = np.full((3, 8, 8), 255, dtype=np.uint8)
+    found = findings(card_of(tmp_path), [], white)
+    assert found.impossible == "expected images that differ, got one grey value in all of them"
+    white[2] = 254  # three flat images of two values are odd, and can be told apart
+    assert findings(card_of(tmp_path), [], white).impossible == ""
+
+
+def test_pictures_of_a_table_are_those_of_a_job_and_unreadable_ones_are_told_by_row(tmp_path):
+    site = make_site_folder(tmp_path / "site-1")
+    (site / "images" / "img2.png").write_text("no picture")
+    (site / "images" / "img4.png").unlink()
+    names, pictures, refused = training_pictures(load_card(site, "site-1"), 8)
+    assert len(names) == 6
+    assert [picture.tolist() for picture in pictures] == [pixels(i).tolist() for i in (0, 1, 3, 5)]
+    assert [sentence.split(":")[0] for sentence in refused] == ["train.csv row 4", "train.csv row 6"]
+
+
+def test_pictures_of_volumes_are_those_of_a_job(tmp_path):
+    site = make_volume_site(tmp_path / "site-1")
+    _, pictures, refused = training_pictures(load_card(site, "site-1"), 8)
+    assert np.array_equal(pictures, open_volumes(site).train.images)
+    assert refused == []
+    (site / "images" / "case-1.nii.gz").unlink()
+    names, pictures, refused = training_pictures(load_card(site, "site-1"), 8)
+    assert (len(names), len(pictures)) == (2, 4)
+    assert refused == ["datalist.json, training item 1, image: expected a NIfTI file, not found"]

@@ -74,7 +74,7 @@ def test_a_store_in_colour_has_three_channels_and_another_key_than_a_grey_one(ro
 
 def test_a_store_in_colour_is_built_once_and_then_read(root, monkeypatch):
     first = np.array(opened(root, color=True).images)
-    monkeypatch.delattr(store, "_decode")
+    monkeypatch.delattr(store, "decode")
     assert np.array_equal(opened(root, color=True).images, first)
 
 
@@ -97,7 +97,7 @@ def test_a_dicom_file_in_a_store_in_colour_is_refused_with_its_row(root):
 
 def test_a_store_is_built_once_and_then_read(root, monkeypatch):
     first = np.array(opened(root).images)
-    monkeypatch.delattr(store, "_decode")
+    monkeypatch.delattr(store, "decode")
     assert np.array_equal(opened(root).images, first)
 
 
@@ -304,7 +304,7 @@ def test_a_store_that_a_power_loss_has_damaged_is_built_again(root, file, conten
         (folder / file).write_bytes(content)
     assert np.array_equal(opened(root).images[2], pixels(2))
     assert left_over(root) == [folder.name]
-    monkeypatch.delattr(store, "_decode")
+    monkeypatch.delattr(store, "decode")
     assert np.array_equal(opened(root).images[2], pixels(2))
 
 

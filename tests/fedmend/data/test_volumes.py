@@ -215,8 +215,8 @@ def test_a_label_on_the_matrix_that_does_not_count_is_told_so(tmp_path, image, l
     folder = make_volume_site(tmp_path / "site")
     with_matrices(folder, "images/case-2.nii.gz", voxels(1), **image)
     with_matrices(folder, "labels/case-2.nii.gz", lesion().astype(np.uint8), **label)
-    words = f": expected a label with the image's affine matrix, got {got}; write the same one as sform and qform into both files"
-    with refused(ITEM + words):
+    advice = "write the same one as sform and qform into both files"
+    with refused(f"{ITEM}: expected a label with the image's affine matrix, got {got}; {advice}"):
         open_volumes(folder)
 
 

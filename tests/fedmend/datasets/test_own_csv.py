@@ -210,9 +210,8 @@ def test_images_that_nobody_can_read_are_refused(table, tmp_path):
     source = table()
     for i in range(16):
         Image.fromarray(np.full((4, 4), 1000, dtype=np.uint16)).save(tmp_path / "data" / f"{i}.png")
-    with refused(
-        "images: expected some that can be read, got none of 16: expected a picture of 8 bits in grey or RGB, got 16 bits"
-    ):
+    reason = "expected a picture of 8 bits in grey or RGB, got 16 bits"
+    with refused(f"images: expected some that can be read, got none of 16: {reason}"):
         prepare(source, tmp_path / "out", choices=CHOICES)
 
 

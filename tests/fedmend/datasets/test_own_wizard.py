@@ -3,9 +3,11 @@
 import json
 import shlex
 
+import numpy as np
 import pytest
 from cli_calls import call
 from factories import make_dicom, pixels, refused, write_png
+from PIL import Image
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
@@ -206,3 +208,21 @@ def test_classes_out_of_a_data_frame_are_proposed_once_each(tmp_path, talk):
     out, questions, _ = talk([""] * 10, folder=str(tmp_path / "x"))
     assert "All classes of the federation, comma-separated [1,2,Naevus]: " in questions
     assert load_card(out, "site-1").classes == ("1", "2", "Naevus")
+
+
+def test_prepare_and_init_end_with_the_same_look_at_the_training_images(films, tmp_path, capsys):
+    for number in range(3):
+        Image.fromarray(np.full((64, 64), 255, dtype=np.uint8)).save(films / f"{number}.png")
+    shares = "--test-share=0", "--val-share=0"
+    call("init", str(films), "--out", str(tmp_path / "a"), "--yes", *shares)
+    told = capsys.readouterr().out
+    columns = ["--columns", "image=File", "patient=Patient ID", "--classes", "effusion,mass"]
+    call("prepare", "csv", str(films / "labels.csv"), str(tmp_path / "b"), *columns, *shares)
+    assert told.splitlines()[-5:-2] == capsys.readouterr().out.splitlines()[-5:-2]
+    *_, line, one, white, where, last = told.splitlines()
+    assert line.startswith("grey values in use ")
+    assert one == "warning: 3 of 12 images have one grey value"
+    assert white == "warning: 3 of 12 images are white in more than 50% of their pixels"
+    assert where.endswith(str(tmp_path / "a" / "contact_sheet.png"))
+    assert last.endswith(f"fedmend sitecheck {tmp_path / 'a'}")
+    assert Image.open(tmp_path / "a" / "contact_sheet.png").size == (6 * 164 + 4, 2 * 164 + 4)
