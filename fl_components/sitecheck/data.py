@@ -144,6 +144,24 @@ def counts(site: CheckedSite) -> Result:
     return Result(OK, f"{sizes} samples", details)
 
 
+def lesions(site: CheckedSite) -> Result:
+    """Lesions of masks that vanish at the size of the job, and then train as background."""
+    if site.data is None:
+        return Result(SKIP, "needs the images")
+    opened, size = site.loaded(), site.data.train.images.shape[1]
+    found = {name: rows.lesions(opened[name]) for name, rows in site.rows().items() if name in opened}
+    kept = {name: left for name, left in found.items() if left is not None}
+    if not kept:
+        return Result(SKIP, "the site has no masks")
+    before, after = sum(left.lesions for left in kept.values()), sum(left.lesions_left for left in kept.values())
+    details = [
+        f"{name}: {left.lesions_left} of {left.lesions} lesions, {left.slices_left} of {left.slices} slices with lesion"
+        for name, left in kept.items()
+    ]
+    lost = before > after or any(left.slices > left.slices_left for left in kept.values())
+    return Result(WARN if lost else OK, f"{after} of {before} lesions are left at {size} pixels", details)
+
+
 def disk(site: CheckedSite) -> Result:
     """Room for image stores and state."""
     if site.config is None or site.data is None:
@@ -178,6 +196,7 @@ CHECKS = {
     "images": images,
     "looks": looks,
     "counts": counts,
+    "lesions": lesions,
     "overlap": overlap,
     "disk": disk,
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedmend.errors import FedMendError
 
 if TYPE_CHECKING:
     from fedmend.data.card import SiteCard
+    from fedmend.data.slices import LesionsLeft
 
 
 class Rows(ABC):
@@ -38,6 +39,10 @@ class Rows(ABC):
     @abstractmethod
     def bytes_per_pixel(self) -> int:
         """What an image takes in the store."""
+
+    def lesions(self, opened: Any) -> LesionsLeft | None:
+        """What the size at which a split was opened leaves of its lesions; None where there are no masks."""
+        return None
 
 
 class TableRows(Rows):
@@ -92,6 +97,11 @@ class DatalistRows(Rows):
                 read_pair(item, f"{self.file}, {SECTIONS[self.split]} item {number}", self.card.foreground)
             except FedMendError as e:
                 yield str(e)
+
+    def lesions(self, opened: Any) -> LesionsLeft:
+        from fedmend.data.slices import lesions_left
+
+        return lesions_left(self.card, self.split, opened)
 
     def bytes_per_pixel(self) -> int:
         return 3  # a half-precision grey value and a mask

@@ -210,6 +210,52 @@ def _places(card: SiteCard, file: str, split: str) -> Callable[[int], str]:
     return lambda number: f"{card.site}: {file}, {SECTIONS[split]} item {number + 1}"
 
 
+@dataclass(frozen=True)
+class LesionsLeft:
+    """What the size of a job leaves of the lesions in the masks of a split.
+
+    Attributes:
+        lesions: connected in three dimensions, on the slices that are used.
+        lesions_left: those with at least one pixel left.
+        slices: with lesion.
+        slices_left: those with lesion at the job's size.
+    """
+
+    lesions: int
+    lesions_left: int
+    slices: int
+    slices_left: int
+
+
+def lesions_left(card: SiteCard, name: str, split: VolumeSplit) -> LesionsLeft:
+    """Counts lesions before and after the masks of a split are made smaller: what vanishes trains as background.
+
+    Args:
+        card: the site's card.
+        name: of the split.
+        split: opened at the job's size.
+
+    Raises:
+        FedMendError: a mask that cannot be used.
+    """
+    from scipy.ndimage import generate_binary_structure, label
+
+    size, where = split.masks.shape[1], _places(card, split.file, name)
+    counts = np.zeros(4, dtype=int)
+    for number, item in enumerate(split.items):
+        # The label has the grid of the image and stands in for it.
+        volume = read_pair(replace(item, image=item.label), where(number), card.foreground)[1]
+        mine = np.flatnonzero(split.case == number)
+        used = np.zeros(volume.shape, dtype=bool)
+        used[:, :, split.plane[mine]] = volume[:, :, split.plane[mine]]
+        numbered, lesions = label(used, generate_binary_structure(3, 3))
+        planes = np.stack([axial_plane(numbered, p) for p in split.plane[mine]])
+        left = np.unique(resize_masks(planes, (size, size), np.float32))
+        marked, kept = planes.any((1, 2)), split.masks[mine].any((1, 2))
+        counts += lesions, (left > 0).sum(), marked.sum(), (marked & kept).sum()
+    return LesionsLeft(*counts.tolist())
+
+
 def load_complete_masks(card: SiteCard, train: VolumeSplit) -> np.ndarray | None:
     """Complete masks (N, size, size) bool of the slices of a training split, or None where the site keeps none, or not
     those of all its cases; they measure repairs and are never given to a method."""

@@ -139,10 +139,19 @@ def resize_image(planes: np.ndarray, size: int) -> np.ndarray:
     return wanted[:, 0].numpy()
 
 
-def resize_masks(planes: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """(N, H, W) bool or uint8 → (N, *shape) uint8, nearest neighbour."""
-    planes = planes.astype(np.uint8)
+def resize_masks(planes: np.ndarray, shape: tuple[int, int], kind: type = np.uint8) -> np.ndarray:
+    """Nearest neighbours of masks, or of numbered lesions.
+
+    Args:
+        planes: (N, H, W) bool or whole numbers below 2^24.
+        shape: height and width that are wanted.
+        kind: of the numbers given back; uint8 holds a mask.
+
+    Returns:
+        (N, *shape) of this kind.
+    """
+    planes = planes.astype(kind)
     if planes.shape[1:] == tuple(shape):
         return planes
     wanted = F.interpolate(torch.from_numpy(planes).float()[:, None], tuple(shape), mode="nearest-exact")
-    return wanted[:, 0].numpy().astype(np.uint8)
+    return wanted[:, 0].numpy().astype(kind)

@@ -24,7 +24,7 @@ from torch_factories import CPU
 from fedmend.data import slices
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening
-from fedmend.data.slices import load_complete_masks, load_volumes
+from fedmend.data.slices import LesionsLeft, lesions_left, load_complete_masks, load_volumes
 
 
 def stores(folder):
@@ -251,3 +251,26 @@ def test_a_site_can_train_on_complete_masks(tmp_path):
 def test_training_on_complete_masks_needs_them(tmp_path):
     with refused("site-1: site.json, field truth: expected complete masks for all_labels, got none"):
         open_volumes(make_volume_site(tmp_path / "site"), all_labels=True)
+
+
+# ---- lesions at the size of a job -----------------------------------------------------------------------------------
+def test_lesions_and_slices_that_vanish_at_the_size_of_a_job_are_counted(tmp_path):
+    """From 16 to 4 pixels rows 2, 6, 10, 14 are left, and the columns of these numbers."""
+    shape = (16, 16, 4)
+    large = ((1, 8), (1, 8), (0, 2))  # two slices
+    corner = ((8, 9), (8, 9), (2, 3))  # touches the large one by a corner: one lesion
+    lost = ((11, 13), (11, 13), (3, 4))
+    hit = ((14, 15), (9, 10), (3, 4))  # row 15 - 9 = 6, column 14
+    masks = [lesion(large, corner, shape=shape), lesion(lost, shape=shape), lesion(lost, hit, shape=shape)]
+    folder = make_volume_site(tmp_path / "site", masks, test=())
+    card = load_card(folder, "site-1")
+    whole, small = (open_volumes(folder, size=size).train for size in (16, 4))
+    assert lesions_left(card, "train", whole) == LesionsLeft(4, 4, 5, 5)
+    assert lesions_left(card, "train", small) == LesionsLeft(4, 2, 5, 3)
+
+
+def test_lesions_on_slices_that_are_not_used_do_not_count(tmp_path):
+    masks = [lesion(((1, 3), (1, 3), (0, 1)), ((1, 3), (1, 3), (3, 4)))]
+    folder = make_volume_site(tmp_path / "site", masks, test=(), slices=[[0, 1]])
+    split = open_volumes(folder).train
+    assert lesions_left(load_card(folder, "site-1"), "train", split) == LesionsLeft(1, 1, 1, 1)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from factories import CLASSES, LABELS, make_dicom, make_site_folder, pixels, write_png
-from nifti_factories import make_volume_site, write_nifti
+from nifti_factories import lesion, make_volume_site, write_nifti
 from PIL import Image
 from sitecheck_factories import change_settings, found, make_job, shown
 
@@ -258,6 +258,29 @@ def test_images_are_opened_at_the_size_of_the_job(site, job, monkeypatch):
     found("images", site, job=job)
     found("images", site)
     assert sizes == [48, 32]
+
+
+def test_lesions_that_vanish_at_the_size_of_the_job_are_a_warning(tmp_path, site):
+    small, seen = ((11, 13), (11, 13), (1, 2)), ((1, 8), (1, 8), (2, 3))
+    volumes = make_volume_site(
+        tmp_path / "volumes",
+        [lesion(seen, small, shape=(16, 16, 4)), lesion(seen, shape=(16, 16, 4))],
+        test=[lesion(small, shape=(16, 16, 4))],
+    )
+    assert found("lesions", volumes)[0] == "ok    lesions: 4 of 4 lesions are left at 256 pixels"
+    job = make_job(tmp_path / "small", classes=["lesion"], method="fedmend.methods.fedia.FedIA", image_size=4)
+    assert found("lesions", volumes, job=job) == [
+        "warn  lesions: 2 of 4 lesions are left at 4 pixels",
+        "        train: 2 of 3 lesions, 2 of 3 slices with lesion",
+        "        test: 0 of 1 lesions, 0 of 1 slices with lesion",
+    ]
+    assert found("lesions", site) == ["skip  lesions: the site has no masks"]
+
+
+def test_images_that_teach_nothing_are_refused(site):
+    for file in (site / "images").iterdir():
+        Image.fromarray(np.full((8, 8), 255, dtype=np.uint8)).save(file)
+    assert found("looks", site)[0] == ("fail  looks: expected images that differ, got one grey value in all of them")
 
 
 Usage = namedtuple("Usage", "free")
