@@ -24,6 +24,7 @@ from nvflare.apis.job_def import ALL_SITES
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe import PocEnv, SimEnv
+from nvflare.recipe.run import Run
 from nvflare.recipe.spec import ExecEnv, Recipe
 from nvflare.tool.poc.poc_commands import get_prod_dir
 
@@ -34,7 +35,8 @@ from fl_components.job.reading import read
 from fl_components.job.variants import SHARED
 from fl_components.kit_state import DEFAULT
 from fl_components.run.poc import CHECKOUT, local_project
-from fl_components.run.simulate import lay_policy, local_settings
+from fl_components.run.simulate import fresh, lay_policy, local_settings
+from fl_components.run.start import check_paths, in_use, reach_this_machine
 
 ENDING = "Recipe"
 LOGIN = 60.0  # seconds that a server may take to start
@@ -108,6 +110,27 @@ class JobRecipe(Recipe):
         self.settings, self._site = Job(folder, variants=variants, sites=sites, **variables), dict(site or {})
         super().__init__(FolderJob(self.settings))
 
+    def run(self, env: ExecEnv, *args: Any, **kwargs: Any) -> Run:
+        """Runs the recipe in an environment; on this machine in a workspace for one run at a time.
+
+        Args:
+            env: the environment.
+            args: as FLARE's recipes take them.
+            kwargs: as FLARE's recipes take them.
+
+        Raises:
+            FedMendError: see :meth:`process_env`; a workspace that FLARE cannot take, or with a run at work.
+        """
+        if not isinstance(env, SimEnv | PocEnv):
+            return super().run(env, *args, **kwargs)
+        simulated = isinstance(env, SimEnv)
+        workspace = (Path(env.workspace_root) / self.name if simulated else Path(env.poc_workspace)).resolve()
+        self._check_sites(env)
+        check_paths(workspace)
+        reach_this_machine()
+        with fresh(workspace, self._site) if simulated else in_use(workspace):
+            return super().run(env, *args, **kwargs)
+
     def process_env(self, env: ExecEnv) -> None:
         """Puts the site policy, without which sites refuse every job, where the environment's sites will look for it.
 
@@ -115,13 +138,14 @@ class JobRecipe(Recipe):
             FedMendError: an environment of other sites than the job's, or a workspace with other files.
         """
         if isinstance(env, SimEnv | PocEnv):
-            self._check_sites(env.clients or [f"site-{i + 1}" for i in range(env.num_clients)], type(env).__name__)
+            self._check_sites(env)
         if isinstance(env, SimEnv):
             lay_policy(Path(env.workspace_root) / self.name, self._site)
         elif isinstance(env, PocEnv):
             self._provide_kits(env)
 
-    def _check_sites(self, names: Sequence[str], where: str) -> None:
+    def _check_sites(self, env: SimEnv | PocEnv) -> None:
+        names, where = env.clients or [f"site-{i + 1}" for i in range(env.num_clients)], type(env).__name__
         if sorted(names) != sorted(self.settings.sites):
             wanted = ", ".join(self.settings.sites)
             raise FedMendError(f"{where}: expected the sites of the job, {wanted}, got {', '.join(names)}")

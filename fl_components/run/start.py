@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedmend.basics.files import locked
 from fedmend.errors import FedMendError
-from fedmend.records.run_folder import RUN, RUN_FOLDER
+from fedmend.records.run_folder import RESULTS, RUN, RUN_FOLDER
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC asks, in its order; lower case alone
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -62,7 +62,8 @@ def _beside(workspace: Path) -> tuple[Path, Path]:
 
 def _bring_back(workspace: Path) -> None:
     moving, aside = _beside(workspace)
-    if aside.is_dir() and (workspace / RUN_FOLDER / RUN).is_file():  # the new run has begun
+    begun = any((workspace / RUN_FOLDER / name).is_file() for name in (RUN, RESULTS))  # a label audit has results alone
+    if aside.is_dir() and begun:
         shutil.rmtree(aside)
     elif aside.is_dir():
         for entry in workspace.iterdir() if workspace.is_dir() else ():
@@ -94,11 +95,11 @@ def check_paths(workspace: Path) -> None:
     Raises:
         FedMendError: it, or this Python, has a path with a blank, a quotation mark or a backslash.
     """
-    for what, place in (("workspace", workspace), ("Python", sys.executable)):
+    for what, place in (("workspace or kit", workspace), ("Python", sys.executable)):
         if re.search(r"[\s'\"\\]", str(place)):
             raise FedMendError(
                 f"path of the {what}: expected one without blanks and quotation marks, which FLARE cannot take, got one"
-                " with them; move it, or with --local run the job without FLARE"
+                " with them; move it (a simulation may also do without FLARE, by --local)"
             )
 
 

@@ -2,8 +2,11 @@
 
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError
+from fl_components.run.start import proxy_of
 from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result
 
 RENEWAL = timedelta(days=30)  # before the end of a certificate
@@ -53,7 +56,15 @@ def connection(site: CheckedSite) -> Result:
         raise FedMendError("startup/fed_client.json: expected the address of a server, got none") from None
     if found.problem == CHECK_PASSED:
         return Result(OK, "the server accepts the certificate of this site")
-    return Result(FAIL, f"expected a server that accepts the certificate of this site, got: {found.problem}")
+    expected = "expected a server that accepts the certificate of this site"
+    return Result(FAIL, f"{expected}, got: {found.problem}{_proxy(site.kit)}")
+
+
+def _proxy(kit: Path) -> str:
+    """Words about a proxy that is asked for the way to the server; empty where none is."""
+    server = read_json(kit / "startup" / "fed_client.json")["servers"][0]["service"]["target"]
+    name = proxy_of(server.rpartition(":")[0])
+    return f"; {name} sends this connection to a proxy, and no_proxy does not name the server" if name else ""
 
 
 def _now() -> datetime:

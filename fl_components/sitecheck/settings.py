@@ -9,6 +9,7 @@ from pathlib import Path
 from fedmend.errors import FedMendError, not_installed
 from fl_components.job.reading import refuse_baseline
 from fl_components.kit_state import check_state
+from fl_components.run.start import check_paths
 from fl_components.sitecheck.job import read_needs
 from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result, existing
 
@@ -21,6 +22,7 @@ def settings(site: CheckedSite) -> Result:
 
     if site.kit is None:
         return Result(SKIP, "needs --kit")
+    check_paths(site.kit.resolve())
     config = read_site_config(site.kit / "local" / CONFIG_NAME, site.kit.resolve(), site.name)
     site.config = config
     check_state(site.kit.resolve(), config, site.name)

@@ -113,6 +113,22 @@ def test_the_simulator_gets_our_site_policy_and_the_settings_of_the_recipe(tmp_p
     assert json.loads((laid / "fedmend.json").read_text())["min_count"] == 7
 
 
+def test_a_recipe_keeps_a_run_from_a_second_start_and_flare_from_paths_that_it_cannot_take(tmp_path, monkeypatch):
+    at_work = []
+
+    def deploy(env, job):
+        with pytest.raises(FedMendError, match=r"^--workspace: expected one without a run at work, there is one"):
+            FedMLPRecipe("ich").run(env)
+        at_work.append(json.loads((tmp_path / "fedmlp_ich" / "local" / "fedmend.json").read_text())["min_count"])
+        return "id"
+
+    monkeypatch.setattr(SimEnv, "deploy", deploy)
+    FedMLPRecipe("ich", site={"min_count": 7}).run(SimEnv(num_clients=5, workspace_root=str(tmp_path)))
+    assert at_work == [7]
+    with pytest.raises(FedMendError, match=r"^path of the workspace or kit: expected one without blanks"):
+        FedMLPRecipe("ich").run(SimEnv(num_clients=5, workspace_root=str(tmp_path / "my runs")))
+
+
 @pytest.mark.parametrize("env", [{"num_clients": 2}, {"clients": ["site-1", "site-9"]}])
 def test_an_environment_of_other_sites_is_refused(tmp_path, env):
     names = ", ".join(env.get("clients", NAMES[:2]))

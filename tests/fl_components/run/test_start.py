@@ -15,19 +15,19 @@ from fl_components.run.start import check_paths, in_use, proxy_of, reach_this_ma
 
 BUSY = "--workspace: expected one without a run at work, there is one; wait for its end, or choose another"
 BLANK = (
-    "path of the workspace: expected one without blanks and quotation marks, which FLARE cannot take, got one with"
-    " them; move it, or with --local run the job without FLARE"
+    "path of the workspace or kit: expected one without blanks and quotation marks, which FLARE cannot take, got one"
+    " with them; move it (a simulation may also do without FLARE, by --local)"
 )
 
 
-def run_in(workspace, model, *, began=True):
+def run_in(workspace, model, *, began="run.json"):
     """What a run leaves."""
     records = workspace / "server" / "simulate_job" / "fedmend"
     records.mkdir(parents=True)
-    (records / "results.json").write_text(model)
+    (records / "model").write_text(model)
     (workspace / "state").mkdir()
     if began:
-        (records / "run.json").write_text("{}")
+        (records / began).write_text("{}")
 
 
 def files_of(folder):
@@ -74,11 +74,12 @@ def test_an_earlier_run_comes_back_where_the_new_one_does_not_begin(finished):
     assert [f.name for f in finished.parent.iterdir() if f.name != "w"] == [".w.lock"]
 
 
-def test_an_earlier_run_is_lost_when_the_new_one_has_begun(finished):
+@pytest.mark.parametrize("began", ["run.json", "results.json"], ids=["a training", "a label audit"])
+def test_an_earlier_run_is_lost_when_the_new_one_has_begun(finished, began):
     with contextlib.suppress(FedMendError), fresh(finished, {}):
-        run_in(finished, "new")
+        run_in(finished, "new", began=began)
         raise FedMendError("round 2")
-    assert (finished / "server" / "simulate_job" / "fedmend" / "results.json").read_text() == "new"
+    assert (finished / "server" / "simulate_job" / "fedmend" / "model").read_text() == "new"
     assert [f.name for f in finished.parent.iterdir() if f.name != "w"] == [".w.lock"]
 
 
@@ -91,7 +92,7 @@ def test_whenever_a_start_is_killed_the_next_one_finds_a_whole_run(finished, whe
         (finished / "server").rename(moving / "server")
     else:
         killed.__enter__()
-        run_in(finished, "new", began=when == "after it began")
+        run_in(finished, "new", began="run.json" * (when == "after it began"))
     with set_aside(finished):
         assert not list(finished.iterdir())
         kept = files_of(aside)
@@ -113,7 +114,7 @@ def test_flare_is_given_no_path_with_a_blank(tmp_path):
 
 def test_a_python_with_a_blank_in_its_path_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/home/my venv/bin/python")
-    with refused(BLANK.replace("workspace", "Python")):
+    with refused(BLANK.replace("workspace or kit", "Python")):
         check_paths(tmp_path)
 
 

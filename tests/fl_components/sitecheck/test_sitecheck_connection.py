@@ -45,6 +45,16 @@ def test_a_server_that_listens_is_reached_and_another_one_is_not(tmp_path, site)
     ]
 
 
+def test_a_proxy_in_the_way_is_named(tmp_path, site, monkeypatch):
+    for name in ("grpc_proxy", "http_proxy", "no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    (line,) = found("connection", kit=make_kit(tmp_path / "kit", port=1, data_root=str(site)))
+    assert line.endswith("; https_proxy sends this connection to a proxy, and no_proxy does not name the server")
+    monkeypatch.setenv("no_proxy", "localhost")
+    assert "proxy" not in found("connection", kit=tmp_path / "kit")[0]
+
+
 def test_a_kit_without_the_address_of_a_server_is_named(kit):
     file = kit / "startup" / "fed_client.json"
     about = json.loads(file.read_text())

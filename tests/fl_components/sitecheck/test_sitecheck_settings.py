@@ -1,6 +1,6 @@
 import pytest
 from factories import ROOT, make_site_folder
-from sitecheck_factories import allow, change_settings, found, make_job
+from sitecheck_factories import allow, change_settings, found, make_job, make_kit
 
 
 def test_complete_settings_pass(kit, site):
@@ -164,3 +164,11 @@ def test_a_site_with_privacy_needs_a_decay_that_noise_leaves_as_it_is_and_the_ac
 
 def test_the_label_audit_has_no_limits(kit):
     assert found("limits", kit=kit, job=ROOT / "jobs" / "label_audit") == ["skip  limits: the job trains no model"]
+
+
+def test_a_kit_whose_path_flare_cannot_take_is_refused(tmp_path, site):
+    kit = make_kit(tmp_path / "kit space" / "site-1", data_root=str(site))
+    assert found("fedmend.json", kit=kit) == [
+        "fail  fedmend.json: path of the workspace or kit: expected one without blanks and quotation marks, which FLARE"
+        " cannot take, got one with them; move it (a simulation may also do without FLARE, by --local)"
+    ]
