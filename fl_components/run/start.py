@@ -81,7 +81,11 @@ def _move(source: Path, goal: Path) -> None:
 
 
 def check_threads(threads: int) -> None:
-    """Refuses a number of sites at the same time that is none, by a FedMendError."""
+    """Refuses a number of sites at the same time that is none.
+
+    Raises:
+        FedMendError: it is below one.
+    """
     if threads < 1:
         raise FedMendError(f"--threads: expected at least 1, got {threads}")
 
