@@ -72,7 +72,7 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     if target == old:
         return target, []
     _refuse_shared(root, old, target, site)
-    _refuse_running(root, old, site)
+    refuse_running(root, old, site)
     found = sorted(old.iterdir()) if old.is_dir() else []
     others = [entry for entry in found if entry.name != FOLDER]
     for entry in others:
@@ -125,7 +125,17 @@ def _refuse_shared(root: Path, old: Path, target: Path, site: str) -> None:
         raise FedMendError(f"{site}: state_dir: expected the state of this site alone, got also that of {others[0]}")
 
 
-def _refuse_running(root: Path, old: Path, site: str) -> None:
+def refuse_running(root: Path, old: Path, site: str) -> None:
+    """Refuses a kit that runs.
+
+    Args:
+        root: the kit.
+        old: its ``state_dir``.
+        site: its name, for messages.
+
+    Raises:
+        FedMendError: one of FLARE's processes or a task is still there.
+    """
     for name in PROCESSES:
         text = (root / name).read_text().strip() if (root / name).is_file() else ""
         if text.isdigit() and psutil.pid_exists(int(text)):

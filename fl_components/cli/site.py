@@ -1,4 +1,4 @@
-"""``register``: what has left a site."""
+"""``register``, ``backup`` and ``restore``: what has left a site, and a copy of what it keeps."""
 
 import argparse
 import sys
@@ -9,12 +9,36 @@ from fedmend.errors import FedMendError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """Adds the command."""
+    """Adds the commands."""
     register = commands.add_parser("register", help="what has left a site, answer by answer, and whether that is whole")
     register.add_argument("kit", type=Path, help="startup kit of the site")
     register.add_argument("--last", type=int, default=50, help="newest answers to print (default 50)")
     register.add_argument("--noted", default="", metavar="HASH", help="a last hash that was printed earlier")
     register.set_defaults(run=_register)
+
+    backup = commands.add_parser("backup", help="copy ledgers, verdicts, accounts and state, also while a job runs")
+    backup.add_argument("kit", type=Path, help="startup kit of the site or server")
+    backup.add_argument("out", type=Path, help="new folder for the copy")
+    backup.set_defaults(run=_backup)
+
+    restore = commands.add_parser("restore", help="put a backup back")
+    restore.add_argument("backup", type=Path, help="folder that fedmend backup made")
+    restore.add_argument("kit", type=Path, help="startup kit of the site or server, which is stopped")
+    restore.set_defaults(run=_restore)
+
+
+def _backup(args: argparse.Namespace) -> None:
+    from fl_components.backup import backup
+
+    print(f"{backup(args.kit, args.out)} files copied to {args.out}; keep it as you keep state_dir")
+
+
+def _restore(args: argparse.Namespace) -> None:
+    from fl_components.backup import restore
+
+    for line in restore(args.backup, args.kit):
+        print(line)
+    print("at the next task each ledger is compared with the latest mark that the server knows; an older one is said")
 
 
 def _register(args: argparse.Namespace) -> None:

@@ -1,0 +1,169 @@
+"""A copy of all that a site or server keeps for its runs, made while they go on, and its way back."""
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedmend.basics.files import locked, sha256, whole_folder, write_text
+from fedmend.basics.json_files import read_document
+from fedmend.errors import FedMendError
+from fedmend.site.privacy import FOLDER as ACCOUNTS
+from fedmend.site.register import FOLDER as REGISTERS
+from fl_components.kit_state import kit_name, refuse_running, state_of
+
+ABOUT = "backup.json"  # name, time, and the checksum of each file
+STATE = "state"
+PATIENCE = 30.0  # seconds until a process lets a ledger or the register go
+SQLITE = ".sqlite"
+# The order of copying, so that whatever is written meanwhile, what a file speaks of has been there: a ledger speaks of
+# files of pixels, a checkpoint of lines. The account comes last: it may not know less than the rest.
+ORDER = (SQLITE, ".pt")
+
+
+def backup(kit: Path, out: Path) -> int:
+    """Copies the ``state_dir`` of a kit; its site or server may run.
+
+    Args:
+        kit: startup kit of a site or of the server.
+        out: folder to make.
+
+    Returns:
+        Number of files.
+
+    Raises:
+        FedMendError: no such kit, ``out`` is there already or inside of ``state_dir``, or a ledger stays locked.
+    """
+    name, state_dir = kit_name(kit), state_of(kit)
+    if out.exists() or out.resolve().is_relative_to(state_dir):
+        raise FedMendError(f"{name}: backup: expected the name of a new folder outside state_dir, got another")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with whole_folder(out) as temporary:
+        temporary.chmod(0o700)
+        with locked(state_dir / REGISTERS / f"{name}.lock", patience=PATIENCE) as alone:  # lines and mark fit
+            if not alone:
+                raise FedMendError(f"{name}: backup: expected to read the register of what left, got no lock")
+            _copy_all(state_dir / REGISTERS, temporary / STATE / REGISTERS, name)
+        _copy_all(state_dir, temporary / STATE, name)
+        files = {str(f.relative_to(temporary)): sha256(f) for f in sorted(temporary.rglob("*")) if f.is_file()}
+        made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_text(temporary / ABOUT, json.dumps({"name": name, "made": made, "files": files}, indent=1) + "\n")
+    out.chmod(0o700)
+    return len(files)
+
+
+def restore(copy: Path, kit: Path) -> list[str]:
+    """Puts a backup into the ``state_dir`` of a kit, whose site or server is stopped.
+
+    A run that is there is not lost: its folder gets another name beside, where the next run finds the verdicts of
+    people. What has been spent of privacy is never less afterwards, and a longer register stays.
+
+    Args:
+        copy: folder of :func:`backup`.
+        kit: startup kit of the same site, or of the server.
+
+    Returns:
+        What was done, in sentences.
+
+    Raises:
+        FedMendError: no backup, one of another site, a damaged one, or the site runs.
+    """
+    name, state_dir = kit_name(kit), state_of(kit)
+    where = f"{name}: restore"
+    about = read_document(copy / ABOUT, f"{where}, {ABOUT}", "a folder that fedmend backup made")
+    if not isinstance(about, dict) or about.get("name") != name or not isinstance(about.get("files"), dict):
+        raise FedMendError(f"{where}: expected a backup of {name}, got another")
+    for file, known in about["files"].items():
+        if not (copy / file).is_file() or sha256(copy / file) != known:
+            raise FedMendError(f"{where}: expected every file as it was backed up, got a damaged or missing one")
+    refuse_running(kit.resolve(), state_dir, name)
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    done, now = [], time.strftime("%Y%m%dT%H%M%S")
+    for entry in sorted((copy / STATE).iterdir()):
+        if entry.name in (ACCOUNTS, REGISTERS):
+            continue
+        goal = state_dir / entry.name
+        if goal.exists():
+            os.replace(goal, aside := state_dir / f"{entry.name}.replaced-{now}")
+            done.append(f"{entry.name} was there and is now {aside.name}")
+        if entry.is_dir():
+            with whole_folder(goal) as temporary:
+                shutil.copytree(entry, temporary, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(entry, goal)
+        done.append(f"{entry.name} restored, as of {about['made']}")
+    done += _restore_account(copy / STATE / ACCOUNTS, state_dir / ACCOUNTS, name)
+    return done + _restore_register(copy / STATE / REGISTERS, state_dir / REGISTERS, name)
+
+
+def _copy_all(source: Path, goal: Path, name: str) -> None:
+    """Copies files in their order; one that a run has removed meanwhile is left out, and so are locks and what is only
+    half written."""
+
+    def turn(file: Path) -> tuple:
+        return file.parent.name == ACCOUNTS, ORDER.index(file.suffix) if file.suffix in ORDER else len(ORDER), file
+
+    for file in sorted((f for f in source.rglob("*") if f.is_file()), key=turn):
+        copy = goal / file.relative_to(source)
+        if file.name.startswith(".") or file.name == "in_use" or file.suffix == ".lock" or copy.exists():
+            continue
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if file.suffix == SQLITE:
+                _copy_ledger(file, copy, name)
+            elif not file.name.endswith("-journal"):
+                shutil.copyfile(file, copy)
+
+
+def _copy_ledger(file: Path, copy: Path, name: str) -> None:
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(file, timeout=PATIENCE)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as goal,
+        ):
+            source.execute("BEGIN")  # the state of one moment
+            source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            source.backup(goal)
+    except sqlite3.DatabaseError as e:
+        raise FedMendError(f"{name}: backup, label ledger: expected one that can be read, got: {e}") from None
+
+
+def _restore_account(source: Path, goal: Path, name: str) -> list[str]:
+    """Of each noise and rate the larger number of steps."""
+    backed_up, there = _steps(source / f"{name}.json"), _steps(goal / f"{name}.json")
+    if not backed_up:
+        return []
+    merged = {key: max(backed_up.get(key, 0), (there or {}).get(key, 0)) for key in {**(there or {}), **backed_up}}
+    goal.mkdir(parents=True, exist_ok=True)
+    write_text(goal / f"{name}.json", json.dumps({"spent": [[*key, steps] for key, steps in merged.items()]}) + "\n")
+    if there is None:
+        return ["account of the privacy spent: the one there was damaged; what was spent since the backup is not in it"]
+    newer = any(steps > backed_up.get(key, 0) for key, steps in there.items())
+    return [f"account of the privacy spent: {'the larger numbers of both' if newer else 'restored'}"]
+
+
+def _steps(file: Path) -> Mapping[tuple[float, float], int] | None:
+    """Noise and rate → steps; empty: no account; None: a damaged one."""
+    try:
+        spent = json.loads(file.read_text(encoding="utf-8"))["spent"]
+        return {(float(noise), float(rate)): int(steps) for noise, rate, steps in spent}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _restore_register(source: Path, goal: Path, name: str) -> list[str]:
+    file = f"{name}.jsonl"
+    if not (source / file).is_file():
+        return []
+    if (goal / file).is_file() and (goal / file).stat().st_size >= (source / file).stat().st_size:
+        return ["register of what left: the one there stays, it is no shorter"]
+    goal.mkdir(parents=True, exist_ok=True)
+    for part in source.glob(f"{name}.*"):
+        shutil.copyfile(part, goal / part.name)
+    return ["register of what left: restored"]

@@ -1,0 +1,131 @@
+"""A copy of what a site keeps, made while a run writes, and put back without losing what is newer."""
+
+import contextlib
+import json
+import shutil
+import sqlite3
+import stat
+
+import numpy as np
+import pytest
+from cli_calls import call
+from factories import refused
+from fl_factories import write_settings
+
+from fedmend.basics.files import locked
+from fedmend.basics.state import StateStore
+from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.repairs.ledger import read_history, read_verdicts
+from fedmend.repairs.site_run import take_over_verdicts
+from fedmend.repairs.verdicts import REJECT, Verdict
+from fedmend.site.register import note, problems, read_register, register_file
+from fl_components.backup import backup, restore
+
+
+def book(state, run="run-1"):
+    about = {"fingerprint": "ab", "images": ["img0", "img1"], "classes": ["edema"], "site": "site-1"}
+    return LabelLedger(state / run / "site-1" / "ledger.sqlite", **about)
+
+
+def repair(ledger, round_num):
+    ledger.record("rule", round_num, np.array([[0], [-1]], np.int8), Repairs(*np.array([1, 0, 1, 0.5])[:, None]))
+
+
+def spent(state, *parts):
+    (state / ".privacy").mkdir(exist_ok=True)
+    (state / ".privacy" / "site-1.json").write_text(json.dumps({"spent": parts}))
+
+
+@pytest.fixture
+def kit(tmp_path):
+    folder = tmp_path / "kit"
+    write_settings(folder, state_dir="../state")
+    (folder / "startup").mkdir()
+    (folder / "startup" / "fed_client.json").write_text(json.dumps({"client": {"fqsn": "site-1"}}))
+    state = tmp_path / "state"
+    repair(book(state), 0)
+    StateStore(state / "run-1" / "site-1").save("moments-0", 7)
+    spent(state, [2.0, 0.1, 30])
+    note(state, "site-1", {"task": "train"})
+    return folder
+
+
+def test_a_backup_while_a_task_runs_holds_what_was_recorded_and_no_lock_nor_half_a_file(kit, tmp_path):
+    run, out = tmp_path / "state" / "run-1" / "site-1", tmp_path / "copies" / "monday"
+    (run / ".moments-0.pt.a1b2c3d4").write_text("half")
+    (run / "ledger.sqlite-journal").touch()
+    with contextlib.closing(sqlite3.connect(run / "ledger.sqlite", isolation_level=None)) as writing:
+        with locked(run / "in_use"):
+            writing.execute("BEGIN IMMEDIATE")
+            writing.execute("INSERT INTO marks (mark) VALUES ('not yet')")
+            assert backup(kit, out) == 5
+        writing.execute("ROLLBACK")
+    files = sorted(str(f.relative_to(out / "state")) for f in (out / "state").rglob("*") if f.is_file())
+    register = [".register/site-1.jsonl", ".register/site-1.mark"]
+    assert files == [".privacy/site-1.json", *register, "run-1/site-1/ledger.sqlite", "run-1/site-1/moments-0.pt"]
+    copied = out / "state" / "run-1" / "site-1"
+    assert read_history(copied / "ledger.sqlite") == read_history(run / "ledger.sqlite")
+    assert StateStore(copied).load("moments-0") == 7
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+
+
+def test_a_backup_goes_into_a_new_folder_outside_the_state(kit, tmp_path):
+    for out in (tmp_path, tmp_path / "state" / "copy"):
+        with refused("site-1: backup: expected the name of a new folder outside state_dir, got another"):
+            backup(kit, out)
+
+
+def test_what_was_lost_comes_back(kit, tmp_path):
+    state = tmp_path / "state"
+    backup(kit, tmp_path / "copy")
+    before = read_history(state / "run-1" / "site-1" / "ledger.sqlite")
+    shutil.rmtree(state)
+    restore(tmp_path / "copy", kit)
+    assert read_history(state / "run-1" / "site-1" / "ledger.sqlite") == before
+    assert json.loads((state / ".privacy" / "site-1.json").read_text()) == {"spent": [[2.0, 0.1, 30]]}
+    assert problems(register_file(state, "site-1")) == []
+    assert StateStore(state / "run-1" / "site-1").load("moments-0") == 7
+
+
+def test_what_is_newer_than_the_backup_is_not_lost(kit, tmp_path, capsys):
+    state = tmp_path / "state"
+    backup(kit, tmp_path / "copy")
+    repair(book(state), 1)
+    book(state).judge(Verdict(1, 0, REJECT, -1, 1, "rule", 1, "AB"))
+    spent(state, [2.0, 0.1, 50], [1.5, 0.2, 9])
+    note(state, "site-1", {"task": "train"})
+    assert call("restore", tmp_path / "copy", kit) == 0
+    (aside,) = state.glob("run-1.replaced-*")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"run-1 was there and is now {aside.name}"
+    assert said[2:4] == [
+        "account of the privacy spent: the larger numbers of both",
+        "register of what left: the one there stays, it is no shorter",
+    ]
+    assert len(read_history(state / "run-1" / "site-1" / "ledger.sqlite")) == 1
+    account = json.loads((state / ".privacy" / "site-1.json").read_text())["spent"]
+    assert sorted(account) == [[1.5, 0.2, 9], [2.0, 0.1, 50]]
+    assert len(read_register(register_file(state, "site-1"))) == 2
+    ledger = state / "run-1" / "site-1" / "ledger.sqlite"
+    take_over_verdicts(book(state), ledger)  # as the next task does
+    assert [verdict["word"] for verdict in read_verdicts(ledger)] == [REJECT]
+
+
+def test_a_damaged_backup_one_of_another_site_and_a_running_site_are_refused(kit, tmp_path):
+    copy, state = tmp_path / "copy", tmp_path / "state"
+    backup(kit, copy)
+    with (
+        locked(state / "run-1" / "site-1" / "in_use"),
+        refused("site-1: expected one that is stopped, a task of it still runs"),
+    ):
+        restore(copy, kit)
+    with refused("site-1: restore, backup.json: expected a folder that fedmend backup made, not found"):
+        restore(tmp_path, kit)
+    (copy / "state" / "run-1" / "site-1" / "moments-0.pt").write_text("damaged")
+    with refused("site-1: restore: expected every file as it was backed up, got a damaged or missing one"):
+        restore(copy, kit)
+    about = json.loads((copy / "backup.json").read_text())
+    (copy / "backup.json").write_text(json.dumps({**about, "name": "site-2"}))
+    with refused("site-1: restore: expected a backup of site-1, got another"):
+        restore(copy, kit)
+    assert not list(state.glob("*.replaced-*"))
