@@ -1,11 +1,13 @@
 """MethodExecutor: any method at a site of FLARE."""
 
+from collections.abc import Callable
 from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -14,7 +16,9 @@ from fedmend.errors import FedMendError, said_by
 from fedmend.learning.inference import Stopped
 from fedmend.messages import LONGEST_ERROR, QUESTIONS, Question, SiteResult
 from fedmend.method import LocalMethod
+from fedmend.site.config import SiteConfig
 from fedmend.site.worker import SiteSettings, SiteWorker
+from fl_components.approval import check_approved
 from fl_components.console import quiet_console
 from fl_components.job.settings import METHOD
 from fl_components.wire import CLASSES, RUN_NAME, pack_result, unpack_task
@@ -31,7 +35,7 @@ class MethodExecutor(Executor):
 
     def __init__(self, **settings: Any):
         super().__init__()
-        self._settings = SiteSettings.of(**settings)
+        self._settings, self._told = SiteSettings.of(**settings), settings
         self._worker: SiteWorker  # from the start of the run on: the method is another component
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -42,6 +46,7 @@ class MethodExecutor(Executor):
             if not isinstance(method, LocalMethod):
                 self.system_panic(f"client configuration: expected a method with id {METHOD!r}", fl_ctx)
             else:
+                self._method = f"{type(method).__module__}.{type(method).__qualname__}"
                 self._worker = SiteWorker(method, self._settings)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -54,6 +59,8 @@ class MethodExecutor(Executor):
             for key, value in ((CLASSES, len(run.classes)), (RUN_NAME, run.run_name)):
                 fl_ctx.set_prop(key, value, private=True, sticky=False)
             config, question = load_site_config(fl_ctx), Question(task_name, weights, {name: task}, run, evaluate)
+            if config.approve == "ask":
+                self._check_approved(name, question, config, fl_ctx, lambda: abort_signal.triggered)
             result = self._worker.answer(name, question, config, stop=lambda: abort_signal.triggered)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -65,3 +72,19 @@ class MethodExecutor(Executor):
             self.log_error(fl_ctx, f"{task_name}: the server's message failed with {type(e).__name__}")
             result = SiteResult(error=f"{name}: {task_name} failed with {type(e).__name__}; see the log of this site")
         return FLModelUtils.to_shareable(pack_result(result))
+
+    def _check_approved(
+        self, name: str, question: Question, config: SiteConfig, fl_ctx: FLContext, stop: Callable[[], bool]
+    ) -> None:
+        meta, run = fl_ctx.get_prop(FLContextKey.JOB_META) or {}, question.run
+        about = {
+            "job": meta.get(JobMetaKey.JOB_NAME.value, ""),
+            "submitter": meta.get(JobMetaKey.SUBMITTER_NAME.value, ""),
+            "run_name": run.run_name,
+            "method": self._method,
+            "network": run.network,
+            "classes": list(run.classes),
+            "settings": self._told,
+        }
+        rounds = question.tasks[name].total_rounds
+        check_approved(config.state_dir, name, fl_ctx.get_job_id(), about, stop=stop, rounds=rounds)

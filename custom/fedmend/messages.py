@@ -12,6 +12,7 @@ from fedmend.method import RoundTask
 CENSUS, TRAIN, COLLECT, EVALUATE = "census", "train", "collect", "evaluate"
 QUESTIONS = (CENSUS, TRAIN, COLLECT, EVALUATE)
 LONGEST_ERROR = 2000  # characters
+WAITS = "waits until somebody of this site has approved the job"  # an answer after which the server asks again
 MARK = re.compile(r"(?:[0-9a-f]{32})?")  # of a ledger
 
 

@@ -1,6 +1,7 @@
-"""``register``, ``backup`` and ``restore``: what has left a site, and a copy of what it keeps."""
+"""``register``, ``approve``, ``backup``, ``restore``: what leaves a site, and what it keeps."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     register.add_argument("--noted", default="", metavar="HASH", help="a last hash that was printed earlier")
     register.set_defaults(run=_register)
 
+    approve = commands.add_parser("approve", help="let a job begin that waits for somebody of the site")
+    approve.add_argument("kit", type=Path, help="startup kit of the site")
+    approve.add_argument("job", nargs="?", help="id of the job (default: print those that wait)")
+    approve.set_defaults(run=_approve)
+
     backup = commands.add_parser("backup", help="copy ledgers, verdicts, accounts and state, also while a job runs")
     backup.add_argument("kit", type=Path, help="startup kit of the site or server")
     backup.add_argument("out", type=Path, help="new folder for the copy")
@@ -25,6 +31,23 @@ def add(commands: argparse._SubParsersAction) -> None:
     restore.add_argument("backup", type=Path, help="folder that fedmend backup made")
     restore.add_argument("kit", type=Path, help="startup kit of the site or server, which is stopped")
     restore.set_defaults(run=_restore)
+
+
+def _approve(args: argparse.Namespace) -> None:
+    from fl_components.approval import approve, requests
+    from fl_components.kit_state import kit_name, state_of
+
+    name, state_dir = kit_name(args.kit), state_of(args.kit)
+    if args.job:
+        approve(state_dir, name, args.job)
+        print(f"{args.job} approved; it begins within a minute")
+        return
+    waiting = {job: request for job, request in requests(state_dir, name).items() if not request["approved"]}
+    for job, request in waiting.items():
+        print(f"{job}, asked {request['asked']}")
+        for key, value in {**request["about"], "rounds": request["rounds"]}.items():
+            print(f"    {key}: {ascii(value) if isinstance(value, str) else json.dumps(value)}")
+    print(f"{len(waiting)} jobs wait")
 
 
 def _backup(args: argparse.Namespace) -> None:

@@ -1,5 +1,7 @@
 """What is FLARE's about a site: messages, settings, aborted tasks, the method's component."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from factories import make_site_folder, refused
@@ -14,6 +16,8 @@ from worker_factories import RUN, SETTINGS, global_model, one_site
 
 from fedmend.fields import Field
 from fedmend.method import RoundTask
+from fl_components import approval
+from fl_components.approval import approve, requests
 from fl_components.executor import MethodExecutor
 from fl_components.wire import pack_task, unpack_result
 
@@ -160,3 +164,37 @@ def test_settings_that_cannot_be_trained_with_are_refused_at_once():
         MethodExecutor(**{**SETTINGS, "batch_size": 1})
     with refused("job variable second_momentum: expected 0 to below 1, got 1.0"):
         MethodExecutor(**SETTINGS, second_momentum=1.0)
+
+
+def test_a_site_that_asks_does_nothing_until_somebody_has_approved_what_was_shown(process, monkeypatch):
+    monkeypatch.setattr(approval, "HOLD", 0)
+    site = process()
+    write_settings(site.folder, approve="ask")
+    for task in ("census", "census", "train"):
+        assert site.ask(task).error == "site-1: waits until somebody of this site has approved the job"
+    state = site.folder / "state"
+    assert not (state / "run-1").exists()
+    (request,) = requests(state, "site-1").values()
+    assert request["about"]["method"].endswith("test_executor.Method")
+    shown = {name: request["about"][name] for name in ("run_name", "network", "classes")}
+    assert shown == {"run_name": "run-1", "network": "tiny", "classes": list(RUN.classes)}
+    assert (request["about"]["settings"]["learning_rate"], request["rounds"]) == (0.1, 3)
+    approve(state, "site-1", "job-1")
+    assert site.ask("census").error == ""
+    other = dataclasses.replace(RUN, run_name="run-2")
+    message = pack_task({}, RoundTask("census", 0, 3), other, evaluate=False)
+    error = read(site.execute("census", message)).error
+    assert error == "site-1: approval: expected the job that was approved, got another under its id"
+    assert site.ask("train").error == ""
+
+
+def test_a_task_that_waits_begins_when_somebody_approves_and_ends_when_the_job_is_aborted(process, monkeypatch):
+    site = process()
+    write_settings(site.folder, approve="ask")
+    site.ask("census")
+    signal = Signal()
+    signal.trigger(True)
+    assert "waits until" in read(site.reply("census", signal=signal)).error
+    state = site.folder / "state"
+    monkeypatch.setattr(approval.time, "sleep", lambda _: approve(state, "site-1", "job-1"))
+    assert site.ask("census").error == ""

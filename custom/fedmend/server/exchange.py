@@ -1,11 +1,12 @@
 """One question to many sites: every answer is checked as it comes, and counts or is refused."""
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedmend.errors import FedMendError, said_by
-from fedmend.messages import COLLECT, TRAIN, Question, SiteResult
+from fedmend.messages import CENSUS, COLLECT, TRAIN, WAITS, Question, SiteResult
 from fedmend.method import Workflow
 from fedmend.records.progress import Progress
 from fedmend.server.census import Census
@@ -13,6 +14,8 @@ from fedmend.server.checks import Expected, check_result
 from fedmend.server.run_log import RunLog
 from fedmend.server.safety_net import SafetyNet
 from fedmend.server.transport import Transport
+
+PAUSE = 5.0  # seconds until a site that waits for its people is asked again
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ def valid_results(
     net: SafetyNet | None = None,
     judge: Callable[[Mapping[str, str]], None] = lambda refused: None,
 ) -> dict[str, SiteResult]:
-    """Asks, writes down who is refused, and goes on only with enough results.
+    """Asks, writes down who is refused, and goes on only with enough results. Sites at which a person has to approve
+    the job first are asked for their census until somebody has.
 
     Args:
         exchange: asks the sites.
@@ -123,6 +127,15 @@ def valid_results(
         FedMendError: there are fewer, and why.
     """
     results, refused = exchange.ask(question, needed, net)
+    told: set[str] = set()
+    while waiting := [site for site, reason in refused.items() if question.name == CENSUS and reason.endswith(WAITS)]:
+        for site in sorted(set(waiting) - told):
+            log.warn(refused[site])
+        told.update(waiting)
+        time.sleep(PAUSE)
+        more, refused_now = exchange.ask(replace(question, tasks={s: question.tasks[s] for s in waiting}), needed)
+        results = dict(sorted({**results, **more}.items()))
+        refused = {site: reason for site, reason in refused.items() if site not in waiting} | refused_now
     for site, reason in refused.items():
         log.decision("refused", {"site": site, "reason": reason}, question.round_num)
         log.warn(reason)

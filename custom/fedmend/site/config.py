@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmend.basics.checked import AMOUNT, COUNT, FLAG, Check, checked, taking, that
+from fedmend.basics.checked import AMOUNT, COUNT, FLAG, Check, checked, one_of, taking, that
 from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
 from fedmend.site.gpu_settings import Gpu
@@ -38,6 +38,7 @@ class SiteConfig:
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
         gpu: which GPUs it uses and how, see :mod:`fedmend.site.devices`.
         share_verdicts: tell the server how many repairs of each class people have judged right and wrong.
+        approve: ``ask``: a job of FLARE waits until somebody of the site has approved it; ``no``: it begins by itself.
         privacy: differential privacy of the site's patients, see :mod:`fedmend.site.privacy`; None: none.
     """
 
@@ -53,6 +54,7 @@ class SiteConfig:
     memory_gb: float = taking(AMOUNT, default=0.0)
     gallery: bool = taking(FLAG, default=False)
     share_verdicts: bool = taking(FLAG, default=False)
+    approve: str = taking(one_of(["no", "ask"]), default="no")
     gpu: Gpu = taking(Gpu, default=Gpu())
     privacy: Privacy | None = taking(Privacy, default=None)
     weights_dir: Path = taking(*FOLDER, default=Path("weights"))

@@ -1,14 +1,17 @@
+import logging
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from factories import refused
 from federation_factories import NUMBER, Script, Sites, census, failing, initial, plain_answers
 
 from fedmend.errors import FedMendError
-from fedmend.messages import CENSUS, COLLECT, TRAIN, Question, RunSpec
+from fedmend.messages import CENSUS, COLLECT, TRAIN, WAITS, Question, RunSpec, SiteResult
 from fedmend.method import RoundTask
 from fedmend.records.progress import Progress
 from fedmend.server.census import read_census
-from fedmend.server.exchange import Exchange
+from fedmend.server.exchange import Exchange, valid_results
 
 THREE = {"site-1": [1, 1], "site-2": [1, 1], "site-3": [1, 1]}
 SPEC, MODEL = RunSpec("run-1", ("a", "b"), "tiny", 7), initial(["a", "b"])
@@ -105,3 +108,31 @@ def test_a_census_needs_no_census(exchange):
 def test_a_question_to_nobody_is_refused(exchange):
     with refused("train: expected at least one site to ask, got none"):
         exchange(plain_answers(THREE)).ask(question(sites=()), 1)
+
+
+def test_a_site_at_which_a_person_has_to_approve_the_job_is_asked_until_somebody_has(exchange, monkeypatch, caplog):
+    monkeypatch.setattr("fedmend.server.exchange.PAUSE", 0)
+    asked, plain = [], plain_answers(THREE)
+
+    def answer(site, name, *rest):
+        asked.append(site)
+        if site == "site-2" and asked.count(site) < 3:
+            return SiteResult(error=f"site-2: {WAITS}")
+        return plain(site, name, *rest)
+
+    log = SimpleNamespace(decision=lambda *_: pytest.fail("nobody is refused"), warn=logging.warning)
+    about = Question(CENSUS, {}, {s: RoundTask(CENSUS, 0, 9, training=False) for s in THREE}, SPEC)
+    found = valid_results(exchange(answer, known=False), log, about, 3)
+    assert list(found) == ["site-1", "site-2", "site-3"]
+    assert sorted(asked) == ["site-1", "site-2", "site-2", "site-2", "site-3"]
+    assert caplog.text.count(f"site-2: {WAITS}") == 1
+
+
+def test_only_a_census_is_asked_again(exchange):
+    plain = plain_answers(THREE)
+
+    def answer(site, *rest):
+        return SiteResult(error=f"site-2: {WAITS}") if site == "site-2" else plain(site, *rest)
+
+    log = SimpleNamespace(decision=lambda *_: None, warn=logging.warning)
+    assert list(valid_results(exchange(answer), log, question(COLLECT), 2)) == ["site-1", "site-3"]

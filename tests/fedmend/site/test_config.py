@@ -68,8 +68,8 @@ def test_settings_of_gpu_and_privacy_are_those_of_their_objects(read):
         (
             {**SETTINGS, "data_rot": "x"},
             ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads',"
-            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'share_verdicts', 'gpu', 'privacy',"
-            " 'weights_dir'], got also ['data_rot']",
+            " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'gallery', 'share_verdicts', 'approve', 'gpu',"
+            " 'privacy', 'weights_dir'], got also ['data_rot']",
         ),
         ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got nothing"),
         ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),
@@ -86,6 +86,7 @@ def test_settings_of_gpu_and_privacy_are_those_of_their_objects(read):
         ({**SETTINGS, "gallery": "/data/ward-7"}, ", field gallery: expected true or false, got text"),
         ({**SETTINGS, "gpu": {"memory_gb": -1}}, ", field gpu.memory_gb: expected a number >= 0, got -1"),
         ({**SETTINGS, "privacy": 10**60}, f", field privacy: expected a JSON object, got 1{'0' * 39}"),
+        ({**SETTINGS, "approve": "yes"}, ", field approve: expected one of ['no', 'ask'], got text"),
         ({**SETTINGS, "threads": True}, ", field threads: expected a whole number >= 0, got True"),
     ],
 )

@@ -6,8 +6,10 @@ import pytest
 from cli_calls import call
 from fl_factories import write_settings
 
+from fedmend.errors import FedMendError
 from fedmend.messages import SiteResult
 from fedmend.site.register import last_hash, note, register_file, told
+from fl_components.approval import check_approved
 
 
 @pytest.fixture
@@ -57,3 +59,27 @@ def test_a_site_that_has_sent_nothing_has_no_register(kit, capsys):
     register_file(kit.parent / "state", "site-1").unlink()
     assert call("register", kit) == 1
     assert "expected answers that have left this site, found none" in capsys.readouterr().err
+
+
+def test_a_job_that_waits_is_shown_and_approved_by_its_id(kit, capsys):
+    state = kit.parent / "state"
+    about = {"run_name": "spring", "classes": ["edema"], "submitter": "lead\x1b[2J"}
+    with pytest.raises(FedMendError, match="waits until"):
+        check_approved(state, "site-1", "d3b07384", about, stop=lambda: False, rounds=8)
+    assert call("approve", kit) == 0
+    head, *shown, end = capsys.readouterr().out.splitlines()
+    assert head.startswith("d3b07384, asked 20")
+    assert [line.strip() for line in shown] == [
+        "run_name: 'spring'",
+        'classes: ["edema"]',
+        "submitter: 'lead\\x1b[2J'",
+        "rounds: 8",
+    ]
+    assert end == "1 jobs wait"
+    assert call("approve", kit, "other") == 1
+    assert capsys.readouterr().err == "fedmend: site-1: approve: expected one of ['d3b07384'], got 'other'\n"
+    assert call("approve", kit, "d3b07384") == 0
+    assert capsys.readouterr().out == "d3b07384 approved; it begins within a minute\n"
+    check_approved(state, "site-1", "d3b07384", about, stop=lambda: False, rounds=9)
+    assert call("approve", kit) == 0
+    assert capsys.readouterr().out == "0 jobs wait\n"

@@ -1,0 +1,103 @@
+"""Jobs that wait until somebody of the site has looked at them: ``"approve": "ask"`` in its ``fedmend.json``.
+
+The first task of a job leaves a request in the site's ``state_dir`` and is answered by a fixed sentence, which the lead
+reads; the server asks again. What was approved is what was shown: a task of another run, method or setting under the
+same job id is refused.
+"""
+
+import getpass
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmend.basics.files import make_folder, write_text
+from fedmend.errors import FedMendError
+from fedmend.messages import WAITS
+
+FOLDER = ".approval"  # in state_dir, beside the folders of runs
+HOLD = 60.0  # seconds for which a task waits before it is answered that it still waits
+POLL = 1.0
+
+
+def check_approved(
+    state_dir: Path, site: str, job: str, about: Mapping[str, Any], *, stop: Callable[[], bool], rounds: int
+) -> None:
+    """Lets a task of an approved job pass.
+
+    Args:
+        state_dir: of the site.
+        site: its name.
+        job: FLARE's id of the job.
+        about: what is shown and then fixed: names, classes, method, settings, who submitted.
+        stop: whether the job was aborted.
+        rounds: of the run, which are shown alone; ``max_rounds`` limits them.
+
+    Raises:
+        FedMendError: nobody has approved it yet, or it is not the job that was approved.
+    """
+    if not re.fullmatch(r"[\w-]{1,100}", job):
+        raise FedMendError(f"{site}: job id: expected letters, digits, '_' or '-', got another name")
+    file, fixed = _file(state_dir, site, job), json.loads(json.dumps(about))
+    known = _read(file)
+    if known is None or (known["about"] != fixed and not known["approved"]):
+        make_folder(file.parent)
+        asked = {"asked": _now(), "about": fixed, "rounds": rounds, "approved": None}
+        write_text(file, json.dumps(asked, indent=1) + "\n")
+        raise FedMendError(f"{site}: {WAITS}")
+    end = time.monotonic() + HOLD
+    while not known["approved"]:
+        if stop() or time.monotonic() > end:
+            raise FedMendError(f"{site}: {WAITS}")
+        time.sleep(POLL)
+        known = _read(file) or known
+    if known["about"] != fixed:
+        raise FedMendError(f"{site}: approval: expected the job that was approved, got another under its id")
+
+
+def requests(state_dir: Path, site: str) -> dict[str, dict[str, Any]]:
+    """Job id → what is known of it, oldest first.
+
+    Args:
+        state_dir: of the site.
+        site: its name.
+    """
+    found = {file.stem: _read(file) for file in (state_dir / FOLDER / site).glob("*.json")}
+    return dict(sorted(((job, r) for job, r in found.items() if r is not None), key=lambda pair: pair[1]["asked"]))
+
+
+def approve(state_dir: Path, site: str, job: str) -> None:
+    """Lets a job begin.
+
+    Args:
+        state_dir: of the site.
+        site: its name.
+        job: id of a job that waits.
+
+    Raises:
+        FedMendError: no job of this id waits.
+    """
+    waiting = [name for name, request in requests(state_dir, site).items() if not request["approved"]]
+    if job not in waiting:
+        raise FedMendError(f"{site}: approve: expected one of {waiting}, got {job!r:.100}")
+    file = _file(state_dir, site, job)
+    approved = {"time": _now(), "by": getpass.getuser()}
+    write_text(file, json.dumps({**requests(state_dir, site)[job], "approved": approved}, indent=1) + "\n")
+
+
+def _file(state_dir: Path, site: str, job: str) -> Path:
+    return state_dir / FOLDER / site / f"{job}.json"
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        return known if {"asked", "about", "rounds", "approved"} <= set(known) else None
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
