@@ -66,7 +66,7 @@ def _place(error: OSError, words: Sequence[str]) -> str:
 @contextlib.contextmanager
 def _stopped_in_order() -> Iterator[None]:
     """Ctrl-C, and the end of the terminal or the machine, go by way of every ``finally``, which stops what was started
-    and is not interrupted itself: what comes next is not heard."""
+    and is not interrupted itself: no second one is heard."""
 
     def stop(number: int, _: object) -> None:
         for each in heard:
@@ -86,4 +86,5 @@ def _stopped_in_order() -> Iterator[None]:
         yield
     finally:
         for number, before in heard.items():
-            signal.signal(number, before)
+            if signal.getsignal(number) is stop:  # otherwise nothing is heard until the process has ended
+                signal.signal(number, before)

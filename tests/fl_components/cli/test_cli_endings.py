@@ -123,6 +123,13 @@ def test_a_command_is_stopped_in_order_however_often_it_is_asked(monkeypatch, nu
         assert call("report", "folder") == code
     assert stop is None or stop.value.code == code
     assert cleaned == [True]
+    after = [signal.signal(n, handler) for n, handler in zip(LISTENS, before, strict=True)]
+    assert after == [signal.SIG_IGN] * 3  # until the process has ended
+
+
+def test_a_command_that_ends_by_itself_leaves_the_signals_as_they_were():
+    before = [signal.getsignal(n) for n in LISTENS]
+    assert call("report", "nowhere") == 1
     assert [signal.getsignal(n) for n in LISTENS] == before
 
 

@@ -139,6 +139,8 @@ def test_compare_passes_everything_on_and_prints_the_table(tmp_path, monkeypatch
     monkeypatch.setattr("fl_components.compare.runs.compare", lambda *a, **k: seen.append((a, k)) or {"own": ["r"]})
     monkeypatch.setattr("fedmend.records.run_folder.load_run", lambda folder: f"run {folder}")
     monkeypatch.setattr("fedmend.comparison.paired.write_comparison", lambda runs, out, metric: f"{runs} {metric}")
+    monkeypatch.setattr("fl_components.compare.runs.cases", lambda comparison, out: [])
+    monkeypatch.setattr("fl_components.compare.trial.try_rows", lambda cases, **how: ({}, {}))
     words = "compare jobs/x --rows a,paper+b --seeds 0-2,7 --variant v --sites 3 --processes 2 --metric f1"
     assert call(*words.split(), "--set", "a={SEED}", "--site", "min_count=4", "--out", tmp_path) == 0
     (((comparison, out), options),) = seen
