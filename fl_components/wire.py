@@ -155,7 +155,7 @@ COUNTS = [
     that(lambda v: not (v > LARGEST_COUNT).any(), f"counts up to {LARGEST_COUNT}"),
 ]
 *OTHERS, LAST = [kind.counts_words for kind in KINDS.values()]
-PROMISE, SIZES = f"numbers >= 0 for {list(TOLD)}", "samples per split"
+PROMISE, SIZES, DATA = f"numbers >= 0 for {list(TOLD)}", "samples per split", "32 hexadecimal digits per split"
 REPAIRS = (*TAGGED, *CORRECT, *JUDGED)
 CENSUS = {
     "annotated": [_array("b", "one value per class", ndim=1)],
@@ -163,6 +163,10 @@ CENSUS = {
     "sizes": [
         that(lambda v: "train" in v and all(type(n) is int and n >= 0 for n in v.values()), SIZES),
         _names(("train",), EVALUATION_SPLITS, SIZES),
+    ],
+    "data": [
+        _names(("train",), EVALUATION_SPLITS, DATA),
+        that(lambda v: v and all(type(m) is str and m and MARK.fullmatch(m) for m in v.values()), DATA),
     ],
     "kind": [one_of(list(KINDS))],
     "phantom": [FLAG],

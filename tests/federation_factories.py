@@ -265,6 +265,7 @@ def census(annotated, *, samples=10, round_num=0, positives=4, kind="multilabel"
         "annotated": annotated,
         "positives": annotated * np.minimum(positives, samples),
         "sizes": {"train": samples, "val": 20, "test": 20},
+        "data": dict.fromkeys(("train", "val", "test"), "0" * 32),
         "kind": kind,
         "phantom": False,
     }

@@ -27,6 +27,7 @@ def good_census(**changes):
         "annotated": np.array([True, False]),
         "positives": np.array([4, 0]),
         "sizes": {"train": 7, "val": 2},
+        "data": {"train": "0" * 32, "val": "1" * 32},
         "kind": "multilabel",
         "phantom": True,
     }

@@ -97,6 +97,7 @@ def make_run(folder, *, drop=(), **changes):
         {"round": 0, "what": "learning_degree", "value": {"bleed": 0.5, CLASSES[1]: 0.25}},
         {"round": 1, "what": "best_model", "value": {"auc": 0.7, "split": "val"}},
         {"round": 1, "what": "refused", "value": {"site": EVIL, "reason": "shape of fc.weight & more"}},
+        {"round": 1, "what": "other_data", "value": {EVIL: ["train", "test"]}},
         {"round": 1, "what": "noisy_clients", "value": ["site-1"]},
     ]
     results = {"final": {"test": metrics[-1]["macro"]}, "files": {"best model": "models/best.pt"}, "seconds": 7260}

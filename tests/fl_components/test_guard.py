@@ -141,6 +141,7 @@ CENSUS = {
     "annotated": np.array([True, False]),
     "positives": np.array([4, 0]),
     "sizes": {"train": 50},
+    "data": {"train": "0" * 32},
     "kind": "multilabel",
     "phantom": False,
 }
@@ -159,7 +160,7 @@ def test_a_census_passes(site):
         (
             "census",
             {**CENSUS, "image": IMAGE},
-            "census: expected ['annotated', 'kind', 'phantom', 'positives', 'sizes']",
+            "census: expected ['annotated', 'data', 'kind', 'phantom', 'positives', 'sizes']",
         ),
         ("census", {**CENSUS, "sizes": {"train": IMAGE}}, "census sizes: expected samples per split"),
         ("census", {**CENSUS, "sizes": {"train": 50, "p1": 1}}, "census sizes: expected samples per split"),

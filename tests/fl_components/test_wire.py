@@ -77,7 +77,8 @@ def test_a_result_survives_the_wire(wire, weights):
         {k: got.census.pop(k) for k in ("annotated", "positives")},
         {k: good_census()[k] for k in ("annotated", "positives")},
     )
-    assert got.census == {"sizes": {"train": 7, "val": 2}, "kind": "multilabel", "phantom": True}
+    data = {"train": "0" * 32, "val": "1" * 32}
+    assert got.census == {"sizes": {"train": 7, "val": 2}, "data": data, "kind": "multilabel", "phantom": True}
     assert (got.round_num, got.samples, got.loss, got.ledger_mark, got.error) == (4, 7, 0.25, MARK, "a sentence")
 
 
@@ -178,8 +179,9 @@ REPAIRS = (
     "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative', 'missing',"
     " 'accepted', 'rejected']"
 )
-CENSUS = "census: expected ['annotated', 'kind', 'phantom', 'positives', 'sizes']"
+CENSUS = "census: expected ['annotated', 'data', 'kind', 'phantom', 'positives', 'sizes']"
 SIZES = "census sizes: expected samples per split"
+DATA = "census data: expected 32 hexadecimal digits per split"
 
 
 def without(content, name):
@@ -230,6 +232,10 @@ def without(content, name):
         ({"census": good_census(sizes={"val": 3})}, SIZES),
         ({"census": good_census(sizes={"train": 3, "p1": 1})}, SIZES),
         ({"census": good_census(sizes={"train": "p1"})}, SIZES),
+        ({"census": good_census(data={"train": "p1"})}, DATA),
+        ({"census": good_census(data={"train": ""})}, DATA),
+        ({"census": good_census(data={"train": "0" * 32, "p1": "0" * 32})}, DATA),
+        ({"census": good_census(data={})}, DATA),
         (
             {"census": good_census(kind="boxes")},
             "census kind: expected one of ['multilabel', 'singlelabel', 'segmentation']",

@@ -36,6 +36,7 @@ RESULT = pack_result(
             "annotated": np.array([True, False]),
             "positives": np.array([4, 0]),
             "sizes": {"train": 7, "val": 2},
+            "data": {"train": "0" * 32, "val": "1" * 32},
             "kind": "multilabel",
             "phantom": True,
         },

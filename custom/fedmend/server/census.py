@@ -22,6 +22,7 @@ class Census:
         kind: kind of labels, the same at all sites.
         facts: site → samples, annotated classes, positives, in sorted order.
         sizes: site → samples per split.
+        data: site → mark of each split's data.
         described: site → what ``run.json`` says of it.
         phantom: whether the data of a site are synthetic.
     """
@@ -29,6 +30,7 @@ class Census:
     kind: Kind
     facts: Mapping[str, SiteFacts]
     sizes: Mapping[str, Mapping[str, int]]
+    data: Mapping[str, Mapping[str, str]]
     described: Mapping[str, Mapping]
     phantom: bool
 
@@ -67,7 +69,8 @@ def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, go
         LOG.info("%s%s annotates %s, %s samples", prefix, site, has, told["sizes"]["train"])
     sizes = {site: dict(result.census["sizes"]) for site, result in results.items()}
     phantom = any(bool(result.census["phantom"]) for result in results.values())
-    census = Census(kind, facts, sizes, described, phantom)
+    data = {site: dict(result.census["data"]) for site, result in results.items()}
+    census = Census(kind, facts, sizes, data, described, phantom)
     nowhere = [c for i, c in enumerate(classes) if not any(census.known(site)[i] for site in facts)]
     if nowhere and not goes_on:
         raise FedMendError(f"census: expected every class of the job to be annotated at a site, got none for {nowhere}")

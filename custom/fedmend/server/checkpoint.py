@@ -10,7 +10,7 @@ import torch
 
 from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
-from fedmend.server.fingerprint import LEDGERS, Fingerprint, changes
+from fedmend.server.fingerprint import LEDGERS, Fingerprint, Marks, changes
 
 CHECKPOINT, BEFORE, BEST = "checkpoint", "checkpoint-before", "best"
 GOOD = "checkpoint-good"  # the last one whose model most sites could evaluate
@@ -27,6 +27,7 @@ class Saved:
         memory: fields of the workflow's memory.
         records: see :meth:`fedmend.records.run_records.RunRecords.dump`.
         marks: site → latest mark of its ledger, see :mod:`fedmend.repairs.ledger`.
+        data: site → split → mark of its data, see :func:`fedmend.server.fingerprint.other_data`.
         changes: what this job changes on purpose, see :func:`fedmend.server.fingerprint.changes`.
         suspect: see :func:`fedmend.server.safety_net.suspect`, over the rounds since most sites could evaluate a model.
         damaged: the newest checkpoint could not be read; this is the one before it.
@@ -37,6 +38,7 @@ class Saved:
     memory: dict[str, Any]
     records: str
     marks: dict[str, str]
+    data: Marks
     changes: dict[str, list]
     suspect: tuple[float, str]
     damaged: bool
@@ -79,6 +81,7 @@ class Checkpoint:
             to_arrays(content["memory"]),
             content["records"],
             {} if LEDGERS in self._allowed else content["marks"],
+            content["data"],
             changes(content["made_by"], self._made_by, self._allowed, self._where),
             content["suspect"],
             self._damaged,
@@ -119,6 +122,7 @@ class Checkpoint:
         *,
         finished: bool,
         marks: Mapping[str, str],
+        data: Marks,
         suspect: tuple[float, str] = NOBODY,
     ) -> None:
         """Writes a checkpoint, of a ``finished`` run or of one that goes on; the last one is kept beside it. The others
@@ -131,6 +135,7 @@ class Checkpoint:
             "made_by": self._made_by,
             "finished": finished,
             "marks": dict(marks),
+            "data": dict(data),
             "suspect": suspect,
         }
         self._state.save(CHECKPOINT, content, before="" if self._damaged else BEFORE)

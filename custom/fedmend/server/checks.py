@@ -80,6 +80,8 @@ def _check_census(census: Mapping, where: str) -> None:
     most = max(census["sizes"].values())
     if most > MOST_SAMPLES:
         raise FedMendError(f"{where}, census sizes: expected at most {MOST_SAMPLES} samples per split, got {most}")
+    if census["data"].keys() != census["sizes"].keys():
+        raise FedMendError(f"{where}, census data: expected a mark of each split of its sizes, got others")
     if (census["positives"] > census["sizes"]["train"]).any():
         raise FedMendError(f"{where}, census positives: expected at most the training samples, got more")
 

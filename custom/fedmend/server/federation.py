@@ -142,6 +142,7 @@ class RunningFederation(Federation):
         self._suspect = saved.suspect if saved else NOBODY
         self._capped = ""  # the site of which it was said last that it counts for less
         self._marks = dict(saved.marks) if saved else {}  # site → latest mark of its ledger
+        self._data = {**(saved.data if saved else {}), **census.data}
         log.start(self._about())
 
     # ---- the words that a workflow is written in --------------------------------------------------------------------
@@ -256,7 +257,16 @@ class RunningFederation(Federation):
 
     def _save(self, done: int, *, finished: bool = False) -> None:
         marks, suspect, records = self._marks, self._suspect, self._log.dump()
-        self._checkpoint.save(done, self.model, self.memory, records, finished=finished, marks=marks, suspect=suspect)
+        self._checkpoint.save(
+            done,
+            self.model,
+            self.memory,
+            records,
+            finished=finished,
+            marks=marks,
+            data=self._data,
+            suspect=suspect,
+        )
 
     def _counted(self, samples: Mapping[str, int]) -> dict[str, int]:
         """The samples of each site as they count in the average; says which site counts for less."""

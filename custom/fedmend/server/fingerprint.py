@@ -13,9 +13,11 @@ PACKAGES = ("fedmend", "nvflare", "torch", "torchvision", "monai", "numpy")
 SUBMITTER, WEIGHTS = "submitter", "weights_file"
 FREE = ("allow_changes", "without")  # these name what the job does otherwise, on purpose, and are no differences
 LEDGERS = "ledgers"  # may be named too: sites go on with the ledgers that they have, see Ledger.check_mark
+DATA = {"train": "training_images", "val": "evaluation_data", "test": "evaluation_data"}  # of sites, by split
 LONGEST_VALUE = 60  # characters of a value in a sentence
 
 Fingerprint = Mapping[str, object]
+Marks = Mapping[str, Mapping[str, str]]  # site → split → mark of its data, see fedmend.messages.SiteResult
 
 
 def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str, object]:
@@ -89,3 +91,33 @@ def _value(name: str, among: Fingerprint) -> str:
         return "nothing"
     text = json.dumps(_told(name, among))
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+
+
+def other_data(before: Marks, now: Marks, allowed: Sequence[str], where: str) -> dict[str, list[str]]:
+    """The sites whose data are not those that the run had of them.
+
+    Args:
+        before: site → split → mark, of the earlier jobs.
+        now: of this one; sites that are new to the run, or that are not there, have changed nothing.
+        allowed: names of differences that somebody wants, of those in ``DATA``.
+        where: the run, for messages.
+
+    Returns:
+        Site → splits that are others than before, one came or went; of the differences that are wanted.
+
+    Raises:
+        FedMendError: a difference that nobody named.
+    """
+    found: dict[str, list[str]] = {}
+    for site in sorted({*before} & {*now}):
+        if splits := [s for s in DATA if before[site].get(s) != now[site].get(s)]:
+            found[site] = splits
+    names = sorted({DATA[split] for splits in found.values() for split in splits})
+    if not {*names} <= {*allowed}:
+        said = "; ".join(f"{site}: {', '.join(splits)}" for site, splits in found.items())
+        raise FedMendError(
+            f"{where}: expected the images and labels that the run has seen at each site, got others ({said}); have the"
+            " earlier ones put back, choose another run_name, or go on with these on purpose by"
+            f" allow_changes={json.dumps(names)}"
+        )
+    return found

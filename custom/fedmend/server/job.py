@@ -17,7 +17,7 @@ from fedmend.server.census import read_census
 from fedmend.server.checkpoint import Checkpoint
 from fedmend.server.exchange import Exchange, valid_results
 from fedmend.server.federation import RunningFederation, RunSettings
-from fedmend.server.fingerprint import fingerprint
+from fedmend.server.fingerprint import fingerprint, other_data
 from fedmend.server.run_log import RunLog
 from fedmend.server.transport import Transport
 
@@ -101,6 +101,7 @@ class ServerJob:
         features: Any = network.num_features
         letters = {"C": len(spec.classes), "R": len(census.kind.row_names(spec.classes)), "F": features}
         if saved is not None:
-            log.resume(saved)
+            where = f"run_name {chosen.run_name!r}"
+            log.resume(saved, other_data(saved.data, census.data, chosen.allow_changes, where))
         exchange = replace(exchange, census=census, letters=letters)
         return RunningFederation(chosen, exchange, census, log, checkpoint, network, saved, self.described)

@@ -58,8 +58,13 @@ class RunLog:
         """Takes the census when it is known."""
         self._census, self.prefix = census, "PHANTOM " if census.phantom else ""
 
-    def resume(self, saved: Saved) -> None:
-        """Takes over the records of an earlier job."""
+    def resume(self, saved: Saved, other_data: Mapping[str, Sequence[str]]) -> None:
+        """Takes over the records of an earlier job.
+
+        Args:
+            saved: what it left.
+            other_data: see :func:`fedmend.server.fingerprint.other_data`.
+        """
         self._first = saved.done
         self._records.restore(saved.records)
         said = [d["value"]["untrained"] for d in self._records.decisions if d["what"] == UNTRAINED]
@@ -68,6 +73,10 @@ class RunLog:
         if saved.changes:
             self._records.decision("changed", saved.changes)
             self.warn(f"the run goes on with other settings, as allow_changes says: {', '.join(saved.changes)}")
+        if other_data:
+            self._records.decision("other_data", dict(other_data), saved.done)
+            sites = ", ".join(f"{site} ({', '.join(splits)})" for site, splits in other_data.items())
+            self.warn(f"the run goes on with other data from round {saved.done + 1} on, as allow_changes says: {sites}")
         if saved.damaged:
             self._records.decision("checkpoint_damaged", {"at_round": saved.done})
             self.warn(f"the newest checkpoint is damaged; the run goes on from that after round {saved.done}")

@@ -105,7 +105,7 @@ def withhold(result: SiteResult) -> SiteResult:
     census = dict(result.census)
     if census:
         census["positives"] = census["annotated"].astype(np.int64)
-        census["sizes"] = {"train": census["sizes"]["train"]}
+        census |= {name: {"train": census[name]["train"]} for name in ("sizes", "data")}
     return replace(result, loss=0.0, report={}, counts={}, repairs={}, census=census)
 
 
@@ -119,7 +119,7 @@ def check_withheld(result: SiteResult, *, weights: bool) -> None:
     parts["weights without noise"] = weights and not result.privacy
     if result.census:
         parts["positives"] = (result.census["positives"] != result.census["annotated"]).any()
-        parts["sizes"] = set(result.census["sizes"]) - {"train"}
+        parts |= {name: set(result.census[name]) - {"train"} for name in ("sizes", "data")}
     for name, value in parts.items():
         if value:
             raise FedMendError(f"{result.site}: privacy: expected {name} to stay at this site, got some")

@@ -33,6 +33,7 @@ from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPINIONS, save_o
 from fedmend.repairs.verdicts import verdict_counts
 from fedmend.site import own_results
 from fedmend.site.config import SiteConfig
+from fedmend.site.data_marks import data_marks
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
@@ -370,6 +371,7 @@ class SiteWorker:
             "annotated": data.annotated,
             "positives": kind.positives(data),
             "sizes": {k: len(v) for k, v in splits.items()},
+            "data": data_marks(opened.site.state, splits),
             "kind": kind.name,
             "phantom": opened.card.phantom,
             **({} if self._settings.all_labels else kind.census_extras(opened.card)),

@@ -17,6 +17,7 @@ from fedmend.local.local_federation import LocalTransport, census_locally, run_l
 from fedmend.local.metering import Meter
 from fedmend.method import Workflow
 from fedmend.methods.baselines import FedAvgWorkflow
+from fedmend.report.report import summary_text
 from fedmend.server.federation import RunSettings
 from fedmend.site.config import SiteConfig
 from fedmend.site.register import read_register, register_file
@@ -24,6 +25,7 @@ from fedmend.site.register import read_register, register_file
 RUN = {"run_name": "run-1", "classes": CLASSES, "network": "tiny", "num_rounds": 2, "seed": 3}
 SITE = {"image_size": 32, "batch_size": 4, "learning_rate": 0.1}
 ROWS = Field(("C",), "float32", 0, 9, "a mean of each class", "means", counted_by="counts")
+RUINED = "site-3: result of round 1, weights norm.running_var: expected numbers >= 0, got smaller ones"
 COUNTS = Field(("C",), "int64", 0, 99, "samples of each class", "counts")
 
 
@@ -231,8 +233,7 @@ def test_sites_still_have_what_the_older_checkpoint_needs(play, tmp_path, monkey
 def test_a_site_that_ruins_a_round_is_named_and_the_next_job_goes_on_without_it_from_the_last_good_model(
     play, tmp_path
 ):
-    named = "site-3: result of round 1, weights norm.running_var: expected numbers >= 0, got smaller ones"
-    with refused(f"train of round 1: expected valid results from 3 sites, got 2: {named}"):
+    with refused(f"train of round 1: expected valid results from 3 sites, got 2: {RUINED}"):
         play("run", PoisonedMethod(), num_rounds=4)
     checkpoint = StateStore(tmp_path / "run" / "state" / "run-1" / "server").load("checkpoint")
     assert checkpoint["round"] == 1
@@ -241,6 +242,21 @@ def test_a_site_that_ruins_a_round_is_named_and_the_next_job_goes_on_without_it_
     assert sorted(json.loads((records / "run.json").read_text())["sites"]) == ["site-1", "site-2"]
     assert [line["round"] for line in metrics(records) if line["split"] == "val"] == [0, 1, 2, 3, 4]
     assert all(np.isfinite(value).all() for value in model(records).values())
+
+
+def test_a_run_does_not_go_on_with_another_test_split_unless_the_lead_wants_it(play, tmp_path):
+    with refused("train of round 1: expected valid results from 3 sites, got 2: " + RUINED):
+        play("run", PoisonedMethod())
+    table = tmp_path / "data" / "site-2" / "test.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-3]))
+    with refused(
+        "run_name 'run-1': expected the images and labels that the run has seen at each site, got others (site-2:"
+        " test); have the earlier ones put back, choose another run_name, or go on with these on purpose by"
+        ' allow_changes=["evaluation_data"]'
+    ):
+        play("run", PoisonedMethod(), without=["site-3"])
+    records = play("run", PoisonedMethod(), without=["site-3"], allow_changes=["evaluation_data"])
+    assert "Other data than before from round 2 on: site-2: [test]" in summary_text(records)
 
 
 def test_such_a_site_costs_itself_alone_where_min_sites_allows_it(play):

@@ -78,6 +78,7 @@ def test_every_name_that_comes_from_outside_is_escaped(kind, request):
 
 def test_refused_results_other_decisions_settings_and_files_are_listed(page):
     assert rows_of(page, "refused")[1][1:] == ["1", "shape of fc.weight &amp; more"]
+    assert rows_of(page, "other-data")[1][1:] == ["2", "[train, test]"]
     assert rows_of(page, "decisions")[1:] == [
         ["best model", "1", "auc: 0.7, split: val"],
         ["noisy clients", "1", "[site-1]"],

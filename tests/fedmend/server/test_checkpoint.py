@@ -26,7 +26,7 @@ def checkpoint(folder, **changes):
 
 def save(folder, done=2, *, finished=False):
     memory = Memory(np.array([0.25, 1.0]), {"site-1": "noisy"})
-    checkpoint(folder).save(done, MODEL, memory, "lines", finished=finished, marks={})
+    checkpoint(folder).save(done, MODEL, memory, "lines", finished=finished, marks={}, data={})
 
 
 def test_a_new_run_has_no_checkpoint(tmp_path):
@@ -90,7 +90,9 @@ def test_a_difference_that_is_named_is_accepted_and_told(tmp_path):
 
 
 def test_marks_of_ledgers_come_back_unless_the_job_goes_on_without_them(tmp_path):
-    checkpoint(tmp_path).save(1, MODEL, Memory(np.zeros(1), {}), "", finished=False, marks={"site-1": "ab" * 16})
+    checkpoint(tmp_path).save(
+        1, MODEL, Memory(np.zeros(1), {}), "", finished=False, marks={"site-1": "ab" * 16}, data={}
+    )
     assert checkpoint(tmp_path).load().marks == {"site-1": "ab" * 16}
     assert Checkpoint(tmp_path, "run-1", MADE_BY, ["ledgers"]).load().marks == {}
 
@@ -121,7 +123,7 @@ def test_a_damaged_checkpoint_makes_room_for_the_one_before_it(tmp_path):
     saved = again.load()
     assert (saved.done, saved.damaged) == (1, True)
     again.save(
-        2, MODEL, Memory(np.zeros(1), {}), "", finished=False, marks={}
+        2, MODEL, Memory(np.zeros(1), {}), "", finished=False, marks={}, data={}
     )  # that of round 1 is kept, not the damaged one
     damage(tmp_path / NEWEST)
     assert checkpoint(tmp_path).load().done == 1

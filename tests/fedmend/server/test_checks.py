@@ -173,6 +173,10 @@ def test_an_error_sentence_counts_before_everything_else_about_a_result():
             "census positives: expected at most the training samples, got more",
         ),
         (
+            {"census": good_census(data={"train": "0" * 32})},
+            "census data: expected a mark of each split of its sizes, got others",
+        ),
+        (
             {"counts": {"val": np.zeros((2, 2, BINS), dtype=int)}},
             "counts val: expected none in a census, got some",
         ),

@@ -293,6 +293,59 @@ def test_a_job_may_go_on_with_ledgers_that_have_fallen_behind(tmp_path):
     assert [entry[3] for entry in told if entry[0] == "site-1"] == ["", "", "2" * 32]
 
 
+# ---- marks of data --------------------------------------------------------------------------------------------------
+def showing(**splits):
+    """Sites of which site-2 has these marks of its splits' data."""
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain_answers(BOTH)(site, question, weights, task, evaluate)
+        if question == CENSUS and site == "site-2":
+            result.census["data"] |= {split: digit * 32 for split, digit in splits.items()}
+        return result
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("splits", "names"),
+    [
+        ({"test": "1"}, ["evaluation_data"]),
+        ({"val": "1", "test": "1"}, ["evaluation_data"]),
+        ({"train": "1"}, ["training_images"]),
+        ({"train": "1", "test": "1"}, ["evaluation_data", "training_images"]),
+    ],
+)
+def test_other_data_at_a_site_are_refused_unless_the_lead_wants_them(tmp_path, caplog, splits, names):
+    play(tmp_path, crashing(1))
+    again = play(tmp_path, showing(**splits))
+    assert again.stopped == (
+        "run_name 'run-1': expected the images and labels that the run has seen at each site, got others (site-2:"
+        f" {', '.join(splits)}); have the earlier ones put back, choose another run_name, or go on with these on"
+        f" purpose by allow_changes={json.dumps(names)}"
+    )
+    assert again.rounds() == []
+    assert play(tmp_path, showing(**splits), allow_changes=["ledgers", *names[1:]]).stopped == again.stopped
+    allowed = play(tmp_path, showing(**splits), allow_changes=names)
+    assert allowed.stopped == ""
+    assert allowed.decisions("other_data") == [(1, {"site-2": list(splits)})]
+    assert "the run goes on with other data from round 2 on, as allow_changes says: site-2 (" in caplog.text
+
+
+def test_data_that_were_accepted_are_those_of_the_next_job(tmp_path):
+    play(tmp_path, crashing(1))
+    play(tmp_path, crashing(2, answer=showing(test="1")), allow_changes=["evaluation_data"])
+    assert "(site-2: test)" in play(tmp_path).stopped
+    assert play(tmp_path, showing(test="1")).stopped == ""
+
+
+def test_a_site_that_is_away_for_a_job_must_come_back_with_the_same_data(tmp_path):
+    play(tmp_path, crashing(1))
+    one = failing(plain_answers(BOTH), site="site-1", when=lambda name, r: (name, r) == (TRAIN, 2))
+    play(tmp_path, one, {"site-1": BOTH["site-1"]})
+    assert "(site-2: test)" in play(tmp_path, showing(test="1")).stopped
+    assert play(tmp_path).stopped == ""
+
+
 def val(auc):
     return {"val": histograms(auc, auc)}
 

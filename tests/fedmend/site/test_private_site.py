@@ -340,6 +340,7 @@ def test_a_batch_of_groupnorm_has_no_gradient_from_one_image_to_another_but_batc
 # ---- what stays -----------------------------------------------------------------------------------------------------
 def full():
     counts = {"annotated": np.array([True, False]), "positives": np.array([7, 0]), "sizes": {"train": 9, "val": 3}}
+    counts["data"] = {"train": "0" * 32, "val": "1" * 32}
     return SiteResult(
         site="site-1",
         samples=9,
@@ -351,11 +352,11 @@ def full():
     )
 
 
-@pytest.mark.parametrize("part", ["loss", "report", "counts", "repairs", "positives", "sizes"])
+@pytest.mark.parametrize("part", ["loss", "report", "counts", "repairs", "positives", "sizes", "data"])
 def test_an_answer_that_tells_more_than_the_promise_allows_is_refused(part):
     kept = withhold(full())
     check_withheld(kept, weights=False)
-    if part in ("positives", "sizes"):
+    if part in ("positives", "sizes", "data"):
         leaking = replace(kept, census={**kept.census, part: full().census[part]})
     else:
         leaking = replace(kept, **{part: getattr(full(), part)})

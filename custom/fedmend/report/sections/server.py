@@ -1,4 +1,4 @@
-"""What every run shows last: refused results, other decisions of the server, and where the files are."""
+"""What every run shows last: refused results, changed data, other decisions of the server, and where the files are."""
 
 from collections.abc import Mapping
 from html import escape
@@ -8,7 +8,7 @@ from fedmend.records.run_folder import INPUTS, RunFiles, is_own
 from fedmend.report.parts import Part, own_decisions
 from fedmend.report.tables import TABLES
 
-OWN = {"refused": Mapping}
+OWN = {"refused": Mapping, "other_data": Mapping}
 
 
 def refused(run: RunFiles) -> Section:
@@ -18,6 +18,16 @@ def refused(run: RunFiles) -> Section:
     if not rows:
         return Section()
     return section("refused", "Refused results", table("Not part of the model", ["Site", "Round", "Reason"], rows))
+
+
+def other_data(run: RunFiles) -> Section:
+    """Sites at which the run went on with other images or labels, as its lead wanted."""
+    found = [d for d in run.decisions if d["what"] == "other_data" and is_own(d, OWN)]
+    rows = [[site, d["round"] + 1, compact(splits)] for d in found for site, splits in d["value"].items()]
+    if not rows:
+        return Section()
+    title = "Metrics of a split from this round on are not of the same samples as before"
+    return section("other-data", "Data that changed in the run", table(title, ["Site", "From round", "Splits"], rows))
 
 
 def decisions(run: RunFiles) -> Section:
@@ -48,7 +58,10 @@ def server_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
     count = sum(d["what"] == "refused" for d in run.decisions)
     lines = [f"Refused results: {count}"] if count else []
+    for d in run.decisions:
+        if d["what"] == "other_data" and is_own(d, OWN):
+            lines.append(f"Other data than before from round {d['round'] + 1} on: {compact(d['value'])}")
     return lines + [f"{name}: {path}" for name, path in run.results.get("files", {}).items()]
 
 
-PART = Part(place=1000, sections=(refused, decisions, files), lines=server_lines, own=OWN)
+PART = Part(place=1000, sections=(refused, other_data, decisions, files), lines=server_lines, own=OWN)
