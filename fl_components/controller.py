@@ -69,6 +69,7 @@ class WorkflowController(ModelController):
                 weights_dir=config.weights_dir,
                 described=job_settings(*self._configs()),
                 made_by=self._made_by(),
+                job_id=self.fl_ctx.get_job_id() or "",
             )
             try:
                 job.run()

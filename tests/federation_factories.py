@@ -124,6 +124,7 @@ class Run:
             weights_dir=folder / "weights",
             described={"note": "as configured"} if described is None else described,
             made_by=made_by or {},
+            job_id=job,
         )
         prepare(self.transport)
         with small_world(backbone, report=report):

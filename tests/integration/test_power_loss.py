@@ -55,9 +55,7 @@ def read_folder(disk):
 
 def keep_checkpoint(disk, value):
     model = {"w": np.full(3, value, np.float32)}
-    Checkpoint(disk / "run" / "server", "run-1", {}).save(
-        value, model, Workflow.Memory(), "", finished=False, marks={}, data={}
-    )
+    Checkpoint(disk / "run" / "server", "run-1", {}).save(value, model, Workflow.Memory(), "", marks={}, data={})
 
 
 def read_checkpoint(disk):

@@ -31,6 +31,7 @@ class Saved:
         changes: what this job changes on purpose, see :func:`fedmend.server.fingerprint.changes`.
         suspect: see :func:`fedmend.server.safety_net.suspect`, over the rounds since most sites could evaluate a model.
         damaged: the newest checkpoint could not be read; this is the one before it.
+        job: which did the last round; empty where jobs have no names.
     """
 
     done: int
@@ -42,6 +43,7 @@ class Saved:
     changes: dict[str, list]
     suspect: tuple[float, str]
     damaged: bool
+    job: str
 
 
 class Checkpoint:
@@ -52,29 +54,28 @@ class Checkpoint:
         run_name: for messages.
         made_by: what a job that goes on must share.
         allow_changes: names of what it may change all the same.
+        job: this one.
 
     Attributes:
         folder: as given.
     """
 
-    def __init__(self, folder: Path, run_name: str, made_by: Fingerprint, allow_changes: Sequence[str] = ()):
+    def __init__(
+        self, folder: Path, run_name: str, made_by: Fingerprint, allow_changes: Sequence[str] = (), *, job: str = ""
+    ):
         self.folder, self._state, self._where = folder, StateStore(folder), f"run_name {run_name!r}"
-        self._made_by, self._allowed = dict(made_by), tuple(allow_changes)
+        self._made_by, self._allowed, self._job = dict(made_by), tuple(allow_changes), job
         self._damaged = False  # the newest checkpoint, which then gives way instead of being kept
 
     def load(self) -> Saved | None:
         """What an earlier job left, or None.
 
         Raises:
-            FedMendError: the run is finished, or was another one, or neither of the two checkpoints can be read.
+            FedMendError: the run was another one, or neither of the two checkpoints can be read.
         """
         content = self._read()
         if content is None:
             return None
-        if content["finished"]:
-            raise FedMendError(
-                f"{self._where}: expected a new or an unfinished run, got a finished one; choose another run_name"
-            )
         return Saved(
             content["round"],
             to_arrays(content["weights"]),
@@ -85,6 +86,7 @@ class Checkpoint:
             changes(content["made_by"], self._made_by, self._allowed, self._where),
             content["suspect"],
             self._damaged,
+            content["job"],
         )
 
     def check_rounds(self, done: int, num_rounds: int) -> None:
@@ -120,20 +122,19 @@ class Checkpoint:
         memory: Any,
         records: str,
         *,
-        finished: bool,
         marks: Mapping[str, str],
         data: Marks,
         suspect: tuple[float, str] = NOBODY,
     ) -> None:
-        """Writes a checkpoint, of a ``finished`` run or of one that goes on; the last one is kept beside it. The others
-        are as in :class:`Saved`, the memory as the workflow has it."""
+        """Writes a checkpoint; the last one is kept beside it. Arguments are as in :class:`Saved`, the memory as the
+        workflow has it."""
         content = {
             "round": done,
             "weights": to_tensors(model),
             "memory": to_tensors(vars(memory)),
             "records": records,
             "made_by": self._made_by,
-            "finished": finished,
+            "job": self._job,
             "marks": dict(marks),
             "data": dict(data),
             "suspect": suspect,

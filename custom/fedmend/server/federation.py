@@ -135,6 +135,7 @@ class RunningFederation(Federation):
             self.memory = self._workflow.Memory()
         else:
             self.model, self._first, self.memory = saved.model, saved.done, self._workflow.Memory(**saved.memory)
+        self._job = saved.job if saved else ""
         self._round = self._first  # the round at work
         self._done: int | None = None  # rounds done; None before the first
         self._evaluated = -1  # last round in which the model was evaluated
@@ -152,6 +153,8 @@ class RunningFederation(Federation):
             self.num_rounds = total
             self._log.start(self._about())
         self._checkpoint.check_rounds(self._first, self.num_rounds)
+        if self._first == self.num_rounds:
+            self._log.done_before(self._settings.run_name, self._first, self._job)
         for r in range(self._first, self.num_rounds):
             self._round, self._done = r, r
             self._trained.clear()
@@ -231,7 +234,6 @@ class RunningFederation(Federation):
         if (best := self._checkpoint.best_model()) is not None:
             files["best model"] = save_model(best, best=True)
         self._log.finish(files)
-        self._save(self.num_rounds, finished=True)
 
     # ---- behind them ------------------------------------------------------------------------------------------------
     def _about(self) -> dict:
@@ -255,18 +257,9 @@ class RunningFederation(Federation):
         results = self._ask(EVALUATE, self._tasks(EVALUATE, self.sites, training=False), evaluate=True)
         return self._log.results(results, self._round, EVALUATE, self.model, time.monotonic() - started)
 
-    def _save(self, done: int, *, finished: bool = False) -> None:
+    def _save(self, done: int) -> None:
         marks, suspect, records = self._marks, self._suspect, self._log.dump()
-        self._checkpoint.save(
-            done,
-            self.model,
-            self.memory,
-            records,
-            finished=finished,
-            marks=marks,
-            data=self._data,
-            suspect=suspect,
-        )
+        self._checkpoint.save(done, self.model, self.memory, records, marks=marks, data=self._data, suspect=suspect)
 
     def _counted(self, samples: Mapping[str, int]) -> dict[str, int]:
         """The samples of each site as they count in the average; says which site counts for less."""

@@ -39,6 +39,7 @@ class ServerJob:
         weights_dir: the server's folder of ImageNet weights.
         described: all settings of the job, for ``run.json``.
         made_by: what else a job that goes on must share: submitter, classes of components.
+        job_id: FLARE's name of the job.
         prefix: what lines about a run on synthetic data begin with; empty on other data, and before the census.
         federation: what the workflow talks to, with the global model; None before the census.
     """
@@ -52,6 +53,7 @@ class ServerJob:
     weights_dir: Path
     described: Mapping[str, object]
     made_by: Mapping[str, object] = field(default_factory=dict)
+    job_id: str = ""
     prefix: str = field(default="", init=False)
     federation: RunningFederation | None = field(default=None, init=False)
 
@@ -82,7 +84,7 @@ class ServerJob:
         weights = weights_file(chosen.weights, chosen.network, self.app_dir, self.weights_dir)
         components = {"workflow": type(workflow).__name__, **self.made_by}
         made_by = fingerprint(asdict(chosen), self.described, components, weights=weights)
-        checkpoint = Checkpoint(state_dir, chosen.run_name, made_by, chosen.allow_changes)
+        checkpoint = Checkpoint(state_dir, chosen.run_name, made_by, chosen.allow_changes, job=self.job_id)
         log = RunLog(self.folder, spec.classes, checkpoint, self.transport.stream, progress)
         saved = checkpoint.load()
         LOG.info("census: every site opens and checks its data")

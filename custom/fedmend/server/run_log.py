@@ -81,6 +81,15 @@ class RunLog:
             self._records.decision("checkpoint_damaged", {"at_round": saved.done})
             self.warn(f"the newest checkpoint is damaged; the run goes on from that after round {saved.done}")
 
+    def done_before(self, run_name: str, rounds: int, job: str) -> None:
+        """Says that no round is left to do, and which ``job`` did the last of all ``rounds``."""
+        self.decision("no_round_left", {"job": job}, rounds)
+        by = f" by job {job}" if job else ""
+        self.warn(
+            f"run_name {run_name!r}: all {rounds} rounds were done before{by}; nothing is trained, the model of then is"
+            " evaluated and handed over again; for another model choose another run_name"
+        )
+
     def start(self, described: Mapping) -> None:
         """Writes ``run.json``."""
         self._records.start(described)

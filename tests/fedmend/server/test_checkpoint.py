@@ -24,9 +24,9 @@ def checkpoint(folder, **changes):
     return Checkpoint(folder, "run-1", {**MADE_BY, **changes})
 
 
-def save(folder, done=2, *, finished=False):
+def save(folder, done=2):
     memory = Memory(np.array([0.25, 1.0]), {"site-1": "noisy"})
-    checkpoint(folder).save(done, MODEL, memory, "lines", finished=finished, marks={}, data={})
+    checkpoint(folder).save(done, MODEL, memory, "lines", marks={}, data={})
 
 
 def test_a_new_run_has_no_checkpoint(tmp_path):
@@ -57,12 +57,6 @@ def test_the_best_model_is_kept_with_its_value_and_round(tmp_path):
     assert checkpoint(tmp_path).best_model()["w"].tolist() == [0, 1, 2, 3]
 
 
-def test_a_finished_run_is_refused(tmp_path):
-    save(tmp_path, finished=True)
-    with refused("run_name 'run-1': expected a new or an unfinished run, got a finished one; choose another run_name"):
-        checkpoint(tmp_path).load()
-
-
 @pytest.mark.parametrize(
     ("changes", "said", "named"),
     [
@@ -90,9 +84,7 @@ def test_a_difference_that_is_named_is_accepted_and_told(tmp_path):
 
 
 def test_marks_of_ledgers_come_back_unless_the_job_goes_on_without_them(tmp_path):
-    checkpoint(tmp_path).save(
-        1, MODEL, Memory(np.zeros(1), {}), "", finished=False, marks={"site-1": "ab" * 16}, data={}
-    )
+    checkpoint(tmp_path).save(1, MODEL, Memory(np.zeros(1), {}), "", marks={"site-1": "ab" * 16}, data={})
     assert checkpoint(tmp_path).load().marks == {"site-1": "ab" * 16}
     assert Checkpoint(tmp_path, "run-1", MADE_BY, ["ledgers"]).load().marks == {}
 
@@ -122,9 +114,7 @@ def test_a_damaged_checkpoint_makes_room_for_the_one_before_it(tmp_path):
     again = checkpoint(tmp_path)
     saved = again.load()
     assert (saved.done, saved.damaged) == (1, True)
-    again.save(
-        2, MODEL, Memory(np.zeros(1), {}), "", finished=False, marks={}, data={}
-    )  # that of round 1 is kept, not the damaged one
+    again.save(2, MODEL, Memory(np.zeros(1), {}), "", marks={}, data={})  # that of round 1 is kept, not the damaged one
     damage(tmp_path / NEWEST)
     assert checkpoint(tmp_path).load().done == 1
     save(tmp_path, 3)

@@ -15,7 +15,6 @@ from fedmend.server import fingerprint
 from fedmend.server.checkpoint import Checkpoint
 
 BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
-FINISHED = "run_name 'run-1': expected a new or an unfinished run, got a finished one; choose another run_name"
 
 
 def play(folder, answer=None, sites=BOTH, workflow=None, **options):
@@ -55,11 +54,18 @@ def test_a_run_goes_on_without_the_only_annotator_of_a_class_and_names_the_class
     assert run.rounds() == [1, 2]
 
 
-def test_a_finished_run_name_is_refused(tmp_path):
-    assert play(tmp_path).stopped == ""
-    again = play(tmp_path)
-    assert again.stopped == FINISHED
-    assert again.asked == []
+def test_a_finished_run_is_handed_over_again_and_names_the_job_that_did_it(tmp_path, caplog):
+    whole = play(tmp_path, repairing)
+    for job in ("job-2", "job-3"):
+        again = play(tmp_path, repairing, job=job)
+        assert again.stages == [(CENSUS, 0, "census"), (EVALUATE, 3, "evaluate")]
+        assert same_models(again.transport.saved["global"], whole.transport.saved["global"])
+        assert same_models(again.transport.saved["best"], whole.transport.saved["best"])
+        assert again.content("results.json")["final"] == whole.content("results.json")["final"]
+        assert records(again) == records(whole)
+        assert again.decisions("no_round_left") == [(3, {"job": "job-1"})]
+    assert "run_name 'run-1': all 3 rounds were done before by job job-1; nothing is trained, " in caplog.text
+    assert play(tmp_path, seed=1).stopped.endswith('allow_changes=["seed"]')
 
 
 def test_a_failed_final_evaluation_costs_no_model_and_the_run_can_be_finished(tmp_path):
@@ -73,7 +79,6 @@ def test_a_failed_final_evaluation_costs_no_model_and_the_run_can_be_finished(tm
     assert again.stages == [(CENSUS, 0, "census"), (EVALUATE, 3, "evaluate")]
     assert same_models(again.transport.saved["global"], saved)
     assert again.content("results.json")["final"]["test"]["auc"] == 1
-    assert play(tmp_path).stopped == FINISHED
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def repairing(site, question, weights, task, evaluate):
 def records(run):
     """All records without times and without those that say that the run goes on."""
     lines = [line for name in ("metrics", "repairs", "decisions") for line in run.lines(f"{name}.jsonl")]
-    kept = [line for line in lines if line.get("what") not in ("resumed", "checkpoint_damaged")]
+    kept = [line for line in lines if line.get("what") not in ("resumed", "checkpoint_damaged", "no_round_left")]
     return [{k: v for k, v in line.items() if k not in ("time", "seconds")} for line in kept]
 
 
@@ -229,7 +234,8 @@ def test_a_run_killed_in_the_middle_of_a_line_leaves_the_same_records_in_the_end
     assert records(resumed) == records(whole)
     assert len(whole.lines("repairs.jsonl")) == 3 * 2
     for name in ("metrics", "repairs", "decisions"):
-        assert (server / f"{name}.jsonl").read_text() == (resumed.folder / f"{name}.jsonl").read_text()
+        kept, whole_file = (folder / f"{name}.jsonl" for folder in (server, resumed.folder))
+        assert whole_file.read_text().startswith(kept.read_text())  # which ends with the last checkpoint
 
 
 @pytest.mark.parametrize("full_in", [CENSUS, TRAIN, EVALUATE])
