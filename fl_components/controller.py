@@ -106,7 +106,7 @@ class FlareTransport(Transport):
     ) -> None:
         """One message per role and mark of a ledger, all at the same time, as no site may learn those of another."""
         cleanup_memory()  # FLARE leaves models in reference cycles, and its threads would keep what was freed
-        controller, settings = self._controller, self._controller.settings
+        controller, settings, started = self._controller, self._controller.settings, time.monotonic()
         replies: deque[FLModel] = deque()  # filled by FLARE's threads
         alike: dict[tuple[str, str], list[str]] = {}
         for site, task in question.tasks.items():
@@ -146,6 +146,10 @@ class FlareTransport(Transport):
         if controller.abort_signal.triggered:
             raise FedMendError(f"{question.name}: the job was aborted")
         hand_over()
+        if (limit := settings.round_timeout) and time.monotonic() - started >= limit:
+            for site in question.tasks:  # of whom has answered, the first answer counts
+                late = f"{site}: {question.name}: expected a result within {limit} s (round_timeout), got none"
+                receive(site, FedMendError(late))
 
     def save_model(self, weights: Mapping[str, np.ndarray], *, best: bool = False) -> str:
         controller, persistor = self._controller, self._controller.persistor

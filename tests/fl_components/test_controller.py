@@ -364,6 +364,17 @@ def test_answers_that_trickle_in_count_once_each(tmp_path, fast_clock, silent, b
     assert bias(started) == pytest.approx((10 * 1 + 30 * 4) / 40)
 
 
+def test_a_site_that_is_later_than_the_round_timeout_is_told_from_one_that_gave_no_reason(tmp_path, fast_clock):
+    late = failing(plain_answers(BOTH), site="site-2", when=lambda name, r: name == TRAIN, error="")
+    played = federation(tmp_path, late, BOTH, round_timeout=1)
+    standing = iter([0, 1, 1, 1, 0])  # the census ends at once, the round after three looks at the clock
+    played.controller.get_num_standing_tasks = lambda: next(standing)
+    assert played.run().engine.panics() == [
+        "train of round 0: expected valid results from 2 sites, got 1: site-2: train: expected a result within 1 s"
+        " (round_timeout), got none"
+    ]
+
+
 def test_messages_of_all_roles_are_out_before_the_first_answer_is_waited_for(tmp_path, monkeypatch):
     """As in FLARE, answers arrive one by one while the controller waits."""
     monkeypatch.setattr(module, "POLL", 0)

@@ -37,7 +37,7 @@ class RunSettings:
         seed: initial weights, shuffling and augmentation.
         weights: initial weights at the server, see :func:`fedmend.learning.weights.weights_file`; empty: random.
         min_sites: fewest valid results of a round; 0 = all that are asked.
-        round_timeout: seconds that a round waits for sites; 0 = no limit.
+        round_timeout: seconds that a question waits for sites, the census too; 0 = no limit.
         grace_period: seconds that a round goes on waiting for the others when ``min_sites`` sites have answered; 0 = as
             long as for the first.
         eval_every: the global model is evaluated in every n-th round and at the end.
@@ -58,7 +58,7 @@ class RunSettings:
     seed: int = 0
     weights: str = ""
     min_sites: int = 0
-    round_timeout: int = 0
+    round_timeout: int = 12 * 3600
     grace_period: int = 0
     eval_every: int = 1
     allow_changes: Sequence[str] = ()
