@@ -15,6 +15,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     submit.add_argument("--kit", type=Path, required=True, help="startup kit of the lead researcher")
     submit.add_argument("--job-id", default="", help="instead of a job folder: come back to a job")
     submit.add_argument("--out", type=Path, default=Path("runs/results"), help="default runs/results")
+    submit.add_argument("--keep-going", action="store_true", help="submit again after a fault, until the run is done")
     submit.set_defaults(run=_submit)
 
     poc = commands.add_parser("poc", help="run a job on a real federation of this machine that exists for this job")
@@ -30,12 +31,16 @@ def quiet_flare() -> None:
 
 
 def _submit(args: argparse.Namespace) -> None:
+    from fl_components.run.keep_going import keep_going
     from fl_components.run.submit import submit, what_came_out
 
-    if bool(args.job) == bool(args.job_id):
+    if args.keep_going and not args.job:
+        raise FedMendError("submit: expected a job folder to submit again with --keep-going, got none")
+    if bool(args.job) == bool(args.job_id) and not args.keep_going:
         raise FedMendError(f"submit: expected a job folder or --job-id, got {'both' if args.job else 'none'}")
     quiet_flare()
-    folder = submit(args.job, args.kit, args.out, job_changes(args), job_id=args.job_id, show=_show)
+    run = keep_going if args.keep_going else submit
+    folder = run(args.job, args.kit, args.out, job_changes(args), job_id=args.job_id, show=_show)
     print("\n".join(what_came_out(folder)))
 
 

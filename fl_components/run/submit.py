@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from nvflare.apis.job_def import JobMetaKey, RunStatus
+from nvflare.apis.job_def import ALL_SITES, JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import (
     AuthenticationError,
     AuthorizationError,
@@ -45,6 +45,20 @@ SILENT = (
 
 class NoAnswer(FedMendError):
     """The server does not answer."""
+
+
+class JobFailed(FedMendError):
+    """A job has ended otherwise than well.
+
+    Args:
+        sentence: says so, and why.
+        meta: FLARE's description of the job.
+        log: entries of the server's log of it.
+    """
+
+    def __init__(self, sentence: str, meta: Mapping, log: list[dict]):
+        super().__init__(sentence)
+        self.meta, self.log = meta, log
 
 
 @contextlib.contextmanager
@@ -197,6 +211,8 @@ def follow(
         state = job_state(meta)
         if state != last_state:
             show(state)
+            if meta["status"] == RunStatus.SUBMITTED.value and _history(meta):
+                show(who_is_there(connected_sites(session), named_sites(meta)))
             last_state = state
         log = server_log(session, job_id) or []
         ours = [entry for entry in log if entry["fullName"].startswith("fedmend.") and job_id not in entry["message"]]
@@ -212,13 +228,41 @@ def follow(
             break
         time.sleep(interval)
     if meta["status"] != RunStatus.FINISHED_COMPLETED.value:
-        raise FedMendError(f"job {job_id}: expected it to complete, got {meta['status']}: {reason(meta, log)}")
+        why = f"job {job_id}: expected it to complete, got {meta['status']}: {reason(meta, log)}"
+        raise JobFailed(why, meta, log)
 
 
 def job_state(meta: Mapping) -> str:
     """The status of a job, by its description; with who refused it, and what it waits for."""
     waits = meta["status"] == RunStatus.SUBMITTED.value
     return ", ".join([meta["status"], *_not_deployed(meta), *(_history(meta)[-1:] if waits else [])])
+
+
+def connected_sites(session: Session) -> set[str]:
+    """Names of the sites that the server knows at this moment."""
+    return {client.name for client in session.get_system_info().client_info}
+
+
+def named_sites(meta: Mapping) -> set[str]:
+    """The sites that a job names, by its description; none where it is for all."""
+    listed = (meta.get(JobMetaKey.DEPLOY_MAP.value) or {}).values()
+    names = {site if isinstance(site, str) else "" for sites in listed for site in sites}
+    return names - {"", "server", ALL_SITES}
+
+
+def who_is_there(there: set[str], wanted: set[str]) -> str:
+    """A line about the sites that a job waits for.
+
+    Args:
+        there: connected sites.
+        wanted: sites that are known to be needed.
+    """
+    missing = sorted(wanted - there)
+    absent = f"missing: {', '.join(missing)}" if missing else "whoever is missing is not among them"
+    return (
+        f"connected sites: {', '.join(sorted(there)) or 'none'}; {absent} (not started, cut off, not accepted by the"
+        " server, or with a clock behind its certificate: fedmend sitecheck --kit says which, on the site's machine)"
+    )
 
 
 def _history(meta: Mapping) -> list[str]:

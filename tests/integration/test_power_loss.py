@@ -1,6 +1,6 @@
 """What a power failure leaves on a disk: a real file system, of which only what was synced is looked at again.
 
-SIGKILL and the like, in ``test_faults.py``, keep what a program has written; a power failure does not.
+SIGKILL and the like, in ``test_killed_processes.py``, keep what a program has written; a power failure does not.
 """
 
 import numpy as np

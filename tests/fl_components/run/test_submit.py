@@ -5,6 +5,7 @@ import shlex
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factories import ROOT, refused
@@ -35,6 +36,9 @@ class Session:
         if self.denied:
             raise api_spec.AuthorizationError("no")
         return {"logs": {"server": self.log} if self.log else {}}
+
+    def get_system_info(self):
+        return SimpleNamespace(client_info=[SimpleNamespace(name="site-1")])
 
     def submit_job(self, folder):
         self.sent = folder
@@ -108,11 +112,14 @@ def test_a_person_leaves_even_where_flare_swallows_ctrl_c():
     assert lines == ["RUNNING"]
 
 
-def test_a_job_that_waits_says_for_what():
+def test_a_job_that_waits_says_for_what_and_names_the_sites_that_are_there_and_missing():
     waiting = {"status": "SUBMITTED", "schedule_history": ["first", "12:00:00: not enough sites"]}
+    waiting["deploy_map"] = {"app": ["server", "site-1", "site-2"]}
     started = {"status": "FINISHED:COMPLETED", "schedule_history": ["first", "12:00:00: not enough sites", "scheduled"]}
     assert seen(Session((waiting, ""), (waiting, ""), (started, ""))) == [
         "SUBMITTED, 12:00:00: not enough sites",
+        "connected sites: site-1; missing: site-2 (not started, cut off, not accepted by the server, or with a clock"
+        " behind its certificate: fedmend sitecheck --kit says which, on the site's machine)",
         "FINISHED:COMPLETED",
     ]
 
@@ -397,3 +404,9 @@ def test_a_mistyped_setting_is_refused_before_the_server_is_asked(kit, capsys):
 def test_either_a_job_or_its_id_is_wanted(kit, capsys, words, got):
     assert call(kit, *words) == 1
     assert capsys.readouterr().err == f"fedmend: submit: expected a job folder or --job-id, got {got}\n"
+
+
+def test_whoever_keeps_going_gives_the_job_that_is_submitted_again(kit, capsys):
+    assert call(kit, "--keep-going", "--job-id", ID) == 1
+    sentence = "submit: expected a job folder to submit again with --keep-going, got none"
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
