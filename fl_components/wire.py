@@ -17,6 +17,7 @@ from fedmend.errors import FedMendError
 from fedmend.kinds import KINDS
 from fedmend.messages import LONGEST_ERROR, MARK, TRAIN, RunSpec, SiteResult
 from fedmend.method import RoundTask
+from fedmend.preprocessing import is_told
 from fedmend.site.privacy import TOLD
 
 KEY = "fedmend"
@@ -170,6 +171,7 @@ CENSUS = {
     ],
     "kind": [one_of(list(KINDS))],
     "phantom": [FLAG],
+    "preprocessing": [that(is_told, "how images are read")],
     LESIONS: [_array("iu", "two counts", ndim=1), that(lambda v: len(v) == 2 and (v >= 0).all(), "two counts")],
 }
 CENSUS_FIELDS = sorted({*CENSUS} - {LESIONS})

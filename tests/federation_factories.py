@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from result_factories import PREPARED
 from torch_factories import TinyNetwork
 
 from fedmend.errors import FedMendError
@@ -269,6 +270,7 @@ def census(annotated, *, samples=10, round_num=0, positives=4, kind="multilabel"
         "data": dict.fromkeys(("train", "val", "test"), "0" * 32),
         "kind": kind,
         "phantom": False,
+        "preprocessing": PREPARED.told(),
     }
     return SiteResult(round_num=round_num, samples=samples, census=content)
 

@@ -4,8 +4,11 @@ import numpy as np
 
 from fedmend.kinds.multilabel import BINS
 from fedmend.messages import SiteResult
+from fedmend.preprocessing import Preprocessing
 
 WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, dtype=np.float32)}
+
+PREPARED = Preprocessing((40.0, 80.0), False, 32, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "CT")
 
 
 def good_result(**changes):
@@ -30,6 +33,7 @@ def good_census(**changes):
         "data": {"train": "0" * 32, "val": "1" * 32},
         "kind": "multilabel",
         "phantom": True,
+        "preprocessing": PREPARED.told(),
     }
     return {**given, **changes}
 

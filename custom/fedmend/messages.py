@@ -52,8 +52,9 @@ class SiteResult:
         counts: split → counts of the received global model, see :class:`fedmend.kinds.Kind`.
         repairs: name → (C,) counts of repaired labels.
         census: annotated (C,), positives (C,), sizes of the splits, marks of their data (see
-            :mod:`fedmend.site.data_marks`), kind of labels, phantom flag; where masks were made incomplete also lesions
-            (2,): the number that the masks mark and the number of all lesions.
+            :mod:`fedmend.site.data_marks`), kind of labels, phantom flag, preprocessing as
+            :mod:`fedmend.preprocessing` tells it; where masks were made incomplete also lesions (2,): the number that
+            the masks mark and the number of all lesions.
         loss: mean training loss.
         ledger_mark: latest mark of the site's ledger, see :mod:`fedmend.repairs.ledger`; it tells nothing.
         error: one sentence when the site could not do the task, else empty.

@@ -15,6 +15,7 @@ from fedmend.basics.files import write_text
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, counted
 from fedmend.method import LocalMethod, Workflow
+from fedmend.preprocessing import FIELDS as PREPROCESSING
 from fl_components.job.reading import BASELINES
 from fl_components.policy.classes import GROUPS, allowed_classes, class_table
 
@@ -119,15 +120,21 @@ def _with_tables(root: Path, file: Path, tables: str) -> str:
 
 
 def data_protection_tables() -> str:
-    """Markdown, for each group: what a method's reports hold, and what the server sends besides the weights."""
-    parts = []
+    """Markdown: what a site tells of its preprocessing; for each group what the reports of methods hold, and what the
+    server sends besides the weights."""
+    head = ["| field | shape | range | what it is | risk |", "|---|---|---|---|---|"]
+    rows = [_row(name, field, field.risk) for name, field in PREPROCESSING.items()]
+    parts = [
+        "### How images are prepared\n",
+        "\n".join(["In `census`, under `preprocessing`:", "", *head, *rows]) + "\n",
+    ]
     for baseline, group in GROUPS.items():
         classes = [cls for cls in method_classes() if _path(cls).startswith(BASELINES) == baseline]
         parts.append(f"### {group}\n")
         for title, attribute in (("A site reports", "FIELDS"), ("The server sends", "KNOWLEDGE")):
             head = ["| method | field | shape | range | what it is | risk |", "|---|---|---|---|---|---|"]
-            rows = _rows(classes, attribute)
-            parts.append("\n".join([f"**{title}**, besides the weights:", "", *head, *rows]) + "\n")
+            of_methods = [f"**{title}**, besides the weights:", "", *head, *_rows(classes, attribute)]
+            parts.append("\n".join(of_methods) + "\n")
     return "\n".join(parts)
 
 
@@ -141,8 +148,11 @@ def _rows(classes: Sequence[type], attribute: str) -> Iterator[str]:
         method, fields = ", ".join(names), getattr(by_name[names[0]], attribute)
         guarded = {*counted(fields), *counted(fields).values()} if attribute == "FIELDS" else set()
         for name, field in fields.items():
-            shape = " × ".join(map(str, field.shape)) or "1"
-            span = " to ".join("any" if abs(bound) >= UNBOUNDED else f"{bound:g}" for bound in (field.low, field.high))
-            risk = f"**guarded**; {field.risk}" if name in guarded else field.risk
-            yield f"| {method} | `{name}` | {shape} | {span} | {field.meaning} | {risk} |"
+            yield f"| {method} {_row(name, field, f'**guarded**; {field.risk}' if name in guarded else field.risk)}"
             method = ""
+
+
+def _row(name: str, field: Field, risk: str) -> str:
+    shape = " × ".join(map(str, field.shape)) or "1"
+    span = " to ".join("any" if abs(bound) >= UNBOUNDED else f"{bound:g}" for bound in (field.low, field.high))
+    return f"| `{name}` | {shape} | {span} | {field.meaning} | {risk} |"

@@ -12,6 +12,7 @@ from nvflare.apis.shareable import make_reply
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from result_factories import PREPARED
 
 from fedmend.messages import SiteResult
 from fedmend.methods.fednoro import DETECT, FedNoRoWorkflow, loss_matrix
@@ -144,6 +145,7 @@ CENSUS = {
     "data": {"train": "0" * 32},
     "kind": "multilabel",
     "phantom": False,
+    "preprocessing": PREPARED.told(),
 }
 
 
@@ -160,7 +162,7 @@ def test_a_census_passes(site):
         (
             "census",
             {**CENSUS, "image": IMAGE},
-            "census: expected ['annotated', 'data', 'kind', 'phantom', 'positives', 'sizes']",
+            "census: expected ['annotated', 'data', 'kind', 'phantom', 'positives', 'preprocessing', 'sizes']",
         ),
         ("census", {**CENSUS, "sizes": {"train": IMAGE}}, "census sizes: expected samples per split"),
         ("census", {**CENSUS, "sizes": {"train": 50, "p1": 1}}, "census sizes: expected samples per split"),

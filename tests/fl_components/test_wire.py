@@ -77,6 +77,7 @@ def test_a_result_survives_the_wire(wire, weights):
         {k: got.census.pop(k) for k in ("annotated", "positives")},
         {k: good_census()[k] for k in ("annotated", "positives")},
     )
+    same_arrays(got.census.pop("preprocessing"), good_census()["preprocessing"])
     data = {"train": "0" * 32, "val": "1" * 32}
     assert got.census == {"sizes": {"train": 7, "val": 2}, "data": data, "kind": "multilabel", "phantom": True}
     assert (got.round_num, got.samples, got.loss, got.ledger_mark, got.error) == (4, 7, 0.25, MARK, "a sentence")
@@ -179,7 +180,7 @@ REPAIRS = (
     "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative', 'missing',"
     " 'accepted', 'rejected']"
 )
-CENSUS = "census: expected ['annotated', 'data', 'kind', 'phantom', 'positives', 'sizes']"
+CENSUS = "census: expected ['annotated', 'data', 'kind', 'phantom', 'positives', 'preprocessing', 'sizes']"
 SIZES = "census sizes: expected samples per split"
 DATA = "census data: expected 32 hexadecimal digits per split"
 
@@ -229,6 +230,7 @@ def without(content, name):
         ({"census": good_census(annotated=np.array([1, 0]))}, "census annotated: expected one value per class"),
         ({"census": good_census(annotated=[True, False])}, "census annotated: expected one value per class"),
         ({"census": good_census(positives=np.ones((8, 8), int))}, "census positives: expected one value per class"),
+        ({"census": good_census(preprocessing={"window": "p1"})}, "census preprocessing: expected how images are read"),
         ({"census": good_census(sizes={"val": 3})}, SIZES),
         ({"census": good_census(sizes={"train": 3, "p1": 1})}, SIZES),
         ({"census": good_census(sizes={"train": "p1"})}, SIZES),

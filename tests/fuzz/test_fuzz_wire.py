@@ -3,6 +3,7 @@
 import numpy as np
 from fuzzing import NASTY, PRIVATE, damaged, number_of_cases, try_all
 from nvflare.app_common.abstract.fl_model import FLModel
+from result_factories import PREPARED
 
 from fedmend.fields import Field, check_fields
 from fedmend.kinds.multilabel import BINS
@@ -39,6 +40,7 @@ RESULT = pack_result(
             "data": {"train": "0" * 32, "val": "1" * 32},
             "kind": "multilabel",
             "phantom": True,
+            "preprocessing": PREPARED.told(),
         },
     )
 ).meta[KEY]

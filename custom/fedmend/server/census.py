@@ -10,6 +10,7 @@ from fedmend.errors import FedMendError
 from fedmend.kinds import Kind, kind_of
 from fedmend.messages import SiteResult
 from fedmend.method import SiteFacts
+from fedmend.preprocessing import Preprocessing, as_told
 
 LOG = logging.getLogger("fedmend.run")
 
@@ -25,6 +26,7 @@ class Census:
         data: site → mark of each split's data.
         described: site → what ``run.json`` says of it.
         phantom: whether the data of a site are synthetic.
+        prepared: site → how it prepares images.
     """
 
     kind: Kind
@@ -33,6 +35,26 @@ class Census:
     data: Mapping[str, Mapping[str, str]]
     described: Mapping[str, Mapping]
     phantom: bool
+    prepared: Mapping[str, Preprocessing]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What is done with most training samples; where as many are prepared otherwise, with those of the first
+        site."""
+        samples: dict[str, int] = {}
+        first: dict[str, Preprocessing] = {}
+        for site, prepared in self.prepared.items():
+            words = repr(prepared.steps)
+            samples[words] = samples.get(words, 0) + self.facts[site].samples
+            first.setdefault(words, prepared)
+        return first[max(samples, key=samples.__getitem__)]
+
+    @property
+    def differences(self) -> dict[str, dict[str, object]]:
+        """Setting of the preprocessing in which sites differ → site → value; empty where all do the same."""
+        told = {site: prepared.steps for site, prepared in self.prepared.items()}
+        by_name = {name: {site: steps[name] for site, steps in told.items()} for name in self.preprocessing.steps}
+        return {name: values for name, values in by_name.items() if len({*map(repr, values.values())}) > 1}
 
     def known(self, site: str) -> np.ndarray:
         """(C,) bool: classes that a site annotates and has."""
@@ -58,19 +80,21 @@ def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, go
         got = ", ".join(f"{kind} at {', '.join(sites)}" for kind, sites in sorted(named.items()))
         raise FedMendError(f"census: expected one kind of labels at all sites, got {got}")
     kind = kind_of(next(iter(named)))
-    facts, described = {}, {}
+    facts, described, prepared = {}, {}, {}
     for site, result in results.items():
         told = result.census
         annotated, positives = np.asarray(told["annotated"], dtype=bool), np.asarray(told["positives"])
         facts[site] = SiteFacts(result.samples, annotated, positives)
+        prepared[site] = as_told(told["preprocessing"])
         described[site] = _description(result, facts[site], kind, classes)
+        described[site]["preprocessing"] = prepared[site].described()
         prefix = "PHANTOM " if told["phantom"] else ""
         has = ", ".join(described[site]["annotated"])
         LOG.info("%s%s annotates %s, %s samples", prefix, site, has, told["sizes"]["train"])
     sizes = {site: dict(result.census["sizes"]) for site, result in results.items()}
     phantom = any(bool(result.census["phantom"]) for result in results.values())
     data = {site: dict(result.census["data"]) for site, result in results.items()}
-    census = Census(kind, facts, sizes, data, described, phantom)
+    census = Census(kind, facts, sizes, data, described, phantom, prepared)
     nowhere = [c for i, c in enumerate(classes) if not any(census.known(site)[i] for site in facts)]
     if nowhere and not goes_on:
         raise FedMendError(f"census: expected every class of the job to be annotated at a site, got none for {nowhere}")

@@ -57,6 +57,12 @@ class RunLog:
     def counted(self, census: Census) -> None:
         """Takes the census when it is known."""
         self._census, self.prefix = census, "PHANTOM " if census.phantom else ""
+        if different := census.differences:
+            self.decision("preprocessing_differs", different, 0)
+            said = [
+                f"{name} {value} at {site}" for name, by_site in different.items() for site, value in by_site.items()
+            ]
+            self.warn(f"sites prepare their images differently, expected one way: {', '.join(said)}")
 
     def resume(self, saved: Saved, other_data: Mapping[str, Sequence[str]]) -> None:
         """Takes over the records of an earlier job.

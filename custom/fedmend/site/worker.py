@@ -39,6 +39,7 @@ from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
 from fedmend.site.limits import Clock, check_order, check_step, count_task, step_bytes
 from fedmend.site.own_results import OwnResults
+from fedmend.site.preparation import preprocessing_of
 from fedmend.site.privacy import OverBudget
 from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, withhold
 
@@ -374,6 +375,7 @@ class SiteWorker:
             "data": data_marks(opened.site.state, splits),
             "kind": kind.name,
             "phantom": opened.card.phantom,
+            "preprocessing": preprocessing_of(opened.card, data.train, self._settings.image_size).told(),
             **({} if self._settings.all_labels else kind.census_extras(opened.card)),
         }
 

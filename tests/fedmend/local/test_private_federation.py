@@ -59,7 +59,7 @@ def test_records_and_report_of_private_sites_hold_epsilon_and_no_number_of_a_cla
     records = play(["site-1", "site-2"], report=True)
     sites = json.loads((records / "run.json").read_text())["sites"]
     told = {"delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
-    known = {"annotated": list(CLASSES), "train": 6}
+    known = {"annotated": list(CLASSES), "train": 6, "preprocessing": sites["site-1"]["preprocessing"]}
     assert sites["site-1"] == {**known, "privacy": {"epsilon": 0.0, **told}}
     spent = [line for line in read(records, "decisions.jsonl") if line["what"] == "privacy"]
     assert [line["round"] for line in spent] == [1, 2]

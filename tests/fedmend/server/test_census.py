@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from factories import refused
 from federation_factories import Run, census, confusion, failing, plain_answers
+from result_factories import PREPARED
 
 from fedmend.messages import CENSUS
 from fedmend.methods.baselines import FedAvgWorkflow
@@ -37,11 +40,47 @@ def test_a_census_is_sorted_into_facts_sizes_and_descriptions():
         (30, [False, True], [0, 9]),
     ]
     assert read.sizes["site-2"] == {"train": 30, "val": 20, "test": 20}
+    prepared = {"preprocessing": PREPARED.described()}
     assert read.described == {
-        "site-1": {"annotated": ["a"], "train": 10, "val": 20, "test": 20, "positives": {"a": 4}},
-        "site-2": {"annotated": ["b"], "train": 30, "val": 20, "test": 20, "positives": {"b": 9}},
+        "site-1": {"annotated": ["a"], "train": 10, "val": 20, "test": 20, "positives": {"a": 4}, **prepared},
+        "site-2": {"annotated": ["b"], "train": 30, "val": 20, "test": 20, "positives": {"b": 9}, **prepared},
     }
     assert read.phantom is False
+
+
+def seen_through(window, samples):
+    result = census([1, 1], samples=samples)
+    result.census["preprocessing"] = replace(PREPARED, window=window).told()
+    return result
+
+
+def test_what_most_samples_are_prepared_by_is_the_preprocessing_of_the_run():
+    results = {"site-1": seen_through((50.0, 100.0), 15), "site-2": seen_through((40.0, 80.0), 10)}
+    assert read_census(results, CLASSES, goes_on=False).preprocessing.window == (50.0, 100.0)
+    results["site-3"] = seen_through((40.0, 80.0), 10)
+    read = read_census(results, CLASSES, goes_on=False)
+    assert read.preprocessing == PREPARED
+    assert read.differences == {"window": {"site-1": [50.0, 100.0], "site-2": [40.0, 80.0], "site-3": [40.0, 80.0]}}
+
+
+def test_sites_that_prepare_their_images_differently_are_named(tmp_path, caplog):
+    plain = plain_answers(FOUR)
+
+    def answer(site, question, *rest):
+        if question == CENSUS:
+            return seen_through(None if site == "site-3" else (40.0, 80.0), 10)
+        return plain(site, question, *rest)
+
+    run = play(tmp_path, answer)
+    said = (
+        "sites prepare their images differently, expected one way: window [40.0, 80.0] at site-1, window [40.0, 80.0]"
+    )
+    assert f"{said} at site-2, window None at site-3, window [40.0, 80.0] at site-4" in caplog.text
+    decided = [d["value"] for d in run.lines("decisions.jsonl") if d["what"] == "preprocessing_differs"]
+    assert [d["window"]["site-3"] for d in decided] == [None]
+    assert run.content("run.json")["sites"]["site-3"]["preprocessing"] == {**PREPARED.described(), "window": None}
+    same = play(tmp_path / "same", plain)
+    assert "preprocessing_differs" not in {d["what"] for d in same.lines("decisions.jsonl")}
 
 
 def test_a_site_knows_the_classes_that_it_annotates_and_has():

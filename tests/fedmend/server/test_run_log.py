@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from federation_factories import Run, Script, confusion, dice_counts, failing, histograms, in_rounds, plain_answers
+from result_factories import PREPARED
 
 from fedmend.kinds.multilabel import multilabel_metrics
 from fedmend.messages import EVALUATE, TRAIN, SiteResult
@@ -24,7 +25,8 @@ def test_a_run_leaves_models_records_and_a_report(tmp_path):
     assert (info["classes"], info["num_rounds"], info["warmup_rounds"], info["seed"]) == (["a", "b"], 3, 0, 7)
     assert info["settings"] == {"note": "as configured"}
     sizes = {"train": 10, "val": 20, "test": 20}
-    assert info["sites"]["site-2"] == {"annotated": ["b"], **sizes, "positives": {"b": 4}}
+    prepared = {"preprocessing": PREPARED.described()}
+    assert info["sites"]["site-2"] == {"annotated": ["b"], **sizes, "positives": {"b": 4}, **prepared}
     metrics = run.lines("metrics.jsonl")
     assert [(m["round"], m["split"]) for m in metrics] == [(r, s) for r in range(4) for s in ("test", "val")]
     assert metrics[0]["macro"].items() >= {"auc": 1, "map": 1, "bacc": 1}.items()

@@ -10,6 +10,7 @@ from nvflare.fuel.utils.class_utils import load_class
 
 from fedmend.fields import UNBOUNDED, Field
 from fedmend.method import LocalMethod, Workflow
+from fedmend.preprocessing import FIELDS as PREPROCESSING
 from fl_components import policy
 from fl_components.policy import (
     BEGIN,
@@ -200,7 +201,8 @@ def test_a_name_with_two_meanings_is_refused(monkeypatch):
 
 
 def test_the_tables_name_every_field_with_its_risk():
-    groups = data_protection_tables().split("### ")[1:]
+    _, prepared, *groups = data_protection_tables().split("### ")
+    assert all(f"| `{name}` |" in prepared for name in PREPROCESSING)
     for cls in method_classes():
         reported, sent = groups[cls.__module__.startswith("fedmend.baselines.")].split("**The server sends**")
         for attribute, table in (("FIELDS", reported), ("KNOWLEDGE", sent)):

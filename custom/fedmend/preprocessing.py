@@ -1,0 +1,95 @@
+"""How a site makes of a file what the network sees, in words that both sides speak: told at the census, kept in the run
+folder, and in the package of the model, so that whoever uses the model prepares images as they were in training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedmend.basics.checked import FLAG, Check, number, one_of, taking, whole
+from fedmend.errors import FedMendError
+from fedmend.fields import UNBOUNDED, Field, check_fields
+
+# Words of DICOM that may be told; any other word of a card stays at the site as "".
+MODALITIES = ("", "CT", "MR", "CR", "DX", "RG", "MG", "US", "XC", "GM", "SM", "OP", "ES", "PT", "NM", "XA", "RF")
+NO_WINDOW, OWN_WINDOW = (0.0, 0.0), (0.0, -1.0)  # centre and width that mean null and "file"
+_RISK = "none: a setting, not made from images"
+FIELDS: Mapping[str, Field] = {
+    "window": Field((2,), "float64", -UNBOUNDED, UNBOUNDED, "centre and width of the grey values, or none", _RISK),
+    "color": Field((), "bool", 0, 1, "whether pictures are read in colour", _RISK),
+    "image_size": Field((), "int64", 32, 2048, "edge length in pixels, as the job says", _RISK),
+    "pixel_mean": Field((3,), "float64", 0, 1, "by which pixels are scaled, as the job says", _RISK),
+    "pixel_deviation": Field((3,), "float64", 0, UNBOUNDED, "by which pixels are scaled, as the job says", _RISK),
+    "modality": Field((), "int64", 0, len(MODALITIES) - 1, "DICOM's word, as a number of a fixed list", _RISK),
+}
+
+
+def _window(value: Any) -> str | tuple[float, float] | None:
+    if value is None or value == "file":
+        return value
+    centre, width = map(number().read, value)
+    if not width > 0:
+        raise ValueError
+    return centre, width
+
+
+def _three(value: Any) -> tuple[float, ...]:
+    red, green, blue = map(number(">= 0", lambda v: v >= 0).read, value)
+    return red, green, blue
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a file to the network's input.
+
+    Attributes:
+        window: as in :class:`fedmend.data.card.SiteCard`: None, ``"file"`` or (centre, width).
+        color: pictures are read in colour.
+        image_size: edge length in pixels that every image is resized to.
+        pixel_mean: of each colour, 0 to 1; of volumes, which are not scaled, 0.
+        pixel_deviation: of each colour; of volumes 1.
+        modality: DICOM's word, or "" where it is unknown; not part of what is done with a file.
+    """
+
+    window: str | tuple[float, float] | None = taking(Check(_window, "null, 'file' or [centre, width]"))
+    color: bool = taking(FLAG)
+    image_size: int = taking(whole(1))
+    pixel_mean: tuple[float, ...] = taking(Check(_three, "three numbers"))
+    pixel_deviation: tuple[float, ...] = taking(Check(_three, "three numbers"))
+    modality: str = taking(one_of(MODALITIES), default="")
+
+    def told(self) -> dict[str, np.ndarray]:
+        """Name in :data:`FIELDS` → array, as a site tells it at the census."""
+        window = self.window if isinstance(self.window, tuple) else OWN_WINDOW if self.window else NO_WINDOW
+        values = {**vars(self), "window": window, "modality": MODALITIES.index(self.modality)}
+        return {name: np.array(values[name], dtype=field.dtype) for name, field in FIELDS.items()}
+
+    def described(self) -> dict[str, Any]:
+        """Name → value of JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """What is done with a file: :meth:`described` without the modality."""
+        return {name: value for name, value in self.described().items() if name != "modality"}
+
+
+def is_told(told: object) -> bool:
+    """Whether it is all that :meth:`Preprocessing.told` gives, and nothing else."""
+    if not isinstance(told, Mapping) or {*told} != {*FIELDS}:
+        return False
+    try:
+        check_fields(told, FIELDS, {}, "")
+    except FedMendError:
+        return False
+    width = told["window"][1]
+    return bool(width > 0 or tuple(told["window"]) in (NO_WINDOW, OWN_WINDOW))
+
+
+def as_told(told: Mapping[str, np.ndarray]) -> Preprocessing:
+    """The way back from :meth:`Preprocessing.told`."""
+    given = {name: value.tolist() for name, value in told.items()}
+    window = {NO_WINDOW: None, OWN_WINDOW: "file"}.get(tuple(given["window"]), tuple(given["window"]))
+    scaling = {name: tuple(given[name]) for name in ("pixel_mean", "pixel_deviation")}
+    return Preprocessing(**{**given, **scaling, "window": window, "modality": MODALITIES[given["modality"]]})

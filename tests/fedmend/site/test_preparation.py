@@ -1,0 +1,34 @@
+from dataclasses import replace
+
+import numpy as np
+import torch
+from result_factories import PREPARED
+
+from fedmend.data.card import SiteCard
+from fedmend.data.site import Split
+from fedmend.data.slices import VolumeSplit
+from fedmend.site.preparation import preprocessing_of
+
+CPU = torch.device("cpu")
+
+
+def card(folder, **given):
+    place = {"folder": folder, "image_root": folder, "splits": {"train": "train.csv"}}
+    return SiteCard("site-1", kind="multilabel", classes=("a",), **place, **given)
+
+
+def test_a_site_tells_window_colour_size_and_scaling(tmp_path):
+    images = np.zeros((1, 32, 32), np.uint8)
+    split = Split(images, None, CPU, (0.5,), (0.25,))
+    assert preprocessing_of(card(tmp_path, window=(40.0, 80.0), modality="CT"), split, 32) == PREPARED
+    colored = preprocessing_of(
+        card(tmp_path, color=True, modality="Bellevue"), replace(split, mean=(0.1, 0.2, 0.3)), 64
+    )
+    assert (colored.color, colored.image_size, colored.pixel_mean) == (True, 64, (0.1, 0.2, 0.3))
+    assert colored.modality == ""  # a word of the hospital's own stays there
+
+
+def test_volumes_are_not_scaled(tmp_path):
+    split = VolumeSplit("list.json", (), *np.zeros((4, 0)), CPU)
+    found = preprocessing_of(card(tmp_path), split, 32)
+    assert (found.window, found.pixel_mean, found.pixel_deviation) == (None, (0.0,) * 3, (1.0,) * 3)
