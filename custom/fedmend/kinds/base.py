@@ -158,6 +158,16 @@ class Kind(ABC):
         where they are not enough for it."""
         return {}
 
+    def thresholds(self, counts: np.ndarray) -> dict[str, list]:
+        """Where probabilities begin to count as a class, chosen on the (C, *counts_shape) int64 counts of a validation
+        split; empty where nothing is chosen.
+
+        Returns:
+            ``threshold``: C probabilities; ``not_sure``: C pairs of probabilities, between which the threshold would
+            lie in 95 of 100 other validation splits.
+        """
+        return {}
+
     def known_classes(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
         """(C,) bool: the classes that a site knows, of those that have a column, ``annotated`` (C,) bool, and the
         training samples with each class, ``positives`` (C,)."""

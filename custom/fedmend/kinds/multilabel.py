@@ -67,6 +67,9 @@ class MultiLabel(LabelKind):
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
         return multilabel_intervals(counts, chosen_on)
 
+    def thresholds(self, counts: np.ndarray) -> dict[str, list]:
+        return multilabel_thresholds(counts)
+
 
 def score_histograms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Counts logits per class and label.
@@ -218,3 +221,30 @@ def _resampled(histograms: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def interval(values: np.ndarray) -> list[float]:
     """Ends between which the middle 95 % of (n,) resampled values are."""
     return np.quantile(values, [0.025, 0.975]).tolist()
+
+
+def multilabel_thresholds(counts: np.ndarray) -> dict[str, list]:
+    """The thresholds of :func:`best_cuts` as probabilities, and how far they depend on the samples.
+
+    Args:
+        counts: (C, 2, BINS) int64, the sum over sites of the histograms of the validation split.
+
+    Returns:
+        ``threshold``: C probabilities, above which a score counts as the class; ``not_sure``: C pairs, the ends of the
+        middle 95 % of thresholds of resampled splits. Of a class with one label value 0.5 and no band around it.
+    """
+    rng = np.random.default_rng(0)
+    cuts, bands = best_cuts(counts), []
+    for cut, histograms in zip(cuts, counts, strict=True):
+        drawn = _resampled(histograms, rng).swapaxes(0, 1) if histograms.any(-1).all() else np.zeros((0, 2, BINS))
+        known = drawn[drawn.any(-1).all(-1)]
+        ends = np.quantile(best_cuts(known), [0.025, 0.975], method="nearest") if len(known) else [cut, cut]
+        bands.append([_probability(int(end)) for end in ends])
+    return {"threshold": [_probability(cut) for cut in cuts], "not_sure": bands}
+
+
+def _probability(cut: int) -> float:
+    """Of the lower edge of a bin; the outer bins have no outer edge."""
+    if cut in (0, BINS):
+        return float(cut > 0)
+    return float(1 / (1 + np.exp((1 - 2 * cut / BINS) * LOGIT_RANGE)))

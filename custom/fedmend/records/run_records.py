@@ -138,6 +138,7 @@ class RunRecords:
         *,
         intervals: Mapping[str, Mapping],
         sites: Mapping[str, Mapping],
+        thresholds: Mapping[str, Mapping],
     ) -> None:
         """Writes ``results.json``.
 
@@ -146,10 +147,16 @@ class RunRecords:
             seconds: that the job took.
             intervals: split → macro metric of the final model → ends of its interval.
             sites: split → site → metrics of the final model there.
+            thresholds: ``final`` and ``best`` → what :meth:`fedmend.kinds.Kind.thresholds` gives of each model.
         """
         final = self._at(max((m["round"] for m in self._lines[METRICS]), default=None))
         best_round = next((d["round"] for d in reversed(self.decisions) if d["what"] == "best_model"), None)
-        results = {"final": final, "intervals": dict(intervals), "best": {"round": best_round, **self._at(best_round)}}
+        results = {
+            "final": final,
+            "intervals": dict(intervals),
+            "thresholds": dict(thresholds),
+            "best": {"round": best_round, **self._at(best_round)},
+        }
         results |= {"sites": dict(sites), "files": dict(files), "seconds": round(seconds, 1)}
         write_text(self.folder / RESULTS, json.dumps(results, indent=2))
         self.write()

@@ -218,7 +218,7 @@ class RunLog:
         # A repeated round replaces its own.
         if value is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1]):
             self._best = (value, round_num)
-            self._checkpoint.save_best(value, round_num, model)
+            self._checkpoint.save_best(value, round_num, model, self._merged.get("val"))
             self.decision("best_model", {metric: value, "split": split}, round_num)
 
     def progress(
@@ -243,7 +243,10 @@ class RunLog:
             files = {k.replace("global", "untrained"): file for k, file in files.items()}
         files = {**files, "records": str(folder)}
         intervals = {split: self._census.kind.intervals(*self._with_val(split)) for split in self._merged}
-        self._records.finish(files, time.monotonic() - self._started, intervals=intervals, sites=self._of_sites)
+        val = {"final": self._merged.get("val"), "best": self._checkpoint.best_counts()}
+        thresholds = {k: {} if v is None else self._census.kind.thresholds(v) for k, v in val.items()}
+        told = {"intervals": intervals, "thresholds": thresholds, "sites": self._of_sites}
+        self._records.finish(files, time.monotonic() - self._started, **told)
         write_report(folder)
         for line in summary_text(folder).splitlines():
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self.prefix, line)

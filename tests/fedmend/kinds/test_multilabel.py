@@ -14,6 +14,7 @@ from fedmend.kinds.multilabel import (
     best_cuts,
     multilabel_intervals,
     multilabel_metrics,
+    multilabel_thresholds,
     score_histograms,
 )
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
@@ -279,3 +280,23 @@ def test_intervals_of_a_sensitivity_are_those_of_its_share():
     assert (found["auc"], found["bacc_val"]) == ([1, 1], [1, 1])
     assert list(found) == ["auc", "map", "bacc", "ece", "bacc_val"]
     assert multilabel_intervals(counts, counts) == found  # the same every time
+
+
+def test_thresholds_are_probabilities_that_sort_samples_as_their_bins_do():
+    val = np.zeros((4, 2, BINS), dtype=np.int64)
+    val[0, 0, [300, 500]], val[0, 1, [400, 600]] = [8, 2], [1, 1]
+    val[1, 1, 400] = 4  # no negative: cannot choose
+    val[2, 0, 300], val[2, 1, 400] = 100, 100
+    val[3, 0, 999], val[3, 1, 0] = 1, 1  # upside down: nothing is better than all or nothing
+    found = multilabel_thresholds(val)
+    cut = best_cuts(val)[0]
+    assert found["threshold"] == [
+        pytest.approx(1 / (1 + np.exp(10 - cut / 50))),
+        0.5,
+        pytest.approx(1 / (1 + np.exp(2.98))),
+        1,
+    ]
+    assert (found["not_sure"][1], found["not_sure"][2]) == ([0.5, 0.5], [found["threshold"][2]] * 2)
+    low, high = found["not_sure"][0]  # one positive at 400, one at 600: a resample may have one of the two alone
+    assert low < 1 / (1 + np.exp(10 - 500 / 50)) < high
+    assert multilabel_thresholds(val) == found  # the same every time

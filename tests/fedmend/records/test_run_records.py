@@ -130,10 +130,12 @@ def test_results_hold_the_last_and_the_best_rounds_metrics(tmp_path):
     records.decision("best_model", 0.9, 2)
     records.decision("other", 1, 3)
     alone = {"test": {"site-1": {"macro": {"auc": 0.6}}}}
-    records.finish({"model": "model.pt"}, 12.34, intervals={"test": {"auc": [0.5, 0.7]}}, sites=alone)
+    told = {"intervals": {"test": {"auc": [0.5, 0.7]}}, "thresholds": {"best": {}}, "sites": alone}
+    records.finish({"model": "model.pt"}, 12.34, **told)
     assert json.loads((tmp_path / "results.json").read_text()) == {
         "final": {"val": {"auc": 0.7}, "test": {"auc": pytest.approx(0.6)}},
         "intervals": {"test": {"auc": [0.5, 0.7]}},
+        "thresholds": {"best": {}},
         "best": {"round": 2, "val": {"auc": 0.9}, "test": {"auc": pytest.approx(0.8)}},
         "sites": alone,
         "files": {"model": "model.pt"},
@@ -143,7 +145,7 @@ def test_results_hold_the_last_and_the_best_rounds_metrics(tmp_path):
 
 
 def test_a_run_without_metrics_has_empty_results(tmp_path):
-    RunRecords(tmp_path).finish({}, 1, intervals={}, sites={})
+    RunRecords(tmp_path).finish({}, 1, intervals={}, sites={}, thresholds={})
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["final"], results["best"]) == ({}, {"round": None})
 

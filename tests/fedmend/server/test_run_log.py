@@ -5,7 +5,7 @@ import pytest
 from federation_factories import Run, Script, confusion, dice_counts, failing, histograms, in_rounds, plain_answers
 from result_factories import PREPARED
 
-from fedmend.kinds.multilabel import multilabel_metrics
+from fedmend.kinds.multilabel import multilabel_metrics, multilabel_thresholds
 from fedmend.messages import EVALUATE, TRAIN, SiteResult
 from fedmend.methods.baselines import FedAvgWorkflow
 
@@ -167,6 +167,14 @@ def test_the_best_model_is_that_of_the_best_validation_auc(tmp_path):
     assert run.moved(model=run.transport.saved["best"]) == pytest.approx([2, 2])  # the model received in round 2
     assert run.moved() == pytest.approx([3, 3])
     assert run.content("results.json")["best"]["round"] == 2
+
+
+def test_thresholds_of_the_final_and_the_best_model_are_kept(tmp_path):
+    counts = {r: {"val": histograms(*[float(r == 2)] * 2)} for r in range(4)}
+    results = play(tmp_path, plain_answers(BOTH, counts=counts.__getitem__)).content("results.json")
+    assert set(results["thresholds"]) == {"final", "best"}
+    assert results["thresholds"]["best"] == multilabel_thresholds(2 * counts[2]["val"])  # of two sites
+    assert results["thresholds"]["final"] == multilabel_thresholds(2 * counts[3]["val"])
 
 
 def test_the_untrained_model_is_never_the_best_one(tmp_path):
