@@ -9,11 +9,11 @@ From Python, in a few lines::
 
 This package holds the methods, the data path and the site-side state. It imports no NVIDIA FLARE; the FLARE
 components that use it live in :mod:`fl_components`, and so does what runs a job: ``Job`` and ``Run`` are taken from
-there when they are asked for, which a site or method never does.
+there when they are asked for, which a site or method never does. ``Package`` is what a run leaves: its model.
 """
 
 __version__ = "0.2.0"
-__all__ = ["Job", "Run", "__version__"]
+__all__ = ["Job", "Package", "Run", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,6 +21,10 @@ def __getattr__(name: str) -> object:
         from fl_components import api
 
         return getattr(api, name)
+    if name == "Package":
+        from fedmend.package import Package
+
+        return Package
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

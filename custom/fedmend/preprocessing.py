@@ -1,6 +1,8 @@
 """How a site makes of a file what the network sees, in words that both sides speak: told at the census, kept in the run
 folder, and in the package of the model, so that whoever uses the model prepares images as they were in training."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +12,15 @@ import numpy as np
 from fedmend.basics.checked import FLAG, Check, number, one_of, taking, whole
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, check_fields
+from fedmend.labels import SEGMENTATION
 
 # Words of DICOM that may be told; any other word of a card stays at the site as "".
 MODALITIES = ("", "CT", "MR", "CR", "DX", "RG", "MG", "US", "XC", "GM", "SM", "OP", "ES", "PT", "NM", "XA", "RF")
 NO_WINDOW, OWN_WINDOW = (0.0, 0.0), (0.0, -1.0)  # centre and width that mean null and "file"
+# The way in which readers and stores make pixels of a file; raised whenever the same file gives others.
+READER = 1
+ORIENTATION = "as a radiologist sees it: front or head up, the patient's right on the left"
+OF_VOLUMES = "axial slices: front up, columns from the patient's left to the right"
 _RISK = "none: a setting, not made from images"
 FIELDS: Mapping[str, Field] = {
     "window": Field((2,), "float64", -UNBOUNDED, UNBOUNDED, "centre and width of the grey values, or none", _RISK),
@@ -73,6 +80,13 @@ class Preprocessing:
     def steps(self) -> dict[str, Any]:
         """What is done with a file: :meth:`described` without the modality."""
         return {name: value for name, value in self.described().items() if name != "modality"}
+
+    def of_package(self, kind: str) -> dict[str, Any]:
+        """:meth:`described` with the reader, the orientation of the images and a digest of it all, for data of a
+        ``kind``."""
+        more = {"orientation": OF_VOLUMES if kind == SEGMENTATION else ORIENTATION, "reader": READER}
+        digest = hashlib.sha256(json.dumps({**self.steps, **more}, sort_keys=True).encode()).hexdigest()
+        return {**self.described(), **more, "digest": digest}
 
 
 def is_told(told: object) -> bool:

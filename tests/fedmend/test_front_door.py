@@ -13,8 +13,8 @@ import fl_components.api
 
 def test_job_and_run_are_those_of_the_glue_and_are_named():
     assert (fedmend.Job, fedmend.Run) == (fl_components.api.Job, fl_components.api.Run)
-    assert {"Job", "Run", "__version__"} <= set(dir(fedmend))
-    assert set(fedmend.__all__) == {"Job", "Run", "__version__"}
+    assert {"Job", "Package", "Run", "__version__"} <= set(dir(fedmend))
+    assert set(fedmend.__all__) == {"Job", "Package", "Run", "__version__"}
 
 
 def test_no_other_name_opens_the_door():

@@ -6,7 +6,8 @@ from factories import refused
 from result_factories import PREPARED
 
 from fedmend.basics.checked import checked
-from fedmend.preprocessing import Preprocessing, as_told, is_told
+from fedmend.data import slices, store
+from fedmend.preprocessing import READER, Preprocessing, as_told, is_told
 
 
 @pytest.mark.parametrize("window", [None, "file", (40.0, 80.0), (0.0, 1e-3)])
@@ -45,3 +46,8 @@ def test_a_file_with_another_window_is_refused(window):
         f"package.json, field window: expected null, 'file' or [centre, width], got another {type(window).__name__}"
     ):
         checked(Preprocessing, {**PREPARED.described(), "window": window}, "package.json")
+
+
+def test_a_new_format_of_a_store_asks_for_a_new_number_of_the_reader():
+    # When one of these fails: the same file gives other pixels? Then raise READER, so that old packages are refused.
+    assert (READER, store.STORE_FORMAT, slices.STORE_FORMAT) == (1, 3, 1)

@@ -104,6 +104,19 @@ def load_initial(model: nn.Module, network: str, file: str) -> None:
     model.load_state_dict(state)
 
 
+def is_global_model(file: str) -> bool:
+    """Whether a file holds all weights of a model, as FedMend writes it, and not a library's backbone alone.
+
+    Args:
+        file: as in :func:`load_initial`.
+
+    Raises:
+        FedMendError: the file is missing or does not load.
+    """
+    names = [f".{name}" for name in _read(file)]
+    return all(any(part in name for name in names) for part in (".backbone.", ".classifier."))
+
+
 def _in_order(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of EfficientNet-Lite0's first PyTorch code under the names of timm: both lists have the same order.
     The last two are its classifier of ImageNet."""
@@ -124,8 +137,6 @@ def _read(file: str) -> dict[str, Tensor]:
             content = load_file(file)
         else:
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except ImportError:
-        raise FedMendError(f"server: weights file: {not_installed('safetensors', 'pretrained')}") from None
     except Exception as e:  # both raise many types for a file of another kind
         raise FedMendError(
             f"weights file: expected a PyTorch state dict, got a file that does not load ({type(e).__name__})"

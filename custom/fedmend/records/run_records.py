@@ -149,19 +149,24 @@ class RunRecords:
             sites: split → site → metrics of the final model there.
             thresholds: ``final`` and ``best`` → what :meth:`fedmend.kinds.Kind.thresholds` gives of each model.
         """
-        final = self._at(max((m["round"] for m in self._lines[METRICS]), default=None))
+        final = self.at(self.last_round)
         best_round = next((d["round"] for d in reversed(self.decisions) if d["what"] == "best_model"), None)
         results = {
             "final": final,
             "intervals": dict(intervals),
             "thresholds": dict(thresholds),
-            "best": {"round": best_round, **self._at(best_round)},
+            "best": {"round": best_round, **self.at(best_round)},
         }
         results |= {"sites": dict(sites), "files": dict(files), "seconds": round(seconds, 1)}
         write_text(self.folder / RESULTS, json.dumps(results, indent=2))
         self.write()
 
-    def _at(self, round_num: int | None) -> dict[str, dict]:
+    @property
+    def last_round(self) -> int | None:
+        """The last round after which the model was evaluated."""
+        return max((m["round"] for m in self._lines[METRICS]), default=None)
+
+    def at(self, round_num: int | None) -> dict[str, dict]:
         """Split → macro metrics after a round."""
         return {m["split"]: m["macro"] for m in self._lines[METRICS] if m["round"] == round_num}
 

@@ -183,14 +183,14 @@ class Checkpoint:
         return None if content is None else to_arrays(content["weights"])
 
     def best_counts(self) -> np.ndarray | None:
-        """Counts of the best model on the validation split, where there is one."""
+        """Counts of the best model on the validation split, (C, ...) int64, where there is one."""
         content = self._state.load(BEST)
         return None if content is None else to_arrays(content["val"])
 
     def save_best(
         self, value: float, round_num: int, model: Mapping[str, np.ndarray], val: np.ndarray | None = None
     ) -> None:
-        """Replaces the best model; ``val`` are its counts on the validation split, see :class:`fedmend.kinds.Kind`."""
+        """Replaces the best model; ``val`` are its counts on the validation split, (C, ...) int64."""
         content = {"value": value, "round": round_num, "weights": to_tensors(model), "val": to_tensors(val)}
         self._state.save(BEST, content)
 

@@ -7,6 +7,8 @@ to sites: FLARE's in :mod:`fl_components.controller`, function calls in :mod:`fe
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -21,6 +23,7 @@ from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage
 from fedmend.server.census import Census
 from fedmend.server.checkpoint import NOBODY, Checkpoint, Saved
 from fedmend.server.exchange import Exchange, valid_results
+from fedmend.server.packing import BEST, FINAL, Start, pack
 from fedmend.server.run_log import RunLog
 from fedmend.server.safety_net import EDGE, SafetyNet
 
@@ -111,6 +114,7 @@ class RunningFederation(Federation):
         network: of the run, with its initial weights.
         saved: what an earlier job of the run left; None: this is the first.
         described: all settings of the job, for ``run.json``.
+        start: what the run starts from.
     """
 
     def __init__(
@@ -123,7 +127,9 @@ class RunningFederation(Federation):
         network: nn.Module,
         saved: Saved | None,
         described: Mapping[str, object],
+        start: Start,
     ):
+        self._start, self._began = start, time.strftime("%Y-%m-%dT%H:%M:%S")
         self._settings, self._spec, self._described = settings, settings.spec, described
         self._workflow = exchange.workflow
         self._exchange, self._log, self._checkpoint, self._network = exchange, log, checkpoint, network
@@ -231,9 +237,11 @@ class RunningFederation(Federation):
         files = {"global model": save_model(self.model)}  # first: the evaluation may fail
         self._round = self.num_rounds
         self._evaluate()
+        models = {FINAL: self.model}
         if (best := self._checkpoint.best_model()) is not None:
             files["best model"] = save_model(best, best=True)
-        self._log.finish(files)
+            models[BEST] = best
+        self._log.finish(files, partial(self._packed, models))
 
     # ---- behind them ------------------------------------------------------------------------------------------------
     def _about(self) -> dict:
@@ -246,9 +254,27 @@ class RunningFederation(Federation):
             "num_rounds": self.num_rounds,
             "warmup_rounds": self._workflow.warmup_rounds,
             "seed": self.seed,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
+            "started": self._began,
             "sites": self._census.described,
+            "warm_start": self._start.trained,
+            "parent": self._start.as_parent,
             "settings": dict(self._described),
+        }
+
+    def _packed(
+        self, models: Mapping[str, Mapping[str, np.ndarray]], outcomes: Mapping[str, Mapping]
+    ) -> dict[str, str]:
+        """Writes the packages of the models; what → where it is."""
+        about: dict[str, Any] = {
+            "info": self._about(),
+            "network": self._spec.network,
+            "census": self._census,
+            "start": self._start,
+        }
+        folder = self._log.folder
+        return {
+            f"{name} package": str(pack(folder, name, weights, outcome=outcomes[name], **about))
+            for name, weights in models.items()
         }
 
     def _evaluate(self) -> dict:

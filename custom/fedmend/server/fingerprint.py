@@ -38,6 +38,11 @@ def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str,
     return json.loads(json.dumps(found, default=str))
 
 
+def versions() -> dict[str, str]:
+    """Package → version, of those that decide what comes out of a run."""
+    return {name: _version(name) for name in PACKAGES}
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

@@ -9,15 +9,17 @@ from typing import Any
 from fedmend.basics.files import failing_disk, locked, sweep
 from fedmend.errors import FedMendError
 from fedmend.learning.networks import initial_network
-from fedmend.learning.weights import weights_file
+from fedmend.learning.weights import is_global_model, weights_file
 from fedmend.messages import CENSUS, Question
 from fedmend.method import Workflow
+from fedmend.records.package_files import is_package
 from fedmend.records.progress import Progress
 from fedmend.server.census import read_census
 from fedmend.server.checkpoint import Checkpoint
 from fedmend.server.exchange import Exchange, valid_results
 from fedmend.server.federation import RunningFederation, RunSettings
 from fedmend.server.fingerprint import fingerprint, other_data
+from fedmend.server.packing import Start, start_from_package
 from fedmend.server.run_log import RunLog
 from fedmend.server.transport import Transport
 
@@ -81,9 +83,9 @@ class ServerJob:
     def _begun(self, state_dir: Path, progress: Progress) -> RunningFederation:
         """Census of all sites, then the initial model or the checkpoint of an earlier job of this run."""
         chosen, workflow, spec = self.settings, self.workflow, self._spec
-        weights = weights_file(chosen.weights, chosen.network, self.app_dir, self.weights_dir)
+        start = self._start()
         components = {"workflow": type(workflow).__name__, **self.made_by}
-        made_by = fingerprint(asdict(chosen), self.described, components, weights=weights)
+        made_by = fingerprint(asdict(chosen), self.described, components, weights=start.file)
         checkpoint = Checkpoint(state_dir, chosen.run_name, made_by, chosen.allow_changes, job=self.job_id)
         log = RunLog(self.folder, spec.classes, checkpoint, self.transport.stream, progress)
         saved = checkpoint.load()
@@ -96,14 +98,22 @@ class ServerJob:
         exchange, question = Exchange(self.transport, progress, workflow), Question(CENSUS, {}, asked, spec)
         results = valid_results(exchange, log, question, chosen.needed(len(asked)))
         census = read_census(results, spec.classes, goes_on=saved is not None)
-        log.counted(census)
+        start.check(spec, census)
+        log.counted(census, warm_start=start.trained)
         self.prefix = log.prefix
         workflow.check_sites(len(census.facts))
-        network = initial_network(spec.network, spec.classes, spec.seed, weights if saved is None else "")
+        network = initial_network(spec.network, spec.classes, spec.seed, start.file if saved is None else "")
         features: Any = network.num_features
         letters = {"C": len(spec.classes), "R": len(census.kind.row_names(spec.classes)), "F": features}
         if saved is not None:
             where = f"run_name {chosen.run_name!r}"
             log.resume(saved, other_data(saved.data, census.data, chosen.allow_changes, where))
         exchange = replace(exchange, census=census, letters=letters)
-        return RunningFederation(chosen, exchange, census, log, checkpoint, network, saved, self.described)
+        return RunningFederation(chosen, exchange, census, log, checkpoint, network, saved, self.described, start)
+
+    def _start(self) -> Start:
+        """The initial weights that the job names."""
+        weights = weights_file(self.settings.weights, self.settings.network, self.app_dir, self.weights_dir)
+        if weights and is_package(weights):
+            return start_from_package(weights)
+        return Start(weights, bool(weights) and is_global_model(weights))

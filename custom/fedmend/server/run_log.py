@@ -47,6 +47,7 @@ class RunLog:
         self._checkpoint, self._stream, self._progress = checkpoint, stream, progress
         self.prefix = ""
         self._census: Census
+        self._warm_start = False
         self._started, self._first = time.monotonic(), 0
         self._best = checkpoint.best()
         self._merged: dict[str, np.ndarray] = {}  # split → counts of the last evaluation
@@ -54,8 +55,14 @@ class RunLog:
         self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
         self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
 
-    def counted(self, census: Census) -> None:
-        """Takes the census when it is known."""
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._records.folder
+
+    def counted(self, census: Census, *, warm_start: bool = False) -> None:
+        """Takes the census when it is known, and whether the initial model is a trained one."""
+        self._warm_start = warm_start
         self._census, self.prefix = census, "PHANTOM " if census.phantom else ""
         if different := census.differences:
             self.decision("preprocessing_differs", different, 0)
@@ -209,7 +216,7 @@ class RunLog:
         return self._merged[split], self._merged.get("val") if split != "val" else None
 
     def _keep_best(self, metrics: Mapping[str, Mapping], round_num: int, model: Mapping) -> None:
-        if round_num == 0 or self._untrained:
+        if (round_num == 0 and not self._warm_start) or self._untrained:
             return  # an untrained model may be the luckiest one of a small split
         # A split in which no class has both labels cannot choose; that does not change from round to round.
         metric = self._census.kind.best_metric
@@ -236,20 +243,47 @@ class RunLog:
         text = "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s"
         LOG.info(text, self.prefix, round_num + 1, num_rounds, stage, received, sites, seconds, *times)
 
-    def finish(self, files: dict[str, str]) -> None:
-        """Writes results and report and says where everything is, with ``files``, what → file."""
-        folder = self._records.folder
+    def finish(
+        self, files: dict[str, str], packed: Callable[[Mapping[str, Mapping]], Mapping[str, str]] = lambda outcomes: {}
+    ) -> None:
+        """Writes results and report and says where everything is.
+
+        Args:
+            files: what → file.
+            packed: writes packages, given ``final`` and ``best`` → what they say of their model; returns what → where.
+        """
+        folder, kind = self._records.folder, self._census.kind
+        intervals = {split: kind.intervals(*self._with_val(split)) for split in self._merged}
+        val = {"final": self._merged.get("val"), "best": self._checkpoint.best_counts()}
+        thresholds = {k: {} if v is None else kind.thresholds(v) for k, v in val.items()}
         if self._untrained:  # what the metrics are about stayed at the sites
             files = {k.replace("global", "untrained"): file for k, file in files.items()}
+        else:
+            files = {**files, **packed(self._outcomes(intervals, thresholds))}
         files = {**files, "records": str(folder)}
-        intervals = {split: self._census.kind.intervals(*self._with_val(split)) for split in self._merged}
-        val = {"final": self._merged.get("val"), "best": self._checkpoint.best_counts()}
-        thresholds = {k: {} if v is None else self._census.kind.thresholds(v) for k, v in val.items()}
         told = {"intervals": intervals, "thresholds": thresholds, "sites": self._of_sites}
         self._records.finish(files, time.monotonic() - self._started, **told)
         write_report(folder)
         for line in summary_text(folder).splitlines():
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self.prefix, line)
+
+    def _outcomes(self, intervals: Mapping, thresholds: Mapping) -> dict[str, dict]:
+        """``final`` and ``best`` → what a package says of the model."""
+        rounds = {"final": self._records.last_round, "best": self._best[1] if self._best else None}
+        repaired: dict[str, dict[str, int]] = {name: {"positive": 0, "negative": 0} for name in self._classes}
+        for line in self._records.latest_repairs:
+            for sign in repaired[line["class"]]:
+                repaired[line["class"]][sign] += line[sign]
+        return {
+            model: {
+                "round": round_num,
+                "metrics": self._records.at(round_num),
+                "intervals": intervals if model == "final" else {},
+                "thresholds": thresholds[model],
+                "repaired": repaired,
+            }
+            for model, round_num in rounds.items()
+        }
 
 
 def _clock(seconds: float) -> str:

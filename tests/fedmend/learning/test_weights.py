@@ -1,14 +1,13 @@
 import importlib.util
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from factories import refused
 
-from fedmend.learning.networks import initial_network
-from fedmend.learning.weights import get_weights, weights_file
+from fedmend.learning.networks import build_network, initial_network
+from fedmend.learning.weights import get_weights, is_global_model, weights_file
 
 CLASSES = ("a", "b", "c")
 SMALL = "timm/test_resnet"  # timm's smallest one with BatchNorm, made for tests
@@ -193,17 +192,17 @@ def test_a_file_of_another_network_is_refused_by_its_keys(tmp_path):
         initial_network(SMALL, CLASSES, 5, file)
 
 
-def test_without_safetensors_a_file_of_it_says_what_to_install(tmp_path, monkeypatch):
-    (tmp_path / "w.safetensors").touch()
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with refused(
-        "server: weights file: expected the package safetensors (pip install 'fedmend[pretrained]'), not found"
-    ):
-        initial_network("resnet_narrow", CLASSES, 5, str(tmp_path / "w.safetensors"))
-
-
 def test_a_safetensors_file_that_is_none_is_refused(tmp_path):
     pytest.importorskip("safetensors")
     (tmp_path / "w.safetensors").write_text("hello")
     with refused("weights file: expected a PyTorch state dict, got a file that does not load (SafetensorError)"):
         initial_network("resnet_narrow", CLASSES, 5, str(tmp_path / "w.safetensors"))
+
+
+def test_a_file_with_all_weights_is_a_trained_model_and_a_library_s_is_not(tmp_path):
+    network = build_network("resnet_narrow", 3)
+    torch.save({"model": network.state_dict()}, tmp_path / "global.pt")
+    torch.save(network.backbone.state_dict(), tmp_path / "backbone.pt")
+    torch.save({"features.0.weight": torch.ones(1), "classifier.weight": torch.ones(1)}, tmp_path / "densenet.pth")
+    found = [is_global_model(str(tmp_path / name)) for name in ("global.pt", "backbone.pt", "densenet.pth")]
+    assert found == [True, False, False]

@@ -32,7 +32,12 @@ def test_a_run_leaves_models_records_and_a_report(tmp_path):
     assert metrics[0]["macro"].items() >= {"auc": 1, "map": 1, "bacc": 1}.items()
     results = run.content("results.json")
     assert results["final"]["test"]["auc"] == 1
-    assert results["files"] == {"global model": "global.pt", "best model": "best.pt", "records": str(run.folder)}
+    packages = {
+        "final package": str(run.folder / "run-1.fedmend"),
+        "best package": str(run.folder / "run-1-best.fedmend"),
+    }
+    files = {"global model": "global.pt", "best model": "best.pt", **packages, "records": str(run.folder)}
+    assert results["files"] == files
     assert "<html" in (run.folder / "report.html").read_text()[:200]
 
 

@@ -19,8 +19,9 @@ def _milestones(run: RunFiles) -> list[tuple[str, int | None, Mapping]]:
     name = "Final model" if reached >= run.info["num_rounds"] else "Latest model"
     best = run.results.get("best", {}).get(run.split) or (run.evaluation(run.best_round) or {}).get("macro")
     found = [(name, reached, final or last["macro"]), ("Best model", run.best_round, best)]
-    for name, round_num in (("End of warm-up", run.warmup), ("Before training", 0)):
-        if (round_num or name == "Before training") and (then := run.evaluation(round_num)):
+    initial = "Warm start" if run.info.get("warm_start") else "Before training"
+    for name, round_num in (("End of warm-up", run.warmup), (initial, 0)):
+        if (round_num or name == initial) and (then := run.evaluation(round_num)):
             found.append((name, round_num, then["macro"]))
     return [item for item in found if item[2]]
 

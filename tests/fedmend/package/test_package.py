@@ -1,0 +1,78 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from factories import refused
+from result_factories import PREPARED
+from safetensors.torch import load_file
+
+import fedmend
+from fedmend.learning.networks import build_network
+from fedmend.learning.weights import get_weights
+from fedmend.records.package_files import write_package
+
+ABOUT = {
+    "name": "run-1",
+    "phantom": True,
+    "kind": "multilabel",
+    "classes": ["edema", "nodule"],
+    "network": {"name": "resnet_narrow", "arguments": {"num_classes": 2}},
+    "preprocessing": PREPARED.of_package("multilabel"),
+    "thresholds": {"threshold": [0.3, 0.6], "not_sure": [[0.2, 0.4], [0.5, 0.7]]},
+}
+
+
+def write(folder, classes=2, **changed):
+    model = build_network("resnet_narrow", classes)
+    write_package(folder / "run-1.fedmend", {**ABOUT, **changed}, {k: v.numpy() for k, v in get_weights(model).items()})
+    return folder / "run-1.fedmend"
+
+
+def test_a_package_is_opened_without_the_run(tmp_path):
+    package = fedmend.Package(write(tmp_path))
+    assert (package.name, package.kind, package.classes) == ("run-1", "multilabel", ("edema", "nodule"))
+    assert package.preprocessing == PREPARED
+    assert (package.thresholds, package.not_sure) == ((0.3, 0.6), ((0.2, 0.4), (0.5, 0.7)))
+    words = "PHANTOM package run-1: resnet_narrow for edema, nodule, thresholds chosen on validation"
+    assert repr(package) == words
+    network = package.network()
+    wanted = load_file(package.folder / "weights.safetensors")
+    assert not network.training
+    assert all(torch.equal(value, wanted[name]) for name, value in get_weights(network).items())
+
+
+def test_without_validation_one_half_decides_and_nothing_is_unsure(tmp_path):
+    package = fedmend.Package(write(tmp_path, thresholds={}))
+    assert (package.thresholds, package.not_sure) == ((0.5, 0.5), ((0.5, 0.5), (0.5, 0.5)))
+
+
+def test_a_folder_of_a_run_has_one_final_model(tmp_path):
+    package = write(tmp_path / "server" / "fedmend")
+    package.rename(package.with_name("run-1-best.fedmend"))
+    with refused(f"package: expected one .fedmend in {tmp_path}, found none"):
+        fedmend.Package(tmp_path)
+    write(tmp_path / "server" / "fedmend")
+    assert fedmend.Package(tmp_path).folder.name == "run-1.fedmend"
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    with pytest.raises(
+        fedmend.errors.FedMendError, match=r"^package run-1.fedmend, weights.safetensors: global model: "
+    ):
+        fedmend.Package(write(tmp_path, classes=3)).network()
+
+
+def test_a_package_whose_images_were_read_otherwise_is_refused(tmp_path):
+    changed = {**PREPARED.of_package("multilabel"), "reader": 0}
+    where = "package run-1.fedmend, package.json, field preprocessing.reader"
+    with refused(f"{where}: expected 1, got 0; use the FedMend that made the package"):
+        fedmend.Package(write(tmp_path, preprocessing=changed))
+
+
+def test_the_digest_is_of_what_is_done_with_a_file():
+    one = PREPARED.of_package("multilabel")
+    assert replace(PREPARED, modality="MR").of_package("multilabel")["digest"] == one["digest"]
+    assert len({one["digest"], *(replace(PREPARED, **c).of_package(k)["digest"] for c, k in OTHERS)}) == 4
+
+
+OTHERS = [({"window": None}, "multilabel"), ({"image_size": 64}, "multilabel"), ({}, "segmentation")]
