@@ -38,7 +38,7 @@ LAYERS = {
     "advice": "basics data errors kinds labels records",
     "review": "basics data errors kinds labels repairs",
     "site": "basics data errors fields kinds labels learning messages method phantoms preprocessing repairs",
-    "package": "basics errors labels learning preprocessing records",
+    "package": "basics data errors labels learning preprocessing records",
     "report": "advice basics errors labels records",
     "server": "averaging basics errors fields kinds learning messages method preprocessing records report",
     "comparison": "basics errors kinds records report",

@@ -12,7 +12,19 @@ from collections.abc import Iterator, Sequence
 
 from fedmend.basics.files import said
 from fedmend.errors import FedMendError
-from fl_components.cli import advise, checks, compare, datasets, federation, jobs, ledger, review, site, watch
+from fl_components.cli import (
+    advise,
+    checks,
+    compare,
+    datasets,
+    federation,
+    jobs,
+    ledger,
+    package,
+    review,
+    site,
+    watch,
+)
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -28,19 +40,20 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
-    for group in (jobs, compare, federation, watch, ledger, site, review, checks, advise):
+    for group in (jobs, compare, federation, watch, ledger, site, review, checks, advise, package):
         group.add(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; bad input, and what the system refuses, is one sentence on stderr and exit code 1."""
+    """Runs one command; bad input, and what the system refuses, is one sentence on stderr and exit code 1. A command may
+    return another code."""
     words = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         with _stopped_in_order():
             args = build_parser(words).parse_args(words)
-            args.run(args)
+            code = args.run(args)
     except FedMendError as e:
         print(f"fedmend: {e}", file=sys.stderr)
         return 1
@@ -53,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return 0
+    return code or 0
 
 
 def _place(error: OSError, words: Sequence[str]) -> str:

@@ -95,14 +95,41 @@ def axial_slices(
     depth = voxels.shape[2]
     if item.slices is not None and item.slices[-1] >= depth:
         raise FedMendError(f"{where}, field slices: expected numbers below {depth}, got a larger one")
+    images, numbers = planes_of(voxels, where, window=window, size=size, numbers=item.slices)
+    masks = resize_masks(np.stack([axial_plane(mask, n) for n in numbers]), (size, size))
+    return images, masks, numbers
+
+
+def planes_of(
+    voxels: np.ndarray,
+    where: str,
+    *,
+    window: tuple[float, float] | None,
+    size: int,
+    numbers: Sequence[int] | None = None,
+) -> tuple[np.ndarray, list[int]]:
+    """Axial slices of a volume as the network takes them.
+
+    Args:
+        voxels: (X, Y, Z) float32 in RAS.
+        where: words that name the volume in messages.
+        window: see :func:`fedmend.data.volumes.scale`.
+        size: edge length in pixels.
+        numbers: of the slices; None: all that hold tissue.
+
+    Returns:
+        (n, size, size) float16 in 0..1, and the numbers of the slices.
+
+    Raises:
+        FedMendError: no slice holds tissue.
+    """
     grey = scale(voxels, window)
     holds_tissue = np.ptp(grey, axis=(0, 1)) > 0
     if not holds_tissue.any():
         raise FedMendError(f"{where}, image: expected tissue, got voxels of one value")
-    numbers = np.flatnonzero(holds_tissue).tolist() if item.slices is None else list(item.slices)
-    images = resize_image(np.stack([axial_plane(grey, n) for n in numbers]), size)
-    masks = resize_masks(np.stack([axial_plane(mask, n) for n in numbers]), (size, size))
-    return images.astype(np.float16), masks, numbers
+    chosen_ones = np.flatnonzero(holds_tissue).tolist() if numbers is None else list(numbers)
+    images = resize_image(np.stack([axial_plane(grey, n) for n in chosen_ones]), size)
+    return images.astype(np.float16), chosen_ones
 
 
 def _open_store(

@@ -58,7 +58,8 @@ def load_nifti(path: Path, where: str) -> tuple[Any, np.ndarray]:
     return image, voxels
 
 
-def _oriented(voxels: np.ndarray, affine: np.ndarray) -> np.ndarray:  # file order → RAS
+def oriented(voxels: np.ndarray, affine: np.ndarray) -> np.ndarray:
+    """A volume (X, Y, Z) in the order of its file, brought to RAS by its ``affine``, (4, 4)."""
     import nibabel
 
     return nibabel.apply_orientation(voxels, nibabel.io_orientation(affine))
@@ -93,7 +94,7 @@ def read_pair(item: VolumeItem, where: str, foreground: int = 1) -> tuple[np.nda
     mask = has_value(foreground, values)
     if not (mask | has_value(0, values)).all():
         raise FedMendError(f"{where}, label: expected the values 0 and {foreground}, got others")
-    return _oriented(voxels, image.affine), _oriented(mask, label.affine)
+    return oriented(voxels, image.affine), oriented(mask, label.affine)
 
 
 def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:

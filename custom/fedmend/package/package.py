@@ -1,37 +1,14 @@
 """A model package: a trained model with all that somebody needs who uses it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedmend.basics.checked import FLAG, OBJECT, TEXT, checked, one_of, taking, that
-from fedmend.errors import FedMendError
-from fedmend.labels import KIND_NAMES, MULTILABEL
-from fedmend.preprocessing import READER, Preprocessing
-from fedmend.records.package_files import ABOUT, SUFFIX, WEIGHTS, package_digest, read_package
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-NAMES = that(lambda v: isinstance(v, list) and v and all(isinstance(name, str) for name in v), "a list of names")
-DEFAULT = 0.5  # threshold where no validation split has chosen one
+from fedmend.package.opened import OpenedPackage
+from fedmend.package.predict import Predicted, predict
 
 
-@dataclass(frozen=True)
-class _About:
-    """The fields of ``package.json`` that the code uses."""
-
-    name: str = taking(TEXT)
-    phantom: bool = taking(FLAG)
-    kind: str = taking(one_of(KIND_NAMES))
-    classes: Sequence[str] = taking(NAMES)
-    network: Mapping[str, Any] = taking(OBJECT)
-    preprocessing: Preprocessing = taking(Preprocessing)
-    thresholds: Mapping[str, Any] = taking(OBJECT)
-
-
-class Package:
+class Package(OpenedPackage):
     """A model package, the folder ``NAME.fedmend`` that a run writes.
 
     Args:
@@ -55,64 +32,31 @@ class Package:
         package.predict("studies/", "out/")
     """
 
-    def __init__(self, folder: Path | str):
-        self.folder = _found(Path(folder))
-        self.info = read_package(self.folder)
-        where = f"package {self.folder.name}, {ABOUT}"
-        reader = (self.info.get("preprocessing") or {}).get("reader")
-        if reader != READER:
-            raise FedMendError(
-                f"{where}, field preprocessing.reader: expected {READER}, got {reader!r:.20}; use the FedMend that"
-                " made the package"
-            )
-        about = checked(_About, self.info, where, others=True)
-        self.name, self.kind, self.classes, self.phantom = about.name, about.kind, tuple(about.classes), about.phantom
-        self.preprocessing, self._network, self._chosen = about.preprocessing, about.network, about.thresholds
+    def predict(
+        self,
+        source: Path | str,
+        out: Path | str,
+        *,
+        device: str = "",
+        processes: int | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Predicted:
+        """Asks the model about new images, and writes a table of them and one of their studies; of volumes a table and
+        a mask of each.
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 that stands for all of its files."""
-        return package_digest(self.folder)
+        Images are read and prepared as at the sites that trained the model. A call that was interrupted is taken up
+        where it stopped by a second one with the same arguments, and leaves the same bytes.
 
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """C probabilities, above which a score counts as the class; 0.5 where none were chosen."""
-        return tuple(self._chosen.get("threshold", [DEFAULT] * len(self.classes)))
-
-    @property
-    def not_sure(self) -> tuple[tuple[float, float], ...]:
-        """C pairs of probabilities; between them another validation split might have decided otherwise."""
-        return tuple((low, high) for low, high in self._chosen.get("not_sure", [[t, t] for t in self.thresholds]))
-
-    def network(self) -> "Module":
-        """The network with its weights, on the CPU, ready to be asked (``eval``).
+        Args:
+            source: folder of DICOM files, pictures or NIfTI volumes, of any depth; one such file; or a CSV with the
+                column ``image``, and ``study`` if wanted.
+            out: folder for ``predictions.csv`` and ``studies.csv``, or ``masks``: new, or that of the same call.
+            device: PyTorch's word; empty: a GPU where there is one.
+            processes: that read images, at most; None: one per core.
+            progress: gets the number of images that are newly done, and of all.
 
         Raises:
-            FedMendError: the weights do not fit the network.
+            FedMendError: nothing to read, images of another modality, or a folder with something else.
         """
-        from safetensors.torch import load_file
-
-        from fedmend.learning.networks import build_network
-        from fedmend.learning.weights import set_weights
-
-        model = build_network(str(self._network.get("name")), len(self.classes))
-        try:
-            set_weights(model, load_file(self.folder / WEIGHTS))
-        except FedMendError as e:
-            raise FedMendError(f"package {self.folder.name}, {WEIGHTS}: {e}") from None
-        return model.eval()
-
-    def __repr__(self) -> str:
-        phantom = "PHANTOM " if self.phantom else ""
-        decides = "thresholds chosen on validation" if self._chosen else "no thresholds chosen"
-        words = f", {decides}" if self.kind == MULTILABEL else ""
-        return f"{phantom}package {self.name}: {self._network.get('name')} for {', '.join(self.classes)}{words}"
-
-
-def _found(folder: Path) -> Path:
-    if (folder / ABOUT).is_file() or not folder.is_dir():
-        return folder
-    found = sorted(file.parent for file in folder.rglob(f"*{SUFFIX}/{ABOUT}") if not file.parent.stem.endswith("-best"))
-    if len(found) != 1:
-        raise FedMendError(f"package: expected one {SUFFIX} in {folder}, found {len(found) or 'none'}")
-    return found[0]
+        how: dict[str, Any] = {"device": device, "processes": processes, "progress": progress}
+        return predict(self, Path(source), Path(out), **how)

@@ -117,7 +117,7 @@ def test_a_volume_in_other_axes_is_read_as_by_monai(monai, tmp_path):
     theirs = read(str(file))[0]
     image, stored = volumes.load_nifti(file, "scan")
     assert nibabel.aff2axcodes(image.affine) != ("R", "A", "S")
-    assert farthest(volumes._oriented(stored, image.affine), theirs) == 0
+    assert farthest(volumes.oriented(stored, image.affine), theirs) == 0
     assert farthest(readers.nifti_volume(file, 0), theirs) == 0
 
 

@@ -1,0 +1,137 @@
+"""What a model is asked about: the images or volumes in a folder or a table, and the study that each is of."""
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmend.data.csv_files import read_csv
+from fedmend.data.dicom_files import open_dicom
+from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
+from fedmend.data.store import file_stamp
+from fedmend.errors import FedMendError
+
+FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
+NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
+HEADER = ("Modality", "Rows", "Columns", "NumberOfFrames", "StudyInstanceUID", "SOPClassUID")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image, or where masks are asked for one volume.
+
+    Attributes:
+        name: path below the folder, with ``#number`` behind a volume's slice or a frame.
+        study: what its study is called: StudyInstanceUID, the volume, the folder of a picture or the table's word.
+    """
+
+    name: str
+    study: str
+
+
+def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, list[Item]]:
+    """The images of a folder of any depth, of one file, or of a CSV with the column ``image`` and, if wanted,
+    ``study``.
+
+    Args:
+        source: folder or file.
+        modality: DICOM's word for what the model was trained on; "": unknown, anything is taken.
+        volumes: whole NIfTI volumes are asked for instead of images.
+
+    Returns:
+        The folder that names start from, and the items in the order of their names.
+
+    Raises:
+        FedMendError: nothing there, a table without images, or images of another modality.
+    """
+    if source.suffix.lower() == ".csv":
+        root, items = source.parent, _of_table(source, modality)
+    elif source.is_dir():
+        root = source
+        items = [item for file in _files(source) for item in _items(file, root, modality, volumes)]
+    elif source.is_file():
+        root, items = source.parent, list(_items(source, source.parent, modality, volumes))
+    else:
+        raise FedMendError(f"predict: expected a folder, an image or a CSV, {source} is not there")
+    if not items:
+        what = "NIfTI volumes" if volumes else "DICOM files, pictures or NIfTI volumes"
+        raise FedMendError(f"predict: expected {what} in {source}, found none")
+    return root, items
+
+
+def digest_of(root: Path, items: Sequence[Item]) -> str:
+    """SHA-256 over names, sizes and times of all files, which changes when any of them does."""
+    files = dict.fromkeys(item.name.partition("#")[0] for item in items)
+    about = [[(name, *file_stamp(root / name)[1:]) for name in files], [(i.name, i.study) for i in items]]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def _of_table(file: Path, modality: str) -> list[Item]:
+    header, rows = read_csv(file, file.name)
+    if "image" not in header:
+        raise FedMendError(f"{file.name}, header: expected a column 'image', got {len(header)} other columns")
+    found = []
+    for number, row in rows:
+        if not row["image"]:
+            raise FedMendError(f"{file.name} row {number}, column image: expected a path, got a blank")
+        name = row["image"].partition("#")[0]
+        known: list[Item] = []
+        if not name.lower().endswith((*PICTURE_SUFFIXES, *NIFTI_SUFFIXES)) and (file.parent / name).is_file():
+            known = list(_dicom_items(file.parent / name, name, modality))
+        found.append(Item(row["image"], row.get("study") or (known[0].study if known else name)))
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(place, name) for name in sorted(names))
+
+
+def _items(file: Path, root: Path, modality: str, volumes: bool) -> Iterator[Item]:
+    """The items of one file; none of a file of another kind. A damaged one is an item, which gets its reason when it is
+    read."""
+    name, lower = file.relative_to(root).as_posix(), file.name.lower()
+    if not name.isprintable() or "#" in name:
+        raise FedMendError("predict: expected file names without # and signs that cannot be printed, got another")
+    if lower.endswith(NIFTI_SUFFIXES):
+        depth = 1 if volumes else _depth(file)
+        yield from (Item(name if volumes or depth == 1 else f"{name}#{n}", name) for n in range(depth))
+    elif volumes:
+        return
+    elif lower.endswith(PICTURE_SUFFIXES):
+        folder = Path(name).parent.as_posix()
+        yield Item(name, name if folder == "." else folder)
+    elif file.name.upper() != "DICOMDIR":
+        yield from _dicom_items(file, name, modality)
+
+
+def _depth(file: Path) -> int:
+    import nibabel
+
+    try:
+        shape = nibabel.load(file).shape  # type: ignore[attr-defined]  # a SpatialImage, which its types do not say
+    except Exception:  # nibabel raises many types for a damaged file
+        return 1
+    return int(shape[2]) if len(shape) > 2 else 1
+
+
+def _dicom_items(file: Path, name: str, modality: str) -> Iterator[Item]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
+            found, study = str(header.get("Modality") or ""), str(header.get("StudyInstanceUID") or name)
+            frames = int(header.get("NumberOfFrames") or 1)
+            if found in NO_IMAGES or not (header.get("Rows") and header.get("Columns")):
+                return
+    except Exception:  # pydicom raises many types
+        if file.suffix.lower() in (".dcm", ".dicom"):
+            yield Item(name, name)
+        return
+    if modality and found and found != modality and not {found, modality} <= FILMS:
+        raise FedMendError(f"predict: expected images of modality {modality}, as the model was trained on, got {found}")
+    yield from (Item(name if frames == 1 else f"{name}#{n}", study) for n in range(frames))

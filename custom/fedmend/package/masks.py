@@ -1,0 +1,96 @@
+"""Masks of new volumes, on the grid of the volume's own file."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmend.basics.files import make_folder
+from fedmend.data.slices import planes_of
+from fedmend.data.volumes import load_nifti, oriented, resize_masks
+from fedmend.errors import FedMendError
+from fedmend.package.inputs import Item
+from fedmend.package.opened import OpenedPackage
+
+MASKS = "masks"  # folder
+SLICES, SLICE_PIXELS = 16, 2**22  # most slices of a batch, and their pixels
+
+
+def mask_table(package: OpenedPackage) -> list[str]:
+    """Names of the columns of a table of volumes: ``voxels`` and millilitres of lesion, the file, the reason why there
+    is none."""
+    lesion = package.classes[0]
+    return ["image", "study", f"{lesion}_voxels", f"{lesion}_ml", "mask", "problem"]
+
+
+def mask_rows(
+    package: OpenedPackage,
+    network: nn.Module,
+    root: Path,
+    items: Sequence[Item],
+    device: torch.device,
+    *,
+    out: Path,
+    batch: int,
+    processes: int | None,
+) -> Iterator[list[list[object]]]:
+    """Writes the masks; the row of one volume after the other.
+
+    Args:
+        package: the model.
+        network: its network on the device.
+        root: folder that names start from.
+        items: volumes.
+        device: where the network is.
+        out: the masks go into its folder ``masks``.
+        batch: volumes at a time: 1.
+        processes: not used, as one volume is read in a fraction of the time that its network takes.
+    """
+    for item in items:
+        name = item.name.replace("/", "_")
+        name = f"{MASKS}/{name.removesuffix('.gz').removesuffix('.nii')}.nii.gz"
+        try:
+            voxels, millilitres = _write_mask(package, network, root / item.name, device, out / name)
+        except FedMendError as e:
+            yield [[item.name, item.study, "", "", "", str(e).partition(": ")[2]]]
+            continue
+        yield [[item.name, item.study, voxels, f"{millilitres:.6g}", name, ""]]
+
+
+def _write_mask(
+    package: OpenedPackage, network: nn.Module, path: Path, device: torch.device, out: Path
+) -> tuple[int, float]:
+    """Voxels and millilitres of lesion in the mask that is written."""
+    import nibabel
+
+    prepared = package.preprocessing
+    image, stored = load_nifti(path, "volume")
+    volume = oriented(stored, image.affine)
+    window: Any = prepared.window
+    planes, numbers = planes_of(volume, "volume", window=window, size=prepared.image_size)
+    mask = np.zeros(volume.shape, dtype=bool)
+    for number, found in zip(numbers, _found(package, network, planes, device), strict=True):
+        plane = mask[:, :, number]
+        plane[:] = np.rot90(resize_masks(found[None], np.rot90(plane).shape)[0] > 0, -1)
+    orientation = nibabel.io_orientation(image.affine)
+    back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
+    make_folder(out.parent)
+    nibabel.save(nibabel.Nifti1Image(nibabel.apply_orientation(mask, back).astype(np.uint8), image.affine), out)
+    return int(mask.sum()), float(mask.sum() * abs(np.linalg.det(image.affine[:3, :3])) / 1000)
+
+
+@torch.no_grad()
+def _found(
+    package: OpenedPackage, network: nn.Module, planes: np.ndarray, device: torch.device
+) -> Iterator[np.ndarray]:
+    """(size, size) bool of each of the (n, size, size) float16 slices."""
+    step = max(1, min(SLICES, SLICE_PIXELS // planes.shape[1] ** 2))
+    for start in range(0, len(planes), step):
+        pixels = torch.from_numpy(planes[start : start + step]).to(device).float().unsqueeze(1)
+        logits = network(pixels)[1].float()
+        if not torch.isfinite(logits).all():
+            raise FedMendError(f"package {package.name}: expected finite scores, got NaN or infinity")
+        yield from (logits.softmax(1)[:, 1] > 0.5).cpu().numpy()

@@ -1,0 +1,104 @@
+"""A model package as it is read: everything but what it is used for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmend.basics.checked import FLAG, OBJECT, TEXT, checked, one_of, taking, that
+from fedmend.errors import FedMendError
+from fedmend.labels import KIND_NAMES, MULTILABEL
+from fedmend.preprocessing import READER, Preprocessing
+from fedmend.records.package_files import ABOUT, SUFFIX, WEIGHTS, package_digest, read_package
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+NAMES = that(lambda v: isinstance(v, list) and v and all(isinstance(name, str) for name in v), "a list of names")
+DEFAULT = 0.5  # threshold where no validation split has chosen one
+
+
+@dataclass(frozen=True)
+class _About:
+    """The fields of ``package.json`` that the code uses."""
+
+    name: str = taking(TEXT)
+    phantom: bool = taking(FLAG)
+    kind: str = taking(one_of(KIND_NAMES))
+    classes: Sequence[str] = taking(NAMES)
+    network: Mapping[str, Any] = taking(OBJECT)
+    preprocessing: Preprocessing = taking(Preprocessing)
+    thresholds: Mapping[str, Any] = taking(OBJECT)
+
+
+class OpenedPackage:
+    """The content of a package; :class:`fedmend.package.Package` is what people open.
+
+    Args:
+        folder: as there.
+
+    Raises:
+        FedMendError: as there.
+    """
+
+    def __init__(self, folder: Path | str):
+        self.folder = _found(Path(folder))
+        self.info = read_package(self.folder)
+        where = f"package {self.folder.name}, {ABOUT}"
+        reader = (self.info.get("preprocessing") or {}).get("reader")
+        if reader != READER:
+            raise FedMendError(
+                f"{where}, field preprocessing.reader: expected {READER}, got {reader!r:.20}; use the FedMend that"
+                " made the package"
+            )
+        about = checked(_About, self.info, where, others=True)
+        self.name, self.kind, self.classes, self.phantom = about.name, about.kind, tuple(about.classes), about.phantom
+        self.preprocessing, self._network, self._chosen = about.preprocessing, about.network, about.thresholds
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 that stands for all of its files."""
+        return package_digest(self.folder)
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """C probabilities, above which a score counts as the class; 0.5 where none were chosen."""
+        return tuple(self._chosen.get("threshold", [DEFAULT] * len(self.classes)))
+
+    @property
+    def not_sure(self) -> tuple[tuple[float, float], ...]:
+        """C pairs of probabilities; between them another validation split might have decided otherwise."""
+        return tuple((low, high) for low, high in self._chosen.get("not_sure", [[t, t] for t in self.thresholds]))
+
+    def network(self) -> "Module":
+        """The network with its weights, on the CPU, ready to be asked (``eval``).
+
+        Raises:
+            FedMendError: the weights do not fit the network.
+        """
+        from safetensors.torch import load_file
+
+        from fedmend.learning.networks import build_network
+        from fedmend.learning.weights import set_weights
+
+        model = build_network(str(self._network.get("name")), len(self.classes))
+        try:
+            set_weights(model, load_file(self.folder / WEIGHTS))
+        except FedMendError as e:
+            raise FedMendError(f"package {self.folder.name}, {WEIGHTS}: {e}") from None
+        return model.eval()
+
+    def __repr__(self) -> str:
+        phantom = "PHANTOM " if self.phantom else ""
+        decides = "thresholds chosen on validation" if self._chosen else "no thresholds chosen"
+        words = f", {decides}" if self.kind == MULTILABEL else ""
+        return f"{phantom}package {self.name}: {self._network.get('name')} for {', '.join(self.classes)}{words}"
+
+
+def _found(folder: Path) -> Path:
+    if (folder / ABOUT).is_file() or not folder.is_dir():
+        return folder
+    found = sorted(file.parent for file in folder.rglob(f"*{SUFFIX}/{ABOUT}") if not file.parent.stem.endswith("-best"))
+    if len(found) != 1:
+        raise FedMendError(f"package: expected one {SUFFIX} in {folder}, found {len(found) or 'none'}")
+    return found[0]

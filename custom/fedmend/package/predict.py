@@ -1,0 +1,166 @@
+"""A model asked about new images: the pixels that a site's store would hold, through the same network."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmend.basics.files import write_text
+from fedmend.basics.parallel import mapped
+from fedmend.data.site import Split
+from fedmend.data.store import decode
+from fedmend.data.tables import LabelTable
+from fedmend.errors import FedMendError
+from fedmend.labels import MULTILABEL, SEGMENTATION
+from fedmend.package.inputs import Item, digest_of, find_items
+from fedmend.package.masks import mask_rows, mask_table
+from fedmend.package.opened import OpenedPackage
+from fedmend.package.rows import STUDIES, Rows, per_study, text_of
+
+BATCH, BATCH_PIXELS = 64, 2**22  # most images of a batch, and their pixels: 64 of 256 x 256, 16 of 512 x 512
+UNSURE = 0.5  # of single labels: below it no class has the majority
+MISSING = "expected a file, not found"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What :meth:`fedmend.package.Package.predict` has made.
+
+    Attributes:
+        folder: with ``predictions.csv`` and, of images, ``studies.csv``, or of volumes ``masks``.
+        images: rows of ``predictions.csv``.
+        problems: rows that say why an image could not be used.
+    """
+
+    folder: Path
+    images: int
+    problems: int
+
+
+def predict(
+    package: OpenedPackage,
+    source: Path,
+    out: Path,
+    *,
+    device: str = "",
+    processes: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Predicted:
+    """Does what :meth:`fedmend.package.Package.predict` says.
+
+    Args:
+        package: the model.
+        source: images.
+        out: folder of the results.
+        device: PyTorch's word; empty: a GPU where there is one.
+        processes: that read images, at most.
+        progress: gets the number of images that are newly done, and of all.
+
+    Raises:
+        FedMendError: nothing to read, images of another modality, a folder with something else, scores that are none.
+    """
+    prepared, masks = package.preprocessing, package.kind == SEGMENTATION
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    root, items = find_items(source, modality=prepared.modality, volumes=masks)
+    if masks and isinstance(prepared.window, str):
+        raise FedMendError(f"package {package.name}: expected a window in numbers for volumes, got {prepared.window!r}")
+    batch = 1 if masks else max(1, min(BATCH, BATCH_PIXELS // prepared.image_size**2))
+    about = {"package": package.digest, "images": digest_of(root, items), "batch": batch, "device": place.type}
+    rows = Rows(out, about, mask_table(package) if masks else _header(package), batch)
+    progress(rows.done, len(items))
+    if not rows.finished:
+        made = mask_rows if masks else _label_rows
+        network = package.network().to(place)
+        for new in made(package, network, root, items[rows.done :], place, out=out, batch=batch, processes=processes):
+            rows.add(new)
+            progress(len(new), len(items))
+        rows.finish()
+    _, *table = rows.read()
+    if not masks:
+        write_text(out / STUDIES, text_of(_study_rows(package, table)))
+    return Predicted(out, len(table), sum(bool(row[-1]) for row in table))
+
+
+def _header(package: OpenedPackage, *counts: str) -> list[str]:
+    shown = ["decision", "not_sure"]
+    if package.kind == MULTILABEL:
+        shown = [f"{c}_{word}" for word in shown for c in package.classes]
+    first = ["study", *counts] if counts else ["image", "study"]
+    return [*first, *(f"{c}_probability" for c in package.classes), *shown, *([] if counts else ["problem"])]
+
+
+def _decided(package: OpenedPackage, scores: np.ndarray) -> list[str]:
+    """What the C probabilities of an image or study mean, in the columns of :func:`_header`."""
+    if package.kind != MULTILABEL:
+        best = int(scores.argmax())
+        return [package.classes[best], _flag(scores[best] < UNSURE)]
+    pairs = list(zip(scores.tolist(), package.thresholds, package.not_sure, strict=True))
+    return [*(_flag(p > cut) for p, cut, _ in pairs), *(_flag(low < p <= high) for p, _, (low, high) in pairs)]
+
+
+def _flag(holds: object) -> str:
+    return "1" if holds else "0"
+
+
+def _shown(scores: np.ndarray) -> list[str]:
+    return [f"{p:.7g}" for p in scores.tolist()]
+
+
+def _study_rows(package: OpenedPackage, table: Sequence[Sequence[str]]) -> Iterator[Sequence[object]]:
+    """A row per study: of several labels the highest probability of its images, of single labels the mean."""
+    yield _header(package, "images", "problems")
+    for study, images, problems, scores in per_study(table, len(package.classes)):
+        if not len(scores):
+            yield [study, images, problems]
+            continue
+        whole = scores.max(0) if package.kind == MULTILABEL else scores.mean(0)
+        yield [study, images, problems, *_shown(whole), *_decided(package, whole)]
+
+
+def _label_rows(
+    package: OpenedPackage,
+    network: nn.Module,
+    root: Path,
+    items: Sequence[Item],
+    device: torch.device,
+    *,
+    out: Path,
+    batch: int,
+    processes: int | None,
+) -> Iterator[list[list[object]]]:
+    """The rows of one batch after the other."""
+    prepared = package.preprocessing
+    shape = (prepared.image_size,) * 2 + (3,) * prepared.color
+    batches = [items[i : i + batch] for i in range(0, len(items), batch)]
+    paths = [[root / item.name for item in some] for some in batches]
+    work = partial(decode, window=prepared.window, shape=shape)
+    for some, (images, _) in zip(batches, mapped(work, paths, processes=processes), strict=True):
+        read = [image for image in images if isinstance(image, np.ndarray)]
+        scores = iter(_scores(package, network, np.stack(read), device) if read else ())
+        found: list[list[object]] = []
+        for item, image in zip(some, images, strict=True):
+            if isinstance(image, np.ndarray):
+                score = next(scores)
+                found.append([item.name, item.study, *_shown(score), *_decided(package, score), ""])
+            else:
+                blank = [""] * (len(_header(package)) - 3)
+                found.append([item.name, item.study, *blank, image or MISSING])
+        yield found
+
+
+@torch.no_grad()
+def _scores(package: OpenedPackage, network: nn.Module, images: np.ndarray, device: torch.device) -> np.ndarray:
+    """(B, C) float32 probabilities of (B, ...) uint8 images, as :func:`fedmend.learning.inference.infer` gives them."""
+    prepared, classes = package.preprocessing, package.classes
+    labels, annotated = np.zeros((len(images), len(classes)), np.int8), np.ones(len(classes), bool)
+    names = ("",) * len(images)
+    table = LabelTable("", np.arange(len(images)), names, names, labels, annotated, classes)
+    split = Split(images, table, device, prepared.pixel_mean, prepared.pixel_deviation)
+    logits: Tensor = network(split.view(torch.arange(len(images))))[1].float()
+    if not torch.isfinite(logits).all():
+        raise FedMendError(f"package {package.name}: expected finite scores, got NaN or infinity")
+    return (logits.sigmoid() if package.kind == MULTILABEL else logits.softmax(1)).cpu().numpy()

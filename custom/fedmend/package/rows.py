@@ -1,0 +1,98 @@
+"""The table of predictions: a row per image as it is made, and a row per study when all are there."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedmend.basics.files import append_text, make_folder, write_text
+from fedmend.errors import FedMendError
+
+IMAGES, STUDIES, STATE = "predictions.csv", "studies.csv", "predict.json"
+PART = f"{IMAGES}.part"
+
+
+def text_of(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()
+
+
+class Rows:
+    """The table while it grows; a run that was killed goes on after the last whole batch.
+
+    Args:
+        out: folder, made when missing.
+        about: what decides the numbers: another one does not go on with these rows.
+        header: names of the columns.
+        batch: rows of a batch.
+
+    Attributes:
+        done: rows that are there already.
+
+    Raises:
+        FedMendError: the folder holds predictions of another package or other images.
+    """
+
+    def __init__(self, out: Path, about: Mapping[str, object], header: Sequence[str], batch: int):
+        make_folder(out)
+        self._out, self._part, state = out, out / PART, out / STATE
+        text = json.dumps(about, indent=2) + "\n"
+        if state.is_file() and state.read_text(encoding="utf-8") != text:
+            raise FedMendError(
+                f"predict: expected a new folder or one of the same package and images, {out} has other predictions"
+            )
+        if not state.is_file() and any(out.iterdir()):
+            raise FedMendError(f"predict: expected a new or empty folder, {out} has other files")
+        write_text(state, text)
+        self.finished = (out / IMAGES).is_file()
+        if self.finished:
+            self.done = len(self.read()) - 1
+            return
+        if not self._part.is_file():
+            write_text(self._part, text_of([header]))
+        whole = self._part.read_text(encoding="utf-8").rpartition("\n")[0].count("\n")
+        self.done = whole - whole % batch
+        lines = self._part.read_bytes().splitlines(keepends=True)
+        self._size = sum(map(len, lines[: self.done + 1]))
+
+    def add(self, rows: Sequence[Sequence[object]]) -> None:
+        """Adds the rows of a batch; they are on the disk afterwards."""
+        text = text_of(rows)
+        append_text(self._part, self._size, text)
+        self._size += len(text.encode())
+
+    def finish(self) -> None:
+        """Gives the table its name."""
+        if not self.finished:
+            os.replace(self._part, self._out / IMAGES)
+
+    def read(self) -> list[list[str]]:
+        """All rows of the finished table, the header first."""
+        with open(self._out / IMAGES, newline="", encoding="utf-8") as stream:
+            return list(csv.reader(stream))
+
+
+def per_study(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, int, int, np.ndarray]]:
+    """Rows of images, study by study.
+
+    Args:
+        rows: image, study, C probabilities (blank where the image could not be read), ...
+        width: C.
+
+    Returns:
+        Study, images, images that could not be read, and the probabilities (n, C) of the others.
+    """
+    studies: dict[str, list[Sequence[str]]] = {}
+    for row in rows:
+        studies.setdefault(row[1], []).append(row[2 : 2 + width])
+    found = []
+    for study, given in studies.items():
+        known = np.array([[float(p) for p in row] for row in given if row[0]]).reshape(-1, width)
+        found.append((study, len(given), len(given) - len(known), known))
+    return found

@@ -1,0 +1,36 @@
+"""``predict``: a trained model asked about new images."""
+
+import argparse
+from pathlib import Path
+
+SOME_FAILED = 3  # exit code where some images could not be used
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Adds the command."""
+    predict = commands.add_parser("predict", help="ask the model of a package about images, and write tables or masks")
+    predict.add_argument("package", type=Path, help="NAME.fedmend, or the folder of its run")
+    predict.add_argument("source", type=Path, help="DICOM studies, pictures or NIfTI volumes: folder, file or CSV")
+    predict.add_argument("out", type=Path, help="folder for the results; that of an interrupted call goes on")
+    predict.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
+    predict.set_defaults(run=_predict)
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from fedmend.package import Package
+
+    package = Package(args.package)
+    print(package)
+    with tqdm(unit=" images", disable=None) as bar:
+
+        def progress(new: int, total: int) -> None:
+            bar.total = total
+            bar.update(new)
+
+        found = package.predict(args.source, args.out, device=args.device, progress=progress)
+    if found.problems:
+        print(f"{found.problems} of {found.images} images could not be used; predictions.csv says why")
+    print(f"{found.images - found.problems} of {found.images} images predicted; results are in {found.folder}")
+    return SOME_FAILED if found.problems else 0

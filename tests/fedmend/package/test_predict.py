@@ -1,0 +1,206 @@
+"""Predictions of tiny packages, whose networks have their initial weights."""
+
+import csv
+from dataclasses import replace
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from factories import make_dicom, refused, write_png
+from result_factories import PREPARED
+
+from fedmend import Package
+from fedmend.data.readers import read_image, resize
+from fedmend.learning.networks import initial_network
+from fedmend.learning.weights import get_weights
+from fedmend.package import predict as module
+from fedmend.records.package_files import write_package
+
+CLASSES = ["edema", "nodule"]
+CHOSEN = {"threshold": [0.3, 0.6], "not_sure": [[0.2, 0.4], [0.5, 0.7]]}
+
+
+def package(
+    folder, kind="multilabel", network="resnet_narrow", classes=CLASSES, seed=3, change=lambda network: None, **prepared
+):
+    about = {
+        "name": "run-1",
+        "phantom": True,
+        "kind": kind,
+        "classes": classes,
+        "network": {"name": network, "arguments": {"num_classes": len(classes)}},
+        "preprocessing": replace(PREPARED, **prepared).of_package(kind),
+        "thresholds": CHOSEN if kind == "multilabel" else {},
+    }
+    model = initial_network(network, classes, seed)
+    change(model)
+    weights = {k: v.numpy() for k, v in get_weights(model).items()}
+    write_package(folder / "run-1.fedmend", about, weights)
+    return Package(folder / "run-1.fedmend")
+
+
+def table(file):
+    with open(file, newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def slices(folder, count=5, **fields):
+    """DICOM slices of two studies, in HU."""
+    for n in range(count):
+        stored = np.random.default_rng(n).integers(0, 80, (40, 40))
+        make_dicom(folder / f"{n}.dcm", stored, StudyInstanceUID=f"1.{n % 2}", Modality="CT", **fields)
+
+
+def test_scores_are_those_of_the_pixels_that_a_site_would_have_stored(tmp_path):
+    slices(tmp_path / "in")
+    made = package(tmp_path)
+    found = made.predict(tmp_path / "in", tmp_path / "out")
+    assert (found.images, found.problems) == (5, 0)
+    images = [resize(read_image(tmp_path / "in" / f"{n}.dcm", (40.0, 80.0)), 32) for n in range(5)]
+    pixels = torch.from_numpy(np.stack(images)).float().div(255).sub(0.5).div(0.25)[:, None].expand(-1, 3, -1, -1)
+    with torch.no_grad():
+        wanted = made.network()(pixels)[1].sigmoid().numpy()
+    rows = table(tmp_path / "out" / "predictions.csv")
+    scores = np.array([[float(row[f"{c}_probability"]) for c in CLASSES] for row in rows])
+    assert scores == pytest.approx(wanted, abs=1e-6)
+    assert [(row["image"], row["study"]) for row in rows] == [(f"{n}.dcm", f"1.{n % 2}") for n in range(5)]
+    studies = table(tmp_path / "out" / "studies.csv")
+    assert [(s["study"], s["images"], s["problems"]) for s in studies] == [("1.0", "3", "0"), ("1.1", "2", "0")]
+    assert [float(s["nodule_probability"]) for s in studies] == pytest.approx(
+        [wanted[::2, 1].max(), wanted[1::2, 1].max()]
+    )
+
+
+def test_the_stored_threshold_decides_and_the_band_around_it_is_not_sure(tmp_path):
+    made = package(tmp_path)
+    assert module._decided(made, np.array([0.35, 0.65])) == ["1", "1", "1", "1"]
+    assert module._decided(made, np.array([0.25, 0.1])) == ["0", "0", "1", "0"]
+    assert module._decided(made, np.array([0.3, 0.9])) == ["0", "1", "1", "0"]  # at the threshold: not above it
+
+
+def test_of_single_labels_the_highest_probability_decides(tmp_path):
+    made = package(tmp_path, kind="singlelabel", classes=["a", "b", "c"])
+    assert module._decided(made, np.array([0.2, 0.7, 0.1])) == ["b", "0"]
+    assert module._decided(made, np.array([0.4, 0.3, 0.3])) == ["a", "1"]
+    write_png(tmp_path / "in" / "1.png")
+    made.predict(tmp_path / "in", tmp_path / "out")
+    row = table(tmp_path / "out" / "predictions.csv")[0]
+    scores = [float(row[f"{c}_probability"]) for c in "abc"]
+    assert sum(scores) == pytest.approx(1)
+    assert row["decision"] == "abc"[int(np.argmax(scores))]
+
+
+def test_a_file_that_cannot_be_read_is_a_row_with_the_reason(tmp_path):
+    slices(tmp_path / "in", 2)
+    (tmp_path / "in" / "3.dcm").write_bytes(b"no DICOM")
+    (tmp_path / "in" / "4.png").write_bytes(b"no picture")
+    (tmp_path / "in" / "notes.txt").write_text("passed over")
+    found = package(tmp_path).predict(tmp_path / "in", tmp_path / "out")
+    assert (found.images, found.problems) == (4, 2)
+    rows = table(tmp_path / "out" / "predictions.csv")
+    assert [row["problem"] for row in rows[:2]] == ["", ""]
+    assert rows[2]["problem"] == "expected a DICOM file, got something else"
+    assert rows[3]["problem"].startswith("expected a PNG or JPEG picture, got a corrupt or truncated file")
+    assert rows[3]["edema_probability"] == rows[3]["edema_decision"] == ""
+    assert [s["problems"] for s in table(tmp_path / "out" / "studies.csv")] == ["0", "0", "1", "1"]
+
+
+def test_a_table_names_images_and_studies(tmp_path):
+    slices(tmp_path / "in", 2)
+    (tmp_path / "list.csv").write_text("image,study\nin/1.dcm,second\nin/0.dcm,\nin/9.dcm,\n")
+    package(tmp_path).predict(tmp_path / "list.csv", tmp_path / "out")
+    rows = table(tmp_path / "out" / "predictions.csv")
+    assert [row["study"] for row in rows] == ["second", "1.0", "in/9.dcm"]
+    assert rows[2]["problem"] == "expected a file, not found"
+
+
+def test_slices_of_a_volume_and_frames_are_images(tmp_path):
+    (tmp_path / "in").mkdir()
+    nibabel.save(
+        nibabel.Nifti1Image(np.random.default_rng(0).random((8, 9, 3)) * 80, np.eye(4)), tmp_path / "in" / "v.nii.gz"
+    )
+    make_dicom(tmp_path / "in" / "w.dcm", np.zeros((2, 8, 8)), NumberOfFrames=2, StudyInstanceUID="1.5")
+    package(tmp_path).predict(tmp_path / "in", tmp_path / "out")
+    rows = table(tmp_path / "out" / "predictions.csv")
+    assert [row["image"] for row in rows] == ["v.nii.gz#0", "v.nii.gz#1", "v.nii.gz#2", "w.dcm#0", "w.dcm#1"]
+    assert [row["problem"] for row in rows] == [""] * 5
+    assert [s["study"] for s in table(tmp_path / "out" / "studies.csv")] == ["v.nii.gz", "1.5"]
+
+
+def test_a_call_that_was_killed_goes_on_and_leaves_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 2)
+    slices(tmp_path / "in")
+    made = package(tmp_path)
+    made.predict(tmp_path / "in", tmp_path / "whole")
+    calls = []
+
+    def stop(new, total):
+        calls.append((new, total))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.predict(tmp_path / "in", tmp_path / "out", progress=stop)
+    assert calls == [(0, 5), (2, 5), (2, 5)]
+    part = tmp_path / "out" / "predictions.csv.part"
+    part.write_text(part.read_text() + "half a ro")
+    made.predict(tmp_path / "in", tmp_path / "out", progress=lambda new, total: calls.append((new, total)))
+    assert calls[3:] == [(4, 5), (1, 5)]
+    for name in ("predictions.csv", "studies.csv", "predict.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert made.predict(tmp_path / "in", tmp_path / "out").images == 5  # nothing is left to do
+    changed = "predict: expected a new folder or one of the same package and images, {} has other predictions"
+    with refused(changed.format(tmp_path / "out")):
+        package(tmp_path, seed=4).predict(tmp_path / "in", tmp_path / "out")
+    with refused(f"predict: expected a new or empty folder, {tmp_path / 'in'} has other files"):
+        made.predict(tmp_path / "in", tmp_path / "in")
+
+
+def test_what_matches_nothing_is_an_error(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "notes.txt").write_text("no image")
+    with refused(f"predict: expected DICOM files, pictures or NIfTI volumes in {tmp_path / 'in'}, found none"):
+        package(tmp_path).predict(tmp_path / "in", tmp_path / "out")
+    with refused(f"predict: expected a folder, an image or a CSV, {tmp_path / 'no'} is not there"):
+        package(tmp_path).predict(tmp_path / "no", tmp_path / "out")
+
+
+@pytest.mark.parametrize("source", ["in", "list.csv"])
+def test_a_series_of_another_modality_is_refused(tmp_path, source):
+    slices(tmp_path / "in", 2)
+    make_dicom(tmp_path / "in" / "9.dcm", np.zeros((8, 8)), Modality="MR")
+    (tmp_path / "list.csv").write_text("image\nin/0.dcm\nin/9.dcm\n")
+    with refused("predict: expected images of modality CT, as the model was trained on, got MR"):
+        package(tmp_path).predict(tmp_path / source, tmp_path / "out")
+    assert package(tmp_path, modality="").predict(tmp_path / source, tmp_path / "out").images in (2, 3)
+
+
+def test_masks_lie_on_the_grid_of_their_volumes_whatever_their_orientation(tmp_path):
+    def balance(network):
+        """Half of the pixels of noise become lesion."""
+        with torch.no_grad():
+            background, lesion = network.eval()(torch.rand(1, 1, 32, 32))[1][0]
+            network.classifier.bias[1] += (background - lesion).median()
+
+    made = package(tmp_path, "segmentation", "unet_narrow", ["lesion"], change=balance, window=None, modality="MR")
+    values = np.random.default_rng(0).random((20, 24, 3)).astype(np.float32)
+    upright = nibabel.Nifti1Image(values, np.diag([2.0, 2.0, 5.0, 1.0]))
+    turned = upright.as_reoriented([[1, -1], [0, 1], [2, -1]])
+    (tmp_path / "in").mkdir()
+    for name, image in (("a.nii.gz", upright), ("b.nii", turned)):
+        nibabel.save(image, tmp_path / "in" / name)
+    (tmp_path / "in" / "c.nii.gz").write_bytes(b"broken")
+    found = made.predict(tmp_path / "in", tmp_path / "out")
+    assert (found.images, found.problems) == (3, 1)
+    rows = table(tmp_path / "out" / "predictions.csv")
+    masks = [nibabel.load(tmp_path / "out" / row["mask"]) for row in rows[:2]]
+    for mask, image in zip(masks, (upright, turned), strict=True):
+        assert mask.shape == image.shape
+        assert np.allclose(mask.affine, image.affine)
+    one, other = (np.asarray(nibabel.as_closest_canonical(mask).dataobj) for mask in masks)
+    assert (one == other).all()
+    assert 0 < one.sum() < one.size
+    assert [row["lesion_voxels"] for row in rows[:2]] == [str(one.sum())] * 2
+    assert float(rows[0]["lesion_ml"]) == pytest.approx(one.sum() * 0.02, rel=1e-5)
+    assert rows[2]["problem"].startswith("expected a NIfTI file, got a corrupt or truncated one")

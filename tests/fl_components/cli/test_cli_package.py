@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+from factories import make_dicom, write_png
+from result_factories import PREPARED
+
+from fedmend.learning.networks import initial_network
+from fedmend.learning.weights import get_weights
+from fedmend.records.package_files import write_package
+from fl_components.cli import main
+
+
+@pytest.fixture
+def package(tmp_path):
+    about = {
+        "name": "run-1",
+        "phantom": False,
+        "kind": "multilabel",
+        "classes": ["edema"],
+        "network": {"name": "resnet_narrow"},
+        "preprocessing": PREPARED.of_package("multilabel"),
+        "thresholds": {},
+    }
+    weights = get_weights(initial_network("resnet_narrow", ["edema"], 3))
+    write_package(tmp_path / "run-1.fedmend", about, {k: v.numpy() for k, v in weights.items()})
+    return tmp_path / "run-1.fedmend"
+
+
+def test_predictions_of_all_images_end_with_0_of_some_with_3_and_of_none_with_1(package, tmp_path, capsys):
+    write_png(tmp_path / "in" / "1.png")
+    assert main(["predict", str(package), str(tmp_path / "in"), str(tmp_path / "out")]) == 0
+    assert f"1 of 1 images predicted; results are in {tmp_path / 'out'}" in capsys.readouterr().out
+    (tmp_path / "in" / "2.png").write_bytes(b"no picture")
+    assert main(["predict", str(package), str(tmp_path / "in"), str(tmp_path / "out2")]) == 3
+    assert "1 of 2 images could not be used; predictions.csv says why" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", str(package), str(tmp_path / "empty"), str(tmp_path / "out3")]) == 1
+    make_dicom(tmp_path / "mr" / "1.dcm", np.zeros((8, 8)), Modality="MR")
+    assert main(["predict", str(package), str(tmp_path / "mr"), str(tmp_path / "out4")]) == 1
+    assert "expected images of modality CT, as the model was trained on, got MR" in capsys.readouterr().err
