@@ -46,8 +46,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; bad input, and what the system refuses, is one sentence on stderr and exit code 1. A command may
-    return another code."""
+    """Runs one command; bad input, and what the system refuses, is one sentence on stderr and exit code 1. A command
+    may return another code."""
     words = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

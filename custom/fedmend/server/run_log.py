@@ -261,7 +261,7 @@ class RunLog:
         else:
             files = {**files, **packed(self._outcomes(intervals, thresholds))}
         files = {**files, "records": str(folder)}
-        told = {"intervals": intervals, "thresholds": thresholds, "sites": self._of_sites}
+        told: dict[str, Mapping] = {"intervals": intervals, "thresholds": thresholds, "sites": self._of_sites}
         self._records.finish(files, time.monotonic() - self._started, **told)
         write_report(folder)
         for line in summary_text(folder).splitlines():
