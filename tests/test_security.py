@@ -482,7 +482,7 @@ def test_a_hostile_task_gets_one_sentence_and_nothing_else(site, tmp_path, tampe
     assert result == SiteResult(site="site-1", error=result.error)
     assert sorted((tmp_path / "data").rglob("*")) == before
     assert {f.name for f in tmp_path.glob("*")} <= {"data", "local", "startup", "job-1", "state", "cache"}
-    assert {f.name for f in tmp_path.glob("state/*")} <= {"run-1"}
+    assert {f.name for f in tmp_path.glob("state/*")} <= {"run-1", ".register"}
 
 
 def test_an_honest_task_gets_a_result(site):

@@ -15,6 +15,7 @@ from pathlib import Path
 from nvflare.apis.job_def import RunStatus
 from nvflare.fuel.flare_api.flare_api import Session
 
+from fedmend.basics.files import make_folder
 from fedmend.errors import FedMendError
 from fedmend.messages import QUESTIONS
 from fedmend.records.picture import read_picture
@@ -33,6 +34,7 @@ from fl_components.run.submit import (
     named_sites,
     open_session,
     reason,
+    refuse_fetched,
     submit_job,
     who_is_there,
 )
@@ -74,6 +76,8 @@ def keep_going(
         KeyboardInterrupt: the person has left; the job goes on.
     """
     with leaving() as left, configured(job, changes, strict=True) as folder:
+        refuse_fetched(out, job_id)
+        make_folder(out)  # before a job runs, not after it
         run = _Run(folder, out, job_id, show, left.is_set)
         patience = 0.0  # a server that is not there at the start is none that comes back
         while True:

@@ -162,7 +162,7 @@ def submit(
         left = stack.enter_context(leaving())
         if job:  # a mistyped setting is refused before the server is asked
             folder = stack.enter_context(configured(job, changes, strict=True))
-        _refuse_fetched(out, job_id)
+        refuse_fetched(out, job_id)
         make_folder(out)  # before the job runs, not after it
         session = stack.enter_context(open_session(kit))
         job_id = job_id or submit_job(session, folder)
@@ -323,7 +323,7 @@ def fetch(session: Session, job_id: str, out: Path) -> Path:
     Raises:
         FedMendError: it is there already, or the disk takes no more.
     """
-    _refuse_fetched(out, job_id)
+    refuse_fetched(out, job_id)
     part = out / f"{job_id}.part"
     try:
         shutil.rmtree(part, ignore_errors=True)  # of an earlier try
@@ -336,7 +336,16 @@ def fetch(session: Session, job_id: str, out: Path) -> Path:
     return out / job_id
 
 
-def _refuse_fetched(out: Path, job_id: str) -> None:
+def refuse_fetched(out: Path, job_id: str) -> None:
+    """Refuses to fetch a result that is there already.
+
+    Args:
+        out: folder for results.
+        job_id: of the job that is come back to; empty: of none.
+
+    Raises:
+        FedMendError: there is.
+    """
     if job_id and (out / job_id).exists():
         raise FedMendError(f"--out: expected no folder {job_id} in it, there is one")
 

@@ -136,6 +136,8 @@ def test_a_run_leaves_the_files_that_flare_s_simulator_leaves(play, tmp_path):
     assert files == {
         "global model": str(app / "FL_global_model.pt"),
         "best model": str(app / "best_FL_global_model.pt"),
+        "final package": str(records / "run-1.fedmend"),
+        "best package": str(records / "run-1-best.fedmend"),
         "records": str(records),
     }
     assert set(model(records)) == set(model(records, "best_FL_global_model.pt"))

@@ -83,7 +83,7 @@ def test_metrics_are_asked_for_per_class_or_per_site(workspace):
 @needs_pandas
 def test_decisions_are_a_table_of_one_kind_or_of_all(workspace):
     run = Run(workspace)
-    assert len(run.decisions()) == 4
+    assert len(run.decisions()) == 5
     assert list(run.decisions("best_model")["value"]) == [{"auc": 0.7, "split": "val"}]
 
 

@@ -38,7 +38,8 @@ def answers(progress=NEVER, *, lesions=LESIONS, loss=LOSS, change=lambda site, q
 def play(folder, answer=None, *, rounds=6, min_sites=0, **options):
     workflow = FedIAWorkflow(**{"warmup_rounds": 2, **options})
     answer = answer or answers()
-    return Run(folder, workflow, list(SITES), answer, classes=["lesion"], num_rounds=rounds, min_sites=min_sites)
+    given = {"num_rounds": rounds, "min_sites": min_sites, "max_site_share": 1}
+    return Run(folder, workflow, list(SITES), answer, classes=["lesion"], **given)
 
 
 def moved(run):

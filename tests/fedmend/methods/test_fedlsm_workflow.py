@@ -42,7 +42,8 @@ def silent(site, question, task, result):
 
 def play(folder, answer=None, workflow=None, **options):
     names, answer = list(SITES), answer or answers()
-    return Run(folder, workflow or FedLSMWorkflow(), names, answer, classes=CLASSES, **options)
+    options |= {"classes": CLASSES, "max_site_share": 1}
+    return Run(folder, workflow or FedLSMWorkflow(), names, answer, **options)
 
 
 # ---- the algorithm --------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def play(
 ):
     """A run of FedNoRo with these settings of its workflow, or of another workflow."""
     workflow = workflow or FedNoRoWorkflow(**{"warmup_rounds": 2, **changes})
-    options = {"classes": CLASSES, "num_rounds": rounds, "min_sites": min_sites, "max_update_factor": 0}
+    options = {"classes": CLASSES, "num_rounds": rounds, "min_sites": min_sites}
+    options |= {"max_update_factor": 0, "max_site_share": 1}
     return Run(folder, workflow, list(sites), answer or answers(), backwards=backwards, report=report, **options)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +59,8 @@ class Federation:
 
     def download_job_result(self, job_id, out):
         self.fetched.append(job_id)
-        return out
+        (Path(out) / job_id).mkdir()
+        return str(Path(out) / job_id)
 
 
 @pytest.fixture
