@@ -14,6 +14,7 @@ from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError
 from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
 from fedmend.site.privacy import FOLDER, carry_over
+from fedmend.site.register import FOLDER as REGISTER
 
 DEFAULT = "../fedmend-state/{SITE_NAME}"  # beside the kit
 KIT_FILES = {"fed_client.json": "client", "fed_server.json": "server"}  # in startup/; the simulator has neither
@@ -121,7 +122,8 @@ def _refuse_shared(root: Path, old: Path, target: Path, site: str) -> None:
     if target.is_relative_to(old) or any((root / name).is_relative_to(old) for name in ("local", "startup")):
         raise FedMendError(f"{site}: state_dir: expected a folder for state alone, got one with the kit or --to in it")
     places = {place.name for place in old.glob("[!.]*/*") if place.is_dir()}
-    if others := sorted((places | {account.stem for account in old.glob(f"{FOLDER}/*.json")}) - {site}):
+    kept = (*old.glob(f"{FOLDER}/*.json"), *old.glob(f"{REGISTER}/*.jsonl"))
+    if others := sorted((places | {file.stem for file in kept}) - {site}):
         raise FedMendError(f"{site}: state_dir: expected the state of this site alone, got also that of {others[0]}")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmend.basics.files import append_text, failing_disk, locked, make_folder, write_text
+from fedmend.basics.files import OWNER, append_text, failing_disk, locked, make_folder, write_text
 from fedmend.errors import FedMendError
 from fedmend.messages import SiteResult
 
@@ -107,7 +107,8 @@ def note(state_dir: Path, site: str, about: Mapping[str, Any]) -> None:
                     number, before = known.get("number", number + 1), _hash(last)  # killed before it left its mark
             line = json.dumps({"number": number + 1, "time": _now(), **about, "before": before})
             append_text(file, end, line + "\n")
-            write_text(_mark_file(file), json.dumps({"number": number + 1, "hash": _hash(line.encode())}) + "\n")
+            mark = {"number": number + 1, "hash": _hash(line.encode())}
+            write_text(_mark_file(file), json.dumps(mark) + "\n", mode=OWNER)
 
 
 def read_register(file: Path) -> list[dict[str, Any]]:
