@@ -1,13 +1,20 @@
 """The job in FLARE's real simulator, with a phantom so small that only plumbing is tested, not learning."""
 
+import csv
 import json
 import os
 import re
 import shutil
 
+import numpy as np
 import pytest
 from factories import ROOT
 from simulation import LOCAL, SMALL, fedmend, ledger, lines, outcome, records, run
+
+from fedmend.basics.state import StateStore
+from fedmend.data.card import load_card
+from fedmend.data.tables import load_table
+from fedmend.repairs.site_run import OPINIONS
 
 pytestmark = pytest.mark.slow
 JOB = ROOT / "jobs" / "fedmlp_ich"
@@ -52,6 +59,20 @@ def test_one_thread_and_three_give_the_same_run(fedmlp):
 
 def test_without_flare_a_run_is_that_of_the_simulator(fedmlp):
     assert outcome(fedmlp(LOCAL)[0], SITES) == outcome(fedmlp(3)[0], SITES)
+
+
+def test_the_package_of_a_run_gives_the_scores_that_a_site_had_in_the_last_round(fedmlp, sites, tmp_path):
+    workspace, _ = fedmlp(3)
+    card = load_card(sites / "site-1", "site-1")
+    images = load_table(card, card.splits["train"], card.classes).images
+    (state,) = workspace.glob("**/state/*/site-1")
+    opinions = StateStore(state).load(OPINIONS).numpy()
+    code, out = fedmend("predict", records(workspace), card.image_root, tmp_path / "out", home=tmp_path)
+    assert code == 0, out
+    with open(tmp_path / "out" / "predictions.csv", newline="") as stream:
+        rows = {row["image"]: row for row in csv.DictReader(stream)}
+    scores = [[float(rows[image][f"{name}_probability"]) for name in card.classes] for image in images]
+    np.testing.assert_allclose(scores, opinions, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
