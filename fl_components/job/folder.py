@@ -143,7 +143,7 @@ def changed(job: Path, changes: Changes = UNCHANGED, *, strict: bool = False) ->
     names = [args["run_name"] for args in homes]
     apply(chosen, client, server)
     for args, name in zip(homes, names, strict=True):
-        if args["run_name"] == name:
+        if args["run_name"] == name and isinstance(name, str):  # what else it is, is refused where it is read
             args["run_name"] = "_".join([name, *(variant.name for variant in chosen)])
     among = parts(client, server)
     for name, value in changes.variables.items():

@@ -145,7 +145,11 @@ def test_sites_with_bad_data_stop_the_run_with_a_sentence_each(sites, home, tmp_
     assert code == 1
     column = table[0].rsplit(",", 1)[1]
     value = f"site-2: train.csv row 3, column {column}: expected 1, 0 or blank, got text of 3 characters"
-    assert out.splitlines()[-1] == f"fedmend: simulator: expected a complete run, got exit code 2: {value}"
+    *_, last = out.splitlines()  # FLARE's code depends on whether it ended by itself or was stopped
+    assert (
+        re.sub(r"code -?\d+", "code N", last)
+        == f"fedmend: simulator: expected a complete run, got exit code N: {value}"
+    )
     assert "site-3: site.json, field classes: expected the job's" in out
     assert "extradural" in out
     assert "Traceback" not in out

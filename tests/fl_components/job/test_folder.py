@@ -138,3 +138,12 @@ def test_a_job_for_all_sites_that_there_are_does_not_say_which_to_play(tmp_path)
     (job / "meta.json").write_text(json.dumps({**meta, "deploy_map": {"app": ["@ALL"]}}))
     with refused("job open: expected named sites in deploy_map, got all that there are; give --sites"):
         read_job(job)
+
+
+def test_a_run_name_that_is_a_number_is_left_to_the_server_to_refuse(job):
+    file = job / "app" / "config" / "config_fed_server.json"
+    server = json.loads(file.read_text())
+    for workflow in server["workflows"]:
+        workflow["args"]["run_name"] = 2147483648
+    file.write_text(json.dumps(server))
+    assert read_job(job).run["run_name"] == 2147483648
