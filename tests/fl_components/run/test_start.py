@@ -120,7 +120,7 @@ def test_a_python_with_a_blank_in_its_path_is_refused(tmp_path, monkeypatch):
 
 def test_without_flare_a_blank_is_allowed(tmp_path):
     with fresh(tmp_path / "my runs", {}):
-        pass
+        assert (tmp_path / "my runs").is_dir()
 
 
 @pytest.mark.parametrize("start", [local.run_local, simulate.simulate])
