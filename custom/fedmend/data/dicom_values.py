@@ -104,14 +104,13 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
     Raises:
         UnreadableImage: a CT image without a rescale for a window in HU.
     """
-    from pydicom.dataset import Dataset
-    from pydicom.pixels import apply_modality_lut, apply_rescale
-
     padding = padding_of(stored, dataset)
     stored = cut_to_bits(stored, dataset)
     if padding is None:
         padding = padding_of(stored, dataset)
     if "ModalityLUTSequence" in group:
+        from pydicom.pixels import apply_modality_lut
+
         return Values(apply_modality_lut(stored, group), padding, ())
     slope, intercept = (
         None if group.get(name) in (None, "") else header_number(group.get(name), name)
@@ -127,9 +126,8 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
     if ct and stored.dtype.kind != "f" and slope == 1:
         stored, wrapped = _unwrapped(stored, padding, dataset, intercept)
         notes += (UNWRAPPED,) if wrapped else ()
-    rescale = Dataset()
-    rescale.RescaleSlope, rescale.RescaleIntercept = slope, intercept
-    return Values(apply_rescale(stored, rescale), padding, notes)
+    # As pydicom's apply_rescale, whose numbers are those of a header, and may have decimal commas or lack the slope.
+    return Values(stored.astype(np.float64) * slope + intercept, padding, notes)
 
 
 def _unwrapped(

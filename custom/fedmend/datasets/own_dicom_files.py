@@ -17,7 +17,7 @@ import numpy as np
 
 from fedmend.basics.parallel import mapped
 from fedmend.data.card import LONGEST_NAME
-from fedmend.data.dicom_files import EXTRA, is_colored, open_dicom
+from fedmend.data.dicom_files import EXTRA, is_colored, open_dicom, shows_images
 from fedmend.data.dicom_values import CT_CLASSES, header_number
 from fedmend.data.identity import canonical
 from fedmend.data.raw import UnreadableImage
@@ -32,8 +32,6 @@ WRITTEN = "BurnedInAnnotation"
 FIELDS = (*KEYS, *ABOUT, *KIND, WRITTEN, "Modality", "Rows", "Columns", "NumberOfFrames", "InstanceNumber")
 PLACE, TURN = "ImagePositionPatient", "ImageOrientationPatient"
 GROUPS = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
-NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
-NO_IMAGE_CLASSES = {"1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.481.2"}  # segmentations, doses
 CAPTURES = "1.2.840.10008.5.1.4.1.1.7"  # secondary capture; those with several frames have a further number
 MOST_FRAMES = 100_000
 
@@ -147,8 +145,7 @@ def _images(path: Path) -> str | _File:
         with warnings.catch_warnings(), disable_value_validation():
             warnings.simplefilter("ignore")
             header = open_dicom(path, stop_before_pixels=True, specific_tags=[*FIELDS, PLACE, TURN, *GROUPS])
-            no_image = header.get("Modality") in NO_IMAGES or header.get("SOPClassUID") in NO_IMAGE_CLASSES
-            if no_image or not (header.get("Rows") and header.get("Columns")):
+            if not shows_images(header):
                 return "DICOM without images, e.g. reports"
             frames = int(header.get("NumberOfFrames") or 1)
             if not 1 <= frames <= MOST_FRAMES:

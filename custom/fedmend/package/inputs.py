@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.data.csv_files import read_csv
-from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_files import open_dicom, shows_images
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
 from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
 
 FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
-NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
 HEADER = ("Modality", "Rows", "Columns", "NumberOfFrames", "StudyInstanceUID", "SOPClassUID")
 
 
@@ -126,7 +125,7 @@ def _dicom_items(file: Path, name: str, modality: str) -> Iterator[Item]:
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
             found, study = str(header.get("Modality") or ""), str(header.get("StudyInstanceUID") or name)
             frames = int(header.get("NumberOfFrames") or 1)
-            if found in NO_IMAGES or not (header.get("Rows") and header.get("Columns")):
+            if not shows_images(header):
                 return
     except Exception:  # pydicom raises many types
         if file.suffix.lower() in (".dcm", ".dicom"):

@@ -50,8 +50,8 @@ def mask_rows(
         processes: not used, as one volume is read in a fraction of the time that its network takes.
     """
     for item in items:
-        name = item.name.replace("/", "_")
-        name = f"{MASKS}/{name.removesuffix('.gz').removesuffix('.nii')}.nii.gz"
+        # One file for each volume, whatever folders they are in, and none outside of this one.
+        name = f"{MASKS}/{item.name.replace('%', '%25').replace('/', '%2F')}"
         try:
             voxels, millilitres = _write_mask(package, network, root / item.name, device, out / name)
         except FedMendError as e:
