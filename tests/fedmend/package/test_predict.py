@@ -204,3 +204,16 @@ def test_masks_lie_on_the_grid_of_their_volumes_whatever_their_orientation(tmp_p
     assert [row["lesion_voxels"] for row in rows[:2]] == [str(one.sum())] * 2
     assert float(rows[0]["lesion_ml"]) == pytest.approx(one.sum() * 0.02, rel=1e-5)
     assert rows[2]["problem"].startswith("expected a NIfTI file, got a corrupt or truncated one")
+
+
+def test_volumes_of_alike_names_have_a_mask_each(tmp_path):
+    made = package(tmp_path, "segmentation", "unet_narrow", ["lesion"], window=None, modality="MR")
+    names = ["a/b.nii", "a_b.nii", "a/b.nii.gz", "a%2Fb.nii"]
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    for depth, name in enumerate(names, 2):
+        values = np.random.default_rng(depth).random((20, 24, depth)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / "in" / name)
+    made.predict(tmp_path / "in", tmp_path / "out")
+    masks = {row["image"]: row["mask"] for row in table(tmp_path / "out" / "predictions.csv")}
+    assert [nibabel.load(tmp_path / "out" / masks[name]).shape[2] for name in names] == [2, 3, 4, 5]
+    assert len(list((tmp_path / "out" / "masks").iterdir())) == 4
