@@ -30,6 +30,8 @@ def _predict(args: argparse.Namespace) -> int:
             bar.update(new)
 
         found = package.predict(args.source, args.out, device=args.device, progress=progress)
+    if found.left_out:
+        print(f"left out: {found.left_out} scouts, screens and pages of doses; name them in a CSV to have them")
     if found.problems:
         print(f"{found.problems} of {found.images} images could not be used; predictions.csv says why")
     print(f"{found.images - found.problems} of {found.images} images predicted; results are in {found.folder}")

@@ -29,17 +29,7 @@ _BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without 
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
 _PALETTE = "PALETTE COLOR"  # one sample per pixel, a number in a table of colours
 _COLORS = {_PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
-_NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
-_NO_IMAGE_CLASSES = {"1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.481.2"}  # segmentations, doses
 _NO_FRAME_HEADER = {0xC4, 0xC8, 0xCC}  # of the markers C0..CF: tables, and one that is reserved
-
-
-def shows_images(dataset: "Dataset") -> bool:
-    """Whether the header of a DICOM file says that it holds images of a patient; other files hold e.g. reports, plans,
-    doses or segmentations."""
-    if dataset.get("Modality") in _NO_IMAGES or dataset.get("SOPClassUID") in _NO_IMAGE_CLASSES:
-        return False
-    return bool(dataset.get("Rows") and dataset.get("Columns"))
 
 
 def is_colored(dataset: "Dataset") -> bool:

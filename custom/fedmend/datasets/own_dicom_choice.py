@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_kinds import IMAGE, LOCALIZER, SECONDARY
 from fedmend.data.identity import is_missing, loose, merged
 from fedmend.datasets.checks import need
-from fedmend.datasets.own_dicom_files import ABOUT, IMAGE, LOCALIZER, SECONDARY, DicomImage
+from fedmend.datasets.own_dicom_files import ABOUT, DicomImage
 from fedmend.datasets.samples import Say
 
 KEPT = {LOCALIZER: "localizers", SECONDARY: "secondary captures"}  # what is kept only if asked → its name

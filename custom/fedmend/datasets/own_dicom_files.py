@@ -5,7 +5,6 @@ their UID, and their images sorted along the normal of the slices.
 """
 
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from fedmend.basics.parallel import mapped
+from fedmend.data import dicom_kinds
 from fedmend.data.card import LONGEST_NAME
-from fedmend.data.dicom_files import EXTRA, is_colored, open_dicom, shows_images
-from fedmend.data.dicom_values import CT_CLASSES, header_number
+from fedmend.data.dicom_files import EXTRA, open_dicom
+from fedmend.data.dicom_kinds import kind_of, modality_of, shows_images, word_of
+from fedmend.data.dicom_values import header_number
 from fedmend.data.identity import canonical
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
@@ -27,20 +28,10 @@ from fedmend.errors import FedMendError
 # What labels can be given for, the finest first.
 KEYS = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber", "PatientID")
 ABOUT = ("BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition")
-KIND = ("SOPClassUID", "ImageType", "SeriesDescription", "SamplesPerPixel", "PhotometricInterpretation")
-WRITTEN = "BurnedInAnnotation"
-FIELDS = (*KEYS, *ABOUT, *KIND, WRITTEN, "Modality", "Rows", "Columns", "NumberOfFrames", "InstanceNumber")
+FIELDS = (*KEYS, *ABOUT, *dicom_kinds.FIELDS, "NumberOfFrames", "InstanceNumber")
 PLACE, TURN = "ImagePositionPatient", "ImageOrientationPatient"
 GROUPS = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
-CAPTURES = "1.2.840.10008.5.1.4.1.1.7"  # secondary capture; those with several frames have a further number
 MOST_FRAMES = 100_000
-
-IMAGE, LOCALIZER, SECONDARY = "image", "localizer", "secondary"
-SCANS = {"CT", "MR", "PT"}  # their images are grey, and none is a page of text
-# Words of ImageType and of the descriptions of series, and words that say so in ImageType alone.
-_LOCALIZERS = re.compile(r"\b(locali[sz]ers?|scouts?|topograms?|surview)\b")
-_PAGES = re.compile(r"\b(dose (info|report|page|sheet|summary)|patient protocol|screen ?(save|shot|capture)s?)\b")
-_PAGE_TYPES = re.compile(r"\b(dose|prot|protocol)\b")
 
 
 @dataclass(frozen=True)
@@ -153,21 +144,16 @@ def _images(path: Path) -> str | _File:
             lacking = _lacking_decoder(header.file_meta.TransferSyntaxUID)
             if lacking is None:
                 return "DICOM films, or files in a private transfer syntax"
-            keys, about = ({n: canonical(_word(header, n)) for n in names} for names in (KEYS, ABOUT))
-            modality = _word(header, "Modality").upper() or ("CT" if header.get("SOPClassUID") in CT_CLASSES else "")
+            keys, about = ({n: canonical(word_of(header, n)) for n in names} for names in (KEYS, ABOUT))
             number = _number(header.get("InstanceNumber") or 0, 0)
             places = [(_height(header, frame), int(number), frame) for frame in range(frames)]
-            kind, derived = _kind(header, modality)
+            kind, derived = kind_of(header)
             about = {name: word for name, word in about.items() if word}
-            return _File(lacking, keys, modality, places, kind, derived, about)
+            return _File(lacking, keys, modality_of(header), places, kind, derived, about)
     except InvalidDicomError:
         return "files of other kinds"
     except Exception:  # pydicom raises many types for a damaged file
         return "damaged DICOM files"
-
-
-def _word(header: Any, name: str) -> str:
-    return str(header.get(name) or "").strip(" \0")
 
 
 def _number(value: object, otherwise: float) -> float:
@@ -191,24 +177,6 @@ def _lacking_decoder(syntax: Any) -> str | None:
         return "" if get_decoder(syntax).is_available else syntax.name
     except NotImplementedError:  # films
         return None
-
-
-def _kind(header: Any, modality: str) -> tuple[str, bool]:
-    """What a file shows: an image, a localizer or a secondary capture; and whether it is made of other images."""
-    given = header.get("ImageType") or []
-    types = [str(v).strip().upper() for v in ([given] if isinstance(given, str) else given)]
-    derived, scan = types[:1] == ["DERIVED"] or types[1:2] == ["SECONDARY"], modality in SCANS
-    plain = re.compile(r"[\W_]+")
-    words = plain.sub(" ", "; ".join(types[2:]).lower())
-    text = plain.sub(" ", _word(header, "SeriesDescription").lower()) if scan else ""
-    if _LOCALIZERS.search(words) or _LOCALIZERS.search(text):
-        return LOCALIZER, derived
-    capture = _word(header, "SOPClassUID")
-    page = _PAGES.search(words) or _PAGE_TYPES.search(words) or _PAGES.search(text)
-    written = derived and _word(header, WRITTEN) == "YES"
-    if capture == CAPTURES or capture.startswith(f"{CAPTURES}."):
-        return SECONDARY, derived
-    return SECONDARY if scan and (page or written or is_colored(header)) else IMAGE, derived
 
 
 def _height(header: Any, frame: int) -> float:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.data.csv_files import read_csv
-from fedmend.data.dicom_files import open_dicom, shows_images
+from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
 from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
 
 FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
-HEADER = ("Modality", "Rows", "Columns", "NumberOfFrames", "StudyInstanceUID", "SOPClassUID")
+HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID")
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,15 @@ class Item:
     Attributes:
         name: path below the folder, with ``#number`` behind a volume's slice or a frame.
         study: what its study is called: StudyInstanceUID, the volume, the folder of a picture or the table's word.
+        kind: what it shows, see :func:`fedmend.data.dicom_kinds.kind_of`.
     """
 
     name: str
     study: str
+    kind: str = IMAGE
 
 
-def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, list[Item]]:
+def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, list[Item], int]:
     """The images of a folder of any depth, of one file, or of a CSV with the column ``image`` and, if wanted,
     ``study``.
 
@@ -41,16 +44,22 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
         volumes: whole NIfTI volumes are asked for instead of images.
 
     Returns:
-        The folder that names start from, and the items in the order of their names.
+        The folder that names start from, the items in the order of their names, and the number of scouts, captured
+        screens and pages of doses in a folder, which are left out.
 
     Raises:
         FedMendError: nothing there, a table without images, or images of another modality.
     """
+    left_out = 0
     if source.suffix.lower() == ".csv":
         root, items = source.parent, _of_table(source, modality)
     elif source.is_dir():
         root = source
-        items = [item for file in _files(source) for item in _items(file, root, modality, volumes)]
+        found = [item for file in _files(source) for item in _items(file, root, modality, volumes)]
+        # A scout or a page of doses would count in the highest probability of its study. What was asked for by name is
+        # asked about, and so is an archive that has nothing else.
+        items = [item for item in found if item.kind == IMAGE] or found
+        left_out = len(found) - len(items)
     elif source.is_file():
         root, items = source.parent, list(_items(source, source.parent, modality, volumes))
     else:
@@ -58,7 +67,7 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
     if not items:
         what = "NIfTI volumes" if volumes else "DICOM files, pictures or NIfTI volumes"
         raise FedMendError(f"predict: expected {what} in {source}, found none")
-    return root, items
+    return root, items, left_out
 
 
 def digest_of(root: Path, items: Sequence[Item]) -> str:
@@ -123,14 +132,15 @@ def _dicom_items(file: Path, name: str, modality: str) -> Iterator[Item]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
-            found, study = str(header.get("Modality") or ""), str(header.get("StudyInstanceUID") or name)
+            found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID") or name
             frames = int(header.get("NumberOfFrames") or 1)
             if not shows_images(header):
                 return
+            kind, _ = kind_of(header)
     except Exception:  # pydicom raises many types
         if file.suffix.lower() in (".dcm", ".dicom"):
             yield Item(name, name)
         return
-    if modality and found and found != modality and not {found, modality} <= FILMS:
+    if kind == IMAGE and modality and found and found != modality and not {found, modality} <= FILMS:
         raise FedMendError(f"predict: expected images of modality {modality}, as the model was trained on, got {found}")
-    yield from (Item(name if frames == 1 else f"{name}#{n}", study) for n in range(frames))
+    yield from (Item(name if frames == 1 else f"{name}#{n}", study, kind) for n in range(frames))

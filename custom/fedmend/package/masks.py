@@ -34,8 +34,6 @@ def mask_rows(
     device: torch.device,
     *,
     out: Path,
-    batch: int,
-    processes: int | None,
 ) -> Iterator[list[list[object]]]:
     """Writes the masks; the row of one volume after the other.
 
@@ -46,8 +44,6 @@ def mask_rows(
         items: volumes.
         device: where the network is.
         out: the masks go into its folder ``masks``.
-        batch: volumes at a time: 1.
-        processes: not used, as one volume is read in a fraction of the time that its network takes.
     """
     for item in items:
         # One file for each volume, whatever folders they are in, and none outside of this one.

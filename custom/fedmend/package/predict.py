@@ -34,11 +34,13 @@ class Predicted:
         folder: with ``predictions.csv`` and, of images, ``studies.csv``, or of volumes ``masks``.
         images: rows of ``predictions.csv``.
         problems: rows that say why an image could not be used.
+        left_out: scouts, captured screens and pages of doses in a folder with other images, which have no row.
     """
 
     folder: Path
     images: int
     problems: int
+    left_out: int
 
 
 def predict(
@@ -65,7 +67,7 @@ def predict(
     """
     prepared, masks = package.preprocessing, package.kind == SEGMENTATION
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    root, items = find_items(source, modality=prepared.modality, volumes=masks)
+    root, items, left_out = find_items(source, modality=prepared.modality, volumes=masks)
     if masks and isinstance(prepared.window, str):
         raise FedMendError(f"package {package.name}: expected a window in numbers for volumes, got {prepared.window!r}")
     batch = 1 if masks else max(1, min(BATCH, BATCH_PIXELS // prepared.image_size**2))
@@ -73,16 +75,16 @@ def predict(
     rows = Rows(out, about, mask_table(package) if masks else _header(package), batch)
     progress(rows.done, len(items))
     if not rows.finished:
-        made = mask_rows if masks else _label_rows
-        network = package.network().to(place)
-        for new in made(package, network, root, items[rows.done :], place, out=out, batch=batch, processes=processes):
+        network, left = package.network().to(place), items[rows.done :]
+        labels = partial(_label_rows, batch=batch, processes=processes)
+        for new in (partial(mask_rows, out=out) if masks else labels)(package, network, root, left, place):
             rows.add(new)
             progress(len(new), len(items))
         rows.finish()
     _, *table = rows.read()
     if not masks:
         write_text(out / STUDIES, text_of(_study_rows(package, table)))
-    return Predicted(out, len(table), sum(bool(row[-1]) for row in table))
+    return Predicted(out, len(table), sum(bool(row[-1]) for row in table), left_out)
 
 
 def _header(package: OpenedPackage, *counts: str) -> list[str]:
@@ -128,7 +130,6 @@ def _label_rows(
     items: Sequence[Item],
     device: torch.device,
     *,
-    out: Path,
     batch: int,
     processes: int | None,
 ) -> Iterator[list[list[object]]]:

@@ -217,3 +217,21 @@ def test_volumes_of_alike_names_have_a_mask_each(tmp_path):
     masks = {row["image"]: row["mask"] for row in table(tmp_path / "out" / "predictions.csv")}
     assert [nibabel.load(tmp_path / "out" / masks[name]).shape[2] for name in names] == [2, 3, 4, 5]
     assert len(list((tmp_path / "out" / "masks").iterdir())) == 4
+
+
+def test_scouts_and_pages_of_doses_of_a_study_are_left_out_unless_there_is_nothing_else(tmp_path):
+    slices(tmp_path / "in", count=4)
+    for name, types in (
+        ("scout", ["ORIGINAL", "PRIMARY", "LOCALIZER"]),
+        ("dose", ["DERIVED", "SECONDARY", "DOSE INFO"]),
+    ):
+        stored = np.zeros((40, 40), np.int16)
+        make_dicom(tmp_path / "in" / f"{name}.dcm", stored, StudyInstanceUID="1.0", Modality="CT", ImageType=types)
+    made = package(tmp_path)
+    found = made.predict(tmp_path / "in", tmp_path / "out")
+    assert (found.images, found.left_out) == (4, 2)
+    assert [row["image"] for row in table(tmp_path / "out" / "predictions.csv")] == [f"{n}.dcm" for n in range(4)]
+    for n in range(4):
+        (tmp_path / "in" / f"{n}.dcm").unlink()
+    found = made.predict(tmp_path / "in", tmp_path / "alone")
+    assert (found.images, found.left_out) == (2, 0)

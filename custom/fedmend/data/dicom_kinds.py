@@ -1,0 +1,63 @@
+"""What a DICOM file shows, by its header: an image of the patient, or what a study holds besides."""
+
+import re
+from typing import TYPE_CHECKING
+
+from fedmend.data.dicom_files import is_colored
+from fedmend.data.dicom_values import CT_CLASSES
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+IMAGE, LOCALIZER, SECONDARY = "image", "localizer", "secondary"
+WRITTEN = "BurnedInAnnotation"
+# Fields that a header must have been read with.
+FIELDS = (
+    *("SOPClassUID", "ImageType", "SeriesDescription", "SamplesPerPixel", "PhotometricInterpretation", WRITTEN),
+    *("Modality", "Rows", "Columns"),
+)
+NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
+NO_IMAGE_CLASSES = {"1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.481.2"}  # segmentations, doses
+CAPTURES = "1.2.840.10008.5.1.4.1.1.7"  # secondary capture; those with several frames have a further number
+SCANS = {"CT", "MR", "PT"}  # their images are grey, and none is a page of text
+# Words of ImageType and of the descriptions of series, and words that say so in ImageType alone.
+_LOCALIZERS = re.compile(r"\b(locali[sz]ers?|scouts?|topograms?|surview)\b")
+_PAGES = re.compile(r"\b(dose (info|report|page|sheet|summary)|patient protocol|screen ?(save|shot|capture)s?)\b")
+_PAGE_TYPES = re.compile(r"\b(dose|prot|protocol)\b")
+_PLAIN = re.compile(r"[\W_]+")
+
+
+def word_of(header: "Dataset", name: str) -> str:
+    """What a header says in a field, without blanks around it; an empty string where it says nothing."""
+    return str(header.get(name) or "").strip(" \0")
+
+
+def modality_of(header: "Dataset") -> str:
+    """DICOM's word for what made the images; an empty string where neither field nor class of the file says it."""
+    return word_of(header, "Modality").upper() or ("CT" if header.get("SOPClassUID") in CT_CLASSES else "")
+
+
+def shows_images(header: "Dataset") -> bool:
+    """Whether a file holds pixels of a patient, and not e.g. a report, plan, dose or segmentation."""
+    if header.get("Modality") in NO_IMAGES or header.get("SOPClassUID") in NO_IMAGE_CLASSES:
+        return False
+    return bool(header.get("Rows") and header.get("Columns"))
+
+
+def kind_of(header: "Dataset") -> tuple[str, bool]:
+    """What a file shows: ``image``, ``localizer`` (also scout or topogram) or ``secondary`` (a captured screen, a page
+    of doses); and whether it is made of other images, as a reformat is."""
+    given = header.get("ImageType") or []
+    types = [str(v).strip().upper() for v in ([given] if isinstance(given, str) else given)]
+    scan = modality_of(header) in SCANS
+    derived = types[:1] == ["DERIVED"] or types[1:2] == ["SECONDARY"]
+    words = _PLAIN.sub(" ", "; ".join(types[2:]).lower())
+    text = _PLAIN.sub(" ", word_of(header, "SeriesDescription").lower()) if scan else ""
+    if _LOCALIZERS.search(words) or _LOCALIZERS.search(text):
+        return LOCALIZER, derived
+    capture = word_of(header, "SOPClassUID")
+    page = _PAGES.search(words) or _PAGE_TYPES.search(words) or _PAGES.search(text)
+    written = derived and word_of(header, WRITTEN) == "YES"
+    if capture == CAPTURES or capture.startswith(f"{CAPTURES}."):
+        return SECONDARY, derived
+    return SECONDARY if scan and (page or written or is_colored(header)) else IMAGE, derived
