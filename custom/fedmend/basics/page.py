@@ -96,6 +96,11 @@ def number(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}"
 
 
+def short_name(metric: str) -> str:
+    """A metric's key as a line, table or terminal names it, e.g. AUC or mAP."""
+    return "mAP" if metric == "map" else metric.upper()
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
     minutes = round(seconds / 60)

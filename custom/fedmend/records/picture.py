@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fedmend.basics.checked import COUNT, FLAG, OBJECT, TEXT, Check, checked, number, one_of, taking, that
 from fedmend.basics.json_files import parse_json
+from fedmend.basics.page import short_name
 from fedmend.errors import FedMendError
 from fedmend.records.progress import COUNTS, FINISHED, PROGRESS, RUNS, STARTS, STOPPED
 
@@ -103,7 +104,7 @@ class Picture:
     @property
     def latest(self) -> str:
         """Split and last value of each metric, e.g. ``test AUC 0.734 mAP 0.250``; empty before there is one."""
-        found = [f"{n.upper() if n != 'map' else 'mAP'} {p[-1][1]:.3f}" for n, p in self.curves.items() if p]
+        found = [f"{short_name(n)} {p[-1][1]:.3f}" for n, p in self.curves.items() if p]
         return " ".join([self.split, *found]) if found else ""
 
 

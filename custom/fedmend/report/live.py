@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmend.basics.page import duration
+from fedmend.basics.page import duration, short_name
 from fedmend.records.picture import Picture
 from fedmend.records.progress import ANSWERED, FINISHED, LEFT_OUT, REFUSED, STOPPED
 
@@ -86,7 +86,7 @@ def _metrics(picture: Picture, curve: bool) -> Table:
         table.columns[-1].justify = "left"
     for name, points in picture.curves.items():
         r, best = picture.highest.get(name, (None, None))
-        cells = [name.upper() if name != "map" else "mAP", _value(points[-1][1] if points else None), _value(best)]
+        cells = [short_name(name), _value(points[-1][1] if points else None), _value(best)]
         cells += ["" if r is None else str(r), *([sparkline([v for _, v in points])] if curve else [])]
         table.add_row(*map(Text, cells))
     return table
@@ -107,7 +107,7 @@ def _sites(picture: Picture, wide: bool) -> Table:
     refused = any("refused" in site for site in picture.sites.values())
     measured = wide and any("value" in site for site in picture.sites.values())
     columns = ["refused in"] * refused + ["samples", "seconds"] * wide
-    columns += [f"{picture.split} {picture.metric.upper()}"] * measured
+    columns += [f"{picture.split} {short_name(picture.metric)}"] * measured
     table = _table("Sites", "", "state", "last round", *columns)
     table.columns[1].justify = "left"
     for name, site in picture.sites.items():

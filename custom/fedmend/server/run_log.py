@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmend.basics.page import short_name
 from fedmend.messages import EVALUATE, SiteResult
 from fedmend.records.progress import ASIDE, Progress, curves, last_decisions, repaired
 from fedmend.records.run_folder import FEWEST
@@ -238,7 +239,7 @@ class RunLog:
         split = "test" if "test" in metrics else next(iter(metrics), None)
         values = metrics[split]["macro"] if split else {}
         known = {k: v for k, v in values.items() if v is not None and k not in ASIDE}
-        shown = " ".join(f"{k.upper() if k != 'map' else 'mAP'} {v:.3f}" for k, v in known.items())
+        shown = " ".join(f"{short_name(k)} {v:.3f}" for k, v in known.items())
         received, times = f"{split} {shown}" if shown else "not evaluated", (_clock(elapsed), _clock(remaining))
         text = "%sround %d/%d %s | received model: %s | %d sites | %.0f s, elapsed %s, remaining %s"
         LOG.info(text, self.prefix, round_num + 1, num_rounds, stage, received, sites, seconds, *times)

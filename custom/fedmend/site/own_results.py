@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.basics.files import write_text
-from fedmend.basics.page import number, phantom_note, section, table, whole_page
+from fedmend.basics.page import number, phantom_note, section, short_name, table, whole_page
 from fedmend.kinds import Kind
 
 PAGE, NUMBERS = "site_report.html", "site_results.json"
@@ -81,7 +81,7 @@ class OwnResults:
         rows = []
         for name, value in found["macro"].items():
             ends = found["intervals"].get(name)
-            rows.append([_word(name), value, f"{number(ends[0])} to {number(ends[1])}" if ends else "–"])
+            rows.append([short_name(name), value, f"{number(ends[0])} to {number(ends[1])}" if ends else "–"])
         body = table("Means over the classes that could be measured", ["Metric", "Value", "95 % interval"], rows)
         counted = [key for key in ("positives", "negatives") if key in found]
         names = [name for name, values in found["per_class"].items() if isinstance(values, list)]
@@ -89,7 +89,7 @@ class OwnResults:
             [label, *(found[key][i] for key in counted), *(found["per_class"][name][i] for name in names)]
             for i, label in enumerate(self.classes)
         ]
-        each = table("Class by class", ["Class", *counted, *map(_word, names)], rows)
+        each = table("Class by class", ["Class", *counted, *map(short_name, names)], rows)
         return section(split, f"The model on the {split} split", body, each)
 
     def _repaired(self, kind: Kind) -> str:
@@ -111,9 +111,5 @@ def line(kind: Kind, counts: Mapping[str, np.ndarray]) -> str:
     """
     split = "test" if "test" in counts else next(iter(counts), "")
     macro = kind.site_metrics(counts[split])["macro"] if split else {}
-    shown = [f"{_word(name)} {value:.3f}" for name, value in macro.items() if value is not None and name != "ece"]
+    shown = [f"{short_name(name)} {value:.3f}" for name, value in macro.items() if value is not None and name != "ece"]
     return " ".join([split, *shown]) if shown else ""
-
-
-def _word(name: str) -> str:
-    return "mAP" if name == "map" else name.upper()
