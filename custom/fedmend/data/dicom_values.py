@@ -104,16 +104,17 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
     Raises:
         UnreadableImage: a CT image without a rescale for a window in HU.
     """
-    padding = padding_of(stored, dataset)
+    padded = dataset.get("PixelPaddingValue") is not None
+    padding = padding_of(stored, dataset) if padded else None
     stored = cut_to_bits(stored, dataset)
-    if padding is None:
+    if padded and padding is None:
         padding = padding_of(stored, dataset)
     if "ModalityLUTSequence" in group:
         from pydicom.pixels import apply_modality_lut
 
         return Values(apply_modality_lut(stored, group), padding, ())
     slope, intercept = (
-        None if group.get(name) in (None, "") else header_number(group.get(name), name)
+        None if (given := group.get(name)) in (None, "") else header_number(given, name)
         for name in ("RescaleSlope", "RescaleIntercept")
     )
     ct = is_ct(dataset)
@@ -154,6 +155,8 @@ def header_number(value: object, name: str) -> float:
     Raises:
         UnreadableImage: it is no number.
     """
+    if isinstance(value, float):  # pydicom has read it
+        return float(value)
     try:
         return float(str(value).strip().replace(",", "."))
     except ValueError:

@@ -29,7 +29,7 @@ class RawImage:
     Attributes:
         values: (H, W) numbers, in HU for CT; of a picture (H, W) or, in colour, (H, W, 3) uint8.
         window: (centre, width) that the card asks for; None for a picture and for DICOM in colour, which have none.
-        own_window: (centre, width) of the DICOM header, where it has one.
+        header_window: looks :attr:`own_window` up; None: there is no DICOM header.
         inverted: a larger value is darker (MONOCHROME1).
         ras: rows run from front to back, columns from the patient's left to the right, as from a NIfTI volume.
         padding: (H, W) bool, pixels that were not measured: background, whatever their values; None: there are none.
@@ -39,12 +39,17 @@ class RawImage:
 
     values: np.ndarray
     window: tuple[float, float] | None = None
-    own_window: tuple[float, float] | None = None
+    header_window: Callable[[], tuple[float, float] | None] | None = None
     inverted: bool = False
     ras: bool = False
     padding: np.ndarray | None = None
     own_grey: Callable[[np.ndarray], np.ndarray] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def own_window(self) -> tuple[float, float] | None:
+        """(centre, width) of the DICOM header, where it has one that shows something."""
+        return self.header_window() if self.header_window else None
 
     def seen(self, window: tuple[float, float] | None) -> np.ndarray:
         """The image through a window, or with None the card's: uint8 of the shape of ``values``; a picture as it is.
