@@ -49,7 +49,7 @@ def make_run(folder: Path, repairs: int) -> Path:
     sample, label_class = (axis.ravel() for axis in np.indices((count, len(CLASSES) - 1)))
     set_to, sure = rng.integers(0, 2, len(sample)), rng.random(len(sample))
     ledger.record("benchmark", 0, data.train.labels, Repairs(sample, label_class + 1, set_to, sure))
-    save_opened(state, card, CLASSES, opening)
+    save_opened(state, card, CLASSES, opening, data.train)
     state.save(OPINIONS, torch.from_numpy(rng.random((count, len(CLASSES)), dtype=np.float32)))
     return run
 

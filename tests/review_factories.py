@@ -28,7 +28,7 @@ def open_run(folder, *, classes=CLASSES, size=32):
     data = kind.load(card, classes, opening)
     run = folder / "state" / "run-1" / "site-1"
     ledger, state = kind.open_ledger(run / LEDGER_NAME, card, data), StateStore(run)
-    save_opened(state, card, classes, opening)
+    save_opened(state, card, classes, opening, data.train)
     return data, ledger, state
 
 

@@ -17,7 +17,15 @@ from fedmend.errors import FedMendError
 from fedmend.kinds import kind_of
 from fedmend.labels import NOT_ANNOTATED, SEGMENTATION
 from fedmend.repairs.ledger import Entry
-from fedmend.repairs.site_run import LEDGER_NAME, OPINIONS, load_opened, take_over_verdicts
+from fedmend.repairs.site_run import (
+    LEDGER_NAME,
+    OPINIONS,
+    STAMPS,
+    files_of,
+    has_changed,
+    load_opened,
+    take_over_verdicts,
+)
 from fedmend.repairs.verdicts import REJECT, WITHDRAW, Verdict, key_of, latest
 
 VALUE, CONFIDENCE, DOUBT, ROUND, RANDOM = "value", "confidence", "doubt", "round", "random"
@@ -123,7 +131,12 @@ class Desk:
         take_over_verdicts(self.ledger, self.folder / LEDGER_NAME)
         opinions = state.load(OPINIONS)
         self._opinions = None if opinions is None else opinions.numpy()
+        self._stamps = state.load(STAMPS, {})  # runs of earlier versions have none
         self._known: tuple[str, list[Item]] | None = None
+
+    def has_changed(self, sample: int) -> bool:
+        """Whether the image of a sample, or the mask of its volume, has changed since the run first read it."""
+        return has_changed(self._stamps, files_of(self.card, self.data.train, sample))
 
     @property
     def masks(self) -> bool:

@@ -75,13 +75,15 @@ class Shown:
 
     # ---- images -----------------------------------------------------------------------------------------------------
     def about(self, sample: int) -> dict:
-        """Windows, size and neighbours of an image; ``problem`` in their place where it cannot be read."""
+        """Windows, size and neighbours of an image, and whether it has changed; ``problem`` in their place where it
+        cannot be read."""
         try:
             picture = self._open(sample)
         except (UnreadableImage, OSError, FedMendError) as e:
             return {"problem": problem_of(e), "windows": {}, "neighbours": [sample], "place": 0}
         beside = self._beside(sample)
         found = {"problem": "", "windows": picture.windows, "neighbours": beside, "place": beside.index(sample)}
+        found["changed"] = self._desk.has_changed(sample)
         return found | dict(zip(("rows", "columns"), picture.shape, strict=True))
 
     def _beside(self, sample: int) -> list[int]:

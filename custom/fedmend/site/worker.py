@@ -348,7 +348,7 @@ class SiteWorker:
             site.data = with_resident_images(data, RESIDENT * free_bytes(device, config.gpu))
             if not config.gpu.deterministic:
                 site.inference_batch = inference_batch(need, chosen.batch_size, free_bytes(device, config.gpu))
-        save_opened(state, card, run.classes, opening)
+        save_opened(state, card, run.classes, opening, data.train)
         private = None
         if config.privacy:
             private = PrivateSite(name, config.privacy, config.state_dir, data.train, chosen.batch_size)

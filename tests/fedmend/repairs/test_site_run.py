@@ -3,21 +3,45 @@ import sqlite3
 
 import numpy as np
 from factories import CLASSES, make_site_folder, refused
+from PIL import Image
 from torch_factories import CPU
 
 from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card
-from fedmend.data.site import Opening
+from fedmend.data.site import Opening, load_site
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
-from fedmend.repairs.site_run import LEDGER_NAME, OPENED, load_opened, save_opened, take_over_verdicts
+from fedmend.repairs.site_run import (
+    LEDGER_NAME,
+    OPENED,
+    STAMPS,
+    files_of,
+    has_changed,
+    load_opened,
+    save_opened,
+    take_over_verdicts,
+)
 from fedmend.repairs.verdicts import REJECT, Verdict
 
 
 def test_a_review_opens_the_data_of_a_run_as_the_run_did(tmp_path):
     card = load_card(make_site_folder(tmp_path / "data"), "site-1")
     state, opening = StateStore(tmp_path / "state"), Opening(tmp_path / "cache", 32, CPU, 3, all_labels=True)
-    save_opened(state, card, CLASSES, opening)
+    save_opened(state, card, CLASSES, opening, ())
     assert load_opened(state, "site-1") == (card, CLASSES, opening)
+
+
+def test_a_run_that_goes_on_keeps_the_state_in_which_it_first_read_a_file(tmp_path):
+    card = load_card(make_site_folder(tmp_path / "data"), "site-1")
+    state, opening = StateStore(tmp_path / "state"), Opening(tmp_path / "cache", 32, CPU)
+    for _ in range(2):
+        train = load_site(card, CLASSES, opening).train
+        save_opened(state, card, CLASSES, opening, train)
+        image, other = (files_of(card, train, sample) for sample in (0, 1))
+        Image.new("L", (4, 4)).save(image[0])
+    stamps = state.load(STAMPS)
+    assert has_changed(stamps, image)
+    assert not has_changed(stamps, other)
+    assert not has_changed({}, image)  # a run of an earlier version, which noted nothing
 
 
 def test_what_earlier_runs_noted_about_their_data_can_be_read(tmp_path):

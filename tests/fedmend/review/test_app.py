@@ -1,7 +1,9 @@
+import os
 import re
 
 import numpy as np
 import pytest
+from PIL import Image
 from review_factories import Browser, make_desk, make_mask_run, make_run, words
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT
@@ -49,6 +51,18 @@ def test_an_image_that_has_vanished_is_a_sentence_and_the_label_can_still_be_jud
     assert (answer.status_code, answer.text.startswith(sentence)) == (404, True)
     assert sentence in browser.get("/item/0/1").text
     assert browser.judge(0, ACCEPT).status_code == 303
+
+
+def test_an_image_or_mask_that_was_replaced_since_the_run_has_a_mark(tmp_path, browser):
+    mark = "This file has changed since the run first read it"
+    Image.new("L", (9, 9)).save(tmp_path / "data" / "images" / "img0.png")
+    assert mark in words(browser.get("/item/0/1"))
+    assert mark not in words(browser.get("/item/1/1"))
+    masks = Browser(Desk(make_mask_run(tmp_path / "masks", 1)))
+    assert mark not in words(masks.get("/item/1/0"))
+    label = masks.desk.data.train.items[0].label
+    os.utime(label, (0, 0))
+    assert mark in words(masks.get("/item/1/0"))
 
 
 def test_of_masks_original_and_added_marks_can_be_laid_over_the_image(tmp_path):
