@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EXTRA = "pip install 'fedmend[dicom]'"
 GE_PRIVATE = "1.2.840.113619.5.2"  # a transfer syntax: implicit VR little endian, but pixels of 16 bits big endian
+GROUPS = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
 _BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without preamble begins with
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
 _PALETTE = "PALETTE COLOR"  # one sample per pixel, a number in a table of colours
@@ -252,10 +253,20 @@ def _deepest_color(dataset: "Dataset") -> int:
     return max((int(np.frombuffer(table, dtype="<u2").max()) for table in tables if table), default=2**16 - 1)
 
 
+def groups_of(dataset: "Dataset", number: int) -> tuple["Dataset", ...]:
+    """The functional groups of a frame of an enhanced file, its own before the shared one; none of a plain file.
+
+    Args:
+        dataset: the file, or its header read with :data:`GROUPS`.
+        number: of the frame, from 0.
+    """
+    own, shared = (dataset.get(name) or [] for name in GROUPS)
+    return (*own[number : number + 1], *shared[:1])
+
+
 def _groups(dataset: "Dataset", number: int) -> Callable[[str], "Dataset"]:
     """Where a frame's fields of some kind are: in its own or the shared group of an enhanced file, or in the file."""
-    own = dataset.get("PerFrameFunctionalGroupsSequence") or []
-    groups = (*own[number : number + 1], *(dataset.get("SharedFunctionalGroupsSequence") or [])[:1])
+    groups = groups_of(dataset, number)
 
     def of(name: str) -> "Dataset":
         found = next((found for group in groups if (found := group.get(name))), None)

@@ -1,9 +1,10 @@
 """What a DICOM file shows, by its header: an image of the patient, or what a study holds besides."""
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedmend.data.dicom_files import is_colored
+from fedmend.data.dicom_files import GROUPS, groups_of, is_colored
 from fedmend.data.dicom_values import CT_CLASSES
 
 if TYPE_CHECKING:
@@ -14,7 +15,14 @@ WRITTEN = "BurnedInAnnotation"
 # Fields that a header must have been read with.
 FIELDS = (
     *("SOPClassUID", "ImageType", "SeriesDescription", "SamplesPerPixel", "PhotometricInterpretation", WRITTEN),
-    *("Modality", "Rows", "Columns"),
+    *("Modality", "Rows", "Columns", *GROUPS),
+)
+# Where a frame of an enhanced file has its FrameType, which says of it what ImageType says of a file.
+FRAME_TYPES = (
+    "MRImageFrameTypeSequence",
+    "CTImageFrameTypeSequence",
+    "PETFrameTypeSequence",
+    "XRay3DFrameTypeSequence",
 )
 NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
 NO_IMAGE_CLASSES = {"1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.481.2"}  # segmentations, doses
@@ -44,14 +52,31 @@ def shows_images(header: "Dataset") -> bool:
     return bool(header.get("Rows") and header.get("Columns"))
 
 
-def kind_of(header: "Dataset") -> tuple[str, bool]:
-    """What a file shows: ``image``, ``localizer`` (also scout or topogram) or ``secondary`` (a captured screen, a page
-    of doses); and whether it is made of other images, as a reformat is."""
-    given = header.get("ImageType") or []
-    types = [str(v).strip().upper() for v in ([given] if isinstance(given, str) else given)]
+def _types(given: str | Sequence | None) -> list[str]:
+    return [str(v).strip().upper() for v in ([given] if isinstance(given, str) else given or [])]
+
+
+def _frame_types(header: "Dataset", frame: int) -> list[str]:
+    """The FrameType of a frame of an enhanced file; an empty list where it has none."""
+    for group in groups_of(header, frame):
+        for name in FRAME_TYPES:
+            if found := group.get(name):
+                return _types(found[0].get("FrameType"))
+    return []
+
+
+def kind_of(header: "Dataset", frame: int = 0) -> tuple[str, bool]:
+    """What an image shows: ``image``, ``localizer`` (also scout or topogram) or ``secondary`` (a captured screen, a
+    page of doses); and whether it is made of other images, as a reformat is.
+
+    Args:
+        header: of its file, read with :data:`FIELDS`.
+        frame: its number in the file, from 0.
+    """
+    types, own = _types(header.get("ImageType")), _frame_types(header, frame)
     scan = modality_of(header) in SCANS
-    derived = types[:1] == ["DERIVED"] or types[1:2] == ["SECONDARY"]
-    words = _PLAIN.sub(" ", "; ".join(types[2:]).lower())
+    derived = any(found[:1] == ["DERIVED"] or found[1:2] == ["SECONDARY"] for found in (types, own))
+    words = _PLAIN.sub(" ", "; ".join([*types[2:], *own[2:]]).lower())
     text = _PLAIN.sub(" ", word_of(header, "SeriesDescription").lower()) if scan else ""
     if _LOCALIZERS.search(words) or _LOCALIZERS.search(text):
         return LOCALIZER, derived

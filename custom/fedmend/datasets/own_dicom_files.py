@@ -18,7 +18,7 @@ import numpy as np
 from fedmend.basics.parallel import mapped
 from fedmend.data import dicom_kinds
 from fedmend.data.card import LONGEST_NAME
-from fedmend.data.dicom_files import EXTRA, open_dicom
+from fedmend.data.dicom_files import EXTRA, groups_of, open_dicom
 from fedmend.data.dicom_kinds import kind_of, modality_of, shows_images, word_of
 from fedmend.data.dicom_values import header_number
 from fedmend.data.identity import canonical
@@ -31,7 +31,6 @@ KEYS = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNum
 ABOUT = ("BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition")
 FIELDS = (*KEYS, *ABOUT, *dicom_kinds.FIELDS, "NumberOfFrames", "InstanceNumber")
 PLACE, TURN = "ImagePositionPatient", "ImageOrientationPatient"
-GROUPS = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
 MOST_FRAMES = 100_000
 
 
@@ -66,8 +65,7 @@ class _File:
     keys: Mapping[str, str]
     modality: str
     places: Sequence[tuple[float, int, int]]
-    kind: str
-    derived: bool
+    kinds: Sequence[tuple[str, bool]]  # of each frame: what it shows, whether it is derived
     about: Mapping[str, str]
 
 
@@ -99,9 +97,9 @@ def find_images(folder: Path, *, processes: int | None = None) -> tuple[list[Dic
             continue
         lacking[found.lacking] += bool(found.lacking)
         name = path.relative_to(folder).as_posix()
-        for place in found.places:
+        for place, kind in zip(found.places, found.kinds, strict=True):
             image = f"{name}#{place[2]}" if len(found.places) > 1 else name
-            images.append(DicomImage(image, found.keys, found.modality, place, found.kind, found.derived, found.about))
+            images.append(DicomImage(image, found.keys, found.modality, place, *kind, found.about))
     if lacking := +lacking:
         words = ", ".join(f"{name} ({count} files)" for name, count in lacking.most_common())
         raise FedMendError(f"dicom: expected transfer syntaxes that can be decoded here ({EXTRA}), got also {words}")
@@ -148,9 +146,9 @@ def _images(path: Path) -> str | _File:
             keys, about = ({n: canonical(word_of(header, n)) for n in names} for names in (KEYS, ABOUT))
             number = _number(header.get("InstanceNumber") or 0, 0)
             places = [(_height(header, frame), int(number), frame) for frame in range(frames)]
-            kind, derived = kind_of(header)
+            kinds = [kind_of(header, frame) for frame in range(frames)]
             about = {name: word for name, word in about.items() if word}
-            return _File(lacking, keys, modality_of(header), places, kind, derived, about)
+            return _File(lacking, keys, modality_of(header), places, kinds, about)
     except InvalidDicomError:
         return "files of other kinds"
     except Exception:  # pydicom raises many types for a damaged file
@@ -161,7 +159,7 @@ def _images(path: Path) -> str | _File:
 def _tags() -> list:
     from pydicom.tag import Tag
 
-    return [Tag(name) for name in (*FIELDS, PLACE, TURN, *GROUPS)]
+    return [Tag(name) for name in (*FIELDS, PLACE, TURN)]
 
 
 def _number(value: object, otherwise: float) -> float:
@@ -190,8 +188,7 @@ def _lacking_decoder(syntax: Any) -> str | None:
 def _height(header: Any, frame: int) -> float:
     """Distance of a slice along its normal in mm; NaN where the header does not say it."""
     place = turn = None
-    own = header.get(GROUPS[0]) or []
-    for group in (*own[frame : frame + 1], *(header.get(GROUPS[1]) or [])[:1]):
+    for group in groups_of(header, frame):
         if place is None and (found := group.get("PlanePositionSequence")):
             place = found[0].get(PLACE)
         if turn is None and (found := group.get("PlaneOrientationSequence")):

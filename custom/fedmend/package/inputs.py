@@ -136,11 +136,11 @@ def _dicom_items(file: Path, name: str, modality: str) -> Iterator[Item]:
             frames = int(header.get("NumberOfFrames") or 1)
             if not shows_images(header):
                 return
-            kind, _ = kind_of(header)
+            kinds = [kind_of(header, n)[0] for n in range(frames)]
     except Exception:  # pydicom raises many types
         if file.suffix.lower() in (".dcm", ".dicom"):
             yield Item(name, name)
         return
-    if kind == IMAGE and modality and found and found != modality and not {found, modality} <= FILMS:
+    if IMAGE in kinds and modality and found and found != modality and not {found, modality} <= FILMS:
         raise FedMendError(f"predict: expected images of modality {modality}, as the model was trained on, got {found}")
-    yield from (Item(name if frames == 1 else f"{name}#{n}", study, kind) for n in range(frames))
+    yield from (Item(name if frames == 1 else f"{name}#{n}", study, kind) for n, kind in enumerate(kinds))

@@ -7,11 +7,12 @@ import numpy as np
 import pydicom
 import pytest
 from factories import make_dicom, refused
-from pydicom import uid
+from pydicom import Dataset, uid
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
 from fedmend.datasets.own_dicom import prepare
+from fedmend.datasets.own_dicom_choice import chosen
 from fedmend.datasets.own_dicom_files import find_images
 from fedmend.datasets.own_site import SiteChoices
 
@@ -33,6 +34,7 @@ def place(folder, name, *, study=1, series=1, number=1, grey=None, **fields):
         "ImageType": AXIAL,
     }
     stored = np.arange(4).reshape(2, 2) * 20 + (number if grey is None else grey)
+    stored = np.stack([stored] * fields.get("NumberOfFrames", 1)).squeeze()
     make_dicom(folder / name, stored, **{k: v for k, v in {**about, **fields}.items() if v is not None})
 
 
@@ -94,6 +96,25 @@ def two(tmp_path):
 def test_image_type_class_and_description_say_what_a_file_shows(tmp_path, fields, kind):
     place(tmp_path, "a", **fields)
     assert [image.kind for image in find_images(tmp_path)[0]] == [kind]
+
+
+def test_frames_of_an_enhanced_file_are_told_apart_by_their_own_or_the_shared_frame_type(tmp_path):
+    def frame_type(name, *words):
+        group, kind = Dataset(), Dataset()
+        kind.FrameType = ["ORIGINAL", "PRIMARY", *words]
+        setattr(group, name, [kind])
+        return group
+
+    frames = [frame_type("MRImageFrameTypeSequence", word, "NONE") for word in ("LOCALIZER", "VOLUME")]
+    fields = {"NumberOfFrames": 2, "ImageType": ["ORIGINAL", "PRIMARY", "MIXED", "NONE"], "Modality": "MR"}
+    place(tmp_path, "own", **fields, series=2, PerFrameFunctionalGroupsSequence=frames)
+    shared = [frame_type("CTImageFrameTypeSequence", "LOCALIZER")]
+    place(tmp_path, "shared", **fields, series=3, SharedFunctionalGroupsSequence=shared)
+    kinds = {image.image: image.kind for image in find_images(tmp_path)[0]}
+    assert kinds == {"own#0": "localizer", "own#1": "image", "shared#0": "localizer", "shared#1": "localizer"}
+    lines = []
+    assert [image.image for image in chosen(find_images(tmp_path)[0], lines.append)] == ["own#1"]
+    assert lines == ["left out: 3 localizers (--keep localizer takes them in)"]
 
 
 @pytest.mark.parametrize("fields", [{"SOPClassUID": uid.SegmentationStorage, "Modality": "CT"}, {"Modality": "PR"}])

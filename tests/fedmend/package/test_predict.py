@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from factories import make_dicom, refused, write_png
+from pydicom import Dataset
 from result_factories import PREPARED
 
 from fedmend import Package
@@ -15,6 +16,7 @@ from fedmend.data.readers import read_image, resize
 from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
 from fedmend.package import predict as module
+from fedmend.package.inputs import find_items
 from fedmend.records.package_files import write_package
 
 CLASSES = ["edema", "nodule"]
@@ -217,6 +219,18 @@ def test_volumes_of_alike_names_have_a_mask_each(tmp_path):
     masks = {row["image"]: row["mask"] for row in table(tmp_path / "out" / "predictions.csv")}
     assert [nibabel.load(tmp_path / "out" / masks[name]).shape[2] for name in names] == [2, 3, 4, 5]
     assert len(list((tmp_path / "out" / "masks").iterdir())) == 4
+
+
+def test_a_frame_of_an_enhanced_file_that_is_a_scout_is_left_out(tmp_path):
+    kinds = [Dataset(), Dataset()]
+    for kind, word in zip(kinds, ("LOCALIZER", "VOLUME"), strict=True):
+        frame_type = Dataset()
+        frame_type.FrameType = ["ORIGINAL", "PRIMARY", word, "NONE"]
+        kind.CTImageFrameTypeSequence = [frame_type]
+    fields = {"NumberOfFrames": 2, "StudyInstanceUID": "1.0", "Modality": "CT"}
+    make_dicom(tmp_path / "in" / "a.dcm", np.zeros((2, 40, 40)), PerFrameFunctionalGroupsSequence=kinds, **fields)
+    _, items, left_out = find_items(tmp_path / "in", modality="CT", volumes=False)
+    assert ([item.name for item in items], left_out) == (["a.dcm#1"], 1)
 
 
 def test_scouts_and_pages_of_doses_of_a_study_are_left_out_unless_there_is_nothing_else(tmp_path):
