@@ -72,11 +72,11 @@ def prepare(
         say(f"fill in {out / TABLE}, then:")
         say(f"fedmend prepare csv {out / TABLE} SITE_FOLDER --images {source} --classes ...")
         return
-    header, rows = labelled_images(
+    header, rows, units = labelled_images(
         source, Path(labels), columns or {}, keep=keep, modalities=modalities, processes=processes, say=say
     )
     labelled = labels_of(header, rows, classes, file=Path(labels).name, say=say, uncertain=choices.uncertain)
-    write_own_site(out, labelled, root=source, choices=choices, source=SOURCE, say=say)
+    write_own_site(out, labelled, root=source, choices=choices, source=SOURCE, units=units, say=say)
 
 
 def labelled_images(
@@ -88,8 +88,9 @@ def labelled_images(
     modalities: Sequence[str] = (),
     processes: int | None = None,
     say: Say,
-) -> tuple[list[str], list[tuple[int, dict]]]:
-    """Header and rows of a table of the images that have labels, for :func:`fedmend.datasets.own_csv.labels_of`.
+) -> tuple[list[str], list[tuple[int, dict]], list[str]]:
+    """Header and rows of a table of the images that have labels, for :func:`fedmend.datasets.own_csv.labels_of`; and
+    what stands in the rows' column ``patient``: :data:`fedmend.datasets.own_site.UNITS`.
 
     Args:
         source: see :func:`prepare`.
@@ -119,7 +120,8 @@ def labelled_images(
         (number, {"image": image.image, "patient": numbers.get(unit, ""), **shown})
         for (image, (number, shown)), unit in zip(pairs, units, strict=True)
     ]
-    return ["image", "patient", *(name for name in header if name not in (*KEYS, *FRONT))], cells
+    header = ["image", "patient", *(name for name in header if name not in (*KEYS, *FRONT))]
+    return header, cells, [unit.partition(" ")[0] or "image" for unit in units]
 
 
 def _found(source: Path, processes: int | None, say: Say) -> list[DicomImage]:

@@ -142,7 +142,8 @@ def patients_of(images: Sequence[DicomImage], say: Say) -> list[str]:
         say: called with one line of text at a time.
 
     Returns:
-        N keys; ids that differ in leading zeros, case or blanks alone are one.
+        N keys, each with the word ``patient``, ``study`` or ``series`` for what it is before it; ids that differ in
+        leading zeros, case or blanks alone are one. Blank: the header names nobody.
     """
     ids, joined = merged([image.keys["PatientID"] for image in images])
     exams = [image.keys["StudyInstanceUID"] or image.keys["SeriesInstanceUID"] for image in images]
@@ -154,14 +155,19 @@ def patients_of(images: Sequence[DicomImage], say: Say) -> list[str]:
     real = ["" if key in none else key for key in ids]
     study = {exam: key for key, exam in zip(real, exams, strict=True) if key and exam}
     people = [key or study.get(exam, "") for key, exam in zip(real, exams, strict=True)]
-    units = [f"patient {key}" if key else f"study {exam}" * bool(exam) for key, exam in zip(people, exams, strict=True)]
+    kinds = ["study" if image.keys["StudyInstanceUID"] else "series" for image in images]
+    units = [
+        f"patient {key}" if key else f"{kind} {exam}" * bool(exam)
+        for key, kind, exam in zip(people, kinds, exams, strict=True)
+    ]
     if none:
         most = max(len(of[key]) for key in none)
         say(f"warning: one PatientID stands on {most} of {count} studies and seems to be nobody's")
     if blank := sum(not key for key in ids):
         say(f"{'warning: ' * (blank == len(ids))}{blank} of {len(ids)} images have no PatientID")
-    if by_study := len({unit for unit in units if unit.startswith("study ")}):
-        say(f"   {by_study} studies count as patients; one patient's studies may be in two splits")
+    for kind, name in (("study", "studies"), ("series", "series")):
+        if number := len({unit for unit in units if unit.startswith(f"{kind} ")}):
+            say(f"   {number} {name} count as patients; one patient's {name} may be in two splits")
     if not all(units):
         say(f"warning: {units.count('')} images name neither patient nor study nor series: each is on its own")
     if joined:

@@ -6,7 +6,7 @@ The images stay where they are. Patients become running numbers: nothing needs m
 import contextlib
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from fedmend.labels import SINGLELABEL
 
 PATIENT_WORDS = ("patient", "subject", *(rf"(?<![a-z]){word}" for word in ("sub", "subj", "pat", "pid", "case")))
 SHEET, SHOWN_SIZE = "contact_sheet.png", 224  # file in the site folder; pixels, as in the papers
+# What keeps images together when splits are drawn, the surest first → the word for several.
+UNITS = {"patient": "patients", "study": "studies", "series": "series", "image": "images"}
 AS_SEEN = object()  # what a look at the images proposes
 
 
@@ -207,6 +209,7 @@ def write_own_site(
     choices: SiteChoices,
     source: str,
     parts: Mapping[str, np.ndarray] | None = None,
+    units: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> None:
     """Writes ``out``: a table for each split and the card.
@@ -219,6 +222,7 @@ def write_own_site(
         source: what the card names as source.
         parts: split → numbers of its samples, each image once, with patients as :func:`patients_of` gives them; None:
             drawn as the hospital decides.
+        units: what the key of each row's patient is, one of :data:`UNITS`; empty: of a patient where there is one.
         say: called with one line of text at a time.
 
     Raises:
@@ -234,14 +238,14 @@ def write_own_site(
     if parts is None:
         patients, about = patients_of(patients, table.images, choices.patient_from_path, say)
         notes = notes | about
-    units = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(patients)]
+    together = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(patients)]
     numbers = running_numbers(patients)
-    seed, parts = (choices.seed, split_units(units, choices)) if parts is None else (None, parts)
+    seed, parts = (choices.seed, split_units(together, choices)) if parts is None else (None, parts)
     card, seen = seen_card(root, table.images, choices, say)
     single = kind == SINGLELABEL
     seen["task"] = "one column 'label'" if single else "one column for each class"
-    by = "patient" if numbers else "image, as no patients are known"
-    notes = {**seen, "splits": splits_note(sizes(parts), seed, by), **notes}
+    found = ({*units} - {"image"} or {"patient"} if numbers else set()) | (set() if all(patients) else {"image"})
+    notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(found)), **notes}
     labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels  # -1: blank
     keys = [numbers.get(patient, "") for patient in patients] if numbers else ()
     samples = Samples(images=table.images, labels=labels, classes=table.classes, image_root=root, patients=keys)
@@ -258,7 +262,20 @@ def write_own_site(
             notes=notes,
             **card,
         )
-    say(f"{notes['splits']}; {len(numbers)} patients")
+    words = [UNITS[unit] for unit in UNITS if unit in found - {"image"}] or ["patients"]
+    say(f"{notes['splits']}; {len(numbers)} {' and '.join(words)}")
+
+
+def kept_together(found: Collection[str]) -> str:
+    """By what splits are drawn, in words.
+
+    Args:
+        found: those of :data:`UNITS` that images were kept together by; ``image``: some stand alone.
+    """
+    first, *others = (unit for unit in UNITS if unit in found)
+    if first != "patient":
+        return f"{' or '.join([first, *others])}, as no patients are known"
+    return f"patient, or {' or '.join(others)} where none is known" if others else "patient"
 
 
 def running_numbers(patients: Sequence[str]) -> dict[str, str]:

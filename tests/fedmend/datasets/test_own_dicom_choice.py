@@ -1,6 +1,7 @@
 """Which DICOM images a label of a study is about, and who they are of."""
 
 import csv
+import json
 import shutil
 
 import numpy as np
@@ -227,6 +228,9 @@ def test_without_patients_a_study_stays_in_one_split_and_that_is_said(tmp_path, 
     assert [len(studies[name]) for name in ("train", "test")] == [2, 2]
     assert not studies["train"] & studies["test"]
     assert "   4 studies count as patients; one patient's studies may be in two splits" in said
+    assert said[-1] == "drawn with seed 1037 by study, as no patients are known: train 6, test 6 images; 4 studies"
+    note = json.loads((tmp_path / "site" / "site.json").read_text())["notes"]["splits"]
+    assert note == "drawn with seed 1037 by study, as no patients are known: train 6, test 6 images"
     assert [line for line in said if line.startswith("warning:")] == [
         "warning: one PatientID stands on 4 of 4 studies and seems to be nobody's"
         if patient
@@ -246,6 +250,9 @@ def test_a_blank_patient_is_that_of_its_study_and_without_a_study_the_series_cou
     assert of["1"] == of["2"] != of["s1"] == of["s2"]
     assert of["n"] == ""
     assert "warning: 1 images name neither patient nor study nor series: each is on its own" in said
+    assert "   1 series count as patients; one patient's series may be in two splits" in said
+    assert "by patient, or series or image where none is known: " in said[-1]
+    assert said[-1].endswith("; 2 patients and series")
 
 
 def test_one_patient_on_most_studies_is_told_but_kept_together(tmp_path):
