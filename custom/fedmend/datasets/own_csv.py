@@ -14,7 +14,7 @@ from fedmend.data.csv_files import read_csv
 from fedmend.data.identity import canonical, loose, names_of, one_path
 from fedmend.data.tables import read_rows
 from fedmend.datasets.checks import need
-from fedmend.datasets.own_labels import WAYS, Cells, Labelled, class_columns
+from fedmend.datasets.own_labels import Cells, Labelled, class_columns, uncertain_argument
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
@@ -161,8 +161,7 @@ def class_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--classes", default="", help=words)
     words = "columns with other names, e.g. image=File patient=PatientID label=Diagnosis"
     parser.add_argument("--columns", nargs="+", default=[], metavar="NAME=COLUMN", help=words)
-    words = "what labels that the table calls uncertain (-1, u) are taken as (default: such a table is refused)"
-    parser.add_argument("--uncertain", choices=list(WAYS), help=words)
+    uncertain_argument(parser)
 
 
 def class_names(text: str) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_names, labels_of
+from fedmend.datasets.own_labels import uncertain_argument
 from fedmend.datasets.own_site import (
     SiteChoices,
     add_choices,
@@ -47,6 +48,7 @@ from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 
 SOURCE = "own datalist"
 DATALIST = "datalist.json"
+UNCERTAIN = -1  # a label, or one of a list
 LOOKED_AT = 5  # masks, of which each holds a volume
 PATIENT = {"patient", "patientid", "patientkey", "subject", "subjectid", "pid"}  # fields, in small letters
 Item = dict[str, Any]  # image, label, patient and split
@@ -85,7 +87,7 @@ def prepare(
         _write_volumes(out, items, root, classes, choices, source.name, notes, say)
         return
     header, rows = _rows(items, kinds.pop(), classes, source.name)
-    labelled = labels_of(header, rows, classes, file=source.name, say=say)
+    labelled = labels_of(header, rows, classes, file=source.name, say=say, uncertain=choices.uncertain)
     repeated = len(items) - len(labelled.table.images)
     need(not repeated, source.name, "each image once", f"{repeated} repeated")
     parts = _parts(items, choices)
@@ -166,9 +168,10 @@ def _kind(label: object) -> str:
     """The kind of labels, or an empty word for none."""
     if isinstance(label, str):
         return SEGMENTATION if label.lower().endswith(NIFTI_SUFFIXES) else ""
-    if type(label) is int and 0 <= label < MOST_CLASSES:
+    if type(label) is int and UNCERTAIN <= label < MOST_CLASSES:
         return SINGLELABEL
-    several = isinstance(label, list) and 1 <= len(label) <= MOST_CLASSES and all(v in (0, 1, None) for v in label)
+    known = (0, 1, None, UNCERTAIN)
+    several = isinstance(label, list) and 1 <= len(label) <= MOST_CLASSES and all(v in known for v in label)
     return MULTILABEL if several else ""
 
 
@@ -195,7 +198,7 @@ def _rows(
     rows = []
     for number, (item, label) in enumerate(zip(items, labels, strict=True), 1):
         if kind == SINGLELABEL:
-            cells = {"label": names[label]}
+            cells = {"label": str(label) if label == UNCERTAIN else names[label]}
         else:
             cells = {name: "" if value is None else str(int(value)) for name, value in zip(names, label, strict=True)}
         rows.append((number, {"image": item["image"], "patient": item["patient"], **cells}))
@@ -275,6 +278,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="the site folder that is made")
     parser.add_argument("--images", type=Path, help="folder that its paths start from (default: that of the datalist)")
     parser.add_argument("--classes", default="", help="names of the classes, in the order of their numbers")
+    uncertain_argument(parser)
     add_choices(parser)
 
 

@@ -4,6 +4,7 @@ Data frames write 2.0 for 2 and a word for a blank; people write a class in seve
 is uncertain. What is not taken as it stands is counted, and told.
 """
 
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,6 +35,12 @@ class Labelled(NamedTuple):
 def is_uncertain(cell: str) -> bool:
     """Whether a cell says that a label is uncertain: -1, -1.0 or u."""
     return loose(cell) in UNCERTAIN
+
+
+def uncertain_argument(parser: ArgumentParser) -> None:
+    """Adds what an uncertain label is taken as."""
+    words = "what uncertain labels (-1, u) are taken as (default: they are refused)"
+    parser.add_argument("--uncertain", choices=list(WAYS), help=words)
 
 
 class Cells:

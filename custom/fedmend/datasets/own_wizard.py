@@ -198,7 +198,8 @@ class Wizard:
         named = any(item["patient"] for item in items)
         pattern = None if named else self._pattern(images)
         units = "patients" if named or pattern else "items, as no patients are known"
-        choices = replace(self._choices(folder, images, units), patient_from_path=pattern)
+        choices = self._choices(folder, images, units)
+        choices = replace(choices, patient_from_path=pattern, uncertain=self._given.uncertain)
         words = self._answer("classes", "Classes, comma-separated", "by the list", "a lesion, or class_0, class_1, ...")
         classes = () if words == "by the list" else class_names(words)
         out = self._out(folder)

@@ -1,6 +1,7 @@
 """A datalist of MONAI as a site folder."""
 
 import json
+from dataclasses import replace
 
 import nibabel
 import numpy as np
@@ -238,3 +239,28 @@ def test_class_numbers_of_a_data_frame_are_read(tmp_path):
     labels = {image: int(row.argmax()) for t in tables for image, row in zip(t.images, t.labels, strict=True)}
     assert labels == {f"{i}.png": i % 3 for i in range(7)}
     assert "1 items without label are left out" in told
+
+
+@pytest.mark.parametrize(
+    ("labels", "uncertain", "wanted", "ways"),
+    [
+        ([0, -1.0, 1], "blank", [[1, 0], [-1, -1], [0, 1]], "a class or blank, got an uncertain label; say --uncertain"
+         " blank"),
+        ([[1, 0], [-1, 1], [0, 0]], "positive", [[1, 0], [1, 1], [0, 0]], "1, 0 or blank, got an uncertain label; say"
+         " --uncertain blank, positive or negative"),
+    ],
+)  # fmt: skip
+def test_an_uncertain_label_is_refused_with_the_way_out_and_taken_as_asked(tmp_path, labels, uncertain, wanted, ways):
+    items = [{"image": f"{i}.png", "label": label} for i, label in enumerate(labels)]
+    for i in range(len(items)):
+        write_png(tmp_path / "data" / f"{i}.png")
+    (tmp_path / "data" / "dataset.json").write_text(json.dumps({"training": items}))
+    choices = SiteChoices(test_share=0, val_share=0)
+    column = "label" if uncertain == "blank" else "class_0"
+    with refused(f"dataset.json row 2, column {column}: expected {ways}"):
+        prepare(tmp_path / "data" / "dataset.json", tmp_path / "out", choices=choices)
+    choices = replace(choices, uncertain=uncertain)
+    prepare(tmp_path / "data" / "dataset.json", tmp_path / "out", choices=choices)
+    card = load_card(tmp_path / "out", "site-1")
+    assert load_table(card, "train.csv", card.classes).labels.tolist() == wanted
+    assert card.provenance["source"] == "own datalist"
