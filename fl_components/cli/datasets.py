@@ -52,9 +52,11 @@ def add(commands: argparse._SubParsersAction, words: Sequence[str] | None) -> No
             parser.set_defaults(run=command.run)
 
 
-def _init(args: argparse.Namespace) -> None:
+def _init(args: argparse.Namespace) -> int:
     from fedmend.datasets.own_wizard import Answers, Wizard
 
     names = ("folder", "labels", "out", "classes", "columns", "window", "uncertain", "patient_from_path")
     said = given(args, *names, "test_share", "val_share", "seed")
-    Wizard(Answers(**said), (lambda _: "") if args.yes else input).run()
+    wizard = Wizard(Answers(**said), (lambda _: "") if args.yes else input)
+    wizard.run()
+    return wizard.exit_code

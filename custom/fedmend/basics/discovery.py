@@ -18,13 +18,13 @@ class Command:
         name: the word.
         help: one line about it.
         add_arguments: adds arguments to the command's parser.
-        run: does it, with the parsed arguments.
+        run: does it, with the parsed arguments; gives the exit code back, or None for 0.
     """
 
     name: str
     help: str
     add_arguments: Callable[[ArgumentParser], None]
-    run: Callable[[Namespace], None]
+    run: Callable[[Namespace], int | None]
 
 
 def modules_of(package: str) -> list[ModuleType]:

@@ -177,11 +177,11 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add_choices(parser)
 
 
-def _run(args: Namespace) -> None:
+def _run(args: Namespace) -> int:
     names, columns = class_names(args.classes), column_names(args.columns)
     given = {"images": args.images, "classes": names, "columns": columns, "choices": choices_of(args)}
     prepare(args.source, args.out, **given, progress=print)
-    print(done(args.out))
+    return done(args.out, print)
 
 
 COMMANDS = (Command("csv", "your own table of images and labels: one site folder", _add_arguments, _run),)

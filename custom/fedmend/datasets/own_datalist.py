@@ -282,10 +282,10 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add_choices(parser)
 
 
-def _run(args: Namespace) -> None:
+def _run(args: Namespace) -> int:
     given = {"images": args.images, "classes": class_names(args.classes), "choices": choices_of(args)}
     prepare(args.source, args.out, **given, progress=print)
-    print(done(args.out))
+    return done(args.out, print)
 
 
 COMMANDS = (

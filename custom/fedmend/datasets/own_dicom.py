@@ -192,13 +192,12 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add_choices(parser)
 
 
-def _run(args: Namespace) -> None:
+def _run(args: Namespace) -> int:
     names, columns = class_names(args.classes), column_names(args.columns)
     given = {"labels": args.labels, "classes": names, "columns": columns, "choices": choices_of(args)}
     given |= {"keep": args.keep, "modalities": args.modality}
     prepare(args.source, args.out, **given, progress=print)
-    if args.labels:
-        print(done(args.out))
+    return done(args.out, print) if args.labels else 0
 
 
 COMMANDS = (

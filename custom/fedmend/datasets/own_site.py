@@ -26,12 +26,13 @@ from fedmend.datasets.own_labels import Labelled
 from fedmend.datasets.samples import Samples, Say, hold_out, sizes
 from fedmend.datasets.site_folders import check_empty, root_in_card, write_split
 from fedmend.errors import FedMendError
-from fedmend.labels import SINGLELABEL
+from fedmend.labels import SEGMENTATION, SINGLELABEL
 
 PATIENT_WORDS = ("patient", "subject", *(rf"(?<![a-z]){word}" for word in ("sub", "subj", "pat", "pid", "case")))
 SHEET, SHOWN_SIZE = "contact_sheet.png", 224  # file in the site folder; pixels, as in the papers
 # What keeps images together when splits are drawn, the surest first → the word for several.
 UNITS = {"patient": "patients", "study": "studies", "series": "series", "image": "images"}
+SOME_UNUSABLE = 3  # exit code, as that of ``predict``: the folder is there, but some of its images cannot be read
 AS_SEEN = object()  # what a look at the images proposes
 
 
@@ -345,9 +346,16 @@ def choices_of(args: Namespace) -> SiteChoices:
     return made(SiteChoices, args, window=AS_SEEN if args.window is None else parse_window(args.window))
 
 
-def done(out: Path) -> str:
-    """The last lines of a command: how the training images look with the card that was written, where pictures of some
-    of them lie, and what comes next.
+def done(out: Path, say: Say) -> int:
+    """Says the last lines of a command: how the training images look with the card that was written, where pictures of
+    some of them lie, and what comes next.
+
+    Args:
+        out: the site folder.
+        say: called with one line of text at a time.
+
+    Returns:
+        The command's exit code: 0, or :data:`SOME_UNUSABLE`.
 
     Raises:
         FedMendError: a site folder that cannot be used, or images from which nothing can be learned.
@@ -358,9 +366,12 @@ def done(out: Path) -> str:
     lines = [*found.lines, *(f"warning: {words}" for words in found.warnings)]
     if refused:
         lines.append(f"warning: {len(refused)} of the training images that were opened cannot be used: {refused[0]}")
+        lines.append(f"a job refuses {'them' if card.kind == SEGMENTATION else 'more of them than max_unreadable'}")
     if len(pictures):
         contact_sheet(pictures, out / SHEET)
         lines.append(f"look at training images as the network will see them; they stay here: {out / SHEET}")
     if found.impossible and not refused:
         raise FedMendError(f"training images: {found.impossible}; the site folder is {out}")
-    return "\n".join([*lines, f"the site folder is {out}; check it: fedmend sitecheck {out}"])
+    for line in [*lines, f"the site folder is {out}; check it: fedmend sitecheck {out}"]:
+        say(line)
+    return SOME_UNUSABLE if refused else 0

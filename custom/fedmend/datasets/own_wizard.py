@@ -69,6 +69,7 @@ class Wizard:
 
     def __init__(self, given: Answers, ask: Callable[[str], str], say: Say = print):
         self._given, self._ask, self._say = given, ask, say
+        self.exit_code = 0  # of the command, once the folder is there
 
     def run(self) -> Path:
         """Asks, and writes the folder that it gives back.
@@ -248,7 +249,7 @@ class Wizard:
         for name, why in card["notes"].items():
             self._say(f"{name}{f' = {json.dumps(card[name])}' if name in card else ''}: {why}")
         self._say(f"these reasons are in the notes of {CARD_NAME}")
-        self._say(done(out))
+        self.exit_code = done(out, self._say)
         return out
 
 

@@ -13,7 +13,7 @@ from fedmend.data.datalist import load_datalist
 from fedmend.data.tables import load_table
 from fedmend.data.volumes import read_pair
 from fedmend.datasets.own_datalist import prepare
-from fedmend.datasets.own_site import SiteChoices
+from fedmend.datasets.own_site import SiteChoices, done
 
 CHOICES = SiteChoices(test_share=0.25, val_share=0)
 CASES = 8
@@ -264,3 +264,15 @@ def test_an_uncertain_label_is_refused_with_the_way_out_and_taken_as_asked(tmp_p
     card = load_card(tmp_path / "out", "site-1")
     assert load_table(card, "train.csv", card.classes).labels.tolist() == wanted
     assert card.provenance["source"] == "own datalist"
+
+
+def test_a_volume_that_cannot_be_used_is_a_warning_and_exit_code_3(decathlon, tmp_path):
+    file, said = decathlon(), []
+    prepare(file, tmp_path / "good", choices=CHOICES)
+    assert done(tmp_path / "good", said.append) == 0
+    bad = load_datalist(load_card(tmp_path / "good", "site-1"), "datalist.json", "train")[0]
+    volume(bad.image, np.ones((6, 6, 5), np.int16))  # one slice more than its mask
+    assert done(tmp_path / "good", said.append) == 3
+    words = "warning: 1 of the training images that were opened cannot be used: datalist.json, training item 1"
+    assert any(line.startswith(words) for line in said)
+    assert "a job refuses them" in said
