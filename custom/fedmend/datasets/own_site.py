@@ -243,9 +243,8 @@ def write_own_site(
     numbers = running_numbers(patients)
     seed, parts = (choices.seed, split_units(together, choices)) if parts is None else (None, parts)
     card, seen = seen_card(root, table.images, choices, say)
-    single = kind == SINGLELABEL
-    seen["task"] = "one column 'label'" if single else "one column for each class"
-    found = ({*units} - {"image"} or {"patient"} if numbers else set()) | (set() if all(patients) else {"image"})
+    seen["task"] = "one column 'label'" if (single := kind == SINGLELABEL) else "one column for each class"
+    found = _found_units(units, patients)
     notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(found)), **notes}
     labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels  # -1: blank
     keys = [numbers.get(patient, "") for patient in patients] if numbers else ()
@@ -263,8 +262,17 @@ def write_own_site(
             notes=notes,
             **card,
         )
-    words = [UNITS[unit] for unit in UNITS if unit in found - {"image"}] or ["patients"]
-    say(f"{notes['splits']}; {len(numbers)} {' and '.join(words)}")
+    say(f"{notes['splits']}; {len(numbers)} {_several(found)}")
+
+
+def _found_units(units: Sequence[str], patients: Sequence[str]) -> set[str]:
+    known = ({*units} - {"image"} or {"patient"}) if any(patients) else set()
+    return known | (set() if all(patients) else {"image"})
+
+
+def _several(found: Collection[str]) -> str:
+    words = [UNITS[unit] for unit in UNITS if unit in found and unit != "image"]
+    return " and ".join(words) or "patients"
 
 
 def kept_together(found: Collection[str]) -> str:
