@@ -244,8 +244,7 @@ def write_own_site(
     seed, parts = (choices.seed, split_units(together, choices)) if parts is None else (None, parts)
     card, seen = seen_card(root, table.images, choices, say)
     seen["task"] = "one column 'label'" if (single := kind == SINGLELABEL) else "one column for each class"
-    found = _found_units(units, patients)
-    notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(found)), **notes}
+    notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(_found(units, patients))), **notes}
     labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels  # -1: blank
     keys = [numbers.get(patient, "") for patient in patients] if numbers else ()
     samples = Samples(images=table.images, labels=labels, classes=table.classes, image_root=root, patients=keys)
@@ -262,10 +261,10 @@ def write_own_site(
             notes=notes,
             **card,
         )
-    say(f"{notes['splits']}; {len(numbers)} {_several(found)}")
+    say(f"{notes['splits']}; {len(numbers)} {_several(_found(units, patients))}")
 
 
-def _found_units(units: Sequence[str], patients: Sequence[str]) -> set[str]:
+def _found(units: Sequence[str], patients: Sequence[str]) -> set[str]:
     known = ({*units} - {"image"} or {"patient"}) if any(patients) else set()
     return known | (set() if all(patients) else {"image"})
 
