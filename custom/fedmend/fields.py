@@ -13,7 +13,7 @@ from fedmend.errors import FedMendError
 
 Report = Mapping[str, np.ndarray]
 UNBOUNDED = 1e9  # no honest number of a report comes near it
-LARGEST = {"C": 1000, "R": 1001, "F": 4096}  # letter → largest size of any run
+LARGEST = {"C": 1000, "R": 1001, "F": 8192}  # letter → largest size of any run
 
 
 @dataclass(frozen=True)

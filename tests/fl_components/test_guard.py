@@ -424,7 +424,7 @@ def test_single_label_counts_pass(site):
             {"class_loss": np.zeros(4, np.float32), "class_count": np.zeros(5, np.int64)},
             "class_count: expected int64 of shape (4,), got int64 of shape (5,)",
         ),
-        ({"prototypes": np.zeros((6, 5000), np.float32)}, "prototypes: expected F up to 4096, got more"),
+        ({"prototypes": np.zeros((6, 9000), np.float32)}, "prototypes: expected F up to 8192, got more"),
         (
             {"prototypes": np.zeros((5, 8), np.float32)},
             "prototypes: expected float32 of shape (4, 8), got float32 of shape (5, 8)",

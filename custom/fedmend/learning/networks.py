@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.monai_networks import MONAI, monai_network
+from fedmend.learning.stage_features import STAGES, count_features, find_stages, stage_statistics, without_stages
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.learning.unet import BasicUNet
 from fedmend.learning.weights import load_initial
@@ -30,18 +31,25 @@ class Network(nn.Module):
         num_features: F.
         library_heads: what the names of the classifier begin with in the state dict of the library that the network
             comes from; empty: no library has weights for it.
+        stages: modules of the backbone that the classifier reads; none: it reads the backbone's output.
     """
 
     channels = 3
     num_features: int
     library_heads: tuple[str, ...] = ()
+    stages: Sequence[nn.Module] = ()
     backbone: nn.Module
     classifier: nn.Module
+
+    def prepared(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) as the backbone takes them; default: as they are."""
+        return images
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, channels, H, W) → features (B, F) and logits (B, C); where masks are learnt, features (B, F, H, W) and
         logits (B, 1 + C, H, W), channel 0 = background."""
-        features = self.backbone(images)
+        images = self.prepared(images)
+        features = stage_statistics(self.backbone, self.stages, images) if self.stages else self.backbone(images)
         return features, self.classifier(features)
 
 
@@ -87,8 +95,8 @@ class NarrowResNet(Network):
         self.classifier = nn.Linear(self.num_features, num_classes)
         self.to(memory_format=torch.channels_last)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(images.contiguous(memory_format=torch.channels_last))
+    def prepared(self, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=torch.channels_last)
 
 
 def _narrow_backbone(widths: Sequence[int]) -> nn.Sequential:
@@ -161,8 +169,8 @@ class UNet(Network):
         """The five blocks of the encoder."""
         return [self.backbone.get_submodule(name) for name in ("conv_0", "down_1", "down_2", "down_3", "down_4")]
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(images.contiguous(memory_format=torch.channels_last))
+    def prepared(self, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=torch.channels_last)
 
 
 class SegResNet(Network):
@@ -231,8 +239,8 @@ class TimmNetwork(Network):
         self._scale = nn.Buffer(torch.tensor(IMAGENET_STD).view(3, 1, 1) / std, persistent=False)
         self._shift = nn.Buffer((torch.tensor(IMAGENET_MEAN).view(3, 1, 1) - mean) / std, persistent=False)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(images * self._scale + self._shift)
+    def prepared(self, images: Tensor) -> Tensor:
+        return images * self._scale + self._shift
 
 
 class MonaiNetwork(Network):
@@ -311,12 +319,15 @@ def build_network(network: str, num_classes: int) -> nn.Module:
 
     Args:
         network: a key of :data:`NETWORKS`, ``timm/`` and the name of one of timm's, or ``monai/`` and the name of one
-            of MONAI's, with or without arguments.
+            of MONAI's, with or without arguments; with ``stages/`` before it, its classifier reads all stages, see
+            :mod:`fedmend.learning.stage_features`.
         num_classes: C.
 
     Raises:
         FedMendError: unknown name.
     """
+    if network.startswith(STAGES):
+        return _reading_stages(build_network(without_stages(network), num_classes), network, num_classes)
     if network.startswith(TIMM):
         return TimmNetwork(network.removeprefix(TIMM), num_classes)
     if network.startswith(MONAI):
@@ -326,6 +337,19 @@ def build_network(network: str, num_classes: int) -> nn.Module:
             f"job variable network: expected one of {sorted(NETWORKS)}, {TIMM}NAME or {MONAI}NAME, got {network!r:.60}"
         )
     return NETWORKS[network](num_classes)
+
+
+def _reading_stages(network: Any, name: str, num_classes: int) -> nn.Module:
+    """The network with a classifier on all of its stages."""
+    stages = find_stages(network.backbone) if isinstance(getattr(network, "classifier", None), nn.Linear) else []
+    if not stages:
+        raise FedMendError(
+            f"job variable network: expected behind {STAGES} a network for labels with stages of convolutions, such as"
+            f" resnet18, densenet121 or timm/tf_efficientnet_lite0, got {name!r:.60}"
+        )
+    network.num_features = count_features(network.backbone, stages, network.channels)
+    network.stages, network.classifier = stages, nn.Linear(network.num_features, num_classes)
+    return network
 
 
 def initial_network(network: str, classes: Sequence[str], seed: int, weights: str = "") -> nn.Module:
@@ -344,6 +368,6 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
         torch.manual_seed(seed)
         model = build_network(network, len(classes))
     if weights:
-        load_initial(model, network, weights)
+        load_initial(model, without_stages(network), weights)
     LOG.info("network %s starts from %s", network, "the given weights file" if weights else "random weights")
     return model

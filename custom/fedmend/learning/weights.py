@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError, not_installed
+from fedmend.learning.stage_features import without_stages
 
 IMAGENET = "imagenet"  # the file in the server's weights folder that is named after the network
 EFFICIENTNET_LITE0 = "efficientnet-lite0"  # the file that the package of this name brings
@@ -39,6 +40,7 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path) -
     """
     if not weights:
         return ""
+    network = without_stages(network)
     if weights == IMAGENET:
         if not re.fullmatch(r"((timm|monai)/)?\w+", network, re.ASCII):  # it becomes a path
             raise FedMendError(f"job variable network: expected the name of a network, got {network!r:.60}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedmend.basics.files import sha256
 from fedmend.errors import FedMendError
+from fedmend.learning.stage_features import without_stages
 
 # The server's; other versions may give other numbers.
 PACKAGES = ("fedmend", "nvflare", "torch", "torchvision", "monai", "numpy")
@@ -28,7 +29,7 @@ def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str,
         weights: file of the initial weights, or empty.
     """
     given = {k: v for mapping in settings for k, v in mapping.items()}
-    packages = (*PACKAGES, "timm") if str(given.get("network", "")).startswith("timm/") else PACKAGES
+    packages = (*PACKAGES, "timm") if without_stages(str(given.get("network", ""))).startswith("timm/") else PACKAGES
     found: dict[str, object] = {name: _version(name) for name in packages}
     found[WEIGHTS] = sha256(Path(weights)) if weights and Path(weights).is_file() else ""
     for name, value in given.items():

@@ -24,6 +24,7 @@ from fedmend.kinds import Kind, kind_of
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.inference import Stopped
 from fedmend.learning.networks import TIMM, build_network
+from fedmend.learning.stage_features import without_stages
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights, set_weights
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, Question, RunSpec, SiteResult
@@ -317,7 +318,7 @@ class SiteWorker:
         if card.kind not in self._method.KINDS:
             known = f"{' or '.join(map(repr, self._method.KINDS))} for the method of this job"
             raise FedMendError(f"{name}: site.json, field task: expected {known}, got {card.kind!r}")
-        if scaling[0] and (card.kind == SEGMENTATION or run.network.startswith(TIMM)):
+        if scaling[0] and (card.kind == SEGMENTATION or without_stages(run.network).startswith(TIMM)):
             got = "volumes" if card.kind == SEGMENTATION else run.network
             raise FedMendError(
                 f"{name}: job variables pixel_mean, pixel_deviation: expected empty lists for volumes and for networks"

@@ -17,7 +17,7 @@ from fedmend.kinds import KINDS
 from fedmend.labels import MULTILABEL, SEGMENTATION, SINGLELABEL
 from fedmend.learning.training import LocalTrainer
 from fedmend.method import LocalMethod, Workflow
-from fedmend.methods import baselines, confident_learning, fedia, fedlsm, fedmlp, fednoro, labelsets
+from fedmend.methods import baselines, closed_form, confident_learning, fedia, fedlsm, fedmlp, fednoro, labelsets
 
 MODULES = [*modules_of("fedmend.methods"), *modules_of("fedmend.baselines")]
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)
@@ -74,6 +74,7 @@ STAGES = {
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.CLEANED, "", ("kept",)),
     ],
+    "ClosedForm": [(COLLECT, closed_form.HEADS, "", tuple(closed_form.FIELDS))],
     "FedIRM": [
         (TRAIN, fedirm.SUPERVISED, "", NOTHING),
         (TRAIN, fedirm.RELATION, "", tuple(fedirm.FIELDS)),

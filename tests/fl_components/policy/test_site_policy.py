@@ -158,6 +158,8 @@ def test_the_guard_names_every_field_and_what_counts_it(copy):
     assert guard["args"]["counts"] == {
         "centroids": "centroid_counts",
         "class_loss": "class_count",
+        "head_biases": "head_counts",
+        "head_weights": "head_counts",
         "prototypes": "prototype_counts",
         "relation": "relation_count",
     }

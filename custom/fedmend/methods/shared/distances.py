@@ -1,11 +1,12 @@
 """Distances between models; those between the models of many sites in one pass over all of them."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from fedmend.learning.threads import one_thread
 
 _BLOCK = 1 << 16  # numbers of one model that are looked at together: a block of all models stays in the cache
 
@@ -28,7 +29,7 @@ def model_distances(models: Sequence[Mapping[str, np.ndarray]], noisy: np.ndarra
     far, near = np.flatnonzero(noisy), np.flatnonzero(~noisy)
     ordered = [models[k] for k in (*far, *near)]
     total = np.zeros((len(far), len(near)))
-    with _one_thread():
+    with one_thread():
         for name in ordered[0]:
             total += np.sqrt(_squared_distances([torch.from_numpy(m[name]).flatten() for m in ordered], len(far)))
     result = np.zeros(len(models))
@@ -56,7 +57,7 @@ def pairwise_distances(models: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray
     Returns:
         (T, K, K) float64, >= 0, one matrix for each of T tensors.
     """
-    with _one_thread():
+    with one_thread():
         return np.stack([_pairs([torch.from_numpy(m[name]).flatten() for m in models]) for name in models[0]])
 
 
@@ -75,13 +76,3 @@ def squared_distance(model: nn.Module, received: Sequence[Tensor]) -> Tensor:
     """||w - w_received||^2 over the parameters w of a model, with gradient; ``received`` are of any shape."""
     pairs = zip(model.parameters(), received, strict=True)
     return sum(((p - q).square().sum() for p, q in pairs), torch.zeros(()))
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -1,0 +1,91 @@
+"""Networks whose classifier reads all stages."""
+
+import copy
+
+import pytest
+import torch
+from factories import refused
+from torch import nn
+
+from fedmend.learning.networks import build_network, initial_network
+from fedmend.learning.stage_features import find_stages, stage_statistics
+from fedmend.learning.weights import get_weights, load_initial, weights_file
+
+
+class Backbone(nn.Module):
+    """Two stages: the image, and twice the image."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer1, self.layer2 = nn.Identity(), nn.Conv2d(1, 1, 1, bias=False)
+        nn.init.constant_(self.layer2.weight, 2.0)
+
+    def forward(self, images):
+        return self.layer2(self.layer1(images)).mean((2, 3))
+
+
+def test_features_are_mean_and_deviation_of_each_channel_of_each_stage():
+    backbone = Backbone()
+    images = torch.tensor([[[[1.0, 3.0], [1.0, 3.0]]]])
+    found = stage_statistics(backbone, find_stages(backbone), images)
+    assert found.tolist() == [[2.0, 1.0, 4.0, 2.0]]
+
+
+def test_no_hook_is_left_behind_even_after_an_error():
+    backbone = Backbone()
+    with pytest.raises(RuntimeError):
+        stage_statistics(backbone, find_stages(backbone), torch.zeros(1, 2, 4, 4))
+    assert not any(module._forward_hooks for module in backbone.modules())
+
+
+@pytest.mark.parametrize(
+    ("network", "channels"),
+    [("resnet_narrow", 16 + 32 + 64 + 128), ("resnet18", 64 + 128 + 256 + 512), ("monai/resnet18", 960)],
+)
+def test_the_classifier_reads_twice_the_channels_of_all_stages(network, channels):
+    model = build_network(f"stages/{network}", 3)
+    features, logits = model(torch.rand(2, 3, 32, 32))
+    assert features.shape == (2, 2 * channels)
+    assert (model.num_features, logits.shape) == (2 * channels, (2, 3))
+    assert torch.equal(logits, model.classifier(features))
+
+
+def test_a_copy_reads_its_own_stages():
+    model = build_network("stages/resnet_narrow", 2).eval()
+    other, images = copy.deepcopy(model), torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        for parameter in model.backbone.parameters():
+            parameter.zero_()
+        assert not torch.equal(model(images)[0], other(images)[0])
+        assert other(images)[0].any()
+
+
+def test_backbone_weights_have_the_names_that_they_have_without_stages(tmp_path):
+    plain, staged = (initial_network(name, ("a", "b"), 1) for name in ("resnet_narrow", "stages/resnet_narrow"))
+    names = [[name for name in get_weights(model) if name.startswith("backbone.")] for model in (plain, staged)]
+    assert names[0] == names[1]
+    file = tmp_path / "weights.pt"
+    torch.save({k: v + 1 for k, v in get_weights(plain).items() if k in names[0]}, file)
+    load_initial(staged, "resnet_narrow", str(file))
+    assert torch.equal(staged.backbone.conv1.weight, plain.backbone.conv1.weight + 1)
+
+
+def test_counting_features_leaves_batchnorm_as_it_was():
+    model = build_network("stages/resnet_narrow", 2)
+    assert model.backbone.bn1.num_batches_tracked == 0
+    assert model.backbone.training
+
+
+def test_imagenet_weights_are_those_of_the_network_without_stages(tmp_path):
+    file = tmp_path / "resnet18.pth"
+    file.touch()
+    assert weights_file("imagenet", "stages/resnet18", tmp_path, tmp_path) == str(file)
+
+
+@pytest.mark.parametrize("network", ["unet_narrow", "segresnet", "unet_narrow_twin"])
+def test_a_network_for_masks_is_refused(network):
+    with refused(
+        "job variable network: expected behind stages/ a network for labels with stages of convolutions, such as"
+        f" resnet18, densenet121 or timm/tf_efficientnet_lite0, got 'stages/{network}'"
+    ):
+        build_network(f"stages/{network}", 1)
