@@ -98,13 +98,13 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployed(folder, *, baselines=False, **settings):
+def deployed(folder, *, baselines=False, provisioned=ProvisionedFederation, **settings):
     """A running federation in a new folder, with the policy of a hospital's kit unless it asks for baselines; its sites
-    have phantom data and these other fields in ``fedmend.json``."""
+    have phantom data and these other fields in ``fedmend.json``. ``provisioned`` makes the kits."""
     paths = os.pathsep.join([str(ROOT / "custom"), str(ROOT)])
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # FLARE's scripts call python3
     with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "PATH": programs, "OMP_NUM_THREADS": "1"}):
-        federation = ProvisionedFederation(folder / "federation", list(SITES), baselines=baselines)
+        federation = provisioned(folder / "federation", list(SITES), baselines=baselines)
         federation.configure_sites({"cache_dir": str(folder / "cache"), **settings})
         with federation.running() as session:
             yield Deployment(federation, session)

@@ -35,11 +35,20 @@ def add(commands: argparse._SubParsersAction) -> None:
     wanted.add_argument("--classes", default="", help="classes of the job, comma-separated (default: of site.json)")
     check.add_argument("--max-unreadable", type=int, help="default: what the kit's fedmend.json says, or 0")
     check.add_argument("--sheet", type=Path, help="PNG file to write: 24 training images as the network will see them")
+    check.add_argument(
+        "--policy", metavar="HASH", help="what fedmend policy --hash gave the lead: checks the kit's policy"
+    )
     check.set_defaults(run=_sitecheck)
 
     policy = commands.add_parser("policy", help="bring the policy files of a checkout up to date with its methods")
     policy.add_argument("--checkout", type=Path, default=Path(), help="default: the current folder")
     policy.add_argument("--check", action="store_true", help="only say which files are out of date; exit code 1 if any")
+    policy.add_argument(
+        "--hash",
+        type=Path,
+        metavar="PROJECT",
+        help="only print the hash of the policy that this project.yml gives hospitals",
+    )
     policy.set_defaults(run=_policy)
 
 
@@ -71,13 +80,17 @@ def _sitecheck(args: argparse.Namespace) -> None:
     from fl_components.sitecheck import sitecheck
 
     classes = args.classes.split(",") if args.classes else ()
-    told = {"classes": classes, **given(args, "kit", "job", "max_unreadable", "sheet")}
+    told = {"classes": classes, **given(args, "kit", "job", "max_unreadable", "sheet", "policy")}
     sitecheck(args.folder, **told, show=lambda line: print(line, flush=True), color=sys.stdout.isatty())
 
 
 def _policy(args: argparse.Namespace) -> None:
     from fl_components.policy import RESOURCES, stale, write_policy
+    from fl_components.policy.agreed import agreed_hash
 
+    if args.hash:
+        print(agreed_hash(args.hash))
+        return
     if not (args.checkout / RESOURCES).is_file():
         raise FedMendError(f"policy: expected a FedMend checkout with {RESOURCES}, not found")
     if args.check:

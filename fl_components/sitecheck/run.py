@@ -22,6 +22,7 @@ def sitecheck(
     classes: Sequence[str] = (),
     max_unreadable: int | None = None,
     sheet: Path | None = None,
+    policy: str | None = None,
     show: Callable[[str], object] = print,
     color: bool = False,
 ) -> None:
@@ -34,6 +35,7 @@ def sitecheck(
         classes: the job's classes where there is no job folder; empty: those of the card.
         max_unreadable: tolerated unreadable images per split; None: what ``fedmend.json`` says, or none.
         sheet: a PNG file to write with some training images as the network will see them; None: none.
+        policy: the hash that ``fedmend policy --hash`` gave the lead; None: the kit's policy is not compared.
         show: takes a line.
         color: with the colours of a terminal.
 
@@ -49,7 +51,7 @@ def sitecheck(
     name = kit_name(kit) if kit else (folder or Path()).resolve().name
     statuses: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as cache:
-        site = CheckedSite(name, folder, kit, job, tuple(classes), max_unreadable, sheet, Path(cache))
+        site = CheckedSite(name, folder, kit, job, tuple(classes), max_unreadable, sheet, policy, Path(cache))
         for title, result in _results(site):
             start, end = (f"\033[{COLORS[result.status]}m", "\033[0m") if color else ("", "")
             show(f"{start}{result.status:<4}{end}  {title}: {result.text}")

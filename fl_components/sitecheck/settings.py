@@ -102,6 +102,21 @@ def policy(site: CheckedSite) -> Result:
     return Result(OK, f"all {len(components)} classes of the job are on class_allow_list")
 
 
+def agreed(site: CheckedSite) -> Result:
+    """Whether the kit's policy is the one that the hospitals have agreed to."""
+    from fl_components.policy.agreed import differing, policy_hash
+
+    if site.kit is None:
+        return Result(SKIP, "needs --kit")
+    found = policy_hash(site.kit)
+    if site.agreed is None:
+        return Result(SKIP, f"needs --policy, the hash that the lead tells you; here it is {found}")
+    if others := differing(found, site.agreed):
+        names = ", ".join(f"local/{part}.json" for part in others)
+        return Result(FAIL, f"{names}: expected the policy that was agreed, got another ({found})")
+    return Result(OK, "local/resources.json, authorization.json and privacy.json are what was agreed")
+
+
 def limits(site: CheckedSite) -> Result:
     """Whether the job stays within what the site gives a job, and within its privacy."""
     if site.config is None or site.job is None:
@@ -125,4 +140,10 @@ def limits(site: CheckedSite) -> Result:
     return Result(OK, f"{run['num_rounds']} rounds and their memory are what the site's fedmend.json allows")
 
 
-CHECKS = {"fedmend.json": settings, "job": job, "class policy": policy, "limits": limits}
+CHECKS = {
+    "fedmend.json": settings,
+    "agreed policy": agreed,
+    "job": job,
+    "class policy": policy,
+    "limits": limits,
+}

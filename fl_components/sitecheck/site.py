@@ -41,6 +41,7 @@ class CheckedSite:
     Attributes:
         name: the site's name.
         sheet: a file for pictures of some training images, or None.
+        agreed: hash of the policy that the hospitals have agreed to, or None.
         cache: a folder for image stores, which ends with the checks.
         config: ``fedmend.json``.
         job: what the job asks of the site.
@@ -57,6 +58,7 @@ class CheckedSite:
     given_classes: tuple[str, ...]
     max_unreadable: int | None
     sheet: Path | None
+    agreed: str | None
     cache: Path
     config: SiteConfig | None = None
     job: JobNeeds | None = None

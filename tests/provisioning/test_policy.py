@@ -43,6 +43,7 @@ from fedmend.messages import SiteResult
 from fedmend.site.config import read_site_config
 from fl_components import job_check
 from fl_components.kit_state import DEFAULT
+from fl_components.policy.agreed import differing, policy_hash
 from fl_components.wire import pack_result, unpack_result
 from provisioning.policy import STATE, SitePolicyBuilder
 
@@ -482,3 +483,11 @@ def test_a_receiver_that_is_none_of_ours_is_refused():
         SitePolicyBuilder(
             server_storage="/x", tracking=["nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"]
         )
+
+
+def test_all_hospitals_have_one_policy_hash_and_neither_server_nor_a_federation_with_baselines_has_it(
+    kits, kits_with_baselines
+):
+    (ours,) = {policy_hash(kits / site) for site in HOSPITALS}
+    assert differing(policy_hash(kits / SERVER), ours) == ["resources", "privacy"]
+    assert differing(policy_hash(kits_with_baselines / "site-1"), ours) == ["resources", "privacy"]
