@@ -17,7 +17,11 @@ from nvflare.lighter.spec import Builder
 HERE = Path(__file__).resolve().parent
 POLICY = HERE.parent / "simulator_workspace" / "local"
 GUARD = "fl_components.guard.ReportGuard"
-RECEIVERS = ("fl_components.tracking.mlflow.MLflow", "fl_components.tracking.wandb.WandB")  # off unless asked for
+RECEIVERS = (  # off unless asked for
+    "fl_components.tracking.mlflow.MLflow",
+    "fl_components.tracking.wandb.WandB",
+    "fl_components.tracking.statsd.StatsD",
+)
 CONVERT = "nvflare.app_common.filters.convert_weights.ConvertWeights"
 STATE = "../fedmend-state/{SITE_NAME}"  # beside the kit, in which FLARE makes and deletes folders
 SITE_SETTINGS = {"data_root": "", "cache_dir": "cache", "state_dir": STATE, "min_count": 5}  # "" is refused by name

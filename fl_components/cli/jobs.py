@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=lambda text: text.split(","),
         default=[],
         metavar="NAME[,NAME]",
-        help="also hand metrics to mlflow or wandb; the server's policy must list them",
+        help="also hand metrics to mlflow or wandb, or rounds to statsd; the server's policy must list them",
     )
     configure.set_defaults(run=_configure)
 

@@ -1,4 +1,4 @@
-"""Metrics of a real run in MLflow's database and W&B's offline file."""
+"""Metrics of a real run in MLflow's database and W&B's offline file, its rounds at a StatsD."""
 
 import socket
 
@@ -10,11 +10,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
+def statsd():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, pytest.MonkeyPatch.context() as patch:
+        sock.bind(("127.0.0.1", 0))
+        sock.settimeout(5)
+        patch.setenv("FEDMEND_STATSD", f"127.0.0.1:{sock.getsockname()[1]}")
+        yield sock
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory, statsd):
     home = tmp_path_factory.mktemp("home")
     job = ROOT / "jobs" / "fedmlp_ich"
     phantom = ["phantom.images=300", "phantom.sites=2", "phantom.annotated_per_site=4"]
-    words = ["configure", job, home / "job", "--tracking", "mlflow,wandb", "--sites", 2]
+    words = ["configure", job, home / "job", "--tracking", "mlflow,wandb,statsd", "--sites", 2]
     words += ["--set", *SMALL["fedmlp_ich"], *phantom]
     for command in (words, ["simulate", home / "job", "--workspace", home / "work", "--threads", 2]):
         code, out = fedmend(*command, home=home)
@@ -47,3 +56,13 @@ def test_wandb_has_the_numbers_offline_and_nothing_of_the_machine(workspace):
     assert str(workspace).encode() not in content
     assert f'"{socket.gethostname()}"'.encode() not in content
     assert [f.name for f in (file.parent / "files").rglob("*") if f.is_file()] == []
+
+
+def test_statsd_has_heard_every_round_and_nothing_else(workspace, statsd):
+    said = [statsd.recv(1000).decode().rstrip() for _ in range(12)]
+    assert said[::4] == ["fedmend_round:1|g", "fedmend_round:2|g", "fedmend_round:3|g"]
+    assert said[1::4] == ["fedmend_sites:2.0|g"] * 3
+    assert all(line.startswith("fedmend_seconds:") for line in said[3::4])
+    statsd.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        statsd.recv(1000)

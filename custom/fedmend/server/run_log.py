@@ -232,7 +232,9 @@ class RunLog:
     def progress(
         self, round_num: int, num_rounds: int, stage: str, metrics: Mapping, sites: int, seconds: float
     ) -> None:
-        """One line about a round."""
+        """One line about a round, and its numbers for those who watch."""
+        self._stream("round/sites", sites, round_num + 1)
+        self._stream("round/seconds", round(seconds, 2), round_num + 1)
         elapsed = time.monotonic() - self._started
         remaining = elapsed / (round_num + 1 - self._first) * (num_rounds - round_num - 1)
         self._progress.tell(done=round_num + 1, elapsed=round(elapsed, 1), remaining=round(remaining, 1))

@@ -87,6 +87,8 @@ def test_metrics_and_losses_are_streamed(tmp_path):
     streamed = play(tmp_path, plain_answers(BOTH)).transport.streamed
     assert ("test/auc", 1.0, 3) in streamed
     assert ("loss/site-2", 0.5, 2) in streamed
+    assert [step for tag, value, step in streamed if (tag, value) == ("round/sites", 2)] == [1, 2, 3]
+    assert [step for tag, _, step in streamed if tag == "round/seconds"] == [1, 2, 3]
 
 
 def test_classes_whose_annotators_are_absent_are_named_when_that_changes(tmp_path, caplog):
