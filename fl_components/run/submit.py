@@ -255,10 +255,13 @@ def who_is_there(there: set[str], wanted: set[str]) -> str:
 
     Args:
         there: connected sites.
-        wanted: sites that are known to be needed.
+        wanted: sites that are known to be needed; none where the job is for all (``@ALL``): FLARE's server knows no
+            site before it connects, and so cannot tell one that is missing from one that does not exist.
     """
     missing = sorted(wanted - there)
     absent = f"missing: {', '.join(missing)}" if missing else "whoever is missing is not among them"
+    if not wanted:
+        absent = f"the job is for {ALL_SITES}: who is missing can be told where its meta.json names them in deploy_map"
     return (
         f"connected sites: {', '.join(sorted(there)) or 'none'}; {absent} (not started, cut off, not accepted by the"
         " server, or with a clock behind its certificate: fedmend sitecheck --kit says which, on the site's machine)"

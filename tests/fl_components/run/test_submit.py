@@ -124,6 +124,19 @@ def test_a_job_that_waits_says_for_what_and_names_the_sites_that_are_there_and_m
     ]
 
 
+def test_a_job_for_all_sites_says_that_nobody_can_tell_who_is_missing_and_still_names_who_refuses_it():
+    waiting = {"status": "SUBMITTED", "schedule_history": ["12:00:00: connected sites (1) < min_sites (3)"]}
+    waiting |= {"deploy_map": {"app": ["@ALL"]}, "job_deploy_detail": ["server: OK", "site-2: BYOC not permitted"]}
+    ended = {"status": "FINISHED:COMPLETED", "job_deploy_detail": []}
+    assert seen(Session((waiting, ""), (ended, ""))) == [
+        "SUBMITTED, site-2: BYOC not permitted, 12:00:00: connected sites (1) < min_sites (3)",
+        "connected sites: site-1; the job is for @ALL: who is missing can be told where its meta.json names them in"
+        " deploy_map (not started, cut off, not accepted by the server, or with a clock behind its certificate: fedmend"
+        " sitecheck --kit says which, on the site's machine)",
+        "FINISHED:COMPLETED",
+    ]
+
+
 def test_a_site_that_refuses_the_job_is_named_while_the_others_go_on():
     detail = ["server: OK", "site-1: scope 'x' is not allowed", "site-2: OK"]
     running, ended = ({"status": s, "job_deploy_detail": detail} for s in ("RUNNING", "FINISHED:EXECUTION_EXCEPTION"))
