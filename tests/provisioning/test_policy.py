@@ -29,7 +29,7 @@ from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
 from nvflare.fuel.utils.class_utils import instantiate_class, load_class
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
-from nvflare.lighter.utils import sign_folders
+from nvflare.lighter.utils import load_yaml, sign_folders
 from nvflare.private.fed.app.default_app_validator import DefaultAppValidator
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
@@ -491,3 +491,9 @@ def test_all_hospitals_have_one_policy_hash_and_neither_server_nor_a_federation_
     (ours,) = {policy_hash(kits / site) for site in HOSPITALS}
     assert differing(policy_hash(kits / SERVER), ours) == ["resources", "privacy"]
     assert differing(policy_hash(kits_with_baselines / "site-1"), ours) == ["resources", "privacy"]
+
+
+def test_a_project_that_a_windows_editor_has_saved_is_read_as_it_was(tmp_path):
+    file = tmp_path / "project.yml"
+    file.write_bytes(b"\xef\xbb\xbf" + (ROOT / "provisioning" / "project.yml").read_bytes().replace(b"\n", b"\r\n"))
+    assert load_yaml(str(file)) == PROJECT
