@@ -435,8 +435,8 @@ def in_weights(value):
 
 
 TAMPERED = {  # what is wrong → how, and words of the sentence
-    "a run name with a parent folder": (in_run(run_name="../../other"), "run_name: expected letters"),
-    "an absolute run name": (in_run(run_name="/root/x"), "run_name: expected letters"),
+    "a run name with a parent folder": (in_run(run_name="../../other"), "run_name: expected at most 100 letters"),
+    "an absolute run name": (in_run(run_name="/root/x"), "run_name: expected at most 100 letters"),
     "other classes": (in_run(classes=["edema", "fracture", "age"]), "site.json, field classes: expected the job's"),
     "classes that are no text": (in_run(classes=[{}, [], 3]), "breaks classes"),
     "a network that is code": (in_run(network="subprocess.Popen"), "network: expected one of"),

@@ -35,7 +35,8 @@ class RunSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.run_name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", self.run_name):
             raise FedMendError(
-                f"job variable run_name: expected letters, digits, '_', '.' or '-', got {self.run_name!r:.120}"
+                "job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got"
+                f" {self.run_name!r:.120}"
             )
 
 

@@ -192,7 +192,7 @@ def test_settings_that_make_no_run_are_refused_at_once(wrong, sentence):
 
 def test_a_run_name_that_leaves_its_folder_stops_the_run(tmp_path):
     assert play(tmp_path, plain_answers(BOTH), run_name="../x").engine.panics() == [
-        "job variable run_name: expected letters, digits, '_', '.' or '-', got '../x'"
+        "job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got '../x'"
     ]
 
 

@@ -107,7 +107,7 @@ def test_a_task_with_a_run_name_that_leaves_the_state_folder_is_refused_by_the_s
     task = pack_task({}, RoundTask("census", 0, 3), RUN, evaluate=False)
     task.meta["fedmend"]["run"]["run_name"] = "../../outside"
     error = read(process().execute("census", task)).error
-    assert error.startswith("site-1: job variable run_name: expected letters")
+    assert error.startswith("site-1: job variable run_name: expected at most 100 letters")
     assert not list(tmp_path.parent.glob("outside"))
 
 
@@ -115,7 +115,7 @@ def test_a_site_called_job_keeps_its_name_in_a_sentence_about_a_job_variable(pro
     task = pack_task({}, RoundTask("census", 0, 3), RUN, evaluate=False)
     task.meta["fedmend"]["run"]["run_name"] = "../../outside"
     error = read(process(name="job").execute("census", task)).error
-    assert error.startswith("job: job variable run_name: expected letters")
+    assert error.startswith("job: job variable run_name: expected at most 100 letters")
 
 
 def test_a_sentence_of_a_site_too_long_for_the_guard_is_cut(process):

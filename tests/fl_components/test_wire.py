@@ -170,7 +170,7 @@ def test_messages_of_another_kind_are_refused():
 def test_a_run_name_that_could_leave_its_folder_is_refused_by_the_site(name):
     task = pack_task(WEIGHTS, RoundTask("train", 0, 1), RUN, evaluate=False)
     task.meta[KEY]["run"]["run_name"] = name
-    with refused(f"job variable run_name: expected letters, digits, '_', '.' or '-', got {name!r}"):
+    with refused(f"job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got {name!r}"):
         unpack_task(task, "train")
 
 

@@ -42,7 +42,7 @@ def check_census(**changes):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/x", "a b", "x" * 101, 7, None])
 def test_a_run_name_that_could_leave_its_folder_is_refused(name):
-    with refused(f"job variable run_name: expected letters, digits, '_', '.' or '-', got {name!r}"):
+    with refused(f"job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got {name!r}"):
         RunSpec(name, ("edema",), "tiny", 0)
 
 

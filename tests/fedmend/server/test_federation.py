@@ -394,7 +394,7 @@ def test_a_warm_up_that_does_not_fit_into_the_run_is_refused_before_anybody_is_a
 
 @pytest.mark.parametrize("name", ["..", "a/b"])
 def test_a_run_name_that_leaves_its_folder_is_refused_by_the_server(tmp_path, name):
-    with refused(f"job variable run_name: expected letters, digits, '_', '.' or '-', got {name!r}"):
+    with refused(f"job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got {name!r}"):
         play(tmp_path, plain_answers(BOTH), run_name=name)
 
 

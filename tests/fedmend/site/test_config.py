@@ -1,4 +1,5 @@
 import json
+import pwd
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ def test_the_site_name_and_the_home_folder_are_put_in(read, monkeypatch):
     config = read({**SETTINGS, "data_root": "/data/{SITE_NAME}/ct", "cache_dir": "~/cache/{SITE_NAME}"})
     assert config.data_root == Path("/data/site-1/ct")
     assert config.cache_dir == Path("/home/somebody/cache/site-1")
+
+
+def test_an_account_that_the_system_does_not_know_has_no_home_folder(read, monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with refused(f"{WHERE}, field cache_dir: expected a folder, got one that cannot be looked up"):
+        read({**SETTINGS, "cache_dir": "~/cache"})
+    assert read(SETTINGS).cache_dir.is_absolute()
 
 
 def test_the_word_phantom_is_no_folder(read):

@@ -145,3 +145,11 @@ def test_a_command_under_nohup_goes_on_when_the_terminal_closes(monkeypatch):
     finally:
         signal.signal(signal.SIGHUP, before)
     assert handlers == [signal.SIG_IGN]
+
+
+def test_a_word_that_a_terminal_without_utf8_has_garbled_is_one_sentence(tmp_path, capsys):
+    """What Python makes of the bytes of an accent where ``LC_ALL=C`` holds and its UTF-8 mode is off."""
+    assert call("configure", JOB, tmp_path / "job", "--set", 'classes=["\udcc3\udca9","b"]') == 1
+    said = 'job variable classes: expected a list, got \'["\\udcc3\\udca9","b"]\''
+    assert capsys.readouterr().err == f"fedmend: {said}\n"
+    assert not (tmp_path / "job").exists()
