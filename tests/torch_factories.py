@@ -13,6 +13,7 @@ from fedmend.data.site import SiteData, Split
 from fedmend.data.slices import VolumeSplit
 from fedmend.data.tables import LabelTable
 from fedmend.labels import SEGMENTATION, SINGLELABEL
+from fedmend.learning.system_random import SystemRandom
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.method import LocalMethod, Round, RoundTask, Site
 from fedmend.repairs.label_ledger import LabelLedger
@@ -93,6 +94,11 @@ class SaysMasks(nn.Module):
         lesion = self.table[number]
         logits = torch.stack([torch.zeros_like(lesion), lesion], 1)
         return logits, logits
+
+
+def seeded(seed):
+    """Noise and draws of a private site that a test can repeat."""
+    return SystemRandom(np.random.default_rng(seed).bytes)
 
 
 def sure_of(masks, *, lesion=(), background=()):

@@ -59,7 +59,8 @@ class SiteResult:
         loss: mean training loss.
         ledger_mark: latest mark of the site's ledger, see :mod:`fedmend.repairs.ledger`; it tells nothing.
         error: one sentence when the site could not do the task, else empty.
-        privacy: epsilon, delta, clip and noise multiplier of a site that keeps differential privacy; else empty.
+        privacy: epsilon (the smaller one, and that of RDP), delta, clip and noise multiplier of a site that keeps
+            differential privacy; else empty.
     """
 
     site: str = ""

@@ -184,6 +184,19 @@ def disk(site: CheckedSite) -> Result:
     return Result(OK if free[least] >= wanted[least] else FAIL, text)
 
 
+def privacy(site: CheckedSite) -> Result:
+    """What the site has spent of its privacy, and what the job will cost."""
+    from fedmend.site.private_site import PrivateSite
+
+    if site.config is None or site.config.privacy is None:
+        return Result(SKIP, "needs fedmend.json with privacy")
+    if site.data is None or site.job is None or site.job.method_part is None:
+        return Result(SKIP, "needs the images, and --job with one that trains")
+    asked = site.job.site
+    keeper = PrivateSite(site.name, site.config.privacy, site.config.state_dir, site.data.train, asked["batch_size"])
+    return Result(OK, keeper.forecast(asked.get("local_epochs", 1), site.job.run["num_rounds"])[1])
+
+
 def _first(rows: Sequence[str]) -> list[str]:
     more = len(rows) - MOST_ROWS
     return [*rows[:MOST_ROWS], *([f"and {more} more"] if more > 0 else [])]
@@ -197,6 +210,7 @@ CHECKS = {
     "looks": looks,
     "counts": counts,
     "lesions": lesions,
+    "privacy": privacy,
     "overlap": overlap,
     "disk": disk,
 }

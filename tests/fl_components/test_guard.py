@@ -275,7 +275,7 @@ def test_a_refusal_is_one_line_that_can_be_shown_whatever_was_in_the_message(sit
     assert got.error == "site-1: ReportGuard: expected a FedMend result, got [2JERROR all is lost of another kind"
 
 
-PROMISE = {"epsilon": 2.5, "delta": 1e-4, "clip": 1.0, "noise_multiplier": 1.5}
+PROMISE = {"epsilon": 2.5, "epsilon_rdp": 2.75, "delta": 1e-4, "clip": 1.0, "noise_multiplier": 1.5}
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_a_result_survives_the_wire(wire, weights):
     assert (got.round_num, got.samples, got.loss, got.ledger_mark, got.error) == (4, 7, 0.25, MARK, "a sentence")
 
 
-PROMISE = {"epsilon": 2.5, "delta": 1e-4, "clip": 1.0, "noise_multiplier": 1.5}
+PROMISE = {"epsilon": 2.5, "epsilon_rdp": 2.75, "delta": 1e-4, "clip": 1.0, "noise_multiplier": 1.5}
 
 
 def test_what_a_site_says_of_its_privacy_survives_the_wire(wire):
@@ -105,8 +105,8 @@ def test_what_a_site_says_of_its_privacy_survives_the_wire(wire):
 def test_anything_else_under_that_name_is_refused(privacy):
     content = pack_result(good_result()).meta[KEY]
     with refused(
-        "site-1: result, privacy: expected numbers >= 0 for ['epsilon', 'delta', 'clip', 'noise_multiplier'], got"
-        " something else"
+        "site-1: result, privacy: expected numbers >= 0 for ['epsilon', 'epsilon_rdp', 'delta', 'clip',"
+        " 'noise_multiplier'], got something else"
     ):
         parse_content({**content, "privacy": privacy}, "site-1")
 

@@ -1,7 +1,6 @@
 """Steps of DP-SGD whose unit is a patient."""
 
 import math
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmend.data.tables import LabelTable
+from fedmend.learning.system_random import SystemRandom
 from fedmend.method import Round
 
 
@@ -22,13 +22,13 @@ class PatientSteps:
     is not the number drawn. One backward pass per patient takes longer than hooks that give all gradients at once, but
     works with every layer that treats images apart, and holds one gradient in memory instead of a batch of them.
 
-    Draws and noise come from the operating system's randomness, never from the run's seed, which the server knows.
+    Draws and noise are the operating system's random numbers, never made from the run's seed, which the server knows.
 
     Args:
         privacy: the site's policy, a :class:`fedmend.site.privacy.Privacy`.
         patients: image numbers of each patient, see :func:`patients_of`.
         batch_size: expected number of patients per step; also the most images of a patient in one.
-        generator: for tests; None: a new one that nobody can guess.
+        random: where draws and noise come from; None: the operating system.
     """
 
     def __init__(
@@ -36,23 +36,23 @@ class PatientSteps:
         privacy: Any,
         patients: Sequence[Tensor],
         batch_size: int,
-        generator: np.random.Generator | None = None,
+        random: SystemRandom | None = None,
     ):
         self._privacy, self._patients, self._most = privacy, patients, batch_size
-        self._random = generator or np.random.default_rng(secrets.randbits(256))
+        self._random = random or SystemRandom()
         self.rate = min(1.0, batch_size / len(patients))
         self.per_epoch = math.ceil(len(patients) / batch_size)
 
     def batches(self) -> Iterator[list[Tensor]]:
         """The steps of one epoch: the image numbers, (n,) int64, of each patient drawn; a step may be without any."""
         for _ in range(self.per_epoch):
-            drawn = np.flatnonzero(self._random.random(len(self._patients)) < self.rate).tolist()
+            drawn = np.flatnonzero(self._random.uniform(len(self._patients)) < self.rate).tolist()
             yield [self._some(self._patients[i]) for i in drawn]
 
     def _some(self, images: Tensor) -> Tensor:
         if len(images) <= self._most:
             return images
-        return images[torch.from_numpy(self._random.choice(len(images), self._most, replace=False))]
+        return images[torch.from_numpy(self._random.choice(len(images), self._most))]
 
     def losses(self, work: Round, batch: Sequence[Tensor]) -> Iterator[Tensor]:
         """The loss of each patient; when all are used up, the parameters hold the gradient of the step.
@@ -77,8 +77,8 @@ class PatientSteps:
                 yield loss.detach()
         deviation = self._privacy.noise_multiplier * self._privacy.clip
         for parameter, part in zip(parameters, total, strict=True):
-            noise = self._random.standard_normal(tuple(part.shape), dtype=np.float32) * np.float32(deviation)
-            part.add_(torch.from_numpy(noise).to(part))
+            noise = deviation * self._random.normal(part.numel()).reshape(part.shape)
+            part.copy_(part.double() + torch.from_numpy(noise).to(part.device))  # rounded once, after the sum
             parameter.grad = part.div_(self.rate * len(self._patients))
 
 

@@ -14,21 +14,22 @@ history and any average of it are covered. Everything else that a site computes 
 
 import json
 import secrets
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedmend.basics.checked import number, taking
 from fedmend.basics.files import OWNER, locked, make_folder, write_text
 from fedmend.errors import FedMendError, not_installed
+from fedmend.site.accountants import Epsilon, Spent, epsilon_of
 
 FOLDER = ".privacy"  # in state_dir, beside the folders of runs, whose names start with a letter or number
 SMALLEST_NOISE = 0.1  # less protects nobody, and its epsilon may not be a finite number
 LARGEST = 1e9
 PATIENCE = 30.0  # seconds until another job of this site has written the account
 ABOVE_0 = number("above 0", lambda value: 0 < value < LARGEST)
-Spent = tuple[float, float, int]  # noise multiplier, sampling rate, steps
-TOLD = ("epsilon", "delta", "clip", "noise_multiplier")  # what a site's answer says of its privacy
+LARGEST_DELTA, SHARE_OF_A_PATIENT = 1e-5, 100  # the default of delta: see default_delta
+# What a site's answer says of its privacy: ``epsilon`` is the smaller one of both accountants.
+TOLD = ("epsilon", "epsilon_rdp", "delta", "clip", "noise_multiplier")
 
 
 class OverBudget(FedMendError):
@@ -42,7 +43,7 @@ class Privacy:
     Attributes:
         clip: largest L2 norm of the gradient of one patient.
         noise_multiplier: standard deviation of the noise on the sum of gradients, in units of ``clip``.
-        delta: chance that the promise fails; 0: a tenth of 1 / number of patients.
+        delta: chance that the promise fails; 0: see :func:`default_delta`.
         max_epsilon: what all jobs together may spend at this site; 0: no limit.
     """
 
@@ -69,20 +70,19 @@ class Account:
 
     def __init__(self, state_dir: Path, site: str, privacy: Privacy, patients: int):
         try:
-            from opacus.accountants import RDPAccountant
+            import opacus.accountants  # noqa: F401
         except ImportError:
             lacking = not_installed("opacus", "privacy")
             raise FedMendError(f"{site}: local/fedmend.json, field privacy: {lacking}") from None
-        self._accountant = RDPAccountant
         self._file, self._site, self._privacy = account_file(state_dir, site), site, privacy
-        self.delta = privacy.delta or 1 / (10 * patients)
+        self.delta = privacy.delta or default_delta(patients)
         self._read()
 
-    def epsilon(self, rate: float = 0.0, steps: int = 0) -> float:
+    def epsilon(self, rate: float = 0.0, steps: int = 0) -> Epsilon:
         """What has been spent and, with ``steps`` at a sampling ``rate``, what it would be after them."""
-        return self._epsilon([*self._read(), (self._privacy.noise_multiplier, rate, steps)])
+        return epsilon_of(_merged([*self._read(), (self._privacy.noise_multiplier, rate, steps)]), self.delta)
 
-    def spend(self, rate: float, steps: int) -> float:
+    def spend(self, rate: float, steps: int) -> Epsilon:
         """Writes ``steps`` at a sampling ``rate`` down before they are made, so that no crash and no repeated round is
         for free; returns epsilon of all that has been spent.
 
@@ -95,38 +95,40 @@ class Account:
             if not alone:
                 raise FedMendError(f"{self._site}: privacy: expected to write the account of this site, got no lock")
             after = _merged([*self._read(), (self._privacy.noise_multiplier, rate, steps)])
-            self.check(epsilon := self._epsilon(after))
-            write_text(self._file, json.dumps({"spent": after}) + "\n", mode=OWNER)
+            self.check(epsilon := epsilon_of(after, self.delta))
+            said = {"epsilon": str(epsilon), "delta": self.delta}  # for people; what counts is what was spent
+            write_text(self._file, json.dumps({"spent": after, **said}) + "\n", mode=OWNER)
         return epsilon
 
-    def check(self, epsilon: float) -> None:
+    def check(self, epsilon: Epsilon) -> None:
         """Refuses more than the policy allows.
 
         Raises:
             OverBudget: says the limit and what would be spent.
         """
-        if 0 < self._privacy.max_epsilon < epsilon:
+        if 0 < self._privacy.max_epsilon < epsilon.value:
             raise OverBudget(
                 f"{self._site}: privacy: expected to stay within max_epsilon {self._privacy.max_epsilon:g} over all"
-                f" jobs of this site, got {epsilon:.3g} with one more round; it trains no more until its policy changes"
+                f" jobs of this site, got {epsilon} with one more round; it trains no more until its policy changes"
             )
 
-    def told(self, epsilon: float) -> dict[str, float]:
+    def told(self, epsilon: Epsilon) -> dict[str, float]:
         """What the server learns about the promise."""
-        values = (epsilon, self.delta, self._privacy.clip, self._privacy.noise_multiplier)
+        values = (epsilon.value, epsilon.rdp, self.delta, self._privacy.clip, self._privacy.noise_multiplier)
         return dict(zip(TOLD, values, strict=True))
-
-    def _epsilon(self, spent: list[Spent]) -> float:
-        accountant = self._accountant()
-        accountant.history = [part for part in spent if part[2]]
-        if not accountant.history:
-            return 0.0
-        with warnings.catch_warnings():  # a bound from the edge of the orders is still a bound
-            warnings.simplefilter("ignore")
-            return float(accountant.get_epsilon(self.delta))
 
     def _read(self) -> list[Spent]:
         return _spent(self._file, self._site)
+
+
+def default_delta(patients: int) -> float:
+    """The largest chance that the promise may fail at a site that does not say one: 0.00001, and less where there are
+    more than 1,000 patients.
+
+    Something that picks one of P patients and gives away all of that one keeps a promise with epsilon 0 and delta 1/P.
+    At 1 / (100 P) the chance that it gives away anybody is at most 1 in 100.
+    """
+    return min(LARGEST_DELTA, 1 / (SHARE_OF_A_PATIENT * patients))
 
 
 def account_file(state_dir: Path, site: str) -> Path:

@@ -17,6 +17,7 @@ from fedmend.learning.networks import NETWORKS, build_network
 from fedmend.learning.patient_steps import PatientSteps, patients_of
 from fedmend.messages import SiteResult
 from fedmend.method import LocalMethod
+from fedmend.site.accountants import Epsilon
 from fedmend.site.privacy import Account, Privacy
 
 WITHHELD = (
@@ -50,16 +51,29 @@ class PrivateSite:
     def announce(self, epochs: int, rounds: int) -> dict[str, float]:
         """Says in the site's log what a job of ``rounds`` with ``epochs`` each will cost; refuses it where not even a
         round is left. Returns what the server learns."""
+        now, words = self.forecast(epochs, rounds)
+        LOG.info("%s: privacy: %s", self._site, words)
+        return self._account.told(now)
+
+    def forecast(self, epochs: int, rounds: int) -> tuple[Epsilon, str]:
+        """What has been spent, and in words also what a job will cost.
+
+        Args:
+            epochs: of one round.
+            rounds: of the job.
+
+        Raises:
+            OverBudget: not even a round is left.
+        """
         account, steps = self._account, self.steps.per_epoch * epochs
         account.check(account.epsilon(self.steps.rate, steps))
         now, then = account.epsilon(), account.epsilon(self.steps.rate, steps * rounds)
-        LOG.info("%s: privacy: epsilon %.3g, after this job %.3g %s", self._site, now, then, self._words)
-        return account.told(now)
+        return now, f"epsilon {now}, after this job {then} {self._words}"
 
     def spend(self, epochs: int) -> dict[str, float]:
         """Writes the steps of a round of ``epochs`` into the account, before them; returns what the server learns."""
         epsilon = self._account.spend(self.steps.rate, self.steps.per_epoch * epochs)
-        LOG.info("%s: privacy: epsilon %.3g with this round %s", self._site, epsilon, self._words)
+        LOG.info("%s: privacy: epsilon %s with this round %s", self._site, epsilon, self._words)
         return self._account.told(epsilon)
 
 

@@ -60,13 +60,13 @@ def test_records_and_report_of_private_sites_hold_epsilon_and_no_number_of_a_cla
     sites = json.loads((records / "run.json").read_text())["sites"]
     told = {"delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
     known = {"annotated": list(CLASSES), "train": 6, "preprocessing": sites["site-1"]["preprocessing"]}
-    assert sites["site-1"] == {**known, "privacy": {"epsilon": 0.0, **told}}
+    assert sites["site-1"] == {**known, "privacy": {"epsilon": 0.0, "epsilon_rdp": 0.0, **told}}
     spent = [line for line in read(records, "decisions.jsonl") if line["what"] == "privacy"]
     assert [line["round"] for line in spent] == [1, 2]
     assert spent[0]["value"]["site-2"]["epsilon"] < spent[1]["value"]["site-2"]["epsilon"]
     assert read(records, "metrics.jsonl") == read(records, "repairs.jsonl") == []
     epsilon = spent[1]["value"]["site-1"]["epsilon"]
-    assert f"Privacy, site-1: epsilon {epsilon:.3g}, delta 0.001" in summary_text(records).splitlines()
+    assert f"Privacy, site-1: epsilon {epsilon:.3g} (PRV), delta 0.001" in summary_text(records).splitlines()
     page = (records / "report.html").read_text(encoding="utf-8")
     assert "Differential privacy" in page
     assert "Loss, label counts and evaluation of these sites stay there" in page

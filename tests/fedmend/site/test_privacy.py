@@ -4,48 +4,51 @@ import sys
 
 import pytest
 from factories import refused
-from opacus.accountants.analysis import rdp
 
 from fedmend.basics.checked import checked
-from fedmend.site.privacy import FOLDER, Account, Privacy
+from fedmend.site.accountants import epsilon_of
+from fedmend.site.privacy import FOLDER, Account, Privacy, default_delta
 
 POLICY = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
 FIELDS = ["clip", "noise_multiplier", "delta", "max_epsilon"]
 NOISE = ".noise_multiplier: expected a number at least 0.1, got"
-ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))  # opacus' own
 
 
 def account(folder, privacy=POLICY, patients=50):
     return Account(folder, "site-1", privacy, patients)
 
 
-def test_steps_with_all_patients_cost_what_the_gaussian_mechanism_costs_by_hand(tmp_path):
-    # Renyi divergence of order a: T a / (2 s^2); Canonne et al. 2020 turn it into epsilon.
-    steps, noise, delta = 10, 2.0, 1e-3
-    by_hand = min(
-        steps * a / (2 * noise**2) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in ORDERS
-    )
-    assert account(tmp_path).spend(1.0, steps) == pytest.approx(by_hand, rel=1e-9)
-
-
-def test_sampled_steps_of_several_jobs_cost_what_opacus_says(tmp_path):
+def test_steps_of_several_jobs_add_up_in_the_file_which_also_says_what_they_cost_and_by_which_accountant(tmp_path):
     account(tmp_path).spend(0.05, 40)
     account(tmp_path).spend(0.05, 60)  # another job: the account is on the disk
     other = Privacy(clip=3.0, noise_multiplier=1.5, delta=1e-3)
-    total = rdp.compute_rdp(q=0.05, noise_multiplier=2.0, steps=100, orders=ORDERS)
-    total = total + rdp.compute_rdp(q=0.2, noise_multiplier=1.5, steps=7, orders=ORDERS)
-    expected, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=total, delta=1e-3)
-    assert account(tmp_path, other).spend(0.2, 7) == pytest.approx(expected, rel=1e-9)
-    assert account(tmp_path).epsilon() == pytest.approx(expected, rel=1e-9)
-    spent = json.loads((tmp_path / FOLDER / "site-1.json").read_text())["spent"]
-    assert spent == [[2.0, 0.05, 100], [1.5, 0.2, 7]]
+    spent = [(2.0, 0.05, 100), (1.5, 0.2, 7)]
+    expected = epsilon_of(spent, 1e-3)
+    assert account(tmp_path, other).spend(0.2, 7) == account(tmp_path).epsilon() == expected
+    content = json.loads((tmp_path / FOLDER / "site-1.json").read_text())
+    assert content == {"spent": [list(part) for part in spent], "epsilon": str(expected), "delta": 1e-3}
+    assert content["epsilon"].endswith(f"(PRV; RDP {expected.rdp:.3g})")
 
 
-def test_a_site_that_has_spent_nothing_has_epsilon_0_and_delta_is_a_tenth_of_one_patient(tmp_path):
-    own = account(tmp_path, Privacy(clip=1.0, noise_multiplier=1.0), patients=50)
-    assert own.epsilon() == 0
-    assert own.delta == 1 / 500
-    assert own.told(0.0) == {"epsilon": 0.0, "delta": 1 / 500, "clip": 1.0, "noise_multiplier": 1.0}
+def test_what_the_server_learns_is_the_smaller_epsilon_and_that_of_rdp(tmp_path):
+    own = account(tmp_path)
+    found = own.spend(1.0, 10)
+    told = {"epsilon": found.prv, "epsilon_rdp": found.rdp, "delta": 1e-3, "clip": 1.0, "noise_multiplier": 2.0}
+    assert own.told(found) == told
+    assert found.prv < found.rdp
+
+
+def test_a_site_that_has_spent_nothing_has_epsilon_0(tmp_path):
+    own = account(tmp_path)
+    assert own.epsilon().value == 0
+    assert str(own.epsilon()) == "0 (RDP)"
+
+
+@pytest.mark.parametrize(("patients", "delta"), [(1, 1e-5), (1000, 1e-5), (20_000, 5e-7)])
+def test_without_a_delta_the_chance_that_anybody_is_given_away_is_at_most_1_in_100(tmp_path, patients, delta):
+    assert default_delta(patients) == pytest.approx(delta)
+    assert account(tmp_path, Privacy(clip=1.0, noise_multiplier=1.0), patients).delta == default_delta(patients)
+    assert default_delta(patients) * patients <= 0.0100001
 
 
 def test_a_round_above_the_limit_is_refused_and_costs_nothing(tmp_path):
@@ -54,16 +57,22 @@ def test_a_round_above_the_limit_is_refused_and_costs_nothing(tmp_path):
     too_much = account(tmp_path, limited).epsilon(1.0, 40)
     with refused(
         "site-1: privacy: expected to stay within max_epsilon 5 over all jobs of this site, got"
-        f" {too_much:.3g} with one more round; it trains no more until its policy changes"
+        f" {too_much} with one more round; it trains no more until its policy changes"
     ):
         account(tmp_path, limited).spend(1.0, 40)
     assert account(tmp_path, limited).epsilon() == before
 
 
+def test_a_round_that_rdp_alone_would_refuse_is_allowed_where_prv_shows_that_it_costs_less(tmp_path):
+    cost = account(tmp_path).epsilon(1.0, 10)
+    between = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3, max_epsilon=(cost.prv + cost.rdp) / 2)
+    assert account(tmp_path, between).spend(1.0, 10) == cost
+
+
 def test_asking_what_a_job_would_cost_spends_nothing(tmp_path):
     own = account(tmp_path)
-    assert own.epsilon(1.0, 10) > 0
-    assert own.epsilon() == 0
+    assert own.epsilon(1.0, 10).value > 0
+    assert own.epsilon().value == 0
 
 
 @pytest.mark.parametrize(

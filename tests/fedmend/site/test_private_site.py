@@ -6,7 +6,7 @@ import pytest
 import torch
 from factories import CLASSES, make_site_folder, refused
 from torch import nn
-from torch_factories import GroupNetwork, make_split
+from torch_factories import GroupNetwork, make_split, seeded
 from worker_factories import Client, census_task, one_site
 
 from fedmend.errors import FedMendError
@@ -43,7 +43,7 @@ def step(rows, batch, privacy=NO_NOISE, *, patients=4, expected=2, seed=0):
     """The gradient that one step leaves."""
     work = Work(rows)
     units = [torch.tensor([i]) for i in range(patients)]
-    steps = PatientSteps(privacy, units, expected, np.random.default_rng(seed))
+    steps = PatientSteps(privacy, units, expected, seeded(seed))
     losses = list(steps.losses(work, [torch.tensor(images) for images in batch]))
     return work.model.weight.grad[0], losses
 
@@ -90,7 +90,7 @@ def test_the_images_of_a_patient_are_one_unit_and_an_image_without_patient_is_on
 
 
 def test_each_patient_is_drawn_by_itself_with_the_same_chance():
-    steps = PatientSteps(POLICY, [torch.tensor([i]) for i in range(40)], 10, np.random.default_rng(0))
+    steps = PatientSteps(POLICY, [torch.tensor([i]) for i in range(40)], 10, seeded(0))
     assert (steps.rate, steps.per_epoch) == (0.25, 4)
     drawn = [[int(i) for i in batch] for _ in range(500) for batch in steps.batches()]
     assert len(drawn) == 2000
@@ -102,13 +102,13 @@ def test_each_patient_is_drawn_by_itself_with_the_same_chance():
 
 
 def test_a_patient_of_many_images_brings_at_most_a_batch_of_them():
-    steps = PatientSteps(POLICY, [torch.arange(50)], 8, np.random.default_rng(0))
+    steps = PatientSteps(POLICY, [torch.arange(50)], 8, seeded(0))
     ((batch,),) = steps.batches()
     assert len(set(batch.tolist())) == 8
 
 
 def test_a_batch_that_is_larger_than_the_site_draws_everybody():
-    steps = PatientSteps(POLICY, [torch.tensor([i]) for i in range(3)], 100, np.random.default_rng(0))
+    steps = PatientSteps(POLICY, [torch.tensor([i]) for i in range(3)], 100, seeded(0))
     assert (steps.rate, steps.per_epoch) == (1.0, 1)
     assert len(next(steps.batches())) == 3
 
@@ -141,9 +141,10 @@ def test_the_census_of_a_private_site_tells_no_count_of_a_class_and_no_split_for
     assert result.census["annotated"].tolist() == [True, False, True]
     assert result.census["positives"].tolist() == [1, 0, 1]
     assert result.census["sizes"] == {"train": 6}
-    assert result.privacy == {"epsilon": 0.0, "delta": 1 / 60, "clip": 1.0, "noise_multiplier": 1.0}
-    assert "site-1: privacy: epsilon 0, after this job " in caplog.text
-    assert "(delta 0.0167, the unit is one patient, all jobs of this site so far)" in caplog.text
+    none = {"epsilon": 0.0, "epsilon_rdp": 0.0}
+    assert result.privacy == {**none, "delta": 1e-5, "clip": 1.0, "noise_multiplier": 1.0}
+    assert "site-1: privacy: epsilon 0 (RDP), after this job " in caplog.text
+    assert "(delta 1e-05, the unit is one patient, all jobs of this site so far)" in caplog.text
 
 
 def test_a_private_site_keeps_its_images_on_a_gpu_like_any_other(client, monkeypatch):
@@ -170,7 +171,9 @@ def test_a_private_round_tells_noisy_weights_and_epsilon_and_nothing_else(client
     assert (result.counts, result.report, result.repairs) == ({}, {}, {})
     assert set(result.weights) == set(received())
     assert result.privacy["epsilon"] > 0
-    assert f"site-1: privacy: epsilon {result.privacy['epsilon']:.3g} with this round (delta 0.0167" in caplog.text
+    epsilon, rdp = result.privacy["epsilon"], result.privacy["epsilon_rdp"]
+    said = f"site-1: privacy: epsilon {epsilon:.3g} (PRV; RDP {rdp:.3g}) with this round (delta 1e-05"
+    assert said in caplog.text
     check_withheld(result, weights=True)
 
 
@@ -193,7 +196,9 @@ def test_the_steps_are_written_down_before_they_are_made(client, tmp_path):
 
 def test_nobody_who_knows_the_seed_can_repeat_the_noise(client):
     site = client()
-    first, second = train(site), train(site)
+    first = train(site)
+    site.start()  # as after a kill
+    second = train(site)
     assert not np.array_equal(first.weights["classifier.weight"], second.weights["classifier.weight"])
 
 

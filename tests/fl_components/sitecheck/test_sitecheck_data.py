@@ -13,6 +13,8 @@ from sitecheck_factories import change_settings, found, make_job, shown
 
 from fedmend.data.store import open_store
 from fedmend.data.tables import write_table
+from fedmend.site.config import read_site_config
+from fedmend.site.privacy import Account, Privacy
 
 UNREADABLE = "expected a PNG or JPEG picture, got a corrupt or truncated file (UnidentifiedImageError)"
 
@@ -275,6 +277,26 @@ def test_lesions_that_vanish_at_the_size_of_the_job_are_a_warning(tmp_path, site
         "        test: 0 of 1 lesions, 0 of 1 slices with lesion",
     ]
     assert found("lesions", site) == ["skip  lesions: the site has no masks"]
+
+
+def test_a_site_with_privacy_is_told_what_it_has_spent_what_the_job_costs_and_by_which_accountant(kit, tmp_path, site):
+    pytest.importorskip("opacus")
+    policy = Privacy(clip=1.0, noise_multiplier=4.0)
+    change_settings(kit, privacy={"clip": 1, "noise_multiplier": 4})
+    private = {"method": "fedmend.methods.baselines.FedAvg", "method_args": {"weighted": False}}
+    job = make_job(tmp_path / "private", network="resnet_narrow_gn", **private)
+    state = read_site_config(kit / "local" / "fedmend.json", kit, "site-1").state_dir
+    account = Account(state, "site-1", policy, patients=6)
+    now = account.spend(1.0, 2)
+    after = account.epsilon(4 / 6, 2 * 3)  # batches of 4 out of 6 images, three rounds
+    (line,) = found("privacy", kit=kit, job=job)
+    text = f"epsilon {now}, after this job {after} (delta 1e-05, the unit is one patient, all jobs of this site so far)"
+    assert line == f"ok    privacy: {text}"
+    assert "(PRV; RDP " in line
+    change_settings(kit, privacy={"clip": 1, "noise_multiplier": 4, "max_epsilon": now.value})
+    assert found("privacy", kit=kit, job=job)[0].startswith("fail  privacy: privacy: expected to stay within max_eps")
+    assert found("privacy", kit=kit) == ["skip  privacy: needs the images, and --job with one that trains"]
+    assert found("privacy", site) == ["skip  privacy: needs fedmend.json with privacy"]
 
 
 def test_images_that_teach_nothing_are_refused(site):

@@ -10,9 +10,13 @@ OWN = {"privacy": Mapping}
 WORDS = {
     "Differential privacy (epsilon, delta)": "What leaves a site is almost the same with and without any one of its "
     "patients: no answer gets more likely than exp(epsilon) times, but for a chance of delta. Below 1 is strong, "
-    "above 10 promises little. Epsilon counts all jobs of the site so far.",
+    "above 10 promises little. Epsilon counts all jobs of the site so far, by the accountant that gives less: PRV "
+    "with the bound of its error, or RDP.",
 }
 NOTE = "Loss, label counts and evaluation of these sites stay there; the number of their images is not protected."
+
+
+SETTINGS = ("delta", "noise_multiplier", "clip")
 
 
 def _spent(run: RunFiles) -> Mapping[str, Mapping[str, float]]:
@@ -28,16 +32,23 @@ def spent(run: RunFiles) -> Section:
     if not (found := _spent(run)):
         return Section()
     rows = [
-        [site, number(t["epsilon"]), f"{t['delta']:.2g}", f"{t['noise_multiplier']:g}", f"{t['clip']:g}"]
+        [site, number(t["epsilon"]), _accountant(t), *(f"{t[name]:.3g}" for name in SETTINGS)]
         for site, t in found.items()
     ]
-    head = ["Site", "Epsilon", "Delta", "Noise multiplier", "Clip"]
+    head = ["Site", "Epsilon", "Accountant", "Delta", "Noise multiplier", "Clip"]
     return section("privacy", "Differential privacy", table("Spent so far", head, rows) + f"<p class='fine'>{NOTE}</p>")
 
 
 def spent_lines(run: RunFiles) -> list[str]:
-    """The same for the plain text."""
-    return [f"Privacy, {site}: epsilon {t['epsilon']:.3g}, delta {t['delta']:.2g}" for site, t in _spent(run).items()]
+    """A line for each site in the plain text of a report."""
+    return [
+        f"Privacy, {site}: epsilon {t['epsilon']:.3g} ({_accountant(t)}), delta {t['delta']:.2g}"
+        for site, t in _spent(run).items()
+    ]
+
+
+def _accountant(told: Mapping[str, float]) -> str:
+    return "PRV" if told["epsilon"] < told.get("epsilon_rdp", 0.0) else "RDP"
 
 
 PART = Part(place=900, sections=(spent,), lines=spent_lines, own=OWN, words={"privacy": WORDS})
