@@ -100,7 +100,7 @@ class Guard:
             return PlainTextResponse("expected GET or POST", 405)
         if request.method == "POST" and request.headers.get("origin", "") != f"http://{host}":
             return PlainTextResponse("expected a form of this page, got one from another origin", 403)
-        if request.url.path != "/" and not self._session.is_mine(request.cookies.get(COOKIE, "")):
+        if request.scope["path"] != "/" and not self._session.is_mine(request.cookies.get(COOKIE, "")):
             return PlainTextResponse("expected the browser that opened the link; start fedmend review again", 403)
         return None
 
