@@ -72,15 +72,15 @@ def print_table(rows: Sequence[Mapping]) -> None:
     """Epsilon and metrics in points by noise, mean ± standard deviation over seeds, and the difference in AUC to the
     same seeds without privacy, with its 95 % interval."""
     plain = {row["seed"]: row["auc"] for row in rows if not row["noise"]}
-    print("| noise multiplier | epsilon | AUC | AUC, difference | balanced accuracy |")
+    print("| noise multiplier | epsilon | by RDP alone | AUC | AUC, difference | balanced accuracy |")
     for noise in sorted({row["noise"] for row in rows}):
         own = [row for row in rows if row["noise"] == noise]
         told = [t for row in own for t in row["told"].values()]
-        spent = f"{max(t['epsilon'] for t in told):.1f}" if told else "no privacy"
+        spent = [f"{max(t[name] for t in told):.1f}" if told else "no privacy" for name in ("epsilon", "epsilon_rdp")]
         auc, bacc = (mean_and_sd([row[name] for row in own]) for name in ("auc", "bacc"))
         paired = [row["auc"] - plain[row["seed"]] for row in own if noise and row["seed"] in plain]
         shown = [" ± ".join(filter(None, auc)), _with_interval(paired), " ± ".join(filter(None, bacc))]
-        print("| " + " | ".join([f"{noise:g}", spent, *shown]) + " |")
+        print("| " + " | ".join([f"{noise:g}", *spent, *shown]) + " |")
 
 
 def _with_interval(differences: Sequence[float]) -> str:

@@ -16,8 +16,8 @@ RELATIVE_ERROR, LARGEST_ERROR = 0.01, 0.1  # of PRV: as a share of RDP's epsilon
 # Where PRV is asked: its numbers are float64, and its grid has at most some millions of points.
 LARGEST_EPSILON = 100.0
 SMALLEST_DELTA = 1e-9
-MOST_STEPS = 100_000
-MOST_PARTS = 20
+MOST_STEPS = 20_000
+MOST_PARTS = 10
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def test_prv_holds_whether_a_patient_is_taken_out_or_put_in(parts):
         ([(0.1, 1.0, 1000)], 1e-4),  # 41 GB of grid
         ([(2.0, 0.1, 10)], 1e-12),
         ([(50.0, 0.001, 10**8)], 1e-5),
-        ([(2.0, 0.1 / part, 1) for part in range(1, 23)], 1e-5),
+        ([(2.0, 0.1 / part, 1) for part in range(1, 13)], 1e-5),
     ],
     ids=["hardly any noise", "a tiny delta", "many steps", "many kinds of steps"],
 )
@@ -93,9 +93,9 @@ def test_where_prv_would_take_long_or_its_digits_do_not_suffice_rdp_stands(spent
 
 
 def test_both_accountants_together_are_quick_at_the_largest_account_that_prv_is_asked_about():
-    start = time.monotonic()
+    start = time.process_time()
     assert epsilon_of([(20.0, 0.01, accountants.MOST_STEPS)], 1e-5).prv < math.inf
-    assert time.monotonic() - start < 5  # 0.5 s on a free core
+    assert time.process_time() - start < 4
 
 
 @pytest.mark.parametrize("answer", [math.nan, math.inf, -1.0, ValueError("means differ"), RuntimeError("no epsilon")])
