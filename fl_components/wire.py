@@ -30,6 +30,7 @@ JUDGED = ("accepted", "rejected")
 LESIONS = "lesions"  # may stand in the census too
 PRIVACY = "privacy"  # may stand in the content too
 LONGEST_WORD = 100  # characters
+MOST_SITES = 1000  # of a federation
 LARGEST_COUNT = 2**50  # keeps sums over sites from overflowing
 
 
@@ -37,7 +38,7 @@ def pack_task(weights: Mapping[str, np.ndarray], task: RoundTask, run: RunSpec, 
     """Server → site."""
     card = {"run_name": run.run_name, "classes": list(run.classes), "network": run.network, "seed": run.seed}
     order = {"stage": task.stage, "knowledge": dict(task.knowledge), "role": task.role, "evaluate": evaluate}
-    order["ledger_mark"] = task.ledger_mark
+    order |= {"ledger_mark": task.ledger_mark, "sites": list(task.sites)}
     meta, rounds = {KEY: {"run": card, "task": order}}, task.total_rounds
     return FLModel(**_body(weights), current_round=task.round_num, total_rounds=rounds, meta=meta)
 
@@ -73,6 +74,7 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
             "total_rounds": _is_whole(model.total_rounds),
             "knowledge": isinstance(order["knowledge"], Mapping),
             "ledger_mark": isinstance(order["ledger_mark"], str) and MARK.fullmatch(order["ledger_mark"]) is not None,
+            "sites": _are_sites(order["sites"]),
             "weights": model.params is None or isinstance(model.params, Mapping),
         }
         if wrong := [name for name, right in kinds.items() if not right]:
@@ -87,10 +89,18 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
             run.seed,
             training=question == TRAIN,
             ledger_mark=order["ledger_mark"],
+            sites=tuple(order["sites"]),
         )
         return dict(model.params or {}), task, run, bool(order["evaluate"])
     except (KeyError, TypeError, ValueError, IndexError) as e:
         raise FedMendError(f"task from the server: expected a FedMend task, got one that lacks or breaks {e}") from None
+
+
+def _are_sites(value: object) -> bool:
+    if not (isinstance(value, list | tuple) and 1 <= len(value) <= MOST_SITES):
+        return False
+    words = all(isinstance(v, str) and 0 < len(v) <= LONGEST_WORD and v.isprintable() for v in value)
+    return words and len({*value}) == len(value)
 
 
 def _is_whole(value: object) -> bool:
@@ -172,6 +182,7 @@ CENSUS = {
     "kind": [one_of(list(KINDS))],
     "phantom": [FLAG],
     "preprocessing": [that(is_told, "how images are read")],
+    "min_federation": [that(lambda v: type(v) is int and 1 <= v <= MOST_SITES, f"a number from 1 to {MOST_SITES}")],
     LESIONS: [_array("iu", "two counts", ndim=1), that(lambda v: len(v) == 2 and (v >= 0).all(), "two counts")],
 }
 CENSUS_FIELDS = sorted({*CENSUS} - {LESIONS})

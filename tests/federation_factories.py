@@ -271,6 +271,7 @@ def census(annotated, *, samples=10, round_num=0, positives=4, kind="multilabel"
         "kind": kind,
         "phantom": False,
         "preprocessing": PREPARED.told(),
+        "min_federation": 1,
     }
     return SiteResult(round_num=round_num, samples=samples, census=content)
 

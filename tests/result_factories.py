@@ -34,6 +34,7 @@ def good_census(**changes):
         "kind": "multilabel",
         "phantom": True,
         "preprocessing": PREPARED.told(),
+        "min_federation": 1,
     }
     return {**given, **changes}
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+from dataclasses import replace
 from unittest.mock import patch
 
 import msgpack
@@ -358,7 +359,7 @@ def site(tmp_path):
         network = networks.initial_network("tiny", CLASSES, 7)
         model = pack_task(
             {k: v.numpy() for k, v in get_weights(network).items()},
-            task or RoundTask("train", 0, 3),
+            replace(task or RoundTask("train", 0, 3), sites=("site-1", "site-2")),
             RUN,
             evaluate=False,
         )

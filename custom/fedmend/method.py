@@ -36,6 +36,7 @@ class RoundTask:
         training: whether the site trains; False: it only reports.
         ledger_mark: the latest mark of the site's ledger that this run was told, see
             :mod:`fedmend.repairs.ledger`; empty: none.
+        sites: names of all sites that are asked; empty outside a federation.
     """
 
     stage: str
@@ -46,6 +47,7 @@ class RoundTask:
     seed: int = 0
     training: bool = True
     ledger_mark: str = ""
+    sites: tuple[str, ...] = ()
 
     @property
     def ledger_round(self) -> int:

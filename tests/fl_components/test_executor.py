@@ -50,7 +50,9 @@ class Process:
 
     def reply(self, name, round_num=0, *, evaluate=False, signal=None):
         weights = {} if name == "census" else global_model()
-        message = pack_task(weights, RoundTask(name, round_num, 3, seed=7), RUN, evaluate=evaluate)
+        message = pack_task(
+            weights, RoundTask(name, round_num, 3, seed=7, sites=("site-1", "site-2")), RUN, evaluate=evaluate
+        )
         return self.execute(name, message, signal)
 
     def ask(self, name, round_num=0, **options):
@@ -104,7 +106,7 @@ def test_a_task_of_another_kind_is_answered_with_a_sentence(process):
 
 
 def test_a_task_with_a_run_name_that_leaves_the_state_folder_is_refused_by_the_site(process, tmp_path):
-    task = pack_task({}, RoundTask("census", 0, 3), RUN, evaluate=False)
+    task = pack_task({}, RoundTask("census", 0, 3, sites=("site-1", "site-2")), RUN, evaluate=False)
     task.meta["fedmend"]["run"]["run_name"] = "../../outside"
     error = read(process().execute("census", task)).error
     assert error.startswith("site-1: job variable run_name: expected at most 100 letters")
@@ -112,7 +114,7 @@ def test_a_task_with_a_run_name_that_leaves_the_state_folder_is_refused_by_the_s
 
 
 def test_a_site_called_job_keeps_its_name_in_a_sentence_about_a_job_variable(process):
-    task = pack_task({}, RoundTask("census", 0, 3), RUN, evaluate=False)
+    task = pack_task({}, RoundTask("census", 0, 3, sites=("site-1", "site-2")), RUN, evaluate=False)
     task.meta["fedmend"]["run"]["run_name"] = "../../outside"
     error = read(process(name="job").execute("census", task)).error
     assert error.startswith("job: job variable run_name: expected at most 100 letters")
@@ -182,7 +184,7 @@ def test_a_site_that_asks_does_nothing_until_somebody_has_approved_what_was_show
     approve(state, "site-1", "job-1")
     assert site.ask("census").error == ""
     other = dataclasses.replace(RUN, run_name="run-2")
-    message = pack_task({}, RoundTask("census", 0, 3), other, evaluate=False)
+    message = pack_task({}, RoundTask("census", 0, 3, sites=("site-1", "site-2")), other, evaluate=False)
     error = read(site.execute("census", message)).error
     assert error == "site-1: approval: expected the job that was approved, got another under its id"
     assert site.ask("train").error == ""

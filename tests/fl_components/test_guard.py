@@ -146,6 +146,7 @@ CENSUS = {
     "kind": "multilabel",
     "phantom": False,
     "preprocessing": PREPARED.told(),
+    "min_federation": 1,
 }
 
 
@@ -162,7 +163,8 @@ def test_a_census_passes(site):
         (
             "census",
             {**CENSUS, "image": IMAGE},
-            "census: expected ['annotated', 'data', 'kind', 'phantom', 'positives', 'preprocessing', 'sizes']",
+            "census: expected ['annotated', 'data', 'kind', 'min_federation', 'phantom', 'positives',"
+            " 'preprocessing', 'sizes']",
         ),
         ("census", {**CENSUS, "sizes": {"train": IMAGE}}, "census sizes: expected samples per split"),
         ("census", {**CENSUS, "sizes": {"train": 50, "p1": 1}}, "census sizes: expected samples per split"),

@@ -36,25 +36,34 @@ def same_arrays(one, other):
 
 def test_a_task_survives_the_wire(wire):
     knowledge = {"prototypes": np.eye(4, dtype=np.float32), "learning_degree": np.array([0.25, 1.0])}
-    task = RoundTask("detect", 5, 9, knowledge, "noisy", seed=3)
+    task = RoundTask("detect", 5, 9, knowledge, "noisy", seed=3, sites=("site-1", "site-2"))
     weights, got, run, evaluate = unpack_task(wire(pack_task(WEIGHTS, task, RUN, evaluate=True)), "train")
     same_arrays(weights, WEIGHTS)
     same_arrays(got.knowledge, knowledge)
     assert (got.stage, got.round_num, got.total_rounds, got.role, got.seed) == ("detect", 5, 9, "noisy", 3)
+    assert got.sites == ("site-1", "site-2")
     assert run == RUN
     assert evaluate is True
 
 
+@pytest.mark.parametrize(
+    "sites", [(), ("site-1", "site-1"), ("a\nb",), ("x" * 101,), (7,), tuple(map(str, range(1001)))]
+)
+def test_a_task_that_does_not_say_who_is_asked_is_refused_by_the_site(sites):
+    with refused("task from the server: expected a FedMend task, got one that lacks or breaks sites"):
+        unpack_task(pack_task(WEIGHTS, RoundTask("look", 5, 9, sites=sites), RUN, evaluate=False), "train")
+
+
 @pytest.mark.parametrize(("question", "training"), [("train", True), ("collect", False)])
 def test_the_question_says_whether_a_site_trains(wire, question, training):
-    message = wire(pack_task(WEIGHTS, RoundTask("look", 5, 9), RUN, evaluate=False))
+    message = wire(pack_task(WEIGHTS, RoundTask("look", 5, 9, sites=("site-1", "site-2")), RUN, evaluate=False))
     task = unpack_task(message, question)[1]
     assert (task.training, task.ledger_round) == (training, 5 if training else 4)
 
 
 def test_a_task_without_weights_survives_the_wire(wire):
     weights, got, run, evaluate = unpack_task(
-        wire(pack_task({}, RoundTask("census", 0, 9), RUN, evaluate=False)), "census"
+        wire(pack_task({}, RoundTask("census", 0, 9, sites=("site-1", "site-2")), RUN, evaluate=False)), "census"
     )
     assert (weights, got.stage, run, evaluate) == ({}, "census", RUN, False)
 
@@ -79,6 +88,7 @@ def test_a_result_survives_the_wire(wire, weights):
     )
     same_arrays(got.census.pop("preprocessing"), good_census()["preprocessing"])
     data = {"train": "0" * 32, "val": "1" * 32}
+    assert got.census.pop("min_federation") == 1
     assert got.census == {"sizes": {"train": 7, "val": 2}, "data": data, "kind": "multilabel", "phantom": True}
     assert (got.round_num, got.samples, got.loss, got.ledger_mark, got.error) == (4, 7, 0.25, MARK, "a sentence")
 
@@ -112,13 +122,13 @@ def test_anything_else_under_that_name_is_refused(privacy):
 
 
 def test_a_role_and_a_single_number_survive_the_wire(wire):
-    task = RoundTask("robust", 5, 9, {"distillation_weight": np.float32(0.25)}, "clean")
+    task = RoundTask("robust", 5, 9, {"distillation_weight": np.float32(0.25)}, "clean", sites=("site-1", "site-2"))
     got = unpack_task(wire(pack_task(WEIGHTS, task, RUN, evaluate=False)), "train")[1]
     assert (got.role, float(got.knowledge["distillation_weight"])) == ("clean", 0.25)
 
 
 def test_the_mark_of_a_ledger_survives_the_wire(wire):
-    task = RoundTask("robust", 5, 9, ledger_mark=MARK)
+    task = RoundTask("robust", 5, 9, ledger_mark=MARK, sites=("site-1", "site-2"))
     assert unpack_task(wire(pack_task(WEIGHTS, task, RUN, evaluate=False)), "train")[1].ledger_mark == MARK
 
 
@@ -127,7 +137,12 @@ def test_a_mark_that_is_none_is_refused_by_server_and_site(mark):
     with refused("site-1: result, ledger_mark: expected 32 hexadecimal digits or none, got something else"):
         unpack_result(pack_result(good_result(ledger_mark=mark)), "site-1")
     with pytest.raises(FedMendError, match="task from the server: expected a FedMend task, got one that lacks or"):
-        unpack_task(pack_task(WEIGHTS, RoundTask("robust", 5, 9, ledger_mark=mark), RUN, evaluate=False), "train")
+        unpack_task(
+            pack_task(
+                WEIGHTS, RoundTask("robust", 5, 9, ledger_mark=mark, sites=("site-1", "site-2")), RUN, evaluate=False
+            ),
+            "train",
+        )
 
 
 def test_single_label_counts_survive_the_wire(wire):
@@ -168,7 +183,7 @@ def test_messages_of_another_kind_are_refused():
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/x", "a b", "x" * 101, 7, None])
 def test_a_run_name_that_could_leave_its_folder_is_refused_by_the_site(name):
-    task = pack_task(WEIGHTS, RoundTask("train", 0, 1), RUN, evaluate=False)
+    task = pack_task(WEIGHTS, RoundTask("train", 0, 1, sites=("site-1", "site-2")), RUN, evaluate=False)
     task.meta[KEY]["run"]["run_name"] = name
     with refused(f"job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got {name!r}"):
         unpack_task(task, "train")
@@ -180,7 +195,9 @@ REPAIRS = (
     "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative', 'missing',"
     " 'accepted', 'rejected']"
 )
-CENSUS = "census: expected ['annotated', 'data', 'kind', 'phantom', 'positives', 'preprocessing', 'sizes']"
+CENSUS = (
+    "census: expected ['annotated', 'data', 'kind', 'min_federation', 'phantom', 'positives', 'preprocessing', 'sizes']"
+)
 SIZES = "census sizes: expected samples per split"
 DATA = "census data: expected 32 hexadecimal digits per split"
 

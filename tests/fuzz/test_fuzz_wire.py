@@ -41,11 +41,12 @@ RESULT = pack_result(
             "kind": "multilabel",
             "phantom": True,
             "preprocessing": PREPARED.told(),
+            "min_federation": 1,
         },
     )
 ).meta[KEY]
 KNOWLEDGE = {"prototypes": np.ones((4, 3), np.float32)}
-TASK = pack_task(WEIGHTS, RoundTask("detect", 5, 9, KNOWLEDGE, "noisy"), RUN, evaluate=True)
+TASK = pack_task(WEIGHTS, RoundTask("detect", 5, 9, KNOWLEDGE, "noisy", sites=("site-1", "site-2")), RUN, evaluate=True)
 
 
 @number_of_cases

@@ -27,6 +27,7 @@ class Census:
         described: site → what ``run.json`` says of it.
         phantom: whether the data of a site are synthetic.
         prepared: site → how it prepares images.
+        min_federation: site → fewest results of a round that it lets its own be averaged with, its own included.
     """
 
     kind: Kind
@@ -36,6 +37,7 @@ class Census:
     described: Mapping[str, Mapping]
     phantom: bool
     prepared: Mapping[str, Preprocessing]
+    min_federation: Mapping[str, int]
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -94,7 +96,8 @@ def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, go
     sizes = {site: dict(result.census["sizes"]) for site, result in results.items()}
     phantom = any(bool(result.census["phantom"]) for result in results.values())
     data = {site: dict(result.census["data"]) for site, result in results.items()}
-    census = Census(kind, facts, sizes, data, described, phantom, prepared)
+    wanted = {site: result.census["min_federation"] for site, result in results.items()}
+    census = Census(kind, facts, sizes, data, described, phantom, prepared, wanted)
     nowhere = [c for i, c in enumerate(classes) if not any(census.known(site)[i] for site in facts)]
     if nowhere and not goes_on:
         raise FedMendError(f"census: expected every class of the job to be annotated at a site, got none for {nowhere}")

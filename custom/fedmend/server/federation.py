@@ -190,7 +190,8 @@ class RunningFederation(Federation):
         metrics = self._evaluate() if apart else {}
         tasks, fold = self._tasks(stage, asked, roles, knowledge), Fold(average, rows)
         with self._safety_net() as net:
-            results = self._ask(TRAIN, tasks, evaluate=due and not apart, net=net)
+            needed = max([self._settings.needed(len(asked)), *(self._census.min_federation[s] for s in asked)])
+            results = self._ask(TRAIN, tasks, evaluate=due and not apart, net=net, needed=needed)
             counted = self._counted({site: result.samples for site, result in results.items()})
             for site, result in results.items():
                 fold.take(site, counted[site], result.report, net.take(site))
@@ -318,9 +319,10 @@ class RunningFederation(Federation):
     ) -> dict[str, RoundTask]:
         known, fields = {k: np.asarray(v) for k, v in (knowledge or {}).items()}, self._workflow.METHOD.KNOWLEDGE
         check_fields(known, fields, self._exchange.letters, f"{stage}: knowledge for the sites,")
-        task = RoundTask(stage, self._round, self.num_rounds, known, seed=self.seed, training=training)
+        asked, rounds = tuple(sorted(sites)), self.num_rounds
+        task = RoundTask(stage, self._round, rounds, known, seed=self.seed, training=training, sites=asked)
         roles, marks = roles or {}, self._marks
-        return {s: replace(task, role=roles.get(s, ""), ledger_mark=marks.get(s, "")) for s in sorted(sites)}
+        return {s: replace(task, role=roles.get(s, ""), ledger_mark=marks.get(s, "")) for s in asked}
 
     def _ask(
         self,

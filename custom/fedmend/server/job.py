@@ -94,7 +94,8 @@ class ServerJob:
         if unknown := sorted(without - set(there)):
             log.warn(f"job variable without: expected names of connected sites, got also {unknown}")
         task, marks = chosen.census_task, saved.marks if saved else {}
-        asked = {s: replace(task, ledger_mark=marks.get(s, "")) for s in sorted(there) if s not in without}
+        chosen_sites = tuple(s for s in sorted(there) if s not in without)
+        asked = {s: replace(task, ledger_mark=marks.get(s, ""), sites=chosen_sites) for s in chosen_sites}
         exchange, question = Exchange(self.transport, progress, workflow), Question(CENSUS, {}, asked, spec)
         results = valid_results(exchange, log, question, chosen.needed(len(asked)))
         census = read_census(results, spec.classes, goes_on=saved is not None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmend.basics.checked import AMOUNT, COUNT, FLAG, Check, checked, one_of, taking, that
+from fedmend.basics.checked import AMOUNT, COUNT, FLAG, Check, checked, one_of, taking, that, whole
 from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
 from fedmend.site.gpu_settings import Gpu
@@ -35,6 +35,8 @@ class SiteConfig:
         memory_gb: most memory of a training step, in GB, by the estimate of :mod:`fedmend.site.limits`; 0 = what is
             free.
         weights_dir: the server's folder of ImageNet weights, see :func:`fedmend.learning.weights.weights_file`.
+        min_federation: fewest sites that train in a round with this one. 2, so that no lead gets a model that is this
+            site's alone; 1: any number.
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
         gpu: which GPUs it uses and how, see :mod:`fedmend.site.devices`.
         share_verdicts: tell the server how many repairs of each class people have judged right and wrong.
@@ -52,6 +54,7 @@ class SiteConfig:
     max_epochs: int = taking(COUNT, default=100)
     max_hours: float = taking(AMOUNT, default=720.0)
     memory_gb: float = taking(AMOUNT, default=0.0)
+    min_federation: int = taking(whole(1), default=2)
     gallery: bool = taking(FLAG, default=False)
     share_verdicts: bool = taking(FLAG, default=False)
     approve: str = taking(one_of(["no", "ask"]), default="no")

@@ -5,6 +5,7 @@ up what the backward pass will need. ``docs/your_data.md`` says how near it come
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -94,6 +95,20 @@ def check_order(name: str, config: SiteConfig, task: RoundTask, epochs: int) -> 
         if most and asked > most:
             limit = f"{most} ({field} of this site's {CONFIG_NAME})"
             raise FedMendError(f"{name}: job variable {setting}: expected at most {limit}, got {asked}")
+
+
+def check_federation(name: str, config: SiteConfig, sites: Sequence[str]) -> None:
+    """Refuses a job, or a round of training, of fewer ``sites`` than the site wants to be among. An honest server says
+    who they are, and averages no fewer results than each of them wants.
+
+    Raises:
+        FedMendError: they are fewer than ``min_federation``, or this site is none of them.
+    """
+    if sites and name not in sites:
+        raise FedMendError(f"{name}: expected a task that names this site among those of the round, got another")
+    if sites and len(sites) < config.min_federation:
+        limit = f"{config.min_federation} sites (min_federation of this site's {CONFIG_NAME})"
+        raise FedMendError(f"{name}: expected to train together with others, at least {limit}, got {len(sites)}")
 
 
 def count_task(name: str, config: SiteConfig, state: StateStore, asked: str) -> None:

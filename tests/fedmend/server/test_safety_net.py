@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from federation_factories import Run, plain_answers, same_models
+from federation_factories import Run, failing, plain_answers, same_models
 from torch_factories import TinyNetwork
 
 from fedmend.learning.weights import check_range
-from fedmend.messages import TRAIN
+from fedmend.messages import CENSUS, TRAIN
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.server.federation import RunSettings
 from fedmend.server.safety_net import SafetyNet, clipped, outliers, suspect, update_norms, vanished
@@ -335,3 +335,34 @@ def test_a_site_that_is_left_out_is_asked_nothing_and_a_name_that_nobody_has_is_
 def test_leaving_out_everybody_is_said(tmp_path):
     run = play(tmp_path, None, without=list(THREE))
     assert run.stopped == "census: expected at least one site to ask, got none"
+
+
+# ---- fewest sites ---------------------------------------------------------------------------------------------------
+
+
+def wanting(least, base):
+    """``base``, whose sites want at least so many in every average."""
+
+    def answer(site, question, *rest):
+        result = base(site, question, *rest)
+        if question == CENSUS:
+            result.census["min_federation"] = least[site]
+        return result
+
+    return answer
+
+
+def test_no_average_is_made_of_fewer_sites_than_one_of_them_wants_whatever_min_sites_says(tmp_path):
+    base = failing(plain_answers(THREE), site="site-3", when=lambda question, r: question == TRAIN and r == 1)
+    least = {"site-1": 3, "site-2": 1, "site-3": 1}
+    run = Run(tmp_path, FedAvgWorkflow(), list(THREE), wanting(least, base), min_sites=1)
+    assert run.stopped.startswith("train of round 1: expected valid results from 3 sites, got 2: site-3: ")
+    assert run.transport.saved == {}  # nothing is handed over
+    assert run.moved(model=run.model) == pytest.approx([1, 1])  # the model after round 0
+    run = Run(tmp_path / "any", FedAvgWorkflow(), list(THREE), base, min_sites=1)
+    assert run.stopped == ""
+
+
+def test_every_task_names_all_sites_that_are_asked(tmp_path):
+    run = Run(tmp_path, FedAvgWorkflow(), list(THREE), plain_answers(THREE), num_rounds=1, without=["site-2"])
+    assert {task.sites for task, _ in run.transport.sent} == {("site-1", "site-3")}

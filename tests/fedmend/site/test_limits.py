@@ -17,7 +17,7 @@ from fedmend.learning.inference import Stopped
 from fedmend.method import RoundTask
 from fedmend.site import limits
 from fedmend.site.config import SiteConfig
-from fedmend.site.limits import MODELS, check_order, check_step, step_bytes
+from fedmend.site.limits import MODELS, check_federation, check_order, check_step, step_bytes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 STEP_WORDS = "site-1: job variables network, batch_size, image_size: expected a training step of at most"
@@ -230,3 +230,26 @@ def test_a_round_that_is_asked_for_again_and_again_is_refused_also_after_a_resta
         assert client.collect(2).error == ""  # counted on their own
         client.config = dataclasses.replace(client.config, max_rounds=0)
         assert client.train(2).error == ""
+
+
+# ---- fewest sites ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("least", "sites"), [(1, 1), (2, 2), (3, 5)])
+def test_enough_sites_train_together(config, least, sites):
+    check_federation("site-1", config(min_federation=least), [f"site-{i + 1}" for i in range(sites)])
+
+
+@pytest.mark.parametrize("question", ["census", "train"])
+def test_a_site_opens_no_data_for_a_job_or_round_in_which_it_is_alone(tmp_path, question):
+    client = Client(tmp_path, PlainMethod())  # there are no data to open
+    with one_site():
+        result = client.ask(question, RoundTask(question, 0, 3, sites=("site-1",)), global_model())
+    least = f"at least 2 sites (min_federation {SITE})"
+    assert result.error == f"site-1: expected to train together with others, {least}, got 1"
+    assert not result.weights
+
+
+def test_a_round_that_names_others_only_is_refused(config):
+    with refused("site-1: expected a task that names this site among those of the round, got another"):
+        check_federation("site-1", config(), ["site-2", "site-3"])

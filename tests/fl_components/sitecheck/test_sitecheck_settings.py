@@ -13,6 +13,11 @@ def test_complete_settings_pass(kit, site):
     [
         ({"data_root": ""}, "fail  fedmend.json: local/fedmend.json, field data_root: expected a folder, got ''"),
         ({"data_root": "no"}, "fail  fedmend.json: data_root: expected a folder, not found"),
+        (
+            {"min_federation": 1},
+            "warn  fedmend.json: min_federation: expected at least 2, got 1: a lead could get a model that is this"
+            " site's alone",
+        ),
         ({"data_root": "phantom"}, "warn  fedmend.json: data_root: expected a folder, got phantom: PHANTOM data"),
         (
             {"cache_dir": "startup/client.crt/a", "state_dir": "../kit/../data/site-1/site.json"},
