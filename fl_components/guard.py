@@ -1,6 +1,6 @@
 """ReportGuard: the site's own last look at what leaves besides the weights."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter
@@ -13,6 +13,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedmend.errors import FedMendError
 from fedmend.fields import Field, check_fields, hold_back, sizes_of
 from fedmend.messages import LONGEST_ERROR, SiteResult
+from fedmend.site.config import CONFIG_NAME
 from fedmend.site.private_site import check_withheld
 from fedmend.site.register import digest_of, note, size_of, told
 from fl_components.statistics import check_statistics
@@ -31,8 +32,9 @@ class ReportGuard(Filter):
     small enough; otherwise nothing but a sentence leaves. Rows of a report field that are made from fewer than
     ``min_count`` samples are set to zero, their count too. Of FLARE's statistics workflow, label counts of at least
     ``min_count`` pass. Of an error reply, nothing but its code passes. The accounts that FLARE's ``SVTPrivacy`` adds
-    stay at the site. What passes is put into a new message, so that nothing beside it travels along, and is written
-    into the site's register first (:mod:`fedmend.site.register`).
+    stay at the site, and so do the report fields that it refuses by ``refuse_fields``. What passes is put into a new
+    message, so that nothing beside it travels along, and is written into the site's register first
+    (:mod:`fedmend.site.register`).
 
     FLARE's simulator does not run site policies at the clients; there the server, which has the same policy, runs this
     filter on what arrives.
@@ -90,7 +92,7 @@ class ReportGuard(Filter):
             dxo.meta = {name: value for name, value in dxo.meta.items() if name not in _ACCOUNTS}
             self._check_envelope(dxo, f"{site}: ReportGuard")
             content, config = dxo.meta[KEY], load_site_config(fl_ctx)
-            dxo.meta[KEY] = self.check(content, site, config.min_count, fl_ctx.get_prop(CLASSES))
+            dxo.meta[KEY] = self.check(content, site, config.min_count, fl_ctx.get_prop(CLASSES), config.refuse_fields)
             if config.privacy:
                 weights = dxo.data_kind == DataKind.WEIGHTS
                 check_withheld(parse_content(dxo.meta[KEY], f"{site}: ReportGuard"), weights=weights)
@@ -121,7 +123,14 @@ class ReportGuard(Filter):
         if dxo.data_kind == DataKind.METRICS and {k: type(v) for k, v in dxo.data.items()} != {"samples": float}:
             raise FedMendError(f"{where}: expected no metrics besides the report, got others")
 
-    def check(self, content: Mapping, site: str, min_count: int, num_classes: int | None = None) -> dict:
+    def check(
+        self,
+        content: Mapping,
+        site: str,
+        min_count: int,
+        num_classes: int | None = None,
+        kept: Collection[str] = (),
+    ) -> dict:
         """The content that may leave.
 
         Args:
@@ -129,13 +138,20 @@ class ReportGuard(Filter):
             site: site name for messages.
             min_count: fewest samples behind a row.
             num_classes: C of the run; None where it is not known, as at the server.
+            kept: report fields that the site lets nobody have, its ``refuse_fields``.
 
         Raises:
-            FedMendError: a field that is unknown or not as described, oversize, or a report field without its counts.
+            FedMendError: a field that is kept, unknown or not as described, a kept one that is unknown,
+                oversize, or a report field without its counts.
         """
         where = f"{site}: ReportGuard"
         parse_content(content, where)
         report = dict(content[REPORT])
+        if misspelt := sorted(set(kept) - set(self._fields)):  # the field that was meant would leave
+            known = f"fields of {sorted(self._fields)}"
+            raise FedMendError(f"{where}: local/{CONFIG_NAME}, field refuse_fields: expected {known}, got {misspelt}")
+        if held := sorted(set(report) & set(kept)):
+            raise FedMendError(f"{where}: expected no report field that this site keeps, got {', '.join(held)}")
         if unknown := sorted(f"{name:.40}" for name in set(report) - set(self._fields)):
             raise FedMendError(f"{where}: expected report fields out of {sorted(self._fields)}, got also {unknown}")
         if (size := size_of(content)) > self._max_bytes:
@@ -143,10 +159,10 @@ class ReportGuard(Filter):
         field, sizes = f"{where}: report field", {} if num_classes is None else {"C": num_classes}
         check_fields(report, self._fields, sizes_of(report, self._fields, sizes, field), field)
         try:
-            report, held = hold_back(report, self._counts, min_count)
+            report, few = hold_back(report, self._counts, min_count)
         except FedMendError as e:
             raise FedMendError(f"{where}: {e}") from None
-        for name, rows in held.items():
+        for name, rows in few.items():
             self.logger.warning("%s: %d rows of %s held back: fewer than %d samples", site, rows, name, min_count)
         return {**content, REPORT: report}
 

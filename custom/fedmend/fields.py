@@ -12,6 +12,8 @@ import numpy as np
 from fedmend.errors import FedMendError
 
 Report = Mapping[str, np.ndarray]
+# What a mean over enough samples still tells: weights can be made so that a feature fires for one image alone.
+OF_MEANS = "a mean over at least min_count samples; a server with weights made for it reads a single patient from it"
 UNBOUNDED = 1e9  # no honest number of a report comes near it
 LARGEST = {"C": 1000, "R": 1001, "F": 8192}  # letter → largest size of any run
 

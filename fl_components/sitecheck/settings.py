@@ -19,6 +19,7 @@ OTHERS = 0o077  # rights of the group and of everybody
 def settings(site: CheckedSite) -> Result:
     """``fedmend.json`` of the kit, and the folders that it names."""
     from fedmend.site.config import CONFIG_NAME, read_site_config
+    from fl_components.policy import report_fields
 
     if site.kit is None:
         return Result(SKIP, "needs --kit")
@@ -26,7 +27,9 @@ def settings(site: CheckedSite) -> Result:
     config = read_site_config(site.kit / "local" / CONFIG_NAME, site.kit.resolve(), site.name)
     site.config = config
     check_state(site.kit.resolve(), config, site.name)
-    wrong = [f"{field}: expected a folder that can be written, got another" for field in _not_writable(site)]
+    unknown = sorted(set(config.refuse_fields) - set(report_fields())) if config.refuse_fields else []
+    wrong = [f"refuse_fields: expected fields that methods report, got {', '.join(unknown)}"] if unknown else []
+    wrong += [f"{field}: expected a folder that can be written, got another" for field in _not_writable(site)]
     if config.data_root and not config.data_root.is_dir():
         wrong.append("data_root: expected a folder, not found")
     if wrong:
@@ -128,11 +131,12 @@ def limits(site: CheckedSite) -> Result:
         return Result(SKIP, "the job trains no model")
     from fedmend.method import RoundTask
     from fedmend.site.devices import device_of
-    from fedmend.site.limits import check_order, check_step, step_bytes
+    from fedmend.site.limits import check_fields_wanted, check_order, check_step, step_bytes
     from fedmend.site.private_site import check_bearable
 
     config, run, asked = site.config, site.job.run, site.job.site
     method = site.job.method()(**site.job.method_part.args)
+    check_fields_wanted(site.name, config, method.FIELDS)
     check_order(site.name, config, RoundTask("", 0, run["num_rounds"]), asked.get("local_epochs", 1))
     step = step_bytes(run["network"], len(run["classes"]), asked["batch_size"], asked["image_size"])
     check_step(site.name, config, device_of(site.name, config.gpu), step)

@@ -80,6 +80,23 @@ def test_rows_of_too_few_samples_leave_as_zeros_with_their_counts(site, caplog):
     assert "site-1: 2 rows of prototypes held back: fewer than 3 samples" in caplog.text
 
 
+def test_a_field_that_the_site_keeps_does_not_leave_nor_the_others_with_it(tmp_path):
+    write_settings(tmp_path, min_count=3, refuse_fields=["prototypes"])
+    site = Engine(tmp_path, "site-1").new_context()
+    refused_with(
+        "site-1: ReportGuard: expected no report field that this site keeps, got prototypes", *send(result(), site)
+    )
+    rest = {"learning_degree": np.array([0.5, 0.25], dtype=np.float32)}
+    assert set(send(result(report=rest), site)[1].report) == {"learning_degree"}
+
+
+def test_nothing_leaves_while_the_site_keeps_a_field_that_there_is_not(tmp_path):
+    write_settings(tmp_path, min_count=3, refuse_fields=["prototype"])
+    sentence = "site-1: ReportGuard: local/fedmend.json, field refuse_fields: expected fields of"
+    sentence += " ['learning_degree', 'prototype_counts', 'prototypes'], got ['prototype']"
+    refused_with(sentence, *send(result(), Engine(tmp_path, "site-1").new_context()))
+
+
 def test_what_leaves_is_on_record_before_as_it_leaves(site, tmp_path):
     site.put(RUN_NAME, "run-1", private=True, sticky=False)
     site.put(FLContextKey.TASK_NAME, "train", private=True, sticky=False)

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import mean_over_sites
-from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.fields import OF_MEANS, UNBOUNDED, Field, Report
 from fedmend.method import Answer, Federation, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.mean_teacher import OWN, LastingTeacher
@@ -53,7 +53,7 @@ RELATIONS = Field(
     0,
     1,
     "row c: mean answers for all classes on the samples with annotated class c, from the end of the first stage",
-    "means over at least min_count samples; of few samples a mean would resemble one of them",
+    OF_MEANS,
     counted_by="relation_count",
 )
 FIELDS = {

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import mean_over_sites
-from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.fields import OF_MEANS, UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.settings import Count
@@ -55,7 +55,7 @@ CENTROIDS = Field(
     -UNBOUNDED,
     UNBOUNDED,
     "mean feature of the samples of each class that the last epoch of a round kept",
-    "means over at least min_count samples; of few samples a mean would resemble one of them",
+    OF_MEANS,
     counted_by="centroid_counts",
 )
 FIELDS = {

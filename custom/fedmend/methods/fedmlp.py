@@ -50,7 +50,7 @@ from torch import Tensor, nn
 
 from fedmend.averaging import mean_over_sites
 from fedmend.errors import check_variables
-from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.fields import OF_MEANS, UNBOUNDED, Field, Report
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.learning.inference import infer
 from fedmend.learning.losses import masked_bce, positive_weight, prior_shift
@@ -76,7 +76,7 @@ PROTOTYPES = Field(
     -UNBOUNDED,
     UNBOUNDED,
     "row 2c+n: mean feature of the samples with label n of annotated class c (Eq. 5), from the end of the warm-up",
-    "means over at least min_count samples; of few samples a mean would resemble one of them",
+    OF_MEANS,
     counted_by="prototype_counts",
 )
 FIELDS = {

@@ -14,6 +14,10 @@ from fedmend.site.privacy import Privacy
 CONFIG_NAME = "fedmend.json"
 PHANTOM = "phantom"
 NAMED = that(lambda value: isinstance(value, str) and value, "a folder")
+FIELD_NAMES = (
+    that(lambda v: isinstance(v, list) and all(isinstance(name, str) for name in v), "a list of names of fields"),
+    Check(tuple, "a list"),
+)
 FOLDER = (NAMED, Check(Path, "a folder"))
 
 
@@ -37,6 +41,8 @@ class SiteConfig:
         weights_dir: the server's folder of ImageNet weights, see :func:`fedmend.learning.weights.weights_file`.
         min_federation: fewest sites that train in a round with this one. 2, so that no lead gets a model that is this
             site's alone; 1: any number.
+        refuse_fields: names of report fields that never leave this site; it takes part in no job of a method that
+            reports one.
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
         gpu: which GPUs it uses and how, see :mod:`fedmend.site.devices`.
         share_verdicts: tell the server how many repairs of each class people have judged right and wrong.
@@ -55,6 +61,7 @@ class SiteConfig:
     max_hours: float = taking(AMOUNT, default=720.0)
     memory_gb: float = taking(AMOUNT, default=0.0)
     min_federation: int = taking(whole(1), default=2)
+    refuse_fields: tuple[str, ...] = taking(*FIELD_NAMES, default=())
     gallery: bool = taking(FLAG, default=False)
     share_verdicts: bool = taking(FLAG, default=False)
     approve: str = taking(one_of(["no", "ask"]), default="no")

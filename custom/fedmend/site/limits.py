@@ -5,7 +5,7 @@ up what the backward pass will need. ``docs/your_data.md`` says how near it come
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psutil
@@ -14,6 +14,7 @@ import torch
 from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
 from fedmend.learning.networks import build_network
+from fedmend.messages import CENSUS, TRAIN, Question
 from fedmend.method import RoundTask
 from fedmend.site.config import CONFIG_NAME, SiteConfig
 from fedmend.site.devices import free_bytes
@@ -83,6 +84,25 @@ def check_step(name: str, config: SiteConfig, device: torch.device, need: float)
         )
 
 
+def check_question(name: str, config: SiteConfig, question: Question, epochs: int, fields: Collection[str]) -> None:
+    """Refuses what the site takes no part in, before any data are opened.
+
+    Args:
+        name: of the site.
+        config: its settings.
+        question: that it is asked.
+        epochs: of a round of the job.
+        fields: that the job's method reports.
+
+    Raises:
+        FedMendError: as :func:`check_order`, :func:`check_fields_wanted` and :func:`check_federation`.
+    """
+    check_order(name, config, question.tasks[name], epochs)
+    check_fields_wanted(name, config, fields)
+    if question.name in (CENSUS, TRAIN):
+        check_federation(name, config, question.tasks[name].sites)
+
+
 def check_order(name: str, config: SiteConfig, task: RoundTask, epochs: int) -> None:
     """Refuses a job of more rounds, or more ``epochs`` of a round, than the site takes part in.
 
@@ -109,6 +129,17 @@ def check_federation(name: str, config: SiteConfig, sites: Sequence[str]) -> Non
     if sites and len(sites) < config.min_federation:
         limit = f"{config.min_federation} sites (min_federation of this site's {CONFIG_NAME})"
         raise FedMendError(f"{name}: expected to train together with others, at least {limit}, got {len(sites)}")
+
+
+def check_fields_wanted(name: str, config: SiteConfig, fields: Collection[str]) -> None:
+    """Refuses a job whose method reports one of ``fields`` that the site lets nobody have.
+
+    Raises:
+        FedMendError: names them.
+    """
+    if refused := sorted({*fields} & {*config.refuse_fields}):
+        without = f"without the report fields that this site keeps (refuse_fields of its {CONFIG_NAME})"
+        raise FedMendError(f"{name}: expected a method {without}, got one that reports {', '.join(refused)}")
 
 
 def count_task(name: str, config: SiteConfig, state: StateStore, asked: str) -> None:

@@ -38,7 +38,7 @@ from fedmend.site.data_marks import data_marks
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
-from fedmend.site.limits import Clock, check_federation, check_order, check_step, count_task, step_bytes
+from fedmend.site.limits import Clock, check_question, check_step, count_task, step_bytes
 from fedmend.site.own_results import OwnResults
 from fedmend.site.preparation import preprocessing_of
 from fedmend.site.privacy import OverBudget
@@ -172,9 +172,7 @@ class SiteWorker:
     def _within_limits(self, name: str, question: Question, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
         """Works alone on the run, and no longer than the hours that the site gives a job."""
         self._clock.check(name, config)
-        check_order(name, config, question.tasks[name], self._settings.trainer.local_epochs)
-        if question.name in (CENSUS, TRAIN):
-            check_federation(name, config, question.tasks[name].sites)
+        check_question(name, config, question, self._settings.trainer.local_epochs, self._method.FIELDS)
         with locked(config.state_dir / question.run.run_name / name / "in_use", patience=PREDECESSOR) as alone:
             if not alone:  # a process of an earlier job that froze and wakes up must not write beside this one
                 run = f"run_name {question.run.run_name!r}"

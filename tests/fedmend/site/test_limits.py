@@ -15,9 +15,10 @@ from worker_factories import Client, census_task, global_model, one_site
 from fedmend.learning import networks
 from fedmend.learning.inference import Stopped
 from fedmend.method import RoundTask
+from fedmend.methods.fedmlp import FedMLP
 from fedmend.site import limits
 from fedmend.site.config import SiteConfig
-from fedmend.site.limits import MODELS, check_federation, check_order, check_step, step_bytes
+from fedmend.site.limits import MODELS, check_federation, check_fields_wanted, check_order, check_step, step_bytes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 STEP_WORDS = "site-1: job variables network, batch_size, image_size: expected a training step of at most"
@@ -253,3 +254,20 @@ def test_a_site_opens_no_data_for_a_job_or_round_in_which_it_is_alone(tmp_path, 
 def test_a_round_that_names_others_only_is_refused(config):
     with refused("site-1: expected a task that names this site among those of the round, got another"):
         check_federation("site-1", config(), ["site-2", "site-3"])
+
+
+# ---- report fields that stay ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", ["census", "train"])
+def test_a_job_whose_method_reports_what_the_site_keeps_is_refused_before_data_are_opened(tmp_path, question):
+    client = Client(tmp_path, FedMLP())
+    client.config = dataclasses.replace(client.config, refuse_fields=("prototypes", "centroids"))
+    with one_site():
+        result = client.ask(question, RoundTask(question, 0, 3, sites=("site-1", "site-2")), global_model())
+    without = "without the report fields that this site keeps (refuse_fields of its fedmend.json)"
+    assert result.error == f"site-1: expected a method {without}, got one that reports prototypes"
+
+
+def test_a_method_that_does_not_report_what_the_site_keeps_is_taken(config):
+    check_fields_wanted("site-1", config(refuse_fields=("prototypes",)), {"learning_degree"})

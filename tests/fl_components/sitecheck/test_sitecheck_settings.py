@@ -14,6 +14,10 @@ def test_complete_settings_pass(kit, site):
         ({"data_root": ""}, "fail  fedmend.json: local/fedmend.json, field data_root: expected a folder, got ''"),
         ({"data_root": "no"}, "fail  fedmend.json: data_root: expected a folder, not found"),
         (
+            {"refuse_fields": ["prototypes", "centroid"]},
+            "fail  fedmend.json: refuse_fields: expected fields that methods report, got centroid",
+        ),
+        (
             {"min_federation": 1},
             "warn  fedmend.json: min_federation: expected at least 2, got 1: a lead could get a model that is this"
             " site's alone",
@@ -136,6 +140,11 @@ def test_a_job_within_the_limits_of_the_site_says_so(kit, job):
         (
             {"max_rounds": 2},
             "job variable num_rounds: expected at most 2 (max_rounds of this site's fedmend.json), got 3",
+        ),
+        (
+            {"refuse_fields": ["prototypes"]},
+            "expected a method without the report fields that this site keeps (refuse_fields of its fedmend.json), got"
+            " one that reports prototypes",
         ),
         (
             {"memory_gb": 0.001},

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmend.fields import UNBOUNDED, Field
+from fedmend.fields import OF_MEANS, UNBOUNDED, Field
 from fedmend.learning.losses import distillation
 from fedmend.method import LocalMethod, Round, RoundTask, Site
 
@@ -24,7 +24,7 @@ FIELDS = {
         0,
         UNBOUNDED,
         "mean cross-entropy of the training samples (of masks: the pixels) of each class, once (Eq. 3)",
-        "means over at least min_count samples",
+        OF_MEANS,
         counted_by="class_count",
     ),
     "class_count": Field(
