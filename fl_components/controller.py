@@ -29,6 +29,7 @@ from fedmend.server.transport import Transport
 from fl_components.console import log_picture, quiet_console
 from fl_components.job.reading import CLIENT, SERVER, read_app
 from fl_components.job.settings import WORKFLOW, job_settings, parts
+from fl_components.kit_state import is_kit
 from fl_components.run.start import check_paths
 from fl_components.wire import pack_task, unpack_result
 from fl_components.workspace import load_site_config
@@ -57,7 +58,8 @@ class WorkflowController(ModelController):
             workflow = self.engine.get_component(WORKFLOW)
             if not isinstance(workflow, Workflow):
                 raise FedMendError(f"server configuration: expected a workflow with id {WORKFLOW!r}")
-            check_paths(Path(self.fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
+            root = Path(self.fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+            check_paths(root)
             config = load_site_config(self.fl_ctx)
             job = ServerJob(
                 settings=self.settings,
@@ -70,6 +72,7 @@ class WorkflowController(ModelController):
                 described=job_settings(*self._configs()),
                 made_by=self._made_by(),
                 job_id=self.fl_ctx.get_job_id() or "",
+                own_machine=not is_kit(root),  # a simulation
             )
             try:
                 job.run()

@@ -109,6 +109,7 @@ class Run:
         prepare=lambda transport: None,
         described=None,
         made_by=None,
+        own_machine=False,
         **settings,
     ):
         given = {"run_name": "run-1", "classes": ["a", "b"], "network": "tiny", "num_rounds": 3, "seed": SEED}
@@ -126,6 +127,7 @@ class Run:
             described={"note": "as configured"} if described is None else described,
             made_by=made_by or {},
             job_id=job,
+            own_machine=own_machine,
         )
         prepare(self.transport)
         with small_world(backbone, report=report):

@@ -105,7 +105,7 @@ def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
         workflow.check_sites(len(settings.sites))
         lay_policy(workspace, case.site_settings)
         app, server, run = settings.app, site_config(workspace, "server"), settings.run
-        weights_file(run.get("weights", ""), run["network"], app, server.weights_dir)
+        weights_file(run.get("weights", ""), run["network"], app, server.weights_dir, own_machine=True)
         asked = (sorted(method.KINDS), method.patients_apart, settings.site, settings.run["network"])
         key = json.dumps([*asked, case.site_settings], sort_keys=True)
         if key not in opened:

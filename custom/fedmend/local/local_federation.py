@@ -166,6 +166,7 @@ def run_locally(
         folder=records,
         app_dir=app_dir or workspace,
         weights_dir=server.weights_dir,
+        own_machine=True,
         described=settings,
         made_by={"method.class": f"{type(method).__module__}.{type(method).__qualname__}"},
     )

@@ -38,7 +38,8 @@ class ServerJob:
         state_dir: where the server's state is kept.
         folder: run folder for records and report.
         app_dir: where a relative ``weights`` file starts.
-        weights_dir: the server's folder of ImageNet weights.
+        weights_dir: the server's folder of weights.
+        own_machine: whoever submits the job runs the server too; else ``weights`` is below ``weights_dir``.
         described: all settings of the job, for ``run.json``.
         made_by: what else a job that goes on must share: submitter, classes of components.
         job_id: FLARE's name of the job.
@@ -56,6 +57,7 @@ class ServerJob:
     described: Mapping[str, object]
     made_by: Mapping[str, object] = field(default_factory=dict)
     job_id: str = ""
+    own_machine: bool = False
     prefix: str = field(default="", init=False)
     federation: RunningFederation | None = field(default=None, init=False)
 
@@ -114,7 +116,8 @@ class ServerJob:
 
     def _start(self) -> Start:
         """The initial weights that the job names."""
-        weights = weights_file(self.settings.weights, self.settings.network, self.app_dir, self.weights_dir)
+        weights, network, own = self.settings.weights, self.settings.network, self.own_machine
+        weights = weights_file(weights, network, self.app_dir, self.weights_dir, own_machine=own)
         if weights and is_package(weights):
             return start_from_package(weights)
         return Start(weights, bool(weights) and is_global_model(weights))

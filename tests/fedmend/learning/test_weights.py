@@ -39,14 +39,30 @@ def numbers(model):
     return {float(x) for v in get_weights(model.backbone).values() for x in v.unique()}
 
 
-def resolve(folder, weights, network="resnet18"):
-    return weights_file(weights, network, folder / "app", folder / "weights")
+def resolve(folder, weights, network="resnet18", **more):
+    return weights_file(weights, network, folder / "app", folder / "weights", **more)
 
 
-def test_no_weights_and_a_file_of_the_job_need_no_folder(tmp_path):
+def test_no_weights_and_any_file_of_ones_own_machine_need_no_folder(tmp_path):
     assert resolve(tmp_path, "") == ""
-    assert resolve(tmp_path, "start.pt") == str(tmp_path / "app" / "start.pt")
-    assert resolve(tmp_path, "/models/start.pt") == "/models/start.pt"
+    assert resolve(tmp_path, "start.pt", own_machine=True) == str(tmp_path / "app" / "start.pt")
+    assert resolve(tmp_path, "/models/start.pt", own_machine=True) == "/models/start.pt"
+
+
+def test_a_file_or_package_of_the_job_or_of_the_weights_folder_is_taken_in_this_order(tmp_path):
+    for file in ("app/a.pt", "weights/a.pt", "weights/run-1.fedmend/package.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert resolve(tmp_path, "a.pt") == str(tmp_path / "app" / "a.pt")
+    package = str(tmp_path / "weights" / "run-1.fedmend")
+    assert resolve(tmp_path, "run-1.fedmend") == package
+    assert resolve(tmp_path, package) == package
+    assert resolve(tmp_path, "x/../run-1.fedmend") == package
+    with refused(
+        "job variable weights: expected a file or package in the server's weights folder (weights_dir of its"
+        " local/fedmend.json), got another"
+    ):
+        resolve(tmp_path, str(tmp_path / "weights-of-others" / "a.pt"))
 
 
 @pytest.mark.parametrize("file", ["resnet18.pth", "resnet18.pt", "resnet18.safetensors", "timm/convnext_atto.pth"])

@@ -20,6 +20,10 @@ from fedmend.server.federation import RunSettings
 BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
 THREE = {**BOTH, "site-3": [1, 1]}
 FOUR = {f"site-{i}": [1, 1] for i in range(1, 5)}
+OUTSIDE = (
+    "job variable weights: expected a file or package in the server's weights folder (weights_dir of its"
+    " local/fedmend.json), got another"
+)
 
 
 def play(folder, answer, sites=BOTH, workflow=None, **options):
@@ -410,7 +414,17 @@ def test_a_weights_file_starts_at_the_app_folder(tmp_path):
     assert run.stopped == ""
     assert run.moved() == pytest.approx([1.5, 1.5])
     missing = play(tmp_path / "other", plain_answers(BOTH), weights="start.pt", backbone=Loadable)
-    assert missing.stopped == "job variable weights: expected a local file, not found"
+    assert missing.stopped == OUTSIDE
+
+
+@pytest.mark.parametrize("place", ["{0}/other/pin.txt", "../other/pin.txt", "../other/none.txt", "/", "a\0b"])
+def test_a_file_outside_the_weights_folder_is_refused_in_words_that_do_not_tell_whether_it_is_there(tmp_path, place):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pin.txt").write_text("4711")
+    run = play(tmp_path, plain_answers(BOTH), weights=place.format(tmp_path))
+    assert run.stopped == OUTSIDE
+    assert run.asked == []
+    assert not (run.folder / "run.json").exists()
 
 
 def test_weights_that_a_job_demands_and_the_server_lacks_stop_it_before_any_site_is_asked(tmp_path):

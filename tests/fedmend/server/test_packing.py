@@ -16,7 +16,7 @@ BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
 
 
 def play(folder, answer=None, sites=BOTH, **options):
-    return Run(folder, FedAvgWorkflow(), list(sites), answer or plain_answers(sites), **options)
+    return Run(folder, FedAvgWorkflow(), list(sites), answer or plain_answers(sites), own_machine=True, **options)
 
 
 def worse(r):
