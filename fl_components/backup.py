@@ -13,6 +13,7 @@ from fedmend.basics.files import locked, sha256, whole_folder, write_text
 from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
 from fedmend.site.privacy import FOLDER as ACCOUNTS
+from fedmend.site.privacy import MARKS, account_file, mark_file, write_account
 from fedmend.site.register import FOLDER as REGISTERS
 from fl_components.kit_state import kit_name, refuse_running, state_of
 
@@ -84,7 +85,7 @@ def restore(copy: Path, kit: Path) -> list[str]:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     done, now = [], time.strftime("%Y%m%dT%H%M%S")
     for entry in sorted((copy / STATE).iterdir()):
-        if entry.name in (ACCOUNTS, REGISTERS):
+        if entry.name in (ACCOUNTS, MARKS, REGISTERS):
             continue
         goal = state_dir / entry.name
         if goal.exists():
@@ -96,7 +97,7 @@ def restore(copy: Path, kit: Path) -> list[str]:
         else:
             shutil.copyfile(entry, goal)
         done.append(f"{entry.name} restored, as of {about['made']}")
-    done += _restore_account(copy / STATE / ACCOUNTS, state_dir / ACCOUNTS, name)
+    done += _restore_account(copy / STATE, state_dir, name)
     return done + _restore_register(copy / STATE / REGISTERS, state_dir / REGISTERS, name)
 
 
@@ -132,28 +133,33 @@ def _copy_ledger(file: Path, copy: Path, name: str) -> None:
         raise FedMendError(f"{name}: backup, label ledger: expected one that can be read, got: {e}") from None
 
 
-def _restore_account(source: Path, goal: Path, name: str) -> list[str]:
+def _restore_account(copy: Path, state_dir: Path, name: str) -> list[str]:
     """Of each noise and rate the larger number of steps."""
-    backed_up, there = _steps(source / f"{name}.json"), _steps(goal / f"{name}.json")
+    backed_up, marks = _account(copy, name) or ({}, [])
+    there, own = _account(state_dir, name) or (None, [])
     if not backed_up:
         return []
     merged = {key: max(backed_up.get(key, 0), (there or {}).get(key, 0)) for key in {**(there or {}), **backed_up}}
-    goal.mkdir(parents=True, exist_ok=True)
-    write_text(goal / f"{name}.json", json.dumps({"spent": [[*key, steps] for key, steps in merged.items()]}) + "\n")
-    if there is None:
-        return ["account of the privacy spent: the one there was damaged; what was spent since the backup is not in it"]
+    latest = mark_file(state_dir, name)
+    known = latest.read_text(encoding="utf-8") if latest.is_file() else ""
+    write_account(state_dir, name, [(*key, steps) for key, steps in merged.items()], [*marks, *own])
+    if there is None or (known and known not in (*marks, *own)):
+        was = "damaged" if there is None else "an older copy"
+        lost = "what was spent since the backup is not in it"
+        return [f"account of the privacy spent: the one there was {was}; {lost}"]
     newer = any(steps > backed_up.get(key, 0) for key, steps in there.items())
     return [f"account of the privacy spent: {'the larger numbers of both' if newer else 'restored'}"]
 
 
-def _steps(file: Path) -> Mapping[tuple[float, float], int] | None:
-    """Noise and rate → steps; empty: no account; None: a damaged one."""
+def _account(state_dir: Path, name: str) -> tuple[Mapping[tuple[float, float], int], list[str]] | None:
+    """Noise and rate → steps, and the marks; empty: no account; None: a damaged one."""
     try:
-        spent = json.loads(file.read_text(encoding="utf-8"))["spent"]
-        return {(float(noise), float(rate)): int(steps) for noise, rate, steps in spent}
+        content = json.loads(account_file(state_dir, name).read_text(encoding="utf-8"))
+        steps = {(float(noise), float(rate)): int(steps) for noise, rate, steps in content["spent"]}
+        return steps, [str(mark) for mark in content.get("marks", [])]
     except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError, KeyError):
+        return {}, []
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

@@ -13,7 +13,7 @@ from fedmend.basics.files import locked, whole_folder, write_atomically, write_t
 from fedmend.basics.json_files import read_json
 from fedmend.errors import FedMendError
 from fedmend.site.config import CONFIG_NAME, SiteConfig, read_site_config
-from fedmend.site.privacy import FOLDER, carry_over
+from fedmend.site.privacy import FOLDER, MARKS, carry_over
 from fedmend.site.register import FOLDER as REGISTER
 
 DEFAULT = "../fedmend-state/{SITE_NAME}"  # beside the kit
@@ -75,7 +75,7 @@ def move_state(kit: Path, to: Path | None = None) -> tuple[Path, list[str]]:
     _refuse_shared(root, old, target, site)
     refuse_running(root, old, site)
     found = sorted(old.iterdir()) if old.is_dir() else []
-    others = [entry for entry in found if entry.name != FOLDER]
+    others = [entry for entry in found if entry.name not in (FOLDER, MARKS)]
     for entry in others:
         if (target / entry.name).exists() and not _same(entry, target / entry.name):
             raise FedMendError(f"{site}: expected no {entry.name} in the new folder, there is one; keep one of them")

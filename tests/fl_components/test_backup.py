@@ -14,10 +14,12 @@ from fl_factories import write_settings
 
 from fedmend.basics.files import locked
 from fedmend.basics.state import StateStore
+from fedmend.errors import FedMendError
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.repairs.ledger import read_history, read_verdicts
 from fedmend.repairs.site_run import take_over_verdicts
 from fedmend.repairs.verdicts import REJECT, Verdict
+from fedmend.site.privacy import Account, Privacy
 from fedmend.site.register import note, problems, read_register, register_file
 from fl_components.backup import backup, restore
 
@@ -82,7 +84,7 @@ def test_what_was_lost_comes_back(kit, tmp_path):
     shutil.rmtree(state)
     restore(tmp_path / "copy", kit)
     assert read_history(state / "run-1" / "site-1" / "ledger.sqlite") == before
-    assert json.loads((state / ".privacy" / "site-1.json").read_text()) == {"spent": [[2.0, 0.1, 30]]}
+    assert json.loads((state / ".privacy" / "site-1.json").read_text())["spent"] == [[2.0, 0.1, 30]]
     assert problems(register_file(state, "site-1")) == []
     assert StateStore(state / "run-1" / "site-1").load("moments-0") == 7
 
@@ -109,6 +111,36 @@ def test_what_is_newer_than_the_backup_is_not_lost(kit, tmp_path, capsys):
     ledger = state / "run-1" / "site-1" / "ledger.sqlite"
     take_over_verdicts(book(state), ledger)  # as the next task does
     assert [verdict["word"] for verdict in read_verdicts(ledger)] == [REJECT]
+
+
+@pytest.mark.parametrize(
+    ("copy", "said", "steps"),
+    [("friday", "restored", 42), ("monday", "what was spent since the backup is not in it", 35)],
+)
+def test_an_account_that_a_restore_has_put_right_is_taken_and_says_what_it_lacks(kit, tmp_path, copy, said, steps):
+    state, privacy = tmp_path / "state", Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
+    file = state / ".privacy" / "site-1.json"
+    Account(state, "site-1", privacy, 50).spend(0.1, 5)
+    older = file.read_text()
+    backup(kit, tmp_path / "monday")
+    Account(state, "site-1", privacy, 50).spend(0.1, 7)
+    backup(kit, tmp_path / "friday")
+    file.write_text(older)
+    with pytest.raises(FedMendError, match="got an older copy or none"):
+        Account(state, "site-1", privacy, 50)
+    assert restore(tmp_path / copy, kit)[-2].endswith(said)
+    Account(state, "site-1", privacy, 50)
+    assert json.loads(file.read_text())["spent"] == [[2.0, 0.1, steps]]
+
+
+def test_a_backup_that_is_put_back_after_everything_was_lost_fits_its_mark(kit, tmp_path):
+    state, privacy = tmp_path / "state", Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
+    Account(state, "site-1", privacy, 50).spend(0.1, 5)
+    backup(kit, tmp_path / "copy")
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "copy" / "state", state)  # by hand
+    Account(state, "site-1", privacy, 50).spend(0.1, 5)
+    assert json.loads((state / ".privacy" / "site-1.json").read_text())["spent"] == [[2.0, 0.1, 40]]
 
 
 def test_a_damaged_backup_one_of_another_site_and_a_running_site_are_refused(kit, tmp_path):

@@ -12,8 +12,10 @@ from factories import refused
 from fl_factories import Engine, write_settings
 
 from fedmend.basics.files import locked
+from fedmend.errors import FedMendError
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 from fedmend.repairs.ledger import read_history
+from fedmend.site.privacy import MARKS, Account, Privacy
 from fl_components import kit_state
 from fl_components.kit_state import DEFAULT, move_state
 from fl_components.workspace import load_site_config
@@ -63,8 +65,9 @@ def spent(state):
 
 
 def files(folder):
-    """What its files hold; of an account what was spent."""
-    found = {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+    """What its files hold; of an account what was spent, and not its mark, which is new after a move."""
+    kept = (f for f in folder.rglob("*") if f.is_file() and f.parent.name != MARKS)
+    found = {str(f.relative_to(folder)): f.read_bytes() for f in kept}
     return {k: json.loads(v)["spent"] if ".privacy" in k and k.endswith(".json") else v for k, v in found.items()}
 
 
@@ -128,7 +131,7 @@ def test_settings_that_a_windows_editor_saved_are_moved_too(kit, tmp_path):
 def test_state_outside_the_kit_moves_to_another_disk_too(kit, tmp_path):
     before = files(kit / "state")
     move_state(kit, tmp_path / "disk")
-    assert move_state(kit, tmp_path / "larger") == (tmp_path / "larger", MOVED)
+    assert move_state(kit, tmp_path / "larger") == (tmp_path / "larger", sorted([*MOVED, MARKS]))
     assert files(tmp_path / "larger") == before
     assert not list((tmp_path / "disk").iterdir())
     assert load(kit).state_dir == tmp_path / "larger"
@@ -163,6 +166,23 @@ def test_what_was_spent_in_both_places_is_added_up_and_a_stopped_move_adds_it_on
     assert spent(kit / "state") == spent(new) == [[1.0, 0.02, 1600], [2.0, 0.02, 7]]
     assert move_state(kit, new)[1] == MOVED
     assert spent(new) == [[1.0, 0.02, 1600], [2.0, 0.02, 7]]
+
+
+def test_the_mark_of_the_account_moves_with_it_and_an_older_copy_is_not_moved(kit, tmp_path):
+    privacy = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
+    older = account(kit / "state").read_text()
+    Account(kit / "state", "site-1", privacy, 50).spend(1.0, 4)
+    newer = account(kit / "state").read_text()
+    account(kit / "state").write_text(older)
+    with pytest.raises(FedMendError, match="expected the one that this site wrote last, got an older copy or none"):
+        move_state(kit, tmp_path / "disk")
+    account(kit / "state").write_text(newer)
+    move_state(kit, tmp_path / "disk")
+    moved = account(tmp_path / "disk").read_text()
+    Account(tmp_path / "disk", "site-1", privacy, 50).spend(1.0, 4)
+    account(tmp_path / "disk").write_text(moved)
+    with pytest.raises(FedMendError, match="got an older copy or none"):
+        Account(tmp_path / "disk", "site-1", privacy, 50)
 
 
 def test_two_accounts_that_happen_to_be_equal_are_two_accounts(kit, tmp_path):

@@ -172,6 +172,11 @@ class Ledger(ABC):
         with self._transaction() as db:
             return _latest_mark(db)
 
+    def leave_mark(self) -> None:
+        """Leaves a mark although no repair changed: of what this run has done besides, which an older copy lacks."""
+        with self._transaction() as db:
+            _leave_mark(db)
+
     def check_mark(self, mark: str) -> None:
         """Refuses to go on with a ledger that has fallen behind.
 

@@ -14,6 +14,7 @@ history and any average of it are covered. Everything else that a site computes 
 
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from fedmend.basics.files import OWNER, locked, make_folder, write_text
 from fedmend.errors import FedMendError, not_installed
 from fedmend.site.accountants import Epsilon, Spent, epsilon_of
 
-FOLDER = ".privacy"  # in state_dir, beside the folders of runs, whose names start with a letter or number
+# In state_dir, beside the folders of runs, whose names start with a letter or number: the account with the marks of all
+# that was ever spent, and apart from it the latest mark, without which an older copy of the account would pass.
+FOLDER, MARKS = ".privacy", ".privacy_marks"
 SMALLEST_NOISE = 0.1  # less protects nobody, and its epsilon may not be a finite number
 LARGEST = 1e9
 PATIENCE = 30.0  # seconds until another job of this site has written the account
@@ -65,7 +68,7 @@ class Account:
         patients: P, training patients of the job at hand; fixes the default of delta.
 
     Raises:
-        FedMendError: the package opacus is missing, or the account cannot be read.
+        FedMendError: the package opacus is missing, or the account cannot be read or is an older copy.
     """
 
     def __init__(self, state_dir: Path, site: str, privacy: Privacy, patients: int):
@@ -74,7 +77,8 @@ class Account:
         except ImportError:
             lacking = not_installed("opacus", "privacy")
             raise FedMendError(f"{site}: local/fedmend.json, field privacy: {lacking}") from None
-        self._file, self._site, self._privacy = account_file(state_dir, site), site, privacy
+        self._state_dir, self._file = state_dir, account_file(state_dir, site)
+        self._site, self._privacy = site, privacy
         self.delta = privacy.delta or default_delta(patients)
         self._read()
 
@@ -87,17 +91,18 @@ class Account:
         for free; returns epsilon of all that has been spent.
 
         Raises:
-            FedMendError: another process holds or has damaged the account.
+            FedMendError: another process holds or has damaged the account, or it is an older copy.
             OverBudget: more than ``max_epsilon``; nothing is spent then.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._file.with_suffix(".lock"), patience=PATIENCE) as alone:
             if not alone:
                 raise FedMendError(f"{self._site}: privacy: expected to write the account of this site, got no lock")
-            after = _merged([*self._read(), (self._privacy.noise_multiplier, rate, steps)])
+            content = _content(self._state_dir, self._site)
+            after = _merged([*_spent(content, self._site), (self._privacy.noise_multiplier, rate, steps)])
             self.check(epsilon := epsilon_of(after, self.delta))
             said = {"epsilon": str(epsilon), "delta": self.delta}  # for people; what counts is what was spent
-            write_text(self._file, json.dumps({"spent": after, **said}) + "\n", mode=OWNER)
+            write_account(self._state_dir, self._site, after, content["marks"], **said)
         return epsilon
 
     def check(self, epsilon: Epsilon) -> None:
@@ -118,7 +123,7 @@ class Account:
         return dict(zip(TOLD, values, strict=True))
 
     def _read(self) -> list[Spent]:
-        return _spent(self._file, self._site)
+        return _spent(_content(self._state_dir, self._site), self._site)
 
 
 def default_delta(patients: int) -> float:
@@ -136,6 +141,33 @@ def account_file(state_dir: Path, site: str) -> Path:
     return state_dir / FOLDER / f"{site}.json"
 
 
+def write_account(state_dir: Path, site: str, spent: Sequence[Spent], marks: Sequence[str], **more: object) -> str:
+    """Writes an account with a new mark, and the mark beside it, in this order: a crash between them leaves a mark that
+    the account knows.
+
+    Args:
+        state_dir: of the site.
+        site: its name.
+        spent: what has been spent.
+        marks: of the accounts that it was made from.
+        more: what else stands in the account.
+
+    Returns:
+        The text of the account.
+    """
+    mark = secrets.token_hex(8)
+    text = json.dumps({"spent": spent, "marks": [*marks, mark], **more}) + "\n"
+    for file, content in ((account_file(state_dir, site), text), (mark_file(state_dir, site), mark)):
+        make_folder(file.parent)
+        write_text(file, content, mode=OWNER)
+    return text
+
+
+def mark_file(state_dir: Path, site: str) -> Path:
+    """Where the latest mark of the account of a ``site`` is."""
+    return state_dir / MARKS / site
+
+
 def carry_over(old: Path, new: Path, site: str) -> None:
     """Adds up the accounts of a site in two folders for state, and writes the sum into both. So neither forgets what
     the other has spent, and a call that was stopped between the two counts it twice rather than not at all.
@@ -146,35 +178,42 @@ def carry_over(old: Path, new: Path, site: str) -> None:
         site: its name.
 
     Raises:
-        FedMendError: an account is damaged.
+        FedMendError: an account is damaged or an older copy.
     """
-    source, goal = account_file(old, site), account_file(new, site)
-    here, there = _content(source, site), _content(goal, site)
+    here, there = _content(old, site), _content(new, site)
     carried = "carried_over" in here and here == there  # by an earlier call, and nothing was spent since
-    if not source.is_file() or carried:
+    if not account_file(old, site).is_file() or carried:
         return
-    total = _merged([*_spent(source, site), *_spent(goal, site)])
-    text = json.dumps({"spent": total, "carried_over": secrets.token_hex(8)}) + "\n"
-    make_folder(goal.parent)
-    for file in (goal, source):
-        write_text(file, text, mode=OWNER)
+    total, marks = _merged([*_spent(here, site), *_spent(there, site)]), [*here["marks"], *there["marks"]]
+    text = write_account(new, site, total, marks, carried_over=secrets.token_hex(8))
+    write_text(account_file(old, site), text, mode=OWNER)
 
 
-def _content(file: Path, site: str) -> dict:
+def _content(state_dir: Path, site: str) -> dict:
+    """The account; refuses a damaged one, and one that lacks the latest mark. The mark is read first: what another
+    process spends meanwhile is in the account before it is in the mark."""
+    file, mark = account_file(state_dir, site), mark_file(state_dir, site)
+    known = mark.read_text(encoding="utf-8") if mark.is_file() else ""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {"spent": []}
+        content = {"spent": []}
     except ValueError:
         content = None
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not isinstance(content.setdefault("marks", []), list):
         raise _damaged(site)
+    if known and known not in content["marks"]:
+        raise FedMendError(
+            f"{site}: state_dir, account of the privacy spent: expected the one that this site wrote last, got an older"
+            " copy or none, which has forgotten what was spent since; put the newest one back (fedmend restore takes"
+            f" the larger numbers), or go on with this one by deleting {MARKS}"
+        )
     return content
 
 
-def _spent(file: Path, site: str) -> list[Spent]:
+def _spent(content: Mapping, site: str) -> list[Spent]:
     try:
-        spent = [(float(noise), float(rate), int(steps)) for noise, rate, steps in _content(file, site)["spent"]]
+        spent = [(float(noise), float(rate), int(steps)) for noise, rate, steps in content["spent"]]
         if not all(0 < noise < LARGEST and 0 < rate <= 1 and steps > 0 for noise, rate, steps in spent):
             raise ValueError
     except (ValueError, TypeError, KeyError, OverflowError):

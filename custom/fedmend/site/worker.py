@@ -233,6 +233,7 @@ class SiteWorker:
             site.ledger.undo(from_round=task.round_num)  # a repeated round starts from what the rounds before it left
             if private:
                 result.privacy = private.spend(trainer.local_epochs)
+                site.ledger.leave_mark()  # a state_dir that is put back as a whole lacks what the server knows
             work = method.start(model, task, site)
             result.loss = trainer.train(work, private.steps if private else None)
             result.report = dict(work.report())

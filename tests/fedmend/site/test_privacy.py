@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 import sys
 
 import pytest
@@ -7,7 +8,7 @@ from factories import refused
 
 from fedmend.basics.checked import checked
 from fedmend.site.accountants import epsilon_of
-from fedmend.site.privacy import FOLDER, Account, Privacy, default_delta
+from fedmend.site.privacy import FOLDER, MARKS, Account, Privacy, account_file, default_delta, mark_file
 
 POLICY = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
 FIELDS = ["clip", "noise_multiplier", "delta", "max_epsilon"]
@@ -95,6 +96,47 @@ def test_a_damaged_account_stops_the_site_instead_of_counting_as_nothing(tmp_pat
         " from a backup"
     ):
         account(tmp_path)
+
+
+OLDER = (
+    "site-1: state_dir, account of the privacy spent: expected the one that this site wrote last, got an older copy or"
+    " none, which has forgotten what was spent since; put the newest one back (fedmend restore takes the larger"
+    " numbers), or go on with this one by deleting .privacy_marks"
+)
+
+
+def test_an_older_copy_of_the_account_or_none_is_noticed_and_spends_nothing(tmp_path):
+    file = account_file(tmp_path, "site-1")
+    account(tmp_path).spend(0.05, 40)
+    older = file.read_text()
+    running = account(tmp_path)
+    running.spend(0.05, 60)
+    newer = file.read_text()
+    for put_back in (lambda: file.write_text(older), file.unlink):
+        put_back()
+        with refused(OLDER):
+            account(tmp_path)
+        with refused(OLDER):
+            running.spend(0.05, 1)
+    file.write_text(newer)
+    account(tmp_path).spend(0.05, 1)
+    assert json.loads(file.read_text())["spent"] == [[2.0, 0.05, 101]]
+
+
+def test_a_person_can_go_on_with_an_older_account(tmp_path):
+    account(tmp_path).spend(0.05, 40)
+    account_file(tmp_path, "site-1").unlink()
+    shutil.rmtree(tmp_path / MARKS)
+    assert account(tmp_path).epsilon() == 0
+
+
+def test_a_crash_between_account_and_mark_is_no_older_account(tmp_path):
+    account(tmp_path).spend(0.05, 40)
+    mark = mark_file(tmp_path, "site-1").read_text()
+    account(tmp_path).spend(0.05, 40)
+    mark_file(tmp_path, "site-1").write_text(mark)
+    account(tmp_path).spend(0.05, 40)
+    assert json.loads(account_file(tmp_path, "site-1").read_text())["spent"] == [[2.0, 0.05, 120]]
 
 
 def test_a_site_without_opacus_says_so_before_it_trains(tmp_path, monkeypatch):

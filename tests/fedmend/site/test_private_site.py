@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -185,6 +186,20 @@ def test_epsilon_adds_up_over_rounds_processes_and_repeated_rounds(client, tmp_p
     assert first.privacy["epsilon"] < second.privacy["epsilon"] < again.privacy["epsilon"]
     spent = json.loads((tmp_path / "state" / FOLDER / "site-1.json").read_text())["spent"]
     assert spent == [[1.0, 4 / 6, 6]]  # 6 images in batches of 4: 2 steps a round
+
+
+def test_a_state_folder_that_is_put_back_as_a_whole_lacks_the_mark_that_the_server_knows(client, tmp_path):
+    site = client()
+    first = train(site, 0)
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    second = train(site, 1)
+    assert len({first.ledger_mark, second.ledger_mark, ""}) == 3
+    shutil.rmtree(tmp_path / "state")
+    shutil.copytree(tmp_path / "copy", tmp_path / "state")
+    site.start()
+    answer = site.ask("census", replace(census_task(), ledger_mark=second.ledger_mark))
+    assert "expected all repairs that this run has recorded, got a ledger without the latest" in answer.error
+    assert site.ask("census", replace(census_task(), ledger_mark=first.ledger_mark)).error == ""
 
 
 def test_the_steps_are_written_down_before_they_are_made(client, tmp_path):
