@@ -40,7 +40,7 @@ class ReportGuard(Filter):
     filter on what arrives.
 
     Args:
-        fields: report fields that may leave → ``shape``, ``dtype``, ``low`` and ``high`` of
+        fields: report fields that may leave → ``shape``, ``dtype``, ``low``, ``high`` and ``of_samples`` of
             :class:`fedmend.fields.Field`.
         counts: report field → the report field that says how many samples are behind each of its rows.
         max_kilobytes: largest size of everything besides the weights.
@@ -156,7 +156,10 @@ class ReportGuard(Filter):
             raise FedMendError(f"{where}: expected report fields out of {sorted(self._fields)}, got also {unknown}")
         if (size := size_of(content)) > self._max_bytes:
             raise FedMendError(f"{where}: expected at most {self._max_bytes} bytes besides the weights, got {size}")
-        field, sizes = f"{where}: report field", {} if num_classes is None else {"C": num_classes}
+        field, sizes = (
+            f"{where}: report field",
+            {"N": content["samples"]} | ({} if num_classes is None else {"C": num_classes}),
+        )
         check_fields(report, self._fields, sizes_of(report, self._fields, sizes, field), field)
         try:
             report, few = hold_back(report, self._counts, min_count)

@@ -33,6 +33,7 @@ class Field:
         risk: what it could give away, likewise.
         counted_by: the field with the number of samples behind each row; rows with fewer than ``min_count`` stay at the
             site.
+        of_samples: each number counts training samples, so that none may be above their number N.
     """
 
     shape: tuple[str | int, ...]
@@ -42,6 +43,7 @@ class Field:
     meaning: str
     risk: str
     counted_by: str = ""
+    of_samples: bool = False
 
     def numbers(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape in a run whose letters have these ``sizes``."""
@@ -53,7 +55,7 @@ class Field:
 
         Args:
             value: what was sent.
-            sizes: letter → number.
+            sizes: letter → number; N, where it is known, the training samples.
             where: first words of the sentence.
 
         Raises:
@@ -67,8 +69,9 @@ class Field:
         if not np.isfinite(value).all():
             raise FedMendError(f"{where}: expected finite numbers, got NaN or infinity")
         low, high = (float(np.min(value)), float(np.max(value))) if value.size else (self.low, self.high)
-        if low < self.low or high > self.high:
-            raise FedMendError(f"{where}: expected numbers from {self.low:g} to {self.high:g}, got {low:g} to {high:g}")
+        most = min(self.high, sizes.get("N", self.high)) if self.of_samples else self.high
+        if low < self.low or high > most:
+            raise FedMendError(f"{where}: expected numbers from {self.low:g} to {most:g}, got {low:g} to {high:g}")
 
 
 def _letter(part: str) -> tuple[int, str]:

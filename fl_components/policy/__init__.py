@@ -93,6 +93,7 @@ def _described(fields: Mapping[str, Field]) -> dict[str, dict]:
     """What the ReportGuard is told of each field."""
     return {
         name: {"shape": list(field.shape), "dtype": field.dtype, "low": field.low, "high": field.high}
+        | ({"of_samples": True} if field.of_samples else {})
         for name, field in sorted(fields.items())
     }
 

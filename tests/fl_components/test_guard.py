@@ -22,7 +22,7 @@ from fl_components.wire import CLASSES, KEY, RUN_NAME, pack_result, unpack_resul
 
 FIELDS = {
     "prototypes": {"shape": ["2C", "F"], "dtype": "float32", "low": -1e9, "high": 1e9},
-    "prototype_counts": {"shape": ["2C"], "dtype": "int64", "low": 0, "high": 1e9},
+    "prototype_counts": {"shape": ["2C"], "dtype": "int64", "low": 0, "high": 1e9, "of_samples": True},
     "learning_degree": {"shape": ["C"], "dtype": "float32", "low": 0, "high": 1},
 }
 WEIGHTS = {"w": np.arange(4, dtype=np.float32)}
@@ -95,6 +95,12 @@ def test_nothing_leaves_while_the_site_keeps_a_field_that_there_is_not(tmp_path)
     sentence = "site-1: ReportGuard: local/fedmend.json, field refuse_fields: expected fields of"
     sentence += " ['learning_degree', 'prototype_counts', 'prototypes'], got ['prototype']"
     refused_with(sentence, *send(result(), Engine(tmp_path, "site-1").new_context()))
+
+
+def test_a_count_of_more_samples_than_the_site_has_does_not_leave(site):
+    report = {"prototype_counts": np.array([3, 51, 5, 9])}
+    sentence = "site-1: ReportGuard: report field prototype_counts: expected numbers from 0 to 50, got 3 to 51"
+    refused_with(sentence, *send(result(report=report), site))
 
 
 def test_what_leaves_is_on_record_before_as_it_leaves(site, tmp_path):

@@ -58,7 +58,9 @@ RELATIONS = Field(
 )
 FIELDS = {
     "relation": RELATIONS,
-    "relation_count": Field(("C",), "int64", 0, UNBOUNDED, "samples behind each relation", "counts per class"),
+    "relation_count": Field(
+        ("C",), "int64", 0, UNBOUNDED, "samples behind each relation", "counts per class", of_samples=True
+    ),
 }
 KNOWLEDGE = {
     "relation": replace(

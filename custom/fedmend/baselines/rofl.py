@@ -60,7 +60,9 @@ CENTROIDS = Field(
 )
 FIELDS = {
     "centroids": CENTROIDS,
-    "centroid_counts": Field(("C",), "int64", 0, UNBOUNDED, "samples behind each centroid", "counts per class"),
+    "centroid_counts": Field(
+        ("C",), "int64", 0, UNBOUNDED, "samples behind each centroid", "counts per class", of_samples=True
+    ),
 }
 KNOWLEDGE = {
     "centroids": replace(

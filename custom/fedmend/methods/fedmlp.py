@@ -81,7 +81,9 @@ PROTOTYPES = Field(
 )
 FIELDS = {
     "prototypes": PROTOTYPES,
-    "prototype_counts": Field(("2C",), "int64", 0, UNBOUNDED, "samples behind each prototype", "counts per class"),
+    "prototype_counts": Field(
+        ("2C",), "int64", 0, UNBOUNDED, "samples behind each prototype", "counts per class", of_samples=True
+    ),
     "learning_degree": DEGREE,
 }
 KNOWLEDGE = {

@@ -91,7 +91,7 @@ class Exchange:
                 "sizes": self.census.sizes[site],
                 "kind": self.census.kind,
                 "fields": self.workflow.METHOD.FIELDS,
-                "letters": self.letters,
+                "letters": {**self.letters, "N": self.census.sizes[site]["train"]},
             }
         check_result(answer, Expected(round_num=task.round_num, num_classes=len(question.run.classes), **known))
         if name in (TRAIN, COLLECT):

@@ -1,10 +1,12 @@
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from factories import refused
-from federation_factories import NUMBER, Script, Sites, census, failing, initial, plain_answers
+from federation_factories import NUMBER, Script, Sites, Told, census, failing, initial, plain_answers
 
 from fedmend.errors import FedMendError
 from fedmend.messages import CENSUS, COLLECT, TRAIN, WAITS, Question, RunSpec, SiteResult
@@ -136,3 +138,15 @@ def test_only_a_census_is_asked_again(exchange):
 
     log = SimpleNamespace(decision=lambda *_: None, warn=logging.warning)
     assert list(valid_results(exchange(answer), log, question(COLLECT), 2)) == ["site-1", "site-3"]
+
+
+def test_a_site_cannot_count_more_samples_than_its_census(exchange):
+    class Counting(Told):
+        FIELDS: ClassVar = {"number": replace(NUMBER, of_samples=True)}  # up to 99; each site has 10 samples
+
+    asking = exchange(reporting({"site-1": 10, "site-2": 11, "site-3": None}))
+    asking = replace(asking, workflow=Script(None))
+    asking.workflow.METHOD = Counting
+    results, refused = asking.ask(question(), 3)
+    assert list(results) == ["site-1", "site-3"]
+    assert refused["site-2"].endswith("report field number: expected numbers from 0 to 10, got 11 to 11")

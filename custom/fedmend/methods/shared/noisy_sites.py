@@ -28,7 +28,13 @@ FIELDS = {
         counted_by="class_count",
     ),
     "class_count": Field(
-        ("R",), "int64", 0, UNBOUNDED, "training samples (of masks: slices) with each class", "counts per class"
+        ("R",),
+        "int64",
+        0,
+        UNBOUNDED,
+        "training samples (of masks: slices) with each class",
+        "counts per class",
+        of_samples=True,
     ),
 }
 KNOWLEDGE = {
