@@ -23,7 +23,7 @@ POLL = 1.0
 
 
 def check_approved(
-    state_dir: Path, site: str, job: str, about: Mapping[str, Any], *, stop: Callable[[], bool], rounds: int
+    state_dir: Path, site: str, job: str, about: Mapping[str, Any], *, stop: Callable[[], bool], **shown: Any
 ) -> None:
     """Lets a task of an approved job pass.
 
@@ -33,7 +33,7 @@ def check_approved(
         job: FLARE's id of the job.
         about: what is shown and then fixed: names, classes, method, settings, who submitted.
         stop: whether the job was aborted.
-        rounds: of the run, which are shown alone; ``max_rounds`` limits them.
+        shown: what is shown alone, rounds and sites; ``max_rounds`` and ``min_federation`` limit them.
 
     Raises:
         FedMendError: nobody has approved it yet, or it is not the job that was approved.
@@ -44,7 +44,7 @@ def check_approved(
     known = _read(file)
     if known is None or (known["about"] != fixed and not known["approved"]):
         make_folder(file.parent)
-        asked = {"asked": _now(), "about": fixed, "rounds": rounds, "approved": None}
+        asked = {"asked": _now(), "about": fixed, "shown": shown, "approved": None}
         write_text(file, json.dumps(asked, indent=1) + "\n")
         raise FedMendError(f"{site}: {WAITS}")
     end = time.monotonic() + HOLD
@@ -94,7 +94,7 @@ def _file(state_dir: Path, site: str, job: str) -> Path:
 def _read(file: Path) -> dict[str, Any] | None:
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
-        return known if {"asked", "about", "rounds", "approved"} <= set(known) else None
+        return known if {"asked", "about", "shown", "approved"} <= set(known) else None
     except (FileNotFoundError, ValueError, TypeError):
         return None
 

@@ -86,5 +86,6 @@ class MethodExecutor(Executor):
             "classes": list(run.classes),
             "settings": self._told,
         }
-        rounds = question.tasks[name].total_rounds
-        check_approved(config.state_dir, name, fl_ctx.get_job_id(), about, stop=stop, rounds=rounds)
+        task = question.tasks[name]
+        shown = {"rounds": task.total_rounds, "sites": list(task.sites)}
+        check_approved(config.state_dir, name, fl_ctx.get_job_id(), about, stop=stop, **shown)

@@ -45,7 +45,7 @@ def _approve(args: argparse.Namespace) -> None:
     waiting = {job: request for job, request in requests(state_dir, name).items() if not request["approved"]}
     for job, request in waiting.items():
         print(f"{job}, asked {request['asked']}")
-        for key, value in {**request["about"], "rounds": request["rounds"]}.items():
+        for key, value in {**request["about"], **request["shown"]}.items():
             print(f"    {key}: {ascii(value) if isinstance(value, str) else json.dumps(value)}")
     print(f"{len(waiting)} jobs wait")
 

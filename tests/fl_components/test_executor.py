@@ -180,7 +180,8 @@ def test_a_site_that_asks_does_nothing_until_somebody_has_approved_what_was_show
     assert request["about"]["method"].endswith("test_executor.Method")
     shown = {name: request["about"][name] for name in ("run_name", "network", "classes")}
     assert shown == {"run_name": "run-1", "network": "tiny", "classes": list(RUN.classes)}
-    assert (request["about"]["settings"]["learning_rate"], request["rounds"]) == (0.1, 3)
+    assert (request["about"]["settings"]["learning_rate"], request["shown"]["rounds"]) == (0.1, 3)
+    assert request["shown"]["sites"] == ["site-1", "site-2"]
     approve(state, "site-1", "job-1")
     assert site.ask("census").error == ""
     other = dataclasses.replace(RUN, run_name="run-2")

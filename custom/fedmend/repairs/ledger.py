@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS retractions (
     rule TEXT NOT NULL, from_round INTEGER NOT NULL, last_entry INTEGER NOT NULL,
     made TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')));
 """
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # how a text begins that a spreadsheet computes, or shows as it is
 _MARKS = "CREATE TABLE IF NOT EXISTS marks (number INTEGER PRIMARY KEY, mark TEXT NOT NULL);"
 _IN_FORCE = """NOT EXISTS (SELECT 1 FROM retractions r WHERE (r.rule = e.rule OR r.rule = '*')
                            AND r.from_round <= e.round AND e.entry <= r.last_entry)"""
@@ -349,7 +350,9 @@ def to_csv(path: Path, out: Path) -> int:
     """Writes the history of a ledger file as CSV, and behind it what people said.
 
     Columns are image, class, old, new, rule, round, confidence, in_force, and of verdicts word, reviewer, note and
-    made. Rounds count from 1, as in all that people read; ``old`` is blank where nobody had annotated.
+    made. Rounds count from 1, as in all that people read; ``old`` is blank where nobody had annotated. A text that a
+    spreadsheet would take for a formula has an apostrophe in front, and so has one that begins with an apostrophe:
+    who takes one apostrophe away has the text as it was.
 
     Returns:
         Number of entries written.
@@ -362,5 +365,10 @@ def to_csv(path: Path, out: Path) -> int:
         writer.writeheader()
         for row in rows:
             old = "" if row["old"] == NOT_ANNOTATED else row["old"]
-            writer.writerow({**row, "old": old, "round": row["round"] + 1 if row["rule"] else ""})
+            shown = {name: _inert(value) for name, value in row.items()}
+            writer.writerow({**shown, "old": old, "round": row["round"] + 1 if row["rule"] else ""})
     return len(rows)
+
+
+def _inert(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

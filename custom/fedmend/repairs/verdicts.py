@@ -10,7 +10,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from fedmend.errors import FedMendError
 ACCEPT, REJECT, UNSURE, RELABEL, WITHDRAW = "accept", "reject", "unsure", "relabel", "withdraw"
 WORDS = (ACCEPT, REJECT, UNSURE, RELABEL, WITHDRAW)
 LONGEST_NOTE = 500
+TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS verdicts (
     number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, sample INTEGER NOT NULL,
@@ -99,10 +100,11 @@ def check_reviewer(initials: str) -> str:
 
 
 def all_verdicts(db: sqlite3.Connection) -> list[Verdict]:
-    """All rows in the order in which they count; none in a ledger of an earlier version."""
+    """All rows in the order in which they count, by time and name, the same in every ledger that has them; none in a
+    ledger of an earlier version."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'verdicts'").fetchone():
         return []
-    rows = db.execute(f"SELECT {', '.join(_COLUMNS)} FROM verdicts ORDER BY made, number")
+    rows = db.execute(f"SELECT {', '.join(_COLUMNS)} FROM verdicts ORDER BY made, name")
     return [Verdict(*row) for row in rows]
 
 
@@ -148,16 +150,17 @@ def add(db: sqlite3.Connection, verdict: Verdict, *, seen: str, one_label: bool)
     check_verdict(verdict)
     chosen = "sample = ?" if one_label else "sample = ? AND label_class = ?"
     before = db.execute(
-        f"SELECT name, reviewer FROM verdicts WHERE {chosen} ORDER BY made DESC, number DESC LIMIT 1",
+        f"SELECT name, reviewer FROM verdicts WHERE {chosen} ORDER BY made DESC, name DESC LIMIT 1",
         (verdict.sample,) if one_label else (verdict.sample, verdict.label_class),
     ).fetchone()
     if (before[0] if before else "") != seen:
         who = before[1] if before else "nobody"
         raise JudgedMeanwhile(f"verdict: expected a label as it was shown, {who} was the last to judge it; look again")
     (last,) = db.execute("SELECT MAX(made) FROM verdicts").fetchone()
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    made = max(now, last or now)  # a clock that was put back must not let an earlier one win
-    written = replace(verdict, name=secrets.token_hex(8), made=made)
+    now = datetime.now(UTC)
+    if last:  # a clock that was put back must not let an earlier one win, nor may the names of two of one moment decide
+        now = max(now, datetime.strptime(last, TIME).replace(tzinfo=UTC) + timedelta(microseconds=1))
+    written = replace(verdict, name=secrets.token_hex(8), made=now.strftime(TIME))
     _insert(db, [written])
     return written
 

@@ -37,6 +37,7 @@ HERE = Path(__file__).parent
 COOKIE = "fedmend_review"
 PAGE = 50  # items on a page of the queue
 LARGEST_FORM = 20_000  # bytes
+LONGEST_PATH = 200  # characters; a number in it has fewer digits than Python refuses to read
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -96,6 +97,10 @@ class Guard:
         host = request.headers.get("host", "")
         if host not in self._hosts():
             return PlainTextResponse("expected a request for this machine itself, got one for another host name", 421)
+        if len(request.scope["path"]) > LONGEST_PATH:
+            return PlainTextResponse("expected an address of this page, got a longer one", 404)
+        if "transfer-encoding" in request.headers:  # its length would count, not the one that is said
+            return PlainTextResponse("expected a request that says its length, got one in pieces", 411)
         if request.method not in ("GET", "HEAD", "POST"):
             return PlainTextResponse("expected GET or POST", 405)
         if request.method == "POST" and request.headers.get("origin", "") != f"http://{host}":
@@ -249,7 +254,7 @@ class Pages:
                 self._desk.take_back(item, reviewer=self._reviewer)
             else:
                 text, seen = str(form.get("value", "")), str(form.get("seen", ""))
-                value = int(text) if word == "relabel" and text.isdecimal() else None
+                value = int(text) if word == "relabel" and _is_number(text) else None
                 if word == "relabel" and value is None:
                     raise FedMendError("verdict, label: expected one of the job's, got another")
                 self._desk.judge(item, word, reviewer=self._reviewer, note=note, value=value, seen=seen)
@@ -306,7 +311,11 @@ def _link(choice: Choice) -> str:
 
 def _number(request: Request, name: str, usual: int) -> int:
     text = request.query_params.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 10 else usual
+    return int(text) if _is_number(text) else usual
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10
 
 
 def _decimal(request: Request, name: str) -> float | None:

@@ -166,14 +166,21 @@ def count_task(name: str, config: SiteConfig, state: StateStore, asked: str) -> 
 
 
 class Clock:
-    """How long a job has been at work at a site; it begins when it is made."""
+    """How long a job has been at work at a site, from the first task after the census on: until then sites may wait
+    for people who have to approve the job, here or elsewhere."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began: float | None = None
+
+    def start(self) -> None:
+        """Begins, if it has not."""
+        if self._began is None:
+            self._began = time.monotonic()
 
     def over(self, config: SiteConfig) -> bool:
         """Whether the site's ``max_hours`` are over."""
-        return bool(config.max_hours) and time.monotonic() - self._began > config.max_hours * HOUR
+        began = self._began
+        return bool(config.max_hours) and began is not None and time.monotonic() - began > config.max_hours * HOUR
 
     def check(self, name: str, config: SiteConfig) -> None:
         """Refuses to go on when the hours are over.

@@ -171,6 +171,8 @@ class SiteWorker:
 
     def _within_limits(self, name: str, question: Question, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
         """Works alone on the run, and no longer than the hours that the site gives a job."""
+        if question.name != CENSUS:
+            self._clock.start()
         self._clock.check(name, config)
         check_question(name, config, question, self._settings.trainer.local_epochs, self._method.FIELDS)
         with locked(config.state_dir / question.run.run_name / name / "in_use", patience=PREDECESSOR) as alone:

@@ -155,6 +155,18 @@ def test_repairs_after_an_undo_are_in_force(tmp_path):
     assert in_force(book) == [("w", "b", 0, 0)]
 
 
+@pytest.mark.parametrize("note", ["=HYPERLINK(1)", "+1", "-1", "@x", "'quoted", "plain = 1", "a\n=b"])
+def test_no_text_of_the_table_is_a_formula_and_one_apostrophe_less_gives_it_back(tmp_path, note):
+    book = ledger(tmp_path)
+    book.record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    book.judge(Verdict(0, 1, REJECT, -1, 1, RULE, 0, "AB", note))
+    to_csv(tmp_path / "ledger.sqlite", tmp_path / "out.csv")
+    with open(tmp_path / "out.csv", newline="") as stream:
+        written = list(csv.DictReader(stream))[1]["note"]
+    assert written[0] not in "=+-@"
+    assert written.removeprefix("'") == note
+
+
 def test_a_ledger_file_can_be_read_undone_and_exported_without_its_data(tmp_path):
     book, path = ledger(tmp_path), tmp_path / "ledger.sqlite"
     book.record(RULE, 0, LABELS, repairs((0, 1, 1)))

@@ -103,8 +103,27 @@ def test_a_clock_that_was_put_back_lets_no_earlier_verdict_win(tmp_path, monkeyp
             return cls(2020, 1, 1, tzinfo=zone)
 
     monkeypatch.setattr(verdicts, "datetime", Earlier)
-    assert book.judge(word(REJECT), seen=first.name).made == first.made
+    for seen in range(20):  # names are random, and must not decide
+        first = book.judge(word(REJECT if seen % 2 else UNSURE), seen=first.name)
+    assert book.verdicts()[-1] == first
     assert book.repairs()[0, 1] == -1
+
+
+def test_two_ledgers_with_verdicts_of_one_moment_come_to_the_same_label(tmp_path, monkeypatch):
+    class Stopped(verdicts.datetime):
+        @classmethod
+        def now(cls, zone):
+            return cls(2020, 1, 1, tzinfo=zone)
+
+    monkeypatch.setattr(verdicts, "datetime", Stopped)
+    for i in range(8):  # with the number of the row in the place of the name, each had its own last
+        one, two = ledger(tmp_path / f"{i}a"), ledger(tmp_path / f"{i}b")
+        one.judge(word(RELABEL, value=1, rule=""))
+        two.judge(word(RELABEL, value=0, rule=""))
+        one.take_over(tmp_path / f"{i}b" / "ledger.sqlite")
+        two.take_over(tmp_path / f"{i}a" / "ledger.sqlite")
+        assert one.verdicts() == two.verdicts()
+        assert one.repairs().tolist() == two.repairs().tolist()
 
 
 def test_with_one_label_per_sample_a_rejected_class_gives_the_sample_its_own_back(tmp_path):

@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
-from review_factories import Browser, make_desk, make_mask_run, make_run, words
+from review_factories import ORIGIN, Browser, make_desk, make_mask_run, make_run, words
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT
 from fedmend.review.app import HEADERS
@@ -118,6 +118,7 @@ def test_two_people_do_not_write_over_each_other(tmp_path):
     [
         ({"word": "perhaps"}, 409, "expected one of accept, reject, unsure, relabel, withdraw, got another word"),
         ({"word": "relabel", "value": "7"}, 409, "verdict, label: expected one of the job's, got another"),
+        ({"word": "relabel", "value": "1" * 5000}, 409, "verdict, label: expected one of the job's, got another"),
         ({"word": "relabel", "value": "no"}, 409, "verdict, label: expected one of the job's, got another"),
         ({"word": ACCEPT, "note": "x" * 501}, 409, "verdict, note: expected at most 500 printable characters"),
         ({"word": ACCEPT, "note": "x" * 30_000}, 413, "expected a form of at most 20000 bytes, got a larger one"),
@@ -129,6 +130,19 @@ def test_a_form_that_this_page_did_not_make_changes_nothing(browser, fields, sta
     answer = browser.post("/judge/0/1", **{"seen": "", **fields})
     assert answer.status_code == status
     assert sentence in words(answer)
+    assert browser.desk.ledger.verdicts() == []
+
+
+@pytest.mark.parametrize("address", ["/item/{}/0", "/item/0/{}", "/picture/{}.png", "/outline/{}/old.png"])
+@pytest.mark.parametrize("digits", [20, 150, 5000])
+def test_a_number_of_any_length_in_an_address_is_one_that_there_is_not(browser, address, digits):
+    assert browser.get(address.format("7" * digits)).status_code == 404
+
+
+def test_a_form_in_pieces_is_refused_whatever_length_it_says(browser):
+    pieces = {**ORIGIN, "Transfer-Encoding": "chunked", "Content-Length": "10"}
+    answer = browser.client.post("/judge/0/1", content=iter([b"note=" + b"x" * 60_000]), headers=pieces)
+    assert (answer.status_code, answer.text) == (411, "expected a request that says its length, got one in pieces")
     assert browser.desk.ledger.verdicts() == []
 
 

@@ -172,7 +172,6 @@ def client(tmp_path):
         ({}, {"memory_gb": 1e-6}, "job variables network, batch_size, image_size: expected a training step of at most"),
         ({}, {"max_rounds": 2}, "job variable num_rounds: expected at most 2"),
         ({"local_epochs": 5}, {"max_epochs": 4}, "job variable local_epochs: expected at most 4"),
-        ({}, {"max_hours": 1e-9}, "expected a job of at most 1e-09 hours"),
     ],
 )
 def test_a_site_says_so_at_the_census_before_it_opens_anything(client, settings, limit, words):
@@ -203,6 +202,22 @@ def test_a_training_ends_at_the_next_batch_with_a_sentence_when_the_hours_are_ov
     result = client(method, settings={"local_epochs": 50}, max_hours=1).train()
     assert result.error == f"site-1: expected a job of at most 1 hours (max_hours {SITE}), got a longer one"
     assert (result.weights, Counting.batches_done) == ({}, 1)
+
+
+def test_hours_in_which_sites_wait_for_people_who_approve_the_job_do_not_count(client, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0] * 3600.0))
+    site = client(max_hours=1)
+    assert site.ask("census", census_task()).error == ""  # it has answered; others still wait
+    now[0] = 100
+    assert site.ask("census", census_task()).error == ""
+    assert site.train().error == ""
+    now[0] = 100.9
+    assert site.train(1).error == ""
+    now[0] = 101.1
+    limit = f"expected a job of at most 1 hours (max_hours {SITE}), got a longer one"
+    assert site.train(2).error == f"site-1: {limit}"
+    assert site.ask("census", census_task()).error == f"site-1: {limit}"
 
 
 def test_a_job_that_was_aborted_when_the_hours_were_over_is_aborted(client, monkeypatch):
