@@ -14,17 +14,20 @@ from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
+from cli_calls import call
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from deployment import DAEMON, JOB, PARENT, PHANTOM, SITES, TINY, deployed, tiny_job
+from deployment import DAEMON, JOB, PARENT, PHANTOM, SITES, TINY, deployed, tiny_job, until
 from factories import ROOT, refused
 from nvflare.recipe import ProdEnv
 from simulation import fedmend, run
 
 from fedmend import Job, Run
 from fedmend.errors import FedMendError
+from fedmend.server import exchange
+from fl_components.approval import requests
 from fl_components.job.folder import Changes, configured
 from fl_components.recipes import FedMLPRecipe
 from fl_components.run.submit import open_session, submit_job
@@ -303,3 +306,23 @@ def test_the_poc_command_starts_runs_fetches_and_stops(tmp_path):
     assert report.startswith(str(workspace / "results"))
     assert os.path.getsize(report) > 1e4
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(workspace) in " ".join(p.info["cmdline"] or [])]
+
+
+def test_a_job_that_a_hospital_approves_late_waits_for_it_and_goes_on_to_the_end(deployment, capsys):
+    state = deployment.federation.kits / "fedmend-state" / "site-1"
+    kit, other = deployment.federation.kits / "site-1", deployment.federation.kits / "fedmend-state" / "site-2"
+    with deployment.settings("site-1", approve="ask"), tiny_job("fedmlp_ich", run_name="approved") as folder:
+        job_id = submit_job(deployment.session, folder)
+        until(lambda: job_id in requests(state, "site-1"))
+        until(lambda: list(other.glob("approved/site-2/*.pt")))  # which has answered the census
+        time.sleep(3 * exchange.PAUSE)  # the server has asked again
+        assert not (state / "approved").exists()  # no data were opened
+        log = deployment.federation.kits / deployment.federation.server / job_id / "log.txt"
+        assert log.read_text().count("site-1: waits until somebody of this site has approved the job") == 1
+        assert call("approve", kit) == 0
+        assert 'sites: ["site-1", "site-2"]' in capsys.readouterr().out
+        assert call("approve", kit, job_id) == 0
+        lines, error = deployment.end_of(job_id)
+    assert error == ""
+    assert any("round 2/2" in line for line in lines)
+    assert (state / "approved" / "site-1" / "ledger.sqlite").is_file()
