@@ -103,7 +103,9 @@ def hold_back(counts: np.ndarray, *, min_count: int, one_label: bool) -> np.ndar
 
     A count of zero is passed on, because it describes no patient. Annotated and missing samples add up to all samples,
     so these two are told or held back together. Annotated samples minus the positive ones are the negative ones; where
-    these are too few, the positive ones are held back. With one label per sample, the positive samples of all classes
+    these are too few, the positive ones are held back. They are too where the annotated ones are held back and nearly
+    all samples are positive: as the negative ones are none or at least ``min_count``, one number of missing ones could
+    be left. With one label per sample, the positive samples of all classes
     add up to the annotated ones, so where one number is held back, the smallest of the others is held back too.
 
     Args:
@@ -120,7 +122,7 @@ def hold_back(counts: np.ndarray, *, min_count: int, one_label: bool) -> np.ndar
         return (number > 0) & (number < min_count)
 
     unknown = few(annotated) | few(missing)
-    hidden = few(positive) | few(annotated - positive)
+    hidden = few(positive) | few(annotated - positive) | unknown & (positive > annotated + missing - 2 * min_count)
     others = np.flatnonzero(~hidden & (positive > 0))
     if one_label and len(others) and (hidden | unknown).any():
         hidden[others[positive[others].argmin()]] = True

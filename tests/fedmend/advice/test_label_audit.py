@@ -59,6 +59,27 @@ def test_where_samples_have_one_label_a_sum_does_not_tell_what_was_held_back(cou
     assert [c[1] for c in told(*counts, one_label=True)] == positive
 
 
+def test_nearly_all_positive_does_not_tell_how_few_are_missing():
+    # 7 of 9 are positive: with the annotated ones held back, 0 negative ones and 2 missing would follow from 7.
+    nearly, enough = (7, 7, 2), (58, 50, 2)
+    assert hold_back(columns(nearly), min_count=3, one_label=False).T.tolist() == [[HELD_BACK] * 3]
+    assert hold_back(columns(enough), min_count=5, one_label=False).T.tolist() == [[HELD_BACK, 50, HELD_BACK]]
+
+
+def test_no_held_back_count_of_a_small_site_follows_from_what_is_told():
+    least, told = 3, {}
+    for samples in range(3, 13):
+        for annotated in range(samples + 1):
+            for positive in range(annotated + 1):
+                real = (annotated, positive, samples - annotated)
+                said = hold_back(columns(real), min_count=least, one_label=False)[:, 0].tolist()
+                told.setdefault((samples, *said), set()).add(real)
+    for said, possible in told.items():
+        for i, number in enumerate(said[1:]):
+            small = {real[i] for real in possible}
+            assert number != HELD_BACK or len(small) > 1 or small.pop() >= least
+
+
 # ---- site folders ---------------------------------------------------------------------------------------------------
 def test_site_folders_on_this_machine_are_counted_as_their_sites_would(tmp_path):
     make_site_folder(tmp_path / "site-1")
