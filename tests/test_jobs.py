@@ -186,7 +186,9 @@ def test_baselines_and_methods_have_the_same_schedule(tmp_path, job, preset):
         ("fednoro_ich", "fedprox", "SingleLabelFedProx", {"mu": 0.01, "la": False}),
         ("fednoro_isic2019", "fedprox", "SingleLabelFedProx", {"mu": 0.1, "la": False}),
         ("fednoro_isic2019", "all_labels", "SingleLabelFedAvg", {"la": True}),
-        ("fednoro_ich", "alone", "Alone", {"la": True}),
+        ("fednoro_ich", "alone", "SingleLabelAlone", {"la": True}),
+        ("fedmlp_ich", "alone", "Alone", {}),
+        ("fedia_ms", "alone", "MaskAlone", {}),
     ],
 )
 def test_a_baseline_is_its_method_with_its_numbers(configured, job, variant, method, args):

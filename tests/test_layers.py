@@ -44,7 +44,7 @@ LAYERS = {
     "comparison": "basics errors kinds records report",
     "local": "basics errors fields learning messages method records repairs report server site",
 }
-FAMILY = {"baselines", "labelsets"}  # of FedAvg, in the folder of the methods: what papers are made from
+FAMILY = {"baselines", "labelsets", "alone"}  # of FedAvg, in the folder of the methods: what papers are made from
 STAGES = "fedcorr_stages"  # of both methods of one paper
 FRONT_DOOR = FEDMEND / "__init__.py"  # fedmend.Job and fedmend.Run come from the glue, when somebody asks for them
 SOURCES = [FEDMEND.parent, GLUE, ROOT / "provisioning", ROOT / "benchmarks"]

@@ -4,8 +4,7 @@ Following the published FedMLP code, the binary cross-entropy of the baselines w
 paper's Eq. 1 is unweighted); without it rare classes are not learned at all. One augmented view per sample and round.
 
 Single-label FedAvg is plain cross-entropy; with logit adjustment (``la``) it is FedLA, the warm-up of FedNoRo in all
-rounds. ``Alone`` is no federation: each site trains and evaluates a model of its own, so that the pooled metrics say
-what the hospitals get without each other.
+rounds.
 """
 
 import copy
@@ -17,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.fields import Report
 from fedmend.learning.losses import masked_bce, positive_weight
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.distances import squared_distance
@@ -150,10 +148,7 @@ class SingleLabelFedAvg(SingleLabelMethod):
         self.patients_apart = not self.la
 
 
-# ---- no federation --------------------------------------------------------------------------------------------------
-OWN_MODEL = "own_model"
-
-
+# ---- models that stay at a site --------------------------------------------------------------------------------------
 def own_model(name: str, model: nn.Module, task: RoundTask, site: Site, first: int = 0) -> nn.Module:
     """A copy of the received model with the weights that :func:`keep_model` kept before the round.
 
@@ -169,31 +164,6 @@ def own_model(name: str, model: nn.Module, task: RoundTask, site: Site, first: i
 def keep_model(name: str, model: nn.Module, task: RoundTask, site: Site) -> None:
     """Keeps a model at the site for its next round."""
     site.state.save_turn(name, task.round_num, {"seed": task.seed, "weights": model.state_dict()})
-
-
-class AloneRound(SingleLabelFedAvgRound):
-    """Trains the site's own model; the received one goes back as it came."""
-
-    def __init__(self, method: SingleLabelMethod, model: nn.Module, task: RoundTask, site: Site):
-        super().__init__(method, own_model(OWN_MODEL, model, task, site), task, site)
-
-    def report(self) -> Report:
-        """Nothing; keeps the site's model."""
-        keep_model(OWN_MODEL, self.model, self.task, self.site)
-        return {}
-
-
-class Alone(SingleLabelFedAvg):
-    """Each site trains alone, from the federation's initial weights; the global model stays as it is."""
-
-    ROUND = AloneRound
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.patients_apart = False  # the accountant follows the model that is sent
-
-    def evaluated(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
-        return own_model(OWN_MODEL, model, task, site)
 
 
 # ---- FedProx --------------------------------------------------------------------------------------------------------

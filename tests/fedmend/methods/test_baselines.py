@@ -1,15 +1,13 @@
-import copy
 import math
 
 import numpy as np
 import pytest
 import torch
 from factories import refused
-from torch_factories import TinyNetwork, make_single_site, make_task, one_hot
+from torch_factories import one_hot
 
-from fedmend.learning.training import LocalTrainer
 from fedmend.method import RoundTask
-from fedmend.methods.baselines import Alone, FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
+from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
 from fedmend.methods.fednoro import FedNoRo
 
 TASK = RoundTask("train", 0, 4)
@@ -118,35 +116,6 @@ def test_single_label_fedprox_adds_the_proximal_term_to_the_same_loss(make_site,
         net.scale += 0.5
     added = work.loss(ALL) - plain.loss(ALL)
     assert added.item() == pytest.approx(0.4 / 2 * (1 + 4 + 2 * 0.25), rel=1e-5)
-
-
-def test_a_site_alone_trains_its_own_model_and_gives_the_received_one_back(tmp_path):
-    site, received, method = make_single_site(tmp_path, [0, 1, 0, 2]), TinyNetwork(3), Alone(la=True)
-    before = {name: value.clone() for name, value in received.state_dict().items()}
-    assert method.evaluated(received, make_task(round_num=0), site) is not received
-    expected = copy.deepcopy(received)
-    for number in range(2):
-        task = make_task(round_num=number)
-        work = method.start(received, task, site)
-        LocalTrainer(learning_rate=0.1).train(work)
-        assert work.report() == {}
-        LocalTrainer(learning_rate=0.1).train(SingleLabelFedAvg(la=True).start(expected, task, site))
-        assert all(torch.equal(value, before[name]) for name, value in received.state_dict().items())
-        own = method.evaluated(received, make_task(round_num=number + 1), site)
-        assert all(torch.equal(value, own.state_dict()[name]) for name, value in expected.state_dict().items())
-    again = method.evaluated(received, make_task(round_num=1), site)  # a round that is repeated starts where it did
-    assert not torch.equal(again.classifier.weight, own.classifier.weight)
-    missed = method.evaluated(received, make_task(round_num=3), site)
-    assert torch.equal(missed.classifier.weight, own.classifier.weight)
-
-
-def test_a_site_alone_takes_no_model_of_an_earlier_run_with_another_seed(tmp_path):
-    site, received, method = make_single_site(tmp_path, [0, 1, 0, 2]), TinyNetwork(3), Alone()
-    work = method.start(received, make_task(round_num=0, seed=8), site)
-    LocalTrainer(learning_rate=0.1).train(work)
-    work.report()
-    own = method.evaluated(received, make_task(round_num=1, seed=7), site)
-    assert torch.equal(own.classifier.weight, received.classifier.weight)
 
 
 def test_a_sample_without_a_label_is_refused_by_single_label_baselines(make_site, make_net):

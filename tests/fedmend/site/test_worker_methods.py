@@ -10,7 +10,8 @@ from worker_factories import Client, census_task, global_model, one_site
 
 from fedmend.kinds.multilabel import BINS
 from fedmend.method import RoundTask
-from fedmend.methods.baselines import Alone, FedAvg, SingleLabelFedAvg
+from fedmend.methods.alone import SingleLabelAlone
+from fedmend.methods.baselines import FedAvg, SingleLabelFedAvg
 from fedmend.methods.fedlsm import FedLSM
 from fedmend.methods.fednoro import CLEAN, DETECT, NOISY, ROBUST, FedNoRo
 
@@ -55,7 +56,7 @@ def test_a_report_is_collected_without_training(single, monkeypatch):
 
 
 def test_a_hospital_alone_counts_its_own_model_and_sends_the_received_one_back(single):
-    site, weights = single(Alone(), learning_rate=0.5), global_model()
+    site, weights = single(SingleLabelAlone(), learning_rate=0.5), global_model()
     first = site.ask("train", RoundTask("train", 0, 3, seed=7), weights, evaluate=True)
     after = site.ask("evaluate", RoundTask("evaluate", 1, 3, seed=7), weights, evaluate=True)
     assert first.error == after.error == ""
