@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
 from fedmend.learning.inference import Stopped, mixed_precision
+from fedmend.learning.local_norm import AVERAGED, LOCAL
 from fedmend.learning.patient_steps import PatientSteps
 from fedmend.method import Round, RoundTask, Site
 
@@ -51,6 +52,8 @@ class LocalTrainer:
         second_momentum: Adam's beta_2, in [0, 1).
         keep_moments: Adam goes on with the moments of the round before; otherwise it is fresh in every round. A round
             whose model does not go on (:attr:`fedmend.method.Round.goes_on`) starts afresh and leaves none.
+        norm: ``averaged``, or ``local``: normalisation layers stay at the site, see
+            :mod:`fedmend.learning.local_norm`.
     """
 
     learning_rate: float
@@ -60,6 +63,7 @@ class LocalTrainer:
     local_epochs: int = 1
     second_momentum: float = 0.999
     keep_moments: bool = False
+    norm: str = AVERAGED
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0 or not self.weight_decay >= 0 or self.local_epochs < 1:
@@ -73,6 +77,8 @@ class LocalTrainer:
             raise FedMendError(f"job variable decay: expected one of {list(DECAYS)}, got {self.decay!r:.40}")
         if not 0 <= self.second_momentum < 1:
             raise FedMendError(f"job variable second_momentum: expected 0 to below 1, got {self.second_momentum}")
+        if self.norm not in (AVERAGED, LOCAL):
+            raise FedMendError(f"job variable norm: expected {AVERAGED} or {LOCAL}, got {self.norm!r:.40}")
 
     def train(self, work: Round, private: PatientSteps | None = None) -> float:
         """Trains ``work.model`` in place for one round.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 NAMES = that(lambda v: isinstance(v, list) and v and all(isinstance(name, str) for name in v), "a list of names")
+LOCAL = "local"  # as fedmend.learning.local_norm has it, which imports PyTorch
 DEFAULT = 0.5  # threshold where no validation split has chosen one
 
 
@@ -72,6 +73,19 @@ class OpenedPackage:
 
     def network(self) -> "Module":
         """The network with its weights, on the CPU, ready to be asked (``eval``).
+
+        Raises:
+            FedMendError: the weights do not fit the network, or its normalisation layers stayed at the sites.
+        """
+        if self.info.get("norm") == LOCAL:
+            raise FedMendError(
+                f"package {self.folder.name}: expected a whole model, its normalisation layers stayed at the sites"
+                " (norm local); `fedmend personalise` at a site makes a package that has the site's own"
+            )
+        return self.network_without_norm()
+
+    def network_without_norm(self) -> "Module":
+        """:meth:`network`, also where normalisation layers stayed at the sites and the network has initial ones.
 
         Raises:
             FedMendError: the weights do not fit the network.

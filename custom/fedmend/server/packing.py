@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedmend.errors import FedMendError
+from fedmend.learning.local_norm import AVERAGED
 from fedmend.messages import RunSpec
 from fedmend.records.package_files import SUFFIX, WEIGHTS, package_digest, read_package, write_package
 from fedmend.server.census import Census
@@ -117,6 +118,7 @@ def pack(
         "kind": kind.name,
         "classes": classes,
         "network": {"name": network, "arguments": {"num_classes": len(classes)}},
+        "norm": info["settings"].get("norm", AVERAGED),
         "preprocessing": census.preprocessing.of_package(kind.name),
         **outcome,
         "provenance": {k: v for k, v in info.items() if k not in ("classes", "phantom", "task", "parent", "sites")},

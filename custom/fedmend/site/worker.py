@@ -23,6 +23,7 @@ from fedmend.fields import check_fields
 from fedmend.kinds import Kind, kind_of
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.inference import Stopped
+from fedmend.learning.local_norm import check_norm, keep_norm, put_norm
 from fedmend.learning.networks import TIMM, build_network
 from fedmend.learning.stage_features import without_stages
 from fedmend.learning.training import LocalTrainer
@@ -240,6 +241,7 @@ class SiteWorker:
             result.loss = trainer.train(work, private.steps if private else None)
             result.report = dict(work.report())
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
+            result.weights |= keep_norm(trainer.norm, model, question.weights, task, site)
         elif asked == COLLECT:
             result.report = dict(method.collect(model, task, site))
         elif asked == EVALUATE and not private:
@@ -264,6 +266,7 @@ class SiteWorker:
         if site.device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)
         set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in question.weights.items()})
+        put_norm(self._settings.trainer.norm, model, question.tasks[site.name], site)
         return model
 
     @staticmethod
@@ -329,6 +332,7 @@ class SiteWorker:
             )
         if config.privacy:
             check_bearable(name, self._method, run.network, decay=chosen.trainer.decay)
+        check_norm(name, chosen.trainer.norm, self._method, run.network, private=config.privacy is not None)
         kind = kind_of(card.kind)
         state_dir = config.state_dir / run.run_name / name
         sweep(state_dir)  # under the lock of the run

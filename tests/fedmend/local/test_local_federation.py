@@ -13,10 +13,12 @@ from torch_factories import PlainMethod, PlainRound
 from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
 from fedmend.fields import Field
+from fedmend.learning.local_norm import kept_norm
 from fedmend.local.local_federation import LocalTransport, census_locally, run_locally
 from fedmend.local.metering import Meter
 from fedmend.method import Workflow
 from fedmend.methods.baselines import FedAvgWorkflow
+from fedmend.package import Package
 from fedmend.report.report import summary_text
 from fedmend.server.federation import RunSettings
 from fedmend.site.config import SiteConfig
@@ -105,7 +107,7 @@ def play(tmp_path):
                 sites=["site-2", "site-1", "site-3"],
                 workspace=tmp_path / name,
                 config_of=config,
-                settings={"note": "as configured"},
+                settings={"note": "as configured", **(site or {})},
                 threads=threads,
                 meter=meter,
                 watch=watch,
@@ -230,6 +232,26 @@ def test_sites_still_have_what_the_older_checkpoint_needs(play, tmp_path, monkey
         {"at_round": 3 - damaged}
     ]
     assert same_models(model(again), model(whole))
+
+
+def test_normalisation_layers_of_their_own_stay_at_the_sites_and_the_package_says_that_they_are_not_in_it(
+    play, tmp_path
+):
+    records = play("run", site={"norm": "local"})
+    sent, averaged = model(records), model(play("other"))
+    assert sent["norm.running_mean"].tolist() == [0] * 12
+    assert np.abs(averaged["norm.running_mean"]).max() > 0.01
+    assert not np.array_equal(sent["classifier.weight"], averaged["classifier.weight"])
+    kept = {
+        site: kept_norm(tmp_path / "run" / "state" / "run-1" / site, 2)["norm.running_mean"].tolist()
+        for site in ("site-1", "site-2", "site-3")
+    }
+    assert len({tuple(found) for found in kept.values()}) == 3
+    with refused(
+        "package run-1.fedmend: expected a whole model, its normalisation layers stayed at the sites (norm local);"
+        " `fedmend personalise` at a site makes a package that has the site's own"
+    ):
+        Package(records / "run-1.fedmend").network()
 
 
 def test_a_site_that_ruins_a_round_is_named_and_the_next_job_goes_on_without_it_from_the_last_good_model(
