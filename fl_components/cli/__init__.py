@@ -24,6 +24,7 @@ from fl_components.cli import (
     review,
     site,
     watch,
+    worth,
 )
 
 
@@ -40,7 +41,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
-    for group in (jobs, compare, federation, watch, ledger, site, review, checks, advise, package):
+    for group in (jobs, compare, federation, watch, ledger, site, review, checks, advise, package, worth):
         group.add(commands)
     return parser
 

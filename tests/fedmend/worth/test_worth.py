@@ -1,0 +1,275 @@
+"""A tiny package at a tiny hospital: trained on there, and beside the hospital's own model."""
+
+import json
+import socket
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from factories import CLASSES, make_site_folder, refused
+from result_factories import PREPARED
+from torch_factories import TinyNetwork, make_mask_split, make_split
+
+from fedmend.basics.state import StateStore
+from fedmend.data.card import load_card
+from fedmend.data.site import Opening
+from fedmend.data.tables import write_table
+from fedmend.kinds import kind_of
+from fedmend.learning import networks
+from fedmend.learning.local_norm import NORM
+from fedmend.learning.weights import get_weights
+from fedmend.package import Package
+from fedmend.records.package_files import write_package
+from fedmend.repairs.label_ledger import Repairs
+from fedmend.repairs.site_run import LEDGER_NAME, save_opened
+from fedmend.worth import page as page_module
+from fedmend.worth import paired
+from fedmend.worth.home import open_home
+from fedmend.worth.page import worth
+from fedmend.worth.paired import _metrics, compare, units_of
+from fedmend.worth.personal import personalise, write_personal
+from fedmend.worth.training import PATIENCE, plan_of, train_at
+from fl_components.cli import main
+
+LABELS = np.array([[1, 0, -1], [0, 1, -1], [1, 1, -1], [0, 0, -1], [1, 0, -1], [0, 1, -1]])
+SETTINGS = {"learning_rate": 1.0, "num_rounds": 3, "local_epochs": 2, "seed": 5, "batch_size": 4}
+WINDOWLESS = replace(PREPARED, window=None)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(paired, "RESAMPLES", 100)
+    with patch.dict(networks.NETWORKS, {"tiny": TinyNetwork}):
+        yield
+
+
+def make_package(folder, **changed):
+    about = {
+        "name": "run-1",
+        "model": "final",
+        "round": 3,
+        "parent": None,
+        "phantom": True,
+        "kind": "multilabel",
+        "classes": list(CLASSES),
+        "network": {"name": "tiny", "arguments": {"num_classes": 3}},
+        "preprocessing": WINDOWLESS.of_package("multilabel"),
+        "thresholds": {},
+        "provenance": {"run_name": "run-1", "settings": SETTINGS},
+    }
+    weights = {k: v.numpy() for k, v in get_weights(TinyNetwork(3)).items()}
+    write_package(folder / "run-1.fedmend", {**about, **changed}, weights)
+    return Package(folder / "run-1.fedmend")
+
+
+@pytest.fixture
+def site(tmp_path):
+    make_site_folder(tmp_path / "site-1", LABELS, splits=("val", "test"))
+    return tmp_path / "site-1"
+
+
+def home_of(tmp_path, package, folder, state=None):
+    return open_home(package, folder, state, work=tmp_path / "work", batch_size=4, device="cpu")
+
+
+def make_state(tmp_path, site):
+    """The state of a run in which the third class of the first two samples was repaired."""
+    state, card = tmp_path / "state" / "run-1" / "site-1", load_card(site, "site-1")
+    opening = Opening(tmp_path / "cache", 32, torch.device("cpu"))
+    save_opened(StateStore(state), card, CLASSES, opening)
+    kind = kind_of(card.kind)
+    ledger = kind.open_ledger(state / LEDGER_NAME, card, kind.load(card, CLASSES, opening))
+    old = kind.load(card, CLASSES, opening).train.labels
+    where, sure = (np.array([0, 1]), np.array([2, 2])), np.array([0.9, 0.9])
+    ledger.record("rule", 0, old, Repairs(*where, np.array([1, 0]), sure))
+    return state
+
+
+def weights_of(model):
+    return {name: value.clone() for name, value in get_weights(model).items()}
+
+
+# ---- training on ----------------------------------------------------------------------------------------------------
+def test_a_package_trained_on_without_a_network_is_the_child_of_the_given_one(tmp_path, site, monkeypatch):
+    def connect(*_):
+        raise AssertionError("nothing may be asked for")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    package = make_package(tmp_path)
+    home = home_of(tmp_path, package, site)
+    trained = personalise(package, home)
+    out = write_personal(tmp_path / "own.fedmend", package, home, trained, layers="all")
+    own = Package(out)
+    assert trained.chosen > 0
+    assert trained.values[trained.chosen] == max(trained.values) > trained.values[0]
+    assert own.info["parent"] == {
+        "name": "run-1",
+        "model": "final",
+        "round": 3,
+        "parent": None,
+        "digest": package.digest,
+    }
+    assert own.info["provenance"]["personalised"]["chosen_epoch"] == trained.chosen
+    assert own.info["provenance"]["personalised"]["chosen_on"] == "auc of the site's val split"
+    assert own.info["metrics"]["val"]["macro"]["auc"] == trained.values[trained.chosen]
+    assert own.preprocessing == package.preprocessing
+    assert not torch.equal(own.network().classifier.weight, package.network().classifier.weight)
+    assert torch.equal(own.network().classifier.weight, trained.model.classifier.weight)
+
+
+def test_a_training_that_validation_finds_no_better_ends_early_and_leaves_the_model_as_it_came(tmp_path, site):
+    images = [f"img{i}.png" for i in range(len(LABELS))]
+    package = make_package(tmp_path)
+    with torch.no_grad():
+        best = home_of(tmp_path, package, site)
+        given = package.network()(best.site.data.train.view(torch.arange(6)))[1].numpy()
+    write_table(site / "val.csv", images, (given > np.median(given, 0)).astype(int), CLASSES)  # the model is perfect
+    trained = personalise(package, home_of(tmp_path / "again", package, site))
+    assert (trained.chosen, trained.values[0], trained.epochs) == (0, 1.0, PATIENCE)
+    wanted = weights_of(package.network())
+    assert all(torch.equal(value, wanted[name]) for name, value in get_weights(trained.model).items())
+
+
+def test_of_the_head_alone_everything_else_stays_as_it_was(tmp_path, site):
+    package = make_package(tmp_path)
+    home = home_of(tmp_path, package, site)
+    plan, wanted = plan_of(SETTINGS, "run-1"), weights_of(package.network())
+    trained = train_at(home, package.network(), plan, layers="head", from_start=True)
+    changed = {name for name, value in get_weights(trained.model).items() if not torch.equal(value, wanted[name])}
+    assert trained.chosen > 0
+    assert changed == {"classifier.weight", "classifier.bias"}
+
+
+def test_the_repairs_of_the_ledger_are_what_is_learnt(tmp_path, site):
+    package, state = make_package(tmp_path), make_state(tmp_path, site)
+    home = home_of(tmp_path, package, None, state)
+    assert home.repaired == 2
+    assert home.site.labels()[:, 2].tolist() == [1, 0, -1, -1, -1, -1]
+    assert home.site.data.annotated.tolist() == [True, True, True]
+    plain = home_of(tmp_path / "other", package, site)
+    assert (plain.repaired, plain.site.data.annotated.tolist()) == (0, [True, True, False])
+
+
+def test_a_package_whose_normalisation_stayed_at_the_sites_takes_that_of_this_site(tmp_path, site):
+    package = make_package(tmp_path, norm="local")
+    with refused(
+        "package run-1.fedmend: expected the state of its run at this site (--state or --kit), where its normalisation"
+        " layers are, found none of this model"
+    ):
+        personalise(package, home_of(tmp_path, package, site))
+    state = make_state(tmp_path, site)
+    kept = {"norm.running_mean": torch.full((12,), 0.25)}
+    StateStore(state).save_turn(NORM, 2, {"seed": 5, "weights": kept})
+    trained = personalise(package, home_of(tmp_path, package, site, state), layers="head")
+    assert trained.model.norm.running_mean.tolist() == [0.25] * 12
+
+
+def test_a_site_that_prepares_images_otherwise_or_cannot_choose_is_refused(tmp_path, site):
+    package = make_package(tmp_path, preprocessing=PREPARED.of_package("multilabel"))
+    with refused("site-1: site.json, field window: expected (40.0, 80.0) as in package run-1, got None"):
+        home_of(tmp_path, package, site)
+    package = make_package(tmp_path)
+    card = json.loads((site / "site.json").read_text())
+    del card["splits"]["val"]
+    (site / "site.json").write_text(json.dumps(card))
+    with refused("site-1: site.json, field splits: expected val, which ends the training, got none"):
+        personalise(package, home_of(tmp_path, package, site))
+
+
+# ---- side by side ---------------------------------------------------------------------------------------------------
+def test_the_page_compares_on_the_test_split_which_chose_nothing_and_recommends_no_model(tmp_path, site, monkeypatch):
+    compared = []
+    monkeypatch.setattr(
+        page_module,
+        "compare",
+        lambda kind, models, split, site: compared.append(split.file) or compare(kind, models, split, site),
+    )
+    package = make_package(tmp_path)
+    found = worth(package, home_of(tmp_path, package, site), tmp_path / "out")
+    numbers = json.loads((tmp_path / "out" / "worth.json").read_text())
+    text = (tmp_path / "out" / "worth.html").read_text()
+    assert compared == ["test.csv"]
+    assert numbers["split"] == "test"
+    assert list(numbers["metrics"]) == ["alone", "federated", "personalised"]
+    assert numbers["metrics"]["federated"]["auc"][0] == found.compared.metrics["federated"]["auc"][0]
+    assert [(d["first"], d["second"]) for d in numbers["differences"]] == [
+        ("federated", "alone"),
+        ("personalised", "alone"),
+        ("personalised", "federated"),
+    ]
+    assert "The page recommends no model" in text
+    assert "PHANTOM" in text
+    assert "recommended" not in text
+    assert Package(tmp_path / "out" / "run-1-personal.fedmend").info["parent"]["name"] == "run-1"
+
+
+def test_the_hospital_alone_trains_as_long_as_in_the_run_from_the_runs_own_seed(tmp_path, site):
+    package = make_package(tmp_path)
+    found = worth(package, home_of(tmp_path, package, site), tmp_path / "out")
+    assert found.alone.epochs == 3 * 2
+    assert found.alone.chosen > 0  # an untrained model is never chosen
+
+
+def test_without_a_test_split_there_is_no_page(tmp_path, site):
+    card = json.loads((site / "site.json").read_text())
+    del card["splits"]["test"]
+    (site / "site.json").write_text(json.dumps(card))
+    package = make_package(tmp_path)
+    with refused("site-1: site.json, field splits: expected test to compare models on, got none"):
+        worth(package, home_of(tmp_path, package, site), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_models_that_are_one_differ_by_nothing(tmp_path, site):
+    package = make_package(tmp_path)
+    home, model = home_of(tmp_path, package, site), package.network()
+    found = compare(home.kind, {"a": model, "b": model}, home.site.data.evaluation["test"], home.site)
+    assert found.differences[0].metrics["auc"] == (0.0, 0.0, 0.0)
+    value, low, high = found.metrics["a"]["auc"]
+    assert low <= value <= high
+
+
+def test_patients_are_drawn_whole_which_makes_intervals_wider(tmp_path, site):
+    home = home_of(tmp_path, make_package(tmp_path), site)
+    rng = np.random.default_rng(0)
+    labels = np.repeat(rng.integers(0, 2, (12, 3)), 10, axis=0)
+    split = make_split(labels, size=32)
+    split.images[:] = split.images[::10].repeat(10, axis=0)  # ten slices of a patient that are alike
+    patients = tuple(f"p{i // 10}" for i in range(120))
+    known = replace(split, table=replace(split.table, patients=patients))
+
+    def width(given):
+        found = compare(home.kind, {"a": TinyNetwork(3), "b": TinyNetwork(3, seed=1)}, given, home.site)
+        low, high = found.differences[0].metrics["auc"][1:]
+        return high - low, found.units, found.by_patient
+
+    (narrow, units, by_sample), (wide, patients, by_patient) = width(split), width(known)
+    assert (units, by_sample, patients, by_patient) == (120, False, 12, True)
+    assert wide > 1.5 * narrow
+
+
+def test_a_volume_that_is_drawn_twice_counts_twice(tmp_path):
+    masks = np.zeros((4, 8, 8), dtype=np.uint8)
+    masks[0, 0, 0] = masks[2, 0, :4] = 1
+    split = make_mask_split(tmp_path, masks, volumes=2)
+    assert units_of(split)[0].tolist() == [0, 0, 1, 1]
+    answers = np.array([[1, 1], [0, 0], [2, 2], [0, 0]])  # hits and predicted: Dice 1, and 2*2/(2+4)
+    found = _metrics(kind_of("segmentation"), answers, split, np.array([0, 1, 0, 1, 2, 3]))
+    assert found["volume_dice"] == pytest.approx((1 + 1 + 2 / 3) / 3)
+
+
+# ---- the commands ---------------------------------------------------------------------------------------------------
+def test_both_commands_say_what_they_found_and_wrote(tmp_path, site, capsys):
+    package = str(make_package(tmp_path).folder)
+    make_state(tmp_path, site)
+    state = ["--state", str(tmp_path / "state"), "--device", "cpu"]
+    assert main(["personalise", package, str(site), "--out", str(tmp_path / "mine.fedmend"), *state]) == 0
+    assert "2 labels as repaired; epoch " in capsys.readouterr().out
+    assert main(["worth", package, "--out", str(tmp_path / "worth"), *state, "--epochs", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "PHANTOM site-1, test: personalised against federated: AUC " in said
+    assert f"{tmp_path / 'worth' / 'worth.html'} written" in said
+    assert main(["personalise", package, str(site), "--out", str(site)]) == 1
+    assert "--out: expected a folder NAME.fedmend, got 'site-1'" in capsys.readouterr().err
