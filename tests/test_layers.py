@@ -36,7 +36,7 @@ LAYERS = {
     "baselines": "averaging data errors fields labels learning method methods",
     "records": "basics errors labels",
     "advice": "basics data errors kinds labels records",
-    "review": "basics data errors kinds labels repairs",
+    "review": "basics data errors kinds labels package records repairs",
     "site": "basics data errors fields kinds labels learning messages method phantoms preprocessing repairs",
     "package": "basics data errors labels learning preprocessing records",
     "worth": "basics data errors kinds labels learning method methods package records repairs",

@@ -12,6 +12,15 @@ def add(commands: argparse._SubParsersAction) -> None:
     predict.add_argument("package", type=Path, help="NAME.fedmend, or the folder of its run")
     predict.add_argument("source", type=Path, help="DICOM studies, pictures or NIfTI volumes: folder, file or CSV")
     predict.add_argument("out", type=Path, help="folder for the results; that of an interrupted call goes on")
+    predict.add_argument(
+        "--explain",
+        type=int,
+        nargs="?",
+        const=50,
+        default=0,
+        metavar="N",
+        help="also write where the model looked, for the N most probable positive findings (default 50)",
+    )
     predict.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
     predict.set_defaults(run=_predict)
 
@@ -30,6 +39,11 @@ def _predict(args: argparse.Namespace) -> int:
             bar.update(new)
 
         found = package.predict(args.source, args.out, device=args.device, progress=progress)
+    if args.explain:
+        from fedmend.package.explain import MAPS, explain
+
+        number = explain(package, args.source, args.out, most=args.explain, device=args.device)
+        print(f"{number} maps of positive findings in {args.out / MAPS}; a map is weak evidence")
     if found.left_out:
         print(f"left out: {found.left_out} scouts, screens and pages of doses; name them in a CSV to have them")
     if found.problems:

@@ -15,6 +15,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     where.add_argument("--kit", type=Path, help="startup kit of a site")
     review.add_argument("--run", dest="run_name", help="name of the run (default: the newest)")
     review.add_argument("--site", help="name of the site, where the folder holds several")
+    review.add_argument("--model", type=Path, help="package of the run, whose maps are shown (default: a kept one)")
     review.add_argument("--port", type=int, default=0, help="port of the page (default: any free one)")
     review.add_argument(
         "--export", type=Path, metavar="OUT", help="write corrected copies of the labels and a page to sign instead"
@@ -34,7 +35,7 @@ def _review(args: argparse.Namespace) -> None:
     from fedmend.review.desk import Desk
     from fedmend.review.server import serve
 
-    desk = Desk(find_run(args))
+    desk = Desk(find_run(args), args.model)
     if args.export is None:
         if args.unseen:
             raise FedMendError("--unseen: expected --export beside it")

@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fedmend.errors import FedMendError
 from fedmend.repairs.verdicts import JudgedMeanwhile, check_reviewer
 from fedmend.review.desk import ALL, JUDGED, OPEN, ORDERS, OWN, REPAIRS, Choice, Desk, Item
+from fedmend.review.maps import Maps
 from fedmend.review.shown import Shown
 
 HERE = Path(__file__).parent
@@ -128,6 +129,7 @@ def review_app(desk: Desk, session: Session, hosts: Callable[[], set[str]]) -> S
         Route("/judge/{sample:int}/{label_class:int}", pages.judge, methods=["POST"]),
         Route("/picture/{sample:int}.png", pages.picture),
         Route("/outline/{sample:int}/{which}.png", pages.outline),
+        Route("/map/{sample:int}/{label_class:int}.png", pages.map),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]
     errors = {FedMendError: pages.problem, HTTPException: pages.problem}
@@ -139,7 +141,7 @@ class Pages:
     """The pages of one desk."""
 
     def __init__(self, desk: Desk, session: Session):
-        self._desk, self._session, self._shown = desk, session, Shown(desk)
+        self._desk, self._session, self._shown, self._maps = desk, session, Shown(desk), Maps(desk)
         self._reviewer = ""
         self._templates = Jinja2Templates(directory=HERE / "templates")
 
@@ -229,6 +231,7 @@ class Pages:
             done=sum(i.judged for i in items),
             total=len(items),
             one_label=self._desk.kind.one_label,
+            map_problem=self._maps.problem,
         )
 
     def _item(self, request: Request) -> Item:
@@ -279,6 +282,10 @@ class Pages:
     def outline(self, request: Request) -> Response:
         """Original or changed marks of a slice, to lay over its image."""
         return self._png(lambda: self._shown.outline(self._sample(request), request.path_params["which"]))
+
+    def map(self, request: Request) -> Response:
+        """Where the model looked, to lay over the image."""
+        return self._png(lambda: self._maps.png(self._sample(request), request.path_params["label_class"]))
 
     def _sample(self, request: Request) -> int:
         sample = request.path_params["sample"]

@@ -109,13 +109,14 @@ class Desk:
 
     Args:
         folder: ``<state_dir>/<run>/<site>``.
+        model: package of the run, for maps; None: one that lies in the folder.
 
     Raises:
         FedMendError: no such run, or its data cannot be opened any more.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, model: Path | None = None):
+        self.folder, self.model = Path(folder), model
         self.site, self.run = self.folder.name, self.folder.parent.name
         where = f"run {self.run}, {self.site}"
         if not (self.folder / LEDGER_NAME).is_file():

@@ -20,11 +20,22 @@ document.addEventListener("keydown", (event) => {
   else if (event.key in links) document.getElementById(links[event.key]).click();
   else if (event.key === "n") document.getElementById("note").focus();
   else if (event.key === "o") document.querySelectorAll(".switch").forEach((box) => box.click());
+  else if (event.key === "h") showMap();
   else if (event.key === "ArrowUp") beside(-1);
   else if (event.key === "ArrowDown") beside(1);
   else return;
   event.preventDefault();
 });
+
+// Where the model looked: asked for at the first press; without a model the page says so.
+function showMap() {
+  const [map, words] = [document.getElementById("map"), document.getElementById("map-words")];
+  if (!words) return;
+  words.hidden = !words.hidden;
+  if (!map) return;
+  if (!map.src) map.src = map.dataset.src;
+  map.hidden = words.hidden;
+}
 
 // A verdict is sent once, however often a key is pressed.
 document.getElementById("judge").addEventListener("submit", (event) => {
@@ -88,6 +99,7 @@ if (stack) {
     const next = place + step;
     if (next < 0 || next >= neighbours.length) return;
     place = next;
+    if (document.getElementById("map")) document.getElementById("map").hidden = document.getElementById("map-words").hidden = true;
     document.getElementById("place").textContent = `${place + 1} of ${neighbours.length}`;
     document.querySelectorAll(".outline").forEach((outline) => {
       outline.src = `/outline/${neighbours[place]}/${outline.id}.png`;
