@@ -59,14 +59,14 @@ class Trained:
         epochs: that were trained.
         chosen: the epoch that the validation split chose; 0: the model as it began.
         metric: name of the validation metric.
-        values: of it, from the model as it began to that after the last epoch; None where nothing could be measured.
+        values: of it, from the model as it began to that after the last epoch.
     """
 
     model: nn.Module
     epochs: int
     chosen: int
     metric: str
-    values: tuple[float | None, ...]
+    values: tuple[float, ...]
 
 
 def plan_of(settings: Mapping[str, Any], name: str, *, epochs: int = 0, rate: float = 1.0) -> Plan:
@@ -107,33 +107,34 @@ def train_at(home: Home, model: nn.Module, plan: Plan, *, layers: str = ALL, fro
         FedMendError: no validation split that can choose, or a loss that is not finite.
     """
     _freeze(model, layers)
-    site, metric = home.site, home.kind.best_metric
-    method = METHODS[home.kind.name]
+    site, method = home.site, METHODS[home.kind.name]
     values = [_measured(home, model)]
     best, chosen = _copied(model), 0
     for epoch in range(plan.epochs):
         task = RoundTask("personalise", epoch, plan.epochs, seed=plan.seed)
         plan.trainer.train(method.start(model, task, site))
-        value = _measured(home, model)
-        values.append(value)
-        known = [v for v in values[int(from_start) : -1] if v is not None]
-        if value is not None and value > max(known, default=float("-inf")):
+        values.append(_measured(home, model))
+        if values[-1] > max(values[int(from_start) : -1], default=float("-inf")):
             best, chosen = _copied(model), epoch + 1
         if not from_start and epoch + 1 - chosen >= PATIENCE:
             break
-    if all(value is None for value in values):
-        raise FedMendError(f"{site.name}: val: expected samples that {metric} can be measured on, got others")
     model.load_state_dict(best)
-    return Trained(model.eval(), len(values) - 1, chosen, metric, tuple(values))
+    return Trained(model.eval(), len(values) - 1, chosen, home.kind.best_metric, tuple(values))
 
 
-def _measured(home: Home, model: nn.Module) -> float | None:
+def _measured(home: Home, model: nn.Module) -> float:
     val = home.site.data.evaluation.get("val")
     if val is None:
         raise FedMendError(
             f"{home.site.name}: site.json, field splits: expected val, which ends the training, got none"
         )
-    return home.kind.metrics(home.kind.evaluate(model, val, home.site))["macro"][home.kind.best_metric]
+    metric = home.kind.best_metric
+    value: float | None = home.kind.metrics(home.kind.evaluate(model, val, home.site))["macro"][metric]
+    if value is None:
+        raise FedMendError(
+            f"{home.site.name}: {val.file}: expected samples that {metric} can be measured on, got others"
+        )
+    return value
 
 
 def _copied(model: nn.Module) -> dict[str, torch.Tensor]:

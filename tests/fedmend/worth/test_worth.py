@@ -171,6 +171,9 @@ def test_a_site_that_prepares_images_otherwise_or_cannot_choose_is_refused(tmp_p
     with refused("site-1: site.json, field window: expected (40.0, 80.0) as in package run-1, got None"):
         home_of(tmp_path, package, site)
     package = make_package(tmp_path)
+    (site / "val.csv").write_text((site / "val.csv").read_text().splitlines()[0] + "\nimg0.png,0,0,0\n")
+    with refused("site-1: val.csv: expected samples that auc can be measured on, got others"):
+        personalise(package, home_of(tmp_path, package, site))
     card = json.loads((site / "site.json").read_text())
     del card["splits"]["val"]
     (site / "site.json").write_text(json.dumps(card))
