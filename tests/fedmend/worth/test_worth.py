@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from factories import CLASSES, make_site_folder, refused
+from nifti_factories import lesion, make_volume_site
 from result_factories import PREPARED
 from torch_factories import TinyNetwork, make_mask_split, make_split
 
@@ -276,3 +277,40 @@ def test_both_commands_say_what_they_found_and_wrote(tmp_path, site, capsys):
     assert f"{tmp_path / 'worth' / 'worth.html'} written" in said
     assert main(["personalise", package, str(site), "--out", str(site)]) == 1
     assert "--out: expected a folder NAME.fedmend, got 'site-1'" in capsys.readouterr().err
+
+
+# ---- other kinds of labels ------------------------------------------------------------------------------------------
+def test_of_single_labels_a_sample_that_nobody_has_labelled_is_left_out(tmp_path):
+    make_site_folder(tmp_path / "site-1", [0, 1, -1, 2, 0, 1], splits=())
+    for split in ("val", "test"):
+        write_table(tmp_path / "site-1" / f"{split}.csv", [f"img{i}.png" for i in (0, 1, 3)], np.arange(3), CLASSES)
+    card = json.loads((tmp_path / "site-1" / "site.json").read_text())
+    card["splits"] |= {"val": "val.csv", "test": "test.csv"}
+    (tmp_path / "site-1" / "site.json").write_text(json.dumps(card))
+    package = make_package(tmp_path, kind="singlelabel", preprocessing=WINDOWLESS.of_package("singlelabel"))
+    home = home_of(tmp_path, package, tmp_path / "site-1")
+    assert home.site.data.train.table.images == tuple(f"img{i}.png" for i in (0, 1, 3, 4, 5))
+    found = worth(package, home, tmp_path / "out", epochs=2)
+    assert found.personal.metric == "bacc"
+    assert set(found.compared.metrics["alone"]) >= {"bacc", "f1", "auc"}
+
+
+def test_of_masks_volumes_are_compared(tmp_path):
+    folder = tmp_path / "site-1"
+    make_volume_site(folder, test=[lesion(), lesion()])
+    card = json.loads((folder / "site.json").read_text())
+    card["splits"]["val"] = card["splits"]["test"]
+    (folder / "site.json").write_text(json.dumps(card))
+    listed = json.loads((folder / "datalist.json").read_text())
+    (folder / "datalist.json").write_text(json.dumps(listed | {"validation": listed["test"]}))
+    prepared = replace(WINDOWLESS, pixel_mean=(0.0,) * 3, pixel_deviation=(1.0,) * 3, image_size=32)
+    network = {"name": "unet_narrow", "arguments": {"num_classes": 1}}
+    about = {"kind": "segmentation", "classes": ["lesion"], "network": network}
+    weights = {k: v.numpy() for k, v in get_weights(networks.build_network("unet_narrow", 1)).items()}
+    made = make_package(tmp_path, **about, preprocessing=prepared.of_package("segmentation")).info
+    write_package(tmp_path / "run-1.fedmend", {k: v for k, v in made.items() if k != "format"}, weights)
+    package = Package(tmp_path / "run-1.fedmend")
+    found = worth(package, home_of(tmp_path, package, folder), tmp_path / "out", epochs=1)
+    assert found.compared.units == 2
+    assert set(found.compared.metrics["alone"]) == {"dice", "volume_dice", "precision", "recall"}
+    assert Package(tmp_path / "out" / "run-1-personal.fedmend").kind == "segmentation"
