@@ -13,13 +13,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     predict.add_argument("source", type=Path, help="DICOM studies, pictures or NIfTI volumes: folder, file or CSV")
     predict.add_argument("out", type=Path, help="folder for the results; that of an interrupted call goes on")
     predict.add_argument(
-        "--explain",
-        type=int,
-        nargs="?",
-        const=50,
-        default=0,
-        metavar="N",
-        help="also write where the model looked, for the N most probable positive findings (default 50)",
+        "--explain", type=int, default=0, metavar="N", help="also where the model looked, of the N surest findings"
     )
     predict.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
     predict.set_defaults(run=_predict)

@@ -24,7 +24,6 @@ from fedmend.package.opened import OpenedPackage
 from fedmend.package.rows import IMAGES
 
 MAPS = "maps"  # folder
-MOST = 50  # pictures
 EDGE = 7  # fewest pixels along an edge of the layer that a map is made from, as ResNet has them at 224 pixels
 SHOWN = 512  # pixels along an edge of a picture, about
 RED, OPACITY = (230, 60, 0), 0.6
@@ -62,7 +61,8 @@ class Explainer:
 
         model = _Logits(network)
         self._device = next(model.parameters()).device
-        images = torch.zeros(1, int(network.channels), edge, edge, device=self._device)  # type: ignore[call-overload]
+        channels: Any = network.channels
+        images = torch.zeros(1, channels, edge, edge, device=self._device)
         self._cam = GradCAM(nn_module=model, target_layers=_last_layer(model, images), postprocessing=lambda x: x)
 
     def map(self, image: Tensor, label_class: int) -> np.ndarray:
@@ -125,7 +125,7 @@ def _png(pixels: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
-def explain(package: OpenedPackage, source: Path, out: Path, *, most: int = MOST, device: str = "") -> int:
+def explain(package: OpenedPackage, source: Path, out: Path, *, most: int, device: str = "") -> int:
     """Writes overlays of the most probable findings of a finished call of ``predict``, into ``out/maps``.
 
     Args:

@@ -124,7 +124,7 @@ def _labelled(data: SiteData, site: str) -> SiteData:
         return data
 
     def some(names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names[i] for i in keep)
+        return tuple(names[i] for i in keep.tolist())
 
     old = train.table
     table = replace(

@@ -122,7 +122,7 @@ def page(found: Worth) -> str:
         f"The test split of {found.site}: {compared.samples:,} samples; 95 % intervals over {compared.units:,} {unit}"
     )
     head = ["Model", *map(short_name, metrics)]
-    body = section("test", "Three models on the same test split", table(caption, head, rows))
+    body: str = section("test", "Three models on the same test split", table(caption, head, rows))
     rows = [[f"{d.first} − {d.second}", *(_judged(d.metrics[m]) for m in metrics)] for d in compared.differences]
     caption = f"Paired differences; the same {RESAMPLES} resamples for both models"
     said = "".join(f"<li>{escape(line)}</li>" for line in sentences(compared.differences, metrics[0]))

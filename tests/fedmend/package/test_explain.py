@@ -12,6 +12,7 @@ from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
 from fedmend.package.explain import Explainer, _findings, explain, heat_png, overlay_png
 from fedmend.records.package_files import write_package
+from fl_components.cli import main
 
 CLASSES = ["edema", "nodule"]
 
@@ -79,7 +80,7 @@ def test_findings_are_the_positive_decisions_the_most_probable_first(tmp_path):
 
 def test_a_model_of_masks_has_no_maps(tmp_path):
     with refused("--explain: expected a model of labels, got one of masks, which says itself what it marks"):
-        explain(make_package(tmp_path, "segmentation"), tmp_path, tmp_path)
+        explain(make_package(tmp_path, "segmentation"), tmp_path, tmp_path, most=1)
 
 
 @pytest.mark.slow
@@ -101,3 +102,6 @@ def test_the_most_probable_findings_get_a_picture_each_and_no_more_than_were_ask
     names = [file.name for file in (tmp_path / "out" / "maps").iterdir()]
     assert len(names) == 2
     assert {name.partition(".dcm-")[2] for name in names} == {"edema.png"}
+    words = [str(package.folder), str(tmp_path / "in"), str(tmp_path / "out"), "--explain", "3", "--device", "cpu"]
+    assert main(["predict", *words]) == 0
+    assert len(list((tmp_path / "out" / "maps").iterdir())) == 3
