@@ -47,6 +47,7 @@ class Worth:
         repaired: training labels that are not the site's own.
         started: what the run of the package started from, if not from random weights; empty: from random ones, as
             the hospital's own model.
+        unknown: classes of which no training label is known here.
         compared: the three models on the test split.
     """
 
@@ -58,6 +59,7 @@ class Worth:
     layers: str
     repaired: int
     started: str
+    unknown: Sequence[str]
     compared: Compared
 
 
@@ -91,7 +93,8 @@ def worth(
     started = "" if weights else str(settings.get("weights") or "")
     compared = compare(home.kind, models, test, home.site)
     about = (home.site.name, package.name, home.phantom, alone, personal, layers, home.repaired)
-    found = Worth(*about, started=started, compared=compared)
+    unknown = [name for name, known in zip(package.classes, home.site.data.annotated, strict=True) if not known]
+    found = Worth(*about, started=started, unknown=unknown, compared=compared)
     make_folder(out)
     write_personal(goal, package, home, personal, layers=layers)
     write_text(out / NUMBERS, json.dumps(_numbers(found), indent=2) + "\n")
@@ -108,7 +111,7 @@ def _numbers(found: Worth) -> dict:
         name: {key: value for key, value in vars(t).items() if key != "model"}
         for name, t in ((ALONE, found.alone), (PERSONALISED, found.personal))
     }
-    keys = ("site", "package", "phantom", "layers", "repaired", "started")
+    keys = ("site", "package", "phantom", "layers", "repaired", "started", "unknown")
     return {**{key: getattr(found, key) for key in keys}, "split": "test", "trained": trained, **asdict(found.compared)}
 
 
@@ -157,6 +160,11 @@ def _trained(found: Worth) -> str:
     lines[2] += f", layers: {found.layers}; epoch {personal.chosen} of {personal.epochs}, chosen likewise"
     if not personal.chosen:
         lines[2] += "; no epoch was better on validation, so this is the model as it came"
+    if found.unknown:
+        lines.append(
+            f"Nobody has labelled {', '.join(found.unknown)} here: training on may forget them, which a validation"
+            " split without them cannot see"
+        )
     if found.started:
         lines.append(
             f"The run started from weights ({found.started}) that the hospital's own model did not have, which helps"

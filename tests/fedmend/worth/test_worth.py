@@ -204,6 +204,7 @@ def test_the_page_compares_on_the_test_split_which_chose_nothing_and_recommends_
         ("personalised", "federated"),
     ]
     assert "The page recommends no model" in text
+    assert f"Nobody has labelled {CLASSES[2]} here: training on may forget them" in text
     assert "PHANTOM" in text
     assert "recommended" not in text
     assert Package(tmp_path / "out" / "run-1-personal.fedmend").info["parent"]["name"] == "run-1"
