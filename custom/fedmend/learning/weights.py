@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError, not_installed
+from fedmend.learning.bundles import MODEL, from_library, is_bundle
 from fedmend.learning.stage_features import without_stages
 
 IMAGENET = "imagenet"  # the file in the server's weights folder that is named after the network
@@ -82,12 +83,12 @@ def load_initial(model: nn.Module, network: str, file: str) -> None:
     """Puts the tensors of a file into an untrained network.
 
     A file of torchvision, timm or MONAI sets the backbone and leaves the classifier as it is; a global model that
-    FedMend wrote sets all weights.
+    FedMend wrote, and a MONAI bundle, set all weights.
 
     Args:
         model: of :func:`fedmend.learning.networks.build_network`.
         network: its name.
-        file: PyTorch file or ``.safetensors``.
+        file: PyTorch file, ``.safetensors``, or the folder of a MONAI bundle.
 
     Raises:
         FedMendError: the file is missing or does not fit, which names the key with expected and found shape; numbers
@@ -95,7 +96,9 @@ def load_initial(model: nn.Module, network: str, file: str) -> None:
     """
     state, own = _read(file), model.state_dict()
     heads = cast(tuple[str, ...], model.library_heads)  # of each of our networks; a Module says nothing of it
-    if network == _PACKAGED_NETWORK and "_conv_stem.weight" in state:
+    if is_bundle(file):
+        state = from_library(model, network, state)
+    elif network == _PACKAGED_NETWORK and "_conv_stem.weight" in state:
         state = _in_order(state, own)
     elif heads and not any(k.startswith("backbone.") for k in state):
         names = {k: _OLD_DENSENET_NAME.sub(r"\1\2", k) for k in state if not k.startswith(heads)}
@@ -120,7 +123,8 @@ def load_initial(model: nn.Module, network: str, file: str) -> None:
 
 
 def is_global_model(file: str) -> bool:
-    """Whether a file holds all weights of a model, as FedMend writes it, and not a library's backbone alone.
+    """Whether a file holds all weights of a model, as FedMend or a MONAI bundle has them, and not a library's backbone
+    alone.
 
     Args:
         file: as in :func:`load_initial`.
@@ -129,7 +133,7 @@ def is_global_model(file: str) -> bool:
         FedMendError: the file is missing or does not load.
     """
     names = [f".{name}" for name in _read(file)]
-    return all(any(part in name for name in names) for part in (".backbone.", ".classifier."))
+    return is_bundle(file) or all(any(part in name for name in names) for part in (".backbone.", ".classifier."))
 
 
 def _in_order(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,6 +146,8 @@ def _in_order(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[st
 
 
 def _read(file: str) -> dict[str, Tensor]:
+    if is_bundle(file):
+        file = str(Path(file) / MODEL)
     if not Path(file).is_file():
         raise FedMendError("job variable weights: expected a local file, not found")
     content: object
