@@ -17,6 +17,7 @@ from fl_components.cli import (
     checks,
     compare,
     datasets,
+    export,
     federation,
     jobs,
     ledger,
@@ -41,7 +42,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
-    for group in (jobs, compare, federation, watch, ledger, site, review, checks, advise, package, worth):
+    for group in (jobs, compare, federation, watch, ledger, site, review, checks, advise, package, worth, export):
         group.add(commands)
     return parser
 

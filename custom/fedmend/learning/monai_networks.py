@@ -55,18 +55,18 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def monai_network(words: str, num_classes: int) -> tuple[nn.Module, nn.Module, Family]:
-    """An untrained two-dimensional network of MONAI, taken apart before its last layer.
+def monai_arguments(words: str, num_classes: int) -> tuple[str, dict[str, Any], Family]:
+    """What a two-dimensional network of MONAI is built from.
 
     Args:
         words: name and, in brackets, MONAI's own arguments: numbers, words, truth values, and lists of them.
         num_classes: C; a network for masks has 1 + C outputs.
 
     Returns:
-        The network without its last layer, that layer, and how they are built.
+        Its name in ``monai.networks.nets``, its arguments, and how it is built.
 
     Raises:
-        FedMendError: another network, or arguments that MONAI does not take.
+        FedMendError: another network, or arguments that are not written so.
     """
     found = _FORM.fullmatch(words) if len(words) <= LONGEST else None
     if found is None or found[1] not in FAMILIES:
@@ -79,10 +79,27 @@ def monai_network(words: str, num_classes: int) -> tuple[nn.Module, nn.Module, F
     fixed: dict[str, Any] = {"spatial_dims": 2, family.inputs: family.channels}
     fixed[family.outputs] = num_classes if family.channels > 1 else 1 + num_classes
     fixed |= {"pretrained": False} if family.pretrained else {}
+    return name, {**fixed, **given}, family
+
+
+def monai_network(words: str, num_classes: int) -> tuple[nn.Module, nn.Module, Family]:
+    """An untrained two-dimensional network of MONAI, taken apart before its last layer.
+
+    Args:
+        words: as of :func:`monai_arguments`.
+        num_classes: C.
+
+    Returns:
+        The network without its last layer, that layer, and how they are built.
+
+    Raises:
+        FedMendError: another network, or arguments that MONAI does not take.
+    """
+    name, arguments, family = monai_arguments(words, num_classes)
     from monai.networks import nets
 
     try:
-        network: nn.Module = getattr(nets, name)(**fixed, **given)
+        network: nn.Module = getattr(nets, name)(**arguments)
     except Exception as e:  # MONAI raises many types for arguments that do not go together
         said = f"{type(e).__name__}: {e}"
         raise FedMendError(

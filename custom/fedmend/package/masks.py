@@ -14,6 +14,7 @@ from fedmend.data.volumes import load_nifti, oriented, resize_masks
 from fedmend.errors import FedMendError
 from fedmend.package.inputs import Item
 from fedmend.package.opened import OpenedPackage
+from fedmend.package.probabilities import probabilities
 
 MASKS = "masks"  # folder
 SLICES, SLICE_PIXELS = 16, 2**22  # most slices of a batch, and their pixels
@@ -89,4 +90,4 @@ def _found(
         logits = network(pixels)[1].float()
         if not torch.isfinite(logits).all():
             raise FedMendError(f"package {package.name}: expected finite scores, got NaN or infinity")
-        yield from (logits.softmax(1)[:, 1] > 0.5).cpu().numpy()
+        yield from (probabilities(package, logits)[:, 0] > 0.5).cpu().numpy()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedmend.errors import FedMendError
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.predict import Predicted, predict
 
@@ -60,3 +61,30 @@ class Package(OpenedPackage):
         """
         how: dict[str, Any] = {"device": device, "processes": processes, "progress": progress}
         return predict(self, Path(source), Path(out), **how)
+
+    def export(
+        self, *, monai: Path | str | None = None, onnx: Path | str | None = None, torch: Path | str | None = None
+    ) -> list[Path]:
+        """Writes the model for other programs, in any of three forms; each gives the probabilities of :meth:`predict`.
+
+        Args:
+            monai: new folder for a MONAI bundle, which reads and prepares images without FedMend.
+            onnx: new file ``.onnx``, from pixels in 0..1 to probabilities.
+            torch: new file ``.pt2`` of ``torch.export``, from pixels in 0..1 to probabilities.
+
+        Returns:
+            What was written.
+
+        Raises:
+            FedMendError: no form is asked for, something is there already, or the form cannot hold the model.
+        """
+        from fedmend.package.export_graph import write_onnx, write_torch
+        from fedmend.package.export_monai import write_bundle
+
+        forms = ((write_bundle, monai), (write_onnx, onnx), (write_torch, torch))
+        asked = [(write, Path(out)) for write, out in forms if out is not None]
+        if not asked:
+            raise FedMendError("export: expected one of --monai, --onnx and --torch with a place to write to, got none")
+        for write, out in asked:
+            write(self, out)
+        return [out for _, out in asked]

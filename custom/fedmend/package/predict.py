@@ -19,6 +19,7 @@ from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.package.inputs import Item, digest_of, find_items
 from fedmend.package.masks import mask_rows, mask_table
 from fedmend.package.opened import OpenedPackage
+from fedmend.package.probabilities import probabilities
 from fedmend.package.rows import STUDIES, Rows, per_study, text_of
 
 BATCH, BATCH_PIXELS = 64, 2**22  # most images of a batch, and their pixels: 64 of 256 x 256, 16 of 512 x 512
@@ -164,4 +165,4 @@ def _scores(package: OpenedPackage, network: nn.Module, images: np.ndarray, devi
     logits: Tensor = network(split.view(torch.arange(len(images))))[1].float()
     if not torch.isfinite(logits).all():
         raise FedMendError(f"package {package.name}: expected finite scores, got NaN or infinity")
-    return (logits.sigmoid() if package.kind == MULTILABEL else logits.softmax(1)).cpu().numpy()
+    return probabilities(package, logits).cpu().numpy()

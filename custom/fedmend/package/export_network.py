@@ -1,0 +1,54 @@
+"""A package's network in the words of a MONAI configuration: built by its library, without FedMend."""
+
+from typing import Any
+
+from fedmend.errors import FedMendError
+from fedmend.learning.bundles import plain_name
+from fedmend.learning.monai_networks import MONAI, monai_arguments
+from fedmend.learning.networks import CHANNELS_PER_GROUP, TIMM
+
+_NARROW = {"conv1_t_size": 3, "conv1_t_stride": 2, "no_max_pool": True, "bias_downsample": False}
+_RESNET = {"block": "basic", "layers": [1] * 4, "block_inplanes": [16, 32, 64, 128], "n_input_channels": 3, **_NARROW}
+_UNET = {"act": ["relu", {"inplace": True}], "norm": "batch", "bias": False, "upsample": "nontrainable"}
+_WIDTHS = {"unet": [64, 128, 256, 512, 512, 64], "unet_narrow": [8, 16, 32, 64, 64, 8]}
+
+
+def network_definition(network: str, num_classes: int) -> dict[str, Any]:
+    """Entries of a configuration, of which ``network_def`` is the network without weights.
+
+    Args:
+        network: see :func:`fedmend.learning.networks.build_network`.
+        num_classes: C.
+
+    Raises:
+        FedMendError: a network that no library has.
+    """
+    plain = plain_name(network)
+    if plain in _WIDTHS:
+        masks = {"spatial_dims": 2, "in_channels": 1, "out_channels": 1 + num_classes}
+        made = {"_target_": "BasicUNet", **masks, "features": _WIDTHS[plain], **_UNET}
+    elif plain == "segresnet":
+        masks = {"spatial_dims": 2, "in_channels": 1, "out_channels": 1 + num_classes}
+        made = {"_target_": "SegResNet", **masks, "init_filters": 8}
+    elif plain == "resnet_narrow":
+        made = {"_target_": "ResNet", "spatial_dims": 2, "num_classes": num_classes, **_RESNET}
+    elif plain in ("resnet18", "densenet121"):
+        made = {"_target_": f"torchvision.models.{plain}", "num_classes": num_classes}
+    elif network.startswith(TIMM):
+        name = network.removeprefix(TIMM)
+        made = {"_target_": "timm.create_model", "model_name": name, "pretrained": False, "num_classes": num_classes}
+    elif network.startswith(MONAI):
+        name, arguments, _ = monai_arguments(network.removeprefix(MONAI), num_classes)
+        # MONAI's configurations look a bare name up in all of MONAI, where some of the small ones are modules.
+        made = {"_target_": f"monai.networks.nets.{name}", **arguments}
+    else:
+        raise FedMendError(f"export: expected a network that a library has, got {network!r:.60}")
+    if not network.endswith("_gn"):
+        return {"network_def": made}
+    groups = f"torch.nn.GroupNorm(m.num_features // {CHANNELS_PER_GROUP}, m.num_features)"
+    replaced = f"monai.networks.utils.replace_modules(network, name, {groups})"
+    norms = "for name, m in list(network.named_modules()) if isinstance(m, torch.nn.BatchNorm2d)"
+    return {
+        "with_batch_norm": made,
+        "network_def": f"$(lambda network: ([{replaced} {norms}], network)[1])(@with_batch_norm)",
+    }

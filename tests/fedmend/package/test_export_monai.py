@@ -1,0 +1,177 @@
+"""A bundle is run by MONAI in a process that cannot import FedMend."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from factories import make_dicom, refused
+from package_factories import balance, make_package
+from PIL import Image
+
+from fedmend.learning.networks import build_network, initial_network
+from fedmend.package.export_network import network_definition
+
+REAL = Path(os.environ.get("FEDMEND_REAL_DATA", "/nowhere"))
+ALONE = "import sys, runpy; sys.modules['fedmend'] = None; runpy.run_module('monai.bundle', run_name='__main__')"
+MASKS = {"kind": "segmentation", "network": "unet_narrow", "classes": ["lesion"], "window": None, "modality": "MR"}
+PLAIN = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "ImagePositionPatient": [0, 0, 0], "PixelSpacing": [1, 1]}
+
+
+def monai(folder, *words):
+    pytest.importorskip("fire")
+    pytest.importorskip("ignite")
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", ALONE, *map(str, words)], cwd=folder, env=env, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+
+
+def run(bundle, images, out):
+    inference = ("--config_file", bundle / "configs/inference.json")
+    monai(bundle, "run", "--bundle_root", bundle, *inference, "--dataset_dir", images, "--output_dir", out)
+
+
+def ours(made, images, out):
+    made.predict(images, out)
+    with open(out / "predictions.csv", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def same_probabilities(tmp_path, made, images):
+    """The rows of both are alike; gives their number."""
+    made.export(monai=tmp_path / "bundle")
+    run(tmp_path / "bundle", images, tmp_path / "theirs")
+    with open(tmp_path / "theirs" / "predictions.csv", newline="") as stream:
+        found = {name: list(map(float, scores)) for name, *scores in csv.reader(stream)}
+    rows = ours(made, images, tmp_path / "ours")
+    wanted = {row["image"]: [float(row[f"{c}_probability"]) for c in made.classes] for row in rows}
+    assert set(found) == set(wanted)
+    assert np.array(list(wanted.values())).std() > 0
+    for name, scores in wanted.items():
+        assert found[name] == pytest.approx(scores, abs=1e-5), name
+    return len(found)
+
+
+def same_masks(tmp_path, made, images):
+    """The masks of both are alike to the voxel; gives the number of voxels."""
+    made.export(monai=tmp_path / "bundle")
+    run(tmp_path / "bundle", images, tmp_path / "theirs")
+    voxels = 0
+    for row in ours(made, images, tmp_path / "ours"):
+        stem = row["image"].partition(".nii")[0]
+        mine, theirs = (nibabel.load(f) for f in (tmp_path / "ours" / row["mask"], *tmp_path.glob(f"theirs/{stem}_*")))
+        assert np.allclose(mine.affine, theirs.affine)
+        mine, theirs = (np.asarray(image.dataobj).squeeze() for image in (mine, theirs))
+        assert (mine != theirs).mean() < 1e-4  # scores of both networks may lie on both sides of one half
+        assert mine.any()
+        voxels += mine.sum()
+    return voxels
+
+
+def pictures(folder, modes):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, mode in enumerate(modes):
+        pixels = np.random.default_rng(number).integers(0, 255, (50, 40 + number, 4), dtype=np.uint8)
+        Image.fromarray(pixels).convert(mode).save(folder / f"{number}.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["multilabel", "singlelabel"])
+def test_probabilities_of_pictures_volumes_and_dicom_are_those_of_predict(tmp_path, kind):
+    images = tmp_path / "in"
+    pictures(images, ["L", "RGB", "RGBA", "LA", "P"])
+    (images / "sub").mkdir()
+    values = (np.random.default_rng(9).random((30, 41, 3)) * 90).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(values, np.diag([-1.0, 1, 2, 1])), images / "sub" / "v.nii.gz")
+    stored = np.random.default_rng(8).integers(0, 1100, (40, 44))
+    make_dicom(images / "x.dcm", stored, Modality="CT", RescaleIntercept=-1000.5, **PLAIN)
+    more = {"temperature": [1.5, 0.5]}
+    assert same_probabilities(tmp_path, make_package(tmp_path, kind, more=more), images) == 9
+
+
+@pytest.mark.slow
+def test_probabilities_of_colours_and_of_volumes_without_a_window_are_those_of_predict(tmp_path):
+    pictures(tmp_path / "color", ["RGB", "RGBA", "L", "P"])
+    made = make_package(tmp_path / "1", network="resnet_narrow_gn", color=True, window=None, modality="")
+    assert same_probabilities(tmp_path / "1", made, tmp_path / "color") == 4
+    values = (np.random.default_rng(9).random((30, 41, 3)) * 90).astype(np.float32)
+    (tmp_path / "volumes").mkdir()
+    nibabel.save(nibabel.Nifti1Image(values, np.diag([-1.0, 1, 2, 1])), tmp_path / "volumes" / "v.nii.gz")
+    made = make_package(tmp_path / "2", window=None, modality="MR")
+    assert same_probabilities(tmp_path / "2", made, tmp_path / "volumes") == 3
+
+
+@pytest.mark.slow
+def test_masks_are_those_of_predict_whatever_the_orientation(tmp_path):
+    values = np.random.default_rng(0).random((20, 24, 4)).astype(np.float32)
+    values[:, :, 2] = 0
+    upright = nibabel.Nifti1Image(values, np.diag([2.0, 2, 5, 1]))
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    nibabel.save(upright, tmp_path / "in" / "a.nii.gz")
+    nibabel.save(upright.as_reoriented([[1, -1], [0, 1], [2, -1]]), tmp_path / "in" / "sub" / "b.nii")
+    assert same_masks(tmp_path, make_package(tmp_path, **MASKS, change=balance), tmp_path / "in") > 0
+
+
+@pytest.mark.slow
+def test_metadata_are_verified_without_a_network(tmp_path):
+    make_package(tmp_path).export(monai=tmp_path / "bundle")
+    words = ("--meta_file", "configs/metadata.json", "--filepath", "configs/metadata.schema.json")
+    monai(tmp_path / "bundle", "verify_metadata", *words)
+    about = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text())
+    assert about["network_data_format"]["outputs"]["pred"]["channel_def"] == {"0": "edema", "1": "nodule"}
+    assert about["fedmend"]["thresholds"] == [0.5, 0.5]
+    names = {str(f.relative_to(tmp_path / "bundle")) for f in (tmp_path / "bundle").rglob("*") if f.is_file()}
+    configs = {f"configs/{name}" for name in ("inference.json", "metadata.json", "metadata.schema.json")}
+    assert names == configs | {"LICENSE", "docs/README.md", "models/model.pt"}
+    assert (tmp_path / "bundle" / "docs" / "README.md").read_text().startswith("# PHANTOM: run-1\n")
+
+
+def test_a_bundle_starts_a_new_run(tmp_path):
+    made = make_package(tmp_path)
+    made.export(monai=tmp_path / "bundle")
+    started = initial_network("resnet_narrow", made.classes, 9, str(tmp_path / "bundle"))
+    assert all((v == made.network().state_dict()[k]).all() for k, v in started.state_dict().items())
+
+
+def test_what_monai_cannot_do_is_refused(tmp_path):
+    sentence = "expected a window in numbers, or none, for a MONAI bundle, got 'file'"
+    with refused(f"package run-1: {sentence}: MONAI does not read the windows of DICOM headers"):
+        make_package(tmp_path, window="file").export(monai=tmp_path / "bundle")
+    (tmp_path / "there").mkdir()
+    with refused(f"export: expected the name of a new folder, {tmp_path / 'there'} is there"):
+        make_package(tmp_path).export(monai=tmp_path / "there")
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("network", ["unet_twin", "densenet121_gn", "timm/convnext_atto", "monai/resnet10"])
+def test_every_network_is_built_by_its_library(network):
+    made = network_definition(network, 2)
+    assert build_network(network, 2) is not None
+    inner = made.get("with_batch_norm", made["network_def"])
+    wanted = {"unet_twin": "BasicUNet", "densenet121_gn": "torchvision.models.densenet121"}
+    wanted |= {"timm/convnext_atto": "timm.create_model", "monai/resnet10": "monai.networks.nets.resnet10"}
+    assert inner["_target_"] == wanted[network]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "brain_mri").is_dir(), reason="real images are not here")
+def test_probabilities_of_real_images_are_those_of_predict(tmp_path):
+    (tmp_path / "in").mkdir()
+    for file in sorted((REAL / "brain_mri" / "images").iterdir())[:40]:
+        (tmp_path / "in" / file.name).symlink_to(file)
+    made = make_package(tmp_path, "singlelabel", "resnet18", window=None, modality="MR", image_size=64)
+    assert same_probabilities(tmp_path, made, tmp_path / "in") == 40
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "ms_flair").is_dir(), reason="real images are not here")
+def test_masks_of_a_real_volume_are_those_of_predict(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "p07.nii.gz").symlink_to(REAL / "ms_flair" / "p07_flair.nii.gz")
+    made = make_package(tmp_path, **MASKS, change=balance, image_size=96)
+    assert same_masks(tmp_path, made, tmp_path / "in") > 1000
