@@ -192,14 +192,37 @@ def _frame_number(dataset: "Dataset", index: str) -> tuple[int, int]:
 
 def _frame(dataset: "Dataset", number: int, frames: int, *, in_hu: bool) -> tuple[Values, Callable[[str], "Dataset"]]:
     """One frame after the modality transformation, and where its other fields are."""
-    from pydicom.pixels import pixel_array
-
-    stored = pixel_array(dataset, index=number if frames > 1 else None)
-    groups = _groups(dataset, number)
-    found = modality_values(stored, dataset, groups("PixelValueTransformationSequence"), in_hu=in_hu)
+    found, groups = _stored_so(dataset, number, frames, in_hu=in_hu), _groups(dataset, number)
     turn = as_radiologists_see(groups("PlaneOrientationSequence"))
     padding = None if found.padding is None else turn(found.padding)
     return replace(found, values=turn(found.values), padding=padding), groups
+
+
+def _stored_so(dataset: "Dataset", number: int, frames: int, *, in_hu: bool) -> Values:
+    """One frame after the modality transformation, with rows and columns as the file has them."""
+    from pydicom.pixels import pixel_array
+
+    stored = pixel_array(dataset, index=number if frames > 1 else None)
+    group = _groups(dataset, number)("PixelValueTransformationSequence")
+    return modality_values(stored, dataset, group, in_hu=in_hu)
+
+
+def frame_values(dataset: "Dataset", number: int, *, in_hu: bool) -> np.ndarray:
+    """(H, W) values of one grey frame in the unit of the file, with rows and columns as the file has them.
+
+    Args:
+        dataset: the file.
+        number: of the frame, from 0.
+        in_hu: whether a window in HU is going to be applied.
+
+    Raises:
+        UnreadableImage: the frame cannot be used.
+    """
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    _check_syntax(dataset, number, frames)
+    if is_colored(dataset):
+        raise UnreadableImage("expected a DICOM file in grey, got one in colour")
+    return _stored_so(dataset, number, frames, in_hu=in_hu).values
 
 
 def as_radiologists_see(group: "Dataset") -> Callable[[np.ndarray], np.ndarray]:
@@ -273,6 +296,17 @@ def _groups(dataset: "Dataset", number: int) -> Callable[[str], "Dataset"]:
         return found[0] if found else dataset
 
     return of
+
+
+def group_of(dataset: "Dataset", number: int, name: str) -> "Dataset":
+    """Where a frame's fields of some kind are: in its own or the shared group of an enhanced file, or in the file.
+
+    Args:
+        dataset: the file.
+        number: of the frame, from 0.
+        name: of the sequence that holds such fields in a group.
+    """
+    return _groups(dataset, number)(name)
 
 
 def _check_syntax(dataset: "Dataset", number: int, frames: int) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmend.data.csv_files import read_csv
@@ -16,7 +16,7 @@ from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
 
 FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
-HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID")
+HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", "SeriesInstanceUID")
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,16 @@ class Item:
     """One image, or where masks are asked for one volume.
 
     Attributes:
-        name: path below the folder, with ``#number`` behind a volume's slice or a frame.
+        name: path below the folder, with ``#number`` behind a volume's slice or a frame; of a DICOM series its UID.
         study: what its study is called: StudyInstanceUID, the volume, the folder of a picture or the table's word.
         kind: what it shows, see :func:`fedmend.data.dicom_kinds.kind_of`.
+        files: paths of a DICOM series below the folder; empty: the one of the name.
     """
 
     name: str
     study: str
     kind: str = IMAGE
+    files: tuple[str, ...] = ()
 
 
 def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, list[Item], int]:
@@ -41,7 +43,7 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
     Args:
         source: folder or file.
         modality: DICOM's word for what the model was trained on; "": unknown, anything is taken.
-        volumes: whole NIfTI volumes are asked for instead of images.
+        volumes: whole NIfTI volumes and DICOM series are asked for instead of images.
 
     Returns:
         The folder that names start from, the items in the order of their names, and the number of scouts, captured
@@ -60,19 +62,20 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
         # asked about, and so is an archive that has nothing else.
         items = [item for item in found if item.kind == IMAGE] or found
         left_out = len(found) - len(items)
+        items = _series(items) if volumes else items
     elif source.is_file():
         root, items = source.parent, list(_items(source, source.parent, modality, volumes))
     else:
         raise FedMendError(f"predict: expected a folder, an image or a CSV, {source} is not there")
     if not items:
-        what = "NIfTI volumes" if volumes else "DICOM files, pictures or NIfTI volumes"
+        what = "NIfTI volumes or DICOM series" if volumes else "DICOM files, pictures or NIfTI volumes"
         raise FedMendError(f"predict: expected {what} in {source}, found none")
     return root, items, left_out
 
 
 def digest_of(root: Path, items: Sequence[Item]) -> str:
     """SHA-256 over names, sizes and times of all files, which changes when any of them does."""
-    files = dict.fromkeys(item.name.partition("#")[0] for item in items)
+    files = dict.fromkeys(file for item in items for file in item.files or [item.name.partition("#")[0]])
     about = [[(name, *file_stamp(root / name)[1:]) for name in files], [(i.name, i.study) for i in items]]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
@@ -108,13 +111,21 @@ def _items(file: Path, root: Path, modality: str, volumes: bool) -> Iterator[Ite
     if lower.endswith(NIFTI_SUFFIXES):
         depth = 1 if volumes else _depth(file)
         yield from (Item(name if volumes or depth == 1 else f"{name}#{n}", name) for n in range(depth))
-    elif volumes:
+    elif volumes and lower.endswith(PICTURE_SUFFIXES):
         return
     elif lower.endswith(PICTURE_SUFFIXES):
         folder = Path(name).parent.as_posix()
         yield Item(name, name if folder == "." else folder)
     elif file.name.upper() != "DICOMDIR":
-        yield from _dicom_items(file, name, modality)
+        yield from _dicom_items(file, name, modality, volumes=volumes)
+
+
+def _series(items: Sequence[Item]) -> list[Item]:
+    """The files of a series together, where its first one stood."""
+    together: dict[str, list[Item]] = {}
+    for item in items:
+        together.setdefault(item.name, []).append(item)
+    return [replace(same[0], files=tuple(f for item in same for f in item.files)) for same in together.values()]
 
 
 def _depth(file: Path) -> int:
@@ -127,7 +138,7 @@ def _depth(file: Path) -> int:
     return int(shape[2]) if len(shape) > 2 else 1
 
 
-def _dicom_items(file: Path, name: str, modality: str) -> Iterator[Item]:
+def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False) -> Iterator[Item]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -139,8 +150,12 @@ def _dicom_items(file: Path, name: str, modality: str) -> Iterator[Item]:
             kinds = [kind_of(header, n)[0] for n in range(frames)]
     except Exception:  # pydicom raises many types
         if file.suffix.lower() in (".dcm", ".dicom"):
-            yield Item(name, name)
+            yield Item(name, name, files=(name,))
         return
     if IMAGE in kinds and modality and found and found != modality and not {found, modality} <= FILMS:
         raise FedMendError(f"predict: expected images of modality {modality}, as the model was trained on, got {found}")
+    if volumes:
+        series = word_of(header, "SeriesInstanceUID") if frames == 1 else ""
+        yield Item(series or name, study, IMAGE if IMAGE in kinds else kinds[0], (name,))
+        return
     yield from (Item(name if frames == 1 else f"{name}#{n}", study, kind) for n, kind in enumerate(kinds))

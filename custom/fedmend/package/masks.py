@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from fedmend.basics.files import make_folder
+from fedmend.data.dicom_series import grid_of, slices_of, voxels_of_series
+from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.slices import planes_of
 from fedmend.data.volumes import load_nifti, oriented, resize_masks
 from fedmend.errors import FedMendError
@@ -48,35 +50,55 @@ def mask_rows(
     """
     for item in items:
         # One file for each volume, whatever folders they are in, and none outside of this one.
-        name = f"{MASKS}/{item.name.replace('%', '%25').replace('/', '%2F')}"
+        name = mask_name(item)
         try:
-            voxels, millilitres = _write_mask(package, network, root / item.name, device, out / name)
+            voxels, millilitres = _write_mask(package, network, _volume(package, root, item), device, out / name)
         except FedMendError as e:
             yield [[item.name, item.study, "", "", "", str(e).partition(": ")[2]]]
             continue
         yield [[item.name, item.study, voxels, f"{millilitres:.6g}", name, ""]]
 
 
+def mask_name(item: Item) -> str:
+    """The path of an item's mask below the folder of the results."""
+    suffix = "" if item.name.lower().endswith(NIFTI_SUFFIXES) else ".nii.gz"
+    return f"{MASKS}/{item.name.replace('%', '%25').replace('/', '%2F')}{suffix}"
+
+
+def _volume(package: OpenedPackage, root: Path, item: Item) -> tuple[np.ndarray, np.ndarray]:
+    """(4, 4) affine and (X, Y, Z) voxels of a NIfTI file or a DICOM series, as they are stored."""
+    if item.name.lower().endswith(NIFTI_SUFFIXES):
+        image, stored = load_nifti(root / item.name, "volume")
+        return image.affine, stored
+    slices = slices_of([root / file for file in item.files or [item.name]], "volume")
+    in_hu = package.preprocessing.window is not None
+    return grid_of(slices, "volume"), voxels_of_series(slices, "volume", in_hu=in_hu)
+
+
 def _write_mask(
-    package: OpenedPackage, network: nn.Module, path: Path, device: torch.device, out: Path
+    package: OpenedPackage,
+    network: nn.Module,
+    given: tuple[np.ndarray, np.ndarray],
+    device: torch.device,
+    out: Path,
 ) -> tuple[int, float]:
     """Voxels and millilitres of lesion in the mask that is written."""
     import nibabel
 
     prepared = package.preprocessing
-    image, stored = load_nifti(path, "volume")
-    volume = oriented(stored, image.affine)
+    affine, stored = given
+    volume = oriented(stored, affine)
     window: Any = prepared.window
     planes, numbers = planes_of(volume, "volume", window=window, size=prepared.image_size)
     mask = np.zeros(volume.shape, dtype=bool)
     for number, found in zip(numbers, _found(package, network, planes, device), strict=True):
         plane = mask[:, :, number]
         plane[:] = np.rot90(resize_masks(found[None], np.rot90(plane).shape)[0] > 0, -1)
-    orientation = nibabel.io_orientation(image.affine)
+    orientation = nibabel.io_orientation(affine)
     back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
     make_folder(out.parent)
-    nibabel.save(nibabel.Nifti1Image(nibabel.apply_orientation(mask, back).astype(np.uint8), image.affine), out)
-    return int(mask.sum()), float(mask.sum() * abs(np.linalg.det(image.affine[:3, :3])) / 1000)
+    nibabel.save(nibabel.Nifti1Image(nibabel.apply_orientation(mask, back).astype(np.uint8), affine), out)
+    return int(mask.sum()), float(mask.sum() * abs(np.linalg.det(affine[:3, :3])) / 1000)
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ class Package(OpenedPackage):
         device: str = "",
         processes: int | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        dicom: Path | str | None = None,
     ) -> Predicted:
         """Asks the model about new images, and writes a table of them and one of their studies; of volumes a table and
         a mask of each.
@@ -49,17 +50,21 @@ class Package(OpenedPackage):
         where it stopped by a second one with the same arguments, and leaves the same bytes.
 
         Args:
-            source: folder of DICOM files, pictures or NIfTI volumes, of any depth; one such file; or a CSV with the
-                column ``image``, and ``study`` if wanted.
+            source: folder of DICOM files, pictures or NIfTI volumes, of any depth, of which a model of masks takes
+                DICOM series and NIfTI volumes; one such file; or a CSV with the column ``image``, and ``study`` if
+                wanted.
             out: folder for ``predictions.csv`` and ``studies.csv``, or ``masks``: new, or that of the same call.
             device: PyTorch's word; empty: a GPU where there is one.
             processes: that read images, at most; None: one per core.
             progress: gets the number of images that are newly done, and of all.
+            dicom: folder for the results as DICOM: of masks a segmentation of each series, of labels a structured
+                report of each study.
 
         Raises:
             FedMendError: nothing to read, images of another modality, or a folder with something else.
         """
         how: dict[str, Any] = {"device": device, "processes": processes, "progress": progress}
+        how["dicom"] = None if dicom is None else Path(dicom)
         return predict(self, Path(source), Path(out), **how)
 
     def export(

@@ -1,7 +1,7 @@
 """A model asked about new images: the pixels that a site's store would hold, through the same network."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -36,12 +36,16 @@ class Predicted:
         images: rows of ``predictions.csv``.
         problems: rows that say why an image could not be used.
         left_out: scouts, captured screens and pages of doses in a folder with other images, which have no row.
+        dicom: DICOM files that were written, where they were asked for.
+        without: studies or volumes that have none: they are of other formats, or could not be used.
     """
 
     folder: Path
     images: int
     problems: int
     left_out: int
+    dicom: tuple[Path, ...] = ()
+    without: int = 0
 
 
 def predict(
@@ -52,6 +56,7 @@ def predict(
     device: str = "",
     processes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    dicom: Path | None = None,
 ) -> Predicted:
     """Does what :meth:`fedmend.package.Package.predict` says.
 
@@ -62,6 +67,7 @@ def predict(
         device: PyTorch's word; empty: a GPU where there is one.
         processes: that read images, at most.
         progress: gets the number of images that are newly done, and of all.
+        dicom: folder for results as DICOM.
 
     Raises:
         FedMendError: nothing to read, images of another modality, a folder with something else, scores that are none.
@@ -85,7 +91,13 @@ def predict(
     _, *table = rows.read()
     if not masks:
         write_text(out / STUDIES, text_of(_study_rows(package, table)))
-    return Predicted(out, len(table), sum(bool(row[-1]) for row in table), left_out)
+    found = Predicted(out, len(table), sum(bool(row[-1]) for row in table), left_out)
+    if dicom is None:
+        return found
+    from fedmend.package.dicom_results import write_results
+
+    written = write_results(package, root, items, out, dicom)
+    return replace(found, dicom=tuple(written.files), without=written.without)
 
 
 def _header(package: OpenedPackage, *counts: str) -> list[str]:

@@ -1,0 +1,140 @@
+"""A DICOM series as a volume: the slices of its files, or of one multi-frame file, in the order of their places."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedmend.data.dicom_files import frame_values, group_of, open_dicom
+from fedmend.data.raw import WIDEST, UnreadableImage, check_pixels
+from fedmend.errors import FedMendError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+GRID_TOLERANCE = 0.01  # mm; converters round
+PLACE, TURN = "ImagePositionPatient", "ImageOrientationPatient"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One slice.
+
+    Attributes:
+        dataset: the file that it is in.
+        frame: its number in the file, from 0.
+        place: (3,) mm, of its first pixel in LPS.
+        turn: (6,) directions of its rows and columns.
+        spacing: (2,) mm from row to row, and from column to column.
+        thickness: mm; of a series of one slice the third edge of its voxels.
+    """
+
+    dataset: "Dataset"
+    frame: int
+    place: np.ndarray
+    turn: np.ndarray
+    spacing: np.ndarray
+    thickness: float
+
+
+def slices_of(files: Sequence[Path], where: str) -> list[Slice]:
+    """The slices of a series, along the normal of their rows and columns.
+
+    Args:
+        files: of one series: single slices, or one file with frames.
+        where: words that begin a sentence.
+
+    Raises:
+        FedMendError: a file that cannot be used, slices without a place in the patient, that are not parallel, of
+            several sizes, at one place or at uneven distances.
+    """
+    found: list[Slice] = []
+    for file in files:
+        try:
+            dataset = open_dicom(file)
+            found += [_slice(dataset, frame) for frame in range(int(dataset.get("NumberOfFrames") or 1))]
+        except UnreadableImage as e:
+            raise FedMendError(f"{where}: {e}") from None
+        except OSError:
+            raise
+        except Exception as e:  # pydicom raises many types for a damaged file
+            raise FedMendError(f"{where}: expected DICOM files, got a damaged one ({type(e).__name__})") from None
+    first = found[0]
+    size = ("Rows", "Columns", "SeriesInstanceUID")
+    if any(s.dataset.get(name) != first.dataset.get(name) for s in found for name in size):
+        raise FedMendError(f"{where}: expected slices of one size and series, got several")
+    if not all(np.allclose([*s.turn, *s.spacing], [*first.turn, *first.spacing], atol=1e-4) for s in found):
+        raise FedMendError(f"{where}: expected parallel slices with pixels of one size, got others")
+    found.sort(key=lambda s: float(s.place @ np.cross(first.turn[:3], first.turn[3:])))
+    grid_of(found, where)
+    return found
+
+
+def _slice(dataset: "Dataset", frame: int) -> Slice:
+    check_pixels(int(dataset.Rows) * int(dataset.Columns))
+    measures = group_of(dataset, frame, "PixelMeasuresSequence")
+    place = group_of(dataset, frame, "PlanePositionSequence").get(PLACE)
+    turn = group_of(dataset, frame, "PlaneOrientationSequence").get(TURN)
+    spacing = measures.get("PixelSpacing")
+    if place is None or turn is None or spacing is None:
+        raise UnreadableImage("expected slices with a place in the patient and a pixel spacing, got one without")
+    thickness = measures.get("SliceThickness") or measures.get("SpacingBetweenSlices") or 1.0
+    found = Slice(
+        dataset, frame, *(np.array(v, dtype=float) for v in (place, turn, spacing)), thickness=float(thickness)
+    )
+    axes = found.turn.reshape(2, 3)
+    right = np.isfinite([*found.place, found.thickness]).all() and np.allclose(axes @ axes.T, np.eye(2), atol=1e-3)
+    if not right or found.place.shape != (3,) or found.spacing.shape != (2,) or not (found.spacing > 0).all():
+        raise UnreadableImage("expected slices with a place in the patient, got another")
+    return found
+
+
+def grid_of(slices: Sequence[Slice], where: str) -> np.ndarray:
+    """(4, 4) affine from (column, row, slice) to mm in RAS, the axes of NIfTI.
+
+    Args:
+        slices: in order.
+        where: words that begin a sentence.
+
+    Raises:
+        FedMendError: several slices at one place, or uneven distances.
+    """
+    first, last, count = slices[0], slices[-1], len(slices)
+    normal = np.cross(first.turn[:3], first.turn[3:])
+    step = (last.place - first.place) / (count - 1) if count > 1 else normal * first.thickness
+    places = np.array([s.place for s in slices])
+    if (np.diff(places @ normal) < GRID_TOLERANCE).any():
+        raise FedMendError(f"{where}: expected one slice at each place, got several at one")
+    if not np.allclose(places, first.place + np.arange(count)[:, None] * step, atol=GRID_TOLERANCE, rtol=0):
+        raise FedMendError(f"{where}: expected slices at even distances, got others")
+    grid = np.eye(4)
+    grid[:3, 0], grid[:3, 1] = first.turn[:3] * first.spacing[1], first.turn[3:] * first.spacing[0]
+    grid[:3, 2], grid[:3, 3] = step, first.place
+    return np.diag([-1.0, -1, 1, 1]) @ grid
+
+
+def voxels_of_series(slices: Sequence[Slice], where: str, *, in_hu: bool) -> np.ndarray:
+    """(columns, rows, slices) float32 values of a series, in HU for CT: those of a NIfTI volume made from it.
+
+    Args:
+        slices: in order.
+        where: words that begin a sentence.
+        in_hu: whether the package sees volumes through a window in HU.
+
+    Raises:
+        FedMendError: pixels that cannot be used.
+    """
+    planes = []
+    for s in slices:
+        try:
+            values = frame_values(s.dataset, s.frame, in_hu=in_hu)
+        except UnreadableImage as e:
+            raise FedMendError(f"{where}: {e}") from None
+        except Exception as e:  # pydicom raises many types for damaged pixels
+            raise FedMendError(f"{where}: expected DICOM pixels, got damaged ones ({type(e).__name__})") from None
+        if values.ndim != 2 or not (np.abs(values) <= WIDEST).all():
+            raise FedMendError(f"{where}: expected a number in every pixel, got colours, NaN or infinity")
+        planes.append(values.T.astype(np.float32))
+    return np.stack(planes, axis=-1)

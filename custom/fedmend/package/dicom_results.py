@@ -1,0 +1,278 @@
+"""Predictions as DICOM: a segmentation (SEG) of each series, or a structured report (SR, TID 1500) of each study.
+
+Patient, study and place are the source's; what the source does not say stays empty. UIDs follow from the package and
+the source, so that a second call writes the same objects, and sending them again adds none.
+"""
+
+import csv
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import fedmend
+from fedmend.basics.files import make_folder, write_atomically
+from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_series import Slice, slices_of
+from fedmend.errors import FedMendError, not_installed
+from fedmend.labels import MULTILABEL, SEGMENTATION
+from fedmend.package.inputs import Item
+from fedmend.package.masks import mask_name
+from fedmend.package.opened import OpenedPackage
+from fedmend.package.rows import IMAGES, STUDIES
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+WHERE = "DICOM results"
+# DICOM wants these in every file, if need be without content; de-identified files may lack them.
+PATIENT = ("PatientID", "PatientName", "PatientBirthDate", "PatientSex")
+MAY_BE_EMPTY = (*PATIENT, "AccessionNumber", "StudyID", "StudyDate", "StudyTime", "ReferringPhysicianName")
+SERIES_NUMBER = 901  # behind those of the scanner
+LONGEST = 64  # characters of DICOM's LO
+SCHEME = "99FEDMEND"
+NOT_CLINICAL = "not for clinical use"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        files: DICOM files.
+        without: studies or volumes of other formats, which have no study to belong to, or that could not be used.
+    """
+
+    files: list[Path]
+    without: int
+
+
+def write_results(package: OpenedPackage, root: Path, items: Sequence[Item], results: Path, out: Path) -> Written:
+    """Writes one object per series that has a mask, or per study.
+
+    Args:
+        package: the model.
+        root: folder that names start from.
+        items: what was asked about.
+        results: folder with the finished tables and masks.
+        out: folder for the objects; those of an earlier call are written again.
+
+    Raises:
+        FedMendError: highdicom is missing, or a source cannot be a part of a study.
+    """
+    try:
+        import highdicom  # noqa: F401
+    except ImportError:
+        raise FedMendError(f"{WHERE}: {not_installed('highdicom', 'review')}") from None
+    make_folder(out)
+    write = _segmentations if package.kind == SEGMENTATION else _reports
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pydicom and highdicom, about what the source says
+        return write(package, root, items, results, out)
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    with open(file, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _about(package: OpenedPackage) -> dict[str, Any]:
+    """What SEG and SR say of who made them."""
+    use = str(package.info.get("intended_use") or NOT_CLINICAL)
+    return {
+        "manufacturer": "FedMend",
+        "manufacturer_model_name": package.name[:LONGEST],
+        "software_versions": (fedmend.__version__, package.digest[:16]),
+        "device_serial_number": package.digest[:16],
+        "series_description": f"{package.name[: LONGEST - len(use) - 2]}, {use}"[:LONGEST],
+        "series_number": SERIES_NUMBER,
+        "instance_number": 1,
+    }
+
+
+def _uid(*words: object) -> Any:
+    from pydicom.uid import generate_uid
+
+    return generate_uid(entropy_srcs=[str(word) for word in words])
+
+
+def _save(dataset: Any, out: Path) -> Path:
+    with write_atomically(out) as temporary:
+        dataset.save_as(temporary)
+    return out
+
+
+def _with_all_fields(header: "Dataset") -> "Dataset":
+    for name in MAY_BE_EMPTY:
+        if name not in header:
+            setattr(header, name, None)
+    return header
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+def _segmentations(package: OpenedPackage, root: Path, items: Sequence[Item], results: Path, out: Path) -> Written:
+    import nibabel
+
+    rows, files = _rows(results / IMAGES), []
+    for row, item in zip(rows, items, strict=True):
+        if not item.files or row["problem"]:
+            continue
+        slices = slices_of([root / file for file in item.files], WHERE)
+        image: Any = nibabel.load(results / mask_name(item))
+        mask = np.asarray(image.dataobj, dtype=bool).transpose(2, 1, 0)  # (slice, row, column)
+        files.append(_segmentation(package, slices, mask, out))
+    return Written(files, len(items) - len(files))
+
+
+def _segmentation(package: OpenedPackage, slices: Sequence[Slice], mask: np.ndarray, out: Path) -> Path:
+    import highdicom
+    from pydicom.sr.codedict import codes
+
+    datasets = list({id(s.dataset): _with_all_fields(s.dataset) for s in slices}.values())
+    if int(datasets[0].get("NumberOfFrames") or 1) > 1:  # highdicom wants the frames as the file has them
+        mask = mask[np.argsort([s.frame for s in slices])]
+    algorithm = highdicom.AlgorithmIdentificationSequence(
+        name=package.name[:LONGEST], family=codes.DCM.ArtificialIntelligence, version=package.digest[:16]
+    )
+    segment = highdicom.seg.SegmentDescription(
+        segment_number=1,
+        segment_label=package.classes[0][:LONGEST],
+        segmented_property_category=codes.SCT.MorphologicallyAbnormalStructure,
+        segmented_property_type=codes.SCT.Lesion,
+        algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+        algorithm_identification=algorithm,
+    )
+    series = str(datasets[0].get("SeriesInstanceUID"))
+    try:
+        made = highdicom.seg.Segmentation(
+            source_images=datasets,
+            pixel_array=mask,
+            segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
+            segment_descriptions=[segment],
+            series_instance_uid=_uid(package.digest, series, "series"),
+            sop_instance_uid=(uid := _uid(package.digest, series, datasets[0].SOPInstanceUID)),
+            omit_empty_frames=bool(mask.any()),
+            **_about(package),
+        )
+    except (AttributeError, KeyError, ValueError, TypeError) as e:  # of highdicom, for headers that lack a part
+        raise FedMendError(f"{WHERE}: expected a series that a SEG can belong to, got one without: {e}") from None
+    return _save(made, out / f"SEG-{uid}.dcm")
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+def _reports(package: OpenedPackage, root: Path, items: Sequence[Item], results: Path, out: Path) -> Written:
+    images = {row["image"]: row for row in _rows(results / IMAGES)}
+    studies = _rows(results / STUDIES)
+    members: dict[str, list[Item]] = {}
+    for item in items:
+        members.setdefault(item.study, []).append(item)
+    files = []
+    for study in studies:
+        usable = [item for item in members[study["study"]] if not images[item.name]["problem"]]
+        headers = {name: _header(root / name) for name in dict.fromkeys(i.name.partition("#")[0] for i in usable)}
+        uids = {str(h.get("StudyInstanceUID")) for h in headers.values() if h is not None}
+        if not usable or None in headers.values() or len(uids) != 1:
+            continue
+        files.append(_report(package, study, usable, images, headers, out))
+    return Written(files, len(studies) - len(files))
+
+
+def _header(file: Path) -> Any:
+    """Of an image that a report can name; None for another format, or a file without the fields for it."""
+    try:
+        header = open_dicom(file, stop_before_pixels=True)
+    except Exception:  # pydicom raises many types
+        return None
+    named = all(header.get(n) for n in ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID"))
+    return _with_all_fields(header) if named else None
+
+
+def _report(
+    package: OpenedPackage,
+    study: Mapping[str, str],
+    items: Sequence[Item],
+    images: Mapping[str, Mapping[str, str]],
+    headers: Mapping[str, Any],
+    out: Path,
+) -> Path:
+    from highdicom import sr
+    from pydicom.sr.codedict import codes
+
+    groups = [
+        _finding(package, number, study, _behind(package, name, items, images), headers)
+        for number, name in enumerate(package.classes)
+    ]
+    device = sr.DeviceObserverIdentifyingAttributes(
+        uid=_uid(package.digest), name=package.name[:LONGEST], manufacturer_name="FedMend", model_name=package.name
+    )
+    observer = sr.ObserverContext(observer_type=codes.DCM.Device, observer_identifying_attributes=device)
+    content = sr.MeasurementReport(
+        observation_context=sr.ObservationContext(observer_device_context=observer),
+        procedure_reported=codes.SCT.ImagingProcedure,
+        imaging_measurements=groups,
+        title=codes.DCM.ImagingMeasurementReport,
+    )
+    words = f"Made by a model and read by nobody: {package.info.get('intended_use') or NOT_CLINICAL}."
+    phantom = " Trained on synthetic images." if package.phantom else ""
+    comment = sr.TextContentItem(codes.DCM.Comment, words + phantom, sr.RelationshipTypeValues.CONTAINS)
+    content[0].ContentSequence.append(comment)
+    evidence = list(headers.values())
+    uid = str(evidence[0].StudyInstanceUID)
+    made = sr.ComprehensiveSR(
+        evidence=evidence,
+        content=content[0],
+        series_instance_uid=_uid(package.digest, uid, "series"),
+        sop_instance_uid=(own := _uid(package.digest, uid, *sorted(h.SOPInstanceUID for h in evidence))),
+        is_complete=True,
+        is_final=False,
+        is_verified=False,
+        **_about(package),
+    )
+    return _save(made, out / f"SR-{own}.dcm")
+
+
+def _behind(
+    package: OpenedPackage, name: str, items: Sequence[Item], images: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """The images that a study's probability is of: the one with the highest, or of single labels all."""
+    if package.kind != MULTILABEL:
+        return [item.name for item in items]
+    return [max((item.name for item in items), key=lambda image: float(images[image][f"{name}_probability"]))]
+
+
+def _finding(
+    package: OpenedPackage, number: int, study: Mapping[str, str], names: Sequence[str], headers: Mapping[str, Any]
+) -> Any:
+    """Presence and probability of one class, and the images and frames that they are of."""
+    from highdicom import sr
+    from pydicom.sr.codedict import codes
+
+    label = package.classes[number]
+    decided = study[f"{label}_decision"] == "1" if package.kind == MULTILABEL else study["decision"] == label
+    present = sr.CodedConcept("52101004", "SCT", "Present") if decided else sr.CodedConcept("2667000", "SCT", "Absent")
+    frames: dict[str, list[int]] = {}
+    for name in names:
+        file, _, frame = name.partition("#")
+        frames.setdefault(file, []).extend([int(frame) + 1] if frame else [])
+    return sr.MeasurementsAndQualitativeEvaluations(
+        tracking_identifier=sr.TrackingIdentifier(
+            uid=_uid(package.digest, headers[next(iter(frames))].StudyInstanceUID, number), identifier=label[:LONGEST]
+        ),
+        finding_type=sr.CodedConcept(f"CLASS-{number + 1}", SCHEME, label[:LONGEST]),
+        algorithm_id=sr.AlgorithmIdentification(package.name[:LONGEST], package.digest[:16]),
+        qualitative_evaluations=[sr.QualitativeEvaluation(sr.CodedConcept("705057003", "SCT", "Presence"), present)],
+        measurements=[
+            sr.Measurement(
+                name=sr.CodedConcept("PROBABILITY", SCHEME, "Probability of the finding"),
+                value=float(study[f"{label}_probability"]),
+                unit=codes.UCUM.NoUnits,
+            )
+        ],
+        source_images=[
+            sr.SourceImageForMeasurementGroup(headers[f].SOPClassUID, headers[f].SOPInstanceUID, numbers or None)
+            for f, numbers in frames.items()
+        ],
+    )
