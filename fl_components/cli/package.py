@@ -1,4 +1,4 @@
-"""``predict``: a trained model asked about new images."""
+"""``predict`` and ``send``: a trained model asked about new images, and its answers sent to an archive."""
 
 import argparse
 from pathlib import Path
@@ -16,14 +16,31 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--explain", type=int, default=0, metavar="N", help="also where the model looked, of the N surest findings"
     )
     predict.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
+    predict.add_argument(
+        "--dicom", type=Path, metavar="FOLDER", help="also as DICOM: SEG of each series of masks, SR of each study"
+    )
+    predict.add_argument(
+        "--send", metavar="ARCHIVE", help="send what --dicom has written to dicomweb:URL or AET@host:port"
+    )
     predict.set_defaults(run=_predict)
+    send = commands.add_parser("send", help="send DICOM results to an archive, again where it did not take them")
+    send.add_argument("files", type=Path, nargs="+", help="DICOM files, or folders of them (.dcm)")
+    send.add_argument("archive", help="dicomweb:URL or AET@host:port")
+    send.set_defaults(run=_send)
 
 
 def _predict(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
+    from fedmend.errors import FedMendError
     from fedmend.package import Package
 
+    if args.send:
+        from fedmend.package.send import check_target, send
+
+        if args.dicom is None:
+            raise FedMendError("predict: expected --dicom FOLDER with --send, whose files are sent, got none")
+        check_target(args.send)
     package = Package(args.package)
     print(package)
     with tqdm(unit=" images", disable=None) as bar:
@@ -32,7 +49,8 @@ def _predict(args: argparse.Namespace) -> int:
             bar.total = total
             bar.update(new)
 
-        found = package.predict(args.source, args.out, device=args.device, progress=progress)
+        how = {"device": args.device, "progress": progress, "dicom": args.dicom}
+        found = package.predict(args.source, args.out, **how)
     if args.explain:
         from fedmend.package.explain import MAPS, explain
 
@@ -43,4 +61,16 @@ def _predict(args: argparse.Namespace) -> int:
     if found.problems:
         print(f"{found.problems} of {found.images} images could not be used; predictions.csv says why")
     print(f"{found.images - found.problems} of {found.images} images predicted; results are in {found.folder}")
+    if args.dicom is not None:
+        print(f"{len(found.dicom)} DICOM files are in {args.dicom}; {found.without} studies or volumes have none")
+    if args.send and found.dicom:
+        send(found.dicom, args.send)
+        print(f"sent: {len(found.dicom)} files to {args.send}")
     return SOME_FAILED if found.problems else 0
+
+
+def _send(args: argparse.Namespace) -> None:
+    from fedmend.package.send import send
+
+    send(args.files, args.archive)
+    print(f"sent to {args.archive}")
