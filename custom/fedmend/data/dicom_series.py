@@ -81,9 +81,8 @@ def _slice(dataset: "Dataset", frame: int) -> Slice:
     if place is None or turn is None or spacing is None:
         raise UnreadableImage("expected slices with a place in the patient and a pixel spacing, got one without")
     thickness = measures.get("SliceThickness") or measures.get("SpacingBetweenSlices") or 1.0
-    found = Slice(
-        dataset, frame, *(np.array(v, dtype=float) for v in (place, turn, spacing)), thickness=float(thickness)
-    )
+    mm = [np.array(values, dtype=float) for values in (place, turn, spacing)]
+    found = Slice(dataset, frame, mm[0], mm[1], mm[2], float(thickness))
     axes = found.turn.reshape(2, 3)
     right = np.isfinite([*found.place, found.thickness]).all() and np.allclose(axes @ axes.T, np.eye(2), atol=1e-3)
     if not right or found.place.shape != (3,) or found.spacing.shape != (2,) or not (found.spacing > 0).all():
