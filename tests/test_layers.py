@@ -248,6 +248,10 @@ SLOW = {
     "distributed",
     "dask",
     "highdicom",
+    "onnx",
+    "onnxruntime",
+    "pynetdicom",
+    "dicomweb_client",
     "starlette",
     "uvicorn",
 }  # monai: 6 s and 340 MB

@@ -40,6 +40,9 @@ class Asked(nn.Module):
         package: whose network it is.
     """
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(self, package: OpenedPackage):
         super().__init__()
         self.network, self._package = package.network(), package

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+import subprocess
 
 import highdicom
 import nibabel
@@ -245,3 +246,16 @@ def test_a_second_call_writes_the_same_objects(tmp_path):
     shutil.rmtree(tmp_path / "dicom")
     again = made.predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom")
     assert first.dicom == again.dicom
+
+
+@pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="dicom3tools are not installed")
+def test_a_validator_finds_no_error(tmp_path):
+    about = {"PatientName": "A^B", "PatientBirthDate": "19700101", "PatientSex": "F", "StudyDate": "20200101"}
+    about |= {"StudyTime": "101010", "AccessionNumber": "1", "StudyID": "1", "SeriesNumber": 1, "InstanceNumber": 1}
+    series(tmp_path / "in", OBLIQUE, **about, ImageType=["ORIGINAL", "PRIMARY", "AXIAL"])
+    masks, labels = make_package(tmp_path / "m", **MASKS, change=balance), make_package(tmp_path / "l")
+    for made in (masks, labels):
+        (file,) = made.predict(tmp_path / "in", tmp_path / made.kind, dicom=tmp_path / "dicom").dicom
+        said = subprocess.run(["dciodvfy", file], capture_output=True, text=True).stderr.splitlines()
+        assert [line for line in said if line.startswith("Error")] == []
+        assert said[0] in ("Segmentation", "ComprehensiveSR")

@@ -10,11 +10,14 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import torch
 from factories import make_dicom, refused
 from package_factories import balance, make_package
 from PIL import Image
 
-from fedmend.learning.networks import build_network, initial_network
+from fedmend.learning.bundles import as_library
+from fedmend.learning.networks import initial_network
+from fedmend.package.export_inference import inference
 from fedmend.package.export_network import network_definition
 
 REAL = Path(os.environ.get("FEDMEND_REAL_DATA", "/nowhere"))
@@ -148,14 +151,48 @@ def test_what_monai_cannot_do_is_refused(tmp_path):
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize("network", ["unet_twin", "densenet121_gn", "timm/convnext_atto", "monai/resnet10"])
-def test_every_network_is_built_by_its_library(network):
-    made = network_definition(network, 2)
-    assert build_network(network, 2) is not None
-    inner = made.get("with_batch_norm", made["network_def"])
-    wanted = {"unet_twin": "BasicUNet", "densenet121_gn": "torchvision.models.densenet121"}
-    wanted |= {"timm/convnext_atto": "timm.create_model", "monai/resnet10": "monai.networks.nets.resnet10"}
-    assert inner["_target_"] == wanted[network]
+SMALL = "monai/DynUNet(kernel_size=[3, 3, 3], strides=[1, 2, 2], upsample_kernel_size=[2, 2], filters=[4, 8, 8])"
+NETWORKS = ["resnet_narrow_gn", "densenet121_gn", "unet_narrow_twin", "segresnet", "timm/convnext_atto", SMALL]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [*NETWORKS, "resnet18", "monai/resnet10"])
+def test_every_network_is_built_by_its_library_to_the_last_digit(network):
+    from monai.bundle import ConfigParser
+
+    ours = initial_network(network, ["a", "b"], 5).eval()
+    parser = ConfigParser({"imports": ["$import torch", "$import monai"], **network_definition(network, 2)})
+    theirs = parser.get_parsed_content("network_def").eval()
+    theirs.load_state_dict(as_library(ours, network))
+    images = torch.rand(2, ours.channels, 32, 32, generator=torch.Generator().manual_seed(0))
+    scaled = images * ours._scale + ours._shift if network.startswith("timm/") else images
+    with torch.no_grad():
+        assert torch.allclose(theirs(scaled), ours(images)[1], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"PhotometricInterpretation": "MONOCHROME1"},
+        {"ImageOrientationPatient": [-1, 0, 0, 0, 1, 0]},
+        {"RescaleSlope": None},
+        {"PixelPaddingValue": 5},
+        {"RescaleIntercept": 0, "PixelRepresentation": 0},
+    ],
+)
+def test_a_slice_that_monai_would_read_otherwise_is_refused(tmp_path, change):
+    from monai.bundle import ConfigParser
+
+    about = {"Modality": "CT", "RescaleIntercept": -1000, **PLAIN}
+    make_dicom(tmp_path / "good.dcm", np.ones((40, 44)), **about)
+    make_dicom(tmp_path / "bad.dcm", np.ones((40, 44)), **{**about, **change})
+    parser = ConfigParser(inference(make_package(tmp_path)))
+    read = parser.get_parsed_content("preprocessing")
+    assert read({"image": str(tmp_path / "good.dcm")})["image"].shape == (1, 40, 44, 1)
+    with pytest.raises(RuntimeError) as refusal:
+        read({"image": str(tmp_path / "bad.dcm")})
+    assert str(refusal.value.__cause__) == "expected a plain DICOM slice; fedmend predict takes others"
 
 
 @pytest.mark.slow
