@@ -37,3 +37,23 @@ def test_predictions_of_all_images_end_with_0_of_some_with_3_and_of_none_with_1(
     make_dicom(tmp_path / "mr" / "1.dcm", np.zeros((8, 8)), Modality="MR")
     assert main(["predict", str(package), str(tmp_path / "mr"), str(tmp_path / "out4")]) == 1
     assert "expected images of modality CT, as the model was trained on, got MR" in capsys.readouterr().err
+
+
+def test_a_package_is_exported_once(package, tmp_path, capsys):
+    words = ["export", str(package), "--monai", str(tmp_path / "bundle")]
+    assert main(words) == 0
+    assert f"written: {tmp_path / 'bundle'}" in capsys.readouterr().out
+    assert main(words) == 1
+    assert "expected the name of a new folder" in capsys.readouterr().err
+    assert main(["export", str(package)]) == 1
+    assert "expected one of --monai, --onnx and --torch with a place to write to, got none" in capsys.readouterr().err
+
+
+def test_results_are_also_written_as_dicom(package, tmp_path, capsys):
+    about = {"Modality": "CT", "StudyInstanceUID": "1.2.4", "SeriesInstanceUID": "1.2.5"}
+    make_dicom(tmp_path / "in" / "1.dcm", np.zeros((8, 8)), **about)
+    write_png(tmp_path / "in" / "2.png")
+    words = ["predict", str(package), str(tmp_path / "in"), str(tmp_path / "out"), "--dicom", str(tmp_path / "dicom")]
+    assert main(words) == 0
+    assert f"1 DICOM files are in {tmp_path / 'dicom'}; 1 studies or volumes have none" in capsys.readouterr().out
+    assert len(list((tmp_path / "dicom").glob("SR-*.dcm"))) == 1
