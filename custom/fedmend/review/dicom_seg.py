@@ -9,6 +9,7 @@ import numpy as np
 import fedmend
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_series import GRID_TOLERANCE, Slice, grid_of
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.errors import FedMendError, not_installed
 
@@ -23,7 +24,6 @@ NEEDED = ("SOPClassUID", "SOPInstanceUID", *ONE_FOR_ALL, "ImagePositionPatient",
 PATIENT = ("PatientID", "PatientName", "PatientBirthDate", "PatientSex")
 MAY_BE_EMPTY = (*PATIENT, "AccessionNumber", "StudyID", "StudyDate", "StudyTime")
 LONGEST_LABEL = 64  # characters of a segment's name
-GRID_TOLERANCE = 0.01  # mm; converters round
 SERIES_NUMBER = 900  # behind those of the scanner
 
 
@@ -176,14 +176,10 @@ def _is_placed(image: "Dataset") -> bool:
 
 def _grid(images: Sequence) -> np.ndarray:
     """(4, 4) affine from (slice, row, column) to mm in RAS, the axes of NIfTI."""
-    first, last = (np.array(image.ImagePositionPatient, dtype=float) for image in (images[0], images[-1]))
-    turn = np.array(images[0].ImageOrientationPatient, dtype=float)
-    down, along = (float(mm) for mm in images[0].PixelSpacing)  # from row to row, from column to column
-    grid = np.eye(4)
-    one = np.cross(turn[:3], turn[3:]) * float(images[0].SliceThickness)
-    step = (last - first) / (len(images) - 1) if len(images) > 1 else one
-    grid[:3, 0], grid[:3, 1], grid[:3, 2], grid[:3, 3] = step, turn[3:] * down, turn[:3] * along, first
-    even = np.array([image.ImagePositionPatient for image in images], dtype=float)
-    if not np.allclose(even, first + np.arange(len(images))[:, None] * step, atol=GRID_TOLERANCE, rtol=0):
-        raise FedMendError(f"{WHERE}: expected slices at even distances, got others")
-    return np.diag([-1.0, -1, 1, 1]) @ grid
+
+    def placed(image: "Dataset") -> Slice:
+        given = (image.ImagePositionPatient, image.ImageOrientationPatient, image.PixelSpacing)
+        place, turn, spacing = (np.array(values, dtype=float) for values in given)
+        return Slice(image, 0, place, turn, spacing, float(image.SliceThickness))
+
+    return grid_of([placed(image) for image in images], WHERE)[:, [2, 1, 0, 3]]
