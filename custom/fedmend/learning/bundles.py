@@ -49,6 +49,11 @@ def is_bundle(weights: str) -> bool:
     return (Path(weights) / METADATA).is_file()
 
 
+def file_of(weights: str) -> Path:
+    """The file with the tensors: of a MONAI bundle its model, else what is named."""
+    return Path(weights) / MODEL if is_bundle(weights) else Path(weights)
+
+
 def from_library(model: nn.Module, network: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a bundle under our names, where they are those of this network, classifier included.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError, not_installed
-from fedmend.learning.bundles import MODEL, from_library, is_bundle
+from fedmend.learning.bundles import file_of, from_library, is_bundle
 from fedmend.learning.stage_features import without_stages
 
 IMAGENET = "imagenet"  # the file in the server's weights folder that is named after the network
@@ -146,8 +146,7 @@ def _in_order(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[st
 
 
 def _read(file: str) -> dict[str, Tensor]:
-    if is_bundle(file):
-        file = str(Path(file) / MODEL)
+    file = str(file_of(file))
     if not Path(file).is_file():
         raise FedMendError("job variable weights: expected a local file, not found")
     content: object

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 
 from fedmend.basics.files import sha256
 from fedmend.errors import FedMendError
+from fedmend.learning.bundles import file_of
 from fedmend.learning.stage_features import without_stages
 
 # The server's; other versions may give other numbers.
@@ -31,7 +31,8 @@ def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str,
     given = {k: v for mapping in settings for k, v in mapping.items()}
     packages = (*PACKAGES, "timm") if without_stages(str(given.get("network", ""))).startswith("timm/") else PACKAGES
     found: dict[str, object] = {name: _version(name) for name in packages}
-    found[WEIGHTS] = sha256(Path(weights)) if weights and Path(weights).is_file() else ""
+    file = file_of(weights) if weights else None
+    found[WEIGHTS] = sha256(file) if file and file.is_file() else ""
     for name, value in given.items():
         found |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
     for name in FREE:

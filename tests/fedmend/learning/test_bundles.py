@@ -7,6 +7,7 @@ from factories import refused
 from fedmend.learning.bundles import as_library
 from fedmend.learning.networks import build_network, initial_network
 from fedmend.learning.weights import is_global_model
+from fedmend.server.fingerprint import fingerprint
 
 CLASSES = ["a", "b"]
 
@@ -65,3 +66,11 @@ def test_a_bundle_is_for_one_network(tmp_path):
     folder = bundle(tmp_path / "bundle", as_library(build_network("unet_narrow", 1), "unet_narrow"))
     with refused("weights file: expected one network to start from a MONAI bundle, got unet_narrow_twin"):
         initial_network("unet_narrow_twin", ["a"], 2, folder)
+
+
+def test_other_weights_in_a_bundle_make_another_run(tmp_path):
+    folder = bundle(tmp_path / "bundle", as_library(build_network("resnet_narrow", 2), "resnet_narrow"))
+    before = fingerprint({}, weights=folder)["weights_file"]
+    torch.save(as_library(build_network("resnet_narrow", 2), "resnet_narrow"), tmp_path / "bundle/models/model.pt")
+    assert len(before) == 64
+    assert fingerprint({}, weights=folder)["weights_file"] != before
