@@ -20,6 +20,7 @@ from fedmend.labels import KIND_NAMES
 
 CARD_NAME = "site.json"
 CARD_FORMAT = 1
+STUDY = "study"  # a column that every table may have
 LONGEST_NAME = 200  # characters of a file name
 WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 2800.0), "lung": (-600.0, 1500.0)}
 
@@ -55,6 +56,7 @@ def _window(value: Any) -> str | tuple[float, float] | None:
 
 
 CLASSES = Check(_classes, "a list of one or more class names")
+COLUMNS = Check(lambda value: _classes(value) if value else (), "a list of names of columns")
 EACH_ONCE = that(lambda names: len({*names}) == len(names), "each name once")
 SPLITS = that(
     lambda value: _is_text_mapping(value) and "train" in value,
@@ -82,6 +84,7 @@ class SiteCard:
             ``(centre, width)`` in HU.
         color: pictures are read in colour; otherwise colour is turned to grey.
         foreground: value of the lesion in label volumes, >= 1.
+        columns: further columns of the tables, such as sex or scanner, by which an evaluation may group samples.
         provenance: how the folder was made (source, seed, protocol).
     """
 
@@ -96,6 +99,7 @@ class SiteCard:
     window: str | tuple[float, float] | None = taking(WINDOW, default=None)
     color: bool = taking(FLAG, default=False)
     foreground: int = taking(whole(1), default=1)
+    columns: tuple[str, ...] = taking(COLUMNS, default=())
     provenance: Mapping = taking(default_factory=dict)
 
     @property

@@ -2,19 +2,22 @@
 
 A split is a section of a Decathlon-style datalist: ``training`` for train, ``validation`` for val, ``test``; each item
 names ``image`` (path below the card's ``image_root``), ``label`` (path below the site folder) and optionally
-``patient``, a key, and ``slices``, the axial slices that are used; without it these are all slices that hold tissue.
+``patient``, a key, ``slices``, the axial slices that are used (without it all that hold tissue), and what the card
+names as ``columns``, such as sex or scanner.
 
 MONAI's ``load_decathlon_datalist`` finds the same files. It also takes paths that leave the site's folder, and the same
 image twice, and its import costs 6 s.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedmend.basics.json_files import read_document
-from fedmend.data.card import SiteCard, stays_below
+from fedmend.data.card import STUDY, SiteCard, stays_below
 from fedmend.data.identity import canonical
 from fedmend.errors import FedMendError
+
 
 SECTIONS = {"train": "training", "val": "validation", "test": "test"}
 
@@ -29,6 +32,7 @@ class VolumeItem:
         name: the image as the datalist names it; stays at the site.
         slices: axial slices that are used; None: all that hold tissue.
         patient: its key; empty: unknown.
+        about: field that describes it, such as sex or study → text; the card names them.
     """
 
     image: Path
@@ -36,6 +40,7 @@ class VolumeItem:
     name: str
     slices: tuple[int, ...] | None = None
     patient: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ...]:
@@ -65,9 +70,10 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
         whole = isinstance(slices, list) and slices and all(type(s) is int and s >= 0 for s in slices)
         if slices is not None and not (whole and len(set(slices)) == len(slices)):
             raise FedMendError(f"{place}, field slices: expected different slice numbers from 0, got something else")
-        patient = given.get("patient")
-        if not (patient is None or isinstance(patient, str) or type(patient) in (int, float)):
-            raise FedMendError(f"{place}, field patient: expected a text or a number, got another type")
+        words = {name: given[name] for name in ("patient", STUDY, *card.columns) if given.get(name) is not None}
+        if wrong := [name for name, value in words.items() if type(value) not in (str, int, float)]:
+            raise FedMendError(f"{place}, field {wrong[0]}: expected a text or a number, got another type")
+        patient = words.pop("patient", None)
         items.append(
             VolumeItem(
                 card.image_root / paths["image"],
@@ -75,6 +81,7 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
                 paths["image"],
                 None if slices is None else tuple(sorted(slices)),
                 "" if patient is None else canonical(str(patient)),
+                {name: str(value).strip() for name, value in words.items()},
             )
         )
     first: dict[str, int] = {}

@@ -143,7 +143,50 @@ def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
     labels = table.labels[keep]
     labels.setflags(write=False)
     images, patients = (tuple(names[i] for i in keep) for names in (table.images, table.patients))
-    return replace(table, rows=table.rows[keep], images=images, patients=patients, labels=labels)
+    about = {column: tuple(values[i] for i in keep) for column, values in table.about.items()}
+    return replace(table, rows=table.rows[keep], images=images, patients=patients, labels=labels, about=about)
+
+
+def load_split(
+    card: SiteCard,
+    file: str,
+    classes: Sequence[str],
+    opening: Opening,
+    check: Callable[[LabelTable], None] = lambda table: None,
+) -> Split:
+    """Opens one table of a site folder and the images that it names.
+
+    Args:
+        card: the site's card.
+        file: name of the CSV.
+        classes: the job's.
+        opening: where and how it is opened.
+        check: refuses a table that cannot be used; also asked when images are left out.
+
+    Raises:
+        FedMendError: a table or an image that cannot be used.
+    """
+    table = load_table(card, file, classes)
+    check(table)
+
+    def where(i: int) -> str:
+        return f"{card.site}: {file} row {table.rows[i]}" if len(table.rows) else f"{card.site}: {file}"
+
+    store = open_store(
+        opening.cache_dir,
+        card.image_root,
+        table.images,
+        window=card.window,
+        size=opening.image_size,
+        where=where,
+        color=card.color,
+        max_unreadable=opening.max_unreadable,
+    )
+    images = store.images
+    if not store.readable.all():
+        table, images = _drop_unreadable(table, store.readable), images[np.flatnonzero(store.readable)]
+        check(table)  # what is left out may have been the only positive
+    return Split(images, table, opening.device)
 
 
 def load_site(
@@ -169,33 +212,10 @@ def load_site(
             f"{card.site}: site.json, field truth: expected a complete label table for all_labels, got none"
         )
 
-    def load_split(file: str, name: str) -> Split:
-        table = load_table(card, file, classes)
-        if name == "train":
-            check_training(table)
-
-        def where(i: int) -> str:
-            return f"{card.site}: {file} row {table.rows[i]}" if len(table.rows) else f"{card.site}: {file}"
-
-        store = open_store(
-            opening.cache_dir,
-            card.image_root,
-            table.images,
-            window=card.window,
-            size=opening.image_size,
-            where=where,
-            color=card.color,
-            max_unreadable=opening.max_unreadable,
-        )
-        images = store.images
-        if not store.readable.all():
-            table, images = _drop_unreadable(table, store.readable), images[np.flatnonzero(store.readable)]
-            if name == "train":
-                check_training(table)  # what is left out may have been the only positive
-        return Split(images, table, opening.device)
-
-    train = load_split(card.truth["train"] if opening.all_labels else card.splits["train"], "train")
-    evaluation = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
+    file = card.truth["train"] if opening.all_labels else card.splits["train"]
+    train = load_split(card, file, classes, opening, check_training)
+    held = [name for name in EVALUATION_SPLITS if name in card.splits]
+    evaluation = {name: load_split(card, card.splits[name], classes, opening) for name in held}
     evaluation = {k: v for k, v in evaluation.items() if len(v)}
     return SiteData(tuple(classes), train.table.annotated, train, evaluation, card.kind)
 

@@ -213,24 +213,37 @@ def load_volumes(card: SiteCard, classes: Sequence[str], opening: Opening) -> Vo
     if opening.all_labels and "train" not in card.truth:
         raise FedMendError(f"{where} truth: expected complete masks for all_labels, got none")
 
-    def load_split(file: str, split: str) -> VolumeSplit | None:
-        items = load_datalist(card, file, split)
-        if not items:
-            return None
-        arrays = _open_store(opening, card, items, _places(card, file, split))
-        return VolumeSplit(file, items, *arrays, opening.device)
-
     file = card.truth["train"] if opening.all_labels else card.splits["train"]
-    train = load_split(file, "train")
+    train = load_volume_split(card, file, "train", opening)
     if train is None or not train.masks.any():
         got = "no volumes" if train is None else "no lesion in any volume"
         raise FedMendError(f"{card.site}: {file}: expected annotated training volumes, got {got}")
     marked = np.bincount(train.case, train.masks.any((1, 2)), minlength=len(train.items)) > 0
     if blank := int((~marked).sum()):
         LOG.warning("%s: %s: %d of %d training volumes have no annotated lesion", card.site, file, blank, len(marked))
-    others = {name: load_split(card.splits[name], name) for name in EVALUATION_SPLITS if name in card.splits}
+    held = [name for name in EVALUATION_SPLITS if name in card.splits]
+    others = {name: load_volume_split(card, card.splits[name], name, opening) for name in held}
     evaluation = {k: v for k, v in others.items() if v is not None}
     return SiteData(tuple(classes), np.ones(1, dtype=bool), train, evaluation, SEGMENTATION)
+
+
+def load_volume_split(card: SiteCard, file: str, split: str, opening: Opening) -> VolumeSplit | None:
+    """Opens one section of a datalist and the slices of its volumes; None where it names no volume.
+
+    Args:
+        card: the site's card.
+        file: name of the datalist.
+        split: ``train``, ``val`` or ``test``.
+        opening: where and how it is opened.
+
+    Raises:
+        FedMendError: a datalist or a volume that cannot be used.
+    """
+    items = load_datalist(card, file, split)
+    if not items:
+        return None
+    arrays = _open_store(opening, card, items, _places(card, file, split))
+    return VolumeSplit(file, items, *arrays, opening.device)
 
 
 def _places(card: SiteCard, file: str, split: str) -> Callable[[int], str]:

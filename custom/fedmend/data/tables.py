@@ -4,12 +4,12 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.card import SiteCard, stays_below
+from fedmend.data.card import STUDY, SiteCard, stays_below
 from fedmend.data.csv_files import read_csv
 from fedmend.data.identity import canonical, one_path
 from fedmend.errors import FedMendError
@@ -28,6 +28,7 @@ class LabelTable:
         labels: (N, C) int8, read-only; 1, 0 or -1 = not annotated here; columns in the order of ``classes``.
         annotated: (C,) bool, whether the class has a column.
         classes: C class names.
+        about: column that describes samples, such as sex or study → N texts; the card names them.
     """
 
     file: str
@@ -37,6 +38,7 @@ class LabelTable:
     labels: np.ndarray
     annotated: np.ndarray
     classes: tuple[str, ...]
+    about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """SHA-256 over classes, images and labels: identifies the data set that a ledger belongs to."""
@@ -50,14 +52,16 @@ def _cell(value: str) -> str:
     return f"text of {len(value)} character{'' if len(value) == 1 else 's'}"
 
 
-def _columns(header: Sequence[str], classes: tuple[str, ...], *, single: bool, where: str) -> dict[str, int]:
+def _columns(
+    header: Sequence[str], classes: tuple[str, ...], further: Sequence[str], *, single: bool, where: str
+) -> dict[str, int]:
     """Class → its place in ``classes``. Unknown columns are counted: without a header they are a patient's row."""
     for column in ("image", "label") if single else ("image",):
         if column not in header:
             raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
     if single:
         return {c: i for i, c in enumerate(classes)}
-    columns = [c for c in header if c not in ("image", "patient")]
+    columns = [c for c in header if c not in ("image", "patient", *further)]
     known = [c for c in columns if c in classes]
     if unknown := len(columns) - len(known):
         raise FedMendError(
@@ -105,11 +109,18 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
     """
     where = f"{card.site}: {file}"
     header, records = read_csv(card.folder / file, where)
-    return read_rows(header, records, card.kind, classes, file=file, where=where)
+    return read_rows(header, records, card.kind, classes, file=file, where=where, columns=card.columns)
 
 
 def read_rows(
-    header: Sequence[str], records: Iterable, kind: str, classes: Sequence[str], *, file: str, where: str
+    header: Sequence[str],
+    records: Iterable,
+    kind: str,
+    classes: Sequence[str],
+    *,
+    file: str,
+    where: str,
+    columns: Sequence[str] = (),
 ) -> LabelTable:
     """What :func:`load_table` makes of an open table, see :func:`fedmend.data.csv_files.read_csv`.
 
@@ -120,17 +131,20 @@ def read_rows(
         classes: the job's classes.
         file: name that the result has.
         where: words that name the table in messages.
+        columns: further columns that it may have.
 
     Raises:
         FedMendError: see :func:`load_table`.
     """
     classes, single = tuple(classes), kind == SINGLELABEL
+    further = [c for c in dict.fromkeys((STUDY, *columns)) if c not in ("image", "patient", "label", *classes)]
+    about: dict[str, list[str]] = {c: [] for c in further if c in header}
     rows: list[int] = []
     images: list[str] = []
     patients: list[str] = []
     labels: list[tuple[int, ...]] = []
     seen: dict[str, int] = {}
-    columns, read = _columns(header, classes, single=single, where=where), _one_hot if single else _flags
+    places, read = _columns(header, classes, further, single=single, where=where), _one_hot if single else _flags
     for row, record in records:
         if None in record or None in record.values():
             raise FedMendError(f"{where} row {row}: expected {len(header)} fields as in the header, got another number")
@@ -139,7 +153,7 @@ def read_rows(
             raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
         if not stays_below(image):
             raise FedMendError(f"{where} row {row}, column image: expected a path below image_root, got another")
-        label = read(record, columns, len(classes), f"{where} row {row}")
+        label = read(record, places, len(classes), f"{where} row {row}")
         first = seen.setdefault(one_path(image), len(images))
         if first < len(images):
             if labels[first] != label:
@@ -150,10 +164,13 @@ def read_rows(
         images.append(image)
         patients.append(canonical(record.get("patient") or ""))
         labels.append(label)
-    annotated = np.isin(np.arange(len(classes)), list(columns.values()))
+        for column, values in about.items():
+            values.append(record[column].strip())
+    annotated = np.isin(np.arange(len(classes)), list(places.values()))
     matrix = np.array(labels, dtype=np.int8).reshape(len(labels), len(classes))
     matrix.setflags(write=False)
-    return LabelTable(file, np.array(rows, dtype=np.int64), tuple(images), tuple(patients), matrix, annotated, classes)
+    numbers, known = np.array(rows, dtype=np.int64), {column: tuple(values) for column, values in about.items()}
+    return LabelTable(file, numbers, tuple(images), tuple(patients), matrix, annotated, classes, known)
 
 
 def write_table(

@@ -70,8 +70,23 @@ class Kind(ABC):
         return {}
 
     @abstractmethod
+    def scored(self, model: nn.Module, split: Any, site: Site) -> np.ndarray:
+        """What a model says of each of the N samples of a split; it stays at the site. Of labels (N, C) float32
+        logits; of masks (N, 3) int64 pixels of a slice: found and in the mask, found, in the mask."""
+
+    @abstractmethod
+    def count(self, scored: np.ndarray, split: Any, among: np.ndarray | None = None) -> np.ndarray:
+        """Mergeable int64 counts (C, *counts_shape) of what :meth:`scored` says.
+
+        Args:
+            scored: (N, ...) of all samples of the split.
+            split: of the kind.
+            among: (N,) bool, the samples that count; None: all.
+        """
+
     def evaluate(self, model: nn.Module, split: Any, site: Site) -> np.ndarray:
         """Mergeable int64 counts of a model on a split of the kind, (C, *counts_shape)."""
+        return self.count(self.scored(model, split, site), split)
 
     @abstractmethod
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:

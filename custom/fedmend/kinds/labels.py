@@ -6,13 +6,15 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from fedmend.data.card import SiteCard, check_classes
-from fedmend.data.site import Opening, SiteData, load_site, load_truth
+from fedmend.data.site import Opening, SiteData, Split, load_site, load_truth
 from fedmend.data.tables import LabelTable, load_table
 from fedmend.errors import FedMendError
 from fedmend.kinds.base import Kind
 from fedmend.labels import NOT_ANNOTATED
+from fedmend.learning.inference import infer
 from fedmend.method import Site
 from fedmend.repairs.label_ledger import LabelLedger
 
@@ -64,6 +66,17 @@ class LabelKind(Kind):
 
     def positives(self, data: SiteData) -> np.ndarray:
         return (data.train.labels == 1).sum(0).astype(np.int64)
+
+    def scored(self, model: nn.Module, split: Split, site: Site) -> np.ndarray:
+        return infer(model, split, site)[1].numpy()
+
+    def count(self, scored: np.ndarray, split: Split, among: np.ndarray | None = None) -> np.ndarray:
+        chosen = slice(None) if among is None else among
+        return self.counted(scored[chosen], split.labels[chosen])
+
+    @abstractmethod
+    def counted(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Mergeable int64 counts (C, *counts_shape) of (N, C) logits and (N, C) labels."""
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         repairs = site.ledger.repairs()

@@ -66,13 +66,15 @@ class Segmentation(Kind):
         known = [made.get(name) if isinstance(made, Mapping) else None for name in ("kept_lesions", "lesions")]
         return {"lesions": np.array(known, dtype=np.int64)} if all(type(v) is int for v in known) else {}
 
-    def evaluate(self, model: nn.Module, split: VolumeSplit, site: Site) -> np.ndarray:
-        hits, predicted = np.zeros((2, len(split)), dtype=np.int64)
+    def scored(self, model: nn.Module, split: VolumeSplit, site: Site) -> np.ndarray:
+        pixels = np.zeros((len(split), 3), dtype=np.int64)
         for index, probability in infer_masks(model, split, site):
-            found = probability > 0.5
-            hits[index] = (found & (split.masks[index] > 0)).sum((1, 2))
-            predicted[index] = found.sum((1, 2))
-        return segmentation_counts(hits, predicted, split.masks.sum((1, 2), dtype=np.int64), split.case)
+            pixels[index] = slice_pixels(probability > 0.5, split.masks[index])
+        return pixels
+
+    def count(self, scored: np.ndarray, split: VolumeSplit, among: np.ndarray | None = None) -> np.ndarray:
+        chosen = slice(None) if among is None else among
+        return segmentation_counts(*scored[chosen].T, split.case[chosen])
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         change = site.ledger.change()
@@ -128,6 +130,12 @@ class Segmentation(Kind):
 
     def row_names(self, classes: Sequence[str]) -> tuple[str, ...]:
         return ("background", *classes)
+
+
+def slice_pixels(found: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """(B, 3) int64 of (B, H, W) bool predictions and (B, H, W) masks: pixels that are lesion in both, in the
+    prediction, and in the mask."""
+    return np.stack([(found & (masks > 0)).sum((1, 2)), found.sum((1, 2)), masks.sum((1, 2), dtype=np.int64)], axis=1)
 
 
 def segmentation_counts(hits: np.ndarray, predicted: np.ndarray, true: np.ndarray, case: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ probabilities.
 import numpy as np
 from torch import nn
 
-from fedmend.data.site import Split
 from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 from fedmend.kinds.labels import LabelKind
@@ -41,8 +40,8 @@ class SingleLabel(LabelKind):
         if (found := int((table.labels == 1).any(0).sum())) < 2:
             raise FedMendError(f"{where}, column label: expected at least 2 classes, got {found}")
 
-    def evaluate(self, model: nn.Module, split: Split, site: Site) -> np.ndarray:
-        return singlelabel_counts(infer(model, split, site)[1].numpy(), split.labels)
+    def counted(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        return singlelabel_counts(logits, labels)
 
     def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
         return infer(model, site.data.train, site)[1].softmax(1).numpy()

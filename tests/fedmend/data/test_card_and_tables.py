@@ -341,3 +341,15 @@ def test_an_image_is_one_and_a_patient_is_one_however_they_are_written(tmp_path)
     assert (table.images, table.patients) == (("x/1.png", "x/2.png"), ("7", "7"))
     with refused("site-1: train.csv row 3: expected the labels of row 2, which names the same image, got others"):
         table_of(tmp_path, "image,a\nx/1.png,1\nx\\1.png,0\n")
+
+
+def test_columns_that_the_card_names_are_read_beside_the_labels(tmp_path):
+    card = card_with(tmp_path, columns=["sex", "b"])
+    (tmp_path / "train.csv").write_text("image,sex,a,b,study\n1.png, F ,1,0,s1\n2.png,,0,1,s2\n1.png,M,1,0,s3\n")
+    table = load_table(card, "train.csv", ("a", "b"))
+    assert table.about == {"study": ("s1", "s2"), "sex": ("F", "")}  # b is a class; the first of two equal rows counts
+    assert table.labels.tolist() == [[1, 0], [0, 1]]
+    with refused("site-1: train.csv, header: expected columns out of ['a', 'b'], got ['a'] and 1 unknown"):
+        table_of(tmp_path, "image,sex,a\n1.png,F,1\n")
+    with refused("site-1: site.json, field columns: expected a list of names of columns, got 'sex'"):
+        card_with(tmp_path, columns="sex")

@@ -92,3 +92,13 @@ def test_an_item_may_name_its_patient(tmp_path, given, patient):
     folder = with_item(make_volume_site(tmp_path / "site"), number=1, patient=given)
     items = load_datalist(load_card(folder, "site-1"), "datalist.json", "train")
     assert [item.patient for item in items] == ["", patient]
+
+
+def test_an_item_has_the_fields_that_the_card_names(tmp_path):
+    folder = with_card(make_volume_site(tmp_path / "site"), columns=["sex", "age"])
+    with_item(folder, number=0, sex=" F ", age=41, study="s1", scanner="x")
+    about = [item.about for item in load_datalist(load_card(folder, "site-1"), "datalist.json", "train")]
+    assert about == [{"study": "s1", "sex": "F", "age": "41"}, {}]
+    with_item(folder, number=1, age=[41])
+    with refused(f"{ITEM}, field age: expected a text or a number, got another type"):
+        load_datalist(load_card(folder, "site-1"), "datalist.json", "train")
