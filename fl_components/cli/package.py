@@ -1,7 +1,9 @@
-"""``predict`` and ``send``: a trained model asked about new images, and its answers sent to an archive."""
+"""``predict``, ``send`` and ``evaluate``: a trained model asked about new images, and measured on labelled ones."""
 
 import argparse
 from pathlib import Path
+
+from fl_components.cli.common import given
 
 SOME_FAILED = 3  # exit code where some images could not be used
 
@@ -27,6 +29,17 @@ def add(commands: argparse._SubParsersAction) -> None:
     send.add_argument("files", type=Path, nargs="+", help="DICOM files, or folders of them (.dcm)")
     send.add_argument("archive", help="dicomweb:URL or AET@host:port")
     send.set_defaults(run=_send)
+    evaluate = commands.add_parser("evaluate", help="measure the model of a package on a split of a site folder")
+    evaluate.add_argument("package", type=Path, help="NAME.fedmend, or the folder of its run")
+    evaluate.add_argument("folder", type=Path, help="site folder with held-out or external data")
+    evaluate.add_argument("--split", default="test", help="a split of its site.json (default: test)")
+    evaluate.add_argument("--by", default="", metavar="COLUMNS", help="subgroups, e.g. sex,scanner,age:40,60")
+    evaluate.add_argument(
+        "--min-count", type=int, default=5, help="fewest people behind a number of a subgroup (default: 5)"
+    )
+    evaluate.add_argument("--device", default="", help="cpu, cuda or cuda:1 (default: a GPU where there is one)")
+    evaluate.add_argument("--out", type=Path, default=Path("evaluation"), help="folder for page and numbers")
+    evaluate.set_defaults(run=_evaluate)
 
 
 def _predict(args: argparse.Namespace) -> int:
@@ -74,3 +87,20 @@ def _send(args: argparse.Namespace) -> None:
 
     send(args.files, args.archive)
     print(f"sent to {args.archive}")
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from fedmend.basics.page import number, short_name
+    from fedmend.evaluation.groups import columns_of
+    from fedmend.package import Package
+    from fedmend.package.evaluate import PAGE
+
+    package, how = Package(args.package), given(args, "split", "min_count", "device")
+    print(package)
+    found = package.evaluate(args.folder, args.out, by=columns_of(args.by), **how)
+    macro = found.results["metrics"]["macro"]
+    shown = ", ".join(f"{short_name(name)} {number(value)}" for name, value in macro.items())
+    mark = "PHANTOM " if found.results["phantom"] else ""
+    print(f"{mark}{found.results['site']}, {args.split}, {found.results['samples']:,} samples: {shown}")
+    print(f"page: {args.out / PAGE}")
+    return 0

@@ -18,7 +18,6 @@ from fedmend.data.card import STUDY, SiteCard, stays_below
 from fedmend.data.identity import canonical
 from fedmend.errors import FedMendError
 
-
 SECTIONS = {"train": "training", "val": "validation", "test": "test"}
 
 

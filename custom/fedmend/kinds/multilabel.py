@@ -81,13 +81,18 @@ def score_histograms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         (C, 2, BINS) int64; [:, 0] negatives, [:, 1] positives. The upper half of the bins holds logits > 0, that is
         probabilities > 0.5.
     """
-    scaled = (np.clip(logits, -LOGIT_RANGE, LOGIT_RANGE) + LOGIT_RANGE) / (2 * LOGIT_RANGE) * BINS
-    bins = np.clip(np.ceil(scaled).astype(np.int64) - 1, 0, BINS - 1)
-    bins = np.where(logits > 0, np.maximum(bins, BINS // 2), np.minimum(bins, BINS // 2 - 1))
+    bins = bins_of(logits)
     counts = np.zeros((logits.shape[1], 2, BINS), dtype=np.int64)
     sample, label_class = np.nonzero(labels != NOT_ANNOTATED)
     np.add.at(counts, (label_class, labels[sample, label_class].astype(np.int64), bins[sample, label_class]), 1)
     return counts
+
+
+def bins_of(logits: np.ndarray) -> np.ndarray:
+    """The bins of the histograms (..., C) int64 of finite logits (..., C)."""
+    scaled = (np.clip(logits, -LOGIT_RANGE, LOGIT_RANGE) + LOGIT_RANGE) / (2 * LOGIT_RANGE) * BINS
+    bins = np.clip(np.ceil(scaled).astype(np.int64) - 1, 0, BINS - 1)
+    return np.where(logits > 0, np.maximum(bins, BINS // 2), np.minimum(bins, BINS // 2 - 1))
 
 
 def _auc(negatives: np.ndarray, positives: np.ndarray) -> np.ndarray:
@@ -115,8 +120,17 @@ def _calibration_error(negatives: np.ndarray, positives: np.ndarray, stretch: fl
     return np.abs(gaps).sum(-1) / both.sum(-1)
 
 
-def _measured(counts: Iterable[np.ndarray], cut: int | None, stretch: float) -> dict[str, np.ndarray]:
-    """All metrics of one class, of two histograms (..., BINS)."""
+def class_measures(counts: Iterable[np.ndarray], cut: int | None, stretch: float) -> dict[str, np.ndarray]:
+    """All metrics of one class.
+
+    Args:
+        counts: two histograms (..., BINS), of negatives and of positives.
+        cut: first bin of the upper part for ``bacc_val``; None: without it.
+        stretch: log-odds in a unit of the binned scores.
+
+    Returns:
+        auc, ap, bacc, ece and, with a cut, bacc_val → (...), see :func:`multilabel_metrics`.
+    """
     negatives, positives = counts
     found = {
         "auc": _auc(negatives, positives),
@@ -166,7 +180,7 @@ def multilabel_metrics(counts: np.ndarray, chosen_on: np.ndarray | None = None, 
         as map → mean over the other classes, None when there are none; ``positives``, ``negatives``: C counts.
     """
     cuts: Sequence[int | None] = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
-    rows = [_measured(counts[c], cuts[c], stretch) if counts[c].any(-1).all() else {} for c in range(len(counts))]
+    rows = [class_measures(counts[c], cuts[c], stretch) if counts[c].any(-1).all() else {} for c in range(len(counts))]
     names = ["auc", "ap", "bacc", "ece", *(["bacc_val"] if chosen_on is not None else [])]
     per_class = {name: [float(row[name]) if row else None for row in rows] for name in names}
     macro = {
@@ -198,7 +212,7 @@ def multilabel_intervals(
     rng, measured = np.random.default_rng(0), np.flatnonzero(counts.any(-1).all(-1)).tolist()
     cuts: Sequence[int | None] = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
     with np.errstate(invalid="ignore"):  # 0 / 0 for such a class
-        rows = [_measured(_resampled(counts[c], rng), cuts[c], stretch) for c in measured]
+        rows = [class_measures(_resampled(counts[c], rng), cuts[c], stretch) for c in measured]
     found = {}
     for name in rows[0] if rows else ():
         values = np.stack([row[name] for row in rows])

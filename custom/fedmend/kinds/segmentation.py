@@ -74,7 +74,8 @@ class Segmentation(Kind):
 
     def count(self, scored: np.ndarray, split: VolumeSplit, among: np.ndarray | None = None) -> np.ndarray:
         chosen = slice(None) if among is None else among
-        return segmentation_counts(*scored[chosen].T, split.case[chosen])
+        hits, predicted, true = scored[chosen].T
+        return segmentation_counts(hits, predicted, true, split.case[chosen])
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         change = site.ledger.change()

@@ -133,7 +133,7 @@ def singlelabel_metrics(counts: np.ndarray) -> dict:
     ranking = multilabel_metrics(histograms, stretch=LOG_ODDS)
     true = confusion.sum(1)
     defined = true > 0
-    means = {name: float(v) for name, v in _means(confusion).items()} if defined.any() else {}
+    means = {name: float(v) for name, v in confusion_means(confusion).items()} if defined.any() else {}
     means |= {name: ranking["macro"][name] for name in RANKED}
     measured = _measures(confusion).items()
     per_class = {k: [float(x) if d else None for x, d in zip(v, defined, strict=True)] for k, v in measured}
@@ -164,7 +164,7 @@ def singlelabel_intervals(counts: np.ndarray) -> dict[str, list[float]]:
     drawn = np.random.default_rng(0).multinomial(total, confusion.ravel() / total, size=RESAMPLES)
     drawn = drawn.reshape(RESAMPLES, *confusion.shape)
     ranked = multilabel_intervals(histograms, stretch=LOG_ODDS)
-    found = {name: interval(values) for name, values in _means(drawn).items()}
+    found = {name: interval(values) for name, values in confusion_means(drawn).items()}
     found |= {name: ranked[name] for name in RANKED if ranked}
     return {name: found[name] for name in MACRO if name in found}
 
@@ -184,8 +184,15 @@ def _measures(confusion: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def _means(confusion: np.ndarray) -> dict[str, np.ndarray]:
-    """(...) over the classes that have a sample, at least one, of confusion matrices (..., C, C)."""
+def confusion_means(confusion: np.ndarray) -> dict[str, np.ndarray]:
+    """Means over the classes that have a sample, at least one.
+
+    Args:
+        confusion: (..., C, C) counts; rows are true classes.
+
+    Returns:
+        bacc, f1, precision, accuracy → (...).
+    """
     defined = confusion.sum(-1) > 0
     found = {k: np.where(defined, v, 0.0).sum(-1) / defined.sum(-1) for k, v in _measures(confusion).items()}
     found["bacc"] = found.pop("recall")

@@ -67,6 +67,16 @@ class OpenedPackage:
         return tuple(self._chosen.get("threshold", [DEFAULT] * len(self.classes)))
 
     @property
+    def calibrated(self) -> bool:
+        """Whether probabilities are calibrated on the validation split of the run."""
+        return "temperature" in self._chosen
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """C numbers by which logits are divided before they become probabilities; 1 where none were fitted."""
+        return tuple(self._chosen.get("temperature", [1.0] * len(self.classes)))
+
+    @property
     def not_sure(self) -> tuple[tuple[float, float], ...]:
         """C pairs of probabilities; between them another validation split might have decided otherwise."""
         return tuple((low, high) for low, high in self._chosen.get("not_sure", [[t, t] for t in self.thresholds]))

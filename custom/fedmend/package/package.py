@@ -1,10 +1,11 @@
 """A model package: a trained model with all that somebody needs who uses it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedmend.errors import FedMendError
+from fedmend.package.evaluate import Evaluated, evaluate_package
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.predict import Predicted, predict
 
@@ -93,3 +94,33 @@ class Package(OpenedPackage):
         for write, out in asked:
             write(self, out)
         return [out for _, out in asked]
+
+    def evaluate(
+        self,
+        folder: Path | str,
+        out: Path | str = "",
+        *,
+        split: str = "test",
+        by: Sequence[str] = (),
+        min_count: int = 5,
+        device: str = "",
+    ) -> Evaluated:
+        """Measures the model on a split of a site folder, held-out or external data that nobody has trained on.
+
+        Images are read as at the sites that trained the model. With the settings of the training, the metrics are those
+        that a site of the run has on this split.
+
+        Args:
+            folder: the site folder, with ``site.json``.
+            out: folder for ``evaluation.html`` and ``evaluation.json``; empty: none are written.
+            split: a name in the card's ``splits``.
+            by: columns that the card lists and how they group samples: ``sex`` (each value), ``sex:F,M`` (these) or
+                ``age:40,60`` (bands).
+            min_count: a subgroup's number that describes fewer people is held back, and what would give it away.
+            device: PyTorch's word; empty: a GPU where there is one.
+
+        Raises:
+            FedMendError: other classes, kind or modality, no such split or column, or images that cannot be read.
+        """
+        how: dict[str, Any] = {"split": split, "by": by, "min_count": min_count, "device": device}
+        return evaluate_package(self, Path(folder), Path(out) if out else None, **how)

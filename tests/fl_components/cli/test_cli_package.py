@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from factories import make_dicom, write_png
+from factories import make_dicom, make_site_folder, write_png
 from result_factories import PREPARED
 
 from fedmend.learning.networks import initial_network
@@ -57,3 +57,14 @@ def test_results_are_also_written_as_dicom(package, tmp_path, capsys):
     assert main(words) == 0
     assert f"1 DICOM files are in {tmp_path / 'dicom'}; 1 studies or volumes have none" in capsys.readouterr().out
     assert len(list((tmp_path / "dicom").glob("SR-*.dcm"))) == 1
+
+
+def test_an_evaluation_says_what_it_found_and_where_the_page_is(package, tmp_path, capsys):
+    folder = make_site_folder(tmp_path / "site-1", [[1], [0], [1], [0]], classes=["edema"], size=32)
+    words = ["evaluate", str(package), str(folder), "--split", "train", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "site-1, train, 4 samples: AUC " in said
+    assert f"page: {tmp_path / 'out' / 'evaluation.html'}" in said
+    assert main([*words, "--by", "sex"]) == 1
+    assert "expected a column 'sex' that site.json lists under columns" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""How good masks are, volume by volume, at the size that the network sees: MONAI's metrics."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmend.data.slices import VolumeSplit
+from fedmend.kinds.segmentation import slice_pixels
+from fedmend.learning.inference import infer_masks
+from fedmend.method import Site
+
+OVERLAP = 0.1  # smallest intersection over union with which a lesion counts as found
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What a model says of V volumes with N slices.
+
+    Attributes:
+        pixels: (N, 3) int64, see :meth:`fedmend.kinds.Kind.scored`.
+        dice: (V,) float, NaN of a volume without lesion in its mask.
+        hd95: (V,) float, 95th percentile of the distances of the surfaces in mm; NaN where mask or prediction is empty.
+        lesions: (V, 3) int64: lesions found, false ones, missed ones. Lesions touch in three dimensions; one is found
+            where its intersection over union with a predicted one is at least 0.1.
+    """
+
+    pixels: np.ndarray
+    dice: np.ndarray
+    hd95: np.ndarray
+    lesions: np.ndarray
+
+
+def measure_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Masks:
+    """Asks a model for the masks of all slices and compares them volume by volume.
+
+    Args:
+        model: returns (features, logits).
+        split: volumes.
+        site: gives device and batch size.
+
+    Raises:
+        FedMendError: a score is NaN or infinite.
+    """
+    found = np.zeros(split.masks.shape, dtype=bool)
+    pixels = np.zeros((len(split), 3), dtype=np.int64)
+    for index, probability in infer_masks(model, split, site):
+        found[index] = probability > 0.5
+        pixels[index] = slice_pixels(found[index], split.masks[index])
+    rows = [_volume(split, number, found) for number in range(len(split.items))]
+    dice, hd95, lesions = zip(*rows, strict=True)
+    return Masks(pixels, np.array(dice), np.array(hd95), np.array(lesions, dtype=np.int64))
+
+
+def _volume(split: VolumeSplit, number: int, found: np.ndarray) -> tuple[float, float, list[int]]:
+    from monai.metrics import compute_dice, compute_hausdorff_distance, compute_panoptic_quality
+
+    mine = np.flatnonzero(split.case == number)
+    planes = split.plane[mine]
+    grid = (int(np.ptp(planes)) + 1, *split.masks.shape[1:])  # slices that are not used have no lesion
+    true, said = np.zeros((2, *grid), dtype=bool)
+    true[planes - planes.min()], said[planes - planes.min()] = split.masks[mine] > 0, found[mine]
+    one, other = (torch.from_numpy(volume)[None, None] for volume in (said, true))
+    dice = float(compute_dice(one, other)[0, 0])  # NaN without lesion in the mask
+    hd95 = float("nan")
+    if true.any() and said.any():
+        where: dict[str, Any] = {"percentile": 95, "spacing": _spacing(split, number), "include_background": True}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # MONAI of itself
+            hd95 = float(compute_hausdorff_distance(one, other, **where)[0, 0])
+    how: dict[str, Any] = {"match_iou_threshold": OVERLAP, "output_confusion_matrix": True}
+    counts = compute_panoptic_quality(_numbered(said), _numbered(true), **how)
+    return dice, hd95, [int(n) for n in counts[:3].tolist()]
+
+
+def _numbered(mask: np.ndarray) -> torch.Tensor:
+    from scipy.ndimage import generate_binary_structure, label
+
+    return torch.from_numpy(label(mask, generate_binary_structure(3, 3))[0].astype(np.int32))
+
+
+def _spacing(split: VolumeSplit, number: int) -> list[float]:
+    """Millimetres between the slices that are used, and between their rows and columns at the network's size."""
+    import nibabel
+
+    header = nibabel.load(split.items[number].label)
+    shape = np.array(header.shape[:3])  # type: ignore[attr-defined]  # a SpatialImage, which its types do not say
+    affine = header.affine  # type: ignore[attr-defined]
+    order = nibabel.io_orientation(affine)[:, 0].astype(int)  # axis of the file → axis of the patient
+    length = np.linalg.norm(affine[:3, :3], axis=0) * shape / np.where(order == 2, shape, split.masks.shape[1])
+    across, down, up = (float(length[order == axis][0]) for axis in range(3))
+    return [up, down, across]

@@ -1,0 +1,59 @@
+"""Masks of volumes, measured by hand."""
+
+import numpy as np
+import pytest
+import torch
+from nifti_factories import lesion, make_volume_site, open_volumes
+
+from fedmend.evaluation.masks import measure_masks
+from fedmend.method import Site
+
+
+class Says(torch.nn.Module):
+    """Gives these masks, slice by slice."""
+
+    def __init__(self, masks):
+        super().__init__()
+        self.masks, self.done = torch.from_numpy(masks.astype(np.float32)), 0
+
+    def forward(self, images):
+        found = self.masks[self.done : self.done + len(images)]
+        self.done += len(images)
+        return images, torch.stack([-found, found - 0.5], 1)
+
+
+def measured(folder, test, change, affine):
+    split = open_volumes(make_volume_site(folder / "site", test=test, affine=affine)).evaluation["test"]
+    said = split.masks.astype(bool).copy()
+    change(said)
+    return measure_masks(Says(said), split, Site("site-1", torch.device("cpu"), None, None, None, 3))
+
+
+def test_surfaces_are_measured_in_millimetres_and_lesions_one_by_one(tmp_path):
+    mask = lesion(((1, 3), (1, 3), (0, 2)), ((5, 7), (5, 7), (3, 4)))
+
+    def change(said):
+        said[3] = False  # misses the second lesion
+        said[:2, 0, 7] = True  # and finds one in a corner
+
+    found = measured(tmp_path, [mask, lesion()], change, np.diag([1.0, 2.0, 5.0, 1.0]))
+    assert found.lesions.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert found.dice[0] == pytest.approx(2 * 8 / (12 + 10))
+    assert found.dice[1] == 1
+    assert found.hd95[1] == 0
+    assert found.hd95[0] > 5
+    assert found.pixels.sum(0).tolist() == [8 + 12, 10 + 12, 12 + 12]
+
+
+def test_a_shift_by_one_row_is_the_height_of_a_row(tmp_path):
+    def change(said):
+        said[:] = np.roll(said, 1, axis=1)
+
+    found = measured(tmp_path, [lesion(((2, 5), (2, 5), (1, 3)))], change, np.diag([1.0, 2.0, 5.0, 1.0]))
+    assert found.hd95.tolist() == [2.0]
+
+
+def test_a_volume_without_lesion_has_no_surface_and_no_dice(tmp_path):
+    found = measured(tmp_path, [np.zeros((8, 8, 4), bool)], lambda said: None, np.eye(4))
+    assert np.isnan([found.dice[0], found.hd95[0]]).all()
+    assert found.lesions.tolist() == [[0, 0, 0]]

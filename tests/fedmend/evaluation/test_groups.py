@@ -1,0 +1,80 @@
+"""Subgroups, and which of them are told."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from factories import refused
+from torch_factories import make_split
+
+from fedmend.evaluation.groups import Column, columns_of, held_back
+
+FEW = 5
+
+
+def told(place, labels=None, *, patients=None, groups=2, one_label=False, rest=True):
+    """Which (group, class) are told; the last row is of those in no group."""
+    labels = np.ones((len(place), 1), dtype=int) if labels is None else np.asarray(labels)
+    split = make_split(labels)
+    if patients is not None:
+        split = replace(split, table=replace(split.table, patients=tuple(patients)))
+    place = np.asarray(place)
+    return (~held_back(split, place, groups, FEW, one_label=one_label, told=rest)).tolist()
+
+
+def test_words_become_values_or_bands():
+    assert columns_of("sex, scanner,age:40,60,site") == ["sex", "scanner", "age:40,60", "site"]
+    assert grouped("sex:F,M", ["M", "", "F", "X"]) == (("F", "M"), [1, 2, 0, 2])
+    assert grouped("sex", ["M", "", "F"]) == (("F", "M"), [1, 2, 0])
+    ages = ["39.9", "40", "59", "60", "", "old"]
+    assert grouped("age:40,60", ages) == (("below 40", "40 to 60", "from 60"), [0, 1, 1, 2, 3, 3])
+
+
+def grouped(words, found):
+    names, place = Column.of(words).groups(found)
+    return names, place.tolist()
+
+
+@pytest.mark.parametrize("words", ["", ":40", "age:", "age:60,40", "sex:F,F", "age:40,"])
+def test_words_that_are_no_column_are_refused(words):
+    expected = "a column, with values or ascending numbers behind it if wanted, such as sex:F,M or age:40,60"
+    with refused(f"subgroups: expected {expected}, got {words!r}"):
+        Column.of(words)
+
+
+def test_a_column_with_too_many_values_is_refused():
+    with refused("subgroups: expected at most 20 groups of age, got 21; give bands of numbers, such as age:40,60"):
+        Column.of("age").groups([str(n) for n in range(21)])
+
+
+def test_a_small_group_takes_the_smallest_other_one_with_it():
+    assert told([0] * 4 + [1] * 9 + [2] * 6, groups=2) == [[False], [True], [False]]
+    assert told([0] * 4 + [1] * 6, groups=2) == [[False], [False], [True]]  # nobody is in no group: nothing to hide
+    assert told([0] * 3 + [1] * 3 + [2] * 9, groups=2) == [[False], [False], [True]]  # two small ones hide each other
+
+
+def test_a_rest_that_is_never_told_hides_a_small_group_if_it_is_large():
+    assert told([0] * 3 + [1] * 9 + [2] * 7, groups=2, rest=False) == [[False], [True], [False]]
+    assert told([0] * 3 + [1] * 9 + [2] * 1, groups=2, rest=False) == [[False], [False], [False]]
+
+
+def test_few_of_a_class_are_held_back_class_by_class():
+    one, other = [1] * 2 + [0] * 8, [1] * 5 + [0] * 15  # 2 of 10 positive in the first group, 5 of 20 in the second
+    labels = np.array([one + other, [1] * 5 + [0] * 5 + [1] * 10 + [0] * 10]).T
+    assert told([0] * 10 + [1] * 20, labels, groups=2) == [[False, True], [False, True], [True, True]]
+
+
+def test_people_are_counted_rather_than_images():
+    place = [0] * 10 + [1] * 10 + [2] * 10
+    assert told(place, groups=2) == [[True]] * 3
+    patients = ["p"] * 10 + [f"q{n}" for n in range(10)] + [f"r{n}" for n in range(10)]
+    shown = told(place, patients=patients, groups=2)
+    assert shown[0] == [False]
+    assert [False] in shown[1:]  # ten images of one patient follow from the others
+
+
+def test_with_one_label_the_classes_of_a_group_hide_each_other():
+    labels = np.eye(3, dtype=int)[[0] * 2 + [1] * 6 + [2] * 9 + [0] * 8 + [1] * 8 + [2] * 8]
+    shown = told([0] * 17 + [1] * 24, labels, groups=2, one_label=True)
+    assert shown[0] == [False, False, True]  # 2 would follow from 17 - 6 - 9
+    assert shown[1][0] is False  # and from the sum over groups
