@@ -183,6 +183,16 @@ class Kind(ABC):
         """
         return {}
 
+    def calibrated(self, thresholds: Mapping[str, list], counts: np.ndarray) -> dict[str, list]:
+        """:meth:`thresholds` as a package has them: with the temperatures by which logits are divided before they
+        become probabilities, where the kind has some, and thresholds of these probabilities.
+
+        Args:
+            thresholds: chosen on ``counts``.
+            counts: (C, *counts_shape) int64 of a validation split.
+        """
+        return dict(thresholds)
+
     def known_classes(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
         """(C,) bool: the classes that a site knows, of those that have a column, ``annotated`` (C,) bool, and the
         training samples with each class, ``positives`` (C,)."""

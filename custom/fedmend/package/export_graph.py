@@ -18,7 +18,7 @@ import torch
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.errors import FedMendError, not_installed
 from fedmend.package.opened import OpenedPackage
-from fedmend.package.probabilities import Asked, temperatures
+from fedmend.package.probabilities import Asked
 
 INPUT, OUTPUT = "pixels", "probabilities"
 TOLERANCE = 1e-4  # of probabilities, in another runtime
@@ -34,7 +34,7 @@ def described(package: OpenedPackage) -> dict[str, str]:
         "classes": list(package.classes),
         "preprocessing": package.info["preprocessing"],
         "thresholds": list(package.thresholds),
-        "temperature": list(temperatures(package)),
+        "temperature": list(package.temperatures),
         "phantom": package.phantom,
         "use": "not for clinical use",
     }

@@ -15,7 +15,6 @@ from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.networks import TIMM, TimmNetwork
 from fedmend.package.export_network import network_definition
 from fedmend.package.opened import OpenedPackage
-from fedmend.package.probabilities import temperatures
 
 BATCH, SLICES = 16, 16
 _LABELS = [["L", "R"], ["P", "A"], ["I", "S"]]
@@ -156,7 +155,7 @@ def _of_labels(package: OpenedPackage) -> dict[str, Any]:
         "dataloader": _loader("@slices"),
         "inferer": _named("SimpleInferer"),
         "postprocessing": _chain(
-            _named("Lambdad", keys="pred", func=f"$lambda z: z / z.new_tensor({list(temperatures(package))})"),
+            _named("Lambdad", keys="pred", func=f"$lambda z: z / z.new_tensor({list(package.temperatures)})"),
             _named("Activationsd", keys="pred", **({"sigmoid": True} if multilabel else {"softmax": True})),
         ),
         "handlers": [_WEIGHTS, saver],

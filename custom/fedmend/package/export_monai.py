@@ -15,7 +15,6 @@ from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.bundles import METADATA, MODEL, as_library
 from fedmend.package.export_inference import inference
 from fedmend.package.opened import OpenedPackage
-from fedmend.package.probabilities import temperatures
 
 INFERENCE, SCHEMA, README, LICENSE = (
     "configs/inference.json",
@@ -94,7 +93,7 @@ def metadata(package: OpenedPackage) -> dict[str, Any]:
             "classes": list(package.classes),
             "preprocessing": package.info["preprocessing"],
             "thresholds": list(package.thresholds),
-            "temperature": list(temperatures(package)),
+            "temperature": list(package.temperatures),
             "phantom": package.phantom,
         },
     }

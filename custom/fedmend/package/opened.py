@@ -1,5 +1,6 @@
 """A model package as it is read: everything but what it is used for."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,10 @@ class OpenedPackage:
         about = checked(_About, self.info, where, others=True)
         self.name, self.kind, self.classes, self.phantom = about.name, about.kind, tuple(about.classes), about.phantom
         self.preprocessing, self._network, self._chosen = about.preprocessing, about.network, about.thresholds
+        if not all(type(t) is float and 0 < t < math.inf for t in self.temperatures):
+            raise FedMendError(f"{where}, field thresholds.temperature: expected numbers > 0, got others")
+        if len(self.temperatures) != len(self.classes):
+            raise FedMendError(f"{where}, field thresholds.temperature: expected one for each class, got others")
 
     @property
     def digest(self) -> str:
@@ -63,18 +68,19 @@ class OpenedPackage:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """C probabilities, above which a score counts as the class; 0.5 where none were chosen."""
+        """C probabilities, calibrated where the package calibrates, above which a score counts as the class; 0.5 where
+        none were chosen."""
         return tuple(self._chosen.get("threshold", [DEFAULT] * len(self.classes)))
 
     @property
     def calibrated(self) -> bool:
         """Whether probabilities are calibrated on the validation split of the run."""
-        return "temperature" in self._chosen
+        return self.kind == MULTILABEL and "temperature" in self._chosen
 
     @property
     def temperatures(self) -> tuple[float, ...]:
         """C numbers by which logits are divided before they become probabilities; 1 where none were fitted."""
-        return tuple(self._chosen.get("temperature", [1.0] * len(self.classes)))
+        return tuple(self._chosen["temperature"]) if self.calibrated else (1.0,) * len(self.classes)
 
     @property
     def not_sure(self) -> tuple[tuple[float, float], ...]:
@@ -115,7 +121,8 @@ class OpenedPackage:
     def __repr__(self) -> str:
         phantom = "PHANTOM " if self.phantom else ""
         decides = "thresholds chosen on validation" if self._chosen else "no thresholds chosen"
-        words = f", {decides}" if self.kind == MULTILABEL else ""
+        probabilities = ", calibrated probabilities" if self.calibrated else ""
+        words = f", {decides}{probabilities}" if self.kind == MULTILABEL else ""
         return f"{phantom}package {self.name}: {self._network.get('name')} for {', '.join(self.classes)}{words}"
 
 

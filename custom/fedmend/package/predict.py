@@ -79,6 +79,8 @@ def predict(
         raise FedMendError(f"package {package.name}: expected a window in numbers for volumes, got {prepared.window!r}")
     batch = 1 if masks else max(1, min(BATCH, BATCH_PIXELS // prepared.image_size**2))
     about = {"package": package.digest, "images": digest_of(root, items), "batch": batch, "device": place.type}
+    if package.calibrated:
+        about["probabilities"] = "calibrated on the run's validation split"
     rows = Rows(out, about, mask_table(package) if masks else _header(package), batch)
     progress(rows.done, len(items))
     if not rows.finished:
@@ -168,7 +170,8 @@ def _label_rows(
 
 @torch.no_grad()
 def _scores(package: OpenedPackage, network: nn.Module, images: np.ndarray, device: torch.device) -> np.ndarray:
-    """(B, C) float32 probabilities of (B, ...) uint8 images, as :func:`fedmend.learning.inference.infer` gives them."""
+    """(B, C) float32 probabilities of (B, ...) uint8 images, of the logits that
+    :func:`fedmend.learning.inference.infer` gives, calibrated where the package is."""
     prepared, classes = package.preprocessing, package.classes
     labels, annotated = np.zeros((len(images), len(classes)), np.int8), np.ones(len(classes), bool)
     names = ("",) * len(images)

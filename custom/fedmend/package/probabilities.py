@@ -1,18 +1,10 @@
 """From the logits of a package's network to probabilities: the one place for prediction and every export."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.package.opened import OpenedPackage
-
-
-def temperatures(package: OpenedPackage) -> tuple[float, ...]:
-    """C numbers that logits are divided by; 1 where none were fitted, and for masks."""
-    given: Any = package.info.get("temperature")
-    return (1.0,) * len(package.classes) if given is None or package.kind == SEGMENTATION else tuple(map(float, given))
 
 
 def probabilities(package: OpenedPackage, logits: Tensor) -> Tensor:
@@ -28,8 +20,8 @@ def probabilities(package: OpenedPackage, logits: Tensor) -> Tensor:
     logits = logits.float()
     if package.kind == SEGMENTATION:
         return logits.softmax(1)[:, 1:]
-    if any(t != 1 for t in temperatures(package)):
-        logits = logits / logits.new_tensor(temperatures(package))
+    if package.calibrated:
+        logits = logits / logits.new_tensor(package.temperatures)
     return logits.sigmoid() if package.kind == MULTILABEL else logits.softmax(1)
 
 

@@ -262,7 +262,8 @@ class RunLog:
         if self._untrained:  # what the metrics are about stayed at the sites
             files = {k.replace("global", "untrained"): file for k, file in files.items()}
         else:
-            files = {**files, **packed(self._outcomes(intervals, thresholds))}
+            delivered = {k: {} if v is None else kind.calibrated(thresholds[k], v) for k, v in val.items()}
+            files = {**files, **packed(self._outcomes(intervals, delivered))}
         files = {**files, "records": str(folder)}
         told: dict[str, Mapping] = {"intervals": intervals, "thresholds": thresholds, "sites": self._of_sites}
         self._records.finish(files, time.monotonic() - self._started, **told)

@@ -8,6 +8,7 @@ from torch_factories import CPU, Says, make_site
 
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening
+from fedmend.kinds import kind_of
 from fedmend.kinds.multilabel import (
     BINS,
     MultiLabel,
@@ -16,6 +17,7 @@ from fedmend.kinds.multilabel import (
     multilabel_metrics,
     multilabel_thresholds,
     score_histograms,
+    temperatures,
 )
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 
@@ -300,3 +302,56 @@ def test_thresholds_are_probabilities_that_sort_samples_as_their_bins_do():
     low, high = found["not_sure"][0]  # one positive at 400, one at 600: a resample may have one of the two alone
     assert low < 1 / (1 + np.exp(10 - 500 / 50)) < high
     assert multilabel_thresholds(val) == found  # the same every time
+
+
+def overconfident(samples=4000, times=3.0):
+    """Logits that are three times too large, and labels of one class; the other class is told without any."""
+    rng = np.random.default_rng(1)
+    right = rng.normal(size=(samples, 1))
+    labels = (rng.random((samples, 1)) < 1 / (1 + np.exp(-right))).astype(int)
+    return np.hstack([times * right, right]), np.hstack([labels, np.zeros_like(labels)])
+
+
+def test_a_temperature_takes_back_what_is_too_sure_and_keeps_the_ranking():
+    logits, labels = overconfident()
+    val = score_histograms(logits, labels)
+    found = temperatures(val)
+    assert found[0] == pytest.approx(3, rel=0.1)
+    assert found[1] == 1.0  # one label value only
+    before, after = (multilabel_metrics(val, stretch=1 / t)["per_class"]["ece"][0] for t in (1.0, found[0]))
+    assert after < before / 3
+    raw, cooled = (1 / (1 + np.exp(-logits[:, 0] / t)) for t in (1.0, found[0]))
+    assert abs(roc_auc_score(labels[:, 0], raw) - roc_auc_score(labels[:, 0], cooled)) < 1e-12
+
+
+def test_a_model_that_is_calibrated_stays_as_it_is():
+    logits, labels = overconfident(times=1.0)
+    counts = score_histograms(logits, labels)
+    before = multilabel_metrics(counts)["per_class"]["ece"][0]
+    assert multilabel_metrics(counts, stretch=1 / temperatures(counts)[0])["per_class"]["ece"][0] <= before
+
+
+def test_calibrated_thresholds_decide_as_before():
+    logits, labels = overconfident()
+    val = score_histograms(logits, labels)
+    chosen = multilabel_thresholds(val)
+    moved = kind_of("multilabel").calibrated(chosen, val)
+    assert moved["threshold"][0] != pytest.approx(chosen["threshold"][0], abs=1e-3)
+    for c, temperature in enumerate(moved["temperature"]):
+        raw, cooled = (1 / (1 + np.exp(-logits[:, c] / t)) for t in (1.0, temperature))
+        assert np.array_equal(raw > chosen["threshold"][c], cooled > moved["threshold"][c])
+        for old, new in zip(chosen["not_sure"][c], moved["not_sure"][c], strict=True):
+            assert np.array_equal(raw > old, cooled > new)
+    assert kind_of("singlelabel").calibrated({}, val) == {}
+
+
+def test_thresholds_that_nothing_reaches_stay_at_their_ends():
+    edges = {"threshold": [0.0, 1.0], "not_sure": [[0.0, 0.5], [0.5, 1.0]]}
+    logits, labels = overconfident()
+    moved = kind_of("multilabel").calibrated(edges, score_histograms(logits, labels))
+    assert (moved["threshold"], moved["not_sure"][0][1]) == ([0.0, 1.0], 0.5)
+
+
+def test_a_class_that_is_told_backwards_is_cooled_as_far_as_it_goes():
+    logits, labels = overconfident()
+    assert temperatures(score_histograms(-logits, labels))[0] == pytest.approx(20, rel=0.01)

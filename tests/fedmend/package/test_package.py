@@ -76,3 +76,13 @@ def test_the_digest_is_of_what_is_done_with_a_file():
 
 
 OTHERS = [({"window": None}, "multilabel"), ({"image_size": 64}, "multilabel"), ({}, "segmentation")]
+
+
+def test_a_temperature_that_is_none_is_refused(tmp_path):
+    where = "package run-1.fedmend, package.json, field thresholds.temperature"
+    for wrong in ([0.0, 1.0], ["1", 1.0], [-2.0, 1.0]):
+        with refused(f"{where}: expected numbers > 0, got others"):
+            fedmend.Package(write(tmp_path, thresholds={"temperature": wrong}))
+    with refused(f"{where}: expected one for each class, got others"):
+        fedmend.Package(write(tmp_path, thresholds={"temperature": [1.0]}))
+    assert fedmend.Package(write(tmp_path)).temperatures == (1.0, 1.0)

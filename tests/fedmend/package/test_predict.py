@@ -249,3 +249,28 @@ def test_scouts_and_pages_of_doses_of_a_study_are_left_out_unless_there_is_nothi
         (tmp_path / "in" / f"{n}.dcm").unlink()
     found = made.predict(tmp_path / "in", tmp_path / "alone")
     assert (found.images, found.left_out) == (2, 0)
+
+
+def test_calibrated_probabilities_are_those_of_the_divided_logits_and_decide_alike(tmp_path):
+    slices(tmp_path / "in")
+    plain = package(tmp_path / "plain")
+    plain.predict(tmp_path / "in", tmp_path / "out")
+    chosen = {"threshold": [0.3, 0.6], "not_sure": [[0.2, 0.4], [0.5, 0.7]]}
+    cooled = {name: np.array(values) for name, values in chosen.items()}
+    cooled = {name: (1 / (1 + (1 / values - 1) ** 0.5)).tolist() for name, values in cooled.items()}
+    about = {k: v for k, v in plain.info.items() if k != "format"} | {
+        "thresholds": {**cooled, "temperature": [2.0, 2.0]}
+    }
+    weights = {k: v.numpy() for k, v in get_weights(plain.network()).items()}
+    write_package(tmp_path / "cool" / "run-1.fedmend", about, weights)
+    calibrated = Package(tmp_path / "cool")
+    calibrated.predict(tmp_path / "in", tmp_path / "cooled")
+    for before, after in zip(*(table(tmp_path / out / "predictions.csv") for out in ("out", "cooled")), strict=True):
+        for c in CLASSES:
+            p = float(before[f"{c}_probability"])
+            assert float(after[f"{c}_probability"]) == pytest.approx(1 / (1 + (1 / p - 1) ** 0.5), abs=1e-5)
+            assert after[f"{c}_decision"] == before[f"{c}_decision"]
+            assert after[f"{c}_not_sure"] == before[f"{c}_not_sure"]
+    assert '"probabilities": "calibrated' in (tmp_path / "cooled" / "predict.json").read_text()
+    assert "probabilities" not in (tmp_path / "out" / "predict.json").read_text()
+    assert repr(calibrated).endswith("thresholds chosen on validation, calibrated probabilities")

@@ -43,7 +43,11 @@ def test_a_run_leaves_its_final_and_its_best_model_with_all_that_using_them_need
     assert about["network"] == {"name": "tiny", "arguments": {"num_classes": 2}}
     assert about["preprocessing"] == PREPARED.of_package("multilabel")
     results = run.content("results.json")
-    assert about["thresholds"] == results["thresholds"]["final"]
+    chosen = results["thresholds"]["final"]
+    assert {**about["thresholds"]}.keys() == {*chosen, "temperature"}
+    for c, temperature in enumerate(about["thresholds"]["temperature"]):
+        odds = (chosen["threshold"][c] / (1 - chosen["threshold"][c])) ** (1 / temperature)
+        assert about["thresholds"]["threshold"][c] == pytest.approx(odds / (1 + odds))
     assert (about["metrics"], about["intervals"]) == (results["final"], results["intervals"])
     assert about["provenance"]["settings"] == {"note": "as configured"}
     assert about["sites"]["site-1"]["train"] == 10
