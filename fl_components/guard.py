@@ -13,7 +13,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedmend.errors import FedMendError
 from fedmend.fields import Field, check_fields, hold_back, sizes_of
 from fedmend.messages import LONGEST_ERROR, SiteResult
-from fedmend.site.config import CONFIG_NAME
+from fedmend.site.config import CONFIG_NAME, SiteConfig
 from fedmend.site.private_site import check_withheld
 from fedmend.site.register import digest_of, note, size_of, told
 from fl_components.statistics import check_statistics
@@ -93,6 +93,7 @@ class ReportGuard(Filter):
             self._check_envelope(dxo, f"{site}: ReportGuard")
             content, config = dxo.meta[KEY], load_site_config(fl_ctx)
             dxo.meta[KEY] = self.check(content, site, config.min_count, fl_ctx.get_prop(CLASSES), config.refuse_fields)
+            self._check_allowed(dxo.meta[KEY][REPORT], config, site)
             if config.privacy:
                 weights = dxo.data_kind == DataKind.WEIGHTS
                 check_withheld(parse_content(dxo.meta[KEY], f"{site}: ReportGuard"), weights=weights)
@@ -101,6 +102,14 @@ class ReportGuard(Filter):
         passed = dxo.to_shareable()
         passed.set_header(AppConstants.CURRENT_ROUND, dxo.meta[KEY]["round"])
         return passed
+
+    def _check_allowed(self, report: Mapping, config: SiteConfig, site: str) -> None:
+        """Refuses a field that leaves only where a setting of the site allows it."""
+        for name in report:
+            if (setting := self._fields[name].allowed_by) and not getattr(config, setting, None):
+                raise FedMendError(
+                    f"{site}: ReportGuard: expected {name} to stay at this site, whose fedmend.json has no {setting}"
+                )
 
     def _process_statistics(self, dxo: DXO, site: str, fl_ctx: FLContext) -> Shareable:
         try:

@@ -12,7 +12,7 @@ from nvflare.fuel.utils.class_utils import instantiate_class, load_class
 from fl_components.job.folder import Changes, all_jobs, configure_job, job_variants, read_job
 
 JOBS = all_jobs(ROOT / "jobs")
-TRAINING = [job for job in JOBS if job.name != "label_audit"]
+TRAINING = [job for job in JOBS if job.name not in ("label_audit", "evaluate")]
 POLICY = ROOT / "simulator_workspace" / "local"
 TASKS = ["census", "train", "collect", "evaluate"]
 PROBLEMS = {"fedmlp": "missing_classes", "fednoro": "noisy_sites", "fedlsm": "label_sets", "fedia": "partial_masks"}

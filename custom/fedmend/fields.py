@@ -12,10 +12,11 @@ import numpy as np
 from fedmend.errors import FedMendError
 
 Report = Mapping[str, np.ndarray]
+GROUP_COUNTS, GROUP_PEOPLE = "group_counts", "group_people"  # fields of an evaluation
 # What a mean over enough samples still tells: weights can be made so that a feature fires for one image alone.
 OF_MEANS = "a mean over at least min_count samples; a server with weights made for it reads a single patient from it"
 UNBOUNDED = 1e9  # no honest number of a report comes near it
-LARGEST = {"C": 1000, "R": 1001, "F": 8192}  # letter → largest size of any run
+LARGEST = {"C": 1000, "R": 1001, "F": 8192, "G": 100, "K": 3000}  # letter → largest size of any run
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Field:
     Attributes:
         shape: whole numbers, and letters of the run with an optional factor in front, e.g. ``("2C", "F")``. C is the
             number of classes, R that of the rows of labels (the classes; for masks also the background), F the length
-            of a feature.
+            of a feature, G the number of subgroups of an evaluation, K that of counts of one class.
         dtype: numpy's word.
         low: smallest value.
         high: largest value.
@@ -34,6 +35,7 @@ class Field:
         counted_by: the field with the number of samples behind each row; rows with fewer than ``min_count`` stay at the
             site.
         of_samples: each number counts training samples, so that none may be above their number N.
+        allowed_by: the setting of the site's ``fedmend.json`` without which the field stays at the site; "": none.
     """
 
     shape: tuple[str | int, ...]
@@ -44,6 +46,7 @@ class Field:
     risk: str
     counted_by: str = ""
     of_samples: bool = False
+    allowed_by: str = ""
 
     def numbers(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape in a run whose letters have these ``sizes``."""

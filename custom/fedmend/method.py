@@ -83,6 +83,8 @@ class Site:
         inference_batch: samples of an inference pass; 0: B.
         autocast: a GPU computes in bfloat16 where it can.
         stop: asked before every batch; True when the job was aborted.
+        evaluate_by: columns by which the site lets an evaluation count subgroups.
+        min_count: fewest people behind a number that leaves.
     """
 
     name: str
@@ -94,6 +96,8 @@ class Site:
     inference_batch: int = 0
     autocast: bool = True
     stop: Callable[[], bool] = lambda: False
+    evaluate_by: Sequence[str] = ()
+    min_count: int = 5
     _views: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def labels(self) -> np.ndarray:
@@ -347,12 +351,15 @@ class Workflow(ABC):
         NEEDS: stage → fields without which a report of it is refused; default: none.
         warmup_rounds: rounds of the first stage, for reports; 0: there is none.
         least_sites: fewest sites that the algorithm needs.
+        evaluation: the :class:`fedmend.evaluation.federated.Packages` that sites evaluate instead of training; the
+            stage of a collection is the name of one. None: a training.
     """
 
     METHOD: ClassVar[type[LocalMethod]] = LocalMethod
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {}
     warmup_rounds: int = 0
     least_sites: int = 1
+    evaluation: Any = None
 
     @dataclass
     class Memory:

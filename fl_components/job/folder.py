@@ -84,7 +84,8 @@ class JobSettings:
         from fedmend.method import LocalMethod, Workflow
 
         if not component.path.startswith(METHODS):
-            known = " or ".join(package.rstrip(".") for package in METHODS)
+            *others, last = [package.rstrip(".") for package in METHODS]
+            known = f"{', '.join(others)} or {last}"
             raise FedMendError(f"job {self.name}: expected a class of {known}, got {component.path}")
         wanted, cls = {METHOD: LocalMethod, WORKFLOW: Workflow}[component.id], component.find()
         if cls is None:

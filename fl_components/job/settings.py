@@ -16,7 +16,7 @@ OURS = ("fedmend.", "fl_components.")  # arguments of FLARE's own components are
 METHOD, WORKFLOW, CONTROLLER = "method", "workflow", "rounds"  # ids of components in every job that trains
 EXECUTOR = "executor"  # FLARE gives executors no id
 # Importing runs code: nothing else that a job names is imported without FLARE's check.
-METHODS = ("fedmend.methods.", BASELINES)
+METHODS = ("fedmend.methods.", BASELINES, "fedmend.evaluation.")
 # Type of an argument's value: what it is called, which may take its place.
 KINDS: dict[type, tuple[str, set[type]]] = {
     bool: ("true or false", {bool}),

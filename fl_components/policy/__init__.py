@@ -31,7 +31,8 @@ BEGIN, END = "<!-- made by `fedmend policy`: begin -->", "<!-- made by `fedmend 
 def method_classes() -> list[type]:
     """All methods and workflows that a job may name, by their full names."""
     found = []
-    for module in (*modules_of("fedmend.methods"), *modules_of("fedmend.baselines")):
+    rooms = ("fedmend.methods", "fedmend.baselines", "fedmend.evaluation")
+    for module in (module for room in rooms for module in modules_of(room)):
         for _, cls in inspect.getmembers(module, inspect.isclass):
             method = issubclass(cls, LocalMethod) and hasattr(cls, "ROUND")
             workflow = issubclass(cls, Workflow) and not inspect.isabstract(cls)
@@ -94,6 +95,7 @@ def _described(fields: Mapping[str, Field]) -> dict[str, dict]:
     return {
         name: {"shape": list(field.shape), "dtype": field.dtype, "low": field.low, "high": field.high}
         | ({"of_samples": True} if field.of_samples else {})
+        | ({"allowed_by": field.allowed_by} if field.allowed_by else {})
         for name, field in sorted(fields.items())
     }
 

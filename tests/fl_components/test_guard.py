@@ -497,3 +497,19 @@ def test_counts_of_too_few_samples_do_not_leave_without_their_rows_either(site, 
 def test_a_policy_that_names_fields_without_their_shapes_is_one_of_an_earlier_version():
     with pytest.raises(ValueError, match="expected fields with their shapes, got names; take over the new one"):
         ReportGuard(fields=["class_loss"], counts={})
+
+
+def test_a_field_that_a_setting_of_the_site_allows_stays_there_without_it(tmp_path):
+    fields = {"group_people": {"shape": ["G"], "dtype": "int64", "low": 0, "high": 1e9, "allowed_by": "evaluate_by"}}
+    guard = ReportGuard(fields=fields, counts={})
+    told = {"group_people": np.array([9, 8])}
+    for allowed in ([], ["sex"]):
+        write_settings(tmp_path, evaluate_by=allowed)
+        here = Engine(tmp_path, "site-1").new_context()
+        sent = guard.process(FLModelUtils.to_shareable(pack_result(result(report=told, weights={}))), here)
+        got = unpack_result(FLModelUtils.from_shareable(sent), "site-1")
+        if allowed:
+            assert got.report["group_people"].tolist() == [9, 8]
+        else:
+            sentence = "expected group_people to stay at this site, whose fedmend.json has no evaluate_by"
+            assert got == SiteResult(site="site-1", error=f"site-1: ReportGuard: {sentence}")

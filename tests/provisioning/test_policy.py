@@ -371,6 +371,7 @@ def test_the_guard_of_a_kit_lets_out_the_fields_of_its_methods_alone(kits, site)
         assert args["fields"] == {name: published["fields"][name] for name in sorted(fields)}
         assert args["counts"] == {
             "class_loss": "class_count",
+            "group_counts": "group_people",
             "prototypes": "prototype_counts",
         }
         assert args["max_kilobytes"] == published["max_kilobytes"]

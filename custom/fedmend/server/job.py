@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedmend.basics.files import failing_disk, locked, sweep
 from fedmend.errors import FedMendError
 from fedmend.learning.networks import initial_network
@@ -14,8 +16,9 @@ from fedmend.messages import CENSUS, Question
 from fedmend.method import Workflow
 from fedmend.records.package_files import is_package
 from fedmend.records.progress import Progress
-from fedmend.server.census import read_census
+from fedmend.server.census import Census, read_census
 from fedmend.server.checkpoint import Checkpoint
+from fedmend.server.evaluating import EvaluatingFederation, Evaluations
 from fedmend.server.exchange import Exchange, valid_results
 from fedmend.server.federation import RunningFederation, RunSettings
 from fedmend.server.fingerprint import fingerprint, other_data
@@ -108,11 +111,24 @@ class ServerJob:
         network = initial_network(spec.network, spec.classes, spec.seed, start.file if saved is None else "")
         features: Any = network.num_features
         letters = {"C": len(spec.classes), "R": len(census.kind.row_names(spec.classes)), "F": features}
+        if asked_for := workflow.evaluation:
+            letters |= {"G": len(asked_for.groups), "K": int(np.prod(census.kind.counts_shape(len(spec.classes))))}
         if saved is not None:
             where = f"run_name {chosen.run_name!r}"
             log.resume(saved, other_data(saved.data, census.data, chosen.allow_changes, where))
         exchange = replace(exchange, census=census, letters=letters)
-        return RunningFederation(chosen, exchange, census, log, checkpoint, network, saved, self.described, start)
+        given = (chosen, exchange, census, log, checkpoint, network, saved, self.described, start)
+        return (
+            self._evaluating(EvaluatingFederation(*given), census) if workflow.evaluation else RunningFederation(*given)
+        )
+
+    def _evaluating(self, federation: EvaluatingFederation, census: Census) -> EvaluatingFederation:
+        """With the packages, all of which are read before anybody waits for one."""
+        asked = self.workflow.evaluation
+        federation.evaluations = Evaluations(self.weights_dir, self._spec, census, asked.groups, asked.split)
+        for package in asked.names:
+            federation.evaluations.read(package)
+        return federation
 
     def _start(self) -> Start:
         """The initial weights that the job names."""

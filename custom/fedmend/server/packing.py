@@ -34,12 +34,13 @@ class Start:
     trained: bool = False
     parent: Mapping[str, Any] | None = None
 
-    def check(self, spec: RunSpec, census: Census) -> None:
+    def check(self, spec: RunSpec, census: Census, variable: str = "weights") -> None:
         """Refuses a package that was made for something else.
 
         Args:
             spec: of the run.
             census: of its sites.
+            variable: the job's, which names the package.
 
         Raises:
             FedMendError: another network, kind of labels, order of classes or preprocessing.
@@ -59,7 +60,7 @@ class Start:
         for what, (wanted, got) in pairs.items():
             if wanted != got:
                 raise FedMendError(
-                    f"job variable weights, package {self.parent['name']}: expected {what} as in this run,"
+                    f"job variable {variable}, package {self.parent['name']}: expected {what} as in this run,"
                     f" {wanted!r:.200}, got {got!r:.200}"
                 )
 

@@ -135,6 +135,12 @@ class RunLog:
         """A sentence in the log."""
         LOG.warning("%s%s", self.prefix, text)
 
+    def tell(self, lines: Sequence[str]) -> None:
+        """Lines of the log, each marked where data are synthetic; the records are written."""
+        self._records.write()
+        for line in lines:
+            LOG.info("%s%s", self.prefix, line)
+
     def moved(self, moved: bool, round_num: int) -> None:
         """Notes whether a site has ``moved`` the global model in a round, by another one than it was sent; while none
         has, no file of a model belongs to the metrics."""

@@ -13,11 +13,13 @@ from fedmend.site.privacy import Privacy
 
 CONFIG_NAME = "fedmend.json"
 PHANTOM = "phantom"
+NAMES = that(lambda value: isinstance(value, list) and all(isinstance(v, str) and v for v in value), "names")
 NAMED = that(lambda value: isinstance(value, str) and value, "a folder")
 FIELD_NAMES = (
     that(lambda v: isinstance(v, list) and all(isinstance(name, str) for name in v), "a list of names of fields"),
     Check(tuple, "a list"),
 )
+COLUMNS = Check(lambda value: tuple(NAMES.read(value)), "a list of names of columns")
 FOLDER = (NAMED, Check(Path, "a folder"))
 
 
@@ -46,6 +48,7 @@ class SiteConfig:
         gallery: write pictures of repaired masks beside the ledger, for the site's own eyes.
         gpu: which GPUs it uses and how, see :mod:`fedmend.site.devices`.
         share_verdicts: tell the server how many repairs of each class people have judged right and wrong.
+        evaluate_by: columns by which jobs may count subgroups in an evaluation.
         approve: ``ask``: a job of FLARE waits until somebody of the site has approved it; ``no``: it begins by itself.
         privacy: differential privacy of the site's patients, see :mod:`fedmend.site.privacy`; None: none.
     """
@@ -64,6 +67,7 @@ class SiteConfig:
     refuse_fields: tuple[str, ...] = taking(*FIELD_NAMES, default=())
     gallery: bool = taking(FLAG, default=False)
     share_verdicts: bool = taking(FLAG, default=False)
+    evaluate_by: tuple[str, ...] = taking(COLUMNS, default=())
     approve: str = taking(one_of(["no", "ask"]), default="no")
     gpu: Gpu = taking(Gpu, default=Gpu())
     privacy: Privacy | None = taking(Privacy, default=None)

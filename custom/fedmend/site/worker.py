@@ -352,6 +352,7 @@ class SiteWorker:
         take_over_verdicts(ledger, state_dir / LEDGER_NAME)
         autocast = config.gpu.precision == BF16
         site = Site(name, device, data, ledger, state, chosen.batch_size, autocast=autocast)
+        site.evaluate_by, site.min_count = config.evaluate_by, config.min_count
         if device.type == "cuda":
             site.data = with_resident_images(data, RESIDENT * free_bytes(device, config.gpu))
             if not config.gpu.deterministic:

@@ -81,7 +81,8 @@ def test_settings_of_gpu_and_privacy_are_those_of_their_objects(read):
             {**SETTINGS, "data_rot": "x"},
             ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads',"
             " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'min_federation', 'refuse_fields',"
-            " 'gallery', 'share_verdicts', 'approve', 'gpu', 'privacy', 'weights_dir'], got also ['data_rot']",
+            " 'gallery', 'share_verdicts', 'evaluate_by', 'approve', 'gpu', 'privacy', 'weights_dir'], got also"
+            " ['data_rot']",
         ),
         ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got nothing"),
         ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),
@@ -99,6 +100,7 @@ def test_settings_of_gpu_and_privacy_are_those_of_their_objects(read):
         ({**SETTINGS, "gpu": {"memory_gb": -1}}, ", field gpu.memory_gb: expected a number >= 0, got -1"),
         ({**SETTINGS, "privacy": 10**60}, f", field privacy: expected a JSON object, got 1{'0' * 39}"),
         ({**SETTINGS, "approve": "yes"}, ", field approve: expected one of ['no', 'ask'], got text"),
+        ({**SETTINGS, "evaluate_by": "sex"}, ", field evaluate_by: expected a list of names of columns, got text"),
         ({**SETTINGS, "threads": True}, ", field threads: expected a whole number >= 0, got True"),
     ],
 )

@@ -158,6 +158,7 @@ def test_the_guard_names_every_field_and_what_counts_it(copy):
     assert guard["args"]["counts"] == {
         "centroids": "centroid_counts",
         "class_loss": "class_count",
+        "group_counts": "group_people",
         "head_biases": "head_counts",
         "head_weights": "head_counts",
         "prototypes": "prototype_counts",
@@ -173,7 +174,7 @@ def test_what_only_comparisons_need_are_baselines_and_the_fields_that_no_other_m
     left = {
         name
         for cls in method_classes()
-        if cls.__module__.startswith("fedmend.methods.")
+        if not cls.__module__.startswith("fedmend.baselines.")
         for name in getattr(cls, "FIELDS", ())
     }
     assert found["fields"] == sorted(report_fields().keys() - left)
