@@ -215,8 +215,8 @@ class Run:
         shown = self.final.get(self._read.split, {})
         known = [(m.word, shown[m.macro]) for m in shown_as(self._read).metrics if shown.get(m.macro) is not None]
         values = f"{self._read.split} {', '.join(f'{word} {value:.3f}' for word, value in known)}" if known else ""
-        phantom = "PHANTOM " if self.info["phantom"] else ""
-        return f"{phantom}run {self.name} ({self.info['method']}): {values or 'not finished'}"
+        phantom, done = "PHANTOM " if self.info["phantom"] else "", "finished" if self.results else "not finished"
+        return f"{phantom}run {self.name} ({self.info['method']}): {values or done}"
 
 
 def _frame(rows: Iterable[Mapping]) -> "DataFrame":

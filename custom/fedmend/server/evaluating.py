@@ -124,6 +124,7 @@ class Evaluations:
             "split": self.split,
             "subgroups": list(self.groups),
             "packages": self.found,
+            "final": {},  # of no model of its own, for those who read the results of any run
         }
         write_text(folder / RESULTS, json.dumps(results, indent=2) + "\n")
         write_text(folder / PAGE, evaluations_page(results))

@@ -11,6 +11,7 @@ from federation_factories import Run, initial, plain_answers
 from result_factories import PREPARED
 from torch_factories import Says, make_split
 
+import fedmend
 from fedmend.evaluation.federated import EvaluateModels, ModelEvaluation, NoTraining
 from fedmend.fields import GROUP_COUNTS, GROUP_PEOPLE
 from fedmend.kinds import kind_of
@@ -153,6 +154,8 @@ def test_every_site_evaluates_every_package_and_nothing_is_trained(tmp_path):
     assert "one.fedmend" in page
     assert "held back" in page
     assert run.transport.saved == {}
+    opened = fedmend.Run(run.folder)
+    assert (repr(opened), opened.final) == ("run run-1 (ModelEvaluation): finished", {})
     assert list(run.folder.glob("*.fedmend")) == []
 
 
