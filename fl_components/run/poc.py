@@ -73,10 +73,14 @@ class ProvisionedFederation:
 
     def configure_sites(self, settings: Mapping[str, object]) -> None:
         """Writes every site's ``fedmend.json``: that of the simulator's policy with other values, its state outside the
-        kit."""
+        kit; and where these name it the server's folder of weights."""
         for site in self.sites:
             file = self.kits / site / "local" / CONFIG_NAME
             file.write_text(local_settings({"state_dir": DEFAULT, **settings}), encoding="utf-8")
+        if "weights_dir" in settings:  # of the server alone; on one machine a person gives it with those of the sites
+            own = self.kits / self.server / "local" / CONFIG_NAME
+            known = json.loads(own.read_text(encoding="utf-8")) | {"weights_dir": settings["weights_dir"]}
+            own.write_text(json.dumps(known, indent=2), encoding="utf-8")
 
     def start(self, *names: str) -> None:
         """Starts these participants, or server and all sites, each under FLARE's daemon, which restarts what dies."""

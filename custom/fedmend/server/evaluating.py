@@ -13,7 +13,7 @@ from fedmend.errors import FedMendError
 from fedmend.fields import GROUP_COUNTS, Report
 from fedmend.messages import COLLECT, EVALUATE, Question, RunSpec, SiteResult
 from fedmend.method import Answer
-from fedmend.records.package_files import WEIGHTS, package_digest, read_package
+from fedmend.records.package_files import WEIGHTS, is_package, package_digest, read_package
 from fedmend.records.run_folder import FEWEST
 from fedmend.report.evaluations import evaluations_page
 from fedmend.server.census import Census
@@ -59,6 +59,9 @@ class Evaluations:
         if where.is_absolute() or ".." in where.parts:
             raise FedMendError(f"job variable packages: expected paths below weights_dir, got {package!r:.100}")
         place = self.folder / where
+        if not is_package(place):
+            folder = "the server's weights folder (weights_dir of its local/fedmend.json)"
+            raise FedMendError(f"job variable packages: expected {package} in {folder}, not found")
         about = read_package(place)
         Start(str(place / WEIGHTS), trained=True, parent=about).check(self.spec, self.census, variable="packages")
         return {**about, "digest": package_digest(place)}, load_file(place / WEIGHTS)

@@ -188,6 +188,6 @@ def test_a_package_outside_the_folder_is_refused(tmp_path, path):
 
 
 def test_a_package_that_is_not_there_is_one_sentence(tmp_path):
-    assert play(tmp_path, ["one.fedmend"]).stopped == (
-        "package one.fedmend: expected a folder with package.json, not found"
-    )
+    where = "the server's weights folder (weights_dir of its local/fedmend.json)"
+    sentence = f"job variable packages: expected one.fedmend in {where}, not found"
+    assert play(tmp_path, ["one.fedmend"]).stopped == sentence

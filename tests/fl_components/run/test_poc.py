@@ -101,6 +101,20 @@ def test_every_site_gets_the_phantom_or_the_data_that_are_named(provisioned):
             assert settings["state_dir"] == "../fedmend-state/{SITE_NAME}"
 
 
+def test_a_folder_of_weights_is_the_servers_too(provisioned):
+    own = provisioned.kits / provisioned.server / "local" / "fedmend.json"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"data_root": "a server has no data", "min_count": 5}')
+    provisioned.configure_sites({})
+    assert "weights_dir" not in json.loads(own.read_text())
+    provisioned.configure_sites({"weights_dir": "/models"})
+    assert json.loads(own.read_text()) == {
+        "data_root": "a server has no data",
+        "min_count": 5,
+        "weights_dir": "/models",
+    }
+
+
 def test_whatever_goes_wrong_everything_is_stopped(provisioned, monkeypatch):
     stopped = []
     monkeypatch.setattr(provisioned, "start", lambda: None)
