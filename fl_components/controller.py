@@ -31,6 +31,7 @@ from fl_components.job.reading import CLIENT, SERVER, read_app
 from fl_components.job.settings import WORKFLOW, job_settings, parts
 from fl_components.kit_state import is_kit
 from fl_components.run.start import check_paths
+from fl_components.signing import sign_with_kit
 from fl_components.wire import pack_task, unpack_result
 from fl_components.workspace import load_site_config
 
@@ -170,6 +171,9 @@ class FlareTransport(Transport):
         dxo = create_analytic_dxo(tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, global_step=step)
         with self._controller.engine.new_context() as fl_ctx:
             send_analytic_dxo(self._controller, dxo, fl_ctx)
+
+    def sign(self, package: Path) -> None:
+        sign_with_kit(Path(self._controller.fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()), package)
 
     def show(self, picture: Mapping[str, object]) -> None:
         log_picture(picture)

@@ -24,6 +24,7 @@ from fl_components.cli import (
     package,
     review,
     site,
+    verify,
     watch,
     worth,
 )
@@ -42,7 +43,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
-    for group in (jobs, compare, federation, watch, ledger, site, review, checks, advise, package, worth, export):
+    groups = (jobs, compare, federation, watch, ledger, site, review, checks, advise, package, verify, worth, export)
+    for group in groups:
         group.add(commands)
     return parser
 

@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from certificate_factories import make_root, make_signer
 from federation_factories import Script, census, failing, in_rounds, initial, plain_answers
 from fl_factories import Federation, write_settings
 from nvflare.apis.dxo import MetaKey
@@ -15,6 +16,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from fedmend.averaging import Fold
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN, SiteResult
 from fedmend.methods.baselines import FedAvgWorkflow
+from fedmend.records.signature import Trust, verify_package
 from fedmend.server import federation as core
 from fl_components import controller as module
 from fl_components.controller import WorkflowController
@@ -51,6 +53,16 @@ def bias(played, file="FL_global_model.pt"):
 
 
 # ---- a run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_with_a_kit_signs_the_packages_and_one_without_does_not(tmp_path):
+    root = make_root(tmp_path / "kit" / "startup")
+    make_signer(tmp_path / "kit" / "startup")
+    for name in ("run-1", "run-1-best"):
+        package = play(tmp_path / "kit", plain_answers(BOTH)).records / f"{name}.fedmend"
+        assert verify_package(package, Trust(root, "server.example.org")).organization == "lead_org"
+    unsigned = play(tmp_path / "other", plain_answers(BOTH)).records / "run-1.fedmend"
+    assert not (unsigned / "signature.json").exists()
 
 
 def test_a_run_leaves_models_records_and_a_report(tmp_path):

@@ -44,7 +44,7 @@ class OpenedPackage:
     """
 
     def __init__(self, folder: Path | str):
-        self.folder = _found(Path(folder))
+        self.folder = find_package(Path(folder))
         self.info = read_package(self.folder)
         where = f"package {self.folder.name}, {ABOUT}"
         reader = (self.info.get("preprocessing") or {}).get("reader")
@@ -126,7 +126,12 @@ class OpenedPackage:
         return f"{phantom}package {self.name}: {self._network.get('name')} for {', '.join(self.classes)}{words}"
 
 
-def _found(folder: Path) -> Path:
+def find_package(folder: Path) -> Path:
+    """The package that somebody means: a folder, or the only package with a final model in it.
+
+    Raises:
+        FedMendError: there is none in it, or more than one.
+    """
     if (folder / ABOUT).is_file() or not folder.is_dir():
         return folder
     found = sorted(file.parent for file in folder.rglob(f"*{SUFFIX}/{ABOUT}") if not file.parent.stem.endswith("-best"))

@@ -8,7 +8,7 @@ the network, which no code has to be unpickled for; ``SHA256SUMS`` is as ``sha25
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,20 @@ SUFFIX, ABOUT, WEIGHTS, SUMS = ".fedmend", "package.json", "weights.safetensors"
 FORMAT = 1
 
 
-def write_package(folder: Path, about: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> None:
+def write_package(
+    folder: Path,
+    about: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    *,
+    sign: Callable[[Path], None] = lambda folder: None,
+) -> None:
     """Writes a package, in the place of one that an earlier attempt has left.
 
     Args:
         folder: its name ends with ``.fedmend``.
         about: content of ``package.json`` without ``format``.
         weights: name → floating array.
+        sign: is given the folder with all files before it gets its name; by default the package stays unsigned.
     """
     from safetensors.numpy import save
 
@@ -38,6 +45,7 @@ def write_package(folder: Path, about: Mapping[str, Any], weights: Mapping[str, 
         (temporary / WEIGHTS).write_bytes(save({k: np.ascontiguousarray(v) for k, v in weights.items()}))
         write_text(temporary / ABOUT, json.dumps({"format": FORMAT, **about}, indent=2) + "\n")
         write_text(temporary / SUMS, "".join(f"{sha256(temporary / name)}  {name}\n" for name in (ABOUT, WEIGHTS)))
+        sign(temporary)
 
 
 def is_package(place: Path | str) -> bool:

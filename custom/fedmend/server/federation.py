@@ -271,6 +271,7 @@ class RunningFederation(Federation):
             "network": self._spec.network,
             "census": self._census,
             "start": self._start,
+            "sign": self._exchange.transport.sign,
         }
         folder = self._log.folder
         return {

@@ -1,7 +1,7 @@
 """The packages of a run: its final and its best model with all that somebody needs who uses them, written by the server
 beside the records; and a package as the initial weights of another run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,7 @@ def pack(
     census: Census,
     outcome: Mapping[str, Any],
     start: Start,
+    sign: Callable[[Path], None],
 ) -> Path:
     """Writes one package beside the records of a run.
 
@@ -106,6 +107,7 @@ def pack(
         census: of the sites.
         outcome: ``round``, ``metrics``, ``intervals``, ``thresholds`` and ``repaired`` of the model.
         start: what the run started from.
+        sign: signs a folder with all files of a package, where there is a certificate.
 
     Returns:
         The package.
@@ -127,5 +129,5 @@ def pack(
         "parent": start.as_parent,
         "versions": versions(),
     }
-    write_package(folder / f"{name}{SUFFIX}", about, weights)
+    write_package(folder / f"{name}{SUFFIX}", about, weights, sign=sign)
     return folder / f"{name}{SUFFIX}"

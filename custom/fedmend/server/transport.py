@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -38,6 +39,10 @@ class Transport(ABC):
     @abstractmethod
     def stream(self, tag: str, value: float, step: int) -> None:
         """One number for those who watch."""
+
+    def sign(self, package: Path) -> None:
+        """Signs a package, whose folder has all files; by default nobody has a certificate to sign it with."""
+        return
 
     def show(self, picture: Mapping[str, object]) -> None:
         """Hands on the run's picture, see :mod:`fedmend.records.progress`, to people who cannot read its folder; by
