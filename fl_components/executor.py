@@ -1,6 +1,7 @@
 """MethodExecutor: any method at a site of FLARE."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -14,20 +15,22 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedmend.errors import FedMendError, said_by
 from fedmend.learning.inference import Stopped
-from fedmend.messages import LONGEST_ERROR, QUESTIONS, Question, SiteResult
+from fedmend.messages import KEEP, LONGEST_ERROR, QUESTIONS, Question, SiteResult
 from fedmend.method import LocalMethod
 from fedmend.site.config import SiteConfig
+from fedmend.site.keeping import keep
 from fedmend.site.worker import SiteSettings, SiteWorker
 from fl_components.approval import check_approved
 from fl_components.console import quiet_console
 from fl_components.job.settings import METHOD
+from fl_components.signing import trust_of
 from fl_components.wire import CLASSES, RUN_NAME, pack_result, unpack_task
 from fl_components.workspace import load_site_config
 
 
 class MethodExecutor(Executor):
     """Answers the tasks ``census``, ``train``, ``collect`` (a report without training) and ``evaluate`` with the method
-    that stands under the id ``method`` in the client configuration.
+    that stands under the id ``method`` in the client configuration; ``keep`` leaves the model at a site that wants it.
 
     Args:
         settings: arguments of :meth:`fedmend.site.worker.SiteSettings.of`.
@@ -61,7 +64,11 @@ class MethodExecutor(Executor):
             config, question = load_site_config(fl_ctx), Question(task_name, weights, {name: task}, run, evaluate)
             if config.approve == "ask":
                 self._check_approved(name, question, config, fl_ctx, lambda: abort_signal.triggered)
-            result = self._worker.answer(name, question, config, stop=lambda: abort_signal.triggered)
+            if task_name == KEEP:
+                kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+                result = keep(name, question, config, trust_of(kit))
+            else:
+                result = self._worker.answer(name, question, config, stop=lambda: abort_signal.triggered)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except FedMendError as e:

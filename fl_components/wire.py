@@ -15,7 +15,7 @@ from fedmend.basics.checked import COUNT, FLAG, Check, accepted, one_of, that
 from fedmend.data.site import EVALUATION_SPLITS
 from fedmend.errors import FedMendError
 from fedmend.kinds import KINDS
-from fedmend.messages import LONGEST_ERROR, MARK, TRAIN, RunSpec, SiteResult
+from fedmend.messages import KEEP_MODEL, LONGEST_ERROR, MARK, TRAIN, RunSpec, SiteResult
 from fedmend.method import RoundTask
 from fedmend.preprocessing import is_told
 from fedmend.site.privacy import TOLD
@@ -183,9 +183,10 @@ CENSUS = {
     "phantom": [FLAG],
     "preprocessing": [that(is_told, "how images are read")],
     "min_federation": [that(lambda v: type(v) is int and 1 <= v <= MOST_SITES, f"a number from 1 to {MOST_SITES}")],
+    KEEP_MODEL: [FLAG],
     LESIONS: [_array("iu", "two counts", ndim=1), that(lambda v: len(v) == 2 and (v >= 0).all(), "two counts")],
 }
-CENSUS_FIELDS = sorted({*CENSUS} - {LESIONS})
+CENSUS_FIELDS = sorted({*CENSUS} - {KEEP_MODEL, LESIONS})
 PARTS = {  # part of the content → what it has to be
     PRIVACY: [
         _names(TOLD, (), PROMISE),
@@ -199,7 +200,7 @@ PARTS = {  # part of the content → what it has to be
     REPORT: [MAPPING],
     "counts": [MAPPING, _names((), EVALUATION_SPLITS, f"splits out of {list(EVALUATION_SPLITS)}")],
     "repairs": [MAPPING, _names(TAGGED, REPAIRS, f"{list(REPAIRS)}")],
-    "census": [_names(CENSUS_FIELDS, [LESIONS], f"{CENSUS_FIELDS}")],
+    "census": [_names(CENSUS_FIELDS, [KEEP_MODEL, LESIONS], f"{CENSUS_FIELDS}")],
 }
 FIELDS = sorted({*PARTS} - {PRIVACY})
 WHOLE = that(lambda v: isinstance(v, Mapping) and {*v} - {PRIVACY} == {*FIELDS}, f"{FIELDS}")

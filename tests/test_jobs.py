@@ -14,7 +14,7 @@ from fl_components.job.folder import Changes, all_jobs, configure_job, job_varia
 JOBS = all_jobs(ROOT / "jobs")
 TRAINING = [job for job in JOBS if job.name not in ("label_audit", "evaluate")]
 POLICY = ROOT / "simulator_workspace" / "local"
-TASKS = ["census", "train", "collect", "evaluate"]
+TASKS = ["census", "train", "collect", "evaluate", "keep"]
 PROBLEMS = {"fedmlp": "missing_classes", "fednoro": "noisy_sites", "fedlsm": "label_sets", "fedia": "partial_masks"}
 
 

@@ -37,7 +37,7 @@ LAYERS = {
     "records": "basics errors labels",
     "advice": "basics data errors kinds labels records",
     "review": "basics data errors kinds labels package records repairs",
-    "site": "basics data errors fields kinds labels learning messages method phantoms preprocessing repairs",
+    "site": "basics data errors fields kinds labels learning messages method phantoms preprocessing records repairs",
     "evaluation": "basics data errors fields kinds labels learning method preprocessing report",
     "package": "basics data errors evaluation labels learning preprocessing records",
     "worth": "basics data errors kinds labels learning method methods package records repairs",

@@ -9,8 +9,9 @@ import numpy as np
 from fedmend.errors import FedMendError
 from fedmend.method import RoundTask
 
-CENSUS, TRAIN, COLLECT, EVALUATE = "census", "train", "collect", "evaluate"
-QUESTIONS = (CENSUS, TRAIN, COLLECT, EVALUATE)
+CENSUS, TRAIN, COLLECT, EVALUATE, KEEP = "census", "train", "collect", "evaluate", "keep"
+QUESTIONS = (CENSUS, TRAIN, COLLECT, EVALUATE, KEEP)
+KEEP_MODEL = "keep_model"  # in the census of a site that wants the model when the run is over
 LONGEST_ERROR = 2000  # characters
 WAITS = "waits until somebody of this site has approved the job"  # an answer after which the server asks again
 MARK = re.compile(r"(?:[0-9a-f]{32})?")  # of a ledger
@@ -55,7 +56,7 @@ class SiteResult:
         census: annotated (C,), positives (C,), sizes of the splits, marks of their data (see
             :mod:`fedmend.site.data_marks`), kind of labels, phantom flag, preprocessing as
             :mod:`fedmend.preprocessing` tells it; where masks were made incomplete also lesions (2,): the number that
-            the masks mark and the number of all lesions.
+            the masks mark and the number of all lesions, and ``keep_model`` at a site that wants the model.
         loss: mean training loss.
         ledger_mark: latest mark of the site's ledger, see :mod:`fedmend.repairs.ledger`; it tells nothing.
         error: one sentence when the site could not do the task, else empty.
@@ -83,7 +84,8 @@ class Question:
 
     Attributes:
         name: one of :data:`fedmend.messages.QUESTIONS`.
-        weights: the global model; empty for a census.
+        weights: the global model; empty for a census; with the question ``keep`` the files of a package, name →
+            (bytes,) uint8.
         tasks: site → what it is asked.
         run: the run.
         evaluate: whether sites evaluate the model.

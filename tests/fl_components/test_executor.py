@@ -1,9 +1,11 @@
 """What is FLARE's about a site: messages, settings, aborted tasks, the method's component."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
+from certificate_factories import make_root, sign_as
 from factories import make_site_folder, refused
 from fl_factories import Engine, write_settings
 from nvflare.apis.event_type import EventType
@@ -16,6 +18,7 @@ from worker_factories import RUN, SETTINGS, global_model, one_site
 
 from fedmend.fields import Field
 from fedmend.method import RoundTask
+from fedmend.records.package_files import write_package
 from fl_components import approval
 from fl_components.approval import approve, requests
 from fl_components.executor import MethodExecutor
@@ -68,6 +71,26 @@ def process(tmp_path):
     make_site_folder(tmp_path / "data", splits=("val", "test"))
     with one_site():
         yield lambda component=None, **options: Process(tmp_path, component or Method(), **options)
+
+
+def test_the_model_that_the_server_has_signed_is_kept_at_a_site_with_a_kit(process, tmp_path):
+    about = {"name": "run-1", "classes": list(RUN.classes), "network": {"name": "tiny"}}
+    write_package(tmp_path / "p.fedmend", about, global_model())
+    root = make_root(tmp_path / "startup")
+    servers = [{"identity": "server.example.org"}]
+    (root.parent / "fed_client.json").write_text(json.dumps({"servers": servers}))
+    state, site = tmp_path.parent / f"{tmp_path.name}-state", process()
+    write_settings(tmp_path, keep_model=True, state_dir=str(state))
+    assert site.ask("census").census["keep_model"]
+
+    def keep():
+        files = {f.name: np.fromfile(f, np.uint8) for f in (tmp_path / "p.fedmend").iterdir()}
+        return read(site.execute("keep", pack_task(files, RoundTask("keep", 3, 3), RUN, evaluate=False))).error
+
+    assert "expected a signature of the federation's server" in keep()
+    sign_as(tmp_path / "p.fedmend", tmp_path / "server")
+    assert keep() == ""
+    assert (state / "run-1" / "site-1" / "model" / "run-1.fedmend" / "signature.json").is_file()
 
 
 def test_the_four_tasks_are_answered(process):

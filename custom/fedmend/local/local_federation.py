@@ -23,7 +23,7 @@ from fedmend.basics.state import torch_bytes
 from fedmend.errors import FedMendError, said_by
 from fedmend.fields import counted, hold_back
 from fedmend.local.metering import Meter
-from fedmend.messages import CENSUS, Question, SiteResult
+from fedmend.messages import CENSUS, KEEP, Question, SiteResult
 from fedmend.method import LocalMethod, Workflow
 from fedmend.records.run_folder import BEST_MODEL, MODEL, MODELS, RUN_FOLDER
 from fedmend.server.census import Census, read_census
@@ -31,6 +31,7 @@ from fedmend.server.federation import RunSettings
 from fedmend.server.job import ServerJob
 from fedmend.server.transport import Transport
 from fedmend.site.config import SiteConfig
+from fedmend.site.keeping import keep
 from fedmend.site.register import note, told
 from fedmend.site.worker import SiteSettings, SiteWorker
 
@@ -89,7 +90,10 @@ class LocalTransport(Transport):
     def _answer(self, site: str, question: Question) -> SiteResult | FedMendError:
         config = self._configs[site]
         with self._meter.working(site) if self._meter else contextlib.nullcontext():
-            result = self._workers[site].answer(site, question, config, stop=self._stopped.is_set)
+            if question.name == KEEP:
+                result = keep(site, question, config, None)
+            else:
+                result = self._workers[site].answer(site, question, config, stop=self._stopped.is_set)
         result.site = site
         try:
             result.report, _ = hold_back(result.report, self._counted, config.min_count)

@@ -15,7 +15,13 @@ from fedmend.errors import FedMendError
 
 PROGRESS = "progress.json"
 STARTS, RUNS, FINISHED, STOPPED = "starts", "runs", "finished", "stopped"
-DOING = {"census": "checking data", "train": "training", "collect": "reporting", "evaluate": "evaluating"}
+DOING = {
+    "census": "checking data",
+    "train": "training",
+    "collect": "reporting",
+    "evaluate": "evaluating",
+    "keep": "receiving the model",
+}
 ANSWERED, REFUSED, LEFT_OUT = "answered", "refused", "left out"
 ASIDE = ("ece", "bacc_val")  # metrics for records and report alone
 MOST_POINTS = 60  # of a curve, as wide as a terminal shows it

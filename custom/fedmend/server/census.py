@@ -1,14 +1,14 @@
 """The census: what every site has, before anybody trains."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedmend.errors import FedMendError
 from fedmend.kinds import Kind, kind_of
-from fedmend.messages import SiteResult
+from fedmend.messages import KEEP_MODEL, SiteResult
 from fedmend.method import SiteFacts
 from fedmend.preprocessing import Preprocessing, as_told
 
@@ -28,6 +28,7 @@ class Census:
         phantom: whether the data of a site are synthetic.
         prepared: site → how it prepares images.
         min_federation: site → fewest results of a round that it lets its own be averaged with, its own included.
+        keepers: sites that want the model when the run is over.
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class Census:
     phantom: bool
     prepared: Mapping[str, Preprocessing]
     min_federation: Mapping[str, int]
+    keepers: Collection[str] = ()
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -97,7 +99,8 @@ def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, go
     phantom = any(bool(result.census["phantom"]) for result in results.values())
     data = {site: dict(result.census["data"]) for site, result in results.items()}
     wanted = {site: result.census["min_federation"] for site, result in results.items()}
-    census = Census(kind, facts, sizes, data, described, phantom, prepared, wanted)
+    keepers = [site for site, result in results.items() if result.census.get(KEEP_MODEL)]
+    census = Census(kind, facts, sizes, data, described, phantom, prepared, wanted, keepers)
     nowhere = [c for i, c in enumerate(classes) if not any(census.known(site)[i] for site in facts)]
     if nowhere and not goes_on:
         raise FedMendError(f"census: expected every class of the job to be annotated at a site, got none for {nowhere}")

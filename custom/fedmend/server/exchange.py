@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedmend.errors import FedMendError, said_by
-from fedmend.messages import CENSUS, COLLECT, TRAIN, WAITS, Question, SiteResult
+from fedmend.messages import CENSUS, COLLECT, KEEP, TRAIN, WAITS, Question, SiteResult
 from fedmend.method import Workflow
 from fedmend.records.progress import Progress
 from fedmend.server.census import Census
@@ -84,6 +84,10 @@ class Exchange:
 
     def _check(self, question: Question, site: str, answer: SiteResult) -> None:
         name, task = question.name, question.tasks[site]
+        if name == KEEP:  # says nothing but whether the site has kept it
+            if answer.error:
+                raise FedMendError(answer.error)
+            return
         known: dict[str, Any] = {}
         if self.census:
             known = {

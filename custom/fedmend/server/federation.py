@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
 from fedmend.learning.inference import NOT_FINITE
 from fedmend.learning.weights import get_weights
-from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN, Question, RunSpec, SiteResult
+from fedmend.messages import CENSUS, COLLECT, EVALUATE, KEEP, TRAIN, Question, RunSpec, SiteResult
 from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage
 from fedmend.server.census import Census
 from fedmend.server.checkpoint import NOBODY, Checkpoint, Saved
 from fedmend.server.exchange import Exchange, valid_results
+from fedmend.server.handing import NONE, hand_over
 from fedmend.server.packing import BEST, FINAL, Start, pack
 from fedmend.server.run_log import RunLog
 from fedmend.server.safety_net import EDGE, SafetyNet
@@ -51,6 +53,7 @@ class RunSettings:
         clip_update: largest L2 norm of a site's update, a larger one is scaled down; 0 = any.
         max_site_share: largest share of a site's samples in those of a round of three sites or more, 0.5 to 1; more
             do not count in the average, see :func:`fedmend.averaging.capped`; 1 = any.
+        share_model: the model that sites may keep which want one, ``final``, ``best`` or ``none``.
         method: name of the method for report and log.
     """
 
@@ -69,6 +72,7 @@ class RunSettings:
     max_update_factor: float = 10.0
     clip_update: float = 0.0
     max_site_share: float = 0.5
+    share_model: str = FINAL
     method: str = ""
 
     def __post_init__(self) -> None:
@@ -82,6 +86,8 @@ class RunSettings:
             raise ValueError("expected max_update_factor 0 or >= 1 and clip_update >= 0")
         if not 0.5 <= self.max_site_share <= 1:
             raise ValueError(f"expected max_site_share from 0.5 to 1, got {self.max_site_share}")
+        if self.share_model not in (shared := (NONE, FINAL, BEST)):
+            raise ValueError(f"expected share_model as one of {list(shared)}, got {self.share_model!r:.40}")
 
     @property
     def spec(self) -> RunSpec:
@@ -143,6 +149,7 @@ class RunningFederation(Federation):
             self.model, self._first, self.memory = saved.model, saved.done, self._workflow.Memory(**saved.memory)
         self._job = saved.job if saved else ""
         self._round = self._first  # the round at work
+        self._packages: dict[str, Path] = {}  # final and best, when the run is over
         self._done: int | None = None  # rounds done; None before the first
         self._evaluated = -1  # last round in which the model was evaluated
         self._trained: set[str] = set()  # sites that have trained in this round
@@ -243,6 +250,7 @@ class RunningFederation(Federation):
             files["best model"] = save_model(best, best=True)
             models[BEST] = best
         self._log.finish(files, partial(self._packed, models))
+        self._hand_over()
 
     # ---- behind them ------------------------------------------------------------------------------------------------
     def _about(self) -> dict:
@@ -274,10 +282,21 @@ class RunningFederation(Federation):
             "sign": self._exchange.transport.sign,
         }
         folder = self._log.folder
-        return {
-            f"{name} package": str(pack(folder, name, weights, outcome=outcomes[name], **about))
-            for name, weights in models.items()
+        self._packages = {
+            name: pack(folder, name, weights, outcome=outcomes[name], **about) for name, weights in models.items()
         }
+        return {f"{name} package": str(place) for name, place in self._packages.items()}
+
+    def _hand_over(self) -> None:
+        """Sends the model that the job shares to the sites that want it."""
+        wanted, keepers = self._settings.share_model, self._census.keepers
+        if wanted == NONE or not keepers:
+            return
+        if wanted not in self._packages:
+            self._log.warn(f"no site keeps a model: expected a {wanted} one (share_model), there is none")
+            return
+        tasks, needed = self._tasks(KEEP, keepers, training=False), self._settings.needed(len(keepers))
+        hand_over(self._packages[wanted], tasks, self._spec, exchange=self._exchange, log=self._log, needed=needed)
 
     def _evaluate(self) -> dict:
         """All sites evaluate the global model; split → metrics."""

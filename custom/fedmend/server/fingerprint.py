@@ -12,7 +12,8 @@ from fedmend.learning.stage_features import without_stages
 # The server's; other versions may give other numbers.
 PACKAGES = ("fedmend", "nvflare", "torch", "torchvision", "monai", "numpy")
 SUBMITTER, WEIGHTS = "submitter", "weights_file"
-FREE = ("allow_changes", "without")  # these name what the job does otherwise, on purpose, and are no differences
+# The first two name what the job does otherwise, on purpose, and are no differences; the last changes no number.
+FREE = ("allow_changes", "without", "share_model")
 LEDGERS = "ledgers"  # may be named too: sites go on with the ledgers that they have, see Ledger.check_mark
 DATA = {"train": "training_images", "val": "evaluation_data", "test": "evaluation_data"}  # of sites, by split
 LONGEST_VALUE = 60  # characters of a value in a sentence

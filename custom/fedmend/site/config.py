@@ -49,6 +49,7 @@ class SiteConfig:
         gpu: which GPUs it uses and how, see :mod:`fedmend.site.devices`.
         share_verdicts: tell the server how many repairs of each class people have judged right and wrong.
         evaluate_by: columns by which jobs may count subgroups in an evaluation.
+        keep_model: keep the model of a run, as a package beside its ledger, if its job shares it.
         approve: ``ask``: a job of FLARE waits until somebody of the site has approved it; ``no``: it begins by itself.
         privacy: differential privacy of the site's patients, see :mod:`fedmend.site.privacy`; None: none.
     """
@@ -68,6 +69,7 @@ class SiteConfig:
     gallery: bool = taking(FLAG, default=False)
     share_verdicts: bool = taking(FLAG, default=False)
     evaluate_by: tuple[str, ...] = taking(COLUMNS, default=())
+    keep_model: bool = taking(FLAG, default=False)
     approve: str = taking(one_of(["no", "ask"]), default="no")
     gpu: Gpu = taking(Gpu, default=Gpu())
     privacy: Privacy | None = taking(Privacy, default=None)

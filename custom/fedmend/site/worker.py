@@ -28,7 +28,7 @@ from fedmend.learning.networks import TIMM, build_network
 from fedmend.learning.stage_features import without_stages
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights, set_weights
-from fedmend.messages import CENSUS, COLLECT, EVALUATE, LONGEST_ERROR, TRAIN, Question, RunSpec, SiteResult
+from fedmend.messages import CENSUS, COLLECT, EVALUATE, KEEP_MODEL, LONGEST_ERROR, TRAIN, Question, RunSpec, SiteResult
 from fedmend.method import LocalMethod, RoundTask, Site
 from fedmend.phantoms.sites import PhantomSpec, phantom_spec
 from fedmend.repairs.site_run import GALLERY_NAME, LEDGER_NAME, OPINIONS, save_opened, take_over_verdicts
@@ -222,7 +222,8 @@ class SiteWorker:
         result = SiteResult(round_num=task.round_num, samples=len(site.data.train))
         trainer, method = self._settings.trainer, self._method
         if asked == CENSUS:
-            result.census = {**self._census(opened), "min_federation": config.min_federation}
+            more = {"min_federation": config.min_federation} | ({KEEP_MODEL: True} if config.keep_model else {})
+            result.census = self._census(opened) | more
             if private:
                 result.privacy = private.announce(trainer.local_epochs, task.total_rounds)
             return result

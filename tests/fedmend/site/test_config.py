@@ -81,8 +81,8 @@ def test_settings_of_gpu_and_privacy_are_those_of_their_objects(read):
             {**SETTINGS, "data_rot": "x"},
             ": expected the fields ['data_root', 'cache_dir', 'state_dir', 'min_count', 'max_unreadable', 'threads',"
             " 'max_rounds', 'max_epochs', 'max_hours', 'memory_gb', 'min_federation', 'refuse_fields',"
-            " 'gallery', 'share_verdicts', 'evaluate_by', 'approve', 'gpu', 'privacy', 'weights_dir'], got also"
-            " ['data_rot']",
+            " 'gallery', 'share_verdicts', 'evaluate_by', 'keep_model', 'approve', 'gpu', 'privacy', 'weights_dir'],"
+            " got also ['data_rot']",
         ),
         ({**SETTINGS, "data_root": None}, ", field data_root: expected a folder, got nothing"),
         ({**SETTINGS, "cache_dir": ""}, ", field cache_dir: expected a folder, got ''"),
