@@ -164,9 +164,14 @@ class Kind(ABC):
             as :meth:`metrics`, without a confusion matrix, whose cells are small; ``held_back``: C flags.
         """
         few = self.few(counts, fewest)
-        found = self.metrics(np.where(few.reshape(-1, *[1] * (counts.ndim - 1)), 0, counts))
+        found = self.metrics(_without(few, counts))
         found.pop("confusion", None)
         return found | {"held_back": few.tolist()}
+
+    def site_intervals(self, counts: np.ndarray, fewest: int) -> dict[str, list[float]]:
+        """:meth:`intervals` of one site alone, of (C, *counts_shape) int64 counts, without the classes that are held
+        back by ``fewest`` as in :meth:`site_metrics`."""
+        return self.intervals(_without(self.few(counts, fewest), counts))
 
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
         """Name in ``macro`` → ends of a 95 % interval, of (C, *counts_shape) int64 counts as for :meth:`metrics`; empty
@@ -205,3 +210,8 @@ class Kind(ABC):
     def row_names(self, classes: Sequence[str]) -> tuple[str, ...]:
         """Names of the rows of the network's classifier."""
         return tuple(classes)
+
+
+def _without(few: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Counts (C, ...) with zeros in the classes that ``few`` (C,) bool names."""
+    return np.where(few.reshape(-1, *[1] * (counts.ndim - 1)), 0, counts)

@@ -146,7 +146,7 @@ class RunRecords:
             files: what → file.
             seconds: that the job took.
             intervals: split → macro metric of the final model → ends of its interval.
-            sites: split → site → metrics of the final model there.
+            sites: split → site → metrics of the final model there, with ``intervals``.
             thresholds: ``final`` and ``best`` → what :meth:`fedmend.kinds.Kind.thresholds` gives of each model.
         """
         final = self.at(self.last_round)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -182,16 +183,20 @@ class Checkpoint:
         content = self._state.load(BEST)
         return None if content is None else to_arrays(content["weights"])
 
-    def best_counts(self) -> np.ndarray | None:
-        """Counts of the best model on the validation split, (C, ...) int64, where there is one."""
+    def best_counts(self) -> dict[str, np.ndarray]:
+        """Split → counts of the best model on it, (C, ...) int64; empty where there is none."""
         content = self._state.load(BEST)
-        return None if content is None else to_arrays(content["val"])
+        return {} if content is None else to_arrays(content["counts"])
 
     def save_best(
-        self, value: float, round_num: int, model: Mapping[str, np.ndarray], val: np.ndarray | None = None
+        self,
+        value: float,
+        round_num: int,
+        model: Mapping[str, np.ndarray],
+        counts: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
-        """Replaces the best model; ``val`` are its counts on the validation split, (C, ...) int64."""
-        content = {"value": value, "round": round_num, "weights": to_tensors(model), "val": to_tensors(val)}
+        """Replaces the best model; ``counts`` are its own on each split, (C, ...) int64."""
+        content = {"value": value, "round": round_num, "weights": to_tensors(model), "counts": to_tensors(counts)}
         self._state.save(BEST, content)
 
 

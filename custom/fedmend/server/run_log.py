@@ -53,6 +53,7 @@ class RunLog:
         self._best = checkpoint.best()
         self._merged: dict[str, np.ndarray] = {}  # split → counts of the last evaluation
         self._of_sites: dict[str, dict[str, dict]] = {}  # split → site → its own metrics in the last evaluation
+        self._site_counts: dict[str, dict[str, np.ndarray]] = {}  # split → site → counts in the last evaluation
         self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
         self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
 
@@ -184,8 +185,12 @@ class RunLog:
         splits = sorted({k for c in counted for k in c})
         merged = {split: np.sum([c[split] for c in counted if split in c], axis=0) for split in splits}
         self._merged = merged or self._merged
-        metrics = {split: self._census.kind.metrics(*self._with_val(split)) for split in merged}
-        self._of_sites = {split: self._alone(split, results) for split in merged} or self._of_sites
+        metrics = {split: self._census.kind.metrics(*_with_val(self._merged, split)) for split in merged}
+        if merged:
+            self._site_counts = {
+                split: {site: r.counts[split] for site, r in results.items() if split in r.counts} for split in splits
+            }
+            self._of_sites = {split: self._alone(counts) for split, counts in self._site_counts.items()}
         for split, measured in metrics.items():
             alone = {site: found["macro"] for site, found in self._of_sites[split].items()}
             self._records.metrics(round_num, stage, split, {**measured, "sites": alone}, seconds)
@@ -212,15 +217,9 @@ class RunLog:
         self._draw()
         return metrics
 
-    def _alone(self, split: str, results: Mapping[str, SiteResult]) -> dict[str, dict]:
+    def _alone(self, counted: Mapping[str, np.ndarray]) -> dict[str, dict]:
         """Site → metrics of the model on that site's samples of a split."""
-        kind = self._census.kind
-        counted = {site: result.counts[split] for site, result in results.items() if split in result.counts}
-        return {site: kind.site_metrics(counts, FEWEST) for site, counts in counted.items()}
-
-    def _with_val(self, split: str) -> tuple[np.ndarray, np.ndarray | None]:
-        """Counts of a split in the last evaluation, and those that choose thresholds for it, of another split."""
-        return self._merged[split], self._merged.get("val") if split != "val" else None
+        return {site: self._census.kind.site_metrics(counts, FEWEST) for site, counts in counted.items()}
 
     def _keep_best(self, metrics: Mapping[str, Mapping], round_num: int, model: Mapping) -> None:
         if (round_num == 0 and not self._warm_start) or self._untrained:
@@ -232,7 +231,7 @@ class RunLog:
         # A repeated round replaces its own.
         if value is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1]):
             self._best = (value, round_num)
-            self._checkpoint.save_best(value, round_num, model, self._merged.get("val"))
+            self._checkpoint.save_best(value, round_num, model, self._merged)
             self.decision("best_model", {metric: value, "split": split}, round_num)
 
     def progress(
@@ -262,20 +261,33 @@ class RunLog:
             packed: writes packages, given ``final`` and ``best`` → what they say of their model; returns what → where.
         """
         folder, kind = self._records.folder, self._census.kind
-        intervals = {split: kind.intervals(*self._with_val(split)) for split in self._merged}
-        val = {"final": self._merged.get("val"), "best": self._checkpoint.best_counts()}
-        thresholds = {k: {} if v is None else kind.thresholds(v) for k, v in val.items()}
+        counted = {"final": self._merged, "best": self._checkpoint.best_counts()}
+        intervals = {
+            model: {split: kind.intervals(*_with_val(counts, split)) for split in counts}
+            for model, counts in counted.items()
+        }
+        thresholds = {k: kind.thresholds(counts["val"]) if "val" in counts else {} for k, counts in counted.items()}
         if self._untrained:  # what the metrics are about stayed at the sites
             files = {k.replace("global", "untrained"): file for k, file in files.items()}
         else:
             delivered = {k: {} if v is None else kind.calibrated(thresholds[k], v) for k, v in val.items()}
             files = {**files, **packed(self._outcomes(intervals, delivered))}
         files = {**files, "records": str(folder)}
-        told: dict[str, Mapping] = {"intervals": intervals, "thresholds": thresholds, "sites": self._of_sites}
+        told: dict[str, Mapping] = {"intervals": intervals["final"], "thresholds": thresholds, "sites": self._sites()}
         self._records.finish(files, time.monotonic() - self._started, **told)
         write_report(folder)
         for line in summary_text(folder).splitlines():
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self.prefix, line)
+
+    def _sites(self) -> dict[str, dict[str, dict]]:
+        """Split → site → its own metrics of the final model, with intervals of the classes that are not held back."""
+        kind, found = self._census.kind, {}
+        for split, counts in self._site_counts.items():
+            found[split] = {
+                site: self._of_sites[split][site] | {"intervals": kind.site_intervals(own, FEWEST)}
+                for site, own in counts.items()
+            }
+        return found
 
     def _outcomes(self, intervals: Mapping, thresholds: Mapping) -> dict[str, dict]:
         """``final`` and ``best`` → what a package says of the model."""
@@ -288,12 +300,17 @@ class RunLog:
             model: {
                 "round": round_num,
                 "metrics": self._records.at(round_num),
-                "intervals": intervals if model == "final" else {},
+                "intervals": intervals[model],
                 "thresholds": thresholds[model],
                 "repaired": repaired,
             }
             for model, round_num in rounds.items()
         }
+
+
+def _with_val(counts: Mapping[str, np.ndarray], split: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Counts of a split, and those that choose thresholds for it, of another split."""
+    return counts[split], counts.get("val") if split != "val" else None
 
 
 def _clock(seconds: float) -> str:

@@ -52,8 +52,8 @@ def test_a_checkpoint_holds_no_pickled_code(tmp_path):
 
 
 def test_the_best_model_is_kept_with_its_value_and_round(tmp_path):
-    checkpoint(tmp_path).save_best(0.75, 4, MODEL, np.arange(3))
-    assert checkpoint(tmp_path).best_counts().tolist() == [0, 1, 2]
+    checkpoint(tmp_path).save_best(0.75, 4, MODEL, {"val": np.arange(3)})
+    assert checkpoint(tmp_path).best_counts()["val"].tolist() == [0, 1, 2]
     assert checkpoint(tmp_path).best() == (0.75, 4)
     assert checkpoint(tmp_path).best_model()["w"].tolist() == [0, 1, 2, 3]
 

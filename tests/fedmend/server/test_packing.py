@@ -55,6 +55,8 @@ def test_a_run_leaves_its_final_and_its_best_model_with_all_that_using_them_need
     assert about["parent"] is None
     assert weights(final) == as_lists(run.transport.saved["global"])
     assert read_package(best)["round"] == results["best"]["round"]
+    assert read_package(best)["intervals"] == results["intervals"] != {}  # all rounds have the same counts here
+    assert results["sites"]["test"]["site-1"]["intervals"]["auc"] == [1, 1]
     assert weights(best) == as_lists(run.transport.saved["best"])
 
 
