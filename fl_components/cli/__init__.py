@@ -14,6 +14,7 @@ from fedmend.basics.files import said
 from fedmend.errors import FedMendError
 from fl_components.cli import (
     advise,
+    card,
     checks,
     compare,
     datasets,
@@ -43,8 +44,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedmend", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     datasets.add(commands, words)
-    groups = (jobs, compare, federation, watch, ledger, site, review, checks, advise, package, verify, worth, export)
-    for group in groups:
+    of_runs = (jobs, compare, federation, watch, ledger, site, review, checks, advise)
+    for group in (*of_runs, package, verify, card, worth, export):
         group.add(commands)
     return parser
 

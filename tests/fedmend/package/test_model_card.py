@@ -1,0 +1,140 @@
+import json
+import re
+import shutil
+
+import jsonschema
+import numpy as np
+import pytest
+from factories import refused
+from federation_factories import Run, plain_answers
+
+from fedmend.messages import CENSUS
+from fedmend.methods.baselines import FedAvgWorkflow
+from fedmend.package import Package, model_card
+from fedmend.package.model_card import CHECKLISTS, write_card
+from fedmend.records.package_files import write_package
+
+BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
+SCHEMA = json.loads(CHECKLISTS.with_name("model_card.schema.json").read_text())
+
+
+def answers(*, phantom=False):
+    """Sites that repair labels; people of site-1 alone tell what they think of it."""
+    plain = plain_answers(BOTH)
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if question == CENSUS:
+            result.census["phantom"] = phantom
+            return result
+        own = np.array(BOTH[site])
+        result.repairs = {k: (1 - own) * n for k, n in (("positive", 3), ("negative", 2), ("untagged", 1))}
+        if site == "site-1":
+            result.repairs |= {"accepted": (1 - own) * 6, "rejected": (1 - own) * 1}
+        return result
+
+    return answer
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path, FedAvgWorkflow(), list(BOTH), answers())
+
+
+def card_of(package, out):
+    file, *_ = write_card(Package(package), out)
+    return json.loads(file.read_text())
+
+
+def numbers(value):
+    """Every number in a value that JSON can hold."""
+    if isinstance(value, dict):
+        return {n for inner in value.values() for n in numbers(inner)}
+    if isinstance(value, list):
+        return {n for inner in value for n in numbers(inner)}
+    return {value} if isinstance(value, int | float) and not isinstance(value, bool) else set()
+
+
+def test_a_card_says_what_package_and_run_know_and_fits_its_schema(run, tmp_path):
+    card = card_of(run.folder / "run-1.fedmend", tmp_path)
+    jsonschema.validate(card, SCHEMA)
+    assert card["title"] == "Model card of run-1"
+    assert card["labels"]["repaired"] == {"a": {"positive": 3, "negative": 2}, "b": {"positive": 3, "negative": 2}}
+    results = run.content("results.json")
+    for split, macro in results["final"].items():
+        said = {name: {"value": v, "interval": results["intervals"][split].get(name)} for name, v in macro.items()}
+        assert card["metrics"][split] == said
+    site = results["sites"]["test"]["site-2"]
+    wanted = {"value": site["macro"]["auc"], "interval": site["intervals"]["auc"]}
+    assert card["site_metrics"]["test"]["site-2"]["auc"] == wanted
+
+
+def test_a_site_that_withholds_what_its_people_judged_is_not_in_it(run, tmp_path):
+    card = card_of(run.folder / "run-1.fedmend", tmp_path)
+    assert card["labels"]["judged"] == [{"site": "site-1", "class": "b", "accepted": 6, "rejected": 1}]
+
+
+@pytest.mark.parametrize("name", ["run-1", "run-1-best"])
+def test_no_number_of_a_card_is_in_none_of_the_files(run, tmp_path, name):
+    package = run.folder / f"{name}.fedmend"
+    card = card_of(package, tmp_path)
+    known = numbers(json.loads((package / "package.json").read_text()))
+    known |= (
+        numbers(run.content("results.json")) | numbers(run.lines("repairs.jsonl")) | numbers(run.content("run.json"))
+    )
+    assert numbers(card) <= known
+    text = (tmp_path / f"{name}-card.md").read_text().partition("## CLAIM")[0]
+    shown = {f"{n:.3f}" for n in known}
+    assert {*re.findall(r"(?<![\w.])\d\.\d{3}(?![\w.])", text)} <= shown
+
+
+def test_a_package_alone_has_neither_metrics_of_sites_nor_verdicts(run, tmp_path):
+    shutil.copytree(run.folder / "run-1.fedmend", tmp_path / "alone" / "run-1.fedmend")
+    card = card_of(tmp_path / "alone" / "run-1.fedmend", tmp_path)
+    jsonschema.validate(card, SCHEMA)
+    assert (card["site_metrics"], card["labels"]["judged"]) == ({}, [])
+    (item,) = (i for c in card["checklists"] for i in c["items"] if i["item"] == "23b")
+    assert item["answer"] == "you must write this"
+
+
+def test_a_package_in_the_folder_of_another_run_takes_nothing_from_it(run, tmp_path):
+    file = run.folder / "run.json"
+    file.write_text(json.dumps(run.content("run.json") | {"started": "2020-01-01T00:00:00"}))
+    assert card_of(run.folder / "run-1.fedmend", tmp_path)["site_metrics"] == {}
+
+
+def test_every_item_has_one_of_three_answers_and_one_that_is_answered_names_a_part(run, tmp_path):
+    card = card_of(run.folder / "run-1.fedmend", tmp_path)
+    claim, tripod = card["checklists"]
+    assert [i["item"] for i in claim["items"]] == [str(n) for n in range(1, 45)]
+    assert {int(re.match(r"\d+", i["item"])[0]) for i in tripod["items"]} == {*range(1, 28)}
+    for item in (*claim["items"], *tripod["items"]):
+        assert item["answer"] in ("answered", "partly", "you must write this")
+        assert bool(item["from"]) == (item["answer"] != "you must write this")
+        assert not item["from"] or card[item["from"]]
+
+
+def test_a_card_of_synthetic_data_says_so_in_every_title(tmp_path):
+    run = Run(tmp_path, FedAvgWorkflow(), list(BOTH), answers(phantom=True))
+    assert card_of(run.folder / "run-1.fedmend", tmp_path)["title"] == "PHANTOM Model card of run-1"
+    assert (tmp_path / "run-1-card.md").read_text().startswith("# PHANTOM Model card of run-1\n")
+    assert "<title>PHANTOM " in (tmp_path / "run-1-card.html").read_text()
+
+
+def test_words_of_a_site_are_text_in_the_pages(run, tmp_path):
+    about = json.loads((run.folder / "run-1.fedmend" / "package.json").read_text())
+    del about["format"]
+    about["sites"] = {"<script>x</script>|": {"train": 1}}
+    write_package(tmp_path / "x.fedmend", about, {"a": np.ones(1, np.float32)})
+    card_of(tmp_path / "x.fedmend", tmp_path)
+    assert "<script>" not in (tmp_path / "x-card.html").read_text()
+    assert "| \\<script\\>x\\</script\\>\\| |" in (tmp_path / "x-card.md").read_text()
+
+
+def test_fields_that_no_run_writes_are_refused_and_no_card_is_left(run, tmp_path):
+    about = json.loads((run.folder / "run-1.fedmend" / "package.json").read_text())
+    write_package(tmp_path / "x.fedmend", {**about, "metrics": [1]}, {"a": np.ones(1, np.float32)})
+    with refused("package x.fedmend: expected fields as a run of FedMend writes them, got others"):
+        write_card(Package(tmp_path / "x.fedmend"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert model_card.FORMAT == 1
