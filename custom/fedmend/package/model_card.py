@@ -178,7 +178,13 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
     cuts = zip(card["model"]["classes"], thresholds.get("threshold", []), thresholds.get("not_sure", []), strict=False)
     judged = [[j["site"], j["class"], j["accepted"], j["rejected"]] for j in labels["judged"]]
     return [
-        Part("model", "The model", [signed, *began], ["", ""], [[k, compact(v)] for k, v in card["model"].items()]),
+        Part(
+            "model",
+            "The model",
+            [signed, *began],
+            ["", ""],
+            _pairs(card["model"] | {"network": card["model"]["network"]["name"]}),
+        ),
         Part("intended_use", "Intended use", [], ["", ""], list(card["intended_use"].items())),
         Part("data", "Data", [], ["site", ""], [[site, compact(said)] for site, said in card["data"].items()]),
         Part("labels", "Labels", [f"Repaired by the rule of {labels['rule']}."], ["class", *words], repaired),
