@@ -270,7 +270,10 @@ class RunLog:
         if self._untrained:  # what the metrics are about stayed at the sites
             files = {k.replace("global", "untrained"): file for k, file in files.items()}
         else:
-            delivered = {k: {} if v is None else kind.calibrated(thresholds[k], v) for k, v in val.items()}
+            delivered = {
+                k: kind.calibrated(thresholds[k], counts["val"]) if "val" in counts else {}
+                for k, counts in counted.items()
+            }
             files = {**files, **packed(self._outcomes(intervals, delivered))}
         files = {**files, "records": str(folder)}
         told: dict[str, Mapping] = {"intervals": intervals["final"], "thresholds": thresholds, "sites": self._sites()}

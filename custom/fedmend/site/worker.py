@@ -4,10 +4,8 @@ import logging
 import math
 import os
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +42,7 @@ from fedmend.site.own_results import OwnResults
 from fedmend.site.preparation import preprocessing_of
 from fedmend.site.privacy import OverBudget
 from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, withhold
+from fedmend.site.unexpected import log_unexpected
 
 LOG = logging.getLogger("fedmend.executor")
 STEP = "training_step"  # what it needs of memory
@@ -163,7 +162,7 @@ class SiteWorker:
         except Stopped:
             raise
         except Exception as e:  # a type name is all that leaves; the words of the error may name a patient's file
-            _log_unexpected(name, question, e)
+            log_unexpected(name, question.name, e)
             where = f"{name}: {question.name}"
             if isinstance(e, OSError) and e.errno:  # the system's own words, e.g. of a full disk, name no file
                 reason = os.strerror(e.errno)
@@ -206,7 +205,7 @@ class SiteWorker:
             if isinstance(e, FedMendError):
                 LOG.error("%s", said_by(name, e))
             else:
-                _log_unexpected(name, question, e)
+                log_unexpected(name, question.name, e)
             raise withheld from None
 
     def _work(self, name: str, question: Question, config: SiteConfig, stop: Callable[[], bool]) -> SiteResult:
@@ -388,14 +387,6 @@ class SiteWorker:
             "preprocessing": preprocessing_of(opened.card, data.train, self._settings.image_size).told(),
             **({} if self._settings.all_labels else kind.census_extras(opened.card)),
         }
-
-
-def _log_unexpected(name: str, question: Question, error: Exception) -> None:
-    """Type and place of an error for the site's log; its words, which may name a patient's file, at level DEBUG."""
-    tb = traceback.extract_tb(error.__traceback__)
-    steps = [f"{'/'.join(Path(s.filename).parts[-2:])}:{s.lineno} {s.name}" for s in tb]
-    LOG.error("%s: %s failed with %s at %s", name, question.name, type(error).__name__, " > ".join(steps))
-    LOG.debug("%s", "".join(traceback.format_exception(error)))
 
 
 def _finite(values: Any) -> bool:

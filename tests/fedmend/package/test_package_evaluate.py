@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from factories import CLASSES, make_dicom, make_site_folder, refused
-from nifti_factories import lesion, make_volume_site, with_card, with_item
 from measured_packages import make_package
+from nifti_factories import lesion, make_volume_site, with_card, with_item
 
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening
