@@ -34,7 +34,7 @@ class RoundTask:
         role: e.g. ``clean`` or ``noisy``; a site learns only its own.
         seed: the run's seed.
         training: whether the site trains; False: it only reports.
-        ledger_mark: latest mark of the site's ledger that this run was told (:mod:`fedmend.repairs.ledger`); empty: none.
+        ledger_mark: latest mark of the site's ledger that this run knows (:mod:`fedmend.repairs.ledger`); empty: none.
         sites: names of all sites that are asked; empty outside a federation.
     """
 
