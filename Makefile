@@ -2,7 +2,7 @@
 .PHONY: setup fast all check coverage lock build audit
 
 # What a site or a server may need of pyproject.toml's extras; the others are for comparisons, notebooks and the pages.
-SITE_EXTRAS = privacy review dicom pretrained watch
+SITE_EXTRAS = privacy review dicom pacs pretrained statsd watch
 COMPILE = uv pip compile --quiet --no-emit-package fedmend --generate-hashes --only-binary :all: \
 	--python-platform x86_64-manylinux_2_28 --no-annotate
 

@@ -10,6 +10,8 @@ from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
 from fedmend.records.package_files import write_package
 
+CHOSEN = {"threshold": [0.5, 0.5], "not_sure": [[0.4, 0.6], [0.4, 0.6]]}  # of two classes
+
 
 def balance(network):
     """Half of the pixels of noise become lesion."""

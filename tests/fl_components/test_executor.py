@@ -83,9 +83,11 @@ def test_the_model_that_the_server_has_signed_is_kept_at_a_site_with_a_kit(proce
     write_settings(tmp_path, keep_model=True, state_dir=str(state))
     assert site.ask("census").census["keep_model"]
 
+    task = RoundTask("keep", 3, 3, sites=("site-1", "site-2"))
+
     def keep():
         files = {f.name: np.fromfile(f, np.uint8) for f in (tmp_path / "p.fedmend").iterdir()}
-        return read(site.execute("keep", pack_task(files, RoundTask("keep", 3, 3), RUN, evaluate=False))).error
+        return read(site.execute("keep", pack_task(files, task, RUN, evaluate=False))).error
 
     assert "expected a signature of the federation's server" in keep()
     sign_as(tmp_path / "p.fedmend", tmp_path / "server")

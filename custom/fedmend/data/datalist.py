@@ -39,7 +39,7 @@ class VolumeItem:
     name: str
     slices: tuple[int, ...] | None = None
     patient: str = ""
-    about: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ...]:

@@ -351,5 +351,5 @@ def test_columns_that_the_card_names_are_read_beside_the_labels(tmp_path):
     assert table.labels.tolist() == [[1, 0], [0, 1]]
     with refused("site-1: train.csv, header: expected columns out of ['a', 'b'], got ['a'] and 1 unknown"):
         table_of(tmp_path, "image,sex,a\n1.png,F,1\n")
-    with refused("site-1: site.json, field columns: expected a list of names of columns, got another"):
+    with refused("site-1: site.json, field columns: expected a list of names of columns, got another str"):
         card_with(tmp_path, columns="sex")

@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 from factories import ROOT, refused
-from package_factories import make_package
+from package_factories import CHOSEN, make_package
 
 from fedmend.package.probabilities import Asked, probabilities
 
@@ -53,7 +53,7 @@ def test_onnx_gives_the_probabilities_for_any_batch(tmp_path, model):
 def test_temperatures_divide_the_logits_of_their_classes(tmp_path):
     logits = torch.tensor([[2.0, -3.0]])
     assert torch.equal(probabilities(make_package(tmp_path / "1"), logits), logits.sigmoid())
-    tempered = make_package(tmp_path / "2", more={"temperature": [2.0, 1.5]})
+    tempered = make_package(tmp_path / "2", more={"thresholds": {**CHOSEN, "temperature": [2.0, 1.5]}})
     assert torch.allclose(probabilities(tempered, logits), torch.tensor([[1.0, -2.0]]).sigmoid())
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from factories import make_dicom, refused
-from package_factories import balance, make_package
+from package_factories import CHOSEN, balance, make_package
 from PIL import Image
 
 from fedmend.learning.bundles import as_library
@@ -93,7 +93,7 @@ def test_probabilities_of_pictures_volumes_and_dicom_are_those_of_predict(tmp_pa
     nibabel.save(nibabel.Nifti1Image(values, np.diag([-1.0, 1, 2, 1])), images / "sub" / "v.nii.gz")
     stored = np.random.default_rng(8).integers(0, 1100, (40, 44))
     make_dicom(images / "x.dcm", stored, Modality="CT", RescaleIntercept=-1000.5, **PLAIN)
-    more = {"temperature": [1.5, 0.5]}
+    more = {"thresholds": {**CHOSEN, "temperature": [1.5, 0.5]}}
     assert same_probabilities(tmp_path, make_package(tmp_path, kind, more=more), images) == 9
 
 

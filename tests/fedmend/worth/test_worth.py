@@ -79,10 +79,10 @@ def make_state(tmp_path, site):
     """The state of a run in which the third class of the first two samples was repaired."""
     state, card = tmp_path / "state" / "run-1" / "site-1", load_card(site, "site-1")
     opening = Opening(tmp_path / "cache", 32, torch.device("cpu"))
-    save_opened(StateStore(state), card, CLASSES, opening)
     kind = kind_of(card.kind)
-    ledger = kind.open_ledger(state / LEDGER_NAME, card, kind.load(card, CLASSES, opening))
-    old = kind.load(card, CLASSES, opening).train.labels
+    data = kind.load(card, CLASSES, opening)
+    save_opened(StateStore(state), card, CLASSES, opening, data.train)
+    ledger, old = kind.open_ledger(state / LEDGER_NAME, card, data), data.train.labels
     where, sure = (np.array([0, 1]), np.array([2, 2])), np.array([0.9, 0.9])
     ledger.record("rule", 0, old, Repairs(*where, np.array([1, 0]), sure))
     return state
