@@ -35,6 +35,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--data", metavar="DIR", help="site folders site-1, site-2, ... of fedmend prepare (default: the job's phantom)"
     )
     compare.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
+    compare.add_argument(
+        "--vary",
+        type=_vary,
+        default=0,
+        metavar="data[=N]",
+        help="each seed (each N seeds) on a federation of its own: patients, partition and label errors are drawn anew,"
+        " or read from --data with {SEED} in it; intervals are then over federations",
+    )
     site_settings(compare)
     compare.add_argument(
         "--processes",
@@ -61,10 +69,13 @@ def _compare(args: argparse.Namespace) -> None:
     from fedmend.comparison.table_pages import write_paper_table
     from fedmend.records.run_folder import load_run
     from fl_components.compare.paper_rows import find_job, on_data, own_entry, paper_table, table_rows
-    from fl_components.compare.runs import Comparison, compare
+    from fl_components.compare.runs import Comparison, compare, federations
+    from fl_components.compare.varied_data import varied_settings
     from fl_components.run.bars import Bar
 
     job, named = find_job(args.job)
+    if args.vary:
+        args.set = [*varied_settings(job, args.data or "", args.site), *args.set]
     table, out = args.table or named, args.out or Path("runs") / _name(args)
     if args.data and args.sites:
         raise FedMendError("--sites: expected no number beside --data, whose folders are the sites")
@@ -74,7 +85,12 @@ def _compare(args: argparse.Namespace) -> None:
         own_entry(job)  # refuses a job that is in no table
     rows = args.rows or (table_rows(job) if table else [])
     comparison = Comparison(
-        **given(args, "seeds", "variants", "sites"), job=job, rows=rows, words=args.set, site_words=args.site
+        **given(args, "seeds", "variants", "sites"),
+        job=job,
+        rows=rows,
+        words=args.set,
+        site_words=args.site,
+        per_federation=args.vary or 1,
     )
     comparison = on_data(comparison, args.data) if args.data else comparison
     comparison, without, how = _plan(args, comparison, table=table)
@@ -88,7 +104,9 @@ def _compare(args: argparse.Namespace) -> None:
     if table:
         text = write_paper_table(paper_table(comparison, runs, without, out, args.metric), out)
     else:
-        text = write_comparison(runs, out, metric=args.metric)
+        of_seed = federations(comparison)
+        numbers = [of_seed[run.info["seed"]] for run in next(iter(runs.values()))]
+        text = write_comparison(runs, out, metric=args.metric, federations=numbers)
     print(f"{text}\nwritten to {out}")
 
 
@@ -96,6 +114,7 @@ def _name(args: argparse.Namespace) -> str:
     """The job's or problem's name, and where more is given than rows and seeds, a digest of it: rows and seeds add to
     the runs of a folder, other settings would be refused there."""
     told = [args.variants, args.set, args.site, args.data, args.sites]
+    told += [args.vary] if args.vary else []
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:6]
     return args.job.resolve().name + (f"-{digest}" if any(told) else "")
 
@@ -121,6 +140,14 @@ def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) ->
         how["processes"] = fitting_processes(trials)
     how["budget"] = Budget(args.budget, estimates(trials)) if limited else None
     return replace(comparison, rows=[row for row in comparison.rows if row not in without]), without, how
+
+
+def _vary(text: str) -> int:
+    """``data`` or ``data=N`` → N."""
+    what, equals, number = text.partition("=")
+    if what != "data" or (equals and not (number.isdecimal() and int(number))):
+        raise argparse.ArgumentTypeError(f"expected data or data=N, N seeds on each federation, got {text!r}")
+    return int(number or 1)
 
 
 def _time(text: str) -> float:

@@ -10,7 +10,7 @@ from fedmend.comparison.paper_table import PaperTable
 from fedmend.data.card import CARD_NAME, load_card
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RunFiles
-from fl_components.compare.runs import SEED, Comparison, cases
+from fl_components.compare.runs import DATA_ROOT, SEED, Comparison, cases, federations
 from fl_components.job.folder import all_jobs, job_variants, read_job
 from fl_components.job.reading import read
 from fl_components.job.settings import parts
@@ -104,7 +104,7 @@ def paper_table(
             published=published(entry, job),
             note=entry.note,
         )
-    whole = {run.info["seed"] for run in runs[own]}
+    whole, of_seed = {run.info["seed"] for run in runs[own]}, federations(comparison)
     return PaperTable(
         read_job(job).name,
         rows,
@@ -112,6 +112,7 @@ def paper_table(
         left_out={row_entry(job, name).title: why for name, why in without.items()},
         incomplete=[seed for seed in comparison.seeds if seed not in whole],
         metric=metric,
+        federations=[of_seed[run.info["seed"]] for run in runs[own]],
     )
 
 
@@ -120,14 +121,15 @@ def on_data(comparison: Comparison, data: str) -> Comparison:
 
     Args:
         comparison: of which job.
-        data: folder of ``site-1``, ``site-2``, ... as ``fedmend prepare`` writes them; ``{SEED}`` becomes the seed.
+        data: folder of ``site-1``, ``site-2``, ... as ``fedmend prepare`` writes them; ``{SEED}`` becomes the number of
+            the federation.
 
     Raises:
         FedMendError: no such folders, or sites or seeds whose classes are not the same.
     """
     found: dict[tuple[int, Sequence[str]], int] = {}
     for seed in comparison.seeds:
-        found.setdefault(_read_folder(Path(data.replace(SEED, str(seed))).expanduser()), seed)
+        found.setdefault(_read_folder(Path(data.replace(SEED, str(comparison.number(seed)))).expanduser()), seed)
     if len(found) > 1:
         raise FedMendError("--data: expected as many sites and the same classes for every seed, got others")
     ((sites, classes),) = found
@@ -140,7 +142,7 @@ def on_data(comparison: Comparison, data: str) -> Comparison:
     return replace(
         comparison,
         words=[*words, *comparison.words],
-        site_words=[*comparison.site_words, f"data_root={root}"],
+        site_words=[*comparison.site_words, f"{DATA_ROOT}={root}"],
         sites=sites,
         run_name=f"{comparison.job.resolve().name}_{name}"[:60].rstrip("-."),
     )

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fl_components.run.bars import Lines
 from fl_components.run.local import run_local
 
 SEED = "{SEED}"  # in a setting, as {SITE_NAME} in paths of fedmend.json
+DATA_ROOT = "data_root"  # of fedmend.json
 PLACES = ("cache_dir", "state_dir")  # fields of fedmend.json on which no number depends
 
 
@@ -41,10 +42,11 @@ class Comparison:
         seeds: of the runs of each row.
         variants: variants of all rows.
         words: ``name=value`` of all rows that have the setting, the first one must; ``{SEED}`` in a value becomes the
-            seed.
+            number of the federation.
         site_words: ``field=value`` of ``fedmend.json``; ``{SEED}`` as in ``words``.
         sites: see :class:`fl_components.job.folder.Changes`.
         run_name: first word of the names of all runs, before those of their variants; "": the job's.
+        per_federation: seeds that share the number of a federation, which is the seed divided by it, rounded down.
     """
 
     job: Path
@@ -55,6 +57,11 @@ class Comparison:
     site_words: Sequence[str] = ()
     sites: int = 0
     run_name: str = ""
+    per_federation: int = 1
+
+    def number(self, seed: int) -> int:
+        """Of the federation on which the runs of a seed are made."""
+        return seed // self.per_federation
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +93,15 @@ class Case:
     def cost(self) -> dict:
         """What the run cost, by :class:`fedmend.local.metering.Meter` and :func:`effort`; empty where unknown."""
         return json.loads(self.cost_file.read_text(encoding="utf-8")) if self.cost_file.is_file() else {}
+
+    def data(self) -> str:
+        """Which data the run is made on: the folder of the sites or, without one, the settings of the phantom.
+
+        Raises:
+            FedMendError: see :func:`fl_components.job.folder.configure_job`.
+        """
+        phantom = read_job(self.job, self.changes).site.get("phantom")
+        return json.dumps(self.site_settings.get(DATA_ROOT) or phantom, sort_keys=True)
 
     def wanted(self) -> str:
         """Content of the marker: settings and FedMend's version. The numbers also depend on data and weights files.
@@ -119,15 +135,27 @@ def cases(comparison: Comparison, out: Path) -> list[Case]:
     for seed, row in itertools.product(comparison.seeds, rows):
         common = [w for w in comparison.words if row == rows[0] or has(w.partition("=")[0], having[row])]
         named = {"run_name": "_".join([comparison.run_name, *chosen[row]])} if comparison.run_name else {}
-        settings = _assigned([*common, *(w for w in row.split("+") if "=" in w)], seed)
+        number = comparison.number(seed)
+        settings = _assigned([*common, *(w for w in row.split("+") if "=" in w)], number)
         changes = Changes(named | settings | {"seed": seed}, chosen[row], comparison.sites)
         workspace = out / re.sub(r"[^\w.=+-]", "_", row) / f"seed-{seed}"
-        found.append(Case(row, seed, workspace, comparison.job, changes, _assigned(comparison.site_words, seed)))
+        found.append(Case(row, seed, workspace, comparison.job, changes, _assigned(comparison.site_words, number)))
     return found
 
 
-def _assigned(words: Sequence[str], seed: int) -> dict[str, object]:
-    return parse_assignments([word.replace(SEED, str(seed)) for word in words])
+def _assigned(words: Sequence[str], number: int) -> dict[str, object]:
+    return parse_assignments([word.replace(SEED, str(number)) for word in words])
+
+
+def federations(comparison: Comparison) -> dict[int, int]:
+    """Seed → the federation of its runs, counted from 0: seeds whose data are the same have one together.
+
+    Raises:
+        FedMendError: see :func:`cases`.
+    """
+    known: dict[str, int] = {}
+    found = cases(replace(comparison, rows=[]), Path())
+    return {case.seed: known.setdefault(case.data(), len(known)) for case in found}
 
 
 def compare(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fedmend.basics.page import duration
 from fedmend.comparison.curves import curves_figure
 from fedmend.comparison.fairness import Fairness, TableRow, judge, mean_steps, training
-from fedmend.comparison.paired import Difference, paired_difference
+from fedmend.comparison.paired import Difference, paired_difference, per_federation, unit_sentence
 from fedmend.report.kinds import shown_as
 from fedmend.report.tables import MACRO, Column, macro_columns, mean_and_sd, metric_word, shown
 
@@ -38,6 +38,7 @@ class PaperTable:
         left_out: title of a row → why it is not there.
         incomplete: seeds for which there was no time.
         metric: key of the figure's metric; "": the main one of the kind of labels.
+        federations: the number of the federation of each seed.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PaperTable:
     left_out: Mapping[str, str] = field(default_factory=dict)
     incomplete: Sequence[int] = ()
     metric: str = ""
+    federations: Sequence[int] = ()
 
     @cached_property
     def verdicts(self) -> Mapping[str, Fairness]:
@@ -105,13 +107,18 @@ class PaperTable:
         best = self.reference[0]
         if not best or name == best or not self.verdicts[name].comparable:
             return None
-        return paired_difference(column.values(self.rows[name].runs), column.values(self.rows[best].runs))
+        return paired_difference(self.values(name, column), self.values(best, column))
+
+    def values(self, name: str, column: Column) -> list[float | None]:
+        """Of a row: one per federation, or per seed where there is one federation."""
+        return per_federation(column.values(self.rows[name].runs), self.federations)
 
     @cached_property
     def facts(self) -> list[str]:
         """Sentences above the tables."""
         first, seeds = self.first.runs[0], ", ".join(map(str, self.seeds))
         facts = [f"Points of 100, mean ± sd; seeds {seeds}; {len(first.info['sites'])} sites."]
+        facts.append(unit_sentence(self.federations))
         if self.incomplete:
             facts.append(f"Seeds that are not complete and left out: {', '.join(map(str, self.incomplete))}.")
         best, how = self.reference
@@ -135,8 +142,8 @@ class PaperTable:
         wanted = {key for row in self.rows.values() for key in row.published}
         for column in self.columns:
             head.append(column.word)
-            for line, row in zip(cells, self.rows.values(), strict=True):
-                line.append(shown(*mean_and_sd(column.values(row.runs))))
+            for line, name in zip(cells, self.rows, strict=True):
+                line.append(shown(*mean_and_sd(self.values(name, column))))
             if column.key in wanted:
                 wanted.remove(column.key)
                 self._add_published(column.key, column.word, head, cells)
@@ -180,17 +187,20 @@ class PaperTable:
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         head = "row,title,metric,mean,sd,difference,low,high,published,simple,comparable,seeds,phantom"
-        writer.writerow([*head.split(","), "training", "steps", "seconds", "megabytes", "memory_megabytes"])
+        count = len(set(self.federations))
+        writer.writerow(
+            [*head.split(","), "training", "steps", "seconds", "megabytes", "memory_megabytes", "federations"]
+        )
         for name, row in self.rows.items():
             cost = costs_of(row)
             cells = [cost.training, *(f"{value:.1f}" for value in cost[1:])] if cost else [""] * 5
             missing = sorted(set(row.published) - {column.key for column in self.columns})
             for column in [*self.columns, *(Column(metric_word(k, row.runs[0]), lambda run: None, k) for k in missing)]:
                 ends = ["" if x is None else f"{x:.3f}" for x in self.difference(name, column) or (None, None, None)]
-                numbers = [*mean_and_sd(column.values(row.runs), digits=3), *ends, row.published.get(column.key, "")]
+                numbers = [*mean_and_sd(self.values(name, column), digits=3), *ends, row.published.get(column.key, "")]
                 flags = [_flag(row.simple), _flag(self.verdicts[name].comparable)]
                 last = [len(row.runs), _flag(self.phantom)]
-                writer.writerow([name, row.title, column.word, *numbers, *flags, *last, *cells])
+                writer.writerow([name, row.title, column.word, *numbers, *flags, *last, *cells, count])
         return stream.getvalue()
 
 

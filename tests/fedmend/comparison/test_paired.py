@@ -4,7 +4,7 @@ import io
 import pytest
 from factories import refused
 
-from fedmend.comparison.paired import FILES, paired_difference, write_comparison
+from fedmend.comparison.paired import FILES, paired_difference, per_federation, unit_sentence, write_comparison
 from fedmend.records.run_folder import RunFiles
 
 
@@ -33,16 +33,41 @@ def test_a_difference_is_paired_and_its_interval_is_that_of_student():
     assert paired_difference([0.01, 0.02, 0.03], [0, 0, 0])[1:] == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-3)
 
 
+def test_seeds_on_the_same_data_are_averaged_before_an_interval_counts_federations():
+    # Federations 7 and 8 have the means 11 and 14; three seeds in each of them are not six observations.
+    assert per_federation([0.10, 0.12, 0.14, 0.11], [7, 7, 8, 7]) == pytest.approx([0.11, 0.14])
+    assert per_federation([0.1, None, 0.3], [0, 0, 1]) == [None, 0.3]
+    assert per_federation([0.1, 0.2], [3, 3]) == [0.1, 0.2]  # one federation: over seeds, and it is said
+    assert unit_sentence([3, 3]).startswith("One federation: deviations and intervals are over seeds")
+    assert unit_sentence([0, 1]) == "2 federations: deviations and intervals are over federations."
+    end = "over federations, results of the 3 seeds averaged on each first."
+    assert unit_sentence([0, 0, 1]) == f"2 federations: deviations and intervals are {end}"
+
+
+def test_nine_pairs_on_three_federations_have_two_degrees_of_freedom(tmp_path):
+    runs = {
+        "own": [make_run(seed, 0.5, 0.5 + (1 + seed // 3) / 100) for seed in range(9)],
+        "a": [make_run(seed, 0.5, 0.5) for seed in range(9)],
+    }
+    text = write_comparison(runs, tmp_path, federations=[seed // 3 for seed in range(9)])
+    assert "| a | +2.0 [-0.5, 4.5] |" in text  # differences 1, 2, 3: 2 ± 4.3027 / sqrt(3)
+    assert "3 federations: deviations and intervals are over federations, results of the 9 seeds averaged" in text
+    line = next(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    assert (line["mean"], line["sd"], line["seeds"], line["federations"]) == ("52.000", "1.000", "9", "3")
+
+
 def test_one_pair_has_no_interval_and_a_missing_value_no_difference():
     assert str(paired_difference([0.5], [0.75])) == "-25.0"
     assert paired_difference([0.5, None], [0.5, 0.5]) is None
 
 
 def test_the_tables_have_a_line_per_row_and_one_per_other_row(tmp_path):
-    text = write_comparison(RUNS, tmp_path)
+    text = write_comparison(RUNS, tmp_path, federations=[0, 0])
     assert sorted(f.name for f in tmp_path.iterdir()) == sorted(FILES)
     assert text.splitlines() == [
         "Final model, test split: points of 100, mean ± sd; seeds 0, 1",
+        "",
+        "One federation: deviations and intervals are over seeds of the training, not over other data.",
         "",
         "| row | AUC | mAP |",
         "| --- | ---: | ---: |",
@@ -56,26 +81,26 @@ def test_the_tables_have_a_line_per_row_and_one_per_other_row(tmp_path):
         "| a\\|b | +12.0 [-13.4, 37.4] | +0.0 [0.0, 0.0] |",
     ]
     lines = list(csv.reader(io.StringIO((tmp_path / "comparison.csv").read_text())))
-    assert lines[1] == ["own", "AUC", "75.000", "7.071", "", "", "", "2", "no"]
-    assert lines[3] == ["a|b", "AUC", "63.000", "4.243", "12.000", "-13.412", "37.412", "2", "no"]
+    assert lines[1] == ["own", "AUC", "75.000", "7.071", "", "", "", "2", "no", "1"]
+    assert lines[3] == ["a|b", "AUC", "63.000", "4.243", "12.000", "-13.412", "37.412", "2", "no", "1"]
 
 
 def test_the_figure_has_a_line_per_row_with_its_last_mean(tmp_path):
     runs = {name: [make_run(0, 0.5, 0.7, phantom=True)] for name in ("own", "fedavg")}
-    assert write_comparison(runs, tmp_path).startswith("**PHANTOM**, ")
+    assert write_comparison(runs, tmp_path, federations=[0]).startswith("**PHANTOM**, ")
     svg = (tmp_path / "comparison.svg").read_text()
     for word in ("own 70.0", "fedavg 70.0", "AUC, test split", "PHANTOM"):
         assert f">{word}</text>" in svg
-    write_comparison(runs, tmp_path / ".")
+    write_comparison(runs, tmp_path / ".", federations=[0])
     assert (tmp_path / "comparison.svg").read_text() == svg
 
 
 def test_a_metric_that_nobody_measured_is_one_sentence(tmp_path):
     with refused("--metric: expected one of ['auc', 'map'], got 'f1'"):
-        write_comparison(RUNS, tmp_path, metric="f1")
+        write_comparison(RUNS, tmp_path, federations=[0, 0], metric="f1")
 
 
 def test_runs_without_an_evaluation_are_one_sentence(tmp_path):
     empty = RunFiles(None, {"phantom": False, "classes": ["edema"], "seed": 0}, {}, (), (), {"final": {}})
     with refused("compare: expected runs with a test or val split, got one without"):
-        write_comparison({"own": [empty]}, tmp_path)
+        write_comparison({"own": [empty]}, tmp_path, federations=[0])

@@ -47,7 +47,9 @@ def table():
         "prox": row("FedProx", 0.5, 0.5, simple=True),
         "short": row("Short", 0.9, 0.9, simple=True, costs=[cost(effort={"unit": "epochs", "per_round": 1})] * 2),
     }
-    return PaperTable("job_x", rows, source="Smith, Table 1", left_out={"Clean": "expected y"}, incomplete=[2])
+    return PaperTable(
+        "job_x", rows, source="Smith, Table 1", left_out={"Clean": "expected y"}, incomplete=[2], federations=[0, 0]
+    )
 
 
 def test_the_markdown_has_results_beside_published_numbers_differences_and_costs(table, tmp_path):
@@ -79,10 +81,23 @@ def test_the_strongest_simple_baseline_is_that_of_the_reported_split(table):
     assert PaperTable("x", rows).reference == ("prox", how)
 
 
+def test_the_table_counts_federations_not_seeds():
+    rows = {
+        "own": row("Own", 0.8, 0.7, 0.6, vals=[None] * 3, costs=[cost()] * 3),
+        "fedavg": row("FedAvg", 0.7, 0.7, 0.5, vals=[None] * 3, costs=[cost()] * 3, simple=True),
+    }
+    table = PaperTable("x", rows, federations=[0, 0, 1])  # differences 10 and 0 on one federation, 10 on another
+    assert table.difference("own", table.columns[0])[0] == pytest.approx(7.5)
+    assert table.facts[1].startswith("2 federations: ")
+    results = table.parts()[0].rows
+    assert results[0][1] == "67.5 ± 10.6"
+    assert {line["federations"] for line in csv.DictReader(io.StringIO(table.csv()))} == {"2"}
+
+
 def test_without_a_simple_baseline_there_are_no_differences():
     table = PaperTable("x", {"own": row("Own", 0.7, 0.8), "other": row("Other", 0.7, 0.8)})
     assert [part.word for part in table.parts()] == ["results", "costs"]
-    assert table.facts[1].startswith("No differences: no simple baseline")
+    assert table.facts[2].startswith("No differences: no simple baseline")
 
 
 def test_a_run_that_nobody_measured_has_no_costs_and_is_not_compared(table):

@@ -30,15 +30,22 @@ def seen(monkeypatch):
         found.table = runs, without, metric
         return "table"
 
+    def load_run(folder):
+        return Namespace(info={"seed": found.comparison.seeds[0]})
+
+    def write_comparison(runs, out, *, metric, federations):
+        found.federations = federations
+        return "two tables"
+
     found = Namespace(without={})
     monkeypatch.setattr("fl_components.compare.trial.try_rows", try_rows)
     monkeypatch.setattr("fl_components.compare.trial.estimates", lambda trials: {"own": 7.0})
     monkeypatch.setattr("fl_components.compare.trial.fitting_processes", lambda trials: 5)
     monkeypatch.setattr("fl_components.compare.runs.compare", compare)
     monkeypatch.setattr("fl_components.compare.paper_rows.paper_table", paper_table)
-    monkeypatch.setattr("fedmend.records.run_folder.load_run", lambda folder: f"run {folder}")
+    monkeypatch.setattr("fedmend.records.run_folder.load_run", load_run)
     monkeypatch.setattr("fedmend.comparison.table_pages.write_paper_table", lambda table, out: "the table")
-    monkeypatch.setattr("fedmend.comparison.paired.write_comparison", lambda runs, out, metric: "two tables")
+    monkeypatch.setattr("fedmend.comparison.paired.write_comparison", write_comparison)
     return found
 
 
@@ -84,6 +91,25 @@ def test_every_seed_is_tried_where_data_depend_on_it(seen, tmp_path):
         assert seen.cases == [(row, seed) for seed in seeds for row in ("fedmlp", "fedavg")]
 
 
+def test_data_may_vary_with_the_seed_or_with_every_nth(seen, tmp_path):
+    words = ["compare", JOBS / "fednoro_ich", "--rows", "fedavg", "--seeds", "0-1,7", "--out", tmp_path]
+    assert call(*words, "--vary", "data", "--set", "num_rounds=2") == 0
+    drawn = ["phantom.seed={SEED}", "phantom.noise_seed=1{SEED}", "phantom.partition_seed=2{SEED}"]
+    assert seen.comparison.words == [*drawn, "num_rounds=2"]
+    assert seen.cases == [(row, seed) for seed in (0, 1, 7) for row in ("fednoro", "fedavg")]
+    assert call(*words, "--vary", "data=3") == 0
+    assert [seen.comparison.number(seed) for seed in (0, 1, 7)] == [0, 0, 2]
+    assert seen.federations == [0]
+
+
+def test_what_may_vary_is_data_alone(capsys):
+    for word in ("seed", "data=", "data=0", "data=x"):
+        with pytest.raises(SystemExit):
+            build_parser().parse_args(["compare", "jobs/x", "--vary", word])
+        said = f"expected data or data=N, N seeds on each federation, got '{word}'"
+        assert said in capsys.readouterr().err
+
+
 def test_a_job_that_is_in_no_table_is_refused_before_the_first_run(seen, tmp_path, capsys):
     job = write_job(tmp_path / "job")
     assert call("compare", job, "--table", "--rows", "learning_rate=0.1", "--out", tmp_path / "out") == 1
@@ -108,8 +134,9 @@ def test_rows_and_seeds_add_to_a_folder_and_other_settings_have_their_own(seen, 
     job = JOBS / "fedmlp_ich"
     assert folder(job) == folder(job, "--rows", "fedavg", "--seeds", "3-5") == Path("runs/fedmlp_ich")
     others = [["--set", "num_rounds=8"], ["--variant", "paper"], ["--site", "data_root=d"], ["--sites", 3]]
+    others += [["--vary", "data"], ["--vary", "data=2"]]
     folders = {folder(job, *words) for words in others} | {folder("missing-classes", "--data", "d")}
-    assert len(folders) == 5
+    assert len(folders) == 7
     assert folder(job, *others[0]) == folder(job, "--rows", "fedavg", *others[0])
     assert all(str(path).startswith(("runs/fedmlp_ich-", "runs/missing-classes-")) for path in folders)
 

@@ -137,8 +137,10 @@ def test_a_run_without_flare_gets_the_same_and_as_many_threads_as_it_wants(monke
 def test_compare_passes_everything_on_and_prints_the_table(tmp_path, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr("fl_components.compare.runs.compare", lambda *a, **k: seen.append((a, k)) or {"own": ["r"]})
-    monkeypatch.setattr("fedmend.records.run_folder.load_run", lambda folder: f"run {folder}")
-    monkeypatch.setattr("fedmend.comparison.paired.write_comparison", lambda runs, out, metric: f"{runs} {metric}")
+    monkeypatch.setattr("fedmend.records.run_folder.load_run", lambda folder: Namespace(info={"seed": 7}))
+    monkeypatch.setattr("fl_components.compare.runs.federations", lambda comparison: {7: 3})
+    written = "fedmend.comparison.paired.write_comparison"
+    monkeypatch.setattr(written, lambda runs, out, metric, federations: f"{list(runs)} {metric} {federations}")
     monkeypatch.setattr("fl_components.compare.runs.cases", lambda comparison, out: [])
     monkeypatch.setattr("fl_components.compare.trial.try_rows", lambda cases, **how: ({}, {}))
     words = "compare jobs/x --rows a,paper+b --seeds 0-2,7 --variant v --sites 3 --processes 2 --metric f1"
@@ -146,7 +148,7 @@ def test_compare_passes_everything_on_and_prints_the_table(tmp_path, monkeypatch
     (((comparison, out), options),) = seen
     wanted = Comparison(Path("jobs/x"), ["a", "paper+b"], [0, 1, 2, 7], ["v"], ["a={SEED}"], ["min_count=4"], 3)
     assert (comparison, out, options["processes"]) == (wanted, tmp_path, 2)
-    assert capsys.readouterr().out == f"{{'own': ['run r']}} f1\nwritten to {tmp_path}\n"
+    assert capsys.readouterr().out == f"['own'] f1 [3]\nwritten to {tmp_path}\n"
 
 
 @pytest.mark.parametrize("seeds", ["0,x", "2-1", "0,0", "1-2,2", ""])

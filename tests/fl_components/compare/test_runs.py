@@ -15,7 +15,7 @@ from fedmend.basics.files import locked
 from fedmend.errors import FedMendError
 from fl_components.compare import runs as module
 from fl_components.compare.budget import Budget
-from fl_components.compare.runs import Comparison, cases, compare, effort
+from fl_components.compare.runs import Comparison, cases, compare, effort, federations
 
 OTHER = "other settings or of another version of FedMend"
 
@@ -77,6 +77,16 @@ def test_a_seed_may_choose_the_data(job, tmp_path):
     assert (first.changes.variables["phantom.seed"], second.changes.variables["phantom.seed"]) == (4, 5)
     assert second.site_settings == {"data_root": "folds/5/{SITE_NAME}"}
     assert '"seed": 5' in second.wanted()
+
+
+def test_several_seeds_may_share_a_federation_and_the_data_tell_how_many_there_are(job, tmp_path):
+    asked = Comparison(job, [], [4, 5, 6], words=["phantom.seed={SEED}"], per_federation=2)
+    assert [c.changes.variables["phantom.seed"] for c in cases(asked, tmp_path)] == [2, 2, 3]
+    assert [c.changes.variables["seed"] for c in cases(asked, tmp_path)] == [4, 5, 6]
+    assert federations(asked) == {4: 0, 5: 0, 6: 1}
+    assert federations(Comparison(job, [], [4, 5])) == {4: 0, 5: 0}
+    folders = Comparison(job, [], [4, 5], site_words=["data_root=fold-{SEED}/{SITE_NAME}"])
+    assert federations(folders) == {4: 0, 5: 1}
 
 
 def test_complete_runs_are_not_made_again_and_failed_ones_are(job, tmp_path, ran):
