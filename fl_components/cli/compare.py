@@ -68,7 +68,7 @@ def _compare(args: argparse.Namespace) -> None:
     from fedmend.comparison.paired import write_comparison
     from fedmend.comparison.table_pages import write_paper_table
     from fedmend.records.run_folder import load_run
-    from fl_components.compare.paper_rows import find_job, on_data, own_entry, paper_table, table_rows
+    from fl_components.compare.paper_rows import find_job, on_data, own_entry, paper_table, primary_measure, table_rows
     from fl_components.compare.runs import Comparison, compare, federations
     from fl_components.compare.varied_data import varied_settings
     from fl_components.run.bars import Bar
@@ -106,7 +106,7 @@ def _compare(args: argparse.Namespace) -> None:
     else:
         of_seed = federations(comparison)
         numbers = [of_seed[run.info["seed"]] for run in next(iter(runs.values()))]
-        text = write_comparison(runs, out, metric=args.metric, federations=numbers)
+        text = write_comparison(runs, out, metric=args.metric, federations=numbers, primary=primary_measure(job))
     print(f"{text}\nwritten to {out}")
 
 

@@ -55,6 +55,12 @@ def own_entry(job: Path) -> TableEntry:
     return preset.table
 
 
+def primary_measure(job: Path) -> str:
+    """Key of the measure that a claim about a job stands on; "": its preset ``paper`` names none."""
+    preset = job_variants(job).get(PAPER)
+    return preset.table.primary if preset and preset.table else ""
+
+
 def _entries(job: Path) -> dict[str, TableEntry]:
     return {name: v.table for name, v in job_variants(job).items() if v.table and name != PAPER}
 
@@ -112,6 +118,7 @@ def paper_table(
         left_out={row_entry(job, name).title: why for name, why in without.items()},
         incomplete=[seed for seed in comparison.seeds if seed not in whole],
         metric=metric,
+        primary=main.primary,
         federations=[of_seed[run.info["seed"]] for run in runs[own]],
     )
 

@@ -31,6 +31,8 @@ class TableEntry:
         note: why the row trains otherwise than the others, by design; a footnote of the table.
         protocol: which of the paper's tables and settings the published numbers of all rows are from; in the preset
             ``paper`` alone.
+        primary: the measure that a claim about the job stands on, a key as in ``published``; in the preset ``paper``
+            alone.
         main: the job that stands for its problem; in the preset ``paper`` alone.
     """
 
@@ -40,4 +42,5 @@ class TableEntry:
     published: Mapping[str, Mapping[str, float]] = taking(OBJECT, PUBLISHED, default_factory=dict)
     note: str = taking(TEXT, default="")
     protocol: str = taking(TEXT, default="")
+    primary: str = taking(TEXT, default="")
     main: bool = taking(FLAG, default=False)

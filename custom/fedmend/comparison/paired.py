@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from fedmend.basics.files import write_text
 from fedmend.comparison.curves import curves_figure
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RunFiles
+from fedmend.report.kinds import shown_as
 from fedmend.report.tables import Column, macro_columns, markdown_table, mean_and_sd, shown
 
 FILES = ("comparison.md", "comparison.csv", "comparison.svg")
@@ -21,11 +22,13 @@ LEVEL = 0.95
 
 
 class Difference(NamedTuple):
-    """Mean of paired differences and its interval in points of 100; ends are ``None`` for a single pair."""
+    """Mean of paired differences and its 95 % interval in points of 100, and the p-value of a two-sided t-test; all but
+    the mean are ``None`` for a single pair."""
 
     mean: float
     low: float | None
     high: float | None
+    p: float | None = None
 
     def __str__(self) -> str:
         ends = "" if self.low is None else f" [{self.low:.1f}, {self.high:.1f}]"
@@ -66,7 +69,7 @@ def unit_sentence(federations: Sequence[int]) -> str:
 
 
 def paired_difference(values: Sequence[float | None], others: Sequence[float | None]) -> Difference | None:
-    """Mean difference of two rows, with its 95 % interval by Student's t.
+    """Mean difference of two rows, with its 95 % interval and p-value by Student's t.
 
     Args:
         values: fractions of 1, one per federation, see :func:`per_federation`.
@@ -82,12 +85,87 @@ def paired_difference(values: Sequence[float | None], others: Sequence[float | N
     mean, n = statistics.fmean(points), len(points)
     if n == 1:
         return Difference(mean, None, None)
-    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * statistics.stdev(points) / math.sqrt(n)
-    return Difference(mean, mean - half, mean + half)
+    error = statistics.stdev(points) / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
+    p = 2 * float(stdtr(n - 1, -abs(mean) / error)) if error else float(mean == 0)
+    return Difference(mean, mean - half, mean + half, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values that hold for all tests together (Holm, Scandinavian Journal of Statistics 1979), in the same order."""
+    corrected, least = [0.0] * len(p_values), 0.0
+    for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        least = max(least, (len(p_values) - place) * p_values[i])
+        corrected[i] = min(least, 1.0)
+    return corrected
+
+
+def differences(
+    runs: Sequence[RunFiles],
+    others: Sequence[RunFiles],
+    columns: Sequence[Column],
+    federations: Sequence[int],
+    primary: str,
+) -> list[Difference | None]:
+    """What one row has more than another in each measure, ``None`` where it was not measured.
+
+    Args:
+        runs: of the row, one per seed.
+        others: of the other row, with the same seeds in the same order.
+        columns: the measures.
+        federations: the number of the federation of each seed.
+        primary: key of the primary measure, whose p-value stays as it is; those of the others are corrected.
+    """
+    rows = [[per_federation(c.values(group), federations) for c in columns] for group in (runs, others)]
+    found = [paired_difference(a, b) for a, b in zip(*rows, strict=True)]
+    family = [
+        i for i, (c, d) in enumerate(zip(columns, found, strict=True)) if c.key != primary and d and d.p is not None
+    ]
+    together = dict(zip(family, holm([d.p for i in family if (d := found[i]) and d.p is not None]), strict=True))
+    return [d._replace(p=together[i]) if d and i in together else d for i, d in enumerate(found)]
+
+
+def difference_cells(found: Sequence[Difference | None], columns: Sequence[Column], primary: str) -> list[str]:
+    """Differences for a table: mean and interval, and the p-value of measures other than the primary one."""
+    cells = []
+    for difference, column in zip(found, columns, strict=True):
+        p = "" if not difference or difference.p is None or column.key == primary else f", p {difference.p:.2g}"
+        cells.append(f"{difference}{p}" if difference else "n/a")
+    return cells
+
+
+def primary_key(wanted: str, columns: Sequence[Column], run: RunFiles) -> str:
+    """Key of the primary measure of a comparison.
+
+    Args:
+        wanted: that of the job; "": it names none, and that counts which chooses the best model.
+        columns: what was measured; where runs are too short for a mean of the last rounds, the final value counts.
+        run: one of the runs.
+
+    Returns:
+        "" where it was not measured.
+    """
+    from fedmend.kinds import kind_of
+
+    plain = wanted.removesuffix("_last").removesuffix("_best") or kind_of(shown_as(run).name).best_metric
+    known = [column.key for column in columns]
+    return next((key for key in (wanted, plain) if key in known), "")
+
+
+def primary_sentence(primary: str, columns: Sequence[Column]) -> str:
+    """What intervals and p-values of a table hold for, in words."""
+    corrected = "two-sided t-tests, Holm's correction over the other measures of the row"
+    word = next((column.word for column in columns if column.key == primary), "")
+    return f"Primary measure: {word or 'none was measured'}. p of the other measures: {corrected}."
 
 
 def write_comparison(
-    runs: Mapping[str, Sequence[RunFiles]], out: Path, *, federations: Sequence[int], metric: str = ""
+    runs: Mapping[str, Sequence[RunFiles]],
+    out: Path,
+    *,
+    federations: Sequence[int],
+    metric: str = "",
+    primary: str = "",
 ) -> str:
     """Writes ``FILES``.
 
@@ -96,6 +174,7 @@ def write_comparison(
         out: folder of the files.
         federations: the number of the federation of each seed.
         metric: key of the figure's metric, as in ``metrics.jsonl``; "": the main one of the kind of labels.
+        primary: key of the primary measure, see :func:`primary_key`.
 
     Returns:
         The Markdown.
@@ -107,60 +186,69 @@ def write_comparison(
     if not all(run.evaluations for run in every):
         raise FedMendError("compare: expected runs with a test or val split, got one without")
     columns = macro_columns(every)
-    texts = (comparison_text(runs, columns, federations), _csv(runs, columns, federations), curves_figure(runs, metric))
+    found = Paired(runs, columns, federations, primary_key(primary, columns, every[0]))
+    texts = (comparison_text(found), _csv(found), curves_figure(runs, metric))
     for name, text in zip(FILES, texts, strict=True):
         write_text(out / name, text)
     return texts[0]
 
 
-def comparison_text(
-    runs: Mapping[str, Sequence[RunFiles]], columns: Sequence[Column], federations: Sequence[int]
-) -> str:
-    """Two tables in Markdown: every row, and what the first one has more than each other one.
+class Paired(NamedTuple):
+    """What the two tables of a comparison are made from: row → runs, measures, the number of the federation of each
+    seed, the key of the primary measure."""
 
-    Args:
-        runs: see :func:`write_comparison`.
-        columns: see :func:`fedmend.report.tables.macro_columns`.
-        federations: see :func:`write_comparison`.
-    """
-    (method, first), *others = runs.items()
+    runs: Mapping[str, Sequence[RunFiles]]
+    columns: Sequence[Column]
+    federations: Sequence[int]
+    primary: str
+
+    def values(self, row: str, column: Column) -> list[float | None]:
+        """One per federation, see :func:`per_federation`."""
+        return per_federation(column.values(self.runs[row]), self.federations)
+
+    def differences(self, row: str) -> list[Difference | None]:
+        """What the first row has more than another one, see :func:`differences`."""
+        first = next(iter(self.runs.values()))
+        return differences(first, self.runs[row], self.columns, self.federations, self.primary)
+
+
+def comparison_text(found: Paired) -> str:
+    """Two tables in Markdown: every row, and what the first one has more than each other one."""
+    method, *others = found.runs
+    first, columns = found.runs[method], found.columns
     head = [column.word for column in columns]
     text = "**PHANTOM**, synthetic images that say nothing about patients\n\n" if first[0].info["phantom"] else ""
     seeds = ", ".join(str(run.info["seed"]) for run in first)
     text += f"Final model, {first[0].split} split: points of 100, mean ± sd; seeds {seeds}\n\n"
-    text += f"{unit_sentence(federations)}\n\n"
-    rows = [
-        [row, *(shown(*mean_and_sd(per_federation(c.values(group), federations))) for c in columns)]
-        for row, group in runs.items()
-    ]
+    text += f"{unit_sentence(found.federations)}\n\n"
+    rows = [[row, *(shown(*mean_and_sd(found.values(row, c))) for c in columns)] for row in found.runs]
     text += markdown_table(["row", *head], rows)
     if others:
         text += f"\n{method} minus the other row, mean of the paired differences [95 % t-interval]\n\n"
-        differences = [
-            [row, *(str(_difference(first, group, c, federations) or "n/a") for c in columns)] for row, group in others
-        ]
-        text += markdown_table([f"{method} minus", *head], differences)
+        text += f"{primary_sentence(found.primary, columns)}\n\n"
+        minus = [[row, *difference_cells(found.differences(row), columns, found.primary)] for row in others]
+        text += markdown_table([f"{method} minus", *head], minus)
     return text
 
 
-def _difference(
-    first: Sequence[RunFiles], other: Sequence[RunFiles], column: Column, federations: Sequence[int]
-) -> Difference | None:
-    values, others = (per_federation(column.values(group), federations) for group in (first, other))
-    return paired_difference(values, others)
-
-
-def _csv(runs: Mapping[str, Sequence[RunFiles]], columns: Sequence[Column], federations: Sequence[int]) -> str:
+def _csv(found: Paired) -> str:
     """One line per row and metric; empty where there is no number."""
-    first = next(iter(runs.values()))
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["row", "metric", "mean", "sd", "difference", "low", "high", "seeds", "phantom", "federations"])
-    for row, group in runs.items():
-        for column in columns:
-            found = None if group is first else _difference(first, group, column, federations)
-            ends = ["" if x is None else f"{x:.3f}" for x in found or (None, None, None)]
-            numbers = [*mean_and_sd(per_federation(column.values(group), federations), digits=3), *ends]
+    head = "row,metric,mean,sd,difference,low,high,seeds,phantom,federations,p,primary"
+    writer.writerow(head.split(","))
+    for place, (row, group) in enumerate(found.runs.items()):
+        paired = found.differences(row) if place else [None] * len(found.columns)
+        for column, difference in zip(found.columns, paired, strict=True):
+            *ends, p = difference_numbers(difference)
+            numbers = [*mean_and_sd(found.values(row, column), digits=3), *ends]
             phantom = "yes" if group[0].info["phantom"] else "no"
-            writer.writerow([row, column.word, *numbers, len(group), phantom, len(set(federations))])
+            last = [len(set(found.federations)), p, "yes" if column.key == found.primary else "no"]
+            writer.writerow([row, column.word, *numbers, len(group), phantom, *last])
     return stream.getvalue()
+
+
+def difference_numbers(found: Difference | None) -> list[str]:
+    """Mean, ends of the interval and p-value for a CSV file; "" for what there is not."""
+    *ends, p = found or (None, None, None, None)
+    return [*("" if x is None else f"{x:.3f}" for x in ends), "" if p is None else f"{p:.3g}"]

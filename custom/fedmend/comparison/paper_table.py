@@ -11,7 +11,16 @@ from typing import NamedTuple
 from fedmend.basics.page import duration
 from fedmend.comparison.curves import curves_figure
 from fedmend.comparison.fairness import Fairness, TableRow, judge, mean_steps, training
-from fedmend.comparison.paired import Difference, paired_difference, per_federation, unit_sentence
+from fedmend.comparison.paired import (
+    Difference,
+    difference_cells,
+    difference_numbers,
+    differences,
+    per_federation,
+    primary_key,
+    primary_sentence,
+    unit_sentence,
+)
 from fedmend.report.kinds import shown_as
 from fedmend.report.tables import MACRO, Column, macro_columns, mean_and_sd, metric_word, shown
 
@@ -38,6 +47,7 @@ class PaperTable:
         left_out: title of a row → why it is not there.
         incomplete: seeds for which there was no time.
         metric: key of the figure's metric; "": the main one of the kind of labels.
+        primary: key of the primary measure that the job names, see :func:`fedmend.comparison.paired.primary_key`.
         federations: the number of the federation of each seed.
     """
 
@@ -47,6 +57,7 @@ class PaperTable:
     left_out: Mapping[str, str] = field(default_factory=dict)
     incomplete: Sequence[int] = ()
     metric: str = ""
+    primary: str = ""
     federations: Sequence[int] = ()
 
     @cached_property
@@ -102,12 +113,19 @@ class PaperTable:
         note = self.verdicts[name].footnote
         return self.rows[name].title + (f" [{self.notes.index(note) + 1}]" if note else "")
 
-    def difference(self, name: str, column: Column) -> Difference | None:
-        """What a row has more than the strongest simple baseline; ``None`` where they cannot be compared."""
+    @cached_property
+    def primary_key(self) -> str:
+        """Of the primary measure; "": it was not measured."""
+        return primary_key(self.primary, self.columns, self.first.runs[0])
+
+    def differences(self, name: str) -> list[Difference | None]:
+        """What a row has more than the strongest simple baseline in each measure; ``None`` where they cannot be
+        compared."""
         best = self.reference[0]
         if not best or name == best or not self.verdicts[name].comparable:
-            return None
-        return paired_difference(self.values(name, column), self.values(best, column))
+            return [None] * len(self.columns)
+        runs, others = self.rows[name].runs, self.rows[best].runs
+        return differences(runs, others, self.columns, self.federations, self.primary_key)
 
     def values(self, name: str, column: Column) -> list[float | None]:
         """Of a row: one per federation, or per seed where there is one federation."""
@@ -125,6 +143,8 @@ class PaperTable:
         facts.append(
             f"Strongest simple baseline: {self.rows[best].title}, {how}." if best else f"No differences: {how}."
         )
+        if best:
+            facts.append(primary_sentence(self.primary_key, self.columns))
         if self.source:
             facts.append(
                 f"Columns marked 'published' are the numbers that the paper printed ({self.source}): on its own data,"
@@ -160,7 +180,7 @@ class PaperTable:
         best = self.reference[0]
         caption = f"Row minus {self.rows[best].title}: mean of the paired differences [95 % t-interval]" if best else ""
         rows = [
-            [self.title(name), *(str(self.difference(name, c) or "n/a") for c in self.columns)]
+            [self.title(name), *difference_cells(self.differences(name), self.columns, self.primary_key)]
             for name in self.rows
             if best and name != best
         ]
@@ -188,19 +208,32 @@ class PaperTable:
         writer = csv.writer(stream, lineterminator="\n")
         head = "row,title,metric,mean,sd,difference,low,high,published,simple,comparable,seeds,phantom"
         count = len(set(self.federations))
-        writer.writerow(
-            [*head.split(","), "training", "steps", "seconds", "megabytes", "memory_megabytes", "federations"]
-        )
+        head += ",training,steps,seconds,megabytes,memory_megabytes,federations,p,primary"
+        writer.writerow(head.split(","))
         for name, row in self.rows.items():
             cost = costs_of(row)
             cells = [cost.training, *(f"{value:.1f}" for value in cost[1:])] if cost else [""] * 5
             missing = sorted(set(row.published) - {column.key for column in self.columns})
+            found = dict(zip((column.key for column in self.columns), self.differences(name), strict=True))
             for column in [*self.columns, *(Column(metric_word(k, row.runs[0]), lambda run: None, k) for k in missing)]:
-                ends = ["" if x is None else f"{x:.3f}" for x in self.difference(name, column) or (None, None, None)]
+                *ends, p = difference_numbers(found.get(column.key))
                 numbers = [*mean_and_sd(self.values(name, column), digits=3), *ends, row.published.get(column.key, "")]
                 flags = [_flag(row.simple), _flag(self.verdicts[name].comparable)]
                 last = [len(row.runs), _flag(self.phantom)]
-                writer.writerow([name, row.title, column.word, *numbers, *flags, *last, *cells, count])
+                writer.writerow(
+                    [
+                        name,
+                        row.title,
+                        column.word,
+                        *numbers,
+                        *flags,
+                        *last,
+                        *cells,
+                        count,
+                        p,
+                        _flag(column.key == self.primary_key),
+                    ]
+                )
         return stream.getvalue()
 
 

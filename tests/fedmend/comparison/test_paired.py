@@ -4,8 +4,17 @@ import io
 import pytest
 from factories import refused
 
-from fedmend.comparison.paired import FILES, paired_difference, per_federation, unit_sentence, write_comparison
+from fedmend.comparison.paired import (
+    FILES,
+    holm,
+    paired_difference,
+    per_federation,
+    primary_key,
+    unit_sentence,
+    write_comparison,
+)
 from fedmend.records.run_folder import RunFiles
+from fedmend.report.tables import Column
 
 
 def make_run(seed, *aucs, phantom=False):
@@ -27,10 +36,11 @@ RUNS = {
 def test_a_difference_is_paired_and_its_interval_is_that_of_student():
     # Differences 10 and 14 points: mean 12, sd 2.828, standard error 2; t of one degree of freedom is 12.706.
     found = paired_difference([0.7, 0.8], [0.6, 0.66])
-    assert found == pytest.approx((12.0, 12 - 25.412, 12 + 25.412), abs=1e-3)
+    assert found[:3] == pytest.approx((12.0, 12 - 25.412, 12 + 25.412), abs=1e-3)
+    assert found.p == pytest.approx(0.1051, abs=1e-4)  # 2 / pi * atan(1 / 6), t = 6
     assert str(found) == "+12.0 [-13.4, 37.4]"
     # Differences 1, 2, 3: sd 1, standard error 1 / sqrt(3); t of two degrees of freedom is 4.3027.
-    assert paired_difference([0.01, 0.02, 0.03], [0, 0, 0])[1:] == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-3)
+    assert paired_difference([0.01, 0.02, 0.03], [0, 0, 0])[1:3] == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-3)
 
 
 def test_seeds_on_the_same_data_are_averaged_before_an_interval_counts_federations():
@@ -56,6 +66,41 @@ def test_nine_pairs_on_three_federations_have_two_degrees_of_freedom(tmp_path):
     assert (line["mean"], line["sd"], line["seeds"], line["federations"]) == ("52.000", "1.000", "9", "3")
 
 
+def test_differences_that_are_all_the_same_have_no_doubt_in_them():
+    assert paired_difference([0.5, 0.5], [0.5, 0.5]).p == 1
+    assert paired_difference([0.5, 0.75], [0.25, 0.5]).p == 0
+
+
+def test_holm_corrects_the_smallest_most_and_keeps_the_order():
+    # .01 x 4, .02 x 3, then .03 x 2 and .04 x 1, neither of which may fall below those before it
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.6, 0.7]) == [1, 1]
+    assert holm([]) == []
+
+
+def test_the_primary_measure_stays_as_it_is_and_the_others_are_corrected(tmp_path):
+    def run(seed, auc, more):
+        evaluations = [{"round": 1, "per_class": {}, "macro": {"auc": auc, "map": more, "bacc": more}}]
+        info = {"phantom": False, "classes": ["edema"], "seed": seed}
+        return RunFiles(None, info, {"test": evaluations}, (), (), {"final": {}})
+
+    runs = {"own": [run(0, 0.7, 0.7), run(1, 0.8, 0.8)], "a": [run(0, 0.6, 0.6), run(1, 0.66, 0.66)]}
+    text = write_comparison(runs, tmp_path, federations=[0, 1], primary="auc")
+    assert "Primary measure: AUC. p of the other measures: two-sided t-tests, Holm's correction" in text
+    plain = "+12.0 [-13.4, 37.4]"
+    assert f"| a | {plain} | {plain}, p 0.21 | {plain}, p 0.21 |" in text  # twice .105
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    assert [(line["p"], line["primary"]) for line in lines[3:]] == [("0.105", "yes"), ("0.21", "no"), ("0.21", "no")]
+
+
+def test_a_primary_measure_of_the_last_rounds_is_the_final_one_in_short_runs():
+    run, columns = make_run(0, 0.5, 0.7), [Column("Dice", None, "dice"), Column("AUC", None, "auc")]
+    assert primary_key("dice_last", columns, run) == "dice"
+    assert primary_key("dice_last", [*columns, Column("Last", None, "dice_last")], run) == "dice_last"
+    assert primary_key("", columns, run) == "auc"  # what chooses the best model of these labels
+    assert primary_key("f1", columns, run) == ""
+
+
 def test_one_pair_has_no_interval_and_a_missing_value_no_difference():
     assert str(paired_difference([0.5], [0.75])) == "-25.0"
     assert paired_difference([0.5, None], [0.5, 0.5]) is None
@@ -76,13 +121,16 @@ def test_the_tables_have_a_line_per_row_and_one_per_other_row(tmp_path):
         "",
         "own minus the other row, mean of the paired differences [95 % t-interval]",
         "",
+        "Primary measure: AUC. p of the other measures: two-sided t-tests, Holm's correction over the other measures of"
+        " the row.",
+        "",
         "| own minus | AUC | mAP |",
         "| --- | ---: | ---: |",
-        "| a\\|b | +12.0 [-13.4, 37.4] | +0.0 [0.0, 0.0] |",
+        "| a\\|b | +12.0 [-13.4, 37.4] | +0.0 [0.0, 0.0], p 1 |",
     ]
     lines = list(csv.reader(io.StringIO((tmp_path / "comparison.csv").read_text())))
-    assert lines[1] == ["own", "AUC", "75.000", "7.071", "", "", "", "2", "no", "1"]
-    assert lines[3] == ["a|b", "AUC", "63.000", "4.243", "12.000", "-13.412", "37.412", "2", "no", "1"]
+    assert lines[1] == ["own", "AUC", "75.000", "7.071", "", "", "", "2", "no", "1", "", "yes"]
+    assert lines[3] == ["a|b", "AUC", "63.000", "4.243", "12.000", "-13.412", "37.412", "2", "no", "1", "0.105", "yes"]
 
 
 def test_the_figure_has_a_line_per_row_with_its_last_mean(tmp_path):

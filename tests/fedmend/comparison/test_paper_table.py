@@ -61,6 +61,8 @@ def test_the_markdown_has_results_beside_published_numbers_differences_and_costs
         "| Own & only | 75.0 ± 7.1 | 88.5 |  |",
         "| FedAvg | 63.0 ± 4.2 | 76.3 | 50 |",
         "| Own & only | +12.0 [-13.4, 37.4] |",
+        "Primary measure: AUC. p of the other measures: two-sided t-tests, Holm's correction over the other measures of"
+        " the row.",
         "| Short [1] | n/a |",
         "| Own & only | 20 epochs | 30 | 2 min | 4.0 | 500 |",
         "[1] not comparable: 5 epochs at a site instead of 20 epochs",
@@ -87,7 +89,7 @@ def test_the_table_counts_federations_not_seeds():
         "fedavg": row("FedAvg", 0.7, 0.7, 0.5, vals=[None] * 3, costs=[cost()] * 3, simple=True),
     }
     table = PaperTable("x", rows, federations=[0, 0, 1])  # differences 10 and 0 on one federation, 10 on another
-    assert table.difference("own", table.columns[0])[0] == pytest.approx(7.5)
+    assert table.differences("own")[0].mean == pytest.approx(7.5)
     assert table.facts[1].startswith("2 federations: ")
     results = table.parts()[0].rows
     assert results[0][1] == "67.5 ± 10.6"
@@ -119,6 +121,7 @@ def test_the_csv_has_a_line_per_row_and_metric(table, tmp_path):
         "75.000",
         "7.071",
     )
+    assert (own["primary"], float(own["p"])) == ("yes", pytest.approx(0.105, abs=1e-3))  # t = 6, one degree of freedom
     assert (own["difference"], own["published"], own["simple"], own["comparable"]) == ("12.000", "88.5", "no", "yes")
     assert (own["seconds"], own["megabytes"], own["memory_megabytes"], own["training"]) == (
         "90.0",

@@ -33,8 +33,8 @@ def seen(monkeypatch):
     def load_run(folder):
         return Namespace(info={"seed": found.comparison.seeds[0]})
 
-    def write_comparison(runs, out, *, metric, federations):
-        found.federations = federations
+    def write_comparison(runs, out, *, metric, federations, primary):
+        found.federations, found.primary = federations, primary
         return "two tables"
 
     found = Namespace(without={})
@@ -99,7 +99,7 @@ def test_data_may_vary_with_the_seed_or_with_every_nth(seen, tmp_path):
     assert seen.cases == [(row, seed) for seed in (0, 1, 7) for row in ("fednoro", "fedavg")]
     assert call(*words, "--vary", "data=3") == 0
     assert [seen.comparison.number(seed) for seed in (0, 1, 7)] == [0, 0, 2]
-    assert seen.federations == [0]
+    assert (seen.federations, seen.primary) == ([0], "bacc")
 
 
 def test_what_may_vary_is_data_alone(capsys):

@@ -9,8 +9,17 @@ from factories import CLASSES, ROOT, make_site_folder, refused
 from job_factories import CLIENT, SERVER, write_job
 
 from fedmend.records.run_folder import RunFiles
-from fl_components.compare.paper_rows import find_job, on_data, own_entry, paper_table, row_entry, table_rows
+from fl_components.compare.paper_rows import (
+    find_job,
+    on_data,
+    own_entry,
+    paper_table,
+    primary_measure,
+    row_entry,
+    table_rows,
+)
 from fl_components.compare.runs import Comparison, cases
+from fl_components.job.folder import all_jobs
 
 JOBS = ROOT / "jobs"
 FEDAVG = {
@@ -60,6 +69,21 @@ def test_the_rows_of_the_table_are_the_variants_that_say_so_in_its_order(job):
     assert table_rows(job) == ["fedavg", "late"]
     assert own_entry(job).title == "Own"
     assert table_rows(JOBS / "fedmlp_ich")[:3] == ["all_labels", "fedavg", "fedavg_pl"]
+
+
+def test_every_job_of_a_problem_names_its_primary_measure(job):
+    named = {folder.name: primary_measure(folder) for folder in all_jobs(JOBS) if folder.name != "label_audit"}
+    assert named == {
+        "fedia_lung": "dice_last",
+        "fedia_ms": "dice_last",
+        "fedlsm_cxr14": "auc",
+        "fedlsm_isic2018": "f1",
+        "fedmlp_cxr14": "auc",
+        "fedmlp_ich": "auc",
+        "fednoro_ich": "bacc",
+        "fednoro_isic2019": "bacc",
+    }
+    assert primary_measure(job) == ""
 
 
 def test_a_job_without_a_row_of_its_own_has_no_table(tmp_path):
