@@ -1,5 +1,7 @@
 """Whether the rows of a comparison may be compared: the same data, initial weights and training for each."""
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +44,8 @@ def judge(rows: Mapping[str, TableRow]) -> dict[str, Fairness]:
 
     Data, initial weights and training (epochs of each site, or optimiser steps where the job counts in steps) must be
     the same; a row whose note says why its training is another one by design is compared nevertheless. Fewer optimiser
-    steps in as many epochs, as of a method that leaves samples out, are only said.
+    steps in as many epochs, as of a method that leaves samples out, are only said, and so are more passes: a method
+    that trains on two views of each sample trains twice in one epoch.
     """
     first = next(iter(rows.values()))
     return {name: _verdict(row, first) for name, row in rows.items()}
@@ -67,6 +70,9 @@ def _verdict(row: TableRow, first: TableRow) -> Fairness:
     if (steps := mean_steps(cost)) != (others := mean_steps(reference)):
         unit = trained(cost)[0]
         notes.append(f"as many {unit} as the first row, but {steps:,.0f} optimiser steps per site, not {others:,.0f}")
+    seen, usual = f"{mean_passes(row):.1f}", f"{mean_passes(first):.1f}"
+    if seen != usual and "nan" not in (seen, usual):
+        notes.append(f"{seen} passes per training sample and round, where the first row has {usual}")
     return Fairness(True, "; ".join(notes))
 
 
@@ -91,3 +97,14 @@ def mean_steps(cost: Mapping) -> float:
     """Optimiser steps of a site, on average."""
     counted = [found["steps"] for found in cost["sites"].values()]
     return sum(counted) / max(len(counted), 1)
+
+
+def mean_passes(row: TableRow) -> float:
+    """Forward-backward passes of a training sample in a round, mean over sites and runs: each view of a sample and each
+    network that is trained on it counts. NaN where it was not recorded."""
+    found = []
+    for run, cost in zip(row.runs, row.costs, strict=True):
+        for site, counted in cost.get("sites", {}).items():
+            samples = run.info["sites"][site].get("train", 0) * counted["rounds"]
+            found += [counted.get("images", math.nan) / samples] if samples else []
+    return statistics.fmean(found) if found else math.nan

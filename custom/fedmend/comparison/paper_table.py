@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from fedmend.basics.page import duration
 from fedmend.comparison.curves import curves_figure
-from fedmend.comparison.fairness import Fairness, TableRow, judge, mean_steps, training
+from fedmend.comparison.fairness import Fairness, TableRow, judge, mean_passes, mean_steps, training
 from fedmend.comparison.paired import (
     Difference,
     difference_cells,
@@ -187,13 +188,19 @@ class PaperTable:
         return PageTable("differences", caption, ["method", *(column.word for column in self.columns)], rows)
 
     def _costs(self) -> PageTable:
-        head = ["method", "training at a site", "optimiser steps at a site", "time of a run"]
+        head = [
+            "method",
+            "training at a site",
+            "optimiser steps at a site",
+            "passes per sample and round",
+            "time of a run",
+        ]
         head += ["MB sent and received by a site", "peak memory of the process of a run, MB"]
         rows = []
         for name, row in self.rows.items():
-            cells = ["n/a"] * 5
+            cells = ["n/a"] * 6
             if cost := costs_of(row):
-                cells = [cost.training, f"{cost.steps:,.0f}", duration(cost.seconds)]
+                cells = [cost.training, f"{cost.steps:,.0f}", _passes(cost.passes), duration(cost.seconds)]
                 cells += [f"{cost.megabytes:,.1f}", f"{cost.memory:,.0f}"]
             rows.append([self.title(name), *cells])
         return PageTable("costs", "What a run took, mean over its seeds; of the memory the largest", head, rows)
@@ -208,11 +215,12 @@ class PaperTable:
         writer = csv.writer(stream, lineterminator="\n")
         head = "row,title,metric,mean,sd,difference,low,high,published,simple,comparable,seeds,phantom"
         count = len(set(self.federations))
-        head += ",training,steps,seconds,megabytes,memory_megabytes,federations,p,primary"
+        head += ",training,steps,seconds,megabytes,memory_megabytes,federations,p,primary,passes"
         writer.writerow(head.split(","))
         for name, row in self.rows.items():
             cost = costs_of(row)
-            cells = [cost.training, *(f"{value:.1f}" for value in cost[1:])] if cost else [""] * 5
+            cells = [cost.training, *(f"{value:.1f}" for value in cost[1:5])] if cost else [""] * 5
+            passes = _passes(cost.passes) if cost else ""
             missing = sorted(set(row.published) - {column.key for column in self.columns})
             found = dict(zip((column.key for column in self.columns), self.differences(name), strict=True))
             for column in [*self.columns, *(Column(metric_word(k, row.runs[0]), lambda run: None, k) for k in missing)]:
@@ -220,31 +228,21 @@ class PaperTable:
                 numbers = [*mean_and_sd(self.values(name, column), digits=3), *ends, row.published.get(column.key, "")]
                 flags = [_flag(row.simple), _flag(self.verdicts[name].comparable)]
                 last = [len(row.runs), _flag(self.phantom)]
-                writer.writerow(
-                    [
-                        name,
-                        row.title,
-                        column.word,
-                        *numbers,
-                        *flags,
-                        *last,
-                        *cells,
-                        count,
-                        p,
-                        _flag(column.key == self.primary_key),
-                    ]
-                )
+                ours = [count, p, _flag(column.key == self.primary_key), passes]
+                writer.writerow([name, row.title, column.word, *numbers, *flags, *last, *cells, *ours])
         return stream.getvalue()
 
 
 class Costs(NamedTuple):
-    """Means over the runs of a row: training, optimiser steps, seconds, megabytes of a site, megabytes of memory."""
+    """Means over the runs of a row: training, optimiser steps, seconds, megabytes of a site, megabytes of memory, and
+    forward-backward passes of a training sample in a round, NaN where they were not recorded."""
 
     training: str
     steps: float
     seconds: float
     megabytes: float
     memory: float
+    passes: float
 
 
 def costs_of(row: TableRow) -> Costs | None:
@@ -260,13 +258,24 @@ def costs_of(row: TableRow) -> Costs | None:
         return sum(site["sent"] + site["received"] for site in sites) / max(len(sites), 1) / MEGABYTE
 
     memory = max(cost["peak_memory"] for cost in row.costs) / MEGABYTE
-    return Costs(training(row.costs[0]), mean(mean_steps), mean(lambda c: c["seconds"]), mean(travelled), memory)
+    return Costs(
+        training(row.costs[0]),
+        mean(mean_steps),
+        mean(lambda c: c["seconds"]),
+        mean(travelled),
+        memory,
+        mean_passes(row),
+    )
 
 
 def _split_mean(row: TableRow, split: str, key: str) -> float | None:
     values = [run.metrics[split][-1]["macro"].get(key) if run.metrics.get(split) else None for run in row.runs]
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _passes(value: float) -> str:
+    return "n/a" if math.isnan(value) else f"{value:.1f}"
 
 
 def _flag(value: bool) -> str:

@@ -1,5 +1,6 @@
-"""What a run costs, measured while it goes on: seconds, bytes that travel, optimiser steps, memory; and what it began
-with, as a digest of the initial weights, so that runs can be held against each other."""
+"""What a run costs, measured while it goes on: seconds, bytes that travel, optimiser steps, images that networks are
+trained on, memory; and what it began with, as a digest of the initial weights, so that runs can be held against each
+other."""
 
 import contextlib
 import hashlib
@@ -11,8 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fedmend.learning.networks import Network
 from fedmend.messages import TRAIN, Question, SiteResult
 
 PEAK, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -23,8 +27,9 @@ class Meter:
 
     Attributes:
         initial: SHA-256 of the first model that sites were sent; "": none was.
-        sites: site → ``rounds`` that it trained in, optimiser ``steps`` that it made, bytes that it ``received`` and
-            ``sent``: weights, knowledge, reports and counts, without what a protocol adds.
+        sites: site → ``rounds`` that it trained in, optimiser ``steps`` that it made, ``images`` that went
+            through a network with gradients (each view and each pass anew), bytes that it ``received`` and ``sent``:
+            weights, knowledge, reports and counts, without what a protocol adds.
     """
 
     def __init__(self) -> None:
@@ -36,24 +41,28 @@ class Meter:
     def __enter__(self) -> "Meter":
         reset_peak()
         self._started = time.monotonic()
-        self._hook = register_optimizer_step_post_hook(lambda *_: self._step())
+        self._hooks = [
+            register_optimizer_step_post_hook(lambda *_: self._count("steps", 1)),
+            register_module_forward_hook(self._passed),
+        ]
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def asked(self, question: Question) -> None:
         """Counts what goes to the sites."""
         if question.weights and not self.initial:
             self.initial = digest(question.weights)
         for site, task in question.tasks.items():
-            found = self.sites.setdefault(site, {"rounds": 0, "steps": 0, "received": 0, "sent": 0})
+            found = self.sites.setdefault(site, {"rounds": 0, "steps": 0, "images": 0, "received": 0, "sent": 0})
             found["rounds"] += question.name == TRAIN
             found["received"] += _size(question.weights) + _size(task.knowledge)
 
     @contextlib.contextmanager
     def working(self, site: str) -> Iterator[None]:
-        """The optimiser steps of this thread are the site's."""
+        """The optimiser steps and images of this thread are the site's."""
         self._here.site = site
         try:
             yield
@@ -74,10 +83,14 @@ class Meter:
             "sites": {site: dict(found) for site, found in sorted(self.sites.items())},
         }
 
-    def _step(self) -> None:
+    def _passed(self, module: torch.nn.Module, given: tuple, _: object) -> None:
+        if isinstance(module, Network) and torch.is_grad_enabled():
+            self._count("images", len(given[0]))
+
+    def _count(self, what: str, number: int) -> None:
         site = getattr(self._here, "site", None)
         if site is not None:
-            self.sites[site]["steps"] += 1
+            self.sites[site][what] += number
 
 
 def digest(weights: Mapping[str, np.ndarray]) -> str:

@@ -1,4 +1,6 @@
-from fedmend.comparison.fairness import TableRow, judge, training
+import math
+
+from fedmend.comparison.fairness import TableRow, judge, mean_passes, training
 from fedmend.records.run_folder import RunFiles
 
 
@@ -8,8 +10,9 @@ def run(**sizes):
     )
 
 
-def cost(*, initial="x", per_round=4, unit="epochs", rounds=(5, 5), steps=(30, 50)):
-    sites = {site: {"rounds": r, "steps": s} for site, r, s in zip("ab", rounds, steps, strict=True)}
+def cost(*, initial="x", per_round=4, unit="epochs", rounds=(5, 5), steps=(30, 50), images=(160, 180)):
+    counted = zip("ab", rounds, steps, images, strict=True)
+    sites = {site: {"rounds": r, "steps": s, "images": i} for site, r, s, i in counted}
     return {"initial_model": initial, "sites": sites, "effort": {"unit": unit, "per_round": per_round}}
 
 
@@ -65,6 +68,30 @@ def test_fewer_steps_in_as_many_epochs_are_said():
     found = judge(rows)["other"]
     said = "as many epochs as the first row, but 20 optimiser steps per site, not 40"
     assert (found.comparable, found.footnote) == (True, said)
+
+
+def test_more_passes_in_as_many_epochs_are_said():
+    rows = {
+        "own": TableRow(title="Own", runs=[run()], costs=[cost(images=(320, 180))]),
+        "other": TableRow(title="X", runs=[run()], costs=[cost()]),
+    }
+    assert mean_passes(rows["own"]) == 6  # 320 / (8 samples x 5 rounds) = 8 at one site, 180 / (9 x 5) = 4 at the other
+    assert mean_passes(rows["other"]) == 4
+    found = judge(rows)["other"]
+    said = "4.0 passes per training sample and round, where the first row has 6.0"
+    assert (found.comparable, found.footnote) == (True, said)
+
+
+def test_passes_that_an_earlier_version_did_not_count_are_not_told():
+    old = cost()
+    for counted in old["sites"].values():
+        del counted["images"]
+    rows = {
+        "own": TableRow(title="Own", runs=[run()], costs=[cost()]),
+        "old": TableRow(title="X", runs=[run()], costs=[old]),
+    }
+    assert math.isnan(mean_passes(rows["old"]))
+    assert judge(rows)["old"].footnote == ""
 
 
 def test_training_in_words():

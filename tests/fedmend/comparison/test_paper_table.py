@@ -23,7 +23,7 @@ def make_run(seed, auc, *, val=None, phantom=False):
 
 
 def cost(seconds=90, **changes):
-    site = {"rounds": 5, "steps": 30, "sent": 3_000_000, "received": 1_000_000}
+    site = {"rounds": 5, "steps": 30, "images": 80, "sent": 3_000_000, "received": 1_000_000}
     effort = {"unit": "epochs", "per_round": 4}
     return {
         "seconds": seconds,
@@ -64,7 +64,7 @@ def test_the_markdown_has_results_beside_published_numbers_differences_and_costs
         "Primary measure: AUC. p of the other measures: two-sided t-tests, Holm's correction over the other measures of"
         " the row.",
         "| Short [1] | n/a |",
-        "| Own & only | 20 epochs | 30 | 2 min | 4.0 | 500 |",
+        "| Own & only | 20 epochs | 30 | 2.0 | 2 min | 4.0 | 500 |",
         "[1] not comparable: 5 epochs at a site instead of 20 epochs",
         "Seeds that are not complete and left out: 2.",
         "Left out: Clean: expected y.",
@@ -107,7 +107,7 @@ def test_a_run_that_nobody_measured_has_no_costs_and_is_not_compared(table):
     table = PaperTable("x", rows)
     assert costs_of(rows["old"]) is None
     assert table.reference[0] == ""
-    assert table.parts()[-1].rows[1][1:] == ["n/a"] * 5
+    assert table.parts()[-1].rows[1][1:] == ["n/a"] * 6
 
 
 def test_the_csv_has_a_line_per_row_and_metric(table, tmp_path):
@@ -123,6 +123,7 @@ def test_the_csv_has_a_line_per_row_and_metric(table, tmp_path):
     )
     assert (own["primary"], float(own["p"])) == ("yes", pytest.approx(0.105, abs=1e-3))  # t = 6, one degree of freedom
     assert (own["difference"], own["published"], own["simple"], own["comparable"]) == ("12.000", "88.5", "no", "yes")
+    assert own["passes"] == "2.0"
     assert (own["seconds"], own["megabytes"], own["memory_megabytes"], own["training"]) == (
         "90.0",
         "4.0",

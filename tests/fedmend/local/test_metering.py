@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from fedmend.learning.networks import build_network
 from fedmend.local.metering import Meter, digest, peak_memory, reset_peak
 from fedmend.messages import COLLECT, TRAIN, Question, RunSpec, SiteResult
 from fedmend.method import RoundTask
@@ -35,11 +36,25 @@ def test_bytes_rounds_and_steps_are_counted_site_by_site():
     step(1)
     found = meter.measured()
     assert found["sites"] == {
-        "a": {"rounds": 1, "steps": 3, "received": 40, "sent": 48},
-        "b": {"rounds": 1, "steps": 0, "received": 72, "sent": 8},
+        "a": {"rounds": 1, "steps": 3, "images": 0, "received": 40, "sent": 48},
+        "b": {"rounds": 1, "steps": 0, "images": 0, "received": 72, "sent": 8},
     }
     assert found["initial_model"] == digest(MODEL)
     assert found["seconds"] > 0
+
+
+def test_images_count_each_time_that_they_go_through_a_network_with_gradients():
+    network, images = build_network("resnet_narrow", 2), torch.rand(4, 3, 32, 32)
+    with Meter() as meter:
+        meter.asked(question(TRAIN, "a"))
+        with meter.working("a"):
+            network(images)
+            network(torch.cat([images, images]))  # two views in one pass
+            with torch.no_grad():
+                network(images)  # a teacher's
+        network(images)  # of no site
+    network(images)
+    assert meter.measured()["sites"]["a"]["images"] == 12
 
 
 def test_the_digest_depends_on_names_values_and_types_alone():
