@@ -39,6 +39,10 @@ Where paper and reference code (dzp2095/FedLSM) differ, or the paper is silent:
 - D16 a step of the student has ``batch_size`` images with the mixed ones, as in the paper, and so has a baseline's.
 - D17 in single-label data L_U is divided by N_U (Eq. 4); the code divides labels and pseudo-labels by the batch
   (``loss_mean``).
+- D18 ``known_all_labelled``: where every picture of a class of I_k has its label, as in the paper's protocol, one
+  without a label is of U_k. Paper and code take probabilities over all classes all the same, and drop a single-label
+  picture whose most probable class is of I_k: of (.60, .35, .05), the first of I_k, nothing is left; given U_k, the
+  second class has .875.
 - The known classes of a single-label site are those of which it has a label.
 - The teacher starts each round as the received model (code).
 
@@ -47,6 +51,7 @@ main batch and the mixed pairs.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -58,7 +63,7 @@ from torch import Tensor, nn
 from fedmend.data.augment import weak
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.labels import NOT_ANNOTATED
+from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.inference import infer
 from fedmend.method import Answer, Contributions, Federation, RoundTask, Site
 from fedmend.methods.labelsets import LabelSetWorkflow, PseudoLabelMethod, PseudoLabelRound
@@ -147,6 +152,11 @@ class FedLSMRound(PseudoLabelRound):
             )
         return high, low
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(B, M) of (B, M) logits; given that the class is one of U_k where ``known_all_labelled`` says so (D18)."""
+        within = self.method.known_all_labelled and self.site.data.kind == SINGLELABEL and not self.known.all()
+        return super().probabilities(logits.masked_fill(self.known, -math.inf) if within else logits)
+
     def parts(self) -> list[tuple[np.ndarray, int]]:
         """Samples of L_I and L_U, then ``pairs`` of D_h and ``pairs`` of D_l; with the mixed ones, B images."""
         high, low, _ = self._pools
@@ -211,6 +221,10 @@ class FedLSM(PseudoLabelMethod):
             of the baselines.
         keep_labelled: images of D_h that have a label stay in L_I too; they get no pseudo-labels.
         discount: a pseudo-label counts in q with its probability, so that q is the number of positives to expect.
+        known_all_labelled: in single-label data, the site's labels are complete for the classes that it knows: no
+            picture of such a class is without a label. Then the probabilities of a picture without a label, which
+            thresholds and ledger see, are those over the unknown classes, which sum to 1. No meaning in multi-label
+            data.
         ude_tau_positive: tau_positive of the uncertain image of a pair.
         ude_tau_negative: tau_negative of the uncertain image of a pair.
         ude_weight: lambda, weight of the mixed pairs, >= 0; 0 switches uncertain data enhancement off.
@@ -227,6 +241,7 @@ class FedLSM(PseudoLabelMethod):
     pairs: Count = 4
     keep_labelled: bool = False
     discount: bool = False
+    known_all_labelled: bool = False
     ude_tau_positive: PositiveThreshold = 0.7
     ude_tau_negative: NegativeThreshold = 0.005
     ude_weight: Weight = 0.1

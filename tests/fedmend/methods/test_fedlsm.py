@@ -109,6 +109,31 @@ def test_a_site_that_knows_no_class_is_refused(site_of, labels):
         settings().start(Says(np.zeros((3, 3))), order(), site_of(labels))
 
 
+# ---- pseudo-labels given U_k ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("told", "expected"), [(False, [0.6, 0.35, 0.05]), (True, [0, 0.875, 0.125])])
+def test_probabilities_are_given_the_unknown_classes_where_all_pictures_of_known_ones_are_labelled(
+    site_of, plain, told, expected
+):
+    """Class 0 is known; of the picture without a label the model says .60, .35, .05, and tau is .8."""
+    site, said = site_of([0, 0, -1, -1]), np.log([[0.6, 0.35, 0.05]] * 4)
+    work = settings(known_all_labelled=told, tau_positive=0.8).start(Says(said), order(), site)
+    found = work.probabilities(torch.tensor(said))
+    assert found[2].tolist() == pytest.approx(expected, abs=1e-6)
+    target, valid = work.targets(found[[0, 2]], torch.tensor([0, 2]), ~work.known, 0.8, 0.01)
+    assert valid.tolist() == [[True] * 3, [told] * 3]
+    assert target[0].tolist() == [1, 0, 0]  # a label stays what it is
+    assert not told or target[1].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 0, -1], [[1, -1, -1]] * 5], ids=["all known", "multi-label"])
+def test_probabilities_are_over_all_classes_where_none_is_unknown_and_in_multi_label_data(site_of, labels):
+    said = torch.tensor(np.log([[0.6, 0.35, 0.05]] * 5))
+    one, other = (settings(known_all_labelled=v).start(Says(said), order(), site_of(labels)) for v in (True, False))
+    assert torch.equal(one.probabilities(said), other.probabilities(said))
+
+
 # ---- batches --------------------------------------------------------------------------------------------------------
 
 
