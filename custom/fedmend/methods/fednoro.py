@@ -252,16 +252,11 @@ def distance_aware(noisy: Collection[str], contributions: Contributions) -> dict
     Args:
         noisy: names of the noisy sites.
         contributions: site → samples and model.
-
-    Raises:
-        FedMendError: a model is infinitely far away.
     """
     flags = np.array([site in noisy for site in contributions])
     distances = np.zeros(len(flags))
     if flags.any() and not flags.all():
         distances = model_distances([c.model for c in contributions.values()], flags)  # D2
-    if far := [site for site, d in zip(contributions, distances, strict=True) if not np.isfinite(d)]:
-        raise FedMendError(f"{', '.join(far)}: weights: expected a finite distance to the clean models, got infinity")
     weights = distance_aware_weights([c.samples for c in contributions.values()], distances)
     return dict(zip(contributions, weights.tolist(), strict=True))
 

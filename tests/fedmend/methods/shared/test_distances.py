@@ -81,6 +81,25 @@ def test_a_noisy_model_beside_the_second_clean_one_is_close_though_the_first_is_
     assert found[2] == pytest.approx(0.01 * 1000**0.5, rel=1e-2)
 
 
+@pytest.mark.parametrize("step", [1e-2, 1e-3, 1e-4, 1e-6])
+def test_a_near_copy_of_a_clean_model_keeps_its_distance_beside_clean_models_far_apart(step):
+    """10,000 weights that are all ``step`` away: 100 ``step``, where inner products in float32 gave .60 for .10."""
+    values = 0.0, 1.0, 1.0 + step, step
+    models = [{"a": np.full(10_000, v, dtype=np.float32)} for v in values]
+    found = model_distances(models, np.array([False, False, True, True]))
+    assert found[2:] == pytest.approx(100 * np.array([float(np.float32(1 + step)) - 1, step]), rel=1e-5)
+    squared = pairwise_distances(models)[0]
+    assert squared[0] == pytest.approx([0, 1e4, (100 * float(np.float32(1 + step))) ** 2, 1e4 * step**2], rel=1e-5)
+    assert squared[2, 1] == pytest.approx(found[2] ** 2)
+
+
+def test_the_average_by_distance_counts_a_near_copy_like_the_clean_model():
+    """d is 2e-4 and 2: Eq. (7) gives e^-0.0001 and e^-1. In float32 around the first model both were 0."""
+    models = [{"a": np.full(4, v, dtype=np.float32)} for v in (1000.0, 0.0, 1e-4, 1.0)]
+    found = model_distances(models, np.array([False, False, True, True]))
+    assert found.tolist() == pytest.approx([0, 0, 2e-4, 2.0], rel=1e-6)
+
+
 def test_equal_models_have_distance_0():
     models = random_models(1) * 4
     assert model_distances(models, NOISY).tolist() == [0.0] * 4
