@@ -10,7 +10,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("variant", ["fedpu", "fpsl", "fssl", "fedavg_masked_ignored"])
+@pytest.mark.parametrize("variant", ["fedpu", "candidate_sets", "fpsl", "fssl", "fedavg_masked_ignored"])
 def test_a_row_of_fedlsm_learns(tmp_path, cache, variant):
     found = train_row("fedlsm_isic2018", variant, tmp_path, SMALL, cache=cache)
     # Seen: AUC 0.87 (fedpu), 0.80 (fpsl), 0.86 (fssl), 0.85 (fedavg_masked_ignored).

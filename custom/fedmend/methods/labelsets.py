@@ -20,6 +20,7 @@ FPSL                         fedmend.baselines.fpsl.FPSL               ``masked`
 FedAvg*+FixMatch             fedmend.baselines.fixmatch.FixMatch       ``masked``
 FSSL*                        fedmend.baselines.fssl.FSSL               ``masked``
 FedLSM                       fedmend.methods.fedlsm.FedLSM           ``awpa``
+(not in the paper)           fedmend.methods.candidate_sets          ``masked``
 ============================ ======================================= =============
 
 The published code has no baseline that can be run, and the paper's details of them are in a supplement that we did not

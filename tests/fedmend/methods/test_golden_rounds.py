@@ -36,7 +36,7 @@ from fedmend.learning.training import LocalTrainer
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.learning.weights import get_weights
 from fedmend.messages import CENSUS, COLLECT, TRAIN, SiteResult
-from fedmend.methods import baselines, fedia, fedlsm, fedmlp, fednoro, fedpu, labelsets
+from fedmend.methods import baselines, candidate_sets, fedia, fedlsm, fedmlp, fednoro, fedpu, labelsets
 
 SITES = [f"site-{i}" for i in range(1, 5)]
 STEPS = {"local_iterations": 3}
@@ -159,6 +159,7 @@ CASES = {  # method, workflow, kind, rounds
     "FedIA": (fedia.FedIA(gap=0.0, threshold=0.5), fedia.FedIAWorkflow(warmup_rounds=2), SEGMENTATION, 5),
     "FedProx": (baselines.FedProx(mu=1.0), FEDAVG, MULTILABEL, 2),
     "FedPU": (fedpu.FedPU(**STEPS, hidden_share=0.2), SAMPLES, SINGLELABEL, 2),
+    "Candidate sets": (candidate_sets.CandidateSets(**STEPS), ROWS, SINGLELABEL, 2),
     "CBAFed": (cbafed.CBAFed(), cbafed.CBAFedWorkflow(warmup_rounds=1), MULTILABEL, 3),
     "FedFixMatch": (fedfixmatch.FedFixMatch(tau_positive=0.55, tau_negative=0.45), FEDAVG, MULTILABEL, 2),
     "FedIRM": (fedirm.FedIRM(), fedirm.FedIRMWorkflow(), MULTILABEL, 3),
@@ -194,6 +195,7 @@ GOLDEN = {  # loss of each round, then the bias of the final model; repaired ent
     "FedIA": ([0.8595, 0.8389, 0.8171, 0.3835, 0.3123, -0.0486, -0.1812], 18),
     "FedProx": ([1.0197, 1.0004, -0.1427, -0.0828, -0.0179], 0),
     "FedPU": ([1.5377, 1.5013, -0.1349, -0.2266, -0.0364], 0),
+    "Candidate sets": ([2.2165, 2.1154, -0.1499, -0.2773, -0.0816], 0),
     "CBAFed": ([1.089, 1.0362, 1.0566, 0.0445, 0.147, 0.1136], 0),
     "FedFixMatch": ([1.8043, 1.7532, 0.0864, 0.0035, 0.0638], 66),
     "FedIRM": ([2.3303, 2.1093, 2.0438, 0.1063, 0.1501, 0.151], 0),

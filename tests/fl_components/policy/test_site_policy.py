@@ -38,6 +38,7 @@ METHODS = {
     "baselines": {"FedAvg", "FedAvgPL", "FedProx", "SingleLabelFedAvg", "SingleLabelFedProx", "FedAvgWorkflow"},
     "labelsets": {"LabelSetFedAvg", "LabelSetFedProx", "LabelSetWorkflow"},
     "fedpu": {"FedPU"},
+    "candidate_sets": {"CandidateSets"},
 }
 BASELINES = {
     "elr": {"ELR"},
