@@ -118,6 +118,7 @@ def test_what_is_newer_than_the_backup_is_not_lost(kit, tmp_path, capsys):
     [("friday", "restored", 42), ("monday", "what was spent since the backup is not in it", 35)],
 )
 def test_an_account_that_a_restore_has_put_right_is_taken_and_says_what_it_lacks(kit, tmp_path, copy, said, steps):
+    pytest.importorskip("opacus")
     state, privacy = tmp_path / "state", Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
     file = state / ".privacy" / "site-1.json"
     Account(state, "site-1", privacy, 50).spend(0.1, 5)
@@ -134,6 +135,7 @@ def test_an_account_that_a_restore_has_put_right_is_taken_and_says_what_it_lacks
 
 
 def test_a_backup_that_is_put_back_after_everything_was_lost_fits_its_mark(kit, tmp_path):
+    pytest.importorskip("opacus")
     state, privacy = tmp_path / "state", Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
     Account(state, "site-1", privacy, 50).spend(0.1, 5)
     backup(kit, tmp_path / "copy")

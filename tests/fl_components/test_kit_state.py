@@ -169,6 +169,7 @@ def test_what_was_spent_in_both_places_is_added_up_and_a_stopped_move_adds_it_on
 
 
 def test_the_mark_of_the_account_moves_with_it_and_an_older_copy_is_not_moved(kit, tmp_path):
+    pytest.importorskip("opacus")
     privacy = Privacy(clip=1.0, noise_multiplier=2.0, delta=1e-3)
     older = account(kit / "state").read_text()
     Account(kit / "state", "site-1", privacy, 50).spend(1.0, 4)

@@ -4,7 +4,6 @@ import csv
 import shutil
 import subprocess
 
-import highdicom
 import nibabel
 import numpy as np
 import pydicom
@@ -14,6 +13,8 @@ from package_factories import balance, make_package
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 from pydicom.uid import EnhancedCTImageStorage
+
+highdicom = pytest.importorskip("highdicom", reason="needs fedmend[review]")
 
 SHAPE = (4, 20, 24)  # slices, rows, columns
 AXIAL, FLIPPED = [1, 0, 0, 0, 1, 0], [-1, 0, 0, 0, 1, 0]

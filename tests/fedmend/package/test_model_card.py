@@ -2,7 +2,6 @@ import json
 import re
 import shutil
 
-import jsonschema
 import numpy as np
 import pytest
 from factories import refused
@@ -13,6 +12,8 @@ from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.package import Package, model_card
 from fedmend.package.model_card import CHECKLISTS, write_card
 from fedmend.records.package_files import write_package
+
+jsonschema = pytest.importorskip("jsonschema")
 
 BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
 SCHEMA = json.loads(CHECKLISTS.with_name("model_card.schema.json").read_text())

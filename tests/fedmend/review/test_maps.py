@@ -30,6 +30,7 @@ def make_package(folder, classes=CLASSES):
 
 
 def test_without_a_model_the_page_says_so(tmp_path):
+    pytest.importorskip("starlette")
     browser = Browser(Desk(make_run(tmp_path, TAG)))
     page = browser.get("/item/0/1")
     assert "no map: no model is kept at this site; `fedmend review --model PACKAGE` names the one of the run" in words(
@@ -47,6 +48,7 @@ def test_a_model_of_other_classes_is_not_the_one_of_the_run(tmp_path):
 
 
 def test_the_model_that_a_site_keeps_is_offered_with_a_word_of_caution(tmp_path):
+    pytest.importorskip("starlette")
     run = make_run(tmp_path, TAG)
     make_package(run / "model")
     page = Browser(Desk(run)).get("/item/0/1")

@@ -50,6 +50,7 @@ def test_a_package_is_exported_once(package, tmp_path, capsys):
 
 
 def test_results_are_also_written_as_dicom(package, tmp_path, capsys):
+    pytest.importorskip("highdicom")
     about = {"Modality": "CT", "StudyInstanceUID": "1.2.4", "SeriesInstanceUID": "1.2.5"}
     make_dicom(tmp_path / "in" / "1.dcm", np.zeros((8, 8)), **about)
     write_png(tmp_path / "in" / "2.png")

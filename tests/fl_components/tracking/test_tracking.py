@@ -112,6 +112,7 @@ def listener(monkeypatch):
 
 
 def test_statsd_gets_the_round_sites_and_seconds_and_no_metric(listener):
+    pytest.importorskip("datadog")
     from fl_components.tracking.statsd import StatsD
 
     receiver = StatsD()
@@ -130,6 +131,7 @@ def test_statsd_gets_the_round_sites_and_seconds_and_no_metric(listener):
 
 @pytest.mark.parametrize("address", ["localhost", ":9125", "localhost:", "localhost:0", "localhost:70000", "h:²"])
 def test_an_address_without_host_and_port_is_refused(monkeypatch, address):
+    pytest.importorskip("datadog")
     from fl_components.tracking.statsd import StatsD
 
     monkeypatch.setenv("FEDMEND_STATSD", address)
