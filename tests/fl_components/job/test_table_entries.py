@@ -20,7 +20,7 @@ def test_a_row_says_what_it_is():
     assert read({"title": "X"}) == TableEntry(title="X", order=50, simple=False, published={})
 
 
-KEYS = ["title", "order", "simple", "published", "note", "protocol", "main"]
+KEYS = ["title", "order", "simple", "published", "note", "protocol", "primary", "main"]
 POINTS = "table.published: expected points of 100 by job and metric"
 
 
