@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 from fedmend.errors import FedMendError
 from fl_components.cli.common import given, job_arguments, seeds, site_settings
 
+PAPER = "paper"  # the main table and its levels, see fl_components.compare.job_tables
+
 if TYPE_CHECKING:
+    from fl_components.compare.job_tables import Level
     from fl_components.compare.runs import Comparison
 
 
@@ -29,8 +32,22 @@ def add(commands: argparse._SubParsersAction) -> None:
         " fedavg,fedavg+learning_rate=0.001 (default for a problem: the rows of the paper's table)",
     )
     compare.add_argument(
-        "--table", action="store_true", help="the paper's table, as for a problem: its rows, published numbers, costs"
+        "--table",
+        nargs="?",
+        const=PAPER,
+        default="",
+        metavar="NAME",
+        help="the paper's table, as for a problem: its rows, published numbers, costs; or another one of the job's"
+        " tables.json, e.g. ablation or stage2",
     )
+    compare.add_argument(
+        "--levels",
+        default="",
+        metavar="NAME",
+        help="the table over levels of tables.json: paper, the paper's",
+    )
+    compare.add_argument("--sweep", default="", metavar="NAME=V,V", help="the table over values of a setting")
+    compare.add_argument("--per-class", action="store_true", help="the table has the main metric of each class, too")
     compare.add_argument(
         "--data", metavar="DIR", help="site folders site-1, site-2, ... of fedmend prepare (default: the job's phantom)"
     )
@@ -65,35 +82,63 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _compare(args: argparse.Namespace) -> None:
-    from fedmend.comparison.paired import write_comparison
-    from fedmend.comparison.table_pages import write_paper_table
-    from fedmend.records.run_folder import load_run
-    from fl_components.compare.paper_rows import find_job, on_data, own_entry, paper_table, primary_measure, table_rows
-    from fl_components.compare.runs import Comparison, compare, federations
+    from fedmend.comparison.level_table import LevelTable, write_level_table
+    from fl_components.compare.job_tables import read_tables, swept
+    from fl_components.compare.paper_rows import find_job, own_entry
     from fl_components.compare.varied_data import varied_settings
-    from fl_components.run.bars import Bar
 
     job, named = find_job(args.job)
     if args.vary:
         args.set = [*varied_settings(job, args.data or "", args.site), *args.set]
-    table, out = args.table or named, args.out or Path("runs") / _name(args)
-    if args.data and args.sites:
-        raise FedMendError("--sites: expected no number beside --data, whose folders are the sites")
+    if args.levels and args.sweep:
+        raise FedMendError("--levels: expected no --sweep beside it, both are columns of the table")
+    if args.data and (args.sites or args.levels):
+        beside = "--sites: expected no number" if args.sites else "--levels: expected no levels of the phantom"
+        raise FedMendError(f"{beside} beside --data, whose folders are the sites")
+    levels = read_tables(job).chosen(args.levels) if args.levels else swept(args.sweep) if args.sweep else []
+    table = args.table or (PAPER if named or levels or args.per_class else "")
+    out = args.out or Path("runs") / _name(args)
     if args.cluster:
         job, out = job.resolve(), out.resolve()  # workers have other current folders
     if table:
         own_entry(job)  # refuses a job that is in no table
-    rows = args.rows or (table_rows(job) if table else [])
+        read_tables(job).table(table)
+    if not levels:
+        _, text = _one(args, job, out, table, None)
+        print(f"{text}\nwritten to {out}")
+        return
+    found = {}
+    for level in levels:
+        print(f"{level.title}:", flush=True)
+        found[level.title], _ = _one(args, job, out / level.folder, table, level)
+    text = write_level_table(LevelTable(job.resolve().name, found), out)
+    print(f"{text}\nwritten to {out}")
+
+
+def _one(args: argparse.Namespace, job: Path, out: Path, table: str, level: "Level | None") -> tuple:
+    """One comparison: the paper's table or None, and the Markdown of what was written."""
+    from fedmend.comparison.paired import write_comparison
+    from fedmend.comparison.table_pages import write_paper_table
+    from fedmend.records.run_folder import load_run
+    from fl_components.compare.job_tables import level_words, read_tables
+    from fl_components.compare.paper_rows import Shown, on_data, paper_table, primary_measure, table_rows
+    from fl_components.compare.runs import Comparison, compare, federations
+    from fl_components.job.folder import read_job
+    from fl_components.run.bars import Bar
+
+    about = read_tables(job).table(table or PAPER)
+    own = read_job(job).run.get("method")
+    rows = args.rows or [row for row in about.rows if row != own] or (table_rows(job) if table else [])
     comparison = Comparison(
         **given(args, "seeds", "variants", "sites"),
         job=job,
         rows=rows,
-        words=args.set,
+        words=[*level_words(level, about), *args.set] if table else args.set,
         site_words=args.site,
         per_federation=args.vary or 1,
     )
     comparison = on_data(comparison, args.data) if args.data else comparison
-    comparison, without, how = _plan(args, comparison, table=table)
+    comparison, without, how = _plan(args, comparison, table=bool(table))
     try:
         bar, show = Bar() if sys.stderr.isatty() else None, partial(print, flush=True)
         folders = compare(comparison, out, cluster=args.cluster, show=show, progress=bar, **how)
@@ -102,19 +147,19 @@ def _compare(args: argparse.Namespace) -> None:
         raise
     runs = {row: [load_run(folder) for folder in found] for row, found in folders.items()}
     if table:
-        text = write_paper_table(paper_table(comparison, runs, without, out, args.metric), out)
-    else:
-        of_seed = federations(comparison)
-        numbers = [of_seed[run.info["seed"]] for run in next(iter(runs.values()))]
-        text = write_comparison(runs, out, metric=args.metric, federations=numbers, primary=primary_measure(job))
-    print(f"{text}\nwritten to {out}")
+        wanted = Shown(table, level.title if level else "", args.per_class, args.metric)
+        found = paper_table(comparison, runs, without, out, wanted)
+        return found, write_paper_table(found, out)
+    of_seed = federations(comparison)
+    numbers = [of_seed[run.info["seed"]] for run in next(iter(runs.values()))]
+    return None, write_comparison(runs, out, metric=args.metric, federations=numbers, primary=primary_measure(job))
 
 
 def _name(args: argparse.Namespace) -> str:
     """The job's or problem's name, and where more is given than rows and seeds, a digest of it: rows and seeds add to
     the runs of a folder, other settings would be refused there."""
     told = [args.variants, args.set, args.site, args.data, args.sites]
-    told += [args.vary] if args.vary else []
+    told += [more for more in (args.vary, args.levels, args.sweep, args.table.replace(PAPER, "")) if more]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:6]
     return args.job.resolve().name + (f"-{digest}" if any(told) else "")
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmend.comparison.fairness import TableRow
@@ -10,6 +10,8 @@ from fedmend.comparison.paper_table import PaperTable
 from fedmend.data.card import CARD_NAME, load_card
 from fedmend.errors import FedMendError
 from fedmend.records.run_folder import RunFiles
+from fl_components.compare.job_tables import PAPER as MAIN
+from fl_components.compare.job_tables import read_tables
 from fl_components.compare.runs import DATA_ROOT, SEED, Comparison, cases, federations
 from fl_components.job.folder import all_jobs, job_variants, read_job
 from fl_components.job.reading import read
@@ -85,8 +87,29 @@ def published(entry: TableEntry, job: Path) -> Mapping[str, float]:
     return entry.published.get(read_job(job).name, {})
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Which of the paper's tables is shown.
+
+    Attributes:
+        table: its name in the job's ``tables.json``.
+        level: title of the level; "": the job's own.
+        per_class: whether single classes are shown.
+        metric: key of the figure's metric, or "".
+    """
+
+    table: str = MAIN
+    level: str = ""
+    per_class: bool = False
+    metric: str = ""
+
+
 def paper_table(
-    comparison: Comparison, runs: Mapping[str, Sequence[RunFiles]], without: Mapping[str, str], out: Path, metric: str
+    comparison: Comparison,
+    runs: Mapping[str, Sequence[RunFiles]],
+    without: Mapping[str, str],
+    out: Path,
+    wanted: Shown = Shown(),
 ) -> PaperTable:
     """The paper's table of complete runs.
 
@@ -95,31 +118,35 @@ def paper_table(
         runs: row → runs, one per whole seed; first the job's own row.
         without: row → why it is left out.
         out: folder of the comparison.
-        metric: key of the figure's metric, or "".
+        wanted: which table.
     """
     job, (own, *_) = comparison.job, runs
     costs, main = {(case.row, case.seed): case.cost() for case in cases(comparison, out)}, own_entry(job)
+    known = read_tables(job)
+    table, plain = known.table(wanted.table), wanted.table == MAIN and not wanted.level
     rows = {}
     for name, found in runs.items():
         entry = main if name == own else row_entry(job, name)
         rows[name] = TableRow(
-            title=entry.title,
+            title=table.rows.get(name, entry.title),
             runs=found,
             costs=[costs[name, run.info["seed"]] for run in found],
             simple=entry.simple,
-            published=published(entry, job),
+            published=published(entry, job) if plain else table.published.get(name, {}).get(wanted.level, {}),
             note=entry.note,
         )
     whole, of_seed = {run.info["seed"] for run in runs[own]}, federations(comparison)
+    printed = any(row.published for row in rows.values())
     return PaperTable(
         read_job(job).name,
         rows,
-        source=main.protocol,
+        source=(main.protocol if plain else table.protocol) if printed else "",
         left_out={row_entry(job, name).title: why for name, why in without.items()},
         incomplete=[seed for seed in comparison.seeds if seed not in whole],
-        metric=metric,
+        metric=wanted.metric,
         primary=main.primary,
         federations=[of_seed[run.info["seed"]] for run in runs[own]],
+        of_classes=known.per_class.published if wanted.per_class else None,
     )
 
 

@@ -23,7 +23,7 @@ from fedmend.comparison.paired import (
     unit_sentence,
 )
 from fedmend.report.kinds import shown_as
-from fedmend.report.tables import MACRO, Column, macro_columns, mean_and_sd, metric_word, shown
+from fedmend.report.tables import MACRO, Column, class_columns, macro_columns, mean_and_sd, metric_word, shown
 
 MEGABYTE = 1e6
 
@@ -50,6 +50,8 @@ class PaperTable:
         metric: key of the figure's metric; "": the main one of the kind of labels.
         primary: key of the primary measure that the job names, see :func:`fedmend.comparison.paired.primary_key`.
         federations: the number of the federation of each seed.
+        of_classes: the paper's numbers class by class, row → class → points of 100; None: single classes are not asked
+            for.
     """
 
     name: str
@@ -60,6 +62,7 @@ class PaperTable:
     metric: str = ""
     primary: str = ""
     federations: Sequence[int] = ()
+    of_classes: Mapping[str, Mapping[str, float]] | None = None
 
     @cached_property
     def verdicts(self) -> Mapping[str, Fairness]:
@@ -155,8 +158,8 @@ class PaperTable:
         return facts
 
     def parts(self) -> list[PageTable]:
-        """Results, differences and costs."""
-        return [part for part in (self._results(), self._differences(), self._costs()) if part.rows]
+        """Results, those of single classes where they are asked for, differences and costs."""
+        return [part for part in (self._results(), self._classes(), self._differences(), self._costs()) if part.rows]
 
     def _results(self) -> PageTable:
         head, cells = ["method"], [[self.title(name)] for name in self.rows]
@@ -171,6 +174,21 @@ class PaperTable:
         for key in sorted(wanted):
             self._add_published(key, metric_word(key, self.first.runs[0]), head, cells)
         return PageTable("results", f"Final model, {self.first.runs[0].split} split", head, cells)
+
+    def _classes(self) -> PageTable:
+        """The main measure of each class, beside the paper's."""
+        run, head = self.first.runs[0], ["method"]
+        if self.of_classes is None:
+            return PageTable("classes", "", head, [])
+        key, cells = shown_as(run).main_metric, [[self.title(name)] for name in self.rows]
+        for column in class_columns(run):
+            printed = [self.of_classes.get(name, {}).get(column.word) for name in self.rows]
+            known = any(value is not None for value in printed)
+            head += [column.word] + [f"{column.word}, published"] * known
+            for line, name, value in zip(cells, self.rows, printed, strict=True):
+                line.append(shown(*mean_and_sd(self.values(name, column))))
+                line += ["" if value is None else f"{value:g}"] * known
+        return PageTable("classes", f"{metric_word(key, run)} of each class", head, cells)
 
     def _add_published(self, key: str, word: str, head: list[str], cells: list[list[str]]) -> None:
         head.append(f"{word}, published")

@@ -1,7 +1,9 @@
 """The paper's table for readers: Markdown, LaTeX and one HTML page."""
 
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Protocol
 
 from fedmend.basics.files import write_text
 from fedmend.basics.page import Markup, phantom_note, section, table, td, whole_page
@@ -23,7 +25,45 @@ LATEX = {
 }
 
 
-def markdown(found: PaperTable) -> str:
+class Tables(Protocol):
+    """What can be written on the pages: a paper's table, or one over several levels."""
+
+    @property
+    def name(self) -> str:
+        """Of the job."""
+        ...
+
+    @property
+    def rows(self) -> Mapping[str, object]:
+        """By name."""
+        ...
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Of every row."""
+        ...
+
+    @property
+    def phantom(self) -> bool:
+        """Whether any image is synthetic."""
+        ...
+
+    @property
+    def facts(self) -> Sequence[str]:
+        """Sentences above the tables."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Footnotes, by number from 1."""
+        ...
+
+    def parts(self) -> list[PageTable]:
+        """Tables, results first."""
+        ...
+
+
+def markdown(found: Tables) -> str:
     """The tables, one below the other."""
     text = f"# Comparison on {found.name}\n\n"
     text += f"**PHANTOM**: {PHANTOM_SENTENCE[0].lower()}{PHANTOM_SENTENCE[1:]}\n\n" if found.phantom else ""
@@ -32,14 +72,14 @@ def markdown(found: PaperTable) -> str:
     return text + "".join(f"\n[{number}] {note}\n" for number, note in enumerate(found.notes, 1))
 
 
-def latex(found: PaperTable) -> str:
+def latex(found: Tables) -> str:
     """Tables for a paper with the package booktabs; the facts are comments."""
     name = f"{'PHANTOM ' if found.phantom else ''}Comparison on {found.name}"
     tables = [_latex_table(part, name, found.notes) for part in found.parts()]
     return "".join([*(f"% {line}\n" for line in (name, *found.facts)), *tables])
 
 
-def _latex_table(part: PageTable, name: str, notes: list[str]) -> str:
+def _latex_table(part: PageTable, name: str, notes: Sequence[str]) -> str:
     lines = [" & ".join(map(_tex, row)) + r" \\" for row in part.rows]
     below = [rf"\par\footnotesize [{number}] {_tex(note)}" for number, note in enumerate(notes, 1)]
     head = " & ".join(map(_tex, part.head)) + r" \\"
@@ -52,12 +92,12 @@ def _tex(text: str) -> str:
     return "".join(LATEX.get(sign, sign) for sign in " ".join(text.split()))
 
 
-def html_page(found: PaperTable, figure: str) -> str:
+def html_page(found: Tables, figure: str) -> str:
     """One page with its figure inside.
 
     Args:
         found: the table.
-        figure: SVG of the curves.
+        figure: SVG of the curves; "": the page has none.
     """
     heading = f"Comparison on {found.name}"
     below = f"<p class='sub'>{len(found.rows)} methods, {len(found.seeds)} seeds</p>"
@@ -67,8 +107,8 @@ def html_page(found: PaperTable, figure: str) -> str:
     notes = "".join(f"<p class='fine'>[{n}] {escape(note)}</p>\n" for n, note in enumerate(found.notes, 1))
     alt = "Mean over the seeds of each method, round by round, with one standard deviation to each side"
     body: str = section("results", "Results", facts + _html_table(results) + notes)
-    body += section("curves", "Round by round", inline(figure, "curves", alt))
-    body += "".join(section(part.word, part.word.capitalize(), _html_table(part)) for part in others)
+    body += section("curves", "Round by round", inline(figure, "curves", alt)) if figure else ""
+    body += "".join(section(part.word, part.word.partition("-")[0].capitalize(), _html_table(part)) for part in others)
     footer = f"{'PHANTOM ' * found.phantom}{escape(heading)} · FedMend · sums over samples only, no patient data"
     return whole_page(heading, below, body, footer, phantom=found.phantom, style=STYLE)
 

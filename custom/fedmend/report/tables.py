@@ -92,7 +92,7 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
             _check(run, first, f"table, {name}" + (f", seed {run.info['seed']}" if "seed" in run.info else ""))
     classes, split = first.info["classes"], first.split
     main = shown_as(first).main_metric
-    per_class = [Column(name, partial(_of_class, main, i), name) for i, name in enumerate(classes)]
+    per_class = class_columns(first)
     if len(classes) > 1:
         per_class.append(Column("Average", partial(_final_macro, key=main), main))
     macro = macro_columns([run for group in runs.values() for run in group])
@@ -110,6 +110,12 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
         heads = [column.word for column in columns]
         texts += [_markdown(f"{title}, final model, {split} split", heads, rows), _csv(heads, rows)]
     return dict(zip(TABLES, texts, strict=True))
+
+
+def class_columns(run: RunFiles) -> list[Column]:
+    """The main metric of each class of the final model, of runs of this one's kind of labels."""
+    main = shown_as(run).main_metric
+    return [Column(name, partial(_of_class, main, i), name) for i, name in enumerate(run.info["classes"])]
 
 
 def macro_columns(runs: Sequence[RunFiles]) -> list[Column]:

@@ -1,6 +1,7 @@
 """The paper's table of made-up runs, whose numbers can be seen at once."""
 
 import csv
+import dataclasses
 import io
 import re
 
@@ -94,6 +95,15 @@ def test_the_table_counts_federations_not_seeds():
     results = table.parts()[0].rows
     assert results[0][1] == "67.5 ± 10.6"
     assert {line["federations"] for line in csv.DictReader(io.StringIO(table.csv()))} == {"2"}
+
+
+def test_single_classes_stand_beside_the_papers_where_they_are_asked_for(table):
+    asked = dataclasses.replace(table, of_classes={"own": {"edema": 88.4}})
+    part = next(part for part in asked.parts() if part.word == "classes")
+    assert part.caption == "AUC of each class"
+    assert part.head == ["method", "edema", "edema, published"]
+    assert part.rows[:2] == [["Own & only", "75.0 ± 7.1", "88.4"], ["FedAvg", "63.0 ± 4.2", ""]]
+    assert "classes" not in [part.word for part in table.parts()]
 
 
 def test_without_a_simple_baseline_there_are_no_differences():

@@ -26,9 +26,14 @@ def seen(monkeypatch):
         found.comparison, found.out, found.how = comparison, out, how
         return {row: [row] for row in ("own", *comparison.rows)}
 
-    def paper_table(comparison, runs, without, out, metric):
-        found.table = runs, without, metric
+    def paper_table(comparison, runs, without, out, wanted):
+        found.table = runs, without, wanted.metric
+        found.shown.append((wanted, comparison.words, comparison.rows, out))
         return "table"
+
+    def write_level_table(table, out):
+        found.levels = table, out
+        return "all levels"
 
     def load_run(folder):
         return Namespace(info={"seed": found.comparison.seeds[0]})
@@ -37,12 +42,13 @@ def seen(monkeypatch):
         found.federations, found.primary = federations, primary
         return "two tables"
 
-    found = Namespace(without={})
+    found = Namespace(without={}, shown=[])
     monkeypatch.setattr("fl_components.compare.trial.try_rows", try_rows)
     monkeypatch.setattr("fl_components.compare.trial.estimates", lambda trials: {"own": 7.0})
     monkeypatch.setattr("fl_components.compare.trial.fitting_processes", lambda trials: 5)
     monkeypatch.setattr("fl_components.compare.runs.compare", compare)
     monkeypatch.setattr("fl_components.compare.paper_rows.paper_table", paper_table)
+    monkeypatch.setattr("fedmend.comparison.level_table.write_level_table", write_level_table)
     monkeypatch.setattr("fedmend.records.run_folder.load_run", load_run)
     monkeypatch.setattr("fedmend.comparison.table_pages.write_paper_table", lambda table, out: "the table")
     monkeypatch.setattr("fedmend.comparison.paired.write_comparison", write_comparison)
@@ -110,6 +116,58 @@ def test_what_may_vary_is_data_alone(capsys):
         assert said in capsys.readouterr().err
 
 
+def test_the_papers_levels_are_comparisons_of_their_own_and_one_table(seen, tmp_path, capsys):
+    words = ["compare", "partial-masks", "--levels", "paper", "--rows", "fedavg", "--out", tmp_path]
+    assert call(*words, "--set", "num_rounds=5") == 0
+    titles = ["m = 0", "m = 1", "m = 2", "m = 3"]
+    assert [wanted.level for wanted, *_ in seen.shown] == titles
+    assert [given for _, given, *_ in seen.shown] == [[f"phantom.m={m}", "num_rounds=5"] for m in range(4)]
+    assert [out for *_, out in seen.shown] == [tmp_path / f"m-{m}" for m in range(4)]
+    table, out = seen.levels
+    assert (table.name, list(table.levels), out) == ("fedia_ms", titles, tmp_path)
+    assert capsys.readouterr().out.endswith(f"all levels\nwritten to {tmp_path}\n")
+
+
+def test_a_sweep_makes_a_level_of_each_value(seen, tmp_path):
+    assert (
+        call("compare", JOBS / "fedia_lung", "--sweep", "warmup_rounds=2,4", "--rows", "fedavg", "--out", tmp_path) == 0
+    )
+    assert [(wanted.level, given) for wanted, given, *_ in seen.shown] == [
+        ("warmup_rounds=2", ["warmup_rounds=2"]),
+        ("warmup_rounds=4", ["warmup_rounds=4"]),
+    ]
+
+
+def test_another_table_of_the_paper_has_rows_and_settings_of_its_own(seen, tmp_path):
+    assert call("compare", "noisy-sites", "--table", "stage2", "--per-class", "--out", tmp_path) == 0
+    ((wanted, given, rows, _),) = seen.shown
+    assert (wanted.table, wanted.level, wanted.per_class) == ("stage2", "", True)
+    assert given == ["phantom.noisy_share=0.4", "phantom.noise_low=0.3", "phantom.noise_high=0.5"]
+    assert rows == ["fedla", "clean_only", "aggregation_only", "distillation_only"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--levels", "x"], "--levels: expected one of ['paper'] of this job, got 'x'"),
+        (["--table", "stage3"], "--table: expected one of ['paper', 'stage2'] of this job, got 'stage3'"),
+        (["--sweep", "seed"], "--sweep: expected NAME=VALUE,VALUE,... with different values, got 'seed'"),
+        (
+            ["--levels", "paper", "--sweep", "a=1"],
+            "--levels: expected no --sweep beside it, both are columns of the table",
+        ),
+        (
+            ["--levels", "paper", "--data", "d"],
+            "--levels: expected no levels of the phantom beside --data, whose folders are the sites",
+        ),
+    ],
+)
+def test_levels_and_tables_that_there_are_not_are_one_sentence(seen, capsys, words, sentence):
+    assert call("compare", "noisy-sites", *words) == 1
+    assert capsys.readouterr().err == f"fedmend: {sentence}\n"
+    assert not hasattr(seen, "comparison")
+
+
 def test_a_job_that_is_in_no_table_is_refused_before_the_first_run(seen, tmp_path, capsys):
     job = write_job(tmp_path / "job")
     assert call("compare", job, "--table", "--rows", "learning_rate=0.1", "--out", tmp_path / "out") == 1
@@ -134,9 +192,9 @@ def test_rows_and_seeds_add_to_a_folder_and_other_settings_have_their_own(seen, 
     job = JOBS / "fedmlp_ich"
     assert folder(job) == folder(job, "--rows", "fedavg", "--seeds", "3-5") == Path("runs/fedmlp_ich")
     others = [["--set", "num_rounds=8"], ["--variant", "paper"], ["--site", "data_root=d"], ["--sites", 3]]
-    others += [["--vary", "data"], ["--vary", "data=2"]]
+    others += [["--vary", "data"], ["--vary", "data=2"], ["--levels", "paper"], ["--sweep", "mu=1"]]
     folders = {folder(job, *words) for words in others} | {folder("missing-classes", "--data", "d")}
-    assert len(folders) == 7
+    assert len(folders) == 9
     assert folder(job, *others[0]) == folder(job, "--rows", "fedavg", *others[0])
     assert all(str(path).startswith(("runs/fedmlp_ich-", "runs/missing-classes-")) for path in folders)
 

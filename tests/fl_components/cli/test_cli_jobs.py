@@ -142,6 +142,7 @@ def test_compare_passes_everything_on_and_prints_the_table(tmp_path, monkeypatch
     written = "fedmend.comparison.paired.write_comparison"
     monkeypatch.setattr(written, lambda runs, out, metric, federations, primary: f"{list(runs)} {metric} {federations}")
     monkeypatch.setattr("fl_components.compare.paper_rows.primary_measure", lambda job: "auc")
+    monkeypatch.setattr("fl_components.job.folder.read_job", lambda job: Namespace(run={"method": "own"}))
     monkeypatch.setattr("fl_components.compare.runs.cases", lambda comparison, out: [])
     monkeypatch.setattr("fl_components.compare.trial.try_rows", lambda cases, **how: ({}, {}))
     words = "compare jobs/x --rows a,paper+b --seeds 0-2,7 --variant v --sites 3 --processes 2 --metric f1"

@@ -10,6 +10,7 @@ from job_factories import CLIENT, SERVER, write_job
 
 from fedmend.records.run_folder import RunFiles
 from fl_components.compare.paper_rows import (
+    Shown,
     find_job,
     on_data,
     own_entry,
@@ -149,10 +150,33 @@ def test_the_table_has_the_rows_of_whole_seeds_with_what_the_files_say_of_them(j
         case.workspace.mkdir(parents=True)
         case.cost_file.write_text(json.dumps({"seconds": case.seed}))
     runs = {row: [RunFiles(None, {"seed": 1}, {}, (), (), {})] for row in ("own", "fedavg")}
-    found = paper_table(comparison, runs, {"late": "expected more"}, tmp_path / "out", "f1")
+    found = paper_table(comparison, runs, {"late": "expected more"}, tmp_path / "out", Shown(metric="f1"))
     assert (found.name, found.source, found.incomplete, found.metric) == ("job", "Table 1", [0], "f1")
     assert [row.title for row in found.rows.values()] == ["Own", "FedAvg"]
     assert [row.published for row in found.rows.values()] == [{"auc": 80}, {"auc": 70}]
     assert [row.costs for row in found.rows.values()] == [[{"seconds": 1}]] * 2
     assert (found.rows["own"].simple, found.rows["fedavg"].simple) == (False, True)
     assert found.left_out == {"Late": "expected more"}
+
+
+def test_a_level_has_its_own_numbers_and_another_table_its_own_titles(job, tmp_path):
+    table = {
+        "protocol": "Table 3",
+        "rows": {"fedavg": "plain"},
+        "published": {"own": {"": {"auc": 1}, "m": {"auc": 2}}},
+    }
+    content = {"tables": {"ablation": table}, "per_class": {"published": {"own": {"edema": 3}}}}
+    (job / "tables.json").write_text(json.dumps(content))
+    runs = {row: [RunFiles(None, {"seed": 0}, {}, (), (), {})] for row in ("own", "fedavg")}
+    comparison = Comparison(job, ["fedavg"], [0])
+
+    def shown(**wanted):
+        return paper_table(comparison, runs, {}, tmp_path / "out", Shown(**wanted))
+
+    found = shown(table="ablation", per_class=True)
+    assert [row.title for row in found.rows.values()] == ["Own", "plain"]
+    assert [row.published for row in found.rows.values()] == [{"auc": 1}, {}]
+    assert (found.source, found.of_classes) == ("Table 3", {"own": {"edema": 3}})
+    assert shown(table="ablation", level="m").rows["own"].published == {"auc": 2}
+    other = shown(level="m")  # of the main table, of which the file says nothing
+    assert (other.rows["own"].published, other.source, other.of_classes) == ({}, "", None)

@@ -20,6 +20,7 @@ class ChestPhantom(PhantomSpec):
 
     Attributes:
         protocol: a key of :data:`fedmend.datasets.cxr14.PROTOCOLS`.
+        classes_per_site: findings that each site labels; 0: those of the protocol.
         classes: these findings only; empty: those of the protocol.
         least_share: share of the films that a finding has at least; below 4 % it is hard to learn.
         most_share: share of the films that a finding has at most.
@@ -29,6 +30,7 @@ class ChestPhantom(PhantomSpec):
     sites: int = 8
     pixels: int = 64
     protocol: str = "fedlsm"
+    classes_per_site: int = 0
     classes: list[str] = field(default_factory=list)
     least_share: float = 0.04
     most_share: float = 1.0
@@ -44,6 +46,8 @@ class ChestPhantom(PhantomSpec):
         if unknown := [c for c in self.classes if c not in cxr14.CLASSES]:
             raise FedMendError(f"field classes: expected names out of {list(cxr14.CLASSES)}, got also {unknown[0]!r}")
         given: dict[str, Any] = {"sites": self.sites, "test_share": self.test_share, "seed": self.seed}
+        if self.classes_per_site:
+            given["classes_per_site"] = self.classes_per_site
         if self.classes:
             given |= {"classes": self.classes, "top": None}
         drawn = {"images": self.images, "seed": self.seed, "size": self.pixels, "devices": self.sites}

@@ -1,0 +1,92 @@
+"""Several levels as one table, of made-up runs whose numbers can be seen at once."""
+
+import csv
+import re
+
+import pytest
+
+from fedmend.comparison.fairness import TableRow
+from fedmend.comparison.level_table import FILES, LevelTable, write_level_table
+from fedmend.comparison.paper_table import PaperTable
+from fedmend.records.run_folder import RunFiles
+
+
+def make_run(seed, auc):
+    evaluations = [{"round": 1, "per_class": {"auc": [auc]}, "macro": {"auc": auc, "map": auc / 2}}]
+    info = {"phantom": True, "classes": ["edema"], "seed": seed, "sites": {"a": {"train": 8}}}
+    return RunFiles(None, info, {"test": evaluations}, (), (), {"final": {}})
+
+
+def cost():
+    site = {"rounds": 5, "steps": 30, "images": 80, "sent": 1, "received": 1}
+    effort = {"unit": "epochs", "per_round": 4}
+    return {"seconds": 9, "peak_memory": 1, "initial_model": "x", "sites": {"a": site}, "effort": effort}
+
+
+def make_row(title, *aucs, **options):
+    runs = [make_run(seed, auc) for seed, auc in enumerate(aucs)]
+    return TableRow(title=title, runs=runs, costs=[cost()] * len(runs), **options)
+
+
+def make_table(own, fedavg, printed):
+    rows = {
+        "own": make_row("Own", *own, published={"auc": printed} if printed else {}),
+        "fedavg": make_row("FedAvg", *fedavg, simple=True),
+    }
+    return PaperTable("job_x", rows, source="Smith, Table 1", primary="auc", federations=[0, 1])
+
+
+@pytest.fixture
+def table():
+    return LevelTable(
+        "job_x", {"m = 0": make_table([0.8, 0.9], [0.7, 0.8], 90), "m = 1": make_table([0.6, 0.7], [0.6, 0.6], 80)}
+    )
+
+
+def test_methods_have_a_column_for_each_level_beside_the_papers_and_means(table, tmp_path):
+    text = write_level_table(table, tmp_path)
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted(FILES)
+    lines = text.splitlines()
+    for line in (
+        "| method | m = 0 | m = 0, published | m = 1 | m = 1, published | mean | mean, published |",
+        "| Own | 85.0 ± 7.1 | 90 | 65.0 ± 7.1 | 80 | 75.0 | 85 |",
+        "| FedAvg | 75.0 ± 7.1 |  | 60.0 ± 0.0 |  | 67.5 |  |",
+        "| method | m = 0 | m = 1 |",
+        "| Own | +10.0 [10.0, 10.0] | +5.0 [-58.5, 68.5] |",  # 0 and 10: 5 ± 12.706 x 5
+        "2 levels; footnotes, costs and curves of each are in its folder.",
+        "2 federations: deviations and intervals are over federations.",
+    ):
+        assert line in lines, text
+    assert lines.count("AUC, test split") == 1
+    assert "mAP" not in text  # neither printed nor primary
+    assert "PHANTOM" in text
+
+
+def test_a_row_that_a_level_lacks_has_no_number_there_and_no_mean(table):
+    first, second = table.levels.values()
+    short = PaperTable("job_x", {"own": second.rows["own"]}, primary="auc", federations=[0, 1])
+    rows = LevelTable("job_x", {"m = 0": first, "m = 1": short}).parts()[0].rows
+    assert rows[1] == ["FedAvg", "75.0 ± 7.1", "", "n/a", "", "", ""]
+
+
+def test_a_level_without_published_numbers_has_no_column_for_them():
+    table = LevelTable(
+        "x", {"a=1": make_table([0.8, 0.9], [0.7, 0.8], 0), "a=2": make_table([0.8, 0.8], [0.7, 0.7], 90)}
+    )
+    assert table.parts()[0].head == ["method", "a=1", "a=2", "a=2, published", "mean"]
+
+
+def test_the_csv_has_the_lines_of_all_levels_under_one_head(table, tmp_path):
+    write_level_table(table, tmp_path)
+    with open(tmp_path / "comparison.csv") as stream:
+        lines = list(csv.DictReader(stream))
+    assert [line["level"] for line in lines] == ["m = 0"] * 4 + ["m = 1"] * 4
+    assert [line["mean"] for line in lines if line["metric"] == "AUC"] == ["85.000", "75.000", "65.000", "60.000"]
+
+
+def test_the_page_has_no_curves_and_asks_for_nothing(table, tmp_path):
+    write_level_table(table, tmp_path)
+    page = (tmp_path / "comparison.html").read_text()
+    assert 'id="differences"' in page
+    assert 'id="curves"' not in page
+    assert not re.search(r"(src|href)=\"(?!#)", page)
