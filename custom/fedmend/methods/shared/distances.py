@@ -27,13 +27,13 @@ def model_distances(models: Sequence[Mapping[str, np.ndarray]], noisy: np.ndarra
     Returns:
         (K,) float64; 0 for clean models.
     """
-    far, near = np.flatnonzero(noisy), np.flatnonzero(~noisy)
+    far, near = ([m for m, flag in zip(models, noisy, strict=True) if flag == which] for which in (True, False))
     total = np.zeros((len(far), len(near)))
     with one_thread():
         for name in models[0]:
-            total += np.sqrt(_squared_distances(*([models[k][name] for k in group] for group in (far, near))))
+            total += np.sqrt(_squared_distances([m[name] for m in far], [m[name] for m in near]))
     result = np.zeros(len(models))
-    result[far] = total.min(1)
+    result[noisy] = total.min(1)
     return result
 
 
