@@ -11,7 +11,8 @@ from federation_factories import Run, Script, failing, histograms, initial, plai
 from fedmend.errors import FedMendError
 from fedmend.messages import CENSUS, EVALUATE, TRAIN
 from fedmend.methods.baselines import FedAvgWorkflow
-from fedmend.server import fingerprint
+from fedmend.records.run_records import RunRecords
+from fedmend.server import federation, fingerprint
 from fedmend.server.checkpoint import Checkpoint
 
 BOTH = {"site-1": [1, 0], "site-2": [0, 1]}
@@ -66,6 +67,53 @@ def test_a_finished_run_is_handed_over_again_and_names_the_job_that_did_it(tmp_p
         assert again.decisions("no_round_left") == [(3, {"job": "job-1"})]
     assert "run_name 'run-1': all 3 rounds were done before by job job-1; nothing is trained, " in caplog.text
     assert play(tmp_path, seed=1).stopped.endswith('allow_changes=["seed"]')
+
+
+class Killed(BaseException):
+    """Ends a job as a killed process does: nothing is told, nothing is tidied."""
+
+
+def dying(transport, at):
+    """The transport of a job that is killed when it is about to do ``at``: save a model, or ask a question."""
+    save, exchange = transport.save_model, transport.exchange
+
+    def saving(weights, *, best=False):
+        if at == ("best" if best else "global"):
+            raise Killed
+        return save(weights, best=best)
+
+    def exchanging(question, *given):
+        if at == question.name:
+            raise Killed
+        exchange(question, *given)
+
+    transport.save_model, transport.exchange = saving, exchanging
+
+
+@pytest.mark.parametrize("at", ["global", EVALUATE, "best", "package", "report"])
+def test_a_job_killed_after_its_last_checkpoint_is_submitted_again_and_hands_everything_over(tmp_path, monkeypatch, at):
+    def killed(*_given, **_options):
+        raise Killed
+
+    page = at == "report"  # whose figures take a second
+    whole = play(tmp_path / "whole", repairing, report=page)
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        if at == "package":
+            patched.setattr(federation, "pack", killed)
+        if at == "report":
+            patched.setattr(RunRecords, "finish", killed)
+        play(tmp_path, repairing, prepare=lambda transport: dying(transport, at))
+    again = play(tmp_path, repairing, job="job-2", report=page)
+    assert (again.stopped, again.rounds()) == ("", [])
+    assert again.decisions("no_round_left") == [(3, {"job": "job-1"})]
+    assert same_models(again.transport.saved["global"], whole.transport.saved["global"])
+    assert same_models(again.transport.saved["best"], whole.transport.saved["best"])
+    assert again.content("results.json")["final"] == whole.content("results.json")["final"]
+    assert records(again) == records(whole)
+    files = [{str(f.relative_to(run.folder)) for f in run.folder.rglob("*") if f.is_file()} for run in (again, whole)]
+    assert files[0] == files[1]
+    assert {"run-1.fedmend/weights.safetensors", "run-1-best.fedmend/weights.safetensors"} <= files[0]
+    assert ("report.html" in files[0]) == page
 
 
 def test_a_failed_final_evaluation_costs_no_model_and_the_run_can_be_finished(tmp_path):
