@@ -1,6 +1,7 @@
 """A copy of all that a site or server keeps for its runs, made while they go on, and its way back."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -89,7 +90,7 @@ def restore(copy: Path, kit: Path) -> list[str]:
             continue
         goal = state_dir / entry.name
         if goal.exists():
-            os.replace(goal, aside := state_dir / f"{entry.name}.replaced-{now}")
+            os.replace(goal, aside := _free(state_dir / f"{entry.name}.replaced-{now}"))
             done.append(f"{entry.name} was there and is now {aside.name}")
         if entry.is_dir():
             with whole_folder(goal) as temporary:
@@ -99,6 +100,12 @@ def restore(copy: Path, kit: Path) -> list[str]:
         done.append(f"{entry.name} restored, as of {about['made']}")
     done += _restore_account(copy / STATE, state_dir, name)
     return done + _restore_register(copy / STATE / REGISTERS, state_dir / REGISTERS, name)
+
+
+def _free(place: Path) -> Path:
+    """The place, or one beside it where it is taken, as by another restore within the second."""
+    names = (place.with_name(f"{place.name}-{number}") for number in itertools.count(2))
+    return next(name for name in itertools.chain([place], names) if not name.exists())
 
 
 def _copy_all(source: Path, goal: Path, name: str) -> None:

@@ -113,6 +113,18 @@ def test_what_is_newer_than_the_backup_is_not_lost(kit, tmp_path, capsys):
     assert [verdict["word"] for verdict in read_verdicts(ledger)] == [REJECT]
 
 
+def test_a_backup_is_restored_again_within_a_second_and_nothing_is_lost(kit, tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    backup(kit, tmp_path / "copy")
+    monkeypatch.setattr("fl_components.backup.time.strftime", lambda *_: "20260102T030405")
+    for value in (1, 2, 3):
+        StateStore(state / "run-1" / "site-1").save("moments-0", value)
+        restore(tmp_path / "copy", kit)
+    aside = [state / f"run-1.replaced-20260102T030405{end}" for end in ("", "-2", "-3")]
+    assert [StateStore(folder / "site-1").load("moments-0") for folder in aside] == [1, 2, 3]
+    assert StateStore(state / "run-1" / "site-1").load("moments-0") == 7
+
+
 @pytest.mark.parametrize(
     ("copy", "said", "steps"),
     [("friday", "restored", 42), ("monday", "what was spent since the backup is not in it", 35)],
