@@ -15,10 +15,9 @@ from typing import Any
 
 from fedmend.basics.files import make_folder, write_text
 from fedmend.errors import FedMendError
-from fedmend.messages import WAITS
+from fedmend.messages import HOLD, WAITS
 
 FOLDER = ".approval"  # in state_dir, beside the folders of runs
-HOLD = 60.0  # seconds for which a task waits before it is answered that it still waits
 POLL = 1.0
 
 

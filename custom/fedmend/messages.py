@@ -14,6 +14,7 @@ QUESTIONS = (CENSUS, TRAIN, COLLECT, EVALUATE, KEEP)
 KEEP_MODEL = "keep_model"  # in the census of a site that wants the model when the run is over
 LONGEST_ERROR = 2000  # characters
 WAITS = "waits until somebody of this site has approved the job"  # an answer after which the server asks again
+HOLD = 60  # seconds for which a site that waits so keeps the census before it says so again
 MARK = re.compile(r"(?:[0-9a-f]{32})?")  # of a ledger
 
 

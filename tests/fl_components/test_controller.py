@@ -14,7 +14,7 @@ from nvflare.apis.dxo import MetaKey
 from nvflare.apis.fl_constant import FLContextKey
 
 from fedmend.averaging import Fold
-from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN, SiteResult
+from fedmend.messages import CENSUS, COLLECT, EVALUATE, HOLD, TRAIN, WAITS, SiteResult
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.records.signature import Trust, verify_package
 from fedmend.server import federation as core
@@ -429,13 +429,36 @@ def test_an_abort_while_answers_are_waited_for_ends_the_run(tmp_path, monkeypatc
 
 
 def test_the_timeout_of_a_round_is_flare_s(tmp_path):
-    started, timeouts = federation(tmp_path, plain_answers(BOTH), round_timeout=90), set()
+    started, timeouts = federation(tmp_path, plain_answers(BOTH), round_timeout=90), []
     broadcast = started.controller.broadcast_model
-    started.controller.broadcast_model = lambda *, timeout, blocking, **message: (
-        timeouts.add((timeout, blocking)) or broadcast(timeout=timeout, blocking=blocking, **message)
+    started.controller.broadcast_model = lambda *, task_name, timeout, blocking, **message: (
+        timeouts.append((task_name, timeout, blocking))
+        or broadcast(task_name=task_name, timeout=timeout, blocking=blocking, **message)
     )
     started.run()
-    assert timeouts == {(90, False)}
+    assert timeouts[:2] == [(CENSUS, 150, False), (TRAIN, 90, False)]
+
+
+@pytest.mark.parametrize(("round_timeout", "timeout"), [(5, 65), (0, 0)])
+def test_a_site_that_holds_the_census_for_its_people_is_not_late(tmp_path, monkeypatch, round_timeout, timeout):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    asked, held = [], iter([f"site-2: {WAITS}"] * 2)
+
+    def answer(site, question, *rest):
+        if question == CENSUS and site == "site-2" and (error := next(held, "")):
+            now[0] += HOLD
+            return SiteResult(error=error)
+        return plain_answers(BOTH)(site, question, *rest)
+
+    started = federation(tmp_path, answer, round_timeout=round_timeout)
+    broadcast = started.controller.broadcast_model
+    started.controller.broadcast_model = lambda *, timeout, **message: (
+        asked.append((message["task_name"], timeout)) or broadcast(timeout=timeout, **message)
+    )
+    assert started.run().engine.panics() == []
+    assert asked[:4] == [(CENSUS, timeout)] * 3 + [(TRAIN, round_timeout)]
 
 
 def waiting(folder, answer, polls, *, slow=TRAIN, **changes):

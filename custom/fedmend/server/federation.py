@@ -42,7 +42,8 @@ class RunSettings:
         seed: initial weights, shuffling and augmentation.
         weights: initial weights at the server, see :func:`fedmend.learning.weights.weights_file`; empty: random.
         min_sites: fewest valid results of a round; 0 = all that are asked.
-        round_timeout: seconds that a question waits for sites, the census too; 0 = no limit.
+        round_timeout: seconds that a question waits for sites, the census too, which is given
+            :data:`fedmend.messages.HOLD` more for the people of a site that approve the job; 0 = no limit.
         grace_period: seconds that a round goes on waiting for the others when ``min_sites`` sites have answered; 0 = as
             long as for the first.
         eval_every: the global model is evaluated in every n-th round and at the end.

@@ -97,12 +97,13 @@ def test_a_job_killed_after_its_last_checkpoint_is_submitted_again_and_hands_eve
 
     page = at == "report"  # whose figures take a second
     whole = play(tmp_path / "whole", repairing, report=page)
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         if at == "package":
             patched.setattr(federation, "pack", killed)
         if at == "report":
             patched.setattr(RunRecords, "finish", killed)
-        play(tmp_path, repairing, prepare=lambda transport: dying(transport, at))
+        with pytest.raises(Killed):
+            play(tmp_path, repairing, prepare=lambda transport: dying(transport, at))
     again = play(tmp_path, repairing, job="job-2", report=page)
     assert (again.stopped, again.rounds()) == ("", [])
     assert again.decisions("no_round_left") == [(3, {"job": "job-1"})]
