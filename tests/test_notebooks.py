@@ -23,7 +23,7 @@ def kinds(notebook):
 
 
 def test_there_are_notebooks():
-    assert [book.stem for book in BOOKS] == ["compare_methods", "incomplete_labels"]
+    assert [book.stem for book in BOOKS] == ["after_training", "compare_methods", "incomplete_labels"]
 
 
 @each_book
