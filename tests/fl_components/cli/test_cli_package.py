@@ -1,3 +1,5 @@
+import logging
+
 import numpy as np
 import pytest
 from factories import make_dicom, make_site_folder, write_png
@@ -49,8 +51,9 @@ def test_a_package_is_exported_once(package, tmp_path, capsys):
     assert "expected one of --monai, --onnx and --torch with a place to write to, got none" in capsys.readouterr().err
 
 
-def test_results_are_also_written_as_dicom(package, tmp_path, capsys):
+def test_results_are_also_written_as_dicom(package, tmp_path, capsys, caplog):
     pytest.importorskip("highdicom")
+    caplog.set_level(logging.INFO)
     about = {"Modality": "CT", "StudyInstanceUID": "1.2.4", "SeriesInstanceUID": "1.2.5"}
     make_dicom(tmp_path / "in" / "1.dcm", np.zeros((8, 8)), **about)
     write_png(tmp_path / "in" / "2.png")
@@ -58,6 +61,7 @@ def test_results_are_also_written_as_dicom(package, tmp_path, capsys):
     assert main(words) == 0
     assert f"1 DICOM files are in {tmp_path / 'dicom'}; 1 studies or volumes have none" in capsys.readouterr().out
     assert len(list((tmp_path / "dicom").glob("SR-*.dcm"))) == 1
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("highdicom")] == []
 
 
 def test_an_evaluation_says_what_it_found_and_where_the_page_is(package, tmp_path, capsys):
