@@ -5,7 +5,8 @@
 (b) images per second of the data path, cold and warm, against decoding in every epoch,
 (c) seconds of detection, prototypes and ledger as samples grow from 1,000 to 100,000,
 (d) seconds and server memory of FedAvg and of distance-aware aggregation with the ResNet-18 models of 20 and 50 sites,
-(e) seconds until a site's new process has loaded what a round needs, against PyTorch alone.
+(e) seconds until a site's new process has loaded what a round needs, against PyTorch alone,
+(f) images per second of a package's ``predict``, against a bare loop that reads and asks the same network.
 
 Writes ``benchmarks/results/results.json`` and prints a table.
 """
@@ -15,6 +16,7 @@ import contextlib
 import json
 import multiprocessing
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,7 @@ from fedmend.data.site import Opening, load_site
 from fedmend.data.store import open_store
 from fedmend.datasets.rsna_ich import CLASSES
 from fedmend.kinds import kind_of
+from fedmend.labels import MULTILABEL
 from fedmend.learning.networks import build_network, initial_network
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights, set_weights
@@ -44,8 +47,11 @@ from fedmend.methods.fedlsm import FedLSMWorkflow
 from fedmend.methods.fedmlp import WARMUP, FedMLP
 from fedmend.methods.fednoro import distance_aware
 from fedmend.methods.shared.prototypes import confidences, local_prototypes, select_confident
+from fedmend.package import Package
 from fedmend.phantoms.sites import ensure_phantom
 from fedmend.phantoms.specs.missing_classes import MissingClassPhantom
+from fedmend.preprocessing import Preprocessing
+from fedmend.records.package_files import write_package
 from fedmend.records.run_folder import RUN_FOLDER
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 
@@ -295,6 +301,48 @@ def start() -> dict:
     return seconds
 
 
+def predictions(cache: Path) -> dict:
+    """(f) of 256 slices of the phantom, of two networks in images/s: by a bare loop and by ``predict``, on one and
+    on all cores."""
+    files, rows = sorted((ensure_phantom(cache, SPEC) / "download" / "stage_2_train").iterdir())[:256], {}
+    for network, size in (("resnet_narrow", 32), ("resnet18", 224)):
+        values = {"window": (40.0, 80.0), "color": False, "image_size": size, "modality": "CT"}
+        prepared = Preprocessing(**values, pixel_mean=(0.485, 0.456, 0.406), pixel_deviation=(0.229, 0.224, 0.225))
+        about = {"name": network, "phantom": True, "kind": MULTILABEL, "classes": list(CLASSES), "thresholds": {}}
+        about |= {"network": {"name": network}, "preprocessing": prepared.of_package(MULTILABEL)}
+        weights = get_weights(initial_network(network, CLASSES, 0))
+        with tempfile.TemporaryDirectory() as folder:
+            write_package(Path(folder) / "p.fedmend", about, {k: v.numpy() for k, v in weights.items()})
+            package, seconds = Package(Path(folder) / "p.fedmend"), {}
+            root = Path(folder) / "in"
+            root.mkdir()
+            for file in files:
+                shutil.copy(file, root)
+            started = time.monotonic()
+            bare = _asked(package, files)
+            seconds["bare loop"] = time.monotonic() - started
+            for processes in dict.fromkeys((1, psutil.cpu_count())):
+                out, started = Path(folder) / f"out{processes}", time.monotonic()
+                package.predict(root, out, device="cpu", processes=processes)
+                seconds[f"predict, {processes} processes that read"] = time.monotonic() - started
+            table = np.genfromtxt(out / "predictions.csv", delimiter=",", skip_header=1, usecols=range(2, 7))
+            np.testing.assert_allclose(table, bare, atol=1e-5)
+        rows |= {f"{network}, {size} x {size}, {name}": len(files) / s for name, s in seconds.items()}
+    return rows
+
+
+@torch.no_grad()
+def _asked(package: Package, files: Sequence[Path], batch: int = 64) -> np.ndarray:
+    """(N, C) probabilities, by nothing but the reader and the network."""
+    about, network, found = package.preprocessing, package.network(), []
+    mean, deviation = (torch.tensor(v).view(1, 3, 1, 1) for v in (about.pixel_mean, about.pixel_deviation))
+    for i in range(0, len(files), batch):
+        images = np.stack([resize(read_image(f, about.window), about.image_size) for f in files[i : i + batch]])
+        grey = torch.from_numpy(images)[:, None].float() / 255
+        found.append(torch.sigmoid(network((grey - mean) / deviation)[1]).numpy())
+    return np.concatenate(found)
+
+
 def print_results(results: Mapping[str, Mapping]) -> None:
     """One line per row of each part."""
     costs = results.get("a", {})
@@ -314,16 +362,18 @@ def print_results(results: Mapping[str, Mapping]) -> None:
             print(f"{models:14s} {name:8s} {r['seconds']:6.2f} s  {r['peak_memory_mb']:8.0f} MB at most")
     for name, seconds in results.get("e", {}).items():
         print(f"{name:20s} {seconds:6.2f} s until it is loaded")
+    for name, rate in results.get("f", {}).items():
+        print(f"{name:66s} {rate:10.0f} images/s")
 
 
 def main() -> None:
     """Runs the chosen parts and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="abcde", help="which of a, b, c, d, e to run (default: all)")
+    parser.add_argument("--parts", default="abcdef", help="which of a, b, c, d, e, f to run (default: all)")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/fedmend").expanduser())
     args = parser.parse_args()
     parts = {"a": lambda: federations(args.cache), "b": lambda: data_path(args.cache), "c": growth}
-    parts |= {"d": aggregation, "e": start}
+    parts |= {"d": aggregation, "e": start, "f": lambda: predictions(args.cache)}
     machine = f"{platform.machine()}, {psutil.cpu_count()} cores, torch {torch.__version__}"
     results = {"machine": machine, **{p: parts[p]() for p in args.parts}}
     out = ROOT / "benchmarks" / "results"
