@@ -36,9 +36,9 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.run_name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", self.run_name):
+            got = " ".join(repr(self.run_name).split())[:120]  # an array has lines
             raise FedMendError(
-                "job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got"
-                f" {self.run_name!r:.120}"
+                f"job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got {got}"
             )
 
 

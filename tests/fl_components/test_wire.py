@@ -189,6 +189,15 @@ def test_a_run_name_that_could_leave_its_folder_is_refused_by_the_site(name):
         unpack_task(task, "train")
 
 
+def test_a_run_name_that_is_an_array_is_refused_in_one_line():
+    task = pack_task(WEIGHTS, RoundTask("train", 0, 1, sites=("site-1", "site-2")), RUN, evaluate=False)
+    task.meta[KEY]["run"]["run_name"] = np.ones((2, 1))
+    with refused(
+        "job variable run_name: expected at most 100 letters, digits, '_', '.' or '-', got array([[1.], [1.]])"
+    ):
+        unpack_task(task, "train")
+
+
 KNOWN = ["census", "counts", "error", "ledger_mark", "loss", "repairs", "report", "round", "samples"]
 COUNTS = f"counts val: expected (C, 2, {BINS}), (C, C + {2 * BINS}) or (C, 7) counts"
 REPAIRS = (
