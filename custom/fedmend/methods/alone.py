@@ -25,7 +25,7 @@ from fedmend.methods.baselines import (
     own_model,
 )
 from fedmend.methods.labelsets import LabelSetFedAvg, LabelSetFedAvgRound, positive_weights
-from fedmend.methods.shared.settings import one_of
+from fedmend.methods.shared.settings import Settings, one_of
 from fedmend.methods.shared.slices import SliceMethod, SliceRound
 
 OWN_MODEL = "own_model"
@@ -43,8 +43,12 @@ class _OwnRound(Round):
         return {}
 
 
-class _OwnModel(LocalMethod):
+class _OwnModel(Settings, LocalMethod):
     """A method whose site counts its own model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.patients_apart = False  # the accountant follows the model that is sent
 
     def evaluated(self, model: nn.Module, task: RoundTask, site: Site) -> nn.Module:
         return own_model(OWN_MODEL, model, task, site)
@@ -59,10 +63,6 @@ class Alone(_OwnModel, FedAvgPL):
 
     ROUND = AloneRound
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.patients_apart = False  # the accountant follows the model that is sent
-
 
 class SingleLabelAloneRound(_OwnRound, SingleLabelFedAvgRound):
     """Cross-entropy, adjusted by the site's own classes where the method says so."""
@@ -72,10 +72,6 @@ class SingleLabelAlone(_OwnModel, SingleLabelFedAvg):
     """Each site trains alone on single-label data."""
 
     ROUND = SingleLabelAloneRound
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.patients_apart = False  # the accountant follows the model that is sent
 
 
 class LabelSetAloneRound(_OwnRound, LabelSetFedAvgRound):

@@ -11,13 +11,10 @@ The server's row of class c is the mean over the sites that annotate it, by min(
 leaves a site is one row of a classifier for each of its classes.
 
 Heads solved once from frozen features are in Fanì et al., "Accelerating Heterogeneous Federated Learning with
-Closed-form Classifiers" (Fed3R, ICML 2024), He et al., "AFL" (CVPR 2025), Guan et al., "FedCGS" (2025) and Goswami et
-al., "Covariances for Free" (FedCOF, 2024). They sum means and covariances over sites. Here sites send heads instead:
-
-- a mean of features of few patients, or a covariance of fewer samples than features, is close to the samples; a head is
-  what any trained model has;
-- nothing is lost: on 900 brain MR slices at four sites whose label sets differ the mean of heads reached a macro F1 of
-  84.4 where one head from summed covariances reached 84.8 (128 pixels, lambda .3).
+Closed-form Classifiers" (Fed3R, ICML 2024), AFL (arXiv 2405.16240), FedCGS (Guan et al., arXiv 2503.06962) and FedCOF
+(Goswami et al., arXiv 2412.14326). They sum means and covariances over sites. Here sites send heads instead: a mean of
+features of few patients, or a covariance of fewer samples than features, is close to the samples, and a head is what
+any trained model has. What the mean of heads costs against one head from sums is not measured with this code.
 
 Label sets: an image of single-label data without a label counts as one of none of the site's classes, as in FedPU. That
 is true where a site labels every image of its classes; ``hidden`` = ``ignored`` leaves such images out.
