@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.errors import FedMendError, not_installed
 from fedmend.package.opened import OpenedPackage
-from fedmend.package.probabilities import Asked
+from fedmend.package.probabilities import Asked, facts
 
 INPUT, OUTPUT = "pixels", "probabilities"
 TOLERANCE = 1e-4  # of probabilities, in another runtime
@@ -27,18 +27,8 @@ BATCHES = (1, 7)  # tried before a file gets its name
 
 def described(package: OpenedPackage) -> dict[str, str]:
     """What somebody needs beside the graph: name → text, numbers and lists as JSON."""
-    facts: Mapping[str, Any] = {
-        "name": package.name,
-        "digest": package.digest,
-        "kind": package.kind,
-        "classes": list(package.classes),
-        "preprocessing": package.info["preprocessing"],
-        "thresholds": list(package.thresholds),
-        "temperature": list(package.temperatures),
-        "phantom": package.phantom,
-        "use": "not for clinical use",
-    }
-    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
+    about = {"name": package.name, "digest": package.digest, **facts(package), "use": "not for clinical use"}
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
 
 
 def write_torch(package: OpenedPackage, out: Path) -> None:

@@ -15,6 +15,7 @@ from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.bundles import METADATA, MODEL, as_library
 from fedmend.package.export_inference import inference
 from fedmend.package.opened import OpenedPackage
+from fedmend.package.probabilities import facts
 
 INFERENCE, SCHEMA, README, LICENSE = (
     "configs/inference.json",
@@ -87,15 +88,7 @@ def metadata(package: OpenedPackage) -> dict[str, Any]:
         "copyright": "see LICENSE",
         "intended_use": NOT_CLINICAL,
         "network_data_format": {"inputs": {"image": _input(package)}, "outputs": {"pred": _output(package)}},
-        "fedmend": {
-            "package": package.digest,
-            "kind": package.kind,
-            "classes": list(package.classes),
-            "preprocessing": package.info["preprocessing"],
-            "thresholds": list(package.thresholds),
-            "temperature": list(package.temperatures),
-            "phantom": package.phantom,
-        },
+        "fedmend": {"package": package.digest, **facts(package)},
     }
 
 

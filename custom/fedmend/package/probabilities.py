@@ -1,5 +1,7 @@
 """From the logits of a package's network to probabilities: the one place for prediction and every export."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +25,18 @@ def probabilities(package: OpenedPackage, logits: Tensor) -> Tensor:
     if package.calibrated:
         logits = logits / logits.new_tensor(package.temperatures)
     return logits.sigmoid() if package.kind == MULTILABEL else logits.softmax(1)
+
+
+def facts(package: OpenedPackage) -> dict[str, Any]:
+    """What every export says of its model beside the graph: kind, classes, preparation and how to decide."""
+    return {
+        "kind": package.kind,
+        "classes": list(package.classes),
+        "preprocessing": package.info["preprocessing"],
+        "thresholds": list(package.thresholds),
+        "temperature": list(package.temperatures),
+        "phantom": package.phantom,
+    }
 
 
 class Asked(nn.Module):
