@@ -67,6 +67,7 @@ def last_error(*logs: Path) -> str:
     for log in logs:
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         lines = [plain for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines() if (plain := line.strip())]
-        if found := [error[1] for line in lines if (error := ERROR.search(line))]:
-            return found[-1]
+        found = [error[1] for line in lines if (error := ERROR.search(line))]
+        if told := [message for message in found if not message.startswith("Traceback (")]:  # follows what it is of
+            return told[-1]
     return lines[-1] if lines else "it ended without a word"

@@ -5,7 +5,7 @@ import logging
 
 from nvflare.fuel.utils.log_utils import BaseFormatter, JsonFormatter
 
-from fl_components.console import PICTURES, log_picture
+from fl_components.console import PICTURES, last_error, log_picture
 
 
 def test_a_picture_goes_to_the_log_that_its_submitter_may_read_and_to_no_other(tmp_path, monkeypatch):
@@ -22,3 +22,10 @@ def test_a_picture_goes_to_the_log_that_its_submitter_may_read_and_to_no_other(t
     entry = json.loads((tmp_path / "log.json").read_text())
     assert (entry["fullName"], json.loads(entry["message"])) == (PICTURES, picture)
     assert [(tmp_path / name).read_text() for name in ("log.txt", "console")] == ["", ""]
+
+
+def test_of_a_process_that_died_the_error_is_said_and_not_that_a_traceback_follows(tmp_path):
+    lines = ["Execute exception: OSError: disk", "Traceback (most recent call last):"]
+    log = "".join(f"2026-11-26 05:46:43,213 - MPM - ERROR - {line}\n" for line in lines)
+    (tmp_path / "log.txt").write_text(log + '  File "client_train.py", line 125, in main\n')
+    assert last_error(tmp_path / "log.txt") == "Execute exception: OSError: disk"
