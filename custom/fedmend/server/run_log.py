@@ -72,6 +72,10 @@ class RunLog:
                 f"{name} {value} at {site}" for name, by_site in different.items() for site, value in by_site.items()
             ]
             self.warn(f"sites prepare their images differently, expected one way: {', '.join(said)}")
+        if not any(sizes.get(split) for sizes in census.sizes.values() for split in ("val", "test")):
+            self.warn(
+                "census: expected a val or test split at a site, got none; nothing will say how good the model is"
+            )
 
     def resume(self, saved: Saved, other_data: Mapping[str, Sequence[str]]) -> None:
         """Takes over the records of an earlier job.

@@ -83,13 +83,18 @@ class PoisonedMethod(PlainMethod):
     ROUND = Poisoned
 
 
-@pytest.fixture
-def play(tmp_path):
-    """Runs a job; each site has other labels."""
+def make_sites(folder, *, splits=()):
+    """Three sites of 7, 8 and 9 samples."""
     rng = np.random.default_rng(0)
     for number in (1, 2, 3):
         labels = np.array([[1, 0, 1], [0, 1, 0], *rng.integers(0, 2, (4 + number, 3))], dtype=np.int8)
-        make_site_folder(tmp_path / "data" / f"site-{number}", labels, splits=("val", "test"))
+        make_site_folder(folder / f"site-{number}", labels, splits=splits)
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Runs a job; each site has other labels."""
+    make_sites(tmp_path / "data", splits=("val", "test"))
     before = torch.get_num_threads()
 
     def run(name, method=None, workflow=None, *, threads=0, min_count=1, site=None, meter=None, watch=None, **changes):
@@ -341,3 +346,32 @@ def test_a_hospital_has_the_numbers_that_the_server_has_of_it(play, tmp_path):
             known = [v for v, held in zip(own["metrics"][split]["per_class"]["auc"], few, strict=True) if not held]
             told = [v for v, held in zip(final[split][site]["per_class"]["auc"], few, strict=True) if not held]
             assert told == pytest.approx(known, abs=1e-12)
+
+
+def test_a_run_without_a_split_to_evaluate_on_says_so_at_its_census_and_in_its_report(play, tmp_path, caplog):
+    make_sites(tmp_path / "data")
+    records = play("run")
+    assert "census: expected a val or test split at a site, got none; nothing will say how good the" in caplog.text
+    assert "No model was evaluated: no site has a val or test split." in summary_text(records)
+    results = json.loads((records / "results.json").read_text())
+    assert (results["final"], results["best"]) == ({}, {"round": None})
+    assert "best model" not in results["files"]
+    assert np.isfinite(model(records)["classifier.weight"]).all()
+
+
+def test_one_site_without_a_test_split_trains_and_is_left_out_of_the_numbers(play, tmp_path, caplog):
+    make_site_folder(tmp_path / "data" / "site-2", np.array([[1, 0, 1], [0, 1, 0]] * 4, np.int8), splits=("val",))
+    results = json.loads((play("run") / "results.json").read_text())
+    assert "got none; nothing will say" not in caplog.text
+    assert (sorted(results["sites"]["test"]), len(results["sites"]["val"])) == (["site-1", "site-3"], 3)
+
+
+@pytest.mark.parametrize("only", [0, 1])
+def test_a_site_whose_column_has_one_value_stops_the_run_at_its_census(play, tmp_path, only):
+    make_site_folder(tmp_path / "data" / "site-2", np.full((6, 3), only, np.int8), splits=("val", "test"))
+    with refused(
+        "census of round 0: expected valid results from 3 sites, got 2: site-2: train.csv, column edema: expected both"
+        f" 0 and 1 (a class prior between 0 and 1), got only {only}; leave the column out if the class is not annotated"
+        " here"
+    ):
+        play("run")

@@ -1,5 +1,7 @@
 """A few rounds of every method at tiny sites give the numbers that they have always given."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -74,10 +76,11 @@ COUNTS = {
 }
 
 
-def site_of(folder, kind, number, *, hidden):
+def site_of(folder, kind, number, *, hidden, samples):
     """A site that annotates other classes than the next one, or marks a part of the lesions.
 
-    ``hidden``: in single-label data, a class whose samples have no label.
+    ``hidden``: in single-label data, a class whose samples have no label. ``samples``: images of a site with labels;
+    one with masks has six slices.
     """
     drawn, name = np.random.default_rng(number), SITES[number]
     if kind == SEGMENTATION:
@@ -89,18 +92,19 @@ def site_of(folder, kind, number, *, hidden):
         site.data.train.images[:] = 0.3 * masks + 0.3 * drawn.random(masks.shape)
         return site
     if kind == SINGLELABEL:
-        classes = np.concatenate([range(3), drawn.integers(0, 3, 11)])
+        classes = np.concatenate([range(3), drawn.integers(0, 3, samples - 3)])
         return make_single_site(folder, np.where(hidden & (classes == number % 3), -1, classes), name=name, seed=number)
-    labels = drawn.integers(0, 2, (14, 3))
+    labels = drawn.integers(0, 2, (samples, 3))
     labels[0], labels[1], labels[:, number % 3] = 0, 1, -1
     return make_site(folder, labels, name=name, seed=number)
 
 
-def played(folder, method, workflow, kind, rounds):
+def played(folder, method, workflow, kind, rounds, *, samples=14):
     """Mean loss of each round, bias of the final model, and repaired entries at all sites."""
     network = twin if isinstance(method, rmd.RMD) else NETWORKS[kind]
     hidden = isinstance(method, labelsets.LabelSetMethod)
-    sites = {name: site_of(folder / name, kind, number, hidden=hidden) for number, name in enumerate(SITES)}
+    options = {"hidden": hidden, "samples": samples}
+    sites = {name: site_of(folder / name, kind, number, **options) for number, name in enumerate(SITES)}
     masks = kind == SEGMENTATION
     classes, losses = ["lesion"] if masks else ["a", "b", "c"], {}
 
@@ -225,3 +229,18 @@ def test_rounds_give_the_numbers_that_they_have_always_given(tmp_path, name):
     numbers, repairs = played(tmp_path, *CASES[name])
     assert numbers == pytest.approx(GOLDEN[name][0], abs=5e-4)
     assert repairs == GOLDEN[name][1]
+
+
+LABELLED = [name for name, (_, _, kind, _) in CASES.items() if kind != SEGMENTATION]
+
+
+@pytest.mark.parametrize("samples", [3, 5], ids=["fewer than a batch", "a last batch of one"])
+@pytest.mark.parametrize("name", LABELLED)
+def test_sites_of_any_size_train_to_numbers(tmp_path, name, samples):
+    """Batches are of four samples, and the network has BatchNorm, which takes no batch of one."""
+    method, workflow, kind, rounds = CASES[name]
+    if isinstance(method, fedlsm.FedLSM):
+        method = replace(method, high=1, low=1)
+    numbers, _ = played(tmp_path, method, workflow, kind, rounds, samples=samples)
+    assert np.isfinite(numbers).all()
+    assert len(numbers) >= rounds + 3  # a loss of each round, a bias of each class

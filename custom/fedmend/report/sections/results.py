@@ -60,6 +60,12 @@ def _intervals(run: RunFiles) -> list[str]:
     return [f"{word} {number(low)} to {number(high)}" for word, (low, high) in shown]
 
 
+def _no_number(run: RunFiles) -> str:
+    """Why a run without an evaluation has none."""
+    never = "No model was evaluated: no site has a val or test split."
+    return never if run.results else "No model has been evaluated yet."
+
+
 def _all_metrics(run: RunFiles) -> list[Metric]:
     return [*shown_as(run).metrics, *shown_as(run).more]
 
@@ -68,7 +74,7 @@ def key_numbers(run: RunFiles) -> Section:
     """Macro metrics of the final and the best model."""
     milestones = _milestones(run)
     if not milestones:
-        return section("numbers", "Key numbers", "<p>No model has been evaluated yet.</p>")
+        return section("numbers", "Key numbers", f"<p>{_no_number(run)}</p>")
     cards = ""
     for metric in _all_metrics(run):
         values = [(f"{name}, round {r}", macro.get(metric.macro)) for name, r, macro in milestones]
@@ -158,7 +164,7 @@ def confusion(run: RunFiles) -> Section:
 
 def result_lines(run: RunFiles) -> list[str]:
     """The same for the plain text."""
-    lines, milestones = ["No model has been evaluated yet."], _milestones(run)
+    lines, milestones = [_no_number(run)], _milestones(run)
     shown = [m for m in _all_metrics(run) if any(macro.get(m.macro) is not None for _, _, macro in milestones)]
     columns = [(m.macro, m.word, max(8, len(m.word) + 2)) for m in shown]
     if milestones:
