@@ -10,6 +10,7 @@ from fl_components.run.start import proxy_of
 from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Result
 
 RENEWAL = timedelta(days=30)  # before the end of a certificate
+MINUTE = "%Y-%m-%d %H:%M"
 
 
 def clock(site: CheckedSite) -> Result:
@@ -29,7 +30,10 @@ def clock(site: CheckedSite) -> Result:
     except ValueError:
         raise FedMendError("startup/client.crt: expected a certificate, got another file") from None
     start, end, now = certificate.not_valid_before_utc, certificate.not_valid_after_utc, _now()
-    text = f"expected {start:%Y-%m-%d} to {end:%Y-%m-%d}, when the certificate is valid, got {now:%Y-%m-%d %H:%M} UTC"
+    valid = f"expected {start:{MINUTE}} to {end:{MINUTE}} UTC, when the certificate is valid"
+    text = (
+        f"{valid}, got {now:{MINUTE}} UTC"  # to the minute: a kit of today and a clock of this morning are of one day
+    )
     if not start <= now <= end:
         return Result(FAIL, text)
     if end - now < RENEWAL:

@@ -7,7 +7,7 @@ from sitecheck_factories import found, make_kit
 
 from fl_components.sitecheck import connection
 
-VALID = "expected 2030-01-01 to 2031-01-01, when the certificate is valid, got"
+VALID = "expected 2030-01-01 00:00 to 2031-01-01 00:00 UTC, when the certificate is valid, got"
 
 
 def test_a_clock_within_the_validity_of_the_certificate_passes(kit, site):
