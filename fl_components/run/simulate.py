@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from fl_components.run.start import check_paths, check_threads, in_use, reach_th
 
 POLICY = Path(__file__).resolve().parents[2] / "simulator_workspace" / "local"
 GRACE, LAST_WORDS = 60.0, 5.0  # seconds between the end of a run, or the sentence that ends it, and the simulator's
+TRIES = 5  # of FLARE to listen on a port that is taken, within 20 s; it would go on for ever
+TAKEN = "server: expected a free port, got one that another process has taken in the same moment; start it again"
 DEFAULT_SITES = 2  # of the simulator, where a job names none
 
 
@@ -184,8 +187,10 @@ def refused_results(records: Path) -> list[str]:
 
 
 def _stopped(log: Path) -> list[str]:
-    """What the server said when it stopped the run."""
-    return re.findall(r"run stopped: (.+)", log.read_text()) if log.is_file() else []
+    """What the server said when it stopped the run, or that it gets no port."""
+    text = log.read_text() if log.is_file() else ""
+    taken = Counter(re.findall(r"Error binding to +(\S+): .*Address already in use", text))
+    return re.findall(r"run stopped: (.+)", text) or [TAKEN] * (max(taken.values(), default=0) >= TRIES)
 
 
 def seed_lines(runs: Sequence[Mapping]) -> list[str]:

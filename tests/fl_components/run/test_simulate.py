@@ -199,11 +199,35 @@ def test_a_run_that_the_server_stopped_fails_with_its_last_sentence(play, quiet)
         play(Simulator(code=2, results=False, log=log), quiet=quiet)
 
 
+BUSY = (
+    "2026-01-01 10:00:00,000 - TCPServer - ERROR - 7: Error binding to  127.0.0.1:{}: OSError: [Errno 98] Address"
+    " already in use\n"
+)
+
+
+def test_a_server_whose_port_another_start_has_taken_says_so(play):
+    with refused(
+        "simulator: expected a complete run, got exit code 0: server: expected a free port, got one that another"
+        " process has taken in the same moment; start it again"
+    ):
+        play(Simulator(results=False, log=5 * BUSY.format(4001)))
+
+
+def test_ports_that_were_passed_over_or_became_free_stop_nobody(play):
+    log = 4 * BUSY.format(4001) + "".join(BUSY.format(port) for port in range(4002, 4010))
+    assert play(Simulator(log=log)) == {"final": {}}
+    with refused("simulator: expected a complete run, got exit code 2: site-1: no data"):
+        play(Simulator(code=2, results=False, log=5 * BUSY.format(4001) + "run stopped: site-1: no data"))
+
+
 WRITES = "import sys, time; open(sys.argv[1], 'w').write(sys.argv[2]); time.sleep(float(sys.argv[3])); sys.exit(3)"
 
 
 @pytest.mark.parametrize(("sleeps", "code"), [(600, 0), (0, 3)])
-@pytest.mark.parametrize(("name", "text"), [("results.json", "{}"), ("log.txt", "ERROR run stopped: site-1: no data")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("results.json", "{}"), ("log.txt", "ERROR run stopped: site-1: no data"), ("log.txt", 5 * BUSY.format(4001))],
+)
 def test_a_simulator_that_does_not_end_after_its_run_is_stopped(tmp_path, monkeypatch, name, text, sleeps, code):
     monkeypatch.setattr(simulate, "GRACE" if name == "results.json" else "LAST_WORDS", 0.0)
     command = [sys.executable, "-c", WRITES, str(tmp_path / name), text, str(sleeps)]
