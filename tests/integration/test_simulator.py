@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -76,6 +77,21 @@ def test_the_package_of_a_run_gives_the_scores_that_a_site_had_in_the_last_round
     scores = [[float(rows[image][f"{name}_probability"]) for name in card.classes] for image in images]
     wanted = torch.from_numpy(opinions).double().logit() / torch.tensor(Package(records(workspace)).temperatures)
     np.testing.assert_allclose(scores, wanted.sigmoid(), atol=1e-6)  # predict's are calibrated
+
+
+def test_two_runs_at_once_on_one_machine_make_one_cache_and_are_each_that_of_a_run_alone(fedmlp, sites, home):
+    words = ["--threads", 3, "--sites", 3, "--set", *SETTINGS]
+    words += ["--site", f"data_root={sites}/{{SITE_NAME}}", f"cache_dir={home}/at_once"]
+
+    def start(name):
+        return fedmend("simulate", JOB, "--workspace", home / name, *words, home=home)
+
+    with ThreadPoolExecutor(2) as both:
+        ends = list(both.map(start, ("first", "second")))
+    assert [code for code, _ in ends] == [0, 0], ends
+    alone = outcome(fedmlp(LOCAL)[0], SITES)
+    assert outcome(home / "first", SITES) == outcome(home / "second", SITES) == alone
+    assert len(list((home / "at_once" / "stores").glob("*/meta.json"))) == 3 * len(SITES)  # of each split, once
 
 
 @pytest.fixture(scope="module")
