@@ -326,3 +326,21 @@ def test_a_job_that_a_hospital_approves_late_waits_for_it_and_goes_on_to_the_end
     assert error == ""
     assert any("round 2/2" in line for line in lines)
     assert (state / "approved" / "site-1" / "ledger.sqlite").is_file()
+
+
+def test_of_two_jobs_under_one_run_name_at_once_one_goes_on_and_the_other_is_refused(deployment):
+    session, both = deployment.session, set()
+    with tiny_job("fedmlp_ich", run_name="twice", num_rounds=200) as folder:
+        both |= {submit_job(session, folder), submit_job(session, folder)}
+    ended = set()
+    while not ended:
+        time.sleep(1)
+        ended = {job_id for job_id in both if session.get_job_meta(job_id)["status"].startswith("FINISHED")}
+    (refused_one,), (goes_on,) = ended, both - ended
+    reason = "run_name 'twice': expected no other job of this run, one still runs; abort it first"
+    assert deployment.end_of(refused_one)[1].endswith(f"FINISHED:EXECUTION_EXCEPTION: {reason}")
+    log = deployment.federation.kits / deployment.federation.server / goes_on / "log.txt"
+    done = log.read_text().count(" | received model: ")
+    until(lambda: log.read_text().count(" | received model: ") > done)
+    session.abort_job(goes_on)
+    assert deployment.end_of(goes_on)[1].endswith("FINISHED:ABORTED: somebody aborted it")
