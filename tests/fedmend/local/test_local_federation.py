@@ -1,6 +1,7 @@
 """A federation in one process: real sites, no messages."""
 
 import json
+import shutil
 from dataclasses import fields
 
 import numpy as np
@@ -375,3 +376,21 @@ def test_a_site_whose_column_has_one_value_stops_the_run_at_its_census(play, tmp
         " here"
     ):
         play("run")
+
+
+def test_images_that_vanish_during_a_run_change_no_digit_of_it_and_the_next_run_names_their_row(play, tmp_path):
+    class Deleting(PlainRound):
+        def report(self):
+            shutil.rmtree(tmp_path / "data" / self.site.name / "images", ignore_errors=True)
+            return {}
+
+    class DeletingMethod(PlainMethod):
+        ROUND = Deleting
+
+    whole = model(play("whole"))
+    assert same_models(model(play("run", DeletingMethod())), whole)
+    assert not list((tmp_path / "data").glob("*/images"))
+    with pytest.raises(
+        FedMendError, match=r"site-2: train\.csv row 2, column image: expected a file below image_root, no"
+    ):
+        play("later")
