@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 from factories import ROOT, refused
 from nvflare.fuel.flare_api import api_spec
+from nvflare.fuel.flare_api import flare_api as api
 
+from fedmend.errors import FedMendError
 from fl_components.cli import main
 from fl_components.console import PICTURES
 from fl_components.job.folder import Changes, configured, read_job
@@ -340,6 +342,16 @@ def test_whatever_the_server_refuses_is_one_sentence(kit, monkeypatch, problem, 
     with refused(sentence), open_session(kit):
         raise problem
     assert session.closed
+
+
+def test_a_job_folder_with_a_blank_in_its_name_is_one_sentence_of_flare_before_anything_is_sent(kit, monkeypatch):
+    session = api.Session.__new__(api.Session)  # it has no connection
+    session.close = lambda: None
+    connect(monkeypatch, session)
+    shutil.copytree(ROOT / "jobs" / "fedmlp_ich", kit / "my job")
+    sentence = r"^server: expected a job .* it said: .*'my job'.* with no spaces\.$"
+    with pytest.raises(FedMendError, match=sentence), open_session(kit) as opened:
+        submit_job(opened, kit / "my job")
 
 
 @pytest.mark.parametrize("content", [None, "{", "{}", '{"admin": {}}'])
