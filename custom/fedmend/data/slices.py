@@ -1,9 +1,12 @@
 """What a method sees of a site's volumes: axial slices in one memory-mapped store."""
 
+import errno
 import hashlib
 import json
 import logging
 import math
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,6 +178,8 @@ def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str
         for case, (image, mask, planes) in enumerate(made):
             images.write(image.tobytes())
             masks.write(mask.tobytes())
+            if images.tell() + masks.tell() > shutil.disk_usage(folder).free:  # of volumes deeper than expected
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             numbers += [(case, plane) for plane in planes]
             if (case + 1) % math.ceil(len(items) / 10) == 0:
                 LOG.info("volume store: %d of %d volumes read", case + 1, len(items))

@@ -34,6 +34,7 @@ from fedmend.errors import FedMendError
 STORE_FORMAT = 3
 MOST_STORES = 200  # in a cache_dir
 FRESH = 600.0  # seconds for which an opened store stays in any case: its process may not have mapped it yet
+MINUTE = 60
 CHUNK = 16  # images that a process decodes at a time
 LOG = logging.getLogger("fedmend.store")
 
@@ -76,13 +77,14 @@ def store_folder(
         the folder, and what ``finished`` says of it.
 
     Raises:
-        FedMendError: no space on the disk, or what ``build`` refuses.
+        FedMendError: no space on the disk or beside the stores that were opened a moment ago, or what ``build``
+            refuses.
     """
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     folder = Path(cache_dir) / "stores" / f"{prefix}{key}"
     if finished(folder) is None:
         with contextlib.suppress(OSError):  # another process makes room too, or the next line says what is wrong
-            _make_room(folder.parent, need)
+            _make_room(folder.parent, need, where)
         with disk_errors(where, need, folder), locked(folder.with_suffix(".lock")):
             if finished(folder) is None:  # no other process has built it meanwhile
                 if folder.is_dir():
@@ -95,9 +97,13 @@ def store_folder(
     return folder, finished(folder)
 
 
-def _make_room(stores: Path, need: int) -> None:
+def _make_room(stores: Path, need: int, where: str) -> None:
     """Removes the stores that were opened longest ago, until those that stay and one of ``need`` bytes are at most
-    :data:`MOST_STORES` and take at most half of the space that there is for them. Who has one open keeps it."""
+    :data:`MOST_STORES` and take at most half of the space that there is for them. Who has one open keeps it.
+
+    Raises:
+        FedMendError: those that have to stay and the new one would take more than half.
+    """
     folders = [f for f in stores.iterdir() if f.is_dir()]
     known = [(f.stat().st_mtime, sum(part.stat().st_size for part in f.iterdir()), f) for f in folders]
     left, total = len(known), sum(size for _, size, _ in known)
@@ -109,6 +115,11 @@ def _make_room(stores: Path, need: int) -> None:
             if alone:
                 shutil.rmtree(folder)
                 left, total = left - 1, total - size
+    if total and 2 * (total + need) > space:  # job after job would halve what is left, and fill the disk in minutes
+        raise FedMendError(
+            f"{where}: cache_dir: expected image stores that together take at most half of the space for them, got more"
+            f" with those opened in the last {FRESH / MINUTE:.0f} minutes; submit the job again later, or make room"
+        )
 
 
 def file_stamp(path: Path) -> tuple:

@@ -175,6 +175,19 @@ def test_a_disk_that_cannot_take_the_store_is_one_sentence(tmp_path, monkeypatch
     assert stores(folder) == []
 
 
+def test_volumes_deeper_than_expected_take_no_more_than_half_of_the_free_space_either(tmp_path, monkeypatch):
+    deep = np.zeros((8, 8, 250), dtype=bool)  # of which 100 slices are expected
+    deep[3, 3, 3] = True
+    folder = make_volume_site(tmp_path / "site", [deep], test=())
+    free = 40_000  # more than twice 100 * 8 * 8 * 3 bytes, less than 250 * 8 * 8 * 3
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2 * free, free, free))
+    with refused("site-1: datalist.json: cache_dir: expected 1 MB of free space, got a full disk"):
+        open_volumes(folder)
+    assert stores(folder) == []
+    free = 48_000
+    assert len(open_volumes(folder).train) == 250
+
+
 def test_a_volume_without_a_lesion_is_warned_of_and_a_site_without_any_is_refused(tmp_path, caplog):
     nothing = np.zeros((8, 8, 4), dtype=bool)
     with caplog.at_level(logging.WARNING, logger="fedmend.volumes"):

@@ -380,3 +380,22 @@ def test_stores_together_take_at_most_half_of_the_space_that_there_is_for_them(r
     opened(root, size=10)  # 300 bytes: 2 * (about 250 + 300) are more than 250 + 700
     assert first not in left_over(root)
     assert len(left_over(root)) == 1
+
+
+def test_job_after_job_within_minutes_cannot_fill_the_disk_with_stores(root, monkeypatch):
+    def usage(folder):
+        taken = sum(file.stat().st_size for file in stores.rglob("*"))
+        return shutil._ntuple_diskusage(3_000_000, taken, 3_000_000 - taken)
+
+    stores = root.parent / "cache" / "stores"
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    opened(root, size=500)  # three images of 250,000 bytes: 0.75 of at most 1.5 MB
+    sentence = (
+        "site-1: train.csv: cache_dir: expected image stores that together take at most half of the space for them, got"
+        " more with those opened in the last 10 minutes; submit the job again later, or make room"
+    )
+    for size in (501, 502, 503):  # 0.75 MB more each, of which 2.25 MB are free
+        with refused(sentence):
+            opened(root, size=size)
+    opened(root, size=490)  # 0.72 MB fit beside it
+    assert len(left_over(root)) == 2
