@@ -67,6 +67,26 @@ def requests(state_dir: Path, site: str) -> dict[str, dict[str, Any]]:
     return dict(sorted(((job, r) for job, r in found.items() if r is not None), key=lambda pair: pair[1]["asked"]))
 
 
+def one_site_apart(known: Mapping[str, Mapping[str, Any]], job: str) -> dict[str, str]:
+    """Jobs with the same network whose sites are those of a job but for one: the difference of the two models tells
+    what that one sent.
+
+    Args:
+        known: what :func:`requests` returned.
+        job: one of them.
+
+    Returns:
+        Job id → the site that takes part in one of both alone.
+    """
+
+    def seen(name: str) -> tuple[Any, set[str]]:
+        return known[name]["about"].get("network"), {*known[name]["shown"].get("sites", ())}
+
+    network, sites = seen(job)
+    apart = {name: sites ^ there for name, (kind, there) in ((n, seen(n)) for n in known) if kind == network}
+    return {name: difference.pop() for name, difference in apart.items() if len(difference) == 1}
+
+
 def approve(state_dir: Path, site: str, job: str) -> None:
     """Lets a job begin.
 

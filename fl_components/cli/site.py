@@ -34,7 +34,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def _approve(args: argparse.Namespace) -> None:
-    from fl_components.approval import approve, requests
+    from fl_components.approval import approve, one_site_apart, requests
     from fl_components.kit_state import kit_name, state_of
 
     name, state_dir = kit_name(args.kit), state_of(args.kit)
@@ -42,11 +42,14 @@ def _approve(args: argparse.Namespace) -> None:
         approve(state_dir, name, args.job)
         print(f"{args.job} approved; it begins within a minute")
         return
-    waiting = {job: request for job, request in requests(state_dir, name).items() if not request["approved"]}
+    known = requests(state_dir, name)
+    waiting = {job: request for job, request in known.items() if not request["approved"]}
     for job, request in waiting.items():
         print(f"{job}, asked {request['asked']}")
         for key, value in {**request["about"], **request["shown"]}.items():
             print(f"    {key}: {ascii(value) if isinstance(value, str) else json.dumps(value)}")
+        for other, apart in one_site_apart(known, job).items():
+            print(f"    ! the sites of {other} but for {apart!a}: both models together tell what that site sent")
     print(f"{len(waiting)} jobs wait")
 
 

@@ -83,3 +83,37 @@ def test_a_job_that_waits_is_shown_and_approved_by_its_id(kit, capsys):
     check_approved(state, "site-1", "d3b07384", about, stop=lambda: False, rounds=9)
     assert call("approve", kit) == 0
     assert capsys.readouterr().out == "0 jobs wait\n"
+
+
+def test_of_two_jobs_whose_sites_differ_by_one_it_is_said_that_both_models_tell_what_that_one_sent(kit, capsys):
+    def ask(job, sites, network="resnet18"):
+        with pytest.raises(FedMendError, match="waits until"):
+            check_approved(kit.parent / "state", "site-1", job, {"network": network}, stop=lambda: False, sites=sites)
+
+    def said():
+        assert call("approve", kit) == 0
+        jobs = {}
+        for line in capsys.readouterr().out.splitlines():
+            if ", asked 20" in line:
+                remarks = jobs.setdefault(line.partition(",")[0], set())
+            elif "!" in line:
+                remarks.add(line.strip())
+        return jobs
+
+    def remark(job, site):
+        return f"! the sites of {job} but for '{site}': both models together tell what that site sent"
+
+    ask("first", ["site-1", "site-2", "site-3"])
+    assert call("approve", kit, "first") == 0
+    capsys.readouterr()
+    ask("network", ["site-1", "site-2"], "densenet121")
+    ask("same", ["site-1", "site-2", "site-3"])
+    ask("two", ["site-1", "site-4", "site-2"])
+    assert said() == {"network": set(), "same": set(), "two": set()}
+    ask("less", ["site-1", "site-2"])
+    assert said() == {
+        "network": set(),
+        "same": {remark("less", "site-3")},
+        "two": {remark("less", "site-4")},
+        "less": {remark("first", "site-3"), remark("same", "site-3"), remark("two", "site-4")},
+    }
