@@ -45,6 +45,15 @@ def test_a_job_submitted_again_goes_on_to_the_same_bytes(tmp_path, stopped_at):
     assert metrics(resumed) == metrics(whole)
 
 
+def test_what_killed_jobs_of_a_run_left_half_written_at_the_server_is_gone_when_it_goes_on(tmp_path):
+    play(tmp_path, crashing(1))
+    left = [tmp_path / "state" / "run-1" / "server" / name for name in (".checkpoint.pt.025bcf20", ".best.pt.173340f8")]
+    for file in left:
+        file.write_bytes(b"half")
+    assert play(tmp_path, job="job-2").rounds() == [1, 2]
+    assert not any(file.exists() for file in left)
+
+
 def test_a_run_goes_on_without_the_only_annotator_of_a_class_and_names_the_class(tmp_path, caplog):
     play(tmp_path, crashing(1))
     left = {"site-1": BOTH["site-1"]}  # site-2 alone annotates the second class

@@ -95,6 +95,19 @@ def test_the_census_says_what_is_annotated_and_nothing_about_single_samples(clie
     assert (result.samples, result.weights, result.counts, result.report) == (6, {}, {}, {})
 
 
+def test_what_killed_processes_of_a_run_left_half_written_at_a_site_is_gone_when_it_is_opened_again(client):
+    site = client()
+    site.ask("census", census_task())
+    run = site.folder / "state" / "run-1" / "site-1"
+    (run / "masks").mkdir()
+    left = [run / ".opened.pt.025bcf20", run / "masks" / ".rule-1.npz.173340f8"]
+    for file in left:
+        file.write_bytes(b"half")
+    site.start()
+    assert site.train().error == ""
+    assert not any(file.exists() for file in left)
+
+
 def test_a_site_with_a_gpu_that_is_not_there_says_so(client):
     site = client()
     site.config = replace(site.config, gpu=Gpu(devices=(4096,)))
