@@ -35,7 +35,8 @@ from fedmend.datasets.rsna_ich_download import CLASSES, TABLE
 from fedmend.errors import FedMendError
 from fedmend.local.local_federation import run_locally
 from fedmend.method import Federation, Workflow
-from fedmend.methods.fednoro import DETECT, WARMUP, FedNoRo, loss_matrix, normalise_losses
+from fedmend.methods.fednoro import DETECT, WARMUP, FedNoRo
+from fedmend.methods.shared.class_losses import loss_matrix, normalise_losses
 from fedmend.methods.shared.dimensions import AUTO, detect_noisy_clients
 from fedmend.phantoms import ct_head
 from fedmend.phantoms.sites import SOURCE

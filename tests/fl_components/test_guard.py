@@ -15,7 +15,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from result_factories import PREPARED
 
 from fedmend.messages import SiteResult
-from fedmend.methods.fednoro import DETECT, FedNoRoWorkflow, loss_matrix
+from fedmend.methods.fednoro import DETECT, FedNoRoWorkflow
+from fedmend.methods.shared.class_losses import loss_matrix
 from fedmend.site.register import read_register, register_file, told
 from fl_components.guard import ReportGuard
 from fl_components.wire import CLASSES, KEY, RUN_NAME, pack_result, unpack_result

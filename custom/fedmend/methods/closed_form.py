@@ -1,14 +1,8 @@
 """Closed-form heads: no training; each site solves a linear classifier on the features of a frozen network.
 
-Fisher's linear discriminant with a ridge, one against the rest for each class c that site k annotates. X are the
-features of the site's samples that have a label of c, each scaled by the site's own mean and standard deviation; m_1
-and m_0 are the means of samples with and without the class, n_1 and n_0 their numbers, S the covariance within both
-(d x d):
-
-    w = (S + lambda tr(S) / d I)^-1 (m_1 - m_0),    b = -w (m_1 + m_0) / 2 + ln(n_1 / n_0)
-
-The server's row of class c is the mean over the sites that annotate it, by min(n_1, n_0). One exchange, no epochs; what
-leaves a site is one row of a classifier for each of its classes.
+The classifier of a class at a site is the ridge discriminant of :mod:`fedmend.methods.shared.discriminant`, scaled to
+log-odds. The server's row of a class is the mean over the sites that annotate it, by the fewer of their samples with
+and without it. One exchange, no epochs; what leaves a site is one row of a classifier for each of its classes.
 
 Heads solved once from frozen features are in Fanì et al., "Accelerating Heterogeneous Federated Learning with
 Closed-form Classifiers" (Fed3R, ICML 2024), AFL (arXiv 2405.16240), FedCGS (Guan et al., arXiv 2503.06962) and FedCOF
@@ -16,20 +10,27 @@ Closed-form Classifiers" (Fed3R, ICML 2024), AFL (arXiv 2405.16240), FedCGS (Gua
 features of few patients, or a covariance of fewer samples than features, is close to the samples, and a head is what
 any trained model has. What the mean of heads costs against one head from sums is not measured with this code.
 
-Label sets: an image of single-label data without a label counts as one of none of the site's classes, as in FedPU. That
-is true where a site labels every image of its classes; ``hidden`` = ``ignored`` leaves such images out.
+Label sets: an image of single-label data without a label is of one of the classes that its site does not identify, as
+in FedPU, so it counts as none of the others. Which one, each further round asks the heads of the round before: q is
+their softmax over these candidates, and an image counts for candidate c with the share q_c (the E-step of an
+expectation maximisation; the site's heads of all classes are its M-step). That is true where a site labels every image
+of its classes; ``hidden`` = ``ignored`` leaves such images out, and then there is one round.
+
+Noisy sites: with ``judge`` every site tells the mean loss of each of its classes under the heads that all others made;
+sites whose losses stand out, by the rule of :mod:`fedmend.methods.fednoro`, have no part in the mean. Nobody judges its
+own labels, so no site can have learned its own noise.
 
 The network is worth its images only if its weights are: ``stages/`` and the name of a network that has seen photographs
 reads all of its stages (:mod:`fedmend.learning.stage_features`).
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import CLASSIFIER, capped
@@ -39,12 +40,17 @@ from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.inference import infer
 from fedmend.learning.threads import one_thread
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.methods.shared.class_losses import find_noisy_sites
+from fedmend.methods.shared.dimensions import MIN_SITES
+from fedmend.methods.shared.discriminant import solve_heads
+from fedmend.methods.shared.noisy_sites import FIELDS as LOSSES
 from fedmend.methods.shared.settings import Positive, Settings, one_of
 
-HEADS = "heads"  # stage
+HEADS, CANDIDATES, JUDGE = "heads", "candidates", "judge"  # stages
 NEGATIVE, IGNORED = "negative", "ignored"
 LARGEST_SHARE = 0.5  # of one site in a row, where three or more annotate the class
-FIELDS = {
+OWN_HEADS = "own_heads"  # what a site sent, in its state
+HEAD_FIELDS = {
     "head_weights": Field(
         ("C", "F"), "float32", -UNBOUNDED, UNBOUNDED,
         "a linear classifier for each class, solved from the site's features",
@@ -60,67 +66,12 @@ FIELDS = {
         "samples with or without the class behind each classifier, the fewer", "counts per class",
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Linear classifiers.
-
-    Attributes:
-        weights: (C, F) float64.
-        biases: (C,) float64.
-        counts: (C,) int64, the fewer of the samples with and without the class; 0: no classifier.
-    """
-
-    weights: np.ndarray
-    biases: np.ndarray
-    counts: np.ndarray
-
-
-def solve_heads(features: Tensor, labels: np.ndarray, ridge: float, *, la: bool = False) -> Heads:
-    """A ridge discriminant for each class, see the module.
-
-    Args:
-        features: (N, F).
-        labels: (N, C) of 1, 0 or -1, which leaves a sample out of that class.
-        ridge: lambda > 0.
-        la: without ln(n_1 / n_0).
-
-    Returns:
-        The heads for features as they are, not scaled.
-    """
-    x = features.double()
-    deviation, mean = torch.std_mean(x, dim=0, correction=0)
-    deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, torch.ones_like(deviation))
-    x = (x - mean) / deviation
-    num_classes = labels.shape[1]
-    weights, biases = torch.zeros(num_classes, x.shape[1], dtype=x.dtype), torch.zeros(num_classes, dtype=x.dtype)
-    counts = np.minimum((labels == 1).sum(0), (labels == 0).sum(0))
-    for c in np.flatnonzero(counts):
-        known = torch.from_numpy(labels[:, c] != NOT_ANNOTATED)
-        positive = torch.from_numpy(labels[:, c] == 1)[known]
-        row, bias = _discriminant(x[known], positive, ridge)
-        prior = 0.0 if la else math.log(int(positive.sum()) / int((~positive).sum()))
-        weights[c] = row / deviation
-        biases[c] = bias + prior - weights[c] @ mean
-    return Heads(weights.numpy(), biases.numpy(), counts.astype(np.int64))
-
-
-def _discriminant(x: Tensor, positive: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """w (F,) and b without ln(n_1 / n_0), of scaled features (n, F); solved with n x n numbers where n < F."""
-    with_class, without = x[positive].mean(0), x[~positive].mean(0)
-    within = torch.where(positive[:, None], x - with_class, x - without) / len(x) ** 0.5  # S = within^T within
-    number = x.shape[1]
-    penalty = ridge * within.square().sum() / number
-    if not penalty > 0:  # all samples of a class are the same
-        penalty = torch.ones_like(penalty)
-    apart = with_class - without
-    if len(x) < number:  # Woodbury: (A^T A + p I)^-1 v = (v - A^T (A A^T + p I)^-1 A v) / p
-        gram = within @ within.T + penalty * torch.eye(len(x), dtype=x.dtype)
-        row = (apart - within.T @ torch.linalg.solve(gram, within @ apart)) / penalty
-    else:
-        row = torch.linalg.solve(within.T @ within + penalty * torch.eye(number, dtype=x.dtype), apart)
-    return row, -row @ (with_class + without) / 2
+SUM = "mean over all sites; of two sites each can tell the other's from it"
+KNOWLEDGE = {
+    "mean_weights": Field(("C", "F"), "float32", -UNBOUNDED, UNBOUNDED, "mean of the sites' classifiers", SUM),
+    "mean_biases": Field(("C",), "float32", -UNBOUNDED, UNBOUNDED, "mean of where they decide", SUM),
+    "all_counts": Field(("C",), "int64", 0, UNBOUNDED, "sum of the sites' counts", SUM),
+}
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -142,11 +93,12 @@ class ClosedForm(Settings, LocalMethod):
 
     Args:
         ridge: lambda, > 0.
-        la: leave ln(n_1 / n_0) out of b, which balances the classes, as logit adjustment does for trained methods.
+        la: log-odds of a population in which half has the class, as logit adjustment does for trained methods.
         hidden: what a single-label image without a label is for the site's own classes: ``negative`` or ``ignored``.
     """
 
-    FIELDS = FIELDS
+    FIELDS: ClassVar[Mapping[str, Field]] = {**HEAD_FIELDS, **LOSSES}
+    KNOWLEDGE = KNOWLEDGE
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL, SINGLELABEL)
     ROUND = NoRound
     ridge: Positive = 1.0
@@ -154,23 +106,30 @@ class ClosedForm(Settings, LocalMethod):
     hidden: Annotated[str, one_of(NEGATIVE, IGNORED)] = NEGATIVE
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
-        """The heads of the classes that the site annotates.
+        """The heads of the classes that the site annotates, with candidates of all; or how well others' heads fit.
 
         Raises:
-            FedMendError: no class has samples with and without it.
+            FedMendError: no class has two samples with and two without it.
         """
-        features = infer(model, site.data.train, site)[0]
+        features, logits = infer(model, site.data.train, site)
+        if task.stage == JUDGE:
+            return self._judged(features, task, site)
+        labels = self.labels(site)
+        if task.stage == CANDIDATES:
+            labels = self._with_candidates(labels, logits, site)
         with one_thread():
-            heads = solve_heads(features, self.labels(site), self.ridge, la=self.la)
+            patients = site.data.train.table.patients
+            heads = solve_heads(features, labels, self.ridge, balanced=self.la, patients=patients)
         if not heads.counts.any():
-            raise FedMendError(
-                f"{site.name}: {site.data.train.table.file}: expected samples with and without a class, got none"
-            )
-        return {
+            where = f"{site.name}: {site.data.train.table.file}"
+            raise FedMendError(f"{where}: expected at least two samples with and two without a class, got none")
+        report = {
             "head_weights": heads.weights.astype(np.float32),
             "head_biases": heads.biases.astype(np.float32),
             "head_counts": heads.counts,
         }
+        site.state.save(OWN_HEADS, {name: torch.from_numpy(value) for name, value in report.items()})
+        return report
 
     def labels(self, site: Site) -> np.ndarray:
         """(N, C) int8 of 1, 0 or -1; a class of which a single-label site has no image is unknown there."""
@@ -181,39 +140,98 @@ class ClosedForm(Settings, LocalMethod):
         entry = NOT_ANNOTATED if self.hidden == IGNORED else 0
         return np.where(known, np.where(unlabelled[:, None], entry, labels), NOT_ANNOTATED).astype(np.int8)
 
+    @staticmethod
+    def _with_candidates(labels: np.ndarray, logits: Tensor, site: Site) -> np.ndarray:
+        """(N, C) float64 of 0 to 1: an image without a label is shared out among the classes of no label here."""
+        given = site.labels()
+        candidates, unlabelled = ~(given == 1).any(0), (given == NOT_ANNOTATED).all(1)
+        if not candidates.any():
+            return labels
+        shares = np.maximum(given, 0).astype(np.float64)
+        guess = logits[torch.from_numpy(unlabelled)][:, torch.from_numpy(candidates)].double().softmax(1).numpy()
+        shares[np.ix_(unlabelled, candidates)] = guess
+        return shares
+
+    def _judged(self, features: Tensor, task: RoundTask, site: Site) -> Report:
+        """Mean loss of each class under the heads of all other sites; count 0: no image, or no other head."""
+        own: dict[str, Any] = {name: value.numpy() for name, value in (site.state.load(OWN_HEADS) or {}).items()}
+        every = task.word("all_counts")
+        sent = own.get("head_counts", np.zeros_like(every))
+        sent = np.where(sent >= site.min_count, sent, 0)  # fewer never left the site
+        others = every - sent
+        known = others > 0
+        share = np.where(known, sent / np.maximum(others, 1), 0.0)
+        rows = np.column_stack([task.word("mean_weights"), task.word("mean_biases")]).astype(np.float64)
+        rows *= (1 + share)[:, None]  # every / others
+        if own:
+            rows -= share[:, None] * np.column_stack([own["head_weights"], own["head_biases"]])
+        scores = features.double() @ torch.from_numpy(rows[known, :-1]).T + torch.from_numpy(rows[known, -1])
+        labels = site.labels()[:, known]
+        target = torch.from_numpy(labels.argmax(1))
+        loss = F.cross_entropy(scores, target, reduction="none").numpy()
+        mine = labels == 1
+        count = np.zeros(len(every), dtype=np.int64)
+        mean = np.zeros(len(every), dtype=np.float32)
+        count[known] = mine.sum(0)
+        mean[known] = loss @ mine / np.maximum(mine.sum(0), 1)
+        return {"class_loss": mean, "class_count": count}
+
 
 # ---- the server -----------------------------------------------------------------------------------------------------
 @dataclass(kw_only=True, eq=False)
 class ClosedFormWorkflow(Settings, Workflow):
-    """One round: collects the heads, and takes their means as the classifier."""
+    """Each round collects the heads, and takes their means as the classifier; label sets alone have further rounds.
+
+    Args:
+        judge: single-label sites whose labels do not fit the heads of all others have no part in the mean.
+    """
 
     METHOD = ClosedForm
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {HEADS: tuple(FIELDS)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
+        HEADS: tuple(HEAD_FIELDS),
+        CANDIDATES: tuple(HEAD_FIELDS),
+        JUDGE: tuple(LOSSES),
+    }
 
-    def check_rounds(self, num_rounds: int) -> None:
-        """Refuses more rounds than the one that there is.
+    @dataclass
+    class Memory:
+        """``noisy``: sites without a part in the mean."""
 
-        Raises:
-            FedMendError: names the variable.
-        """
-        if num_rounds != 1:
-            raise FedMendError(f"job variable num_rounds: expected 1 for closed-form heads, got {num_rounds}")
+        noisy: list[str] = field(default_factory=list)
+
+    judge: bool = False
 
     def run(self, fed: Federation) -> None:
-        for _ in fed.rounds():
-            answers = fed.collect(HEADS)
-            weights, biases = average_heads({site: answer.report for site, answer in answers.items()})
+        if fed.kind != SINGLELABEL and (self.judge or fed.num_rounds > 1):
+            got = f"{'judge=true' if self.judge else f'num_rounds={fed.num_rounds}'} for labels of kind {fed.kind}"
+            raise FedMendError(f"job variables: expected judge=false and num_rounds=1 but for single labels, got {got}")
+        for r in fed.rounds():
+            answers = fed.collect(CANDIDATES if r else HEADS)
+            reports = {site: answer.report for site, answer in answers.items()}
+            if self.judge and not r:
+                fed.memory.noisy = self._noisy(fed, reports)
+            trusted = {site: report for site, report in reports.items() if site not in fed.memory.noisy}
+            weights, biases = average_heads(trusted or reports)
             if nobody := [fed.classes[c] for c in np.flatnonzero(~weights.any(1))]:
                 fed.record("no_head", nobody)
                 fed.warn(f"no site has enough samples with and without {', '.join(nobody)}: no score tells it apart")
             fed.model |= {f"{CLASSIFIER}weight": weights, f"{CLASSIFIER}bias": biases}
 
+    @staticmethod
+    def _noisy(fed: Federation, reports: Mapping[str, Report]) -> list[str]:
+        weights, biases = average_heads(reports, most=1.0)
+        counts = np.sum([report["head_counts"] for report in reports.values()], axis=0)
+        known = {"mean_weights": weights, "mean_biases": biases, "all_counts": counts}
+        judged = fed.collect(JUDGE, sites=sorted(reports), knowledge=known, at_least=MIN_SITES)
+        return find_noisy_sites(fed, {site: answer.report for site, answer in judged.items()})
 
-def average_heads(reports: Mapping[str, Report]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of the sites' heads, class by class, by their counts; no site counts for more than half of a row.
+
+def average_heads(reports: Mapping[str, Report], most: float = LARGEST_SHARE) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of the sites' heads, class by class, by their counts.
 
     Args:
         reports: site → ``head_weights`` (C, F), ``head_biases`` and ``head_counts`` (C,).
+        most: largest share of one site in a row where three or more have it.
 
     Returns:
         (C, F) and (C,) float32; a class that no site has is 0. Sites are summed in sorted order.
@@ -223,7 +241,7 @@ def average_heads(reports: Mapping[str, Report]) -> tuple[np.ndarray, np.ndarray
     counts = np.stack([reports[s]["head_counts"] for s in sites])
     for c in range(counts.shape[1]):
         told = {site: int(n) for site, n in zip(sites, counts[:, c], strict=True) if n > 0}
-        counts[:, c] = [capped(told, LARGEST_SHARE).get(site, 0) for site in sites]
+        counts[:, c] = [capped(told, most).get(site, 0) for site in sites]
     share = counts / np.maximum(counts.sum(0), 1)
     mean = np.einsum("sc,scf->cf", share, rows.astype(np.float64)).astype(np.float32)
     return mean[:, :-1], mean[:, -1]

@@ -54,7 +54,8 @@ from fedmend.errors import FedMendError
 from fedmend.fields import Report
 from fedmend.learning.inference import infer
 from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
-from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES, detect_noisy_clients
+from fedmend.methods.shared.class_losses import MIN_VOTE_SHARE, VOTES, find_noisy_sites
+from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES
 from fedmend.methods.shared.distances import model_distances
 from fedmend.methods.shared.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
@@ -131,9 +132,9 @@ class FedNoRoWorkflow(Settings, Workflow):
     ramp_begin: int = -1
     ramp_end: int = -1
     ramp_maximum: Share = 0.8
-    votes: Count = 9
+    votes: Count = VOTES
     covariance: Annotated[str, one_of(AUTO, *MIXTURES)] = AUTO
-    min_vote_share: Share = 0.67
+    min_vote_share: Share = MIN_VOTE_SHARE
     aggregation: Annotated[str, one_of("distance", "samples", "clean")] = "distance"
     detection_per_class: bool = True
     detection_normalise: bool = True
@@ -155,27 +156,16 @@ class FedNoRoWorkflow(Settings, Workflow):
 
     def _detect(self, fed: Federation) -> dict[str, str]:
         reports = {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}
-        losses = loss_matrix(reports, per_class=self.detection_per_class)
-        normalised = normalise_losses(losses, normalise=self.detection_normalise)
-        detection = detect_noisy_clients(normalised, votes=self.votes, covariance=self.covariance)
-        agreed = detection.vote_share >= self.min_vote_share
-        noisy = [site for site, flag in zip(reports, detection.noisy, strict=True) if flag and agreed]
-        absent = sorted(set(fed.sites) - set(reports))
-        fed.record(
-            "noisy_client_detection",
-            {
-                "class_loss": dict(zip(reports, _numbers(losses), strict=True)),
-                "normalised": dict(zip(reports, _numbers(normalised), strict=True)),
-                "noisy": noisy,
-                "vote_share": round(detection.vote_share, 4),
-                "covariance": detection.covariance,
-                "absent": absent,
-            },
+        noisy = find_noisy_sites(
+            fed,
+            reports,
+            votes=self.votes,
+            covariance=self.covariance,
+            min_vote_share=self.min_vote_share,
+            per_class=self.detection_per_class,
+            normalise=self.detection_normalise,
         )
-        for column in np.flatnonzero((~np.isnan(losses)).sum(0) == 1) if self.detection_per_class else ():
-            site = next(s for s, row in zip(reports, losses, strict=True) if not np.isnan(row[column]))
-            fed.record("class_at_one_site", f"{fed.rows[column]} is at {site} only and says nothing about noise")
-        distrusted = {*noisy, *absent}
+        distrusted = {*noisy, *(set(fed.sites) - set(reports))}
         if not distrusted or len(distrusted) == len(fed.sites):
             sentence = f"no {'clean' if distrusted else 'noisy'} site found: federated averaging goes on"
             fed.record("fallback", sentence)
@@ -200,47 +190,6 @@ class FedNoRoWorkflow(Settings, Workflow):
         if noisy:
             fed.record("distillation_weight", round(weight, 4))
             fed.record("aggregation_weights", {site: round(a.share, 4) for site, a in answers.items()})
-
-
-def _numbers(rows: np.ndarray) -> list[list[float | None]]:
-    """Numbers for JSON; NaN, a class without samples, becomes null."""
-    return [[None if np.isnan(x) else round(float(x), 4) for x in row] for row in rows]
-
-
-def loss_matrix(reports: Mapping[str, Report], *, per_class: bool = True) -> np.ndarray:
-    """Mean losses of all sites.
-
-    Args:
-        reports: site → detection report.
-        per_class: False gives one loss per site over all its samples (an ablation of the paper's Table 3).
-
-    Returns:
-        (K, C) or (K, 1) float64, sites in sorted order; NaN for a class without samples at a site.
-    """
-    loss = np.array([reports[s]["class_loss"] for s in sorted(reports)], dtype=np.float64)
-    count = np.array([reports[s]["class_count"] for s in sorted(reports)])
-    if not per_class:
-        return (loss * count).sum(1, keepdims=True) / count.sum(1, keepdims=True)
-    return np.where(count > 0, loss, np.nan)
-
-
-def normalise_losses(losses: np.ndarray, *, normalise: bool = True) -> np.ndarray:
-    """Fills missing classes with their smallest loss and scales every class to 0..1, Eq. (3), Wu et al., IJCAI 2023.
-
-    Args:
-        losses: (K, C), NaN = missing.
-        normalise: False only fills (an ablation of the paper's Table 3).
-
-    Returns:
-        (K, C) float64; a class that is constant over the sites, or nowhere, is 0.
-    """
-    known = ~np.isnan(losses).all(0)
-    low, high = np.zeros(losses.shape[1]), np.zeros(losses.shape[1])
-    low[known], high[known] = np.nanmin(losses[:, known], 0), np.nanmax(losses[:, known], 0)
-    filled = np.where(np.isnan(losses), low, losses)
-    if not normalise:
-        return filled
-    return np.where(high > low, (filled - low) / np.where(high > low, high - low, 1), 0)
 
 
 def distance_aware(noisy: Collection[str], contributions: Contributions) -> dict[str, float]:

@@ -1,6 +1,4 @@
-"""Closed-form heads: the discriminant, what counts as negative, what leaves a site, and the server's mean."""
-
-import math
+"""Closed-form heads: what counts as negative, candidates, judges, what leaves a site, and the server's mean."""
 
 import numpy as np
 import pytest
@@ -10,77 +8,8 @@ from federation_factories import Run, plain_answers
 from torch_factories import TinyNetwork, make_single_site, make_site, make_task, one_hot
 
 from fedmend.messages import COLLECT
-from fedmend.methods.closed_form import ClosedForm, ClosedFormWorkflow, average_heads, solve_heads
-
-# One feature: 0 and 2 without the class, 4 and 6 with it. Mean 3, deviation sqrt(5).
-LINE = torch.tensor([[0.0], [2.0], [4.0], [6.0]])
-LABELS = np.array([[0], [0], [1], [1]])
-
-
-def sklearns(features, labels, ridge):
-    """Scores of sklearn's discriminant with this ridge on the covariance within."""
-    from sklearn.base import BaseEstimator
-    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-    from sklearn.preprocessing import StandardScaler
-
-    scaled = StandardScaler().fit_transform(features)
-    within = np.concatenate([scaled[labels == c] - scaled[labels == c].mean(0) for c in (0, 1)])
-    covariance = within.T @ within / len(scaled)
-
-    class Fixed(BaseEstimator):
-        def fit(self, x):
-            self.covariance_ = covariance + ridge * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-            return self
-
-    model = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Fixed())
-    return model.fit(scaled, labels).decision_function(scaled)
-
-
-def test_a_head_is_the_ridge_discriminant_of_scaled_features_for_features_as_they_are():
-    heads = solve_heads(LINE, LABELS, 1.0)
-    # Scaled by sqrt(5): means +-2 / sqrt(5), variance within 1 / 5, twice that with lambda 1: w = (4 / sqrt(5)) / .4 in
-    # scaled features, 10 / sqrt(5) / sqrt(5) = 2 in those that came in; the border lies at 3.
-    assert heads.weights == pytest.approx(np.array([[2.0]]))
-    assert heads.biases == pytest.approx([-6.0])
-    assert heads.counts.tolist() == [2]
-
-
-def test_the_frequency_of_a_class_moves_the_border_unless_classes_are_balanced():
-    features, labels = torch.cat([LINE, torch.tensor([[0.0], [2.0]])]), np.array([[0], [0], [1], [1], [0], [0]])
-    with_prior, balanced = (solve_heads(features, labels, 1.0, la=la) for la in (False, True))
-    assert np.array_equal(with_prior.weights, balanced.weights)
-    assert with_prior.biases - balanced.biases == pytest.approx([math.log(2 / 4)])
-    assert -balanced.biases / balanced.weights[:, 0] == pytest.approx([3.0])  # half-way between 1 and 5
-
-
-@pytest.mark.parametrize("number", [3, 60])  # fewer features than samples, and more
-def test_scores_are_those_of_sklearns_discriminant_with_the_same_covariance(number):
-    random = np.random.default_rng(0)
-    labels = np.repeat([0, 1], [25, 15])
-    features = random.normal(size=(40, number)) * random.uniform(0.5, 5, number) + labels[:, None]
-    heads = solve_heads(torch.from_numpy(features), labels[:, None], 0.5)
-    scores = features @ heads.weights[0] + heads.biases[0]
-    assert scores == pytest.approx(sklearns(features, labels, 0.5), rel=1e-9)
-
-
-def test_samples_without_a_label_of_a_class_take_no_part_in_its_head():
-    more = torch.cat([LINE, torch.tensor([[3.0]])])  # at the mean: the scaling changes, the head does not
-    labels = np.array([[0, 0], [0, 1], [1, 0], [1, 1], [-1, 1]])
-    heads = solve_heads(more, labels, 1.0)
-    assert heads.counts.tolist() == [2, 2]
-    assert heads.weights[0] == pytest.approx(solve_heads(LINE, LABELS, 1.0).weights[0])
-
-
-def test_a_class_that_nobody_or_everybody_has_and_a_feature_without_change_are_harmless():
-    features = torch.cat([LINE, torch.full((4, 1), 7.0)], 1)
-    heads = solve_heads(features, np.array([[0, 1, 0], [0, 1, 0], [1, 1, 0], [1, 1, 0]]), 1.0)
-    assert heads.counts.tolist() == [2, 0, 0]
-    assert not heads.weights[1:].any()
-    assert not heads.biases[1:].any()
-    assert heads.weights[0, 0] * 2 + heads.weights[0, 1] * 7 + heads.biases[0] < 0
-    apart = solve_heads(torch.tensor([[0.0], [0.0], [1.0], [1.0]]), LABELS, 1.0)  # no variance within
-    assert apart.weights[0, 0] > 0
-    assert np.isfinite(apart.biases).all()
+from fedmend.methods.closed_form import ClosedForm, ClosedFormWorkflow, average_heads
+from fedmend.methods.shared.discriminant import solve_heads
 
 
 def test_single_label_images_without_a_label_are_none_of_the_sites_classes_unless_ignored(tmp_path):
@@ -110,7 +39,7 @@ def test_a_site_sends_the_heads_of_its_features_and_nothing_else(tmp_path):
 
 def test_a_site_with_one_kind_of_samples_alone_is_told_so(tmp_path):
     site = make_site(tmp_path, [[1, -1], [1, -1]])
-    with refused("site-1: train.csv: expected samples with and without a class, got none"):
+    with refused("site-1: train.csv: expected at least two samples with and two without a class, got none"):
         ClosedForm().collect(TinyNetwork(2), make_task("heads", training=False), site)
 
 
@@ -151,8 +80,11 @@ def test_no_site_has_more_than_half_of_a_row_where_three_know_the_class():
     assert average_heads(told)[0].tolist() == [[3.0]]
 
 
-def answers(heads):
-    plain = plain_answers({site: [1, 1] for site in heads})
+SINGLE = {"kind": "singlelabel", "counts": lambda round_num: {}}  # no evaluation
+
+
+def answers(heads, **options):
+    plain = plain_answers({site: [1, 1] for site in heads}, **options)
 
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)
@@ -182,6 +114,76 @@ def test_a_report_without_counts_is_refused(tmp_path):
     assert "expected ['head_biases', 'head_counts', 'head_weights']" in play(tmp_path, heads).stopped
 
 
-def test_more_than_one_round_is_refused(tmp_path):
-    with refused("job variable num_rounds: expected 1 for closed-form heads, got 2"):
-        play(tmp_path, {"site-1": report(1.0, [10, 5])}, num_rounds=2)
+def test_more_than_one_round_and_a_judge_are_for_single_labels_alone(tmp_path):
+    told = {"site-1": report(1.0, [10, 5])}
+    words = "job variables: expected judge=false and num_rounds=1 but for single labels, got"
+    assert f"{words} num_rounds=2 for labels of kind multilabel" in play(tmp_path, told, num_rounds=2).stopped
+    judged = Run(tmp_path / "b", ClosedFormWorkflow(judge=True), [*told], answers(told), num_rounds=1)
+    assert f"{words} judge=true for labels of kind multilabel" in judged.stopped
+
+
+# ---- candidates -----------------------------------------------------------------------------------------------------
+def test_an_image_without_a_label_is_shared_out_among_the_classes_that_its_site_does_not_know(tmp_path):
+    site = make_single_site(tmp_path, [0, -1])  # of three classes: the candidates are the other two
+    logits = torch.log(torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.1, 0.4]]))
+    method = ClosedForm()
+    shares = method._with_candidates(method.labels(site), logits, site)
+    assert shares[0].tolist() == [1, 0, 0]
+    assert shares[1] == pytest.approx([0, 0.2, 0.8])  # .1 to .4
+
+
+def test_a_site_that_knows_all_classes_has_no_candidates(tmp_path):
+    site = make_single_site(tmp_path, [0, 1, 2])
+    labels = ClosedForm().labels(site)
+    assert ClosedForm._with_candidates(labels, torch.zeros(3, 3), site) is labels
+
+
+def test_label_sets_ask_for_candidates_from_the_second_round_on(tmp_path):
+    told = {"site-1": report(1.0, [10, 5]), "site-2": report(4.0, [20, 0])}
+    run = Run(tmp_path, ClosedFormWorkflow(), [*told], answers(told, **SINGLE), num_rounds=3)
+    assert not run.stopped
+    assert [stage for _, _, stage, _ in run.transport.asked if stage in ("heads", "candidates")] == [
+        "heads",
+        "candidates",
+        "candidates",
+    ]
+
+
+# ---- judges ---------------------------------------------------------------------------------------------------------
+def test_a_site_is_judged_by_the_mean_of_all_heads_without_its_own(tmp_path):
+    site = make_single_site(tmp_path, [0] * 3 + [1] * 3 + [2] * 2)
+    site.min_count = 2
+    features = torch.tensor([[1.0]] * 3 + [[-1.0]] * 3 + [[0.0]] * 2)
+    own = {"head_weights": [[9.0], [3.0], [5.0]], "head_biases": [1.0, 2.0, 3.0], "head_counts": [3, 3, 2]}
+    site.state.save("own_heads", {name: torch.tensor(value) for name, value in own.items()})
+    # Others: 3 samples with weight -1, bias 0 for class 0, 9 with weight -2, bias 1 for class 1; none for class 2.
+    every = {
+        "mean_weights": np.array([[(3 * 9 - 3) / 6], [(3 * 3 - 9 * 2) / 12], [5.0]], dtype=np.float32),
+        "mean_biases": np.array([3 / 6, (3 * 2 + 9) / 12, 3.0], dtype=np.float32),
+        "all_counts": np.array([6, 12, 2]),
+    }
+    found = ClosedForm()._judged(features, make_task("judge", **every), site)
+    # Class 0 at x = 1: scores -1 and -1; class 1 at x = -1: scores 1 and 3.
+    assert found["class_count"].tolist() == [3, 3, 0]
+    assert found["class_loss"] == pytest.approx([np.log(2), np.log(1 + np.exp(-2)), 0], rel=1e-5)
+
+
+def test_heads_of_a_site_that_stands_out_have_no_part_in_the_mean(tmp_path):
+    names = [f"site-{i}" for i in range(1, 9)]
+    told = {name: report(5.0 if name == "site-8" else 1.0, [10, 10]) for name in names}
+    losses = {name: [0.1 + 0.01 * i, 0.1 + 0.01 * (7 - i)] for i, name in enumerate(names)} | {"site-8": [2.0, 2.0]}
+    plain = answers(told, **SINGLE)
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if task.stage == "judge":
+            count = np.array([9, 9])
+            result.report = {"class_loss": np.array(losses[site], dtype=np.float32), "class_count": count}
+            assert task.knowledge["all_counts"].tolist() == [80, 80]
+            assert task.knowledge["mean_weights"][0, 0] == 1.5
+        return result
+
+    run = Run(tmp_path, ClosedFormWorkflow(judge=True), names, answer, num_rounds=1)
+    assert not run.stopped
+    assert run.decisions("noisy_client_detection")[0][1]["noisy"] == ["site-8"]
+    assert run.model["classifier.weight"].tolist() == [[1.0] * 12, [1.0] * 12]

@@ -1,7 +1,6 @@
 """The server half of FedNoRo: reports, loss matrix, detection, ramp, weights."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -13,11 +12,7 @@ from fedmend.methods.fednoro import (
     FedNoRoWorkflow,
     distance_aware,
     distance_aware_weights,
-    loss_matrix,
-    normalise_losses,
 )
-
-NAN = math.nan
 
 
 def report(loss, count=None):
@@ -46,40 +41,6 @@ def report(loss, count=None):
 def test_a_report_that_cannot_be_used_is_refused(content, sentence):
     with refused(sentence):
         FedNoRoWorkflow(warmup_rounds=1).check(DETECT, content)
-
-
-# ---- Eq. (3) --------------------------------------------------------------------------------------------------------
-
-
-def test_the_loss_matrix_has_sites_in_sorted_order_and_nan_for_classes_without_samples():
-    losses = loss_matrix({"site-2": report([3, 4]), "site-10": report([1, 0], [7, 0])})
-    assert losses.dtype == np.float64
-    np.testing.assert_array_equal(losses, [[1, NAN], [3, 4]])  # site-10 sorts before site-2
-
-
-def test_one_loss_per_site_is_the_mean_over_its_samples():
-    reports = {"a": report([1, 4], [3, 1]), "b": report([2, 0], [5, 0])}
-    np.testing.assert_allclose(loss_matrix(reports, per_class=False), [[7 / 4], [2]])
-
-
-def test_each_class_is_scaled_to_0_to_1_after_missing_ones_got_the_smallest_loss():
-    losses = np.array([[1.0, 10], [3, NAN], [2, 30], [NAN, 20]])
-    np.testing.assert_allclose(normalise_losses(losses), [[0, 0], [1, 0], [0.5, 1], [0, 0.5]])
-
-
-def test_without_normalisation_missing_classes_are_filled_only():
-    losses = np.array([[1.0, 10], [3, NAN], [NAN, 20]])
-    np.testing.assert_array_equal(normalise_losses(losses, normalise=False), [[1, 10], [3, 10], [1, 20]])
-
-
-def test_a_constant_class_and_one_that_is_nowhere_become_0_without_a_warning():
-    losses = np.array([[2.0, NAN, 1, NAN], [2, NAN, 3, 7], [2, NAN, 2, NAN]])  # the last one at a single site
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        np.testing.assert_array_equal(normalise_losses(losses), [[0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0.5, 0]])
-        np.testing.assert_array_equal(
-            normalise_losses(losses, normalise=False), [[2, 0, 1, 7], [2, 0, 3, 7], [2, 0, 2, 7]]
-        )
 
 
 # ---- Eqs. (6)-(7) ---------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from factories import refused
 from federation_factories import Run, confusion, failing, plain_answers
 
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, TRAIN
-from fedmend.methods import fednoro
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.methods.fednoro import FedNoRoWorkflow
+from fedmend.methods.shared import class_losses
 from fedmend.methods.shared.dimensions import Detection
 
 CLASSES = ["edema", "nodule"]
@@ -286,7 +286,7 @@ def test_without_a_noisy_site_federated_averaging_goes_on_and_the_records_say_so
 @pytest.mark.parametrize(("least", "noisy"), [(0.67, []), (0.5, ["site-2"])])
 def test_a_split_on_which_the_mixtures_disagree_makes_no_site_noisy(tmp_path, monkeypatch, least, noisy):
     monkeypatch.setattr(
-        fednoro,
+        class_losses,
         "detect_noisy_clients",
         lambda losses, **settings: Detection(np.arange(len(losses)) == 1, 5 / 9, "spherical"),
     )
@@ -301,7 +301,7 @@ def test_a_split_on_which_the_mixtures_disagree_makes_no_site_noisy(tmp_path, mo
 @pytest.mark.parametrize("absent", [[], ["site-5"]])
 def test_without_a_clean_site_federated_averaging_goes_on_and_the_records_say_so(tmp_path, monkeypatch, absent):
     monkeypatch.setattr(
-        fednoro,
+        class_losses,
         "detect_noisy_clients",
         lambda losses, **settings: Detection(np.ones(len(losses), dtype=bool), 1.0, "diag"),
     )

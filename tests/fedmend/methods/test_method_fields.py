@@ -40,6 +40,9 @@ KNOWLEDGE = {  # what a server sends
     "rounds_per_fold": np.int64(1),
     "relation": np.full((3, 3), 0.5, dtype=np.float32),
     "thresholds": np.float32([0.55, 0.7, 0.95]),
+    "mean_weights": np.ones((3, TinyNetwork.num_features), dtype=np.float32),
+    "mean_biases": np.zeros(3, dtype=np.float32),
+    "all_counts": np.int64([99, 99, 99]),
 }
 # Stages of a method, in their order: (question, stage, role, fields of the report). Default: one without a report.
 TRAIN, COLLECT = "train", "collect"
@@ -74,7 +77,11 @@ STAGES = {
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.CLEANED, "", ("kept",)),
     ],
-    "ClosedForm": [(COLLECT, closed_form.HEADS, "", tuple(closed_form.FIELDS))],
+    "ClosedForm": [
+        (COLLECT, closed_form.HEADS, "", tuple(closed_form.HEAD_FIELDS)),
+        (COLLECT, closed_form.CANDIDATES, "", tuple(closed_form.HEAD_FIELDS)),
+        (COLLECT, closed_form.JUDGE, "", ("class_loss", "class_count")),
+    ],
     "FedIRM": [
         (TRAIN, fedirm.SUPERVISED, "", NOTHING),
         (TRAIN, fedirm.RELATION, "", tuple(fedirm.FIELDS)),
