@@ -69,11 +69,14 @@ def _whole(results: Mapping[str, Any]) -> Section:
 
 def _decisions(results: Mapping[str, Any]) -> Section:
     words = {MULTILABEL: "At the package's thresholds", SINGLELABEL: "At the class with the highest probability"}
+    chosen = zip(results["thresholds"], results["not_fitted"], strict=True)
+    cuts = [f"n/a: {reason}" if reason else cut for cut, reason in chosen]
     rows = [
-        [name, results["thresholds"][i] if results["kind"] == MULTILABEL else "–", *_decided(row)]
+        [name, cuts[i] if results["kind"] == MULTILABEL else "–", *_decided(row)]
         for i, (name, row) in enumerate(zip(results["classes"], results["decisions"], strict=True))
     ]
     caption = f"{words[results['kind']]}; intervals after Wilson, which take images of one patient for independent"
+    caption += "; where a threshold is n/a, at 0.5" if any(results["not_fitted"]) else ""
     return section("decisions", "Decisions", table(caption, ["Class", "Threshold", *DECIDED], rows))
 
 
@@ -90,6 +93,8 @@ def _calibration(results: Mapping[str, Any]) -> Section:
     found = results["calibration"]
     rows = [[n, row["ece"], row["brier"]] for n, row in zip(results["classes"], found, strict=True)]
     words = "calibrated on the run's validation split" if results["calibrated"] else "as the network gives them"
+    missing = [name for name, why in zip(results["classes"], results["not_fitted"], strict=True) if why]
+    words += f", but as the network gives them for {', '.join(missing)}" if missing else ""
     caption = f"Probabilities {words}"
     return section(
         "calibration", "Calibration", table(caption, ["Class", "ECE", "Brier score"], rows), _diagram(results, found)

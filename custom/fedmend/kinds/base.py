@@ -188,13 +188,18 @@ class Kind(ABC):
         """
         return {}
 
-    def calibrated(self, thresholds: Mapping[str, list], counts: np.ndarray) -> dict[str, list]:
+    def calibrated(self, thresholds: Mapping[str, list], counts: np.ndarray, fewest: int) -> dict[str, list]:
         """:meth:`thresholds` as a package has them: with the temperatures by which logits are divided before they
         become probabilities, where the kind has some, and thresholds of these probabilities.
 
         Args:
             thresholds: chosen on ``counts``.
             counts: (C, *counts_shape) int64 of a validation split.
+            fewest: samples that a number may describe.
+
+        Returns:
+            also ``not_fitted``, where the kind has temperatures: C texts, why the class has temperature 1 and threshold
+            0.5, empty where they are fitted.
         """
         return dict(thresholds)
 

@@ -23,6 +23,8 @@ LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share th
 CALIBRATION_BINS = 15
 RESAMPLES = 500
 HOTTEST = 20.0  # temperature; the coldest is its inverse
+ENOUGH = 10  # positives, and negatives, on which threshold and temperature of a class are fitted
+HALF = 0.5  # threshold of a class with fewer
 
 
 class MultiLabel(LabelKind):
@@ -70,11 +72,19 @@ class MultiLabel(LabelKind):
     def thresholds(self, counts: np.ndarray) -> dict[str, list]:
         return multilabel_thresholds(counts)
 
-    def calibrated(self, thresholds: Mapping[str, list], counts: np.ndarray) -> dict[str, list]:
-        found = temperatures(counts)
-        pairs = zip(thresholds["threshold"], thresholds["not_sure"], found, strict=True)
-        moved = [(_cooled(cut, t), [_cooled(end, t) for end in band]) for cut, band, t in pairs]
-        return {"threshold": [cut for cut, _ in moved], "not_sure": [band for _, band in moved], "temperature": found}
+    def calibrated(self, thresholds: Mapping[str, list], counts: np.ndarray, fewest: int) -> dict[str, list]:
+        found, reasons = temperatures(counts), too_few(counts, fewest)
+        pairs = zip(thresholds["threshold"], thresholds["not_sure"], found, reasons, strict=True)
+        chosen = [(HALF, [HALF] * 2) if reason else (cut, band) for cut, band, _, reason in pairs]
+        moved = [
+            (_cooled(cut, t), [_cooled(end, t) for end in band]) for (cut, band), t in zip(chosen, found, strict=True)
+        ]
+        return {
+            "threshold": [cut for cut, _ in moved],
+            "not_sure": [band for _, band in moved],
+            "temperature": found,
+            "not_fitted": reasons,
+        }
 
 
 def score_histograms(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -267,7 +277,8 @@ def temperatures(counts: np.ndarray) -> list[float]:
     """Numbers by which logits are divided, so that their probabilities are closer to frequencies; the ranking stays.
 
     The temperature of a class has the highest likelihood (Guo et al., ICML 2017) on the centres of the bins. It is 1
-    where the calibration error would not be lower, and for a class with one label value only.
+    where the calibration error would not be lower, and for a class with fewer than ten positives or negatives: the
+    likelihood of a few samples says more about chance than about the model.
 
     Args:
         counts: (C, 2, BINS) int64, the sum over sites of the histograms of the validation split.
@@ -275,7 +286,25 @@ def temperatures(counts: np.ndarray) -> list[float]:
     Returns:
         C numbers from 0.05 to 20.
     """
-    return [_temperature(*histograms) if histograms.any(-1).all() else 1.0 for histograms in counts]
+    return [_temperature(*histograms) if histograms.sum(-1).min() >= ENOUGH else 1.0 for histograms in counts]
+
+
+def too_few(counts: np.ndarray, fewest: int) -> list[str]:
+    """Why nothing is fitted on a class.
+
+    Args:
+        counts: (C, 2, BINS) int64, the sum over sites of the histograms of the validation split.
+        fewest: samples that a number may describe; a smaller count is told as a range.
+
+    Returns:
+        C texts, such as "7 positives, 10 needed"; empty where there are ten positives and ten negatives.
+    """
+    found = []
+    for negatives, positives in counts.sum(-1).tolist():
+        number, word = min((positives, "positive"), (negatives, "negative"), key=lambda pair: pair[0])
+        told = f"1 to {fewest - 1}" if 0 < number < fewest else str(number)
+        found.append(f"{told} {word}s, {ENOUGH} needed" if number < ENOUGH else "")
+    return found
 
 
 def _temperature(negatives: np.ndarray, positives: np.ndarray) -> float:

@@ -86,6 +86,7 @@ def evaluate_package(
         "classes": list(package.classes),
         "calibrated": package.calibrated,
         "thresholds": list(judged.thresholds),
+        "not_fitted": list(package.not_fitted),
         "min_count": min_count,
         "differs": held.differs,
     }

@@ -186,8 +186,8 @@ def _readme(package: OpenedPackage) -> str:
         if masks
         else "`predictions.csv`, a row per image: its name, then the probability of each class in the order above"
     )
-    cuts = dict(zip(package.classes, package.thresholds, strict=True)) if package.kind == MULTILABEL else {}
-    decides = "".join(f"- {name}: {cut:.6g}\n" for name, cut in cuts.items())
+    cuts = [*zip(package.classes, package.thresholds, package.not_fitted, strict=True)] * (package.kind == MULTILABEL)
+    decides = "".join(f"- {name}: {f'n/a: {why}' if why else f'{cut:.6g}'}\n" for name, cut, why in cuts)
     return f"""{title}
 
 {"Trained on **synthetic** images, which says nothing about patients. " if package.phantom else ""}**{NOT_CLINICAL}**

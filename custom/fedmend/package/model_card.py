@@ -77,7 +77,7 @@ def model_card(package: OpenedPackage) -> dict[str, Any]:
             for split, macro in info.get("metrics", {}).items()
         },
         "site_metrics": _of_sites(run) if run and info.get("model") == "final" else {},
-        "thresholds": info.get("thresholds", {}),
+        "thresholds": _thresholds(info.get("thresholds", {})),
         "preprocessing": info.get("preprocessing", {}),
         "settings": provenance.get("settings", {}),
         "versions": info.get("versions", {}),
@@ -143,6 +143,16 @@ def _of_sites(run: RunFiles) -> dict[str, dict]:
     }
 
 
+def _thresholds(chosen: Mapping[str, list]) -> dict[str, list]:
+    """What was fitted, class by class; None where it was not, for the reason in ``not_fitted``."""
+    reasons = chosen.get("not_fitted")
+    if reasons is None:
+        return dict(chosen)
+    fitted = {name: values for name, values in chosen.items() if name != "not_fitted"}
+    known = {n: [None if why else v for v, why in zip(values, reasons, strict=True)] for n, values in fitted.items()}
+    return {**known, "not_fitted": reasons}
+
+
 def _lineage(parent: Any) -> list[dict[str, Any]]:
     found = []
     while isinstance(parent, Mapping):
@@ -175,7 +185,6 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
         for site, metrics in {"all": pooled, **card["site_metrics"].get(split, {})}.items()
         for metric, said in metrics.items()
     ]
-    cuts = zip(card["model"]["classes"], thresholds.get("threshold", []), thresholds.get("not_sure", []), strict=False)
     judged = [[j["site"], j["class"], j["accepted"], j["rejected"]] for j in labels["judged"]]
     return [
         Part(
@@ -194,8 +203,8 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
             "thresholds",
             "Thresholds",
             [],
-            ["class", "threshold", "not sure"],
-            [[c, _value(t), _ends(n)] for c, t, n in cuts],
+            ["class", "threshold", "not sure", "temperature"],
+            _cuts(card["model"]["classes"], thresholds),
         ),
         Part("preprocessing", "Preparation of images", [], ["", ""], _pairs(card["preprocessing"])),
         Part("settings", "Settings", [], ["", ""], _pairs(card["settings"])),
@@ -208,6 +217,16 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
             for n, c in enumerate(card["checklists"])
         ),
     ]
+
+
+def _cuts(classes: Sequence[str], thresholds: Mapping[str, list]) -> list[list[str]]:
+    """Class, threshold, band and temperature, or the reason why there are none."""
+    blank = [""] * len(classes)
+    columns = [thresholds.get(name) or blank for name in ("threshold", "not_sure", "temperature", "not_fitted")]
+    return [
+        [name, f"n/a: {why}", "", ""] if why else [name, _value(cut), _ends(band), "" if t == "" else _value(t)]
+        for name, cut, band, t, why in zip(classes, *columns, strict=True)
+    ] * bool(thresholds)
 
 
 def _pairs(values: Mapping[str, object]) -> list[list[str]]:

@@ -56,6 +56,9 @@ class OpenedPackage:
         about = checked(_About, self.info, where, others=True)
         self.name, self.kind, self.classes, self.phantom = about.name, about.kind, tuple(about.classes), about.phantom
         self.preprocessing, self._network, self._chosen = about.preprocessing, about.network, about.thresholds
+        reasons = self._chosen.get("not_fitted", [""] * len(self.classes))
+        if not isinstance(reasons, list) or [type(reason) for reason in reasons] != [str] * len(self.classes):
+            raise FedMendError(f"{where}, field thresholds.not_fitted: expected a text for each class, got others")
         if not all(type(t) is float and 0 < t < math.inf for t in self.temperatures):
             raise FedMendError(f"{where}, field thresholds.temperature: expected numbers > 0, got others")
         if len(self.temperatures) != len(self.classes):
@@ -75,7 +78,7 @@ class OpenedPackage:
     @property
     def calibrated(self) -> bool:
         """Whether probabilities are calibrated on the validation split of the run."""
-        return self.kind == MULTILABEL and "temperature" in self._chosen
+        return self.kind == MULTILABEL and "temperature" in self._chosen and not all(self.not_fitted)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -86,6 +89,12 @@ class OpenedPackage:
     def not_sure(self) -> tuple[tuple[float, float], ...]:
         """C pairs of probabilities; between them another validation split might have decided otherwise."""
         return tuple((low, high) for low, high in self._chosen.get("not_sure", [[t, t] for t in self.thresholds]))
+
+    @property
+    def not_fitted(self) -> tuple[str, ...]:
+        """C texts, why the validation split could choose no threshold and temperature of a class, which has 0.5 and 1;
+        empty where it could, or where the package does not say."""
+        return tuple(self._chosen.get("not_fitted", [""] * len(self.classes)))
 
     def network(self) -> "Module":
         """The network with its weights, on the CPU, ready to be asked (``eval``).
@@ -120,9 +129,13 @@ class OpenedPackage:
 
     def __repr__(self) -> str:
         phantom = "PHANTOM " if self.phantom else ""
-        decides = "thresholds chosen on validation" if self._chosen else "no thresholds chosen"
+        chosen = self._chosen and not all(self.not_fitted)
+        decides = "thresholds chosen on validation" if chosen else "no thresholds chosen"
         probabilities = ", calibrated probabilities" if self.calibrated else ""
         words = f", {decides}{probabilities}" if self.kind == MULTILABEL else ""
+        for reason in [*dict.fromkeys(filter(None, self.not_fitted))]:
+            names = [name for name, why in zip(self.classes, self.not_fitted, strict=True) if why == reason]
+            words += f"; {', '.join(names)} n/a: {reason}"
         return f"{phantom}package {self.name}: {self._network.get('name')} for {', '.join(self.classes)}{words}"
 
 

@@ -23,6 +23,7 @@ from fedmend.package.probabilities import probabilities
 from fedmend.package.rows import STUDIES, Rows, per_study, text_of
 
 BATCH, BATCH_PIXELS = 64, 2**22  # most images of a batch, and their pixels: 64 of 256 x 256, 16 of 512 x 512
+NOT_KNOWN = "n/a"  # whether another split would decide otherwise, where none has chosen
 UNSURE = 0.5  # of single labels: below it no class has the majority
 MISSING = "expected a file, not found"
 
@@ -81,6 +82,9 @@ def predict(
     about = {"package": package.digest, "images": digest_of(root, items), "batch": batch, "device": place.type}
     if package.calibrated:
         about["probabilities"] = "calibrated on the run's validation split"
+    if any(package.not_fitted):
+        reasons = zip(package.classes, package.not_fitted, strict=True)
+        about["not_fitted"] = {name: f"n/a: {why}" for name, why in reasons if why}
     rows = Rows(out, about, mask_table(package) if masks else _header(package), batch)
     progress(rows.done, len(items))
     if not rows.finished:
@@ -115,8 +119,9 @@ def _decided(package: OpenedPackage, scores: np.ndarray) -> list[str]:
     if package.kind != MULTILABEL:
         best = int(scores.argmax())
         return [package.classes[best], _flag(scores[best] < UNSURE)]
-    pairs = list(zip(scores.tolist(), package.thresholds, package.not_sure, strict=True))
-    return [*(_flag(p > cut) for p, cut, _ in pairs), *(_flag(low < p <= high) for p, _, (low, high) in pairs)]
+    pairs = list(zip(scores.tolist(), package.thresholds, package.not_sure, package.not_fitted, strict=True))
+    sure = [NOT_KNOWN if why else _flag(low < p <= high) for p, _, (low, high), why in pairs]
+    return [*(_flag(p > cut) for p, cut, *_ in pairs), *sure]
 
 
 def _flag(holds: object) -> str:

@@ -35,6 +35,7 @@ def facts(package: OpenedPackage) -> dict[str, Any]:
         "preprocessing": package.info["preprocessing"],
         "thresholds": list(package.thresholds),
         "temperature": list(package.temperatures),
+        "not_fitted": list(package.not_fitted),
         "phantom": package.phantom,
     }
 

@@ -275,7 +275,7 @@ class RunLog:
             files = {k.replace("global", "untrained"): file for k, file in files.items()}
         else:
             delivered = {
-                k: kind.calibrated(thresholds[k], counts["val"]) if "val" in counts else {}
+                k: kind.calibrated(thresholds[k], counts["val"], FEWEST) if "val" in counts else {}
                 for k, counts in counted.items()
             }
             files = {**files, **packed(self._outcomes(intervals, delivered))}

@@ -13,6 +13,7 @@ from fedmend.learning.local_norm import AVERAGED, LOCAL, kept_norm
 from fedmend.learning.weights import get_weights
 from fedmend.package import Package
 from fedmend.records.package_files import SUFFIX, is_package, write_package
+from fedmend.records.run_folder import FEWEST
 from fedmend.worth.home import Home
 from fedmend.worth.training import ALL, Trained, plan_of, train_at
 
@@ -112,7 +113,7 @@ def write_personal(out: Path, package: Package, home: Home, trained: Trained, *,
         "round": None,
         "metrics": {split: kind.metrics(found, val if split != "val" else None) for split, found in counts.items()},
         "intervals": {split: kind.intervals(found, val if split != "val" else None) for split, found in counts.items()},
-        "thresholds": kind.thresholds(val),
+        "thresholds": kind.calibrated(kind.thresholds(val), val, FEWEST),
         "provenance": {**(info.get("provenance") or {}), PERSONALISED: {"site": home.site.name, **training}},
         "sites": {home.site.name: {"train": len(home.site.data.train)}},
         "parent": {**parent, "digest": package.digest},

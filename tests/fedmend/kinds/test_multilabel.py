@@ -18,6 +18,7 @@ from fedmend.kinds.multilabel import (
     multilabel_thresholds,
     score_histograms,
     temperatures,
+    too_few,
 )
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
 
@@ -335,21 +336,65 @@ def test_calibrated_thresholds_decide_as_before():
     logits, labels = overconfident()
     val = score_histograms(logits, labels)
     chosen = multilabel_thresholds(val)
-    moved = kind_of("multilabel").calibrated(chosen, val)
+    val[1, 1, 500] = 10  # the second class, too, has enough of both
+    moved = kind_of("multilabel").calibrated(chosen, val, 5)
     assert moved["threshold"][0] != pytest.approx(chosen["threshold"][0], abs=1e-3)
     for c, temperature in enumerate(moved["temperature"]):
         raw, cooled = (1 / (1 + np.exp(-logits[:, c] / t)) for t in (1.0, temperature))
         assert np.array_equal(raw > chosen["threshold"][c], cooled > moved["threshold"][c])
         for old, new in zip(chosen["not_sure"][c], moved["not_sure"][c], strict=True):
             assert np.array_equal(raw > old, cooled > new)
-    assert kind_of("singlelabel").calibrated({}, val) == {}
+    assert moved["not_fitted"] == ["", ""]
+    assert kind_of("singlelabel").calibrated({}, val, 5) == {}
 
 
 def test_thresholds_that_nothing_reaches_stay_at_their_ends():
     edges = {"threshold": [0.0, 1.0], "not_sure": [[0.0, 0.5], [0.5, 1.0]]}
     logits, labels = overconfident()
-    moved = kind_of("multilabel").calibrated(edges, score_histograms(logits, labels))
+    val = score_histograms(logits, labels)
+    val[1, 1, 500] = 10
+    moved = kind_of("multilabel").calibrated(edges, val, 5)
     assert (moved["threshold"], moved["not_sure"][0][1]) == ([0.0, 1.0], 0.5)
+
+
+def of_counts(*classes):
+    """Histograms of classes with (negatives, positives): half of each at a logit of 5, the others at -5, so that each
+    class is right as often as wrong and a fit would cool it as far as it goes."""
+    counts = np.zeros((len(classes), 2, BINS), dtype=np.int64)
+    for c, pair in enumerate(classes):
+        for value, number in enumerate(pair):
+            counts[c, value, [249, 749]] = number // 2, number - number // 2
+    return counts
+
+
+def test_a_class_with_fewer_than_ten_of_either_has_temperature_one_and_threshold_one_half():
+    val = of_counts((10, 10), (10, 9), (9, 10), (90, 3), (4, 90), (50, 0), (8, 8))
+    found = kind_of("multilabel").calibrated(multilabel_thresholds(val), val, 5)
+    assert found["temperature"] == [pytest.approx(20, rel=0.01), *[1.0] * 6]
+    assert found["threshold"][1:] == [0.5] * 6
+    assert found["not_sure"][1:] == [[0.5, 0.5]] * 6
+    assert found["not_fitted"] == [
+        "",
+        "9 positives, 10 needed",
+        "9 negatives, 10 needed",
+        "1 to 4 positives, 10 needed",
+        "1 to 4 negatives, 10 needed",
+        "0 positives, 10 needed",
+        "8 positives, 10 needed",
+    ]
+    assert too_few(val, 1)[3] == "3 positives, 10 needed"
+
+
+def test_a_class_that_is_not_fitted_keeps_its_auc_and_so_does_one_that_is():
+    logits, labels = overconfident(400)
+    labels[:, 1] = 0
+    labels[:9, 1] = 1
+    val = score_histograms(logits, labels)
+    found = temperatures(val)
+    assert (found[0] > 2, found[1]) == (True, 1.0)
+    for c, temperature in enumerate(found):
+        raw, cooled = (1 / (1 + np.exp(-logits[:, c] / t)) for t in (1.0, temperature))
+        assert abs(roc_auc_score(labels[:, c], raw) - roc_auc_score(labels[:, c], cooled)) < 1e-12
 
 
 def test_a_class_that_is_told_backwards_is_cooled_as_far_as_it_goes():

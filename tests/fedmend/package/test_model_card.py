@@ -70,6 +70,25 @@ def test_a_card_says_what_package_and_run_know_and_fits_its_schema(run, tmp_path
     assert card["site_metrics"]["test"]["site-2"]["auc"] == wanted
 
 
+def test_a_threshold_that_was_not_fitted_is_a_reason_and_no_number(run, tmp_path):
+    about = json.loads((run.folder / "run-1.fedmend" / "package.json").read_text())
+    del about["format"]
+    about["thresholds"] = {
+        "threshold": [0.25, 0.5],
+        "not_sure": [[0.125, 0.375], [0.5, 0.5]],
+        "temperature": [1.5, 1.0],
+        "not_fitted": ["", "7 positives, 10 needed"],
+    }
+    write_package(tmp_path / "x.fedmend", about, {"a": np.ones(1, np.float32)})
+    card = card_of(tmp_path / "x.fedmend", tmp_path)
+    assert card["thresholds"]["threshold"] == [0.25, None]
+    assert card["thresholds"]["not_sure"] == [[0.125, 0.375], None]
+    assert card["thresholds"]["temperature"] == [1.5, None]
+    text = (tmp_path / "x-card.md").read_text()
+    assert "| a | 0.250 | 0.125 to 0.375 | 1.500 |\n| b | n/a: 7 positives, 10 needed |  |  |\n" in text
+    jsonschema.validate(card, SCHEMA)
+
+
 def test_a_site_that_withholds_what_its_people_judged_is_not_in_it(run, tmp_path):
     card = card_of(run.folder / "run-1.fedmend", tmp_path)
     assert card["labels"]["judged"] == [{"site": "site-1", "class": "b", "accepted": 6, "rejected": 1}]

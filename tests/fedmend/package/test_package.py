@@ -44,6 +44,23 @@ def test_a_package_is_opened_without_the_run(tmp_path):
 def test_without_validation_one_half_decides_and_nothing_is_unsure(tmp_path):
     package = fedmend.Package(write(tmp_path, thresholds={}))
     assert (package.thresholds, package.not_sure) == ((0.5, 0.5), ((0.5, 0.5), (0.5, 0.5)))
+    assert package.not_fitted == ("", "")
+
+
+def test_a_class_on_which_nothing_was_fitted_says_why(tmp_path):
+    chosen = {**ABOUT["thresholds"], "temperature": [2.0, 1.0]}
+    package = fedmend.Package(write(tmp_path, thresholds={**chosen, "not_fitted": ["", "7 positives, 10 needed"]}))
+    assert package.not_fitted == ("", "7 positives, 10 needed")
+    assert package.calibrated
+    words = "thresholds chosen on validation, calibrated probabilities; nodule n/a: 7 positives, 10 needed"
+    assert repr(package).endswith(words)
+    none = fedmend.Package(write(tmp_path / "none", thresholds={**chosen, "not_fitted": ["0 positives"] * 2}))
+    assert (none.calibrated, none.temperatures) == (False, (1.0, 1.0))
+    assert "edema, nodule, no thresholds chosen; edema, nodule n/a: 0 positives" in repr(none)
+    where = "package run-1.fedmend, package.json, field thresholds.not_fitted"
+    for wrong in (["", 1], [""], "no"):
+        with refused(f"{where}: expected a text for each class, got others"):
+            fedmend.Package(write(tmp_path / "wrong", thresholds={**chosen, "not_fitted": wrong}))
 
 
 def test_a_folder_of_a_run_has_one_final_model(tmp_path):

@@ -91,6 +91,21 @@ def test_decisions_are_those_of_predict(tmp_path):
         assert row["found"] + row["missed"] == MANY[:, c].sum()
 
 
+def test_a_threshold_that_no_validation_split_has_chosen_is_not_a_number_on_the_page(tmp_path):
+    _, folder = multilabel(tmp_path)
+    chosen = {"threshold": [0.3, 0.5, 0.5], "not_sure": [[0.2, 0.4]] * 3, "temperature": [2.0, 1.0, 1.0]}
+    reasons = ["", "7 positives, 10 needed", "0 negatives, 10 needed"]
+    fitted = {**chosen, "not_fitted": reasons}
+    found = make_package(tmp_path / "other", classes=CLASSES, thresholds=fitted, **NONE).evaluate(
+        folder, tmp_path / "out"
+    )
+    assert found.results["not_fitted"] == reasons
+    page = (tmp_path / "out" / "evaluation.html").read_text()
+    assert page.count("n/a: 7 positives, 10 needed") == page.count("n/a: 0 negatives, 10 needed") == 1
+    assert "; where a threshold is n/a, at 0.5" in page
+    assert f"but as the network gives them for {CLASSES[1]}, {CLASSES[2]}" in page
+
+
 def test_a_group_of_four_and_what_would_give_it_away_are_in_no_file(tmp_path):
     sex = ["F"] * 4 + ["M"] * 8 + ["D"] * 12
     package, folder = multilabel(tmp_path, sex=sex)

@@ -1,6 +1,7 @@
 """Predictions of tiny packages, whose networks have their initial weights."""
 
 import csv
+import json
 from dataclasses import replace
 
 import nibabel
@@ -24,7 +25,14 @@ CHOSEN = {"threshold": [0.3, 0.6], "not_sure": [[0.2, 0.4], [0.5, 0.7]]}
 
 
 def package(
-    folder, kind="multilabel", network="resnet_narrow", classes=CLASSES, seed=3, change=lambda network: None, **prepared
+    folder,
+    kind="multilabel",
+    network="resnet_narrow",
+    classes=CLASSES,
+    seed=3,
+    change=lambda network: None,
+    chosen=CHOSEN,
+    **prepared,
 ):
     about = {
         "name": "run-1",
@@ -33,7 +41,7 @@ def package(
         "classes": classes,
         "network": {"name": network, "arguments": {"num_classes": len(classes)}},
         "preprocessing": replace(PREPARED, **prepared).of_package(kind),
-        "thresholds": CHOSEN if kind == "multilabel" else {},
+        "thresholds": chosen if kind == "multilabel" else {},
     }
     model = initial_network(network, classes, seed)
     change(model)
@@ -79,6 +87,17 @@ def test_the_stored_threshold_decides_and_the_band_around_it_is_not_sure(tmp_pat
     assert module._decided(made, np.array([0.35, 0.65])) == ["1", "1", "1", "1"]
     assert module._decided(made, np.array([0.25, 0.1])) == ["0", "0", "1", "0"]
     assert module._decided(made, np.array([0.3, 0.9])) == ["0", "1", "1", "0"]  # at the threshold: not above it
+
+
+def test_whether_a_class_without_a_chosen_threshold_is_sure_is_not_known(tmp_path):
+    slices(tmp_path / "in", 1)
+    chosen = {"threshold": [0.3, 0.5], "not_sure": [[0.2, 0.4], [0.5, 0.5]], "temperature": [2.0, 1.0]}
+    made = package(tmp_path, chosen={**chosen, "not_fitted": ["", "7 positives, 10 needed"]})
+    assert module._decided(made, np.array([0.35, 0.65])) == ["1", "1", "1", "n/a"]
+    made.predict(tmp_path / "in", tmp_path / "out")
+    assert table(tmp_path / "out" / "studies.csv")[0]["nodule_not_sure"] == "n/a"
+    about = json.loads((tmp_path / "out" / "predict.json").read_text())
+    assert about["not_fitted"] == {"nodule": "n/a: 7 positives, 10 needed"}
 
 
 def test_of_single_labels_the_highest_probability_decides(tmp_path):

@@ -44,7 +44,7 @@ def test_a_run_leaves_its_final_and_its_best_model_with_all_that_using_them_need
     assert about["preprocessing"] == PREPARED.of_package("multilabel")
     results = run.content("results.json")
     chosen = results["thresholds"]["final"]
-    assert {**about["thresholds"]}.keys() == {*chosen, "temperature"}
+    assert {**about["thresholds"]}.keys() == {*chosen, "temperature", "not_fitted"}
     for c, temperature in enumerate(about["thresholds"]["temperature"]):
         odds = (chosen["threshold"][c] / (1 - chosen["threshold"][c])) ** (1 / temperature)
         assert about["thresholds"]["threshold"][c] == pytest.approx(odds / (1 + odds))
@@ -58,6 +58,17 @@ def test_a_run_leaves_its_final_and_its_best_model_with_all_that_using_them_need
     assert read_package(best)["intervals"] == results["intervals"] != {}  # all rounds have the same counts here
     assert results["sites"]["test"]["site-1"]["intervals"]["auc"] == [1, 1]
     assert weights(best) == as_lists(run.transport.saved["best"])
+
+
+def test_a_class_with_few_validation_samples_has_a_reason_in_place_of_a_threshold(tmp_path):
+    val = histograms(1, 1)  # ten samples with, and ten without each class, at each of two sites
+    val[1, 1, 600] = 2
+    run = play(tmp_path, plain_answers(BOTH, counts=lambda r: {"val": val}))
+    chosen = read_package(run.folder / "run-1.fedmend")["thresholds"]
+    assert chosen["not_fitted"] == ["", "1 to 4 positives, 10 needed"]
+    assert (chosen["threshold"][1], chosen["not_sure"][1], chosen["temperature"][1]) == (0.5, [0.5, 0.5], 1.0)
+    results = run.content("results.json")["thresholds"]["final"]
+    assert results["threshold"][0] == results["threshold"][1]  # on which BACC (val) of the run is measured
 
 
 def test_a_run_that_trained_nothing_leaves_no_package(tmp_path):

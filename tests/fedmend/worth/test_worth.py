@@ -115,6 +115,8 @@ def test_a_package_trained_on_without_a_network_is_the_child_of_the_given_one(tm
     assert own.info["provenance"]["personalised"]["chosen_epoch"] == trained.chosen
     assert own.info["provenance"]["personalised"]["chosen_on"] == "auc of the site's val split"
     assert own.info["metrics"]["val"]["macro"]["auc"] == trained.values[trained.chosen]
+    assert own.not_fitted == (*["1 to 4 positives, 10 needed"] * 2, "0 positives, 10 needed")  # six validation images
+    assert own.thresholds == (0.5, 0.5, 0.5)
     assert own.preprocessing == package.preprocessing
     assert not torch.equal(own.network().classifier.weight, package.network().classifier.weight)
     assert torch.equal(own.network().classifier.weight, trained.model.classifier.weight)
