@@ -20,6 +20,7 @@ from fedmend.method import Site
 
 BINS = 1000
 LOGIT_RANGE = 10.0  # logits beyond +-10 (probabilities beyond 0.99995) share the outer bins
+CENTRES = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * LOGIT_RANGE  # of the bins
 CALIBRATION_BINS = 15
 RESAMPLES = 500
 HOTTEST = 20.0  # temperature; the coldest is its inverse
@@ -129,9 +130,9 @@ def _balanced_accuracy(negatives: np.ndarray, positives: np.ndarray, cut: int) -
 
 
 def _calibration_error(negatives: np.ndarray, positives: np.ndarray, stretch: float) -> np.ndarray:
-    centres = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * LOGIT_RANGE
-    probability = 1 / (1 + np.exp(-stretch * centres))
-    starts = np.searchsorted(probability, np.arange(CALIBRATION_BINS) / CALIBRATION_BINS)
+    probability = 1 / (1 + np.exp(-stretch * CENTRES))
+    starts = np.unique(np.searchsorted(probability, np.arange(CALIBRATION_BINS) / CALIBRATION_BINS))
+    starts = starts[starts < BINS]  # some of the 15 have no bin of logits, where these are stretched much or little
     both = negatives + positives
     gaps = np.add.reduceat(positives - both * probability, starts, axis=-1)
     return np.abs(gaps).sum(-1) / both.sum(-1)
@@ -310,20 +311,13 @@ def too_few(counts: np.ndarray, fewest: int) -> list[str]:
 def _temperature(negatives: np.ndarray, positives: np.ndarray) -> float:
     from scipy.optimize import minimize_scalar
 
-    centres = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * LOGIT_RANGE
-
     def surprise(log: float) -> float:
-        logits = centres * np.exp(-log)
+        logits = CENTRES * np.exp(-log)
         return float((negatives * np.logaddexp(0, logits) + positives * np.logaddexp(0, -logits)).sum())
 
     found = float(np.exp(minimize_scalar(surprise, bounds=np.log(HOTTEST) * np.array([-1, 1]), method="bounded").x))
-
-    def error(temperature: float) -> float:  # sums also where no logit is hot enough for the outer bins
-        probability = 1 / (1 + np.exp(-centres / temperature))
-        gaps = positives - (negatives + positives) * probability
-        return float(np.abs(np.bincount((probability * CALIBRATION_BINS).astype(np.int64), gaps)).sum())
-
-    return found if error(found) < error(1.0) else 1.0
+    cooled, plain = (_calibration_error(negatives, positives, stretch) for stretch in (1 / found, 1.0))
+    return found if cooled < plain else 1.0
 
 
 def _cooled(probability: float, temperature: float) -> float:

@@ -257,6 +257,17 @@ def test_the_calibration_error_is_the_distance_of_probability_and_frequency():
     assert metrics["macro"]["ece"] == pytest.approx(0.05, abs=0.005)
 
 
+@pytest.mark.parametrize("stretch", [0.05, 0.1, 0.25, 1.0, 3.0, 20.0])
+def test_the_calibration_error_is_the_same_sum_however_far_logits_are_stretched(stretch):
+    # Two negatives at a logit of -9.99, one negative and three positives at 9.99: far apart for every stretch here, so
+    # |0 - 2 p| + |3 - 4 (1 - p)| over six samples, where p is the probability of the lower logit.
+    counts = np.zeros((1, 2, BINS), dtype=np.int64)
+    counts[0, 0, [0, -1]], counts[0, 1, -1] = [2, 1], 3
+    p = 1 / (1 + np.exp(9.99 * stretch))
+    found = multilabel_metrics(counts, stretch=stretch)["per_class"]["ece"][0]
+    assert found == pytest.approx((2 * p + abs(4 * p - 1)) / 6, abs=1e-12)
+
+
 def test_the_threshold_is_that_of_the_highest_balanced_accuracy_on_validation():
     val = np.zeros((3, 2, BINS), dtype=np.int64)
     val[0, 0, [300, 500]], val[0, 1, [400, 600]] = [8, 2], [1, 1]  # from 400: (1 + 0.8) / 2; from 600: (0.5 + 1) / 2
