@@ -21,9 +21,10 @@ def make_package(
     network="resnet_narrow",
     seed=3,
     thresholds=None,
+    more=None,
     **prepared,
 ):
-    """The package ``NAME.fedmend``, opened; ``prepared`` are fields of the preprocessing."""
+    """The package ``NAME.fedmend``, opened; ``more`` are further fields, ``prepared`` those of the preprocessing."""
     chosen = CHOSEN if kind == "multilabel" and len(classes) == 2 else {}
     about = {
         "name": name,
@@ -34,6 +35,7 @@ def make_package(
         "preprocessing": replace(PREPARED, **prepared).of_package(kind),
         "thresholds": chosen if thresholds is None else thresholds,
         "provenance": {"settings": {"batch_size": 4}},
+        **(more or {}),
     }
     weights = {k: v.numpy() for k, v in get_weights(initial_network(network, list(classes), seed)).items()}
     write_package(folder / f"{name}.fedmend", about, weights)

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 from fedmend.basics.files import make_folder, write_text
 from fedmend.basics.page import compact, phantom_note, section, table, whole_page
 from fedmend.errors import FedMendError
+from fedmend.package.card_evaluation import read_evaluation
 from fedmend.package.opened import OpenedPackage
-from fedmend.records.run_folder import RUN, RunFiles, load_run
+from fedmend.records.run_folder import FEWEST, RUN, RunFiles, load_run
 from fedmend.records.signature import SIGNATURE
 
 FORMAT = 1
 CHECKLISTS = Path(__file__).with_name("checklists.json")
 YOURS = "you must write this"
+SYNTHETIC_HERE = "The model or the images are synthetic; the numbers say nothing about patients."
 SYNTHETIC = "Every image and label behind this model is synthetic; the numbers say nothing about patients."
 LIMITS = (
     "No approval as a medical device.",
@@ -48,17 +50,18 @@ class Part(NamedTuple):
     rows: Sequence[Sequence[object]] = ()
 
 
-def model_card(package: OpenedPackage) -> dict[str, Any]:
+def model_card(package: OpenedPackage, evaluation: Path | None = None) -> dict[str, Any]:
     """The card as JSON can hold it, every number as it stands in the files.
 
     Args:
         package: one that lies in the folder of its run has metrics of each site and verdicts of people, too.
+        evaluation: what ``fedmend evaluate`` wrote about the package, folder or file; None: the card has none.
 
     Raises:
-        FedMendError: a file of the run cannot be read.
+        FedMendError: a file of the run or of the evaluation cannot be read, or the evaluation is of another package.
     """
     info, run = package.info, _run_of(package)
-    provenance = info.get("provenance", {})
+    provenance, of_sites = info.get("provenance", {}), run if info.get("model") == "final" else None
     card: dict[str, Any] = {
         "format": FORMAT,
         "title": f"{'PHANTOM ' if package.phantom else ''}Model card of {package.name}",
@@ -76,7 +79,9 @@ def model_card(package: OpenedPackage) -> dict[str, Any]:
             split: _measured(macro, info.get("intervals", {}).get(split, {}))
             for split, macro in info.get("metrics", {}).items()
         },
-        "site_metrics": _of_sites(run) if run and info.get("model") == "final" else {},
+        "site_metrics": _of_sites(of_sites) if of_sites else {},
+        "held_back": _held_back(of_sites) if of_sites else {},
+        "evaluation": read_evaluation(evaluation, package) if evaluation else {},
         "thresholds": _thresholds(info.get("thresholds", {})),
         "preprocessing": info.get("preprocessing", {}),
         "settings": provenance.get("settings", {}),
@@ -88,12 +93,13 @@ def model_card(package: OpenedPackage) -> dict[str, Any]:
     return card | {"checklists": _checklists(card)}
 
 
-def write_card(package: OpenedPackage, out: Path) -> list[Path]:
+def write_card(package: OpenedPackage, out: Path, evaluation: Path | None = None) -> list[Path]:
     """Writes the card of a package as JSON, Markdown and HTML.
 
     Args:
         package: the model.
         out: folder, made when missing.
+        evaluation: as of :func:`model_card`.
 
     Returns:
         The three files.
@@ -103,7 +109,7 @@ def write_card(package: OpenedPackage, out: Path) -> list[Path]:
     """
     stem = f"{package.folder.stem}-card"
     try:
-        card = model_card(package)
+        card = model_card(package, evaluation)
         texts = {".json": json.dumps(card, indent=2) + "\n", ".md": _markdown(card), ".html": _page(card)}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # a package that somebody else made
         where = f"package {package.folder.name}"
@@ -141,6 +147,17 @@ def _of_sites(run: RunFiles) -> dict[str, dict]:
         split: {site: _measured(said["macro"], said.get("intervals", {})) for site, said in sites.items()}
         for split, sites in run.results.get("sites", {}).items()
     }
+
+
+def _held_back(run: RunFiles) -> dict[str, dict[str, list[str]]]:
+    """Split → site → the classes that its means are without, as a few samples there have the class or lack it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for split, sites in run.results.get("sites", {}).items():
+        for site, said in sites.items():
+            flags = zip(run.info["classes"], said["held_back"], strict=True)
+            if names := [name for name, flag in flags if flag]:
+                found.setdefault(split, {})[site] = names
+    return found
 
 
 def _thresholds(chosen: Mapping[str, list]) -> dict[str, list]:
@@ -186,6 +203,12 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
         for metric, said in metrics.items()
     ]
     judged = [[j["site"], j["class"], j["accepted"], j["rejected"]] for j in labels["judged"]]
+    behind = [
+        f"{split}, {site}: the means are without {', '.join(names)}. Held back: 1 to {FEWEST - 1} samples there have"
+        " the class, or lack it."
+        for split, sites in card["held_back"].items()
+        for site, names in sites.items()
+    ]
     return [
         Part(
             "model",
@@ -198,7 +221,8 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
         Part("data", "Data", [], ["site", ""], [[site, compact(said)] for site, said in card["data"].items()]),
         Part("labels", "Labels", [f"Repaired by the rule of {labels['rule']}."], ["class", *words], repaired),
         Part("judged", "Repairs that people judged", [], ["site", "class", "confirmed", "rejected"], judged),
-        Part("metrics", "Metrics", [], ["split", "site", "metric", "value", "95 % interval"], rows),
+        Part("metrics", "Metrics", behind, ["split", "site", "metric", "value", "95 % interval"], rows),
+        *_evaluated(card["evaluation"]),
         Part(
             "thresholds",
             "Thresholds",
@@ -219,14 +243,47 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
     ]
 
 
+def _evaluated(found: Mapping[str, Any]) -> list[Part]:
+    """The part about an evaluation, if the card has one."""
+    if not found:
+        return []
+    people = f"{found['patients']:,} patients" if found["patients"] else "no patient is known"
+    words = [
+        f"{found['samples']:,} samples, {people}. Intervals: {found['drawn']} drawn again; of sensitivity and"
+        " specificity after Wilson. The numbers of the whole split are exact.",
+        *([SYNTHETIC_HERE] if found["phantom"] else []),
+        *([f"Read as the package says: {found['differs']}."] if found["differs"] else []),
+    ]
+    if found["groups"]:
+        words.append(
+            f"A number of a group is held back where it, or the rest, describes 1 to {found['min_count'] - 1} people."
+        )
+    rows = _measures("all", "mean", found["metrics"])
+    for name, said in found["classes"].items():
+        rows += _measures("all", name, said)
+    for column, groups in found["groups"].items():
+        for group, classes in groups.items():
+            for name, said in classes.items():
+                where = f"{column} {group}"
+                rows += _measures(where, name, said) if isinstance(said, Mapping) else [[where, name, said, "", ""]]
+    title = f"{'PHANTOM ' if found['phantom'] else ''}Evaluated at {found['site']}, {found['split']} split"
+    return [Part("evaluation", title, words, ["group", "class", "metric", "value", "95 % interval"], rows)]
+
+
+def _measures(group: str, name: str, said: Mapping[str, Mapping]) -> list[list[object]]:
+    return [[group, name, metric, _value(m["value"]), _ends(m["interval"])] for metric, m in said.items()]
+
+
 def _cuts(classes: Sequence[str], thresholds: Mapping[str, list]) -> list[list[str]]:
     """Class, threshold, band and temperature, or the reason why there are none."""
+    if not thresholds:
+        return []
     blank = [""] * len(classes)
-    columns = [thresholds.get(name) or blank for name in ("threshold", "not_sure", "temperature", "not_fitted")]
+    columns = [thresholds.get(name, blank) for name in ("threshold", "not_sure", "temperature", "not_fitted")]
     return [
         [name, f"n/a: {why}", "", ""] if why else [name, _value(cut), _ends(band), "" if t == "" else _value(t)]
         for name, cut, band, t, why in zip(classes, *columns, strict=True)
-    ] * bool(thresholds)
+    ]
 
 
 def _pairs(values: Mapping[str, object]) -> list[list[str]]:

@@ -89,6 +89,19 @@ def test_a_threshold_that_was_not_fitted_is_a_reason_and_no_number(run, tmp_path
     jsonschema.validate(card, SCHEMA)
 
 
+def test_classes_that_a_site_holds_back_are_named_with_the_reason(run, tmp_path):
+    results = run.content("results.json")
+    results["sites"]["test"]["site-2"]["held_back"] = [False, True]
+    (run.folder / "results.json").write_text(json.dumps(results))
+    card = card_of(run.folder / "run-1.fedmend", tmp_path)
+    jsonschema.validate(card, SCHEMA)
+    assert card["held_back"] == {"test": {"site-2": ["b"]}}
+    words = "test, site-2: the means are without b. Held back: 1 to 4 samples there have the class, or lack it."
+    assert f"- {words}\n" in (tmp_path / "run-1-card.md").read_text()
+    assert words in (tmp_path / "run-1-card.html").read_text()
+    assert card_of(run.folder / "run-1-best.fedmend", tmp_path)["held_back"] == {}
+
+
 def test_a_site_that_withholds_what_its_people_judged_is_not_in_it(run, tmp_path):
     card = card_of(run.folder / "run-1.fedmend", tmp_path)
     assert card["labels"]["judged"] == [{"site": "site-1", "class": "b", "accepted": 6, "rejected": 1}]
