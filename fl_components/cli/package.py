@@ -70,17 +70,20 @@ def _predict(args: argparse.Namespace) -> int:
         from fedmend.package.explain import MAPS, explain
 
         number = explain(package, args.source, args.out, most=args.explain, device=args.device)
-        print(f"{number} maps of positive findings in {args.out / MAPS}; a map is weak evidence")
+        words = "map of a positive finding" if number == 1 else "maps of positive findings"
+        print(f"{number} {words} in {args.out / MAPS}; a map is weak evidence")
     if found.left_out:
         print(f"left out: {found.left_out} scouts, screens and pages of doses; name them in a CSV to have them")
     if found.problems:
         print(f"{found.problems} of {found.images} images could not be used; predictions.csv says why")
     print(f"{found.images - found.problems} of {found.images} images predicted; results are in {found.folder}")
     if args.dicom is not None:
-        print(f"{len(found.dicom)} DICOM files are in {args.dicom}; {found.without} studies or volumes have none")
+        written = "1 DICOM file is" if len(found.dicom) == 1 else f"{len(found.dicom)} DICOM files are"
+        missing = "1 study or volume has" if found.without == 1 else f"{found.without} studies or volumes have"
+        print(f"{written} in {args.dicom}; {missing} none")
     if args.send and found.dicom:
         send(found.dicom, args.send)
-        print(f"sent: {len(found.dicom)} files to {args.send}")
+        print(f"sent: {len(found.dicom)} file{'s' * (len(found.dicom) != 1)} to {args.send}")
     return SOME_FAILED if found.problems else 0
 
 

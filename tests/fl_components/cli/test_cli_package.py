@@ -59,7 +59,7 @@ def test_results_are_also_written_as_dicom(package, tmp_path, capsys, caplog):
     write_png(tmp_path / "in" / "2.png")
     words = ["predict", str(package), str(tmp_path / "in"), str(tmp_path / "out"), "--dicom", str(tmp_path / "dicom")]
     assert main(words) == 0
-    assert f"1 DICOM files are in {tmp_path / 'dicom'}; 1 studies or volumes have none" in capsys.readouterr().out
+    assert f"1 DICOM file is in {tmp_path / 'dicom'}; 1 study or volume has none" in capsys.readouterr().out
     assert len(list((tmp_path / "dicom").glob("SR-*.dcm"))) == 1
     assert [record.getMessage() for record in caplog.records if record.name.startswith("highdicom")] == []
 
