@@ -23,6 +23,7 @@ CHECKLISTS = Path(__file__).with_name("checklists.json")
 YOURS = "you must write this"
 SYNTHETIC_HERE = "The model or the images are synthetic; the numbers say nothing about patients."
 SYNTHETIC = "Every image and label behind this model is synthetic; the numbers say nothing about patients."
+PARAPHRASED = "Items are paraphrased; the guideline itself says what each of them asks for."
 LIMITS = (
     "No approval as a medical device.",
     "Thresholds were chosen on the validation splits of the sites that trained it; check them on your own data first.",
@@ -234,12 +235,7 @@ def _parts(card: Mapping[str, Any]) -> list[Part]:
         Part("settings", "Settings", [], ["", ""], _pairs(card["settings"])),
         Part("versions", "Software", [], ["", ""], _pairs(card["versions"])),
         Part("limits", "Limits", card["limits"]),
-        *(
-            Part(
-                f"checklist{n}", c["name"], [], ["item", "about", "answer", "part"], [[*i.values()] for i in c["items"]]
-            )
-            for n, c in enumerate(card["checklists"])
-        ),
+        *(_checked(number, checklist) for number, checklist in enumerate(card["checklists"])),
     ]
 
 
@@ -268,6 +264,12 @@ def _evaluated(found: Mapping[str, Any]) -> list[Part]:
                 rows += _measures(where, name, said) if isinstance(said, Mapping) else [[where, name, said, "", ""]]
     title = f"{'PHANTOM ' if found['phantom'] else ''}Evaluated at {found['site']}, {found['split']} split"
     return [Part("evaluation", title, words, ["group", "class", "metric", "value", "95 % interval"], rows)]
+
+
+def _checked(number: int, checklist: Mapping[str, Any]) -> Part:
+    words = f"{checklist['source']}. {PARAPHRASED}"
+    rows = [[*item.values()] for item in checklist["items"]]
+    return Part(f"checklist{number}", checklist["name"], [words], ["item", "about", "answer", "part"], rows)
 
 
 def _measures(group: str, name: str, said: Mapping[str, Mapping]) -> list[list[object]]:

@@ -145,6 +145,40 @@ def test_every_item_has_one_of_three_answers_and_one_that_is_answered_names_a_pa
         assert item["answer"] in ("answered", "partly", "you must write this")
         assert bool(item["from"]) == (item["answer"] != "you must write this")
         assert not item["from"] or card[item["from"]]
+    assert [c["name"] for c in card["checklists"]] == ["CLAIM, update of 2024", "TRIPOD+AI, 2024"]
+    for suffix in ("md", "html"):
+        text = (tmp_path / f"run-1-card.{suffix}").read_text()
+        assert text.count("Items are paraphrased") == 2
+        assert "2024; 6(4): e240300" in text
+        assert "BMJ 2024; 385: e078378" in text
+
+
+def test_an_item_about_external_data_is_answered_by_an_evaluation_alone(run, tmp_path):
+    card = card_of(run.folder / "run-1.fedmend", tmp_path)
+    (item,) = (i for i in card["checklists"][0]["items"] if i["item"] == "33")
+    assert (item["answer"], item["from"]) == ("you must write this", "")
+    known = json.loads(CHECKLISTS.read_text())
+    (item,) = (i for i in known[0]["items"] if i["item"] == "33")
+    assert (item["answer"], item["from"]) == ("partly", "evaluation")
+
+
+def test_the_items_of_tripod_ai_have_the_letters_of_the_checklist():
+    letters = {
+        3: "abc",
+        5: "ab",
+        6: "abc",
+        8: "abc",
+        9: "abc",
+        12: "abcdefg",
+        18: "abcdef",
+        20: "abc",
+        23: "ab",
+        27: "abc",
+    }
+    wanted = [f"{n}{letter}" for n in range(1, 28) for letter in letters.get(n, ("",))]
+    tripod = json.loads(CHECKLISTS.read_text())[1]
+    assert [item["item"] for item in tripod["items"]] == wanted
+    assert len(wanted) == 52
 
 
 def test_a_card_of_synthetic_data_says_so_in_every_title(tmp_path):
