@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("jobs/*/README.md"), *ROOT.glob("provisioning/*.md")]
 )
-LONGEST_FRONT_PAGE = 130
+LONGEST = {"README.md": 130, "docs/results.md": 70}  # lines
+PROBLEM_PAGES = sorted(ROOT.glob("docs/results_*.md"))
 OF_OTHER_PROGRAMS = {"--force"}  # options that a page names without their command
 FENCE = re.compile(r"^ *```[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -100,8 +101,16 @@ def settings(job: str) -> str:
     return "".join(f.read_text() for f in files)
 
 
-def test_the_front_page_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_FRONT_PAGE
+def test_the_front_page_and_the_page_of_results_are_short():
+    assert {page: n for page, n in LONGEST.items() if len((ROOT / page).read_text().splitlines()) > n} == {}
+
+
+def test_a_page_of_results_begins_with_what_to_try_first_and_is_linked_from_the_table_of_all():
+    assert len(PROBLEM_PAGES) == 4
+    for page in PROBLEM_PAGES:
+        beginning = page.read_text().partition("\n\n")[2].partition("\n\n")[0]
+        assert "Try first: " in beginning
+        assert f"]({page.name})" in (ROOT / "docs/results.md").read_text()
 
 
 def test_every_link_leads_to_a_file_and_a_heading():

@@ -1,8 +1,9 @@
 """The table of rules: when which advice holds, and what it rests on.
 
 Of the rules that recommend a job the first that holds for the kind of labels counts, of the others all that hold. The
-``evidence`` of a rule is a heading of docs/results.md and numbers that stand below it, those of ``fedmend compare``
-where it has paired differences. Who measures something anew changes the rule with the page; a test compares them.
+``evidence`` of a rule is a page of results, a heading there and numbers that stand below it, those of ``fedmend
+compare`` where it has paired differences. Who measures something anew changes the rule with the page; a test compares
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,22 +21,27 @@ class Evidence:
     """What a rule rests on.
 
     Attributes:
-        section: heading in docs/results.md; empty where nothing was measured.
+        page: file in docs/; empty where nothing was measured.
+        section: heading on the page.
         numbers: as they stand below it, the paired difference where there is one.
     """
 
+    page: str
     section: str
     numbers: str
 
     def __str__(self) -> str:
-        return f"{self.numbers} (docs/results.md, {self.section})" if self.section else self.numbers
+        return f"{self.numbers} (docs/{self.page}, {self.section})" if self.page else self.numbers
 
 
-NOT_MEASURED = Evidence("", "not measured yet")
-CHECKED = Evidence("", "nothing to measure: it follows from the counts, or a job checks it")
+NOT_MEASURED = Evidence("", "", "not measured yet")
+CHECKED = Evidence("", "", "nothing to measure: it follows from the counts, or a job checks it")
 NO_PAIRS = "paired difference not measured yet"
+MISSING_PAGE, NOISY_PAGE = "results_missing_classes.md", "results_noisy_sites.md"
+SETS_PAGE, MASKS_PAGE = "results_label_sets.md", "results_partial_masks.md"
 CT, LESIONS = "FedMLP, phantom CT", "FedIA, phantom MS lesions"
 PARTIAL = Evidence(
+    MASKS_PAGE,
     LESIONS,
     "Dice of the last ten rounds, FedIA minus FedAvg +14.6 [9.9, 19.2] and, with other patients in each run,"
     " +7.2 [-4.2, 18.7]; FedIA minus its correction alone +0.7 [-6.8, 8.2]",
@@ -111,6 +117,7 @@ TABLE[RUN, MULTI] = {
         why.rare_gaps,
         "Run FedLSM. FedMLP keeps its tags for good, and of its positive tags of rare findings most were wrong.",
         Evidence(
+            SETS_PAGE,
             "FedLSM, phantom chest films",
             "AUC, FedLSM minus FedAvg* +2.2 [1.3, 3.2]; with findings in 0.2 % to 2 % of the films -1.7 [-8.7, 5.2]",
         ),
@@ -121,7 +128,7 @@ TABLE[RUN, MULTI] = {
         why.gaps,
         "Run FedMLP, and compare it with federated averaging with a partial loss, which costs less. Plain FedAvg, which"
         " takes a missing label for a negative one, is not enough.",
-        Evidence(CT, "FedMLP minus FedAvg-PL +4.5 [3.5, 5.4] AUC, minus FedAvg +8.4 [4.6, 12.2] AUC"),
+        Evidence(MISSING_PAGE, CT, "FedMLP minus FedAvg-PL +4.5 [3.5, 5.4] AUC, minus FedAvg +8.4 [4.6, 12.2] AUC"),
         job="fedmlp_ich",
         rows=("fedavg_pl", "fedavg"),
     ),
@@ -137,7 +144,9 @@ TABLE[RUN, MULTI] = {
     "nothing missing": Rule(
         why.complete,
         "Plain FedAvg is enough: there is no missing label to repair.",
-        Evidence(CT, "AUC of FedMLP on a fifth of the labels minus FedAvg on all of them -9.4 [-11.5, -7.2]"),
+        Evidence(
+            MISSING_PAGE, CT, "AUC of FedMLP on a fifth of the labels minus FedAvg on all of them -9.4 [-11.5, -7.2]"
+        ),
         job="fedmlp_ich",
         variant="fedavg",
     ),
@@ -148,6 +157,7 @@ TABLE[RUN, SINGLE] = {
         "Run FedLSM; compare it with FedPU and FSSL, which were better in our tests. Plain FedAvg loses classes that"
         " few sites know. For grey images add pixel_mean=[] pixel_deviation=[] vertical_flip=false to --set.",
         Evidence(
+            SETS_PAGE,
             "FedLSM, real brain MR slices",
             "30 rounds at 48 × 48: macro F1 minus FedAvg* +6.4 [-3.8, 16.5], minus FedPU -8.2 [-16.1, -0.2]",
         ),
@@ -157,7 +167,11 @@ TABLE[RUN, SINGLE] = {
     "noisy sites": Rule(
         why.judged_noisy,
         "Run FedNoRo.",
-        Evidence("FedNoRo, real brain MR slices", "BACC minus FedLA +3.1 [2.2, 3.9], minus FedAvg +6.5 [4.3, 8.8]"),
+        Evidence(
+            NOISY_PAGE,
+            "FedNoRo, real brain MR slices",
+            "BACC minus FedLA +3.1 [2.2, 3.9], minus FedAvg +6.5 [4.3, 8.8]",
+        ),
         job="fednoro_ich",
         rows=("fedla", "fedavg"),
     ),
@@ -172,7 +186,9 @@ TABLE[RUN, SINGLE] = {
     "clean": Rule(
         why.judged_clean,
         "Run federated averaging with logit adjustment (FedLA), which makes up for imbalance.",
-        Evidence("FedNoRo, phantom CT", "without a noisy site FedNoRo goes on as FedLA, BACC 82.4, one seed"),
+        Evidence(
+            NOISY_PAGE, "FedNoRo, phantom CT", "without a noisy site FedNoRo goes on as FedLA, BACC 82.4, one seed"
+        ),
         job="fednoro_ich",
         variant="fedla",
         rows=("fedavg",),
@@ -180,7 +196,11 @@ TABLE[RUN, SINGLE] = {
     "too few sites to judge": Rule(
         why.few_to_judge,
         "Run federated averaging with logit adjustment (FedLA). FedNoRo refuses fewer than four sites.",
-        Evidence("FedNoRo, real brain MR slices", f"at eight sites FedLA 76.6 ± 1.6, FedAvg 73.2 ± 2.1; {NO_PAIRS}"),
+        Evidence(
+            NOISY_PAGE,
+            "FedNoRo, real brain MR slices",
+            f"at eight sites FedLA 76.6 ± 1.6, FedAvg 73.2 ± 2.1; {NO_PAIRS}",
+        ),
         job="fednoro_ich",
         variant="fedla",
         rows=("fedavg",),
@@ -189,7 +209,7 @@ TABLE[RUN, SINGLE] = {
         why.unjudged,
         "Run FedNoRo. Its warm-up compares the losses of the sites, and where it finds no noisy one it goes on as"
         " federated averaging with logit adjustment (FedLA), so that little is lost by asking.",
-        Evidence("FedNoRo, phantom CT", "without a noisy site every digit is FedLA's, BACC 82.4, one seed"),
+        Evidence(NOISY_PAGE, "FedNoRo, phantom CT", "without a noisy site every digit is FedLA's, BACC 82.4, one seed"),
         job="fednoro_ich",
         rows=("fedla", "fedavg"),
     ),
@@ -198,7 +218,9 @@ TABLE[RUN, MASKS] = {
     "masks complete": Rule(
         why.masks_complete,
         "Plain FedAvg is enough: whatever a correction adds to a complete mask is wrong.",
-        Evidence(LESIONS, "masks complete, FedIA minus FedAvg: Dice +1.1 [-0.2, 2.4], precision -3.9 [-8.1, 0.3]"),
+        Evidence(
+            MASKS_PAGE, LESIONS, "masks complete, FedIA minus FedAvg: Dice +1.1 [-0.2, 2.4], precision -3.9 [-8.1, 0.3]"
+        ),
         job="fedia_ms",
         variant="fedavg",
     ),
@@ -234,7 +256,7 @@ TABLE[WATCH, LABELS] = {
     "few samples": Rule(
         why.few_samples,
         "The smallest sites of a measured federation had about as many.",
-        Evidence(CT, "about 190 training slices at a site"),
+        Evidence(MISSING_PAGE, CT, "about 190 training slices at a site"),
     ),
     "few positives": Rule(why.few_positives, "Expect little of these classes.", NOT_MEASURED),
 }
@@ -242,12 +264,16 @@ TABLE[WATCH, MULTI] = {
     "large sites": Rule(
         why.large_sites,
         "With more data FedMLP's lead over the partial loss (FedAvg-PL) shrinks.",
-        Evidence(CT, "two thirds more slices: FedMLP minus FedAvg-PL +2.4 [0.9, 3.8] AUC"),
+        Evidence(MISSING_PAGE, CT, "two thirds more slices: FedMLP minus FedAvg-PL +2.4 [0.9, 3.8] AUC"),
     ),
     "real images": Rule(
         why.real_images,
         "On real slices FedMLP was hardly better than the partial loss: compare before you choose.",
-        Evidence("FedMLP, real brain MR slices", "FedMLP minus FedAvg-PL +0.8 [-0.5, 2.1] AUC, +0.9 [0.3, 1.6] BACC"),
+        Evidence(
+            MISSING_PAGE,
+            "FedMLP, real brain MR slices",
+            "FedMLP minus FedAvg-PL +0.8 [-0.5, 2.1] AUC, +0.9 [0.3, 1.6] BACC",
+        ),
     ),
     "one annotator": Rule(
         why.alone, "What is learnt of such a class comes from the labels of one site: have them checked.", NOT_MEASURED
@@ -257,12 +283,15 @@ TABLE[WATCH, SINGLE] = {
     "one site with the class": Rule(
         why.alone,
         "An average by samples loses such a class, one by class keeps it, as FedLSM does. It says nothing about noise.",
-        Evidence("FedLSM, phantom dermoscopy", "F1 of three such classes: by samples 2, 4, 15, FedLSM 18, 77, 57"),
+        Evidence(
+            SETS_PAGE, "FedLSM, phantom dermoscopy", "F1 of three such classes: by samples 2, 4, 15, FedLSM 18, 77, 57"
+        ),
     ),
     "vote share": Rule(
         why.votes,
         "A high share is no proof.",
         Evidence(
+            NOISY_PAGE,
             "FedNoRo, how often the noisy sites are found",
             "it was 97 % although three of the seven sets were not exact",
         ),
@@ -271,11 +300,8 @@ TABLE[WATCH, SINGLE] = {
 TABLE[WATCH, MASKS] = {
     "real volumes": Rule(
         why.real_masks,
-        "On three real patients, two of them to learn from, FedIA was not ahead of FedAvg.",
-        Evidence(
-            "FedIA, three real patients",
-            "Dice, FedIA minus FedAvg -3.0 [-6.8, 0.8], -8.0 [-25.8, 9.8], -2.3 [-12.5, 8.0]",
-        ),
+        "FedIA is measured on phantoms alone: compare it with FedAvg before you choose.",
+        NOT_MEASURED,
     )
 }
 TABLE[UNKNOWN, SINGLE] = {
@@ -284,6 +310,7 @@ TABLE[UNKNOWN, SINGLE] = {
         "Counts cannot tell careless labels from careful ones. Losses after a warm-up can: where every sample has a"
         " label, run jobs/fednoro_ich, then this command with --losses and its run folder.",
         Evidence(
+            NOISY_PAGE,
             "FedNoRo, how often the noisy sites are found",
             "percent: exactly the noisy sites 57, recall 83, precision 95",
         ),
@@ -306,7 +333,11 @@ TABLE[UNKNOWN, MULTI] = {
     "missing, perhaps noisy": Rule(
         why.missing_and_noisy,
         "FedMLP takes the labels that there are for right. It withstood noise at least as well as the partial loss.",
-        Evidence("Labels both missing and noisy", "AUC minus FedAvg-PL: CT +2.3 [1.0, 3.7], MR +0.7 [-0.6, 2.0]"),
+        Evidence(
+            MISSING_PAGE,
+            "Labels both missing and noisy",
+            "AUC minus FedAvg-PL: CT +2.3 [1.0, 3.7], MR +0.7 [-0.6, 2.0]",
+        ),
     ),
     "two methods": Rule(why.two_methods, "Which does better on the same sites?", NOT_MEASURED),
 }

@@ -27,8 +27,8 @@ d7b378d, is for another loader):
 - D5 optimiser, learning rate and steps are the job's; the code has SGD with .01, momentum .9 and a decay of .992.
 
 A spreads the probability of unlabelled images over all unknown classes, the wrong ones too: in the paper's table FedPU
-is at or below FedAvg, in ours (docs/results.md) far above it. The server averages by samples. Nothing is reported; cost
-as FedAvg.
+is at or below FedAvg, in ours (docs/results_label_sets.md) far above it. The server averages by samples. Nothing is
+reported; cost as FedAvg.
 """
 
 from dataclasses import dataclass

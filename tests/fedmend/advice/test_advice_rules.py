@@ -1,4 +1,4 @@
-"""Each rule with a federation for which it holds, and its evidence in the page of results."""
+"""Each rule with a federation for which it holds, and its evidence in the pages of results."""
 
 import json
 import re
@@ -133,20 +133,28 @@ def test_a_long_list_is_cut():
 
 
 # ---- evidence -------------------------------------------------------------------------------------------------------
-def sections():
-    """Heading → text below it, of the page of results."""
-    parts = re.split(r"^## (.*)$", (ROOT / "docs/results.md").read_text(), flags=re.MULTILINE)
+def sections(page):
+    """Heading → text below it, of a page of results."""
+    parts = re.split(r"^## (.*)$", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_the_evidence_of_a_rule_stands_in_the_page_of_results(rule):
+def test_the_evidence_of_a_rule_stands_on_its_page_of_results(rule):
     if rule.evidence in (NOT_MEASURED, CHECKED):
         return
-    text = sections()[rule.evidence.section]
+    text = sections(rule.evidence.page)[rule.evidence.section]
     numbers = re.findall(r"[+-]?\d+(?:\.\d+)?(?: ± [\d.]+)?(?: \[[^\]]+\])?(?: %)?", rule.evidence.numbers)
     assert numbers
     assert [n for n in numbers if n not in text] == []
+    assert str(rule.evidence).endswith(f"(docs/{rule.evidence.page}, {rule.evidence.section})")
+
+
+def test_no_advice_rests_on_a_section_that_says_it_is_no_evidence():
+    titles = {title for page in ROOT.glob("docs/results*.md") for title in sections(page.name)}
+    tests_of_the_path = {title for title in titles if "not evidence" in title}
+    assert len(tests_of_the_path) == 1
+    assert tests_of_the_path.isdisjoint(rule.evidence.section for rule in RULES)
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.job], ids=lambda rule: rule.name)
