@@ -109,7 +109,7 @@ def test_a_page_of_results_begins_with_what_to_try_first_and_is_linked_from_the_
     assert len(PROBLEM_PAGES) == 4
     for page in PROBLEM_PAGES:
         beginning = page.read_text().partition("\n\n")[2].partition("\n\n")[0]
-        assert "Try first: " in beginning
+        assert "**Try first:**" in beginning
         assert f"]({page.name})" in (ROOT / "docs/results.md").read_text()
 
 
