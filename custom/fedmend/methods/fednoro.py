@@ -20,8 +20,9 @@ Where paper and reference code (commit 6719ad7) differ, or both are silent:
   (neither paper nor code; 0 is the published rule).
 - D5 KL divergence with the teacher first (code; Eq. 5 is written the other way round), no temperature in the student.
 - D6 logit adjustment in both terms of Eq. (5) (code; the paper's "introduced to both").
-- D7 the ramp of lambda runs over absolute rounds; it starts at ``ramp_begin`` (default T1) and ends at ``ramp_end``
-  (default R/2 - 1), which for the paper's R=100 are the code's 10 and 49.
+- D7 the ramp of lambda runs over absolute rounds, from ``ramp_begin`` to ``ramp_end``. In the code these are 10 and 49
+  for T1 = 10 and R = 100: 39 of the 90 rounds of stage 2. The defaults keep this share: T1 and T1 + 39/90 (R - T1),
+  rounded. R/2 - 1, which is 49 too, would leave no ramp where the warm-up is long.
 - D8 "Best" is the maximum over all rounds (paper). D9, D10: see :mod:`fedmend.datasets.imperfections`.
 - Class-wise losses are taken on plain images, where the code leaves the random augmentation on: less noise in Eq. (3).
 - A class without a sample at a site has prior 0: it is never predicted there, and the teacher's mass on it is dropped
@@ -61,6 +62,8 @@ from fedmend.methods.shared.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE,
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
 from fedmend.methods.shared.settings import Count, Positive, Settings, Share, one_of
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound, class_numbers
+
+RAMP_SHARE = 39 / 90  # of the rounds of stage 2 (D7)
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -107,7 +110,8 @@ class FedNoRoWorkflow(Settings, Workflow):
     Args:
         warmup_rounds: T1 >= 1.
         ramp_begin: round from which lambda rises; -1: the first round of stage 2.
-        ramp_end: round from which lambda has its largest value; -1: round(R / 2) - 1.
+        ramp_end: round from which lambda has its largest value; -1: after 39/90 of the rounds of stage 2. Not after
+            ``ramp_begin``: lambda has its largest value at once.
         ramp_maximum: largest lambda, in [0, 1].
         votes: mixtures that vote on the set of noisy sites.
         covariance: of the mixtures: ``full`` (the released code), ``spherical``, or ``auto``: full from 20 sites on.
@@ -140,6 +144,9 @@ class FedNoRoWorkflow(Settings, Workflow):
     detection_normalise: bool = True
 
     def run(self, fed: Federation) -> None:
+        begin, end = self.ramp(fed.num_rounds)
+        if end <= begin and max(self.ramp_begin, self.ramp_end) >= 0:
+            fed.warn(f"ramp_end: expected a round after ramp_begin, {begin}, got {end}: lambda does not rise")
         for r in fed.rounds():
             if r < self.warmup_rounds:  # stage 1, Eq. (2)
                 fed.train(WARMUP)
@@ -147,6 +154,12 @@ class FedNoRoWorkflow(Settings, Workflow):
             if r == self.warmup_rounds:
                 fed.memory.roles = self._detect(fed)  # Eq. (3)
             self._robust_round(fed, r)  # stage 2, Eqs. (4)-(7)
+
+    def ramp(self, num_rounds: int) -> tuple[int, int]:
+        """Rounds between which lambda rises (D7), of a run of R rounds."""
+        begin = self.warmup_rounds if self.ramp_begin < 0 else self.ramp_begin
+        end = self.warmup_rounds + round(RAMP_SHARE * (num_rounds - self.warmup_rounds))
+        return begin, end if self.ramp_end < 0 else self.ramp_end
 
     def check(self, stage: str, report: Report) -> None:
         """Also refuses a detection report without a class that has enough samples."""
@@ -174,8 +187,7 @@ class FedNoRoWorkflow(Settings, Workflow):
         return {site: NOISY if site in distrusted else CLEAN for site in fed.sites}
 
     def _robust_round(self, fed: Federation, round_num: int) -> None:
-        begin = self.warmup_rounds if self.ramp_begin < 0 else self.ramp_begin
-        end = round(fed.num_rounds / 2) - 1 if self.ramp_end < 0 else self.ramp_end
+        begin, end = self.ramp(fed.num_rounds)
         weight = gaussian_ramp_up(round_num, begin=begin, end=end, maximum=self.ramp_maximum)
         # A site that was not there when an earlier job of this run told them apart has shown nothing.
         roles = {site: fed.memory.roles.get(site, NOISY) for site in fed.sites}

@@ -127,15 +127,47 @@ def test_every_site_is_told_its_role_from_stage_2_on(tmp_path):
     assert set.union(*run.roles("warmup").values(), *run.roles("detect").values()) == {""}
 
 
-def test_lambda_rises_from_the_first_robust_round_to_half_of_the_rounds(tmp_path):
-    run = play(tmp_path, rounds=12)  # begin 2, end 12 / 2 - 1 = 5
-    expected = [0.8 * math.exp(-5 * (1 - min((r - 2) / 3, 1)) ** 2) for r in range(2, 12)]
+def test_lambda_rises_over_39_of_90_rounds_of_stage_2(tmp_path):
+    run = play(tmp_path, rounds=12)  # begin 2, end 2 + 39/90 * 10 = 6.33
+    expected = [0.8 * math.exp(-5 * (1 - min((r - 2) / 4, 1)) ** 2) for r in range(2, 12)]
     sent = run.knowledge("robust")
     assert [float(sent[r]["distillation_weight"]) for r in range(2, 12)] == pytest.approx(expected)
     assert run.decisions("distillation_weight") == [
         (r + 1, pytest.approx(weight, abs=1e-4)) for r, weight in zip(range(2, 12), expected, strict=True)
     ]
     assert all(not task.knowledge for task, _ in run.transport.sent if task.stage != "robust")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "settings", "expected"),
+    [
+        (9, {"warmup_rounds": 3}, (3, 6)),  # 39/90 * 6 = 2.6
+        (8, {"warmup_rounds": 2}, (2, 5)),  # 39/90 * 6 = 2.6
+        (100, {"warmup_rounds": 10}, (10, 49)),  # the paper
+        (20, {"warmup_rounds": 8}, (8, 13)),  # 39/90 * 12 = 5.2
+        (100, {"warmup_rounds": 10, "ramp_begin": 0, "ramp_end": 20}, (0, 20)),
+        (300, {"warmup_rounds": 20, "ramp_end": 149}, (20, 149)),
+    ],
+    ids=["isic2019", "ich", "paper", "masks", "both given", "end given"],
+)
+def test_the_ramp_takes_the_share_of_stage_2_that_it_has_in_the_paper(rounds, settings, expected):
+    assert FedNoRoWorkflow(**settings).ramp(rounds) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({}, []),
+        ({"ramp_end": 3}, []),
+        ({"ramp_end": 2}, ["ramp_end: expected a round after ramp_begin, 2, got 2: lambda does not rise"]),
+        ({"ramp_begin": 5}, ["ramp_end: expected a round after ramp_begin, 5, got 4: lambda does not rise"]),
+        ({"warmup_rounds": 5}, []),  # one round of stage 2: nobody asked for a ramp
+    ],
+    ids=["default", "rises", "end at the begin", "begin after the end", "no room"],
+)
+def test_a_ramp_without_length_that_somebody_set_is_warned_of(tmp_path, caplog, settings, warned):
+    play(tmp_path, **settings)  # 6 rounds: begin 2, end 2 + 39/90 * 4 = 3.73
+    assert [text for text in caplog.messages if text.startswith("ramp_end")] == warned
 
 
 def weighted(distances):
