@@ -179,6 +179,7 @@ def test_baselines_and_methods_have_the_same_schedule(tmp_path, job, preset):
     [
         ("fedmlp_ich", "fedavg", "FedAvg", {}),
         ("fedmlp_ich", "fedavg_pl", "FedAvgPL", {}),
+        ("fedmlp_ich", "fedavg_pl_two_views", "FedAvgPL", {"views": 2}),
         ("fedmlp_cxr14", "fedprox", "FedProx", {"mu": 0.01}),
         ("fedmlp_cxr14", "all_labels", "FedAvg", {}),
         ("fednoro_ich", "fedavg", "SingleLabelFedAvg", {}),
@@ -228,6 +229,16 @@ def test_a_baseline_of_label_sets_keeps_the_steps_and_thresholds_of_the_preset(
     assert method_of(found) == (method, {"local_iterations": 200, "vertical_flip": True, **args})
     assert found.workflow.path == "fedmend.methods.labelsets.LabelSetWorkflow"
     assert found.workflow.args == {"aggregation": aggregation, "pos_weight_cap": 100.0}
+
+
+@pytest.mark.parametrize("job", ["fedmlp_ich", "fedmlp_cxr14"])
+def test_the_loss_of_fedmlp_has_a_row_of_its_own_without_any_repair(configured, job):
+    before, after = (
+        read_job(ROOT / "jobs" / job).settings,
+        read_job(configured(ROOT / "jobs" / job, ["wpc_alone"])).settings,
+    )
+    assert before["wpc"]
+    assert after == {**before, "mld": False, "cr": False, "st": False, "run_name": f"{job}_wpc_alone"}
 
 
 @pytest.mark.parametrize(

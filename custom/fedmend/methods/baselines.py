@@ -1,7 +1,8 @@
 """Federated averaging, and the rows that methods for multi-label and for single-label data are compared with.
 
 Following the published FedMLP code, the binary cross-entropy of the baselines weights positives by N / n_positive (the
-paper's Eq. 1 is unweighted); without it rare classes are not learned at all. One augmented view per sample and round.
+paper's Eq. 1 is unweighted); without it rare classes are not learned at all. One augmented view per sample and round,
+unless a method or its setting ``views`` says otherwise.
 
 Single-label FedAvg is plain cross-entropy; with logit adjustment (``la``) it is FedLA, the warm-up of FedNoRo in all
 rounds.
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from fedmend.learning.losses import masked_bce, positive_weight
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.distances import squared_distance
-from fedmend.methods.shared.settings import Settings, Weight
+from fedmend.methods.shared.settings import Count, Settings, Weight
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
 
 
@@ -117,10 +118,31 @@ class FedAvgPLRound(FedAvgRound):
         return int(self.site.data.annotated.sum())
 
 
-class FedAvgPL(FedAvg):
-    """FedAvg with a partial loss: only annotated classes count."""
+class ViewsRound(FedAvgPLRound):
+    """Several views of each sample."""
 
-    ROUND = FedAvgPLRound
+    method: "FedAvgPL"
+
+    def loss(self, index: Tensor) -> Tensor:
+        """Mean of the supervised losses of the views."""
+        views = range(self.method.views)
+        return torch.stack([self.supervised(self.logits(index, view), index) for view in views]).mean()
+
+    def images(self, index: Tensor, view: int = 0) -> Tensor:
+        """Network input of one of the round's views of the samples ``index`` (B,)."""
+        return self.site.data.train.view(index, self.site.views(self.task, self.method.views)[view])
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAvgPL(FedAvg):
+    """FedAvg with a partial loss: only annotated classes count.
+
+    Args:
+        views: augmented views of a sample, each with a pass of its own; 2 as in the warm-up of FedMLP.
+    """
+
+    ROUND = ViewsRound
+    views: Count = 1
 
 
 # ---- single-label ---------------------------------------------------------------------------------------------------

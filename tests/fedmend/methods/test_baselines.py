@@ -6,6 +6,9 @@ import torch
 from factories import refused
 from torch_factories import one_hot
 
+from fedmend.learning.networks import build_network
+from fedmend.local.metering import Meter
+from fedmend.messages import TRAIN, Question, RunSpec
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
 from fedmend.methods.fednoro import FedNoRo
@@ -49,6 +52,21 @@ def test_fedavg_pl_counts_annotated_columns_only(make_site, flat_net):
     loss.backward()
     assert flat_net.classifier.bias.grad[2].item() == 0.0
     assert flat_net.classifier.bias.grad[:2].abs().min() > 0
+
+
+def test_with_two_views_fedavg_pl_averages_the_losses_of_both_and_a_pass_of_each_counts(make_site):
+    site, net = make_site(LABELS), build_network("resnet_narrow", 3).eval()
+    works = [FedAvgPL(views=views).start(net, TASK, site) for views in (2, 1)]
+    with Meter() as meter:
+        meter.asked(Question(TRAIN, {}, {"site-1": TASK}, RunSpec("run", ("a",), "tiny", 0), False))
+        with meter.working("site-1"):
+            loss = works[0].loss(ALL)
+    assert meter.measured()["sites"]["site-1"]["images"] == 2 * 4
+    views = site.views(TASK, 2)  # those of FedMLP's warm-up
+    assert not torch.equal(views[0], views[1])
+    expected = [works[1].supervised(net(site.data.train.view(ALL, view))[1], ALL).item() for view in views]
+    assert expected[0] != expected[1]
+    assert loss.item() == pytest.approx(np.mean(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("other", [LABELS[3], [1, 0, -1]], ids=["as above", "another label"])

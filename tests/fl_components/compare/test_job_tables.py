@@ -48,6 +48,12 @@ def test_levels_and_rows_are_those_of_the_job_and_numbers_belong_to_them(job):
             phantom_spec(read_job(job, Changes(words)).site["phantom"])  # refuses a field that it does not have
 
 
+@pytest.mark.parametrize("job", ["fedmlp_ich", "fedmlp_cxr14"])
+def test_the_ablation_of_fedmlp_tells_loss_views_and_repair_apart(job):
+    rows = read_tables(ROOT / "jobs" / job).table("ablation").rows
+    assert {"fedavg_pl", "fedavg_pl_two_views", "wpc_alone", "ablation_no_mld"} < set(rows)
+
+
 @pytest.mark.parametrize("job", [job for job in JOBS if job.name in LEVELS], ids=lambda job: job.name)
 def test_the_level_of_the_preset_has_the_numbers_that_its_variants_have(job):
     known, title = read_tables(job), {"fedia_ms": "m = 3", "fedia_lung": "m = 1", "fedmlp_ich": "4 of 5 missing"}
