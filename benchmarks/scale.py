@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from fedmend.averaging import by_samples
+from fedmend.averaging import Contributions, by_samples
 from fedmend.datasets.rsna_ich import CLASSES
 from fedmend.messages import CENSUS, Question, SiteResult
-from fedmend.method import Contributions, Federation, LocalMethod, Workflow
+from fedmend.method import Federation, LocalMethod, Workflow
 from fedmend.methods.fedia import FedIA, completeness_aware
 from fedmend.methods.fedlsm import FedLSM, FedLSMWorkflow
 from fedmend.methods.fednoro import distance_aware

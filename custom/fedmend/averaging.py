@@ -1,19 +1,41 @@
 """How the models of a round become one.
 
-An average is a pure function: site → :class:`fedmend.method.Contribution` in, site → weight out. :class:`Fold` does the
+An average is a pure function: site → :class:`Contribution` in, site → weight out. :class:`Fold` does the
 sum, in the order of site names and in float32, so that the last digit does not depend on who answers first. With
 :func:`by_samples` the weight of a model is known when it comes, so that the server keeps one sum; any other average
 needs all models of the round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedmend.method import Average, Contribution, Contributions, RowAverage
+from fedmend.fields import Report
 
 MAJORITY = 3  # sites, of which one alone has no majority
+LARGEST_SHARE = 0.5  # of one site in a row of solved classifiers
 CLASSIFIER = "classifier."  # first letters of the tensors whose first axis is the rows of labels
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What an average may look at of one site's result.
+
+    Attributes:
+        samples: N_k.
+        report: its fields.
+        model: name → array; empty where the average needs none, see :mod:`fedmend.averaging`.
+    """
+
+    samples: int
+    report: Report
+    model: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+Contributions = Mapping[str, Contribution]  # site → what it brings, in sorted order
+Average = Callable[[Contributions], Mapping[str, float]]  # → weight of each model, >= 0, not all 0
+RowAverage = Callable[[Contributions], Mapping[str, np.ndarray]]  # → (R,) share of each site in every classifier row
 
 
 def by_samples(contributions: Contributions) -> dict[str, float]:
@@ -60,6 +82,27 @@ def mean_over_sites(
         weight = weights[site].reshape(-1, *[1] * (value.ndim - 1)).astype(np.float64)
         total, whole = total + weight * value, whole + weight
     return np.where(whole > 0, total / np.maximum(whole, 1e-12), unknown).astype(np.float32)
+
+
+def average_heads(reports: Mapping[str, Report], most: float = LARGEST_SHARE) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of the sites' heads, class by class, by their counts.
+
+    Args:
+        reports: site → ``head_weights`` (C, F), ``head_biases`` and ``head_counts`` (C,).
+        most: largest share of one site in a row where three or more have it.
+
+    Returns:
+        (C, F) and (C,) float32; a class that no site has is 0. Sites are summed in sorted order.
+    """
+    sites = sorted(reports)
+    rows = np.stack([np.column_stack([reports[s]["head_weights"], reports[s]["head_biases"]]) for s in sites])
+    counts = np.stack([reports[s]["head_counts"] for s in sites])
+    for c in range(counts.shape[1]):
+        told = {site: int(n) for site, n in zip(sites, counts[:, c], strict=True) if n > 0}
+        counts[:, c] = [capped(told, most).get(site, 0) for site in sites]
+    share = counts / np.maximum(counts.sum(0), 1)
+    mean = np.einsum("sc,scf->cf", share, rows.astype(np.float64)).astype(np.float32)
+    return mean[:, :-1], mean[:, -1]
 
 
 class Fold:

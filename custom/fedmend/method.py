@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmend.averaging import Average, RowAverage
 from fedmend.basics.state import StateStore
 from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
@@ -195,6 +196,20 @@ class LocalMethod:
         """The model whose predictions a site counts, given the received global model; default: that one."""
         return model
 
+    @property
+    def balanced(self) -> bool:
+        """Whether logits are log-odds of a population in which half has the class, as logit adjustment makes them."""
+        return bool(getattr(self, "la", False))
+
+    def solved_from(self, logits: Tensor, site: Site) -> np.ndarray:
+        """What classifiers are solved from at the end of a job with ``refit``: (N, C) of 0 to 1, negative: unknown.
+
+        Args:
+            logits: (N, C) of the received model for the training split.
+            site: data and ledger; default: its labels with the repairs in force.
+        """
+        return site.ledger.apply(site.data.train.labels)
+
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Answers a question without training, with the received global model. Default: nothing to tell.
 
@@ -221,21 +236,6 @@ class SiteFacts:
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """What an average may look at of one site's result.
-
-    Attributes:
-        samples: N_k.
-        report: its fields.
-        model: name → array; empty where the average needs none, see :mod:`fedmend.averaging`.
-    """
-
-    samples: int
-    report: Report
-    model: Mapping[str, np.ndarray] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Answer:
     """What a workflow sees of a site's result.
 
@@ -246,11 +246,6 @@ class Answer:
 
     report: Report
     share: float = 0.0
-
-
-Contributions = Mapping[str, Contribution]  # site → what it brings, in sorted order
-Average = Callable[[Contributions], Mapping[str, float]]  # → weight of each model, >= 0, not all 0
-RowAverage = Callable[[Contributions], Mapping[str, np.ndarray]]  # → (R,) share of each site in every classifier row
 
 
 class Federation(ABC):
@@ -367,6 +362,10 @@ class Workflow(ABC):
     @abstractmethod
     def run(self, fed: Federation) -> None:
         """All rounds."""
+
+    def trusted_sites(self, fed: Federation) -> Sequence[str] | None:
+        """The sites whose labels a classifier may be solved from; None: all."""
+        return None
 
     def check(self, stage: str, report: Report) -> None:
         """Refuses a report, whose fields fit their description, that lacks what the stage needs, see ``NEEDS``.

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
-from fedmend.averaging import Fold, by_samples, capped, mean_over_sites
-from fedmend.method import Contribution
+from fedmend.averaging import Contribution, Fold, by_samples, capped, mean_over_sites
 
 CLASSIFIER = ("classifier.weight", "classifier.bias")
 

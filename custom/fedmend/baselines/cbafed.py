@@ -30,10 +30,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.averaging import by_samples
+from fedmend.averaging import Contributions, by_samples
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.method import Answer, Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.method import Answer, Federation, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.pseudo_labels import PseudoLabels
 from fedmend.methods.shared.settings import Count, Settings

@@ -36,8 +36,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedmend.averaging import Contributions
 from fedmend.fields import UNBOUNDED, Field, Report
-from fedmend.method import Contributions, Federation, Workflow
+from fedmend.method import Federation, Workflow
 from fedmend.methods.shared.settings import Settings, Weight, one_of
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, SingleLabelRound
 

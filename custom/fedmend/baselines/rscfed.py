@@ -29,8 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmend.averaging import Contributions
 from fedmend.fields import Report
-from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.distances import pairwise_distances
 from fedmend.methods.shared.mean_teacher import AVERAGED, LastingTeacher

@@ -13,7 +13,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.monai_networks import MONAI, monai_network
-from fedmend.learning.stage_features import STAGES, count_features, find_stages, stage_statistics, without_stages
+from fedmend.learning.stage_features import (
+    STAGES,
+    StageClassifier,
+    count_features,
+    find_stages,
+    stage_statistics,
+    without_stages,
+)
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.learning.unet import BasicUNet
 from fedmend.learning.weights import load_initial
@@ -31,7 +38,7 @@ class Network(nn.Module):
         num_features: F.
         library_heads: what the names of the classifier begin with in the state dict of the library that the network
             comes from; empty: no library has weights for it.
-        stages: modules of the backbone that the classifier reads; none: it reads the backbone's output.
+        stages: modules of the backbone that the classifier reads beside the backbone's output.
     """
 
     channels = 3
@@ -347,8 +354,9 @@ def _reading_stages(network: Any, name: str, num_classes: int) -> nn.Module:
             f"job variable network: expected behind {STAGES} a network for labels with stages of convolutions, such as"
             f" resnet18, densenet121 or timm/tf_efficientnet_lite0, got {name!r:.60}"
         )
-    network.num_features = count_features(network.backbone, stages, network.channels)
-    network.stages, network.classifier = stages, nn.Linear(network.num_features, num_classes)
+    trained, network.num_features = network.num_features, count_features(network.backbone, stages, network.channels)
+    network.stages = stages
+    network.classifier = StageClassifier(trained, network.num_features - trained, num_classes)
     return network
 
 

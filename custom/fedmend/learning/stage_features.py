@@ -2,13 +2,16 @@
 
 The last layer of a network that was trained on photographs is made for their classes; what tells medical images apart
 is often seen earlier. Mean and standard deviation of each channel of a stage's map say what was seen there and how
-unevenly, wherever it was.
+unevenly, wherever it was. The classifier reads the backbone's output, as without them, and the statistics of all
+stages. Its columns for these begin as 0 and are solved, not trained (:mod:`fedmend.learning.heads`): they are of other
+orders of magnitude than the output, and a gradient through them would change the stages.
 """
 
 import re
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
@@ -31,8 +34,33 @@ def find_stages(backbone: nn.Module) -> list[nn.Module]:
     return [*parents[0].children()] if parents else [module for name, module in named if _STAGE.fullmatch(name)]
 
 
+class StageClassifier(nn.Linear):
+    """A linear classifier of which the first ``trained`` columns alone have a gradient.
+
+    Args:
+        trained: features of the backbone's output.
+        solved: features of its stages.
+        num_classes: C.
+    """
+
+    def __init__(self, trained: int, solved: int, num_classes: int):
+        super().__init__(trained + solved, num_classes)
+        self.trained = trained
+        first = nn.Linear(trained, num_classes)
+        with torch.no_grad():
+            self.weight.zero_()
+            self.weight[:, :trained] = first.weight
+            self.bias.copy_(first.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, trained + solved) → (B, C)."""
+        output, stages = features[:, : self.trained], features[:, self.trained :]
+        trained, solved = self.weight[:, : self.trained], self.weight[:, self.trained :]
+        return F.linear(output, trained, self.bias) + F.linear(stages, solved.detach())
+
+
 def stage_statistics(backbone: nn.Module, stages: Sequence[nn.Module], images: Tensor) -> Tensor:
-    """Means and standard deviations of the channels of all stages.
+    """The output of a backbone, then means and standard deviations of the channels of all stages.
 
     Args:
         backbone: of a network.
@@ -40,7 +68,7 @@ def stage_statistics(backbone: nn.Module, stages: Sequence[nn.Module], images: T
         images: (B, channels, H, W), as the backbone takes them.
 
     Returns:
-        (B, F) float32: for each stage the means of its channels, then their standard deviations.
+        (B, F) float32: the output; for each stage the means of its channels, then their standard deviations.
 
     Raises:
         FedMendError: a stage gives no map, as those of a transformer.
@@ -48,14 +76,14 @@ def stage_statistics(backbone: nn.Module, stages: Sequence[nn.Module], images: T
     maps: list[Tensor] = []
     hooks = [stage.register_forward_hook(lambda module, given, output: maps.append(output)) for stage in stages]
     try:
-        backbone(images)
+        last = backbone(images)
     finally:
         for hook in hooks:
             hook.remove()
     if any(not torch.is_tensor(output) or output.ndim != 4 for output in maps):
         raise FedMendError(f"job variable network: expected stages that give maps behind {STAGES}, got others")
-    found = [torch.std_mean(output.float(), dim=(2, 3), correction=0) for output in maps]
-    return torch.cat([part for deviation, mean in found for part in (mean, deviation)], 1)
+    found = [torch.std_mean(output.detach().float(), dim=(2, 3), correction=0) for output in maps]
+    return torch.cat([last.float(), *(part for deviation, mean in found for part in (mean, deviation))], 1)
 
 
 @torch.no_grad()

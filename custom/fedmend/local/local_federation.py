@@ -22,6 +22,7 @@ from fedmend.basics.files import write_atomically
 from fedmend.basics.state import torch_bytes
 from fedmend.errors import FedMendError, said_by
 from fedmend.fields import counted, hold_back
+from fedmend.learning.heads import HEAD_FIELDS
 from fedmend.local.metering import Meter
 from fedmend.messages import CENSUS, KEEP, Question, SiteResult
 from fedmend.method import LocalMethod, Workflow
@@ -62,7 +63,7 @@ class LocalTransport(Transport):
     ):
         self._meter, self._watch = meter, watch
         self._configs, self._models, self._threads = dict(configs), models, threads or os.cpu_count() or 1
-        self._counted = counted(method.FIELDS)
+        self._counted = counted({**method.FIELDS, **HEAD_FIELDS})
         self._stopped = threading.Event()
         self._workers = {name: SiteWorker(method, settings) for name in configs}
 

@@ -85,6 +85,11 @@ class MultiLabelMethod(Settings, LocalMethod):
 
     weighted = True
 
+    @property
+    def balanced(self) -> bool:
+        """Weighted positives balance the classes."""
+        return self.weighted
+
 
 @dataclass(kw_only=True, eq=False)
 class FedAvg(MultiLabelMethod):

@@ -19,12 +19,14 @@ label. One inference of each sample per round more than FedAvg.
 
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.inference import infer
 from fedmend.method import RoundTask, Site
 from fedmend.methods.labelsets import LabelSetFedAvgRound, LabelSetMethod
+from fedmend.methods.shared.candidates import candidate_shares
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
 from fedmend.methods.shared.settings import Share, Weight
 
@@ -76,3 +78,7 @@ class CandidateSets(LabelSetMethod):
     ROUND = CandidateSetsRound
     weight: Weight = 1.0
     ramp_share: Share = 0.15
+
+    def solved_from(self, logits: Tensor, site: Site) -> np.ndarray:
+        """Labels, and the received model's shares of the candidates."""
+        return candidate_shares(site.labels(), logits)

@@ -1,6 +1,6 @@
 """Closed-form heads: no training; each site solves a linear classifier on the features of a frozen network.
 
-The classifier of a class at a site is the ridge discriminant of :mod:`fedmend.methods.shared.discriminant`, scaled to
+The classifier of a class at a site is the ridge discriminant of :mod:`fedmend.learning.discriminant`, scaled to
 log-odds. The server's row of a class is the mean over the sites that annotate it, by the fewer of their samples with
 and without it. One exchange, no epochs; what leaves a site is one row of a classifier for each of its classes.
 
@@ -33,39 +33,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.averaging import CLASSIFIER, capped
+from fedmend.averaging import CLASSIFIER, average_heads
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
+from fedmend.learning.heads import HEAD_FIELDS, RIDGE, head_report
 from fedmend.learning.inference import infer
-from fedmend.learning.threads import one_thread
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.methods.shared.candidates import candidate_shares
 from fedmend.methods.shared.class_losses import find_noisy_sites
 from fedmend.methods.shared.dimensions import MIN_SITES
-from fedmend.methods.shared.discriminant import solve_heads
 from fedmend.methods.shared.noisy_sites import FIELDS as LOSSES
 from fedmend.methods.shared.settings import Positive, Settings, one_of
 
 HEADS, CANDIDATES, JUDGE = "heads", "candidates", "judge"  # stages
 NEGATIVE, IGNORED = "negative", "ignored"
-LARGEST_SHARE = 0.5  # of one site in a row, where three or more annotate the class
 OWN_HEADS = "own_heads"  # what a site sent, in its state
-HEAD_FIELDS = {
-    "head_weights": Field(
-        ("C", "F"), "float32", -UNBOUNDED, UNBOUNDED,
-        "a linear classifier for each class, solved from the site's features",
-        "as the last layer of a trained model: tells in which features the site's classes differ",
-        counted_by="head_counts",
-    ),
-    "head_biases": Field(
-        ("C",), "float32", -UNBOUNDED, UNBOUNDED,
-        "where each classifier decides", "how frequent a class is at the site", counted_by="head_counts",
-    ),
-    "head_counts": Field(
-        ("C",), "int64", 0, UNBOUNDED,
-        "samples with or without the class behind each classifier, the fewer", "counts per class",
-    ),
-}  # fmt: skip
 SUM = "mean over all sites; of two sites each can tell the other's from it"
 KNOWLEDGE = {
     "mean_weights": Field(("C", "F"), "float32", -UNBOUNDED, UNBOUNDED, "mean of the sites' classifiers", SUM),
@@ -101,7 +84,7 @@ class ClosedForm(Settings, LocalMethod):
     KNOWLEDGE = KNOWLEDGE
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL, SINGLELABEL)
     ROUND = NoRound
-    ridge: Positive = 1.0
+    ridge: Positive = RIDGE
     la: bool = False
     hidden: Annotated[str, one_of(NEGATIVE, IGNORED)] = NEGATIVE
 
@@ -114,20 +97,8 @@ class ClosedForm(Settings, LocalMethod):
         features, logits = infer(model, site.data.train, site)
         if task.stage == JUDGE:
             return self._judged(features, task, site)
-        labels = self.labels(site)
-        if task.stage == CANDIDATES:
-            labels = self._with_candidates(labels, logits, site)
-        with one_thread():
-            patients = site.data.train.table.patients
-            heads = solve_heads(features, labels, self.ridge, balanced=self.la, patients=patients)
-        if not heads.counts.any():
-            where = f"{site.name}: {site.data.train.table.file}"
-            raise FedMendError(f"{where}: expected at least two samples with and two without a class, got none")
-        report = {
-            "head_weights": heads.weights.astype(np.float32),
-            "head_biases": heads.biases.astype(np.float32),
-            "head_counts": heads.counts,
-        }
+        labels = candidate_shares(site.labels(), logits) if task.stage == CANDIDATES else self.labels(site)
+        report = head_report(model, features, labels, site, balanced=self.la, ridge=self.ridge)
         site.state.save(OWN_HEADS, {name: torch.from_numpy(value) for name, value in report.items()})
         return report
 
@@ -139,18 +110,6 @@ class ClosedForm(Settings, LocalMethod):
         known, unlabelled = (labels == 1).any(0), (labels == NOT_ANNOTATED).all(1)
         entry = NOT_ANNOTATED if self.hidden == IGNORED else 0
         return np.where(known, np.where(unlabelled[:, None], entry, labels), NOT_ANNOTATED).astype(np.int8)
-
-    @staticmethod
-    def _with_candidates(labels: np.ndarray, logits: Tensor, site: Site) -> np.ndarray:
-        """(N, C) float64 of 0 to 1: an image without a label is shared out among the classes of no label here."""
-        given = site.labels()
-        candidates, unlabelled = ~(given == 1).any(0), (given == NOT_ANNOTATED).all(1)
-        if not candidates.any():
-            return labels
-        shares = np.maximum(given, 0).astype(np.float64)
-        guess = logits[torch.from_numpy(unlabelled)][:, torch.from_numpy(candidates)].double().softmax(1).numpy()
-        shares[np.ix_(unlabelled, candidates)] = guess
-        return shares
 
     def _judged(self, features: Tensor, task: RoundTask, site: Site) -> Report:
         """Mean loss of each class under the heads of all other sites; count 0: no image, or no other head."""
@@ -224,24 +183,3 @@ class ClosedFormWorkflow(Settings, Workflow):
         known = {"mean_weights": weights, "mean_biases": biases, "all_counts": counts}
         judged = fed.collect(JUDGE, sites=sorted(reports), knowledge=known, at_least=MIN_SITES)
         return find_noisy_sites(fed, {site: answer.report for site, answer in judged.items()})
-
-
-def average_heads(reports: Mapping[str, Report], most: float = LARGEST_SHARE) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of the sites' heads, class by class, by their counts.
-
-    Args:
-        reports: site → ``head_weights`` (C, F), ``head_biases`` and ``head_counts`` (C,).
-        most: largest share of one site in a row where three or more have it.
-
-    Returns:
-        (C, F) and (C,) float32; a class that no site has is 0. Sites are summed in sorted order.
-    """
-    sites = sorted(reports)
-    rows = np.stack([np.column_stack([reports[s]["head_weights"], reports[s]["head_biases"]]) for s in sites])
-    counts = np.stack([reports[s]["head_counts"] for s in sites])
-    for c in range(counts.shape[1]):
-        told = {site: int(n) for site, n in zip(sites, counts[:, c], strict=True) if n > 0}
-        counts[:, c] = [capped(told, most).get(site, 0) for site in sites]
-    share = counts / np.maximum(counts.sum(0), 1)
-    mean = np.einsum("sc,scf->cf", share, rows.astype(np.float64)).astype(np.float32)
-    return mean[:, :-1], mean[:, -1]

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmend.averaging import Contributions
 from fedmend.errors import FedMendError, not_installed
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer
-from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.baselines import SingleLabelFedAvgRound, keep_model, own_model
 from fedmend.methods.shared.settings import Range, Settings
 from fedmend.methods.shared.singlelabel import SingleLabelMethod, class_numbers

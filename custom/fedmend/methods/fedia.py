@@ -49,11 +49,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.averaging import by_samples
+from fedmend.averaging import Contributions, by_samples
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer_masks
 from fedmend.learning.losses import soft_dice_loss
-from fedmend.method import Answer, Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.method import Answer, Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.learning_curve import fit_line, soft_iou
 from fedmend.methods.shared.lesions import count_components
 from fedmend.methods.shared.settings import Count, Range, Settings, Share, SomeShare, Weight

@@ -60,12 +60,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmend.averaging import Contributions
 from fedmend.data.augment import weak
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.inference import infer
-from fedmend.method import Answer, Contributions, Federation, RoundTask, Site
+from fedmend.method import Answer, Federation, RoundTask, Site
 from fedmend.methods.labelsets import LabelSetWorkflow, PseudoLabelMethod, PseudoLabelRound
 from fedmend.methods.shared.mean_teacher import COPIED, MeanTeacher
 from fedmend.methods.shared.settings import (

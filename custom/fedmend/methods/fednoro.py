@@ -50,11 +50,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmend.averaging import by_samples
+from fedmend.averaging import Contributions, by_samples
 from fedmend.errors import FedMendError
 from fedmend.fields import Report
 from fedmend.learning.inference import infer
-from fedmend.method import Contributions, Federation, RoundTask, Site, Workflow
+from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.class_losses import MIN_VOTE_SHARE, VOTES, find_noisy_sites
 from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES
 from fedmend.methods.shared.distances import model_distances
@@ -160,6 +160,10 @@ class FedNoRoWorkflow(Settings, Workflow):
         begin = self.warmup_rounds if self.ramp_begin < 0 else self.ramp_begin
         end = self.warmup_rounds + round(RAMP_SHARE * (num_rounds - self.warmup_rounds))
         return begin, end if self.ramp_end < 0 else self.ramp_end
+
+    def trusted_sites(self, fed: Federation) -> Sequence[str] | None:
+        """The clean ones, once they were told apart."""
+        return [site for site in fed.sites if fed.memory.roles.get(site, CLEAN) == CLEAN] or None
 
     def check(self, stage: str, report: Report) -> None:
         """Also refuses a detection report without a class that has enough samples."""

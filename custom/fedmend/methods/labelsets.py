@@ -50,12 +50,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.averaging import CLASSIFIER
+from fedmend.averaging import CLASSIFIER, Contributions
 from fedmend.data.augment import strong
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
-from fedmend.method import Answer, Contributions, Federation, LocalMethod, Round, RoundTask, Site, Workflow
+from fedmend.method import Answer, Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.baselines import ProximalRound
 from fedmend.methods.shared.pseudo_labels import PseudoLabels
 from fedmend.methods.shared.readings import READINGS

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedmend.errors import FedMendError, said_by
+from fedmend.learning.heads import HEAD_FIELDS, REFIT
 from fedmend.messages import CENSUS, COLLECT, KEEP, TRAIN, WAITS, Question, SiteResult
 from fedmend.method import Workflow
 from fedmend.records.progress import Progress
@@ -94,12 +95,14 @@ class Exchange:
                 "weights": question.weights if name == TRAIN else None,
                 "sizes": self.census.sizes[site],
                 "kind": self.census.kind,
-                "fields": self.workflow.METHOD.FIELDS,
+                "fields": HEAD_FIELDS if task.stage == REFIT else self.workflow.METHOD.FIELDS,
                 "letters": {**self.letters, "N": self.census.sizes[site]["train"]},
             }
         check_result(answer, Expected(round_num=task.round_num, num_classes=len(question.run.classes), **known))
         if name in (TRAIN, COLLECT):
             try:
+                if task.stage == REFIT and (missing := sorted(HEAD_FIELDS.keys() - answer.report.keys())):
+                    raise FedMendError(f"report: expected {sorted(HEAD_FIELDS)}, got none of {missing}")
                 self.workflow.check(task.stage, answer.report)
             except FedMendError as e:  # which knows no site: a word that begins it is never the name of one
                 raise FedMendError(f"{site}: {e}") from None

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedmend.averaging import MAJORITY, Fold, capped
+from fedmend.averaging import MAJORITY, Average, Fold, RowAverage, capped
 from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
 from fedmend.learning.inference import NOT_FINITE
 from fedmend.learning.weights import get_weights
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, KEEP, TRAIN, Question, RunSpec, SiteResult
-from fedmend.method import Answer, Average, Federation, RoundTask, RowAverage
+from fedmend.method import Answer, Federation, RoundTask
 from fedmend.server.census import Census
 from fedmend.server.checkpoint import NOBODY, Checkpoint, Saved
 from fedmend.server.exchange import Exchange, valid_results
@@ -54,6 +54,7 @@ class RunSettings:
         clip_update: largest L2 norm of a site's update, a larger one is scaled down; 0 = any.
         max_site_share: largest share of a site's samples in those of a round of three sites or more, 0.5 to 1; more
             do not count in the average, see :func:`fedmend.averaging.capped`; 1 = any.
+        refit: ends with classifiers that sites solve, see :mod:`fedmend.learning.heads`.
         share_model: the model that sites may keep which want one, ``final``, ``best`` or ``none``.
         method: name of the method for report and log.
     """
@@ -74,6 +75,7 @@ class RunSettings:
     clip_update: float = 0.0
     max_site_share: float = 0.5
     share_model: str = FINAL
+    refit: bool = False
     method: str = ""
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from fedmend.server.exchange import Exchange, valid_results
 from fedmend.server.federation import RunningFederation, RunSettings
 from fedmend.server.fingerprint import fingerprint, other_data
 from fedmend.server.packing import Start, start_from_package
+from fedmend.server.refit import check_refit, refit
 from fedmend.server.run_log import RunLog
 from fedmend.server.transport import Transport
 
@@ -83,6 +84,8 @@ class ServerJob:
             sweep(state_dir)
             self.federation = self._begun(state_dir, progress)
             self.workflow.run(self.federation)
+            if self.settings.refit:
+                refit(self.federation, self.workflow)
             self.federation.finish()
 
     def _begun(self, state_dir: Path, progress: Progress) -> RunningFederation:
@@ -105,6 +108,8 @@ class ServerJob:
         results = valid_results(exchange, log, question, chosen.needed(len(asked)))
         census = read_census(results, spec.classes, goes_on=saved is not None)
         start.check(spec, census)
+        if chosen.refit:
+            check_refit(census)
         log.counted(census, warm_start=start.trained)
         self.prefix = log.prefix
         workflow.check_sites(len(census.facts))

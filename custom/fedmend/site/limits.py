@@ -13,6 +13,7 @@ import torch
 
 from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
+from fedmend.learning.heads import HEAD_FIELDS, REFIT
 from fedmend.learning.networks import build_network
 from fedmend.messages import CENSUS, TRAIN, Question
 from fedmend.method import RoundTask
@@ -98,7 +99,11 @@ def check_question(name: str, config: SiteConfig, question: Question, epochs: in
         FedMendError: as :func:`check_order`, :func:`check_fields_wanted` and :func:`check_federation`.
     """
     check_order(name, config, question.tasks[name], epochs)
-    check_fields_wanted(name, config, fields)
+    solving = question.tasks[name].stage == REFIT
+    if solving and config.privacy:
+        where = f"{name}: local/{CONFIG_NAME}, field privacy"
+        raise FedMendError(f"{where}: expected a job with refit=false, since classifiers are solved without noise")
+    check_fields_wanted(name, config, HEAD_FIELDS if solving else fields)
     if question.name in (CENSUS, TRAIN):
         check_federation(name, config, question.tasks[name].sites)
 

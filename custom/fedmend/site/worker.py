@@ -20,6 +20,7 @@ from fedmend.errors import FedMendError, check_variables, said_by
 from fedmend.fields import check_fields
 from fedmend.kinds import Kind, kind_of
 from fedmend.labels import SEGMENTATION
+from fedmend.learning.heads import REFIT, refit_report
 from fedmend.learning.inference import Stopped
 from fedmend.learning.local_norm import check_norm, keep_norm, put_norm
 from fedmend.learning.networks import TIMM, build_network
@@ -243,7 +244,8 @@ class SiteWorker:
             result.weights = {k: v.numpy() for k, v in get_weights(model).items()}
             result.weights |= keep_norm(trainer.norm, model, question.weights, task, site)
         elif asked == COLLECT:
-            result.report = dict(method.collect(model, task, site))
+            solving = task.stage == REFIT
+            result.report = dict(refit_report(method, model, site) if solving else method.collect(model, task, site))
         elif asked == EVALUATE and not private:
             self._leave_for_review(opened, model, run, config)
         result.repairs, result.ledger_mark = dict(kind.repairs(site, opened.truth)), site.ledger.mark()

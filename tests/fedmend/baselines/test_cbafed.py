@@ -8,9 +8,9 @@ import torch
 from federation_factories import Run, plain_answers
 from torch_factories import Says, make_task
 
+from fedmend.averaging import Contribution
 from fedmend.baselines.cbafed import PSEUDO, RULE, WARMUP, CBAFed, CBAFedWorkflow, by_labels, pseudo_loss, thresholds
 from fedmend.messages import TRAIN
-from fedmend.method import Contribution
 from fedmend.methods.baselines import FedAvgPL
 
 LABELS = [[1, -1, -1], [0, -1, -1], [0, -1, -1], [1, -1, -1]]

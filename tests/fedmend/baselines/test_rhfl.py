@@ -8,9 +8,9 @@ import torch
 from federation_factories import Run, confusion, plain_answers
 from torch_factories import Says, make_task
 
+from fedmend.averaging import Contribution
 from fedmend.baselines.rhfl import RHFL, RHFLWorkflow, confidence_weights, symmetric_cross_entropy
 from fedmend.messages import TRAIN
-from fedmend.method import Contribution
 from fedmend.methods.baselines import SingleLabelFedAvg
 
 TABLE = np.log([[0.5, 0.25, 0.25], [0.2, 0.6, 0.2], [0.5, 0.25, 0.25], [0.8, 0.1, 0.1]])

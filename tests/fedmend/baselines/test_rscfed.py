@@ -8,8 +8,8 @@ import torch
 from federation_factories import Run, plain_answers
 from torch_factories import Says, make_task
 
+from fedmend.averaging import Contribution
 from fedmend.baselines.rscfed import RSCFed, RSCFedWorkflow, group_weights
-from fedmend.method import Contribution
 from fedmend.methods.shared.distances import pairwise_distances
 
 LABELS = [[1, -1, -1], [0, -1, -1], [0, -1, -1], [1, -1, -1]]

@@ -24,11 +24,11 @@ class Backbone(nn.Module):
         return self.layer2(self.layer1(images)).mean((2, 3))
 
 
-def test_features_are_mean_and_deviation_of_each_channel_of_each_stage():
+def test_features_are_the_output_then_mean_and_deviation_of_each_channel_of_each_stage():
     backbone = Backbone()
     images = torch.tensor([[[[1.0, 3.0], [1.0, 3.0]]]])
     found = stage_statistics(backbone, find_stages(backbone), images)
-    assert found.tolist() == [[2.0, 1.0, 4.0, 2.0]]
+    assert found.tolist() == [[4.0, 2.0, 1.0, 4.0, 2.0]]
 
 
 def test_no_hook_is_left_behind_even_after_an_error():
@@ -39,15 +39,37 @@ def test_no_hook_is_left_behind_even_after_an_error():
 
 
 @pytest.mark.parametrize(
-    ("network", "channels"),
-    [("resnet_narrow", 16 + 32 + 64 + 128), ("resnet18", 64 + 128 + 256 + 512), ("monai/resnet18", 960)],
+    ("network", "output", "channels"),
+    [
+        ("resnet_narrow", 128, 16 + 32 + 64 + 128),
+        ("resnet18", 512, 64 + 128 + 256 + 512),
+        ("monai/resnet18", 512, 960),
+    ],
 )
-def test_the_classifier_reads_twice_the_channels_of_all_stages(network, channels):
+def test_the_classifier_reads_the_output_and_twice_the_channels_of_all_stages(network, output, channels):
     model = build_network(f"stages/{network}", 3)
     features, logits = model(torch.rand(2, 3, 32, 32))
-    assert features.shape == (2, 2 * channels)
-    assert (model.num_features, logits.shape) == (2 * channels, (2, 3))
+    assert features.shape == (2, output + 2 * channels)
+    assert (model.num_features, logits.shape) == (output + 2 * channels, (2, 3))
     assert torch.equal(logits, model.classifier(features))
+
+
+def test_untrained_it_is_the_network_without_stages_and_trains_like_it():
+    images, steps = torch.rand(4, 3, 32, 32), []
+    for name in ("resnet_narrow", "stages/resnet_narrow"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = build_network(name, 2)
+        torch.manual_seed(0)
+        model.classifier.weight.data[:, :128] = torch.randn(2, 128)
+        model.classifier.bias.data.zero_()
+        logits = model(images)[1]
+        logits.square().sum().backward()
+        steps.append((logits.detach(), model.backbone.conv1.weight.grad, model.classifier.weight.grad))
+    for one, other in zip(steps[0][:2], steps[1][:2], strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert torch.allclose(steps[0][2], steps[1][2][:, :128], atol=1e-5)
+    assert not steps[1][2][:, 128:].any()  # solved, not trained
 
 
 def test_a_copy_reads_its_own_stages():

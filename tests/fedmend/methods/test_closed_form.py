@@ -7,9 +7,10 @@ from factories import refused
 from federation_factories import Run, plain_answers
 from torch_factories import TinyNetwork, make_single_site, make_site, make_task, one_hot
 
+from fedmend.averaging import average_heads
+from fedmend.learning.discriminant import solve_heads
 from fedmend.messages import COLLECT
-from fedmend.methods.closed_form import ClosedForm, ClosedFormWorkflow, average_heads
-from fedmend.methods.shared.discriminant import solve_heads
+from fedmend.methods.closed_form import ClosedForm, ClosedFormWorkflow
 
 
 def test_single_label_images_without_a_label_are_none_of_the_sites_classes_unless_ignored(tmp_path):
@@ -120,22 +121,6 @@ def test_more_than_one_round_and_a_judge_are_for_single_labels_alone(tmp_path):
     assert f"{words} num_rounds=2 for labels of kind multilabel" in play(tmp_path, told, num_rounds=2).stopped
     judged = Run(tmp_path / "b", ClosedFormWorkflow(judge=True), [*told], answers(told), num_rounds=1)
     assert f"{words} judge=true for labels of kind multilabel" in judged.stopped
-
-
-# ---- candidates -----------------------------------------------------------------------------------------------------
-def test_an_image_without_a_label_is_shared_out_among_the_classes_that_its_site_does_not_know(tmp_path):
-    site = make_single_site(tmp_path, [0, -1])  # of three classes: the candidates are the other two
-    logits = torch.log(torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.1, 0.4]]))
-    method = ClosedForm()
-    shares = method._with_candidates(method.labels(site), logits, site)
-    assert shares[0].tolist() == [1, 0, 0]
-    assert shares[1] == pytest.approx([0, 0.2, 0.8])  # .1 to .4
-
-
-def test_a_site_that_knows_all_classes_has_no_candidates(tmp_path):
-    site = make_single_site(tmp_path, [0, 1, 2])
-    labels = ClosedForm().labels(site)
-    assert ClosedForm._with_candidates(labels, torch.zeros(3, 3), site) is labels
 
 
 def test_label_sets_ask_for_candidates_from_the_second_round_on(tmp_path):

@@ -11,9 +11,9 @@ from factories import refused
 from federation_factories import Run, confusion, plain_answers
 from torch_factories import TinyNetwork, make_single_site, make_task
 
+from fedmend.averaging import Contribution
 from fedmend.learning.training import LocalTrainer
 from fedmend.messages import EVALUATE, TRAIN
-from fedmend.method import Contribution
 from fedmend.methods import confident_learning
 from fedmend.methods.confident_learning import (
     CLEANED,

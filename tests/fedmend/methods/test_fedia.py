@@ -7,8 +7,8 @@ import torch
 from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
+from fedmend.averaging import Contribution
 from fedmend.learning.training import LocalTrainer
-from fedmend.method import Contribution
 from fedmend.methods.fedia import (
     COMPLETENESS,
     CORRECTED,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fedmend.method import Contribution
+from fedmend.averaging import Contribution
 from fedmend.methods.fedlsm import FedLSMWorkflow
 from fedmend.methods.labelsets import LabelSetWorkflow
 

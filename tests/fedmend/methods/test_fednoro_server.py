@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fedmend.method import Contribution
+from fedmend.averaging import Contribution
 from fedmend.methods.fednoro import (
     DETECT,
     FedNoRoWorkflow,

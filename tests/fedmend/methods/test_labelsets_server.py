@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fedmend.averaging import Fold
-from fedmend.method import Contribution
+from fedmend.averaging import Contribution, Fold
 from fedmend.methods.labelsets import LabelSetWorkflow, positive_weights
 
 # ---- positive terms -------------------------------------------------------------------------------------------------

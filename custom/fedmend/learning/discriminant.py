@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 FOLDS = 5
+SMALLEST_DEVIATION = 0.01  # of the largest: a feature that hardly varies here may vary in other samples
 FEWEST = 2  # samples with a class, and without it, of which one is left out
 
 
@@ -56,7 +57,7 @@ def solve_heads(
     """
     x = features.double()
     deviation, mean = torch.std_mean(x, dim=0, correction=0)
-    deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, torch.ones_like(deviation))
+    deviation = deviation.clamp(min=float(SMALLEST_DEVIATION * deviation.max()) or 1.0)
     x = (x - mean) / deviation
     num_classes = labels.shape[1]
     weights, biases = torch.zeros(num_classes, x.shape[1], dtype=x.dtype), torch.zeros(num_classes, dtype=x.dtype)

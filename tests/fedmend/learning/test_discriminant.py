@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmend.methods.shared.discriminant import discriminant, log_odds, out_of_fold, solve_heads
+from fedmend.learning.discriminant import discriminant, log_odds, out_of_fold, solve_heads
 
 # One feature, scaled: two samples without the class around -2, two with it around 2, each 1 away.
 LINE = torch.tensor([[-3.0], [-1.0], [1.0], [3.0]], dtype=torch.float64)

@@ -1,0 +1,42 @@
+"""The end of a job with ``refit``: rows of the classifier that sites solve join those that were trained."""
+
+import numpy as np
+
+from fedmend.averaging import CLASSIFIER, average_heads
+from fedmend.errors import FedMendError
+from fedmend.labels import SEGMENTATION
+from fedmend.learning.heads import REFIT
+from fedmend.method import Federation, Workflow
+from fedmend.server.census import Census
+
+
+def check_refit(census: Census) -> None:
+    """Refuses a refit that some site could not take part in, before anything is trained.
+
+    Raises:
+        FedMendError: masks, or a site that keeps differential privacy.
+    """
+    if census.kind.name == SEGMENTATION:
+        raise FedMendError("job variable refit: expected false for masks, got true")
+    if private := sorted(site for site, told in census.described.items() if told.get("privacy")):
+        raise FedMendError(f"job variable refit: expected false with differential privacy at {', '.join(private)}")
+
+
+def refit(fed: Federation, workflow: Workflow) -> None:
+    """Puts the mean of trained and solved rows, both of which give log-odds, into the global model.
+
+    Args:
+        fed: whose rounds are over.
+        workflow: says whose labels are trusted.
+
+    Raises:
+        FedMendError: too few valid results.
+    """
+    answers = fed.collect(REFIT, sites=workflow.trusted_sites(fed))
+    solved = dict(zip(("weight", "bias"), average_heads({s: a.report for s, a in answers.items()}), strict=True))
+    known = solved["weight"].any(1)
+    for name, rows in solved.items():
+        trained = fed.model[f"{CLASSIFIER}{name}"]
+        rows = np.where(known.reshape(-1, *[1] * (rows.ndim - 1)), (trained + rows) / 2, trained)
+        fed.model[f"{CLASSIFIER}{name}"] = rows.astype(trained.dtype)
+    fed.record("refit", {"sites": sorted(answers), "classes": [fed.classes[c] for c in np.flatnonzero(known)]})

@@ -1,0 +1,43 @@
+"""The heads that a site sends at the end of a job."""
+
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from torch_factories import TinyNetwork, make_site
+
+from fedmend.learning.discriminant import solve_heads
+from fedmend.learning.heads import HEAD_FIELDS, head_report, refit_report
+from fedmend.learning.stage_features import StageClassifier
+from fedmend.methods.baselines import FedAvgPL
+
+LABELS = [[1, -1], [0, -1], [1, -1], [0, -1], [1, -1], [0, -1]]
+
+
+def test_heads_are_solved_from_the_received_models_features_and_the_repairs_in_force(tmp_path):
+    site, model = make_site(tmp_path, LABELS), TinyNetwork(2).eval()
+    repaired = np.array([[1, 1], [0, 0], [1, 1], [0, 0], [1, -1], [0, -1]], dtype=np.int8)
+    site.ledger.apply = lambda labels: repaired
+    report = refit_report(FedAvgPL(), model, site)
+    features = model(site.data.train.view(torch.arange(6)))[0].detach()
+    expected = solve_heads(features, repaired, 1.0, balanced=True)
+    assert report.keys() == HEAD_FIELDS.keys()
+    assert report["head_weights"] == pytest.approx(expected.weights, rel=1e-5)
+    assert report["head_biases"] == pytest.approx(expected.biases, rel=1e-5)
+    assert report["head_counts"].tolist() == [3, 2]
+
+
+def test_where_the_classifier_reads_stages_heads_read_them_alone(tmp_path):
+    site, model = make_site(tmp_path, LABELS), TinyNetwork(2)
+    model.classifier = StageClassifier(5, 7, 2)
+    features = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+    report = head_report(model, features, np.array(LABELS), site, balanced=False)
+    alone = solve_heads(features[:, 5:], np.array(LABELS), 1.0)
+    assert not report["head_weights"][:, :5].any()
+    assert report["head_weights"][:, 5:] == pytest.approx(alone.weights, rel=1e-5)
+
+
+def test_a_site_with_one_kind_of_samples_alone_is_told_so(tmp_path):
+    site = make_site(tmp_path, [[1, -1], [1, -1]])
+    with refused("site-1: train.csv: expected at least two samples with and two without a class, got none"):
+        refit_report(FedAvgPL(), TinyNetwork(2), site)

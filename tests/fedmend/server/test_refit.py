@@ -1,0 +1,80 @@
+"""The end of a job with ``refit``."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from federation_factories import Run, initial, plain_answers
+
+from fedmend.messages import COLLECT
+from fedmend.methods.baselines import FedAvgWorkflow
+from fedmend.methods.fednoro import CLEAN, NOISY, FedNoRoWorkflow
+
+SITES = ["site-1", "site-2"]
+
+
+def answers(heads, **options):
+    plain = plain_answers({site: [1, 1] for site in heads}, **options)
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if question == COLLECT:
+            result.report = heads[site]
+        return result
+
+    return answer
+
+
+def head(value, counts):
+    known = np.array(counts) > 0
+    return {
+        "head_weights": np.outer(known, np.full(12, value)).astype(np.float32),
+        "head_biases": (known * value).astype(np.float32),
+        "head_counts": np.array(counts),
+    }
+
+
+def test_rows_that_sites_solve_are_averaged_with_those_that_were_trained(tmp_path):
+    heads = {"site-1": head(1.0, [10, 0]), "site-2": head(4.0, [20, 0])}
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, answers(heads), num_rounds=2, refit=True)
+    assert not run.stopped
+    trained = initial(["a", "b"])["classifier.bias"] + 2  # two rounds, each of which adds 1
+    assert run.model["classifier.bias"] == pytest.approx([(trained[0] + 3.0) / 2, trained[1]])
+    assert run.stages[-2:] == [("collect", 1, "refit"), ("evaluate", 2, "evaluate")]
+    assert run.decisions("refit") == [(2, {"sites": SITES, "classes": ["a"]})]
+    assert np.array_equal(run.transport.saved["global"]["classifier.bias"], run.model["classifier.bias"])
+
+
+def test_without_refit_nobody_is_asked(tmp_path):
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, answers(dict.fromkeys(SITES)), num_rounds=1)
+    assert not run.rounds(COLLECT)
+
+
+def test_a_report_without_counts_is_refused(tmp_path):
+    heads = {"site-1": head(1.0, [10, 5]), "site-2": {"head_weights": head(1.0, [10, 5])["head_weights"]}}
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, answers(heads), num_rounds=1, refit=True)
+    assert "site-2: report: expected ['head_biases', 'head_counts', 'head_weights'], got none of" in run.stopped
+
+
+def test_a_site_that_keeps_differential_privacy_is_named_before_anything_is_trained(tmp_path):
+    plain = answers({site: head(1.0, [10, 5]) for site in SITES})
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if site == "site-2":
+            result.privacy = {"epsilon": 1.0, "delta": 1e-5, "noise": 1.0, "clip": 1.0}
+        return result
+
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, answer, num_rounds=1, refit=True)
+    assert "job variable refit: expected false with differential privacy at site-2" in run.stopped
+    assert not run.rounds("train")
+
+
+def test_noisy_sites_have_no_part_in_what_is_solved():
+    sites, workflow = ["site-1", "site-2", "site-3"], FedNoRoWorkflow(warmup_rounds=1)
+
+    def trusted(roles):
+        return workflow.trusted_sites(SimpleNamespace(sites=sites, memory=FedNoRoWorkflow.Memory(roles)))
+
+    assert trusted({"site-1": CLEAN, "site-2": NOISY}) == ["site-1", "site-3"]
+    assert trusted(dict.fromkeys(sites, NOISY)) is None
