@@ -161,6 +161,11 @@ class ClosedFormWorkflow(Settings, Workflow):
     judge: bool = False
 
     def run(self, fed: Federation) -> None:
+        """All exchanges.
+
+        Raises:
+            FedMendError: several rounds, or a judge, for labels of which an image may have several.
+        """
         if fed.kind != SINGLELABEL and (self.judge or fed.num_rounds > 1):
             got = f"{'judge=true' if self.judge else f'num_rounds={fed.num_rounds}'} for labels of kind {fed.kind}"
             raise FedMendError(f"job variables: expected judge=false and num_rounds=1 but for single labels, got {got}")

@@ -69,7 +69,7 @@ def test_a_folder_is_a_job_and_another_word_is_refused_with_those_that_there_are
 def test_the_rows_of_the_table_are_the_variants_that_say_so_in_its_order(job):
     assert table_rows(job) == ["fedavg", "late"]
     assert own_entry(job).title == "Own"
-    assert table_rows(JOBS / "fedmlp_ich")[:3] == ["all_labels", "fedavg", "fedavg_pl"]
+    assert table_rows(JOBS / "fedmlp_ich")[:4] == ["all_labels", "closed_form", "fedavg", "fedavg_pl"]
 
 
 def test_every_job_of_a_problem_names_its_primary_measure(job):
