@@ -18,9 +18,9 @@ from fedmend.learning.losses import soft_dice_loss
 from fedmend.method import LocalMethod, Round, RoundTask, Site
 from fedmend.methods.baselines import (
     FedAvgPL,
-    FedAvgPLRound,
     SingleLabelFedAvg,
     SingleLabelFedAvgRound,
+    ViewsRound,
     keep_model,
     own_model,
 )
@@ -54,7 +54,7 @@ class _OwnModel(Settings, LocalMethod):
         return own_model(OWN_MODEL, model, task, site)
 
 
-class AloneRound(_OwnRound, FedAvgPLRound):
+class AloneRound(_OwnRound, ViewsRound):
     """The classes that the site annotates, with its own weights of positives."""
 
 
