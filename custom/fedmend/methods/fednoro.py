@@ -46,16 +46,20 @@ from functools import partial
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import Contributions, by_samples
-from fedmend.errors import FedMendError
 from fedmend.fields import Report
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
-from fedmend.methods.shared.class_losses import MIN_VOTE_SHARE, VOTES, find_noisy_sites
+from fedmend.methods.shared.class_losses import (
+    MIN_VOTE_SHARE,
+    VOTES,
+    check_counts,
+    class_losses,
+    find_noisy_sites,
+)
 from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES
 from fedmend.methods.shared.distances import model_distances
 from fedmend.methods.shared.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
@@ -94,12 +98,8 @@ class FedNoRo(SingleLabelMethod):
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Class-wise mean losses of the received model, eval mode, no logit adjustment."""
-        logits = infer(model, site.data.train, site)[1].double()
-        target = torch.from_numpy(class_numbers(site, site.labels()))
-        loss = F.cross_entropy(logits, target, reduction="none").numpy()
-        count = np.bincount(target.numpy(), minlength=logits.shape[1])
-        total = np.bincount(target.numpy(), weights=loss, minlength=logits.shape[1])
-        return {"class_loss": (total / np.maximum(count, 1)).astype(np.float32), "class_count": count.astype(np.int64)}
+        logits = infer(model, site.data.train, site)[1]
+        return class_losses(logits, class_numbers(site, site.labels()))
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ class FedNoRoWorkflow(Settings, Workflow):
     def check(self, stage: str, report: Report) -> None:
         """Also refuses a detection report without a class that has enough samples."""
         super().check(stage, report)
-        if stage == DETECT and not (report["class_count"] > 0).any():
-            raise FedMendError("report field class_count: expected at least one class with enough samples, got none")
+        if stage == DETECT:
+            check_counts(report)
 
     def _detect(self, fed: Federation) -> dict[str, str]:
         reports = {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}

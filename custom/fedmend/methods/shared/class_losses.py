@@ -7,7 +7,11 @@ deviations from the paper are in :mod:`fedmend.methods.fednoro`. K sites, C clas
 from collections.abc import Mapping
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from fedmend.errors import FedMendError
 from fedmend.fields import Report
 from fedmend.method import Federation
 from fedmend.methods.shared.dimensions import AUTO, detect_noisy_clients
@@ -65,6 +69,29 @@ def find_noisy_sites(
 def _numbers(rows: np.ndarray) -> list[list[float | None]]:
     """Numbers for JSON; NaN, a class without samples, becomes null."""
     return [[None if np.isnan(x) else round(float(x), 4) for x in row] for row in rows]
+
+
+def class_losses(logits: Tensor, classes: np.ndarray) -> Report:
+    """What a site tells: the mean cross-entropy of the samples of each class, and how many there are.
+
+    Args:
+        logits: (N, C).
+        classes: (N,) class numbers.
+    """
+    loss = F.cross_entropy(logits.double(), torch.from_numpy(classes), reduction="none").numpy()
+    count = np.bincount(classes, minlength=logits.shape[1])
+    total = np.bincount(classes, weights=loss, minlength=logits.shape[1])
+    return {"class_loss": (total / np.maximum(count, 1)).astype(np.float32), "class_count": count.astype(np.int64)}
+
+
+def check_counts(report: Report) -> None:
+    """Refuses a detection report of no class.
+
+    Raises:
+        FedMendError: no class has enough samples.
+    """
+    if not (report["class_count"] > 0).any():
+        raise FedMendError("report field class_count: expected at least one class with enough samples, got none")
 
 
 def loss_matrix(reports: Mapping[str, Report], *, per_class: bool = True) -> np.ndarray:
