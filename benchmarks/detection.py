@@ -1,5 +1,7 @@
 """Measures how often FedNoRo finds exactly the noisy sites, with the ablations of the paper's Table 3.
 
+``fedmend compare noisy-sites --table detection`` makes such a table on the data of the job, with more rules. This
+script has what it does not: the class shares of the real slices, and both warm-ups, with logit adjustment and without.
 Three sources of images, each dealt to as many sites as asked for::
 
     python benchmarks/detection.py                              # phantom of jobs/fednoro_ich

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         default="",
         metavar="NAME",
         help="the paper's table, as for a problem: its rows, published numbers, costs; or another one of the job's"
-        " tables.json, e.g. ablation or stage2",
+        " tables.json, e.g. ablation, stage2 or detection",
     )
     compare.add_argument(
         "--levels",
@@ -52,6 +53,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--data", metavar="DIR", help="site folders site-1, site-2, ... of fedmend prepare (default: the job's phantom)"
     )
     compare.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
+    compare.add_argument(
+        "--federations", type=_count, default=0, metavar="N", help="short for --seeds 0-(N-1) --vary data"
+    )
     compare.add_argument(
         "--vary",
         type=_vary,
@@ -83,11 +87,13 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def _compare(args: argparse.Namespace) -> None:
     from fedmend.comparison.level_table import LevelTable, write_level_table
-    from fl_components.compare.job_tables import read_tables, swept
+    from fl_components.compare.job_tables import DETECTION, read_tables, swept
     from fl_components.compare.paper_rows import find_job, own_entry
     from fl_components.compare.varied_data import varied_settings
 
     job, named = find_job(args.job)
+    if args.federations:
+        args.seeds, args.vary = list(range(args.federations)), args.vary or 1
     if args.vary:
         args.set = [*varied_settings(job, args.data or "", args.site), *args.set]
     if args.levels and args.sweep:
@@ -103,6 +109,9 @@ def _compare(args: argparse.Namespace) -> None:
     if table:
         own_entry(job)  # refuses a job that is in no table
         read_tables(job).table(table)
+    if table == DETECTION:
+        print(f"{_detection(args, job, out, levels)}\nwritten to {out}")
+        return
     if not levels:
         _, text = _one(args, job, out, table, None)
         print(f"{text}\nwritten to {out}")
@@ -121,10 +130,9 @@ def _one(args: argparse.Namespace, job: Path, out: Path, table: str, level: "Lev
     from fedmend.comparison.table_pages import write_paper_table
     from fedmend.records.run_folder import load_run
     from fl_components.compare.job_tables import level_words, read_tables
-    from fl_components.compare.paper_rows import Shown, on_data, paper_table, primary_measure, table_rows
-    from fl_components.compare.runs import Comparison, compare, federations
+    from fl_components.compare.paper_rows import Shown, paper_table, primary_measure, table_rows
+    from fl_components.compare.runs import Comparison, federations
     from fl_components.job.folder import read_job
-    from fl_components.run.bars import Bar
 
     about = read_tables(job).table(table or PAPER)
     own = read_job(job).run.get("method")
@@ -137,14 +145,7 @@ def _one(args: argparse.Namespace, job: Path, out: Path, table: str, level: "Lev
         site_words=args.site,
         per_federation=args.vary or 1,
     )
-    comparison = on_data(comparison, args.data) if args.data else comparison
-    comparison, without, how = _plan(args, comparison, table=bool(table))
-    try:
-        bar, show = Bar() if sys.stderr.isatty() else None, partial(print, flush=True)
-        folders = compare(comparison, out, cluster=args.cluster, show=show, progress=bar, **how)
-    except KeyboardInterrupt:
-        print("stopped; complete runs are kept, and the same command goes on", file=sys.stderr)
-        raise
+    folders, comparison, without = _runs(args, comparison, out, table=bool(table))
     runs = {row: [load_run(folder) for folder in found] for row, found in folders.items()}
     if table:
         wanted = Shown(table, level.title if level else "", args.per_class, args.metric)
@@ -153,6 +154,46 @@ def _one(args: argparse.Namespace, job: Path, out: Path, table: str, level: "Lev
     of_seed = federations(comparison)
     numbers = [of_seed[run.info["seed"]] for run in next(iter(runs.values()))]
     return None, write_comparison(runs, out, metric=args.metric, federations=numbers, primary=primary_measure(job))
+
+
+def _runs(args: argparse.Namespace, comparison: "Comparison", out: Path, *, table: bool) -> tuple:
+    """Makes the runs: row → run folders, the comparison on its data, and why rows are left out."""
+    from fl_components.compare.paper_rows import on_data
+    from fl_components.compare.runs import compare
+    from fl_components.run.bars import Bar
+
+    comparison = on_data(comparison, args.data) if args.data else comparison
+    comparison, without, how = _plan(args, comparison, table=table)
+    try:
+        bar, show = Bar() if sys.stderr.isatty() else None, partial(print, flush=True)
+        return compare(comparison, out, cluster=args.cluster, show=show, progress=bar, **how), comparison, without
+    except KeyboardInterrupt:
+        print("stopped; complete runs are kept, and the same command goes on", file=sys.stderr)
+        raise
+
+
+def _detection(args: argparse.Namespace, job: Path, out: Path, levels: Sequence["Level"]) -> str:
+    """The table of rules that find noisy sites, see :mod:`fl_components.compare.detection`; its Markdown."""
+    from fedmend.comparison.detection_table import write_detection_table
+    from fl_components.compare.detection import detection_table
+    from fl_components.compare.runs import Comparison
+
+    if args.rows:
+        raise FedMendError(f"--rows: expected none with --table {args.table}, whose rows are rules")
+    comparison = Comparison(
+        **given(args, "seeds", "variants", "sites"),
+        job=job,
+        rows=[],
+        words=args.set,
+        site_words=args.site,
+        per_federation=args.vary or 1,
+    )
+
+    def make(one: "Comparison", folder: Path) -> tuple:
+        folders, one, _ = _runs(args, one, folder, table=True)
+        return next(iter(folders.values())), one
+
+    return write_detection_table(detection_table(comparison, levels, out, make), out)
 
 
 def _name(args: argparse.Namespace) -> str:
@@ -185,6 +226,12 @@ def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) ->
         how["processes"] = fitting_processes(trials)
     how["budget"] = Budget(args.budget, estimates(trials)) if limited else None
     return replace(comparison, rows=[row for row in comparison.rows if row not in without]), without, how
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+    return int(text)
 
 
 def _vary(text: str) -> int:

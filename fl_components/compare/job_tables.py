@@ -12,6 +12,7 @@ from fedmend.errors import FedMendError
 from fl_components.job.settings import parse_assignments
 
 FILE = "tables.json"
+DETECTION = "detection"  # the table of rules that find noisy sites, see fl_components.compare.detection
 PAPER = "paper"  # the main table, whose rows are those of the variants, and the levels of it
 
 
@@ -69,17 +70,36 @@ class ClassNumbers:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DetectionNumbers:
+    """The paper's table of rules that find noisy sites.
+
+    Attributes:
+        protocol: where the published numbers are from; "": there are none.
+        rows: variant → what its rule is called, or "" where it tries many; the first one has all settings.
+        set: settings of all rows.
+        published: rule → measure of :data:`fedmend.comparison.detection_table.MEASURES` → points of 100.
+    """
+
+    protocol: str = taking(TEXT, default="")
+    rows: Mapping[str, str] = taking(OBJECT, default_factory=dict)
+    set: Mapping[str, object] = taking(OBJECT, default_factory=dict)
+    published: Mapping[str, Mapping[str, float]] = taking(OBJECT, default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobTables:
     """Content of ``tables.json``.
 
     Attributes:
         levels: name → title of a level → its settings.
         tables: name → table.
+        detection: the table of rules that find noisy sites; without rows the job has none.
         per_class: the paper's numbers class by class.
     """
 
     levels: Mapping[str, Mapping[str, Mapping[str, object]]] = taking(OBJECT, default_factory=dict)
     tables: Mapping[str, Mapping] = taking(OBJECT, default_factory=dict)
+    detection: DetectionNumbers = taking(DetectionNumbers, default_factory=DetectionNumbers)
     per_class: ClassNumbers = taking(ClassNumbers, default_factory=ClassNumbers)
 
     def chosen(self, name: str) -> list[Level]:
@@ -98,8 +118,9 @@ class JobTables:
         Raises:
             FedMendError: the job has none of this name.
         """
-        if name not in {PAPER, *self.tables}:
-            raise FedMendError(f"--table: expected one of {sorted({PAPER, *self.tables})} of this job, got {name!r}")
+        known = {PAPER, *self.tables, *([DETECTION] if self.detection.rows else [])}
+        if name not in known:
+            raise FedMendError(f"--table: expected one of {sorted(known)} of this job, got {name!r}")
         return checked(JobTable, self.tables.get(name, {}), f"{FILE}, table {name}")
 
 
@@ -126,6 +147,6 @@ def swept(text: str) -> list[Level]:
     return [Level(f"{name}={word}", parse_assignments([f"{name}={word}"])) for word in words]
 
 
-def level_words(level: Level | None, table: JobTable) -> Sequence[str]:
+def level_words(level: Level | None, table: JobTable | DetectionNumbers) -> Sequence[str]:
     """Settings of the rows of a table at a level, as for ``--set``."""
     return Level("", {**table.set, **(level.settings if level else {})}).words

@@ -1,6 +1,7 @@
 """What the command makes of its words; runs and trials are stood in for."""
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ def test_another_table_of_the_paper_has_rows_and_settings_of_its_own(seen, tmp_p
     ("words", "sentence"),
     [
         (["--levels", "x"], "--levels: expected one of ['paper'] of this job, got 'x'"),
-        (["--table", "stage3"], "--table: expected one of ['paper', 'stage2'] of this job, got 'stage3'"),
+        (["--table", "stage3"], "--table: expected one of ['detection', 'paper', 'stage2'] of this job, got 'stage3'"),
         (["--sweep", "seed"], "--sweep: expected NAME=VALUE,VALUE,... with different values, got 'seed'"),
         (
             ["--levels", "paper", "--sweep", "a=1"],
@@ -218,3 +219,28 @@ def test_ctrl_c_says_that_the_same_command_goes_on(seen, tmp_path, monkeypatch, 
     monkeypatch.setattr("fl_components.compare.runs.compare", interrupted)
     assert call("compare", JOBS / "fedmlp_ich", "--out", tmp_path) == 130
     assert capsys.readouterr().err == "stopped; complete runs are kept, and the same command goes on\n"
+
+
+def test_federations_are_seeds_each_with_data_of_its_own(seen, tmp_path):
+    words = ["compare", JOBS / "fednoro_ich", "--rows", "fedavg", "--out", tmp_path]
+    assert call(*words, "--federations", 3) == 0
+    found = seen.comparison
+    assert call(*words, "--seeds", "0-2", "--vary", "data") == 0
+    assert found == seen.comparison
+    assert found.seeds == [0, 1, 2]
+    assert "phantom.seed={SEED}" in found.words
+
+
+def test_the_table_of_the_detection_is_made_of_the_runs_of_its_variants(seen, tmp_path, monkeypatch, capsys):
+    def detection_table(comparison, levels, out, make):
+        assert make(replace(comparison, variants=["detection_rules"]), out)[0] == ["own"]
+        return comparison, [level.title for level in levels], out
+
+    monkeypatch.setattr("fl_components.compare.detection.detection_table", detection_table)
+    monkeypatch.setattr("fedmend.comparison.detection_table.write_detection_table", lambda table, out: str(table[1:]))
+    words = ["compare", "noisy-sites", "--table", "detection", "--out", tmp_path]
+    assert call(*words, "--federations", 2, "--sweep", "warmup_rounds=1,2") == 0
+    assert seen.comparison.seeds == [0, 1]
+    assert capsys.readouterr().out == f"{(['warmup_rounds=1', 'warmup_rounds=2'], tmp_path)}\nwritten to {tmp_path}\n"
+    assert call(*words, "--rows", "fedla") == 1
+    assert "--rows: expected none with --table detection, whose rows are rules" in capsys.readouterr().err
