@@ -41,21 +41,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="the paper's table, as for a problem: its rows, published numbers, costs; or another one of the job's"
         " tables.json, e.g. ablation, stage2 or detection",
     )
-    compare.add_argument(
-        "--levels",
-        default="",
-        metavar="NAME",
-        help="the table over levels of tables.json: paper, the paper's",
-    )
+    compare.add_argument("--levels", default="", metavar="NAME", help="the table over levels of tables.json: paper")
     compare.add_argument("--sweep", default="", metavar="NAME=V,V", help="the table over values of a setting")
     compare.add_argument("--per-class", action="store_true", help="the table has the main metric of each class, too")
     compare.add_argument(
         "--data", metavar="DIR", help="site folders site-1, site-2, ... of fedmend prepare (default: the job's phantom)"
     )
     compare.add_argument("--seeds", type=seeds, default=[0, 1, 2], help="e.g. 0-4 or 0,1,2, the default")
-    compare.add_argument(
-        "--federations", type=_count, default=0, metavar="N", help="short for --seeds 0-(N-1) --vary data"
-    )
+    compare.add_argument("--federations", type=_count, default=0, metavar="N", help="--seeds 0-(N-1) --vary data")
     compare.add_argument(
         "--vary",
         type=_vary,

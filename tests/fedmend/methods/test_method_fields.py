@@ -72,6 +72,10 @@ STAGES = {
         (COLLECT, fednoro.DETECT, "", ("class_loss", "class_count")),
         (TRAIN, fednoro.ROBUST, fednoro.NOISY, NOTHING),
     ],
+    "DetectionRules": [
+        (TRAIN, fednoro.WARMUP, "", NOTHING),
+        (COLLECT, fednoro.DETECT, "", ("class_loss", "class_count", "lid", "mean_confidence")),
+    ],
     "ConfidentLearning": [
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
