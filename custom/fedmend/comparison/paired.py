@@ -223,6 +223,8 @@ def comparison_text(found: Paired) -> str:
     text += f"{unit_sentence(found.federations)}\n\n"
     rows = [[row, *(shown(*mean_and_sd(found.values(row, c))) for c in columns)] for row in found.runs]
     text += markdown_table(["row", *head], rows)
+    if said := shown_as(first[0]).thresholds([run for group in found.runs.values() for run in group]):
+        text += f"\n{said}.\n"
     if others:
         text += f"\n{method} minus the other row, mean of the paired differences [95 % t-interval]\n\n"
         text += f"{primary_sentence(found.primary, columns)}\n\n"

@@ -154,6 +154,8 @@ class PaperTable:
                 f"Columns marked 'published' are the numbers that the paper printed ({self.source}): on its own data,"
                 " splits, network and schedule, each a single figure; not measured here."
             )
+        if said := shown_as(first).thresholds([run for row in self.rows.values() for run in row.runs]):
+            facts.append(f"{said}.")
         facts += [f"Left out: {title}: {why}." for title, why in self.left_out.items()]
         return facts
 

@@ -14,6 +14,7 @@ from torch import nn
 from fedmend.data.card import SiteCard
 from fedmend.data.site import Opening, SiteData
 from fedmend.errors import FedMendError
+from fedmend.labels import ENOUGH
 from fedmend.method import Site
 from fedmend.repairs.label_ledger import LabelLedger
 from fedmend.repairs.mask_ledger import MaskLedger
@@ -29,6 +30,7 @@ class Kind(ABC):
         one_label: each sample has one class, so that the samples of all classes add up to the annotated ones.
         check_size: edge length in pixels at which a folder is checked.
         best_metric: the mean over classes that chooses the best model.
+        lacking: what classes lack that cannot choose it, see :meth:`choosers`.
         counts_words: shape of what :meth:`evaluate` returns, for messages.
     """
 
@@ -38,6 +40,7 @@ class Kind(ABC):
     one_label: ClassVar[bool] = False
     check_size: ClassVar[int]
     best_metric: ClassVar[str]
+    lacking: ClassVar[str] = f"fewer than {ENOUGH} samples with the class or without it"
     counts_words: ClassVar[str]
 
     # ---- at the site ------------------------------------------------------------------------------------------------
@@ -153,6 +156,16 @@ class Kind(ABC):
         """(C,) bool: the classes that (C, *counts_shape) int64 counts describe by 1 to ``fewest`` - 1 samples with the
         class, or without it."""
 
+    @abstractmethod
+    def choosers(self, counts: np.ndarray) -> np.ndarray:
+        """(C,) bool: the classes of which (C, *counts_shape) int64 counts of a split have enough samples to choose the
+        best model by: of labels :data:`fedmend.labels.ENOUGH` with the class and as many without it."""
+
+    def choice(self, counts: np.ndarray) -> float | None:
+        """The mean of :attr:`best_metric` over the classes that :meth:`choosers` names, of (C, *counts_shape) int64
+        counts; None: there are none."""
+        return self.metrics(_without(~self.choosers(counts), counts))["macro"][self.best_metric]
+
     def site_metrics(self, counts: np.ndarray, fewest: int = 0) -> dict:
         """:meth:`metrics` of one site alone, at the thresholds that need no validation split.
 
@@ -184,7 +197,8 @@ class Kind(ABC):
 
         Returns:
             ``threshold``: C probabilities; ``not_sure``: C pairs of probabilities, between which the threshold would
-            lie in 95 of 100 other validation splits.
+            lie in 95 of 100 other validation splits; both None for a class with too few samples to choose by;
+            ``positives``, ``negatives``: the C counts that chose.
         """
         return {}
 

@@ -6,7 +6,7 @@ probabilities: a model that gives a rare class only small probabilities keeps it
 equal the pooled ones up to ties within a bin.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 from fedmend.kinds.labels import LabelKind
-from fedmend.labels import MULTILABEL, NOT_ANNOTATED
+from fedmend.labels import ENOUGH, MULTILABEL, NOT_ANNOTATED
 from fedmend.learning.inference import infer
 from fedmend.method import Site
 
@@ -24,7 +24,6 @@ CENTRES = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * LOGIT_RANGE  # of the bins
 CALIBRATION_BINS = 15
 RESAMPLES = 500
 HOTTEST = 20.0  # temperature; the coldest is its inverse
-ENOUGH = 10  # positives, and negatives, on which threshold and temperature of a class are fitted
 HALF = 0.5  # threshold of a class with fewer
 
 
@@ -33,6 +32,7 @@ class MultiLabel(LabelKind):
 
     name = MULTILABEL
     best_metric = "auc"
+    lacking = f"fewer than {ENOUGH} positives or negatives"
     counts_words = f"(C, 2, {BINS})"
 
     def check_values(self, table: LabelTable, where: str) -> None:
@@ -66,6 +66,9 @@ class MultiLabel(LabelKind):
     def few(self, counts: np.ndarray, fewest: int) -> np.ndarray:
         samples = counts.sum(-1)
         return np.any((samples > 0) & (samples < fewest), axis=1)
+
+    def choosers(self, counts: np.ndarray) -> np.ndarray:
+        return enough(counts)
 
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
         return multilabel_intervals(counts, chosen_on)
@@ -181,6 +184,18 @@ def best_cuts(counts: np.ndarray) -> list[int]:
     return cuts
 
 
+def enough(counts: np.ndarray) -> np.ndarray:
+    """(C,) bool: the classes with at least ten positives and ten negatives in (C, 2, BINS) int64 histograms."""
+    return counts.sum(-1).min(-1) >= ENOUGH
+
+
+def _cuts(counts: np.ndarray, chosen_on: np.ndarray | None) -> list[int | None]:
+    """C thresholds for ``bacc_val``, None for a class that has too few samples in the validation split."""
+    if chosen_on is None:
+        return [None] * len(counts)
+    return [cut if flag else None for cut, flag in zip(best_cuts(chosen_on), enough(chosen_on), strict=True)]
+
+
 def multilabel_metrics(counts: np.ndarray, chosen_on: np.ndarray | None = None, *, stretch: float = 1.0) -> dict:
     """AUC, average precision, balanced accuracy and calibration error of merged histograms.
 
@@ -194,17 +209,16 @@ def multilabel_metrics(counts: np.ndarray, chosen_on: np.ndarray | None = None, 
 
     Returns:
         ``per_class``: auc, ap, bacc (at probability 0.5), ece and, where there is a validation split, bacc_val (at the
-        threshold of :func:`best_cuts`) → C floats, None for a class with one label value only; ``macro``: the same, ap
-        as map → mean over the other classes, None when there are none; ``positives``, ``negatives``: C counts.
+        threshold of :func:`best_cuts`) → C floats, None for a class with one label value only, bacc_val also for a
+        class with fewer than ten positives or negatives to choose the threshold by; ``macro``: the same, ap as map →
+        mean over the other classes, None when there are none; ``positives``, ``negatives``: C counts.
     """
-    cuts: Sequence[int | None] = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
+    cuts = _cuts(counts, chosen_on)
     rows = [class_measures(counts[c], cuts[c], stretch) if counts[c].any(-1).all() else {} for c in range(len(counts))]
     names = ["auc", "ap", "bacc", "ece", *(["bacc_val"] if chosen_on is not None else [])]
-    per_class = {name: [float(row[name]) if row else None for row in rows] for name in names}
-    macro = {
-        ("map" if name == "ap" else name): float(np.mean([row[name] for row in rows if row])) if any(rows) else None
-        for name in names
-    }
+    per_class = {name: [float(row[name]) if name in row else None for row in rows] for name in names}
+    known = {("map" if k == "ap" else k): [v for v in values if v is not None] for k, values in per_class.items()}
+    macro = {name: float(np.mean(values)) if values else None for name, values in known.items()}
     negatives, positives = counts.sum(-1).T.tolist()
     return {"per_class": per_class, "macro": macro, "positives": positives, "negatives": negatives}
 
@@ -228,12 +242,12 @@ def multilabel_intervals(
         Name in ``macro`` → ends of the 95 % interval; empty when no class can be measured.
     """
     rng, measured = np.random.default_rng(0), np.flatnonzero(counts.any(-1).all(-1)).tolist()
-    cuts: Sequence[int | None] = [None] * len(counts) if chosen_on is None else best_cuts(chosen_on)
+    cuts = _cuts(counts, chosen_on)
     with np.errstate(invalid="ignore"):  # 0 / 0 for such a class
         rows = [class_measures(_resampled(counts[c], rng), cuts[c], stretch) for c in measured]
     found = {}
-    for name in rows[0] if rows else ():
-        values = np.stack([row[name] for row in rows])
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = np.stack([row[name] for row in rows if name in row])
         known = np.isfinite(values)
         some = known.any(0)
         mean = np.where(known, values, 0.0).sum(0)[some] / known.sum(0)[some]
@@ -262,16 +276,21 @@ def multilabel_thresholds(counts: np.ndarray) -> dict[str, list]:
 
     Returns:
         ``threshold``: C probabilities, above which a score counts as the class; ``not_sure``: C pairs, the ends of the
-        middle 95 % of thresholds of resampled splits. Of a class with one label value 0.5 and no band around it.
+        middle 95 % of thresholds of resampled splits; both None for a class with fewer than ten positives or negatives.
+        ``positives``, ``negatives``: the C counts that chose.
     """
-    rng = np.random.default_rng(0)
-    cuts, bands = best_cuts(counts), []
+    rng, bands = np.random.default_rng(0), []
+    cuts = _cuts(counts, counts)
     for cut, histograms in zip(cuts, counts, strict=True):
-        drawn = _resampled(histograms, rng).swapaxes(0, 1) if histograms.any(-1).all() else np.zeros((0, 2, BINS))
-        known = drawn[drawn.any(-1).all(-1)]
-        ends = np.quantile(best_cuts(known), [0.025, 0.975], method="nearest") if len(known) else [cut, cut]
+        if cut is None:
+            bands.append(None)
+            continue
+        drawn = _resampled(histograms, rng).swapaxes(0, 1)
+        ends = np.quantile(best_cuts(drawn[drawn.any(-1).all(-1)]), [0.025, 0.975], method="nearest")
         bands.append([_probability(int(end)) for end in ends])
-    return {"threshold": [_probability(cut) for cut in cuts], "not_sure": bands}
+    negatives, positives = counts.sum(-1).T.tolist()
+    chosen = [None if cut is None else _probability(cut) for cut in cuts]
+    return {"threshold": chosen, "not_sure": bands, "positives": positives, "negatives": negatives}
 
 
 def temperatures(counts: np.ndarray) -> list[float]:
@@ -287,7 +306,7 @@ def temperatures(counts: np.ndarray) -> list[float]:
     Returns:
         C numbers from 0.05 to 20.
     """
-    return [_temperature(*histograms) if histograms.sum(-1).min() >= ENOUGH else 1.0 for histograms in counts]
+    return [_temperature(*own) if flag else 1.0 for own, flag in zip(counts, enough(counts), strict=True)]
 
 
 def too_few(counts: np.ndarray, fewest: int) -> list[str]:

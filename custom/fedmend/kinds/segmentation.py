@@ -35,6 +35,7 @@ class Segmentation(Kind):
     sample = "volumes"
     check_size = 256  # small lesions would vanish on smaller slices
     best_metric = "dice"
+    lacking = "no slice with a lesion"
     counts_words = f"(C, {len(SEGMENTATION_COUNTS)})"
 
     def load(self, card: SiteCard, classes: Sequence[str], opening: Opening) -> VolumeData:
@@ -125,6 +126,9 @@ class Segmentation(Kind):
     def few(self, counts: np.ndarray, fewest: int) -> np.ndarray:
         volumes = counts[:, SEGMENTATION_COUNTS.index("volumes")]
         return (volumes > 0) & (volumes < fewest)
+
+    def choosers(self, counts: np.ndarray) -> np.ndarray:
+        return counts[:, SEGMENTATION_COUNTS.index("slices")] > 0  # each slice has a Dice of its own
 
     def repairable(self, annotated: np.ndarray, positives: np.ndarray) -> np.ndarray:
         return np.ones(len(annotated), dtype=bool)  # what is annotated is repaired

@@ -19,7 +19,7 @@ from fedmend.kinds.multilabel import (
     multilabel_metrics,
     score_histograms,
 )
-from fedmend.labels import SINGLELABEL
+from fedmend.labels import ENOUGH, SINGLELABEL
 from fedmend.learning.inference import infer
 from fedmend.method import Site
 
@@ -57,9 +57,11 @@ class SingleLabel(LabelKind):
         return singlelabel_metrics(counts)  # the answer is the class with the highest score, so nothing is chosen
 
     def few(self, counts: np.ndarray, fewest: int) -> np.ndarray:
-        samples = _split(counts)[0].sum(1)
-        apart = np.stack([samples, samples.sum() - samples])
+        apart = _apart(counts)
         return np.any((apart > 0) & (apart < fewest), axis=0)
+
+    def choosers(self, counts: np.ndarray) -> np.ndarray:
+        return _apart(counts).min(0) >= ENOUGH
 
     def intervals(self, counts: np.ndarray, chosen_on: np.ndarray | None = None) -> dict[str, list[float]]:
         return singlelabel_intervals(counts)
@@ -172,6 +174,12 @@ def singlelabel_intervals(counts: np.ndarray) -> dict[str, list[float]]:
 def _split(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Confusion matrix (C, C) and histograms (C, 2, BINS)."""
     return counts[:, : len(counts)], counts[:, len(counts) :].reshape(len(counts), 2, BINS)
+
+
+def _apart(counts: np.ndarray) -> np.ndarray:
+    """(2, C) samples with each class, and with another one."""
+    samples = _split(counts)[0].sum(1)
+    return np.stack([samples, samples.sum() - samples])
 
 
 def _measures(confusion: np.ndarray) -> dict[str, np.ndarray]:

@@ -96,6 +96,7 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
     if len(classes) > 1:
         per_class.append(Column("Average", partial(_final_macro, key=main), main))
     macro = macro_columns([run for group in runs.values() for run in group])
+    said = shown_as(first).thresholds([run for group in runs.values() for run in group])
     texts = []
     for title, columns in ((f"{metric_word(main, first)} of each class", per_class), ("Macro metrics", macro)):
         rows = [
@@ -108,7 +109,10 @@ def comparison(runs: Mapping[str, Sequence[RunFiles]]) -> dict[str, str]:
             for name, group in runs.items()
         ]
         heads = [column.word for column in columns]
-        texts += [_markdown(f"{title}, final model, {split} split", heads, rows), _csv(heads, rows)]
+        text = _markdown(f"{title}, final model, {split} split", heads, rows)
+        if said and columns is macro:
+            text += f"\n{said}.\n"
+        texts += [text, _csv(heads, rows)]
     return dict(zip(TABLES, texts, strict=True))
 
 
@@ -125,7 +129,9 @@ def macro_columns(runs: Sequence[RunFiles]) -> list[Column]:
     Args:
         runs: of one kind of labels, at least one.
     """
-    measured = {k for run in runs for k, v in run.evaluations[-1]["macro"].items() if v is not None}
+    # A threshold that no class could choose is told as n/a rather than left out.
+    told = (item for run in runs for item in run.evaluations[-1]["macro"].items())
+    measured = {k for k, v in told if v is not None or k == "bacc_val"}
     kind = shown_as(runs[0])
     words = {k: word for k, word in {**MACRO, **kind.table_words}.items() if k in measured}
     columns = [Column(word, partial(_final_macro, key=k), k) for k, word in words.items()]

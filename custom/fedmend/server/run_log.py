@@ -11,7 +11,7 @@ import numpy as np
 from fedmend.basics.page import short_name
 from fedmend.messages import EVALUATE, SiteResult
 from fedmend.records.progress import ASIDE, Progress, curves, last_decisions, repaired
-from fedmend.records.run_folder import FEWEST
+from fedmend.records.run_folder import CHOSEN_BY, FEWEST
 from fedmend.records.run_records import RunRecords
 from fedmend.report.report import summary_text, write_report
 from fedmend.server.census import Census
@@ -19,6 +19,7 @@ from fedmend.server.checkpoint import Checkpoint, Saved
 
 LOG = logging.getLogger("fedmend.run")
 BEST_SPLITS = ("val", "test")  # the first that there is
+NOT_CHOSEN = float("-inf")  # value of a best model that is the final one because too few classes could choose
 UNTRAINED = "untrained_model"  # the decision that says so, and later that it is no longer
 
 
@@ -55,6 +56,7 @@ class RunLog:
         self._of_sites: dict[str, dict[str, dict]] = {}  # split → site → its own metrics in the last evaluation
         self._site_counts: dict[str, dict[str, np.ndarray]] = {}  # split → site → counts in the last evaluation
         self._without_annotator: list[str] = []  # classes of which every annotator was absent in the last round
+        self._chosen_by: dict | None = None  # what was said of the classes that choose the best model
         self._untrained: bool | None = None  # whether the global model is the initial one; None: no round is done
 
     @property
@@ -88,6 +90,7 @@ class RunLog:
         self._records.restore(saved.records)
         said = [d["value"]["untrained"] for d in self._records.decisions if d["what"] == UNTRAINED]
         self._untrained = bool(said and said[-1])
+        self._chosen_by = next((d["value"] for d in reversed(self._records.decisions) if d["what"] == CHOSEN_BY), None)
         self._records.decision("resumed", {"at_round": saved.done})
         if saved.changes:
             self._records.decision("changed", saved.changes)
@@ -216,7 +219,7 @@ class RunLog:
             if split in metrics:
                 self._progress.measured(best, {site: m["macro"][best] for site, m in self._of_sites[split].items()})
                 break
-        self._keep_best(metrics, round_num, model)
+        self._keep_best(round_num, model, whole=stage == EVALUATE, splits=splits)
         self._records.write()
         self._draw()
         return metrics
@@ -225,18 +228,44 @@ class RunLog:
         """Site → metrics of the model on that site's samples of a split."""
         return {site: self._census.kind.site_metrics(counts, FEWEST) for site, counts in counted.items()}
 
-    def _keep_best(self, metrics: Mapping[str, Mapping], round_num: int, model: Mapping) -> None:
-        if (round_num == 0 and not self._warm_start) or self._untrained:
+    def _keep_best(self, round_num: int, model: Mapping, *, whole: bool, splits: Sequence[str]) -> None:
+        """Keeps the model if it is the best so far. Where too few classes can choose, the last one that was evaluated
+        for itself (``whole``) is; the final one is the last of them."""
+        split = next((name for name in BEST_SPLITS if name in splits), None)
+        if split is None or (round_num == 0 and not self._warm_start) or self._untrained:
             return  # an untrained model may be the luckiest one of a small split
-        # A split in which no class has both labels cannot choose; that does not change from round to round.
-        metric = self._census.kind.best_metric
-        measured = ((k, metrics[k]["macro"][metric]) for k in BEST_SPLITS if k in metrics)
-        split, value = next((found for found in measured if found[1] is not None), ("", None))
-        # A repeated round replaces its own.
-        if value is not None and (self._best is None or value > self._best[0] or round_num <= self._best[1]):
-            self._best = (value, round_num)
-            self._checkpoint.save_best(value, round_num, model, self._merged)
-            self.decision("best_model", {metric: value, "split": split}, round_num)
+        kind, counts = self._census.kind, self._merged[split]
+        chooses = self._choosers(split, kind.choosers(counts), round_num)
+        value = kind.choice(counts) if chooses else None
+        if value is None:
+            if not whole or (self._best is not None and self._best[0] != NOT_CHOSEN):
+                return
+        elif self._best is not None and value <= self._best[0] and round_num > self._best[1]:
+            return  # a repeated round replaces its own
+        self._best = (NOT_CHOSEN if value is None else value, round_num)
+        self._checkpoint.save_best(*self._best, model, self._merged)
+        why = {"final": True} if value is None else {kind.best_metric: value}
+        self.decision("best_model", why | {"split": split}, round_num)
+
+    def _choosers(self, split: str, able: np.ndarray, round_num: int) -> bool:
+        """Whether at least half of the annotated classes, of which ``able`` (C,) names those with enough samples, can
+        choose the best model; says so where not all can."""
+        annotated = np.any([self._census.known(site) for site in self._census.facts], axis=0) | able
+        count, total = int(able.sum()), int(annotated.sum())
+        chooses = count > 0 and 2 * count >= total
+        if count == total and self._chosen_by is None:
+            return chooses
+        names = [name for name, flag in zip(self._classes, able, strict=True) if flag]
+        lack = f"the others have {self._census.kind.lacking} in the {split} split" if count < total else "all"
+        reason = f"the best model is chosen by {count} of {total} classes: {lack}"
+        if not chooses:
+            reason = f"the best model is the final one: only {count} of {total} classes could choose another, {lack}"
+        value = {"split": split, "classes": names, "of": total, "reason": reason}
+        if value != self._chosen_by:
+            self._chosen_by = value
+            self.decision(CHOSEN_BY, value, round_num)
+            self.warn(reason)
+        return chooses
 
     def progress(
         self, round_num: int, num_rounds: int, stage: str, metrics: Mapping, sites: int, seconds: float

@@ -270,9 +270,9 @@ def test_the_calibration_error_is_the_same_sum_however_far_logits_are_stretched(
 
 def test_the_threshold_is_that_of_the_highest_balanced_accuracy_on_validation():
     val = np.zeros((3, 2, BINS), dtype=np.int64)
-    val[0, 0, [300, 500]], val[0, 1, [400, 600]] = [8, 2], [1, 1]  # from 400: (1 + 0.8) / 2; from 600: (0.5 + 1) / 2
-    val[1, 1, 400] = 4  # no negative: cannot choose
-    val[2, 0, 300], val[2, 1, 400] = 1, 1  # anything between is best
+    val[0, 0, [300, 500]], val[0, 1, [400, 600]] = [8, 2], [5, 5]  # from 400: (1 + 0.8) / 2; from 600: (0.5 + 1) / 2
+    val[1, 1, 400] = 14  # no negative: cannot choose
+    val[2, 0, 300], val[2, 1, 400] = 10, 10  # anything between is best
     cuts = best_cuts(val)
     assert 300 < cuts[0] <= 400
     assert cuts[1] == BINS // 2
@@ -281,8 +281,42 @@ def test_the_threshold_is_that_of_the_highest_balanced_accuracy_on_validation():
     test[:, 0, 330], test[:, 1, 420] = 5, 5
     metrics = multilabel_metrics(test, val)
     assert metrics["per_class"]["bacc"] == [0.5] * 3
-    assert metrics["per_class"]["bacc_val"] == [1.0, 0.5, 1.0]
-    assert metrics["macro"]["bacc_val"] == pytest.approx(2.5 / 3)
+    assert metrics["per_class"]["bacc_val"] == [1.0, None, 1.0]
+    assert metrics["macro"]["bacc_val"] == 1.0
+
+
+@pytest.mark.parametrize("chosen_by", [(9, 30), (30, 9)])
+def test_nine_positives_or_negatives_choose_no_threshold(chosen_by):
+    val, test = np.zeros((2, 2, BINS), dtype=np.int64), np.zeros((2, 2, BINS), dtype=np.int64)
+    val[0, 0, 300], val[0, 1, 400] = chosen_by
+    val[1, 0, 300], val[1, 1, 400] = 10, 10
+    test[0, 0, 330], test[0, 1, 420] = 5, 5
+    test[1, 0, 420], test[1, 1, 330] = 5, 5  # upside down
+    metrics = multilabel_metrics(test, val)
+    assert metrics["per_class"]["bacc_val"] == [None, 0.0]
+    assert (metrics["per_class"]["auc"], metrics["macro"]["auc"]) == ([1.0, 0.0], 0.5)
+    assert metrics["macro"]["bacc_val"] == 0.0  # of the second class alone
+    assert multilabel_intervals(test, val)["bacc_val"] == [0, 0]
+    found = multilabel_thresholds(val)
+    assert (found["threshold"][0], found["not_sure"][0]) == (None, None)
+    assert (found["negatives"], found["positives"]) == ([chosen_by[0], 10], [chosen_by[1], 10])
+    assert kind_of("multilabel").choosers(val).tolist() == [False, True]
+
+
+def test_no_mean_of_balanced_accuracies_is_told_where_no_class_can_choose_a_threshold():
+    counts = np.zeros((1, 2, BINS), dtype=np.int64)
+    counts[0, 0, 300], counts[0, 1, 400] = 7, 7
+    assert multilabel_metrics(counts, counts)["macro"]["bacc_val"] is None
+    assert "bacc_val" not in multilabel_intervals(counts, counts)
+
+
+def test_the_best_model_is_chosen_by_the_classes_that_have_enough_samples():
+    val = np.zeros((3, 2, BINS), dtype=np.int64)
+    val[0, 0, 300], val[0, 1, 400] = 10, 10  # AUC 1
+    val[1, 0, 400], val[1, 1, 400] = 12, 11  # AUC 0.5
+    val[2, 0, 400], val[2, 1, 300] = 20, 4  # AUC 0, of four positives
+    assert kind_of("multilabel").choice(val) == 0.75
+    assert kind_of("multilabel").choice(val[2:]) is None
 
 
 def test_intervals_of_a_sensitivity_are_those_of_its_share():
@@ -298,20 +332,20 @@ def test_intervals_of_a_sensitivity_are_those_of_its_share():
 
 def test_thresholds_are_probabilities_that_sort_samples_as_their_bins_do():
     val = np.zeros((4, 2, BINS), dtype=np.int64)
-    val[0, 0, [300, 500]], val[0, 1, [400, 600]] = [8, 2], [1, 1]
-    val[1, 1, 400] = 4  # no negative: cannot choose
+    val[0, 0, [300, 500]], val[0, 1, [400, 600]] = [8, 2], [5, 5]
+    val[1, 1, 400] = 14  # no negative: cannot choose
     val[2, 0, 300], val[2, 1, 400] = 100, 100
-    val[3, 0, 999], val[3, 1, 0] = 1, 1  # upside down: nothing is better than all or nothing
+    val[3, 0, 999], val[3, 1, 0] = 10, 10  # upside down: nothing is better than all or nothing
     found = multilabel_thresholds(val)
     cut = best_cuts(val)[0]
     assert found["threshold"] == [
         pytest.approx(1 / (1 + np.exp(10 - cut / 50))),
-        0.5,
+        None,
         pytest.approx(1 / (1 + np.exp(2.98))),
         1,
     ]
-    assert (found["not_sure"][1], found["not_sure"][2]) == ([0.5, 0.5], [found["threshold"][2]] * 2)
-    low, high = found["not_sure"][0]  # one positive at 400, one at 600: a resample may have one of the two alone
+    assert (found["not_sure"][1], found["not_sure"][2]) == (None, [found["threshold"][2]] * 2)
+    low, high = found["not_sure"][0]  # half of the positives at 400: a resample may have fewer of them than negatives
     assert low < 1 / (1 + np.exp(10 - 500 / 50)) < high
     assert multilabel_thresholds(val) == found  # the same every time
 
@@ -346,8 +380,8 @@ def test_a_model_that_is_calibrated_stays_as_it_is():
 def test_calibrated_thresholds_decide_as_before():
     logits, labels = overconfident()
     val = score_histograms(logits, labels)
-    chosen = multilabel_thresholds(val)
     val[1, 1, 500] = 10  # the second class, too, has enough of both
+    chosen = multilabel_thresholds(val)
     moved = kind_of("multilabel").calibrated(chosen, val, 5)
     assert moved["threshold"][0] != pytest.approx(chosen["threshold"][0], abs=1e-3)
     for c, temperature in enumerate(moved["temperature"]):

@@ -43,7 +43,7 @@ def test_a_run_leaves_its_final_and_its_best_model_with_all_that_using_them_need
     assert about["network"] == {"name": "tiny", "arguments": {"num_classes": 2}}
     assert about["preprocessing"] == PREPARED.of_package("multilabel")
     results = run.content("results.json")
-    chosen = results["thresholds"]["final"]
+    chosen = {k: v for k, v in results["thresholds"]["final"].items() if k in ("threshold", "not_sure")}
     assert {**about["thresholds"]}.keys() == {*chosen, "temperature", "not_fitted"}
     for c, temperature in enumerate(about["thresholds"]["temperature"]):
         odds = (chosen["threshold"][c] / (1 - chosen["threshold"][c])) ** (1 / temperature)
@@ -68,7 +68,8 @@ def test_a_class_with_few_validation_samples_has_a_reason_in_place_of_a_threshol
     assert chosen["not_fitted"] == ["", "1 to 4 positives, 10 needed"]
     assert (chosen["threshold"][1], chosen["not_sure"][1], chosen["temperature"][1]) == (0.5, [0.5, 0.5], 1.0)
     results = run.content("results.json")["thresholds"]["final"]
-    assert results["threshold"][0] == results["threshold"][1]  # on which BACC (val) of the run is measured
+    assert results["threshold"][1] is results["not_sure"][1] is None  # as BACC (val) of the class is n/a
+    assert results["positives"] == [20, 4]
 
 
 def test_a_run_that_trained_nothing_leaves_no_package(tmp_path):

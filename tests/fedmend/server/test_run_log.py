@@ -245,11 +245,52 @@ def test_without_a_validation_split_the_test_split_chooses_and_the_records_say_s
     assert run.decisions("best_model")[-1] == (2, {"auc": 1.0, "split": "test"})
 
 
-def test_a_split_without_both_labels_of_any_class_does_not_choose(tmp_path):
+def test_where_no_class_can_choose_on_validation_the_best_model_is_the_final_one_with_a_warning(tmp_path, caplog):
     negatives = np.zeros((2, 2, 1000), dtype=np.int64)
     negatives[:, 0, 400] = 20
-    run = play(tmp_path, plain_answers(BOTH, counts=lambda r: {"val": negatives, "test": histograms(1, 1)}))
-    assert run.decisions("best_model") == [(1, {"auc": 1.0, "split": "test"})]
+    counts = {"val": negatives, "test": histograms(1, 1)}  # on which nothing may be chosen
+    run = play(tmp_path, plain_answers(BOTH, counts=lambda r: counts), report=True)
+    assert run.decisions("best_model") == [(3, {"final": True, "split": "val"})]
+    assert run.moved(model=run.transport.saved["best"]) == run.moved() == pytest.approx([3, 3])
+    [(first, said)] = run.decisions("best_model_chosen_by")
+    assert (first, said["classes"], said["of"]) == (1, [], 2)
+    words = "the best model is the final one: only 0 of 2 classes could choose another, the others have fewer than 10"
+    assert said["reason"] == f"{words} positives or negatives in the val split"
+    assert said["reason"] in caplog.text
+    assert f"T{said['reason'][1:]}" in (run.folder / "report.html").read_text()
+    assert run.content("results.json")["best"]["round"] == 3
+
+
+def unequal(auc, positives):
+    """Validation counts of two sites with enough of class a, and this many positives of class b at each."""
+    counts = histograms(auc, 1 - auc)
+    counts[1, 1] = np.where(counts[1, 1] > 0, positives, 0)
+    return {"val": counts}
+
+
+def test_half_of_the_classes_choose_the_best_model_alone_and_the_records_name_them(tmp_path, caplog):
+    auc = {0: 0, 1: 0.5, 2: 1, 3: 0}
+    run = play(tmp_path, plain_answers(BOTH, counts=lambda r: unequal(auc[r], 4)), report=True)
+    assert run.decisions("best_model") == [(1, {"auc": 0.5, "split": "val"}), (2, {"auc": 1.0, "split": "val"})]
+    [(_, said)] = run.decisions("best_model_chosen_by")
+    words = "the best model is chosen by 1 of 2 classes: the others have fewer than 10 positives or negatives"
+    assert said == {"split": "val", "classes": ["a"], "of": 2, "reason": f"{words} in the val split"}
+    assert "chosen by 1 of 2 classes" in caplog.text
+    assert "chosen by 1 of 2 classes" in (run.folder / "report.html").read_text()
+
+
+def test_nothing_is_said_where_all_classes_choose_the_best_model(tmp_path):
+    run = play(tmp_path, plain_answers(BOTH, counts=lambda r: unequal(1, 5)))  # ten at the two sites together
+    assert run.decisions("best_model_chosen_by") == []
+
+
+def test_a_job_that_goes_on_does_not_say_again_who_chooses_the_best_model(tmp_path):
+    plain = plain_answers(BOTH, counts=lambda r: unequal(1, 4))
+    answer = failing(plain, site="site-2", when=lambda question, r: question == TRAIN and r == 2)
+    assert play(tmp_path, answer).stopped
+    again = play(tmp_path, plain)
+    assert again.stopped == ""
+    assert len(again.decisions("best_model_chosen_by")) == 1
 
 
 def test_a_run_that_nobody_can_evaluate_has_no_best_model(tmp_path):
@@ -320,7 +361,7 @@ def test_the_best_model_of_single_label_data_is_that_of_the_best_validation_bacc
 def test_thresholds_are_chosen_on_validation_for_the_test_split_alone(tmp_path):
     # Scores of the final round: 0.3 and 0.4 of the range in both splits, all below probability 0.5.
     counts = np.zeros((2, 2, 1000), dtype=np.int64)
-    counts[:, 0, 300], counts[:, 1, 400] = 5, 5
+    counts[:, 0, 300], counts[:, 1, 400] = 5, 5  # at each of two sites
     run = play(tmp_path, plain_answers(BOTH, counts=lambda r: {"val": counts, "test": counts}))
     results = run.content("results.json")
     assert (results["final"]["test"]["bacc"], results["final"]["test"]["bacc_val"]) == (0.5, 1)

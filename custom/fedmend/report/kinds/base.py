@@ -93,6 +93,20 @@ class KindReport(ABC):
     def reason(self, evaluation: Mapping, index: int) -> str:
         """Why an evaluation has no number for the class ``index``: what the split lacks."""
 
+    @property
+    def of_classes(self) -> Sequence[Metric]:
+        """The metrics in the table of classes."""
+        return self.metrics
+
+    def choosing(self, run: "RunFiles") -> list[tuple[str, Sequence[int]]]:
+        """Columns of the table of classes, (word, C counts), with the samples that chose a threshold."""
+        return []
+
+    def thresholds(self, runs: Sequence["RunFiles"]) -> str:
+        """A sentence without its full stop about the classes of which too few samples can choose a threshold; "" where
+        there are none."""
+        return ""
+
     def means_over(self, run: "RunFiles") -> str:
         """What the means in the key numbers are taken over."""
         total = len(run.info["classes"])

@@ -1,14 +1,17 @@
 """Several labels per image: how results are shown."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import ClassVar
 
 from fedmend.basics.page import table, td
-from fedmend.labels import MULTILABEL
+from fedmend.labels import ENOUGH, MULTILABEL
 from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds.base import CALIBRATION, LABEL_WORDS, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
 from fedmend.report.metric_figures import Metric
+
+SIDES = ("positives", "negatives")
+AT_CHOSEN = Metric("bacc_val", "bacc_val", "BACC (val)", "BACC (val)", "BACC (val)")
 
 
 class MultiLabelReport(KindReport):
@@ -20,7 +23,7 @@ class MultiLabelReport(KindReport):
         Metric("map", "ap", "mAP", "AP", "mAP"),
         Metric("bacc", "bacc", "BACC", "BACC", "BACC"),
     )
-    more = (Metric("bacc_val", "bacc_val", "BACC (val)", "BACC (val)", "BACC (val)"), CALIBRATION)
+    more = (AT_CHOSEN, CALIBRATION)
     macro_words = "macro"
     counted: ClassVar = {"positives": "positive", "negatives": "negative"}
     missing = "one label value only"
@@ -42,8 +45,9 @@ class MultiLabelReport(KindReport):
         "sensitivities. Guessing gives the share of positive images. mAP is its mean over classes.",
         "BACC": "Balanced accuracy: mean of sensitivity and specificity when a score above 0.5 counts as a finding. "
         "0.5 is guessing.",
-        "BACC (val)": "The same at the score of each class that gave the highest value on the validation split. A "
-        "model whose probabilities are too low or too high loses nothing by it.",
+        "BACC (val)": "The same at the score of each class that gave the highest value on the validation split, over "
+        f"the classes with at least {ENOUGH} positives and {ENOUGH} negatives there; n/a for the others. A model whose "
+        "probabilities are too low or too high loses nothing by it.",
         **LABEL_WORDS,
         **PSEUDO_LABEL_WORDS,
         "Warm-up": "The first rounds, in which each site learns from its own annotated classes only.",
@@ -53,6 +57,30 @@ class MultiLabelReport(KindReport):
         """AUC needs samples with the class and without it."""
         empty = [word for key, word in self.counted.items() if key in evaluation and evaluation[key][index] == 0]
         return f"no {empty[0]} sample" if empty else "only one label value"
+
+    @property
+    def of_classes(self) -> Sequence[Metric]:
+        return [*self.metrics, AT_CHOSEN]
+
+    def choosing(self, run: RunFiles) -> list[tuple[str, Sequence[int]]]:
+        val = _choosing(run)
+        return [(f"{word} in val", val[key]) for key, word in self.counted.items() if key in val]
+
+    def thresholds(self, runs: Sequence[RunFiles]) -> str:
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for val in map(_choosing, runs):
+            counts = zip(val.get("positives", ()), val.get("negatives", ()), strict=True)
+            for name, own in zip(runs[0].info["classes"], counts, strict=False):
+                ranges.setdefault(name, []).append(own)
+        lacking = []
+        for name, own in ranges.items():
+            if min(map(min, own)) < ENOUGH:
+                sides = [f"{_span(side)} {word}" for side, word in zip(zip(*own, strict=True), SIDES, strict=True)]
+                lacking.append(f"{name} ({', '.join(sides)})")
+        if not lacking:
+            return ""
+        words = f"BACC (val) needs {ENOUGH} positives and {ENOUGH} negatives of a class in the val split"
+        return f"{words} and is n/a for {', '.join(lacking)}"
 
     def sites(self, run: RunFiles) -> tuple[str, str]:
         """Sites × classes: who annotates what, with counts."""
@@ -72,3 +100,15 @@ class MultiLabelReport(KindReport):
         caption = "✓ annotated (positive training samples, where known); – not annotated (unknown, not absent)"
         body = table(caption, ["Site", *classes, *SPLITS], rows, ["Sites that annotate", *totals, *sums])
         return "What each site annotates", flag + body
+
+
+def _choosing(run: RunFiles) -> Mapping:
+    """The evaluation of the validation split, with the counts that choose thresholds of the last model; empty where
+    nothing is chosen."""
+    chosen = run.evaluations and AT_CHOSEN.per_class in run.evaluations[-1]["per_class"]
+    return run.metrics["val"][-1] if chosen and run.metrics.get("val") else {}
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -5,7 +5,7 @@ from html import escape
 from statistics import fmean
 
 from fedmend.basics.page import Section, compact, number, section, table, td
-from fedmend.records.run_folder import FEWEST, RunFiles, is_own, last_rounds
+from fedmend.records.run_folder import CHOSEN_BY, FEWEST, RunFiles, is_own, last_rounds
 from fedmend.report.kinds import shown_as
 from fedmend.report.metric_figures import Metric
 from fedmend.report.parts import Part
@@ -70,6 +70,13 @@ def _all_metrics(run: RunFiles) -> list[Metric]:
     return [*shown_as(run).metrics, *shown_as(run).more]
 
 
+def _warnings(run: RunFiles) -> list[str]:
+    """What few samples cannot choose: the best model, thresholds."""
+    said = run.last_decided(CHOSEN_BY, {CHOSEN_BY: Mapping})
+    found = [str(said[1].get("reason", ""))] if said else []
+    return [text[:1].upper() + text[1:] for text in [*found, shown_as(run).thresholds([run])] if text]
+
+
 def key_numbers(run: RunFiles) -> Section:
     """Macro metrics of the final and the best model."""
     milestones = _milestones(run)
@@ -85,7 +92,8 @@ def key_numbers(run: RunFiles) -> Section:
     note = shown_as(run).means_over(run)
     note += "".join(f" {name} is left out: {reason}." for name, reason in shown_as(run).left_out(run).items())
     if chosen := [d for d in run.decisions if is_own(d, {"best_model": Mapping})]:
-        note += f" Best model chosen after round {run.best_round} ({compact(chosen[-1]['value'])})."
+        note += f" Best model: after round {run.best_round} ({compact(chosen[-1]['value'])})."
+    note += "".join(f" {sentence}." for sentence in _warnings(run))
     if intervals := _intervals(run):
         note += f" 95 % intervals of the final model: {', '.join(intervals)}."
     return section("numbers", "Key numbers", f'<div class="cards">{cards}</div><p class="fine">{escape(note)}</p>')
@@ -137,14 +145,17 @@ def per_class(run: RunFiles) -> Section:
     if not (run.evaluations and kind.counted):
         return Section()
     last, groups = run.evaluations[-1], _shown_models(run)
-    shown = [(m, word, record) for word, record in groups for m in kind.metrics if m.per_class in record["per_class"]]
-    counted = {key: word for key, word in kind.counted.items() if key in last}
-    head = ["Class", *counted.values()] + [f"{m.column} {word}" for m, word, _ in shown]
+    shown = [
+        (m, word, record) for word, record in groups for m in kind.of_classes if m.per_class in record["per_class"]
+    ]
+    counts = [(word, last[key]) for key, word in kind.counted.items() if key in last]
+    counts += kind.choosing(run)
+    head = ["Class", *(word for word, _ in counts)] + [f"{m.column} {word}" for m, word, _ in shown]
     rows = []
     for i, name in enumerate(run.info["classes"]):
         values = [record["per_class"][m.per_class][i] for m, _, record in shown]
-        rows.append([name, *(last[key][i] for key in counted), *values])
-    macro = ["macro", *("" for _ in counted), *(record["macro"].get(m.macro) for m, _, record in shown)]
+        rows.append([name, *(numbers[i] for _, numbers in counts), *values])
+    macro = ["macro", *("" for _ in counts), *(record["macro"].get(m.macro) for m, _, record in shown)]
     rounds = " and ".join(f"round {record['round']} ({word})" for word, record in groups)
     caption = f"Samples of the {run.split} split, and metrics after {rounds}"
     notes = "; ".join(f"{name}: {reason}" for name, reason in kind.left_out(run).items())
@@ -176,6 +187,7 @@ def result_lines(run: RunFiles) -> list[str]:
     if intervals := _intervals(run):
         lines.append(f"95 % intervals of the final model: {', '.join(intervals)}")
     lines += [f"{name}: {number(value)}" for values in _last_and_best(run) for name, value in values]
+    lines += _warnings(run)
     lines += [f"  left out: {name} ({reason})" for name, reason in shown_as(run).left_out(run).items()]
     return lines + ([f"Annotated by no site: {', '.join(run.nowhere)}"] if run.nowhere else [])
 
