@@ -20,7 +20,7 @@ from fedmend.datasets import command_line
 from fedmend.datasets.checks import need, need_part
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
-from fedmend.datasets.samples import Samples, Say, Share
+from fedmend.datasets.samples import Samples, Say, Share, class_by_class, of_known
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise, missing_and_noisy
 
@@ -53,8 +53,12 @@ def _read(source: Path, *, single: bool) -> tuple[Samples, np.ndarray]:
     return samples, np.arange(len(both)) >= len(found["train"])
 
 
-def _parts(test: np.ndarray, sites: int, val_share: float, seed: int) -> list[dict[str, np.ndarray]]:
-    """For each site: split → numbers of its slices; the set's own two splits are dealt evenly."""
+def _parts(
+    labels: np.ndarray, test: np.ndarray, identified: np.ndarray, val_share: float, seed: int
+) -> list[dict[str, np.ndarray]]:
+    """For each site: split → numbers of its slices; the set's own two splits are dealt evenly. Of the training slices
+    ``val_share`` is held out, class by class of those that the site labels, ``identified`` (S, C)."""
+    sites = len(identified)
     first = int((~test).sum())
     training = np.random.default_rng([seed, 0]).permutation(first)
     testing = first + np.random.default_rng([seed, 1]).permutation(len(test) - first)
@@ -62,7 +66,9 @@ def _parts(test: np.ndarray, sites: int, val_share: float, seed: int) -> list[di
     for s in range(sites):
         own = training[s::sites]
         held = round(val_share * len(own))
-        parts.append({"train": own[held:], "val": own[:held], "test": testing[s::sites]})
+        drawn = {"train": own[held:], "val": own[:held], "test": testing[s::sites]}
+        positives = of_known(labels, identified[s])
+        parts.append(class_by_class(drawn, np.arange(len(test)), positives, seed=seed))
     return parts
 
 
@@ -100,7 +106,7 @@ def prepare(
     check_out(out, WHERE)
     samples, test = _read(source, single=False)
     annotated = annotated_classes(sites, len(CLASSES), annotated_per_site, rule="one_each", seed=seed)
-    parts = _parts(test, sites, val_share, seed)
+    parts = _parts(samples.labels, test, annotated, val_share, seed)
     own = [np.concatenate([part["val"], part["train"]]) for part in parts]
     shown, rates = missing_and_noisy(samples.labels, own, annotated, noise=noise, seed=seed)
     shares = [
@@ -163,9 +169,10 @@ def prepare_label_sets(
     need(good, f"{WHERE}, arguments val_share and classes_per_site", words, f"{val_share} and {classes_per_site}")
     samples, test = _read(source, single=True)
     identified = identified_classes(sites, len(DIAGNOSES), classes_per_site, seed=seed)
+    parts = _parts(samples.labels, test, identified, val_share, seed)
     shares = [
         Share(parts=part, known=known, about={"identified": [DIAGNOSES[c] for c in np.flatnonzero(known)]})
-        for part, known in zip(_parts(test, sites, val_share, seed), identified, strict=True)
+        for part, known in zip(parts, identified, strict=True)
     ]
     arguments = {"sites": sites, "classes_per_site": classes_per_site, "val_share": val_share, "seed": seed}
     write_sites(out, samples, shares, {"source": SOURCE, "arguments": arguments})

@@ -17,7 +17,17 @@ from fedmend.datasets import command_line
 from fedmend.datasets.checks import SHARES, Limits, check_fields, need, one_of
 from fedmend.datasets.cxr14_download import CLASSES, find_files, find_table, read_films, read_lists
 from fedmend.datasets.imperfections import annotated_classes, identified_classes
-from fedmend.datasets.samples import Samples, Say, Share, hold_out, parts_of, released_classes, sizes
+from fedmend.datasets.samples import (
+    Samples,
+    Say,
+    Share,
+    class_by_class,
+    hold_out,
+    of_known,
+    parts_of,
+    released_classes,
+    sizes,
+)
 from fedmend.datasets.site_folders import check_out, write_sites
 
 WHERE = "cxr14"
@@ -100,7 +110,13 @@ PROTOCOLS: Mapping[str, FilmProtocol] = {
 
 
 def prepare(
-    source: Path, out: Path, protocol: FilmProtocol, *, source_name: str = SOURCE, progress: Say | None = None
+    source: Path,
+    out: Path,
+    protocol: FilmProtocol,
+    *,
+    stratified: bool = True,
+    source_name: str = SOURCE,
+    progress: Say | None = None,
 ) -> None:
     """Turns the official download into ``out/site-1`` .. ``out/site-S``; the films stay where they are.
 
@@ -108,6 +124,7 @@ def prepare(
         source: folder of the download.
         out: folder for the site folders; made when missing.
         protocol: which films and classes are used, and how films get to sites.
+        stratified: the validation split is drawn class by class, see :func:`fedmend.datasets.samples.class_by_class`.
         source_name: what the cards name as source; synthetic data says so here.
         progress: called with one line of text at a time.
 
@@ -141,9 +158,10 @@ def prepare(
         modality="DX",
         patients=films.patients,
     )
+    positives = [of_known(samples.labels, known) for known in identified] if stratified else []
     shares = [
         Share(parts=part, known=known, about={"sizes": sizes(part)})
-        for part, known in zip(_deal(units, test, protocol), identified, strict=True)
+        for part, known in zip(_deal(units, test, protocol, positives), identified, strict=True)
     ]
     counts = {"films": len(films.images), "patients": len(np.unique(films.patients)), "test": int(test.sum())}
     write_sites(out, samples, shares, {"source": source_name, "arguments": asdict(protocol), "counts": counts})
@@ -172,8 +190,13 @@ def _check_units(units: np.ndarray, test: np.ndarray, protocol: FilmProtocol) ->
     need(found[0] >= least[0] and found[1] >= least[1], WHERE, words, f"{found[0]} and {found[1]}")
 
 
-def _deal(units: np.ndarray, test: np.ndarray, protocol: FilmProtocol) -> list[dict[str, np.ndarray]]:
-    """For each site: split name → sorted indices of its films; every unit lies in one split of one site."""
+def _deal(
+    units: np.ndarray, test: np.ndarray, protocol: FilmProtocol, positives: Sequence[np.ndarray]
+) -> list[dict[str, np.ndarray]]:
+    """For each site: split name → sorted indices of its films; every unit lies in one split of one site.
+
+    ``positives``: for each site the films with each class that it identifies, or nothing.
+    """
     rng, val_share = np.random.default_rng((protocol.seed, 3)), protocol.val_share
     training, testing = (rng.permutation(np.unique(units[side])) for side in (~test, test))
     parts = []
@@ -182,6 +205,8 @@ def _deal(units: np.ndarray, test: np.ndarray, protocol: FilmProtocol) -> list[d
         num_val = min(max(1, round(val_share * len(own))), len(own) - 1) if val_share else 0
         drawn = {"train": own[num_val:], "val": own[:num_val], "test": testing[s :: protocol.sites]}
         drawn = {name: share for name, share in drawn.items() if len(share)}
+        if positives:
+            drawn = class_by_class(drawn, units, positives[s], seed=protocol.seed)
         most = protocol.train_per_site
         parts.append(parts_of(units, drawn, train_per_site=most, val_share=val_share, rest=1 - val_share))
     return parts

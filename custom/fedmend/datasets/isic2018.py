@@ -9,6 +9,7 @@ arXiv:1902.03368, 2019.
 """
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +20,17 @@ from fedmend.datasets import command_line
 from fedmend.datasets.checks import SHARES, Limits, check_fields, need, need_part, one_of
 from fedmend.datasets.imperfections import identified_classes
 from fedmend.datasets.isic2019 import read_tables
-from fedmend.datasets.samples import Samples, Say, Share, parts_of, released_classes, shown_labels, sizes
+from fedmend.datasets.samples import (
+    Samples,
+    Say,
+    Share,
+    class_by_class,
+    of_known,
+    parts_of,
+    released_classes,
+    shown_labels,
+    sizes,
+)
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.labels import NOT_ANNOTATED
 
@@ -87,7 +98,13 @@ class DiagnosisProtocol:
 
 
 def prepare(
-    source: Path, out: Path, protocol: DiagnosisProtocol, *, source_name: str = SOURCE, progress: Say | None = None
+    source: Path,
+    out: Path,
+    protocol: DiagnosisProtocol,
+    *,
+    stratified: bool = True,
+    source_name: str = SOURCE,
+    progress: Say | None = None,
 ) -> None:
     """Turns the official download into ``out/site-1`` .. ``out/site-S``; the pictures stay where they are.
 
@@ -98,6 +115,7 @@ def prepare(
         source: folder of the download.
         out: folder for the site folders; made when missing.
         protocol: how pictures get to sites.
+        stratified: the validation split is drawn class by class, see :func:`fedmend.datasets.samples.class_by_class`.
         source_name: what the cards name as source; synthetic data says so here.
         progress: called with one line of text at a time.
 
@@ -128,7 +146,8 @@ def prepare(
         patients=lesions,
     )
     shares = []
-    for part, known in zip(_parts(units, protocol), identified, strict=True):
+    positives = [of_known(labels, known) for known in identified] if stratified else []
+    for part, known in zip(_parts(units, protocol, positives), identified, strict=True):
         about = {
             "identified": [CLASSES[c] for c in np.flatnonzero(known)],
             "sizes": sizes(part),
@@ -139,8 +158,11 @@ def prepare(
     say(f"{protocol.sites} site folders written")
 
 
-def _parts(units: np.ndarray, protocol: DiagnosisProtocol) -> list[dict[str, np.ndarray]]:
-    """For each site: split name → sorted indices of pictures; ``units`` (N,) are their lesions."""
+def _parts(
+    units: np.ndarray, protocol: DiagnosisProtocol, positives: Sequence[np.ndarray]
+) -> list[dict[str, np.ndarray]]:
+    """For each site: split name → sorted indices of pictures; ``units`` (N,) are their lesions, ``positives`` for each
+    site the pictures with each class that it identifies, or nothing."""
     count, sites = len(np.unique(units)), protocol.sites
     test, val = round(protocol.test_share * count), round(protocol.val_share * count)
     order = np.argsort(np.random.default_rng((protocol.seed, 2)).permutation(count))  # unit after unit
@@ -154,6 +176,9 @@ def _parts(units: np.ndarray, protocol: DiagnosisProtocol) -> list[dict[str, np.
     val_share, most = protocol.val_share, protocol.train_per_site
     rest = 1 - protocol.test_share - val_share
     deals = [{name: own[s::sites] for name, own in drawn.items()} for s in range(sites)]
+    if positives:
+        pairs = zip(deals, positives, strict=True)
+        deals = [class_by_class(deal, units, own, seed=protocol.seed) for deal, own in pairs]
     return [parts_of(units, own, train_per_site=most, val_share=val_share, rest=rest) for own in deals]
 
 

@@ -90,7 +90,7 @@ def prepare(
     labelled = labels_of(header, rows, classes, file=source.name, say=say, uncertain=choices.uncertain)
     repeated = len(items) - len(labelled.table.images)
     need(not repeated, source.name, "each image once", f"{repeated} repeated")
-    parts = _parts(items, choices)
+    parts = _parts(items, choices, labelled.table.labels == 1)
     labelled = labelled._replace(notes=labelled.notes | notes)
     write_own_site(out, labelled, root=root, choices=choices, source=SOURCE, parts=parts, say=say)
 
@@ -175,14 +175,16 @@ def _kind(label: object) -> str:
     return MULTILABEL if several else ""
 
 
-def _parts(items: Sequence[Item], choices: SiteChoices) -> dict[str, np.ndarray]:
-    """Split → numbers of its items: those of the sections, and where one has none, drawn from the training ones."""
+def _parts(items: Sequence[Item], choices: SiteChoices, positives: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Split → numbers of its items: those of the sections, and where one has none, drawn from the training ones by
+    their classes, ``positives`` (N, K) bool."""
     split_of = np.array([item["split"] for item in items])
     given = {name: np.flatnonzero(split_of == name) for name in SECTIONS}
     shares: dict[str, Any] = {f"{name}_share": 0.0 for name in ("test", "val") if len(given[name])}
     train = given["train"]
     units = [items[i]["patient"] or f"item {i}" for i in train.tolist()]
-    drawn = {name: train[index] for name, index in split_units(units, replace(choices, **shares)).items()}
+    own = None if positives is None else positives[train]
+    drawn = {name: train[index] for name, index in split_units(units, replace(choices, **shares), own).items()}
     return {**drawn, **{name: index for name, index in given.items() if name != "train" and len(index)}}
 
 

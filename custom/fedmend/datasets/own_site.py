@@ -23,7 +23,7 @@ from fedmend.data.tables import LabelTable
 from fedmend.datasets.checks import need
 from fedmend.datasets.command_line import made, options
 from fedmend.datasets.own_labels import Labelled
-from fedmend.datasets.samples import Samples, Say, hold_out, sizes
+from fedmend.datasets.samples import Samples, Say, class_by_class, hold_out, sizes
 from fedmend.datasets.site_folders import check_empty, root_in_card, write_split
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION, SINGLELABEL
@@ -184,12 +184,16 @@ def _in_paths(images: Sequence[str], pattern: str) -> list[str]:
     return found
 
 
-def split_units(units: Sequence[str], choices: SiteChoices) -> dict[str, np.ndarray]:
+def split_units(
+    units: Sequence[str], choices: SiteChoices, positives: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     """Split → sorted numbers of its samples; samples of one unit (a patient) stay together.
 
     Args:
         units: N keys.
         choices: shares and seed.
+        positives: (N, K) bool, the samples with each class, by which the validation split is drawn, see
+            :func:`fedmend.datasets.samples.class_by_class`; None: whatever their classes.
 
     Raises:
         FedMendError: too few units.
@@ -199,7 +203,13 @@ def split_units(units: Sequence[str], choices: SiteChoices) -> dict[str, np.ndar
         if share:
             held = hold_out(names[rest], share, seed=choices.seed)
             found[name], rest = rest[held], rest[~held]
-    return {"train": rest, **found}
+    found = {"train": rest, **found}
+    if positives is None:
+        return found
+    numbers = np.unique(names, return_inverse=True)[1]
+    drawn = {name: np.unique(numbers[index]) for name, index in found.items()}
+    drawn = class_by_class(drawn, numbers, positives, seed=choices.seed)
+    return {name: np.flatnonzero(np.isin(numbers, own)) for name, own in drawn.items()}
 
 
 def write_own_site(
@@ -241,7 +251,8 @@ def write_own_site(
         notes = notes | about
     together = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(patients)]
     numbers = running_numbers(patients)
-    seed, parts = (choices.seed, split_units(together, choices)) if parts is None else (None, parts)
+    seed = choices.seed if parts is None else None
+    parts = split_units(together, choices, table.labels == 1) if parts is None else parts
     card, seen = seen_card(root, table.images, choices, say)
     seen["task"] = "one column 'label'" if (single := kind == SINGLELABEL) else "one column for each class"
     notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(_found(units, patients))), **notes}

@@ -16,7 +16,7 @@ from fedmend.datasets.imperfections import annotated_classes
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
 from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, WHERE, Slices, read_headers, read_slices, take_lists
 from fedmend.datasets.rsna_ich_parts import SliceProtocol, check_split, parts_of_sites, select_slices, sites_of_units
-from fedmend.datasets.samples import Samples, Say, Share, hold_out, sizes
+from fedmend.datasets.samples import Samples, Say, Share, hold_out, of_known, sizes
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.datasets.swapped_labels import SwapNoise, missing_and_noisy
 from fedmend.errors import FedMendError
@@ -29,6 +29,7 @@ def prepare(
     out: Path,
     protocol: SliceProtocol,
     *,
+    stratified: bool = True,
     source_name: str = SOURCE,
     processes: int | None = None,
     progress: Say | None = None,
@@ -39,6 +40,7 @@ def prepare(
         source: folder that holds ``stage_2_train.csv`` and ``stage_2_train/``.
         out: folder for the site folders; made when missing.
         protocol: which slices are used, and how they get to the sites.
+        stratified: the validation split is drawn class by class, see :func:`fedmend.datasets.samples.class_by_class`.
         source_name: what the cards name as source; synthetic data says so here.
         processes: processes that read DICOM headers; ``None``: one per core.
         progress: called with one line of text at a time.
@@ -69,7 +71,8 @@ def prepare(
     patients = headers.get("PatientID", np.array([], dtype=str))
     units = np.unique(patients, return_inverse=True)[1] if by_patient else np.arange(len(slices.ids))
     site_of, stations = sites_of_units(units, headers["StationName"] if by_station else None, sites, seed)
-    parts = parts_of_sites(units, site_of, test, protocol)
+    positives = [of_known(slices.labels, known) for known in annotated] if stratified else []
+    parts = parts_of_sites(units, site_of, test, protocol, positives)
     own = [np.concatenate([index for name, index in part.items() if name != "test"]) for part in parts]
     shown, rates = missing_and_noisy(slices.labels, own, annotated, noise=protocol.noise, seed=seed)
     shares = []

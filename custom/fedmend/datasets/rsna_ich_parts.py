@@ -1,5 +1,6 @@
 """RSNA 2019 intracranial hemorrhage with missing classes: which slices are used, at which site and in which split."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 from fedmend.data.card import WINDOWS
 from fedmend.datasets.checks import SHARES, Limits, check_fields, need, one_of
 from fedmend.datasets.rsna_ich_download import WHERE
-from fedmend.datasets.samples import parts_of
+from fedmend.datasets.samples import class_by_class, parts_of
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise
 
 
@@ -135,7 +136,11 @@ def sites_of_units(
 
 
 def parts_of_sites(
-    units: np.ndarray, site_of: np.ndarray, test: np.ndarray | None, protocol: SliceProtocol
+    units: np.ndarray,
+    site_of: np.ndarray,
+    test: np.ndarray | None,
+    protocol: SliceProtocol,
+    positives: Sequence[np.ndarray] = (),
 ) -> list[dict[str, np.ndarray]]:
     """Splits each site's units.
 
@@ -144,6 +149,8 @@ def parts_of_sites(
         site_of: site of each unit.
         test: the test units of a published split (bool), or None: they are drawn.
         protocol: shares, cap and seed.
+        positives: for each site the slices with each class that it annotates, (N, K) bool, by which its validation
+            split is drawn, see :func:`fedmend.datasets.samples.class_by_class`; none: whatever their classes.
 
     Returns:
         For each site: split name → sorted slice indices.
@@ -165,6 +172,8 @@ def parts_of_sites(
         drawn = {"train": own[num_test + num_val :], "val": own[num_test : num_test + num_val], "test": own[:num_test]}
         if not val_share:
             del drawn["val"]
+        if positives:
+            drawn = class_by_class(drawn, units, positives[site], seed=protocol.seed)
         most = protocol.train_per_site
         parts.append(parts_of(units, drawn, train_per_site=most, val_share=val_share, rest=1 - val_share))
     return parts

@@ -116,6 +116,50 @@ def hold_out(units: Sequence[str] | np.ndarray, share: float, *, seed: int) -> n
     return np.isin(index, np.random.default_rng(seed).permutation(len(names))[:count])
 
 
+def class_by_class(
+    drawn: Mapping[str, np.ndarray], units: np.ndarray, positives: np.ndarray, *, seed: int
+) -> dict[str, np.ndarray]:
+    """Draws the validation split of a site again, so that it has the share of each class that it has of the units.
+
+    Greedy, the rarest class first: thresholds and the best model are chosen on a few samples, of which a draw that does
+    not look at classes may leave a class none. scikit-learn's StratifiedGroupKFold takes one class a sample only.
+
+    Args:
+        drawn: split → units; ``train`` and ``val`` are divided anew, and nothing is without ``val``.
+        units: (N,) unit (patient, lesion or image) of each sample, numbers from 0; samples of one stay together.
+        positives: (N, K) bool, the samples with each class that the site labels.
+        seed: 0 or more.
+
+    Returns:
+        Split → units. Those of the training split stay in their order, with those that were in ``val`` behind them.
+    """
+    if not len(drawn.get("val", ())):
+        return dict(drawn)
+    pool, wanted = np.concatenate([drawn["train"], drawn["val"]]), len(drawn["val"])
+    counts = np.zeros((units.max(initial=0) + 1, positives.shape[1]), dtype=np.int64)
+    np.add.at(counts, units, positives)
+    counts = counts[pool]
+    goal, have = counts.sum(0) * wanted / len(pool), np.zeros(counts.shape[1])
+    order = np.random.default_rng((seed, 5)).permutation(len(pool))
+    held, left = np.zeros(len(pool), dtype=bool), np.ones(len(pool), dtype=bool)
+    for c in np.argsort(counts.sum(0), kind="stable").tolist():
+        for u in order[(left & (counts[:, c] > 0))[order]].tolist():
+            left[u] = False
+            if have[c] + counts[u, c] / 2 <= goal[c] and held.sum() < len(pool) - 1:
+                held[u] = True
+                have += counts[u]
+    held[order[left[order]][: max(0, wanted - int(held.sum()))]] = True  # units with none of the classes
+    if not held.any():
+        return dict(drawn)
+    shuffled = order[held[order]]
+    return {**drawn, "train": pool[~held], "val": pool[shuffled]}
+
+
+def of_known(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """(N, K) bool: the samples with each of the K ``known`` (C,) classes, of (N, C) 0 and 1 or (N,) class numbers."""
+    return labels[:, known] == 1 if labels.ndim == 2 else labels[:, None] == np.flatnonzero(known)
+
+
 def parts_of(
     units: np.ndarray, drawn: Mapping[str, np.ndarray], *, train_per_site: int | None, val_share: float, rest: float
 ) -> dict[str, np.ndarray]:

@@ -21,6 +21,8 @@ from fedmend.errors import FedMendError
 PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
 MOST_IMAGES, MOST_BYTES = 200_000, 20_000_000_000  # no phantom needs as many; a job must not keep a site busy for days
 SOURCE = "PHANTOM: synthetic images, no patient was examined"
+# Training splits of a phantom stay as they are: a validation split that is drawn by class would change them.
+AS_EVER: Mapping[str, Any] = {"stratified": False, "source_name": SOURCE}
 LOG = logging.getLogger("fedmend.phantom")
 
 

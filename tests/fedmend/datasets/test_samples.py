@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from factories import refused
 
-from fedmend.datasets.samples import check_trainable, hold_out, parts_of, shown_labels
+from fedmend.datasets.samples import check_trainable, class_by_class, hold_out, of_known, parts_of, shown_labels
 
 CLASSES = ("a", "b", "c")
 
@@ -38,6 +38,35 @@ def test_the_samples_of_a_unit_stay_together_and_a_cap_takes_them_unit_after_uni
     # val: round(3 * 0.25 / 0.75) = 1; the test split keeps all
     capped = parts_of(units, drawn, train_per_site=3, **caps)
     assert [capped[name].tolist() for name in drawn] == [[0, 2, 6], [3], [1, 5]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_validation_split_has_of_each_class_the_share_that_it_has_of_the_patients(seed):
+    # 40 patients with two images each; patients 0 to 3 have class a, 4 to 19 class b, the others none: of 10 patients
+    # in the validation split 10 / 40 * 4 = 1 has class a, 4 have class b, and 5 none.
+    units, kinds = np.repeat(np.arange(40), 2), np.repeat([0, 1, 2], [4, 16, 20])
+    positives = kinds[units][:, None] == np.arange(2)
+    order = np.random.default_rng(seed).permutation(40)
+    found = class_by_class({"train": order[10:], "val": order[:10], "test": order[:0]}, units, positives, seed=seed)
+    assert np.bincount(kinds[found["val"]]).tolist() == [1, 4, 5]
+    assert sorted([*found["train"], *found["val"]]) == list(range(40))
+    kept = [u for u in order[10:] if u not in found["val"]]
+    assert found["train"][: len(kept)].tolist() == kept  # in their order, so that a cap takes the same ones
+
+
+def test_no_validation_split_takes_the_only_patient_with_a_class():
+    drawn = {"train": np.arange(1, 5), "val": np.array([0])}
+    positives = np.arange(5)[:, None] == 0
+    found = class_by_class(drawn, np.arange(5), positives, seed=0)
+    assert 0 in found["train"]
+    assert len(found["val"]) == 1
+    assert class_by_class({"train": np.arange(5)}, np.arange(5), positives, seed=0)["train"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_classes_that_a_site_labels_are_told_for_both_kinds_of_labels():
+    known = np.array([True, False, True])
+    assert of_known(np.array([0, 2, 1]), known).tolist() == [[True, False], [False, True], [False, False]]
+    assert of_known(np.array([[1, 1, 0]]), known).tolist() == [[True, False]]
 
 
 def test_labels_of_classes_that_a_site_does_not_know_are_blank():

@@ -11,7 +11,7 @@ from fedmend.datasets import command_line
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 from fedmend.phantoms import sites
-from fedmend.phantoms.sites import SOURCE, PhantomSpec
+from fedmend.phantoms.sites import AS_EVER, PhantomSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class ChestPhantom(PhantomSpec):
         drawn = {"images": self.images, "seed": self.seed, "size": self.pixels, "devices": self.sites}
         chest.write_cxr14(out / "download", **drawn, shares=(self.least_share, self.most_share))
         protocol = replace(cxr14.PROTOCOLS[self.protocol], **given)
-        cxr14.prepare(out / "download", out, protocol, source_name=SOURCE, progress=progress)
+        cxr14.prepare(out / "download", out, protocol, **AS_EVER, progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class LabelSetPhantom(PhantomSpec):
 
         dermoscopy.write_isic2018(out / "download", images=self.images, seed=self.seed, size=self.pixels)
         protocol = command_line.made(isic2018.DiagnosisProtocol, self)
-        isic2018.prepare(out / "download", out, protocol, source_name=SOURCE, progress=progress)
+        isic2018.prepare(out / "download", out, protocol, **AS_EVER, progress=progress)
         dermoscopy.lay_casts(out, sites=self.sites, seed=self.seed, progress=progress)
 
 

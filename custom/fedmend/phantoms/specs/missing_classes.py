@@ -9,7 +9,7 @@ from fedmend.datasets import command_line
 from fedmend.datasets.samples import Say
 from fedmend.datasets.swapped_labels import SwapNoise
 from fedmend.phantoms import sites
-from fedmend.phantoms.sites import SOURCE, PhantomSpec
+from fedmend.phantoms.sites import AS_EVER, PhantomSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class MissingClassPhantom(PhantomSpec):
         protocol = command_line.made(
             rsna_ich.SliceProtocol, self, healthy_share=None, noise=command_line.made(SwapNoise, self)
         )
-        rsna_ich.prepare(out / "download", out, protocol, source_name=SOURCE, progress=progress)
+        rsna_ich.prepare(out / "download", out, protocol, **AS_EVER, progress=progress)
 
 
 PHANTOMS = {"ich": MissingClassPhantom}
