@@ -279,8 +279,8 @@ def multilabel_thresholds(counts: np.ndarray) -> dict[str, list]:
         middle 95 % of thresholds of resampled splits; both None for a class with fewer than ten positives or negatives.
         ``positives``, ``negatives``: the C counts that chose.
     """
-    rng, bands = np.random.default_rng(0), []
-    cuts = _cuts(counts, counts)
+    rng, cuts = np.random.default_rng(0), _cuts(counts, counts)
+    bands: list[list[float] | None] = []
     for cut, histograms in zip(cuts, counts, strict=True):
         if cut is None:
             bands.append(None)

@@ -146,3 +146,31 @@ def test_mean_and_deviation_are_points_of_100_and_a_single_value_has_no_deviatio
     assert mean_and_sd([0.5, 0.6], digits=2) == ("55.00", "7.07")
     assert mean_and_sd([0.5]) == ("50.0", "")
     assert mean_and_sd([0.5, None]) == ("", "")
+
+
+def chosen_by(positives, value, **info):
+    """A run whose thresholds are chosen by this many positives, and 20 negatives, of each class."""
+    macro = {"auc": 0.5, "bacc_val": value}
+    run = make_run(0.5, 0.5, macro=macro, info=info)
+    run.evaluations[-1]["per_class"]["bacc_val"] = [value, None]
+    val = {"round": 1, "positives": positives, "negatives": [20, 20]}
+    return RunFiles(**{**vars(run), "metrics": {**run.metrics, "val": [val]}})
+
+
+def test_the_table_says_which_classes_had_too_few_positives_for_a_threshold():
+    runs = [chosen_by([10, 4], 0.75), chosen_by([12, 7], 0.75, seed=4)]
+    words = "BACC (val) needs 10 positives and 10 negatives of a class in the val split"
+    assert comparison({"A": runs})["macro.md"].splitlines()[2:] == [
+        "| method | AUC | BACC, threshold of validation | seeds |",
+        "| --- | ---: | ---: | ---: |",
+        "| A | 50.0 ± 0.0 | 75.0 ± 0.0 | 2 |",
+        "",
+        f"{words} and is n/a for a|b (4 to 7 positives, 20 negatives).",
+    ]
+
+
+def test_a_threshold_that_no_class_could_choose_reads_na():
+    texts = comparison({"A": [chosen_by([0, 4], None)]})
+    assert "| A | 50.0 | n/a | 1 |" in texts["macro.md"]
+    assert "edema (0 positives, 20 negatives), a|b (4 positives, 20 negatives)" in texts["macro.md"]
+    assert rows_of(texts["macro.csv"])[1] == ["A", "50.0", "", "", "", "1", "no"]

@@ -10,7 +10,6 @@ from fedmend.records.run_folder import RunFiles
 from fedmend.report.kinds.base import CALIBRATION, LABEL_WORDS, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
 from fedmend.report.metric_figures import Metric
 
-SIDES = ("positives", "negatives")
 AT_CHOSEN = Metric("bacc_val", "bacc_val", "BACC (val)", "BACC (val)", "BACC (val)")
 
 
@@ -67,16 +66,16 @@ class MultiLabelReport(KindReport):
         return [(f"{word} in val", val[key]) for key, word in self.counted.items() if key in val]
 
     def thresholds(self, runs: Sequence[RunFiles]) -> str:
-        ranges: dict[str, list[tuple[int, int]]] = {}
+        counted: dict[str, list[tuple[int, int]]] = {}  # class → (positives, negatives) of each run
         for val in map(_choosing, runs):
-            counts = zip(val.get("positives", ()), val.get("negatives", ()), strict=True)
-            for name, own in zip(runs[0].info["classes"], counts, strict=False):
-                ranges.setdefault(name, []).append(own)
-        lacking = []
-        for name, own in ranges.items():
-            if min(map(min, own)) < ENOUGH:
-                sides = [f"{_span(side)} {word}" for side, word in zip(zip(*own, strict=True), SIDES, strict=True)]
-                lacking.append(f"{name} ({', '.join(sides)})")
+            pairs = zip(val.get("positives", ()), val.get("negatives", ()), strict=False)
+            for name, pair in zip(runs[0].info["classes"], pairs, strict=False):
+                counted.setdefault(name, []).append(pair)
+        lacking = [
+            f"{name} ({_span([p for p, _ in own])} positives, {_span([n for _, n in own])} negatives)"
+            for name, own in counted.items()
+            if min(map(min, own)) < ENOUGH
+        ]
         if not lacking:
             return ""
         words = f"BACC (val) needs {ENOUGH} positives and {ENOUGH} negatives of a class in the val split"
