@@ -251,8 +251,7 @@ def write_own_site(
         notes = notes | about
     together = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(patients)]
     numbers = running_numbers(patients)
-    seed = choices.seed if parts is None else None
-    parts = split_units(together, choices, table.labels == 1) if parts is None else parts
+    seed, parts = (choices.seed, split_units(together, choices, table.labels == 1)) if parts is None else (None, parts)
     card, seen = seen_card(root, table.images, choices, say)
     seen["task"] = "one column 'label'" if (single := kind == SINGLELABEL) else "one column for each class"
     notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(_found(units, patients))), **notes}

@@ -256,10 +256,13 @@ class RunLog:
         if count == total and self._chosen_by is None:
             return chooses
         names = [name for name, flag in zip(self._classes, able, strict=True) if flag]
-        lack = f"the others have {self._census.kind.lacking} in the {split} split" if count < total else "all"
-        reason = f"the best model is chosen by {count} of {total} classes: {lack}"
-        if not chooses:
-            reason = f"the best model is the final one: only {count} of {total} classes could choose another, {lack}"
+        lack = f"have {self._census.kind.lacking} in the {split} split"
+        if chooses:
+            reason = f"the best model is chosen by {count} of {total} classes"
+            reason += f": the others {lack}" if count < total else ""
+        else:
+            who, others = (f"only {count}", "the others") if count else ("none", "all")
+            reason = f"the best model is the final one: {who} of {total} classes could choose another, {others} {lack}"
         value = {"split": split, "classes": names, "of": total, "reason": reason}
         if value != self._chosen_by:
             self._chosen_by = value

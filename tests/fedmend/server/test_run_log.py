@@ -254,8 +254,8 @@ def test_where_no_class_can_choose_on_validation_the_best_model_is_the_final_one
     assert run.moved(model=run.transport.saved["best"]) == run.moved() == pytest.approx([3, 3])
     [(first, said)] = run.decisions("best_model_chosen_by")
     assert (first, said["classes"], said["of"]) == (1, [], 2)
-    words = "the best model is the final one: only 0 of 2 classes could choose another, the others have fewer than 10"
-    assert said["reason"] == f"{words} positives or negatives in the val split"
+    words = "the best model is the final one: none of 2 classes could choose another, all have fewer than 10 positives"
+    assert said["reason"] == f"{words} or negatives in the val split"
     assert said["reason"] in caplog.text
     assert f"T{said['reason'][1:]}" in (run.folder / "report.html").read_text()
     assert run.content("results.json")["best"]["round"] == 3
