@@ -170,7 +170,7 @@ def test_a_chest_phantom_follows_the_protocol_of_either_method(tmp_path, monkeyp
     monkeypatch.setattr("fedmend.datasets.cxr14.prepare", lambda *a, **k: seen.append((a[2], k)))
     make_phantom(tmp_path, ChestPhantom(protocol=protocol, sites=9, seed=4))
     expected = dataclasses.replace(PROTOCOLS[protocol], sites=9, test_share=0.3, seed=4)
-    assert seen == [(expected, {"source_name": SOURCE, "progress": None})]
+    assert seen == [(expected, {"stratified": False, "source_name": SOURCE, "progress": None})]
 
 
 def test_a_chest_phantom_may_have_named_findings_only(tmp_path, monkeypatch):
