@@ -54,7 +54,7 @@ def test_nobody_gets_a_model_where_the_job_shares_none_or_no_site_wants_one(tmp_
 
 
 def test_a_best_model_that_there_is_not_is_said(tmp_path, caplog):
-    sites = Keepers("site-1", counts=lambda r: {"test": histograms(0, 0) * 0})
+    sites = Keepers("site-1", counts=lambda r: {})
     run = play(tmp_path, sites, share_model="best")
     assert (run.stopped, sites.got) == ("", {})
     assert "no site keeps a model: expected a best one (share_model), there is none" in caplog.text

@@ -60,7 +60,7 @@ def test_a_problem_is_the_table_of_its_main_job_in_a_folder_of_its_name(seen, ca
     seen.without = {"fedavg_pl": "expected x"}
     assert call("compare", "missing-classes", "--seeds", "0-1", "--metric", "f1") == 0
     tried, optional = seen.tried
-    assert tried[:4] == ["fedmlp", "all_labels", "fedavg", "fedavg_pl"]
+    assert tried[:4] == ["fedmlp", "all_labels", "closed_form", "fedavg"]
     assert optional
     assert seen.comparison.job == JOBS / "fedmlp_ich"
     assert "fedavg" in seen.comparison.rows
