@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from federation_factories import Run, histograms, plain_answers
+from federation_factories import Run, plain_answers
 
 from fedmend.messages import CENSUS, KEEP, SiteResult
 from fedmend.methods.baselines import FedAvgWorkflow
