@@ -17,7 +17,7 @@ from fedmend.kinds.multilabel import BINS
 from fedmend.kinds.segmentation import DICE_UNIT
 from fedmend.learning import networks
 from fedmend.learning.weights import get_weights
-from fedmend.messages import CENSUS, TRAIN, SiteResult
+from fedmend.messages import CENSUS, COLLECT, TRAIN, SiteResult
 from fedmend.method import LocalMethod, RoundTask, Workflow
 from fedmend.server import run_log
 from fedmend.server.federation import RunSettings
@@ -300,6 +300,19 @@ def plain_answers(annotated, *, samples=None, step=None, counts=None, kind="mult
         if question == TRAIN:
             result.weights = {name: value + np.float32(step[site]) for name, value in weights.items()}
             result.loss = 0.5
+        return result
+
+    return answer
+
+
+def collected_answers(reports, **options):
+    """:func:`plain_answers` of sites that know all of two classes and report ``reports[site]`` in a collection."""
+    plain = plain_answers({site: [1, 1] for site in reports}, **options)
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if question == COLLECT:
+            result.report = reports[site]
         return result
 
     return answer

@@ -30,7 +30,6 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import CLASSIFIER, average_heads
@@ -41,7 +40,7 @@ from fedmend.learning.heads import HEAD_FIELDS, RIDGE, head_report
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.candidates import candidate_shares
-from fedmend.methods.shared.class_losses import find_noisy_sites
+from fedmend.methods.shared.class_losses import class_losses, find_noisy_sites
 from fedmend.methods.shared.dimensions import MIN_SITES
 from fedmend.methods.shared.noisy_sites import FIELDS as LOSSES
 from fedmend.methods.shared.settings import Positive, Settings, one_of
@@ -125,15 +124,12 @@ class ClosedForm(Settings, LocalMethod):
         if own:
             rows -= share[:, None] * np.column_stack([own["head_weights"], own["head_biases"]])
         scores = features.double() @ torch.from_numpy(rows[known, :-1]).T + torch.from_numpy(rows[known, -1])
-        labels = site.labels()[:, known]
-        target = torch.from_numpy(labels.argmax(1))
-        loss = F.cross_entropy(scores, target, reduction="none").numpy()
-        mine = labels == 1
-        count = np.zeros(len(every), dtype=np.int64)
-        mean = np.zeros(len(every), dtype=np.float32)
-        count[known] = mine.sum(0)
-        mean[known] = loss @ mine / np.maximum(mine.sum(0), 1)
-        return {"class_loss": mean, "class_count": count}
+        labels = site.labels()[:, known] == 1
+        told = class_losses(scores[torch.from_numpy(labels.any(1))], labels[labels.any(1)].argmax(1))
+        report = {name: np.zeros(len(every), dtype=value.dtype) for name, value in told.items()}
+        for name, value in told.items():
+            report[name][known] = value
+        return report
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------

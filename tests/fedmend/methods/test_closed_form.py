@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from federation_factories import Run, plain_answers
+from federation_factories import Run, collected_answers
 from torch_factories import TinyNetwork, make_single_site, make_site, make_task, one_hot
 
 from fedmend.averaging import average_heads
 from fedmend.learning.discriminant import solve_heads
-from fedmend.messages import COLLECT
 from fedmend.methods.closed_form import ClosedForm, ClosedFormWorkflow
 
 
@@ -84,20 +83,8 @@ def test_no_site_has_more_than_half_of_a_row_where_three_know_the_class():
 SINGLE = {"kind": "singlelabel", "counts": lambda round_num: {}}  # no evaluation
 
 
-def answers(heads, **options):
-    plain = plain_answers({site: [1, 1] for site in heads}, **options)
-
-    def answer(site, question, weights, task, evaluate):
-        result = plain(site, question, weights, task, evaluate)
-        if question == COLLECT:
-            result.report = heads[site]
-        return result
-
-    return answer
-
-
 def play(folder, heads, **settings):
-    return Run(folder, ClosedFormWorkflow(), [*heads], answers(heads), **{"num_rounds": 1, **settings})
+    return Run(folder, ClosedFormWorkflow(), [*heads], collected_answers(heads), **{"num_rounds": 1, **settings})
 
 
 def test_one_exchange_makes_the_classifier_and_leaves_the_backbone(tmp_path):
@@ -119,13 +106,13 @@ def test_more_than_one_round_and_a_judge_are_for_single_labels_alone(tmp_path):
     told = {"site-1": report(1.0, [10, 5])}
     words = "job variables: expected judge=false and num_rounds=1 but for single labels, got"
     assert f"{words} num_rounds=2 for labels of kind multilabel" in play(tmp_path, told, num_rounds=2).stopped
-    judged = Run(tmp_path / "b", ClosedFormWorkflow(judge=True), [*told], answers(told), num_rounds=1)
+    judged = Run(tmp_path / "b", ClosedFormWorkflow(judge=True), [*told], collected_answers(told), num_rounds=1)
     assert f"{words} judge=true for labels of kind multilabel" in judged.stopped
 
 
 def test_label_sets_ask_for_candidates_from_the_second_round_on(tmp_path):
     told = {"site-1": report(1.0, [10, 5]), "site-2": report(4.0, [20, 0])}
-    run = Run(tmp_path, ClosedFormWorkflow(), [*told], answers(told, **SINGLE), num_rounds=3)
+    run = Run(tmp_path, ClosedFormWorkflow(), [*told], collected_answers(told, **SINGLE), num_rounds=3)
     assert not run.stopped
     assert [stage for _, _, stage, _ in run.transport.asked if stage in ("heads", "candidates")] == [
         "heads",
@@ -157,7 +144,7 @@ def test_heads_of_a_site_that_stands_out_have_no_part_in_the_mean(tmp_path):
     names = [f"site-{i}" for i in range(1, 9)]
     told = {name: report(5.0 if name == "site-8" else 1.0, [10, 10]) for name in names}
     losses = {name: [0.1 + 0.01 * i, 0.1 + 0.01 * (7 - i)] for i, name in enumerate(names)} | {"site-8": [2.0, 2.0]}
-    plain = answers(told, **SINGLE)
+    plain = collected_answers(told, **SINGLE)
 
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)

@@ -4,25 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from federation_factories import Run, initial, plain_answers
+from federation_factories import Run, collected_answers, initial
 
 from fedmend.messages import COLLECT
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.methods.fednoro import CLEAN, NOISY, FedNoRoWorkflow
 
 SITES = ["site-1", "site-2"]
-
-
-def answers(heads, **options):
-    plain = plain_answers({site: [1, 1] for site in heads}, **options)
-
-    def answer(site, question, weights, task, evaluate):
-        result = plain(site, question, weights, task, evaluate)
-        if question == COLLECT:
-            result.report = heads[site]
-        return result
-
-    return answer
 
 
 def head(value, counts):
@@ -36,7 +24,7 @@ def head(value, counts):
 
 def test_rows_that_sites_solve_are_averaged_with_those_that_were_trained(tmp_path):
     heads = {"site-1": head(1.0, [10, 0]), "site-2": head(4.0, [20, 0])}
-    run = Run(tmp_path, FedAvgWorkflow(), SITES, answers(heads), num_rounds=2, refit=True)
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, collected_answers(heads), num_rounds=2, refit=True)
     assert not run.stopped
     trained = initial(["a", "b"])["classifier.bias"] + 2  # two rounds, each of which adds 1
     assert run.model["classifier.bias"] == pytest.approx([(trained[0] + 3.0) / 2, trained[1]])
@@ -46,18 +34,18 @@ def test_rows_that_sites_solve_are_averaged_with_those_that_were_trained(tmp_pat
 
 
 def test_without_refit_nobody_is_asked(tmp_path):
-    run = Run(tmp_path, FedAvgWorkflow(), SITES, answers(dict.fromkeys(SITES)), num_rounds=1)
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, collected_answers(dict.fromkeys(SITES)), num_rounds=1)
     assert not run.rounds(COLLECT)
 
 
 def test_a_report_without_counts_is_refused(tmp_path):
     heads = {"site-1": head(1.0, [10, 5]), "site-2": {"head_weights": head(1.0, [10, 5])["head_weights"]}}
-    run = Run(tmp_path, FedAvgWorkflow(), SITES, answers(heads), num_rounds=1, refit=True)
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, collected_answers(heads), num_rounds=1, refit=True)
     assert "site-2: report: expected ['head_biases', 'head_counts', 'head_weights'], got none of" in run.stopped
 
 
 def test_a_site_that_keeps_differential_privacy_is_named_before_anything_is_trained(tmp_path):
-    plain = answers({site: head(1.0, [10, 5]) for site in SITES})
+    plain = collected_answers({site: head(1.0, [10, 5]) for site in SITES})
 
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)
