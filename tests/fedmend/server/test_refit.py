@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from federation_factories import Run, collected_answers, initial
+from federation_factories import Run, collected_answers, failing, initial
 
 from fedmend.messages import COLLECT
 from fedmend.methods.baselines import FedAvgWorkflow
@@ -66,3 +66,17 @@ def test_noisy_sites_have_no_part_in_what_is_solved():
 
     assert trusted({"site-1": CLEAN, "site-2": NOISY}) == ["site-1", "site-3"]
     assert trusted(dict.fromkeys(sites, NOISY)) is None
+
+
+def test_a_job_whose_sites_refuse_to_solve_keeps_what_was_trained_and_ends_without(tmp_path):
+    refusing = failing(
+        collected_answers({site: head(1.0, [10, 5]) for site in SITES}),
+        site="site-2",
+        when=lambda question, r: question == COLLECT,
+    )
+    first = Run(tmp_path, FedAvgWorkflow(), SITES, refusing, num_rounds=2, refit=True)
+    assert "site-2: train.csv row 3" in first.stopped
+    again = Run(tmp_path, FedAvgWorkflow(), SITES, refusing, num_rounds=2, job="job-2", allow_changes=["refit"])
+    assert not again.stopped
+    assert not again.rounds("train")
+    assert again.moved() == pytest.approx([2.0, 2.0])
