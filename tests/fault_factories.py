@@ -31,7 +31,7 @@ PHANTOM = {
 }
 SMALL = {
     **{"num_rounds": 5, "warmup_rounds": 2, "image_size": 32, "local_epochs": 16, "learning_rate": 0.014},
-    **{"learning_rate_decay": 0.5, "gap": 0, "threshold": 0.5, "min_component": 1},  # falls behind any line at once
+    **{"learning_rate_decay": 0.2, "gap": 0, "threshold": 0.5, "min_component": 1},  # falls behind any line at once
 }
 
 
