@@ -61,6 +61,7 @@ from fedmend.methods.shared.prototypes import (
     global_prototypes,
     local_prototypes,
     select_confident,
+    whitened_confidences,
 )
 from fedmend.methods.shared.settings import Count, Settings, Share, Weight, one_of
 from fedmend.repairs.label_ledger import Repairs
@@ -68,6 +69,7 @@ from fedmend.repairs.label_ledger import Repairs
 WARMUP, PROTOTYPE, DETECT = "warmup", "prototype", "detect"
 WEIGHT_WITHOUT_POSITIVES = 5.0
 RULE = "fedmlp.missing_label_detection"
+SCORES = {"cosine": confidences, "whitened": whitened_confidences}  # of missing labels
 AVERAGE = "a class that one site alone knows has that site's value"
 DEGREE = Field(("C",), "float32", 0, 1, "share of samples of which the model is sure (Eq. 10)", "one number per class")
 PROTOTYPES = Field(
@@ -140,7 +142,7 @@ class FedMLPRound(Round):
         method, site, task = self.method, self.site, self.task
         labels, tagged = site.data.train.labels, site.ledger.repairs()
         degree = task.word("learning_degree") if method.st else np.ones(labels.shape[1])
-        confidence = confidences(features, task.word("prototypes"))
+        confidence = SCORES[method.score](features, task.word("prototypes"))
         nothing = np.zeros(0, dtype=np.int64)
         found = [(nothing, nothing, nothing)]  # samples, their classes, their new labels
         for c in np.flatnonzero(~site.data.annotated):
@@ -205,6 +207,7 @@ class FedMLP(Settings, LocalMethod):
         cr_weight: weight of the consistency term, >= 0.
         warmup_distillation: weight of distillation from the global model in the warm-up, >= 0.
         quota_rounding: ``floor`` or ``ceil``, see D12.
+        score: of a missing label: ``cosine`` (Eq. 7), or ``whitened``, a linear discriminant (not in the paper).
     """
 
     FIELDS = FIELDS
@@ -222,6 +225,7 @@ class FedMLP(Settings, LocalMethod):
     cr_weight: Weight = 1.0
     warmup_distillation: Weight = 0.0
     quota_rounding: Annotated[str, one_of("floor", "ceil")] = "floor"
+    score: Annotated[str, one_of(*SCORES)] = "cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()

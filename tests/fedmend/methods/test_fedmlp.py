@@ -181,6 +181,7 @@ def test_with_all_switches_off_the_loss_is_that_of_fedavg_on_the_same_views(task
         ({"ratio_negative": math.nan}, "job variable ratio_negative: expected 0 to 1, got nan"),
         ({"ratio_positive": -0.1}, "job variable ratio_positive: expected 0 to 1, got -0.1"),
         ({"low": 0.8}, "job variables low, high: expected 0 <= low < high <= 1, got 0.8, 0.7"),
+        ({"score": "euclid"}, "job variable score: expected one of ['cosine', 'whitened'], got 'euclid'"),
         ({"cr_weight": -1.0}, "job variable cr_weight: expected >= 0, got -1.0"),
         ({"warmup_distillation": math.nan}, "job variable warmup_distillation: expected >= 0, got nan"),
     ],

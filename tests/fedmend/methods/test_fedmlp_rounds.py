@@ -47,6 +47,7 @@ def prepared_tags(site, make_net, order=None, **settings):
         ({"ratio_negative": 0.1}, 1.0, ([], [0, 4])),  # no negative tags, the positive ones stay
         ({"ratio_positive": 0.1}, 1.0, ([1, 3, 9], [])),
         ({}, 0.0, ([], [])),
+        ({"score": "whitened"}, 1.0, ([1, 3, 9], [0, 4])),
     ],
 )
 def test_the_most_certain_samples_of_a_missing_class_are_tagged(settings, degree, expected, make_site, make_net):
@@ -64,6 +65,13 @@ def test_a_tag_is_written_with_rule_round_old_label_and_confidence(make_site, ma
     assert (first["image"], first["class"], first["old"], first["new"]) == ("1.png", "class 1", -1, 0)
     assert (first["rule"], first["round"]) == (RULE, 4)
     assert first["confidence"] == pytest.approx((2 * v - 1) / np.hypot(v, 1 - v), rel=1e-5)
+
+
+def test_a_whitened_score_is_written_in_units_of_its_deviation(make_site, make_net):
+    site = make_site(LABELS, VALUES)
+    prepared_tags(site, make_net, score="whitened")
+    values = np.array(VALUES) / 255  # features (v, 1 - v) and prototypes on the axes: Z is 0 at 1/2
+    assert site.ledger.history()[0]["confidence"] == pytest.approx((values[1] - 0.5) / values.std(), rel=1e-4)
 
 
 def test_blanks_in_an_annotated_column_are_never_tagged(make_site, make_net):

@@ -9,6 +9,7 @@ from fedmend.methods.shared.prototypes import (
     global_prototypes,
     local_prototypes,
     select_confident,
+    whitened_confidences,
 )
 
 
@@ -42,11 +43,27 @@ def test_confidence_is_the_difference_of_cosines():
     assert confidences(features, prototypes)[:, 0] == pytest.approx([3 / 5 - 4 / 5, -1.0, 0.0], abs=1e-12)
 
 
+@pytest.mark.parametrize("far", [0, 100])  # from the origin
+def test_whitened_confidence_is_a_discriminant_in_units_of_its_deviation_wherever_the_features_lie(far):
+    features = far + np.array([[2, 0], [-2, 0], [0, 1], [0, -1]], dtype=np.float32)  # scatter diag(8, 2), trace / F = 5
+    prototypes = far + np.array([[1, 1], [-1, -1]], dtype=np.float32)
+    raw = np.array([2 * 2 / 13, -2 * 2 / 13, 2 / 7, -2 / 7])
+    assert whitened_confidences(features, prototypes)[:, 0] == pytest.approx(raw / raw.std(), abs=1e-12)
+
+
+def test_whitened_confidence_is_zero_half_way_between_the_prototypes_and_where_samples_are_all_alike():
+    prototypes = np.array([[3, 0], [1, 0]], dtype=np.float32)
+    features = np.array([[2, 0], [3, 5], [1, -5], [9, 1]], dtype=np.float32)
+    assert whitened_confidences(features, prototypes)[0, 0] == pytest.approx(0, abs=1e-12)
+    assert whitened_confidences(np.full((3, 2), 2.0), prototypes)[:, 0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("score", [confidences, whitened_confidences])
 @pytest.mark.parametrize("missing_row", [0, 1])
-def test_a_class_without_a_prototype_has_no_confidence_and_selects_nothing(missing_row):
+def test_a_class_without_a_prototype_has_no_confidence_and_selects_nothing(missing_row, score):
     prototypes = np.eye(2, dtype=np.float32)
     prototypes[missing_row] = 0
-    z = confidences(np.array([[1, 2], [2, 1]], dtype=np.float32), prototypes)[:, 0]
+    z = score(np.array([[1, 2], [2, 1]], dtype=np.float32), prototypes)[:, 0]
     assert np.isnan(z).all()
     assert [len(s) for s in select_confident(z, np.ones(2, bool), 1.0, 1.0, rounding="ceil")] == [0, 0]
 
