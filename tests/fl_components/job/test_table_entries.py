@@ -5,7 +5,7 @@ from fedmend.basics.checked import checked
 from fl_components.job.folder import all_jobs, job_variants, read_job
 from fl_components.job.table_entries import TableEntry
 
-JOBS = [job for job in all_jobs(ROOT / "jobs") if job.name not in ("label_audit", "evaluate")]
+JOBS = [job for job in all_jobs(ROOT / "jobs") if "paper" in job_variants(job)]
 NAMES = [job.name for job in JOBS]
 METRICS = {"bacc", "auc", "map", "accuracy", "f1", "precision", "dice_last", "bacc_last", "bacc_best"}
 
