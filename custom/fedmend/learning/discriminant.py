@@ -22,6 +22,7 @@ from torch import Tensor
 
 FOLDS = 5
 SMALLEST_DEVIATION = 0.01  # of the largest: a feature that hardly varies here may vary in other samples
+LEAST_SPREAD = 0.5  # of log-odds: standard deviation of the scores of a head that tells nothing of new samples
 FEWEST = 2  # samples with a class, and without it, of which one is left out
 
 
@@ -133,7 +134,8 @@ def log_odds(scores: np.ndarray, share: np.ndarray, *, balanced: bool) -> tuple[
         balanced: see :func:`solve_heads`.
 
     Returns:
-        a and b; 1 and 0 where no score, or only scores of one side, take part.
+        a and b; 1 and 0 where no score, or only scores of one side, take part. a is never so small that scores turn
+        round or fall together, which chance may suggest where few have the class; the log-odds is then about the mean.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -146,4 +148,8 @@ def log_odds(scores: np.ndarray, share: np.ndarray, *, balanced: bool) -> tuple[
         weights = weights * np.repeat([1 / share.mean(), 1 / (1 - share).mean()], len(share)) / 2
     sides, twice = np.repeat([1, 0], len(share)), np.tile(scores / unit, 2)[:, None]
     fit = LogisticRegression().fit(twice[weights > 0], sides[weights > 0], weights[weights > 0])
-    return float(fit.coef_[0, 0] / unit), float(fit.intercept_[0])
+    slope = float(fit.coef_[0, 0])
+    if slope >= LEAST_SPREAD:
+        return slope / unit, float(fit.intercept_[0])
+    prior = 0.0 if balanced else float(np.log(share.mean() / (1 - share.mean())))
+    return LEAST_SPREAD / unit, prior - LEAST_SPREAD / unit * float(scores.mean())

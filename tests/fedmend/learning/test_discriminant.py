@@ -71,6 +71,14 @@ def test_where_one_patient_has_a_side_to_himself_nobody_is_scored():
     assert log_odds(scores, SHARE.numpy(), balanced=False) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize(("balanced", "prior"), [(False, math.log(1 / 3)), (True, 0.0)])
+def test_scores_never_turn_round_where_samples_left_out_tell_nothing_or_the_contrary(balanced, prior):
+    scores, share = np.array([-1.0, 1.0, 3.0, 5.0]), np.array([1.0, 0, 0, 0])  # mean 2, deviation sqrt(5)
+    slope, bias = log_odds(scores, share, balanced=balanced)
+    assert slope == pytest.approx(0.5 / math.sqrt(5))
+    assert slope * 2 + bias == pytest.approx(prior)
+
+
 def test_log_odds_recover_a_slope_and_a_border_that_are_known():
     random = np.random.default_rng(2)
     scores = random.normal(size=20000) * 3
@@ -80,10 +88,10 @@ def test_log_odds_recover_a_slope_and_a_border_that_are_known():
     assert bias == pytest.approx(-1, rel=0.05)
 
 
-def test_scores_that_tell_nothing_give_the_frequency_of_the_class_or_one_half():
+def test_scores_that_tell_nothing_lie_about_the_frequency_of_the_class_or_one_half():
     scores, share = np.array([1.0, -1, 1, -1, 1, -1, 1, -1]), np.array([1.0, 1, 0, 0, 0, 0, 0, 0])
-    assert log_odds(scores, share, balanced=False) == pytest.approx((0, math.log(2 / 6)), abs=1e-3)
-    assert log_odds(scores, share, balanced=True) == pytest.approx((0, 0), abs=1e-4)
+    assert log_odds(scores, share, balanced=False) == pytest.approx((0.5, math.log(2 / 6)))
+    assert log_odds(scores, share, balanced=True) == pytest.approx((0.5, 0))
 
 
 def test_a_classifier_with_fewer_samples_than_features_is_as_sure_as_it_is_right_on_others():
