@@ -20,7 +20,7 @@ from fedmend.basics.state import StateStore
 from fedmend.data.augment import draw_views
 from fedmend.errors import FedMendError
 from fedmend.fields import Field, Report
-from fedmend.labels import MULTILABEL
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,10 @@ class LocalMethod:
 
         Args:
             logits: (N, C) of the received model for the training split.
-            site: data and ledger; default: its labels with the repairs in force.
+            site: data and ledger; default: its labels with the repairs in force, of the classes that it annotates, as
+                guesses of others are of the few samples that a method was sure of.
         """
-        return site.ledger.apply(site.data.train.labels)
+        return np.where(site.data.annotated, site.ledger.apply(site.data.train.labels), NOT_ANNOTATED)
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Answers a question without training, with the received global model. Default: nothing to tell.

@@ -14,17 +14,18 @@ from fedmend.methods.baselines import FedAvgPL
 LABELS = [[1, -1], [0, -1], [1, -1], [0, -1], [1, -1], [0, -1]]
 
 
-def test_heads_are_solved_from_the_received_models_features_and_the_repairs_in_force(tmp_path):
+def test_heads_are_solved_from_the_received_models_features_and_the_repairs_of_annotated_classes(tmp_path):
     site, model = make_site(tmp_path, LABELS), TinyNetwork(2).eval()
-    repaired = np.array([[1, 1], [0, 0], [1, 1], [0, 0], [1, -1], [0, -1]], dtype=np.int8)
+    repaired = np.array([[1, 1], [0, 0], [0, 1], [1, 0], [1, -1], [0, -1]], dtype=np.int8)
     site.ledger.apply = lambda labels: repaired
     report = refit_report(FedAvgPL(), model, site)
     features = model(site.data.train.view(torch.arange(6)))[0].detach()
-    expected = solve_heads(features, repaired, 1.0, balanced=True)
+    annotated = np.where([True, False], repaired, -1)  # guesses of a class that the site does not annotate take no part
+    expected = solve_heads(features, annotated, 1.0, balanced=True)
     assert report.keys() == HEAD_FIELDS.keys()
     assert report["head_weights"] == pytest.approx(expected.weights, rel=1e-5)
     assert report["head_biases"] == pytest.approx(expected.biases, rel=1e-5)
-    assert report["head_counts"].tolist() == [3, 2]
+    assert report["head_counts"].tolist() == [3, 0]
 
 
 def test_where_the_classifier_reads_stages_heads_read_them_alone(tmp_path):
