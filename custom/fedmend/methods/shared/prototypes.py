@@ -99,7 +99,7 @@ def whitened_confidences(features: np.ndarray, prototypes: np.ndarray, ridge: fl
     z = np.concatenate([(part - mean) @ directions for part in parts])
     z -= ((pairs.mean(1) - mean) * directions.T).sum(1)
     z /= np.maximum(z.std(0), 1e-12)
-    z[:, ~pairs.any(2).all(1)] = np.nan
+    z[:, ~np.all(np.any(pairs, axis=2), axis=1)] = np.nan
     return z
 
 
