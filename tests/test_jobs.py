@@ -298,6 +298,7 @@ def test_a_variant_of_fedia_changes_settings_alone(configured, variant, changed)
 FEDAVG = ("FedAvgWorkflow", {})
 FEDNORO_SERVER = {"ramp_begin": -1, "ramp_end": -1, "ramp_maximum": 0.8, "votes": 9}
 FEDNORO_SERVER |= {"covariance": "auto", "min_vote_share": 0.0}
+IGNORED = {"warmup_share": 0.4, "threshold": 0.3, "entropy_weight": 1.0}
 LOSSES = {"gamma": 1.5, "pooling": "slice", "denominator": "squares", "rows": "lesion"}
 
 
@@ -307,6 +308,7 @@ LOSSES = {"gamma": 1.5, "pooling": "slice", "denominator": "squares", "rows": "l
         ("nr_dice", "NRDice", LOSSES, FEDAVG),
         ("elr", "ELR", {"beta": 0.7, "weight": 3.0, "base_loss": "ce"}, FEDAVG),
         ("rmd", "RMD", {"drop": 0.005, "weight": 0.0009}, FEDAVG),
+        ("ignore_unmarked", "IgnoreUnmarked", IGNORED, FEDAVG),
         (
             "fednoro",
             "FedNoRoMasks",

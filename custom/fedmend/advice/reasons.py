@@ -74,6 +74,12 @@ def unlabelled_alike(facts: Facts) -> str:
     return _of([*facts.unlabelled], "samples without a label, although no class is known to be left out.")
 
 
+def nothing_to_train(facts: Facts) -> str:
+    """Enough sites, and every class somewhere."""
+    ready = len(facts.counted) > 1 and not facts.nowhere
+    return "A model that nobody has to train is the one to beat, and takes minutes on a CPU." if ready else ""
+
+
 # ---- which job ------------------------------------------------------------------------------------------------------
 def gaps(facts: Facts) -> str:
     """Classes that sites do not know."""

@@ -40,6 +40,7 @@ NO_PAIRS = "paired difference not measured yet"
 MISSING_PAGE, NOISY_PAGE = "results_missing_classes.md", "results_noisy_sites.md"
 SETS_PAGE, MASKS_PAGE = "results_label_sets.md", "results_partial_masks.md"
 CT, LESIONS = "FedMLP, phantom CT", "FedIA, phantom MS lesions"
+HEADS = NOT_MEASURED
 PARTIAL = Evidence(
     MASKS_PAGE,
     LESIONS,
@@ -101,7 +102,12 @@ TABLE[FIRST, MULTI] = {
         why.one_value,
         "A job refuses such a site. Leave the column out there; the class then counts as not annotated.",
         CHECKED,
-    )
+    ),
+    "heads, several labels": Rule(
+        why.nothing_to_train,
+        "Run jobs/closed_form: heads solved on a network with ImageNet weights.",
+        HEADS,
+    ),
 }
 TABLE[FIRST, SINGLE] = {
     "one class": Rule(why.one_class, "A job refuses such a site: there is nothing to tell apart.", CHECKED),
@@ -109,6 +115,12 @@ TABLE[FIRST, SINGLE] = {
         why.unlabelled_alike,
         "FedNoRo and its baselines refuse a sample without a label, and FedLSM gives one a pseudo-label only where the"
         " site does not know every class. Leave these samples out of the training table, and audit again.",
+        NOT_MEASURED,
+    ),
+    "heads, one label": Rule(
+        why.nothing_to_train,
+        "Run jobs/closed_form: heads solved on a network with ImageNet weights; with --variant label_sets where sites know"
+        " other classes, with --variant noisy_sites where some may label carelessly.",
         NOT_MEASURED,
     ),
 }

@@ -21,8 +21,10 @@ EXAMPLES = {
     "kind not said": federation(FULL, site((9, 3, 0), (9, 3, 0), kind="")),
     "class nowhere": federation(GAP, GAP),
     "one value": federation(site((400, 400, 0), (400, 80, 0)), FULL),
+    "heads, several labels": federation(GAP, OTHER_GAP),
     "one class": federation(single((400, 400, 0), (400, 0, 0)), LABELLED),
     "unlabelled samples": federation(single((300, 100, 100), (300, 200, 100)), LABELLED),
+    "heads, one label": federation(*[LABELLED] * 2),
     "rare classes missing": federation(RARE_GAP, OTHER_RARE_GAP),
     "classes missing": federation(GAP, OTHER_GAP),
     "blank cells": federation(site((300, 80, 100), (400, 80, 0)), FULL),
@@ -98,6 +100,8 @@ def test_at_most_one_job_is_recommended_and_it_is_the_first_that_fits(facts, nam
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
+        ("heads, several labels", federation(GAP)),
+        ("heads, several labels", federation(GAP, GAP)),  # a class that no site has
         ("few samples", federation(site((190, 80, 0), (190, 80, 0), samples=190), FULL)),
         ("few positives", federation(site((400, 10, 0), (400, 80, 0)), site((400, Q, 0), (400, 0, 0)))),
         ("large sites", federation(site((299, 80, 0), (0, 0, 299), samples=299), OTHER_GAP)),
