@@ -119,8 +119,8 @@ TABLE[FIRST, SINGLE] = {
     ),
     "heads, one label": Rule(
         why.nothing_to_train,
-        "Run jobs/closed_form: heads solved on a network with ImageNet weights; with --variant label_sets where sites know"
-        " other classes, with --variant noisy_sites where some may label carelessly.",
+        "Run jobs/closed_form: heads solved on a network with ImageNet weights; with --variant label_sets where sites"
+        " know other classes, with --variant noisy_sites where some may label carelessly.",
         NOT_MEASURED,
     ),
 }
