@@ -76,8 +76,8 @@ def confidences(features: np.ndarray, prototypes: np.ndarray) -> np.ndarray:
     return z
 
 
-def whitened_confidences(features: np.ndarray, prototypes: np.ndarray, ridge: float = 1.0) -> np.ndarray:
-    """Z by a linear discriminant in place of Eq. (7): (F - (P_0 + P_1) / 2)^T (S + lambda tr(S) / F I)^-1 (P_0 - P_1).
+def whitened_confidences(features: np.ndarray, prototypes: np.ndarray) -> np.ndarray:
+    """Z by a linear discriminant in place of Eq. (7): (F - (P_0 + P_1) / 2)^T (S + tr(S) / F I)^-1 (P_0 - P_1).
 
     S is the scatter of the site's own features about their mean, whatever their labels, so nothing more is exchanged. A
     cosine from the origin is mostly about the mean of all features, which tells no class from another.
@@ -85,18 +85,19 @@ def whitened_confidences(features: np.ndarray, prototypes: np.ndarray, ridge: fl
     Args:
         features: (N, F).
         prototypes: as for :func:`confidences`.
-        ridge: lambda, > 0.
 
     Returns:
         As :func:`confidences`, but each class in units of its standard deviation over the samples.
     """
     pairs = prototypes.astype(np.float64).reshape(-1, 2, prototypes.shape[1])
-    parts = [features[rows].astype(np.float64) for rows in _slices(len(features))]
-    mean = sum(part.sum(0) for part in parts) / len(features)
-    scatter = sum((part - mean).T @ (part - mean) for part in parts)
-    penalty = ridge * np.trace(scatter) / len(scatter) or 1.0  # 0 where all samples are the same
+    mean = features.mean(0, dtype=np.float64)
+    scatter = np.zeros((features.shape[1], features.shape[1]))
+    for rows in _slices(len(features)):
+        part = features[rows] - mean
+        scatter += part.T @ part
+    penalty = np.trace(scatter) / len(scatter) or 1.0  # 0 where all samples are the same
     directions = np.linalg.solve(scatter + penalty * np.eye(len(scatter)), (pairs[:, 0] - pairs[:, 1]).T)
-    z = np.concatenate([(part - mean) @ directions for part in parts])
+    z = np.concatenate([(features[rows] - mean) @ directions for rows in _slices(len(features))])
     z -= ((pairs.mean(1) - mean) * directions.T).sum(1)
     z /= np.maximum(z.std(0), 1e-12)
     z[:, ~np.all(np.any(pairs, axis=2), axis=1)] = np.nan
