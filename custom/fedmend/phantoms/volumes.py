@@ -1,9 +1,9 @@
 """Synthetic volumes with lesions in the layout of public segmentation challenges, for tests and trial runs.
 
 ``write_ms`` draws FLAIR head volumes with multiple sclerosis lesions in the layout of MSSEG-1, ``write_lung`` CT thorax
-volumes with ground-glass patches in that of COVID-19-20. Nothing in them comes from a patient. Shapes and brightness
-follow textbook anatomy, and number and size of the head lesions what is known of real masks; they are no substitute for
-real scans in any result.
+volumes with ground-glass patches in that of COVID-19-20. Nothing in them comes from a patient, but for the lesion masks
+that ``write_ms`` may be given. Shapes and brightness follow textbook anatomy, and number and size of the head lesions
+what is known of real masks; they are no substitute for real scans in any result.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,11 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+from nibabel.affines import apply_affine, voxel_sizes
 from scipy.ndimage import binary_dilation, gaussian_filter, label
 
+from fedmend.data.volumes import load_nifti
+from fedmend.errors import FedMendError
 from fedmend.phantoms.drawing import below, check_least
 
 LEAST_LESION = 4  # voxels
@@ -24,6 +27,9 @@ LOAD = 52_000  # mm³ of lesions in the worst patient
 # A phantom has a quarter as many lesions, four times as large, and so many at least and at most.
 MERGED, FEWEST, MOST = 4, 8, 40
 MS_CENTRES = (1, 7, 8)
+# Where the origin of MNI space lies in a phantom head (mm right, front, up). Chosen so that the 30 masks lie in white
+# matter by the ventricles as far as they can: 99.6 % of their voxels are in the brain, three quarters in white matter.
+MNI_ORIGIN = np.array([0, 18, -6])
 CT_CENTRES = 4
 HEAD_FIELD, HEAD_HEIGHT = 182.0, 140.0  # mm
 CHEST_FIELD, CHEST_HEIGHT = 360.0, 290.0
@@ -194,15 +200,47 @@ def _head(rng: np.random.Generator, grid: _Grid) -> _Head:
     return _Head(signal, brain, likely, ventricles)
 
 
-def _ms_case(case: int, seed: int, grid: _Grid) -> tuple[np.ndarray, np.ndarray]:
-    """(X, Y, Z) float32 FLAIR and bool mask of case 0, 1, ..."""
-    rng = np.random.default_rng([seed, 0, case])
-    centre = np.random.default_rng([seed, 1, case % len(MS_CENTRES)])
-    head = _head(rng, grid)
+def _masked(grid: _Grid, mask: Path) -> np.ndarray:
+    """(X, Y, Z) int32 lesions of a mask in MNI space, numbered from 1: voxels of which it covers at least half.
+
+    Raises:
+        FedMendError: unreadable, not in MNI space, coarser than the grid, or other voxels than 0 and 1.
+    """
+    where = f"argument masks, file {mask.name}"
+    image, voxels = load_nifti(mask, where)
+    if not np.isin(voxels, (0, 1)).all():
+        raise FedMendError(f"{where}: expected voxels 0 and 1, got others")
+    size = np.abs(np.linalg.det(image.affine[:3, :3]))
+    if (voxel_sizes(image.affine) > grid.spacing.min() * 1.001).any():
+        got = " x ".join(f"{mm:.3g}" for mm in voxel_sizes(image.affine))
+        raise FedMendError(f"{where}: expected voxels of at most {grid.spacing.min():.3g} mm, got {got} mm")
+    lesion = apply_affine(image.affine, np.argwhere(voxels > 0)) + MNI_ORIGIN
+    at = np.rint(apply_affine(np.linalg.inv(grid.affine), lesion)).astype(int)
+    inside = ((at >= 0) & (at < grid.shape)).all(axis=1)
+    if inside.mean() < 0.9:
+        raise FedMendError(f"{where}: expected lesions in a head in MNI space (mm), got them elsewhere")
+    covered = np.zeros(grid.shape)
+    np.add.at(covered, tuple(at[inside].T), size / grid.spacing.prod())
+    return label(covered >= 0.5, CONNECTED)[0].astype(np.int32)
+
+
+def _drawn(rng: np.random.Generator, grid: _Grid, head: "_Head") -> np.ndarray:
+    """(X, Y, Z) int32 lesions that are grown in white matter, numbered from 1."""
     count = round(np.clip(np.interp(rng.random(), PATIENTS, LESIONS) / MERGED, FEWEST, MOST))
     sizes = np.minimum(MERGED * np.exp(np.interp(rng.random(count), SHARE, np.log(SIZES))), SIZES[-1])
     sizes *= min(1, LOAD / sizes.sum())
-    number = _lesions(rng, grid, _in_voxels(sizes, grid), head.likely, head.ventricles, 0.25)
+    return _lesions(rng, grid, _in_voxels(sizes, grid), head.likely, head.ventricles, 0.25)
+
+
+def _ms_case(case: int, seed: int, grid: _Grid, mask: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """(X, Y, Z) float32 FLAIR and bool mask of case 0, 1, ...; with lesions of ``mask`` if there is one."""
+    rng = np.random.default_rng([seed, 0, case])
+    centre = np.random.default_rng([seed, 1, case % len(MS_CENTRES)])
+    head = _head(rng, grid)
+    number = _masked(grid, mask) if mask else _drawn(rng, grid, head)
+    if mask:  # its lesions count where this head has brain; its ventricles and sulci give way to them
+        number *= head.brain > 0.5
+        _cover(head.signal, number > 0, np.maximum(head.signal, 1))
     lesion = number > 0
     brighter = np.concatenate([[0.0], rng.normal(0.47, 0.14, number.max()).clip(0.22, 0.9)])
     spread = gaussian_filter(brighter[number].astype(np.float32), 0.35) * (1 + 0.1 * _texture(rng, grid, 4))
@@ -304,7 +342,9 @@ def _save(path: Path, voxels: np.ndarray, grid: _Grid) -> None:
     nib.save(image, path)
 
 
-def write_ms(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: int = 24) -> None:
+def write_ms(
+    out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: int = 24, masks: Sequence[Path] = ()
+) -> None:
     """Writes synthetic FLAIR volumes with multiple sclerosis lesions as an MSSEG-1 download.
 
     ``out/Training/Center_CC/Patient_NN/`` has ``Preprocessed_Data/FLAIR_preprocessed.nii.gz``, float32 and brain
@@ -319,6 +359,10 @@ def write_ms(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: int
     it. They lie in white matter, mostly near the ventricles, and shine about 1.4 times as bright. Cortex, septum and
     caps of the ventricles are as bright as the fainter ones.
 
+    With ``masks`` shapes, places and number of the lesions are those of real patients, each in one case; the tissue
+    stays synthetic, and brighter lesions lie in what is ventricle or sulcus in this head. A voxel is lesion where the
+    mask covers half of it, so lesions smaller than half a voxel are lost.
+
     The same arguments give the same bytes, and a case does not depend on how many others are made.
 
     Args:
@@ -327,14 +371,19 @@ def write_ms(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: int
         seed: seed of everything that is random, at least 0.
         size: voxels from left to right and from back to front over 182 mm, at least 32.
         depth: slices over 140 mm, at least 12.
+        masks: NIfTI files of 0 and 1 in MNI space (mm), at least ``cases``, voxels no larger than those written. They
+            are dealt to the cases in an order that depends on the seed.
 
     Raises:
-        FedMendError: an argument below its least value.
+        FedMendError: an argument below its least value, fewer masks than cases, or a mask that cannot be used.
     """
     check_least(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
+    if masks and len(masks) < cases:
+        raise FedMendError(f"argument masks: expected at least {cases}, one for each volume, got {len(masks)}")
     grid = _grid(size, depth, HEAD_FIELD, HEAD_HEIGHT, (-1, 1, 1))
+    order = np.random.default_rng([seed, 4]).permutation(len(masks))
     for case in range(cases):
-        image, lesion = _ms_case(case, seed, grid)
+        image, lesion = _ms_case(case, seed, grid, masks[order[case]] if masks else None)
         centre = MS_CENTRES[case % len(MS_CENTRES)]
         folder = Path(out) / "Training" / f"Center_{centre:02d}" / f"Patient_{case + 1:02d}"
         _save(folder / "Preprocessed_Data" / "FLAIR_preprocessed.nii.gz", image, grid)

@@ -1,9 +1,13 @@
+import json
+
 import nibabel as nib
 import numpy as np
 import pytest
 from scipy.ndimage import label
 
+from fedmend.errors import FedMendError
 from fedmend.phantoms import volumes as phantom
+from fedmend.phantoms.specs import partial_masks
 from fedmend.phantoms.volumes import write_lung, write_ms
 
 CASES = 9
@@ -124,3 +128,91 @@ def test_lesions_can_be_learnt_from_grey_levels(voxels, kind):
     share = np.bincount(level, mask, minlength=50) / np.bincount(level, minlength=50)
     found, lesion = share[ranks[0][0]], ranks[0][1]
     assert found[lesion].mean() > 3 * found[~lesion].mean()
+
+
+# ---- lesions of patients ---------------------------------------------------------------------------------------------
+MNI = np.array([[-1.0, 0, 0, 90], [0, 1, 0, -126], [0, 0, 1, -72], [0, 0, 0, 1]])  # of the masks that are published
+
+
+def mni_mask(path, *boxes, affine=MNI, value=1):
+    """A mask with boxes: the first corner (voxels) and edges."""
+    voxels = np.zeros((182, 218, 182), dtype=np.uint8)
+    for corner, edges in boxes:
+        voxels[tuple(slice(c, c + e) for c, e in zip(corner, edges, strict=True))] = value
+    path.parent.mkdir(exist_ok=True)
+    nib.save(nib.Nifti1Image(voxels, affine), path)
+    return path
+
+
+LARGE, SMALL = ((60, 120, 80), (12, 12, 12)), ((120, 100, 100), (1, 1, 1))
+
+
+def test_a_given_mask_gives_a_head_its_lesions(tmp_path):
+    masks = [mni_mask(tmp_path / "masks" / "a.nii.gz", LARGE, SMALL)]
+    write_ms(tmp_path / "out", cases=1, seed=0, size=64, depth=48, masks=masks)
+    ((image, mask),) = pairs(tmp_path / "out", "ms")
+    lesion, grey = np.asarray(mask.dataobj) > 0, np.asarray(image.dataobj)
+    # 12 mm in each direction at 2.84 x 2.84 x 2.92 mm: four or five voxels; one voxel of 1 mm³ covers no half of 23.6
+    (size,) = sizes(lesion)
+    assert 4 * 4 * 4 - 4 <= size <= 5 * 5 * 4  # less the corners, of which the mask covers less than half
+    # the middle of the box: (90 - 65.5, -126 + 125.5, -72 + 85.5) mm in MNI space, moved to the head's own
+    middle = nib.affines.apply_affine(mask.affine, np.argwhere(lesion)).mean(axis=0)
+    assert middle == pytest.approx([24.5, -0.5 + 18, 13.5 - 6], abs=1.5)
+    assert np.median(grey[lesion]) > 1.15 * np.median(grey[grey > 0])
+
+
+def test_each_mask_is_drawn_once_and_dealt_anew_with_another_seed(tmp_path):
+    edges = (8, 12, 16)
+    masks = [mni_mask(tmp_path / "masks" / f"{e}.nii", ((60, 120, 80), (e, e, e))) for e in edges]
+
+    def volumes_of(seed):
+        write_ms(tmp_path / f"{seed}", cases=3, seed=seed, size=48, depth=24, masks=masks)
+        return [int(np.asarray(m.dataobj).sum()) for _, m in pairs(tmp_path / f"{seed}", "ms")]
+
+    dealt = [volumes_of(seed) for seed in range(3)]
+    small, middle, large = sorted(dealt[0])
+    assert 0 < small < middle < large
+    assert [sorted(d) for d in dealt] == [sorted(dealt[0])] * 3
+    assert len({tuple(d) for d in dealt}) > 1
+
+
+def test_a_lesion_outside_of_the_brain_is_left_out(tmp_path):
+    masks = [mni_mask(tmp_path / "masks" / "a.nii", LARGE, ((85, 19, 140), (8, 6, 8)))]
+    write_ms(tmp_path / "out", cases=1, size=48, masks=masks)
+    ((_, mask),) = pairs(tmp_path / "out", "ms")
+    assert len(sizes(np.asarray(mask.dataobj) > 0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"affine": MNI + np.diag([0, 0, 0, 0]) + np.eye(4, k=3) * 900},
+            r"expected lesions in a head in MNI space \(mm\)",
+        ),
+        ({"affine": MNI * np.array([9, 9, 9, 1])}, r"expected voxels of at most 3\.79 mm, got 9 x 9 x 9 mm"),
+        ({"value": 2}, "expected voxels 0 and 1, got others"),
+    ],
+    ids=["another space", "coarse", "other values"],
+)
+def test_a_mask_that_cannot_be_drawn_is_refused(tmp_path, change, said):
+    mask = mni_mask(tmp_path / "masks" / "b.nii", LARGE, **change)
+    with pytest.raises(FedMendError, match=rf"^argument masks, file b\.nii: {said}"):
+        write_ms(tmp_path / "out", cases=1, size=48, masks=[mask])
+
+
+def test_there_are_as_many_masks_as_volumes(tmp_path):
+    with pytest.raises(FedMendError, match="argument masks: expected at least 2, one for each volume, got 1"):
+        write_ms(tmp_path / "out", cases=2, masks=[mni_mask(tmp_path / "masks" / "a.nii", LARGE)])
+    spec = partial_masks.RealLesionsPhantom(masks=tmp_path / "none")
+    with pytest.raises(FedMendError, match="argument masks: expected a folder with NIfTI files, got none"):
+        spec.write(tmp_path / "out")
+
+
+def test_sites_of_real_lesions_say_whose_they_are(tmp_path):
+    for name in "abcdefgh":
+        mni_mask(tmp_path / "masks" / f"{name}.nii.gz", LARGE, ((100, 110, 70), (9, 9, 9)))
+    spec = partial_masks.RealLesionsPhantom(masks=tmp_path / "masks", images=8, sites=2, pixels=32, depth=12)
+    spec.write(tmp_path / "out")
+    card = json.loads((tmp_path / "out" / "site-1" / "site.json").read_text())
+    assert card["provenance"]["source"] == "PHANTOM: synthetic heads with the lesion masks of patients"

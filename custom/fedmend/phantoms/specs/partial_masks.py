@@ -8,8 +8,11 @@ from pathlib import Path
 from fedmend.basics.discovery import Command
 from fedmend.datasets import command_line
 from fedmend.datasets.samples import Say
+from fedmend.errors import FedMendError
 from fedmend.phantoms import sites
 from fedmend.phantoms.sites import SOURCE, PhantomSpec
+
+REAL_LESIONS = "PHANTOM: synthetic heads with the lesion masks of patients"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +41,48 @@ class PartlyAnnotatedPhantom(PhantomSpec):
 
     def write(self, out: Path, progress: Say | None = None) -> None:
         """See :class:`PhantomSpec`."""
+        from fedmend.phantoms import volumes
+
+        draw = {"ms": volumes.write_ms, "lung": volumes.write_lung}[self.dataset]
+        draw(out / "download", cases=self.images, seed=self.seed, size=self.pixels, depth=self.depth)
+        self.prepare(out, SOURCE, progress)
+
+    def prepare(self, out: Path, source_name: str, progress: Say | None = None) -> None:
+        """Makes site folders of ``out/download``; ``source_name`` is what their cards name as source.
+
+        Raises:
+            FedMendError: as :meth:`write`.
+        """
         from fedmend.datasets import lung, ms
         from fedmend.datasets.imperfections import completeness_settings
         from fedmend.datasets.lesion_sites import LesionProtocol
-        from fedmend.phantoms import volumes
 
-        draw, prepare = {"ms": (volumes.write_ms, ms.prepare), "lung": (volumes.write_lung, lung.prepare)}[self.dataset]
-        draw(out / "download", cases=self.images, seed=self.seed, size=self.pixels, depth=self.depth)
+        prepare = {"ms": ms.prepare, "lung": lung.prepare}[self.dataset]
         completeness = completeness_settings(self.dataset, self.m, self.sites)
         protocol = command_line.made(LesionProtocol, self, completeness=completeness)
-        prepare(out / "download", out, protocol, source_name=SOURCE, progress=progress)
+        prepare(out / "download", out, protocol, source_name=source_name, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealLesionsPhantom(PartlyAnnotatedPhantom):
+    """Heads that are drawn, with the lesions of patients. No job has it: a server names no files of a site.
+
+    Attributes:
+        masks: folder of the masks, NIfTI files of 0 and 1 in MNI space.
+    """
+
+    masks: Path
+
+    def write(self, out: Path, progress: Say | None = None) -> None:
+        """See :class:`PhantomSpec`."""
+        from fedmend.phantoms import volumes
+
+        masks = sorted(Path(self.masks).glob("*.nii*"))
+        if not masks:
+            raise FedMendError(f"argument masks: expected a folder with NIfTI files, got none in {self.masks}")
+        size = {"cases": self.images, "seed": self.seed, "size": self.pixels, "depth": self.depth}
+        volumes.write_ms(out / "download", **size, masks=masks)
+        self.prepare(out, REAL_LESIONS, progress)
 
 
 PHANTOMS = dict.fromkeys(("lung", "ms"), PartlyAnnotatedPhantom)
@@ -66,15 +101,23 @@ def _add_arguments(parser: ArgumentParser, *, m: int, hardest: int) -> None:
     parser.add_argument("--seed", type=int, default=1037, help="of volumes, test split and lesion removal")
 
 
+def _add_ms_arguments(parser: ArgumentParser) -> None:
+    _add_arguments(parser, m=3, hardest=3)
+    parser.add_argument(
+        "--masks", type=Path, help="folder of real lesion masks (NIfTI, MNI space) to draw, one a volume"
+    )
+
+
 def _run(args: Namespace, *, dataset: str) -> None:
-    sites.make_and_tell(args.out, command_line.made(PartlyAnnotatedPhantom, args, dataset=dataset), "volumes")
+    kind = RealLesionsPhantom if getattr(args, "masks", None) else PartlyAnnotatedPhantom
+    sites.make_and_tell(args.out, command_line.made(kind, args, dataset=dataset), "volumes")
 
 
 COMMANDS = (
     Command(
         "ms",
         "FLAIR head volumes with MS lesions in the MSSEG-1 layout, and sites that annotate a part of them",
-        partial(_add_arguments, m=3, hardest=3),
+        _add_ms_arguments,
         partial(_run, dataset="ms"),
     ),
     Command(
