@@ -212,9 +212,10 @@ def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) ->
     differ = any(SEED in word for word in [*comparison.words, *comparison.rows, *comparison.site_words])
     seeds = comparison.seeds if differ else comparison.seeds[:1]
     tried = cases(replace(comparison, seeds=seeds), Path())
-    trials, without = try_rows(tried, optional=table and not args.rows, metric=args.metric)
+    say = partial(print, flush=True)
+    trials, without = try_rows(tried, optional=table and not args.rows, metric=args.metric, say=say)
     for row, why in without.items():
-        print(f"{row}: left out: {why}", flush=True)
+        say(f"{row}: left out: {why}")
     if table and not args.processes:
         how["processes"] = fitting_processes(trials)
     how["budget"] = Budget(args.budget, estimates(trials)) if limited else None

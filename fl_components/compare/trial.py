@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -62,13 +62,16 @@ class Trial:
     metrics: Sequence[str] = ()
 
 
-def try_rows(cases: Sequence[Case], *, optional: bool, metric: str = "") -> tuple[dict[str, Trial], dict[str, str]]:
+def try_rows(
+    cases: Sequence[Case], *, optional: bool, metric: str = "", say: Callable[[str], object] = str
+) -> tuple[dict[str, Trial], dict[str, str]]:
     """Opens the data, once for each way in which rows read them, and asks every row whether it can learn from them.
 
     Args:
         cases: of each row at least one, all of the first seed first; further seeds where data depend on them.
         optional: rows that cannot are left out, but for the first; otherwise they are refused.
         metric: key of the figure's metric, or "".
+        say: is told when data are opened, which takes minutes where phantoms or image stores have to be made first.
 
     Returns:
         Row → trial, and row → why it is left out.
@@ -82,7 +85,7 @@ def try_rows(cases: Sequence[Case], *, optional: bool, metric: str = "") -> tupl
     for case in cases:
         first = case.seed == cases[0].seed
         try:
-            trial = _try(case, opened)
+            trial = _try(case, opened, say)
             trials.setdefault(case.row, trial)
         except FedMendError as e:
             if not optional or case.row == cases[0].row:
@@ -93,7 +96,7 @@ def try_rows(cases: Sequence[Case], *, optional: bool, metric: str = "") -> tupl
     return {row: trial for row, trial in trials.items() if row not in without}, without
 
 
-def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
+def _try(case: Case, opened: dict[str, Census | FedMendError], say: Callable[[str], object]) -> Trial:
     settings = read_job(case.job, case.changes)
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
@@ -109,6 +112,7 @@ def _try(case: Case, opened: dict[str, Census | FedMendError]) -> Trial:
         asked = (sorted(method.KINDS), method.patients_apart, settings.site, settings.run["network"])
         key = json.dumps([*asked, case.site_settings], sort_keys=True)
         if key not in opened:
+            say(f"{case.name}: opening the data")
             opened[key] = _census(settings, method, workspace)
     census = opened[key]
     if isinstance(census, FedMendError):

@@ -19,7 +19,8 @@ JOBS = ROOT / "jobs"
 def seen(monkeypatch):
     """What the parts of the command were given."""
 
-    def try_rows(cases, *, optional, metric):
+    def try_rows(cases, *, optional, metric, say):
+        found.say = say
         found.tried, found.cases = ([case.row for case in cases], optional), [(c.row, c.seed) for c in cases]
         return {case.row: "trial" for case in cases}, found.without
 
@@ -54,6 +55,13 @@ def seen(monkeypatch):
     monkeypatch.setattr("fedmend.comparison.table_pages.write_paper_table", lambda table, out: "the table")
     monkeypatch.setattr("fedmend.comparison.paired.write_comparison", write_comparison)
     return found
+
+
+def test_what_is_said_while_data_are_opened_is_printed_at_once(seen, capsys, tmp_path):
+    assert call("compare", JOBS / "fedmlp_ich", "--rows", "fedavg", "--out", tmp_path) == 0
+    capsys.readouterr()
+    seen.say("fedavg, seed 0: opening the data")
+    assert capsys.readouterr().out == "fedavg, seed 0: opening the data\n"
 
 
 def test_a_problem_is_the_table_of_its_main_job_in_a_folder_of_its_name(seen, capsys):

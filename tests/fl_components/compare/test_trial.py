@@ -46,6 +46,15 @@ def test_rows_that_can_learn_from_the_data_are_tried_and_others_left_out_with_a_
     )
 
 
+def test_the_person_is_told_when_data_are_opened_which_is_once_for_all_rows_that_read_them_alike(ask, tmp_path):
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        write(tmp_path / str(seed), LABELS, LABELS)
+    said = []
+    ask("fedavg", "fedavg_pl", seeds=(0, 1), say=said.append)
+    assert said == [f"fedmlp, seed {seed}: opening the data" for seed in (0, 1)]
+
+
 def test_a_row_that_a_person_named_is_refused_and_so_is_the_first(ask, tmp_path):
     write(tmp_path, LABELS, LABELS)
     with pytest.raises(module.FedMendError, match=r"^all_labels: site-[12]: site\.json, field truth: expected "):
