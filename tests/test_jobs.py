@@ -130,6 +130,7 @@ def test_the_job_of_closed_form_heads_does_what_their_rows_of_the_tables_do(vari
     same = read_job(ROOT / "jobs" / of_job, Changes(variants=(row,)))
     assert (found.method.path, found.workflow) == (same.method.path, same.workflow)
     assert dict(found.method.args) == {"ridge": 1.0, "hidden": "negative", **same.method.args}
+    assert same.run["method"] == row  # so that a job can be compared with the other rows of its family
     decided = ("classes", "network", "weights", "num_rounds")
     assert [found.run[name] for name in decided] == [same.run[name] for name in decided]
 
