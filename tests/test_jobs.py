@@ -135,6 +135,20 @@ def test_the_job_of_closed_form_heads_does_what_their_rows_of_the_tables_do(vari
     assert [found.run[name] for name in decided] == [same.run[name] for name in decided]
 
 
+@pytest.mark.parametrize(
+    ("job", "row"),
+    [
+        *(("fedmlp_ich", "closed_form"), ("fedmlp_cxr14", "closed_form")),
+        *(("fednoro_ich", "closed_form_judge"), ("fednoro_isic2019", "closed_form_judge")),
+        *(("fedlsm_cxr14", "closed_form"), ("fedlsm_isic2018", "closed_form_candidates")),
+    ],
+)
+def test_rows_of_closed_form_heads_leave_the_scaling_of_pixels_to_their_network(job, row):
+    found = read_job(ROOT / "jobs" / job, Changes(variants=(row,)))
+    assert found.run["network"].startswith("stages/timm/")
+    assert [found.site.get(name, []) for name in ("pixel_mean", "pixel_deviation")] == [[], []]
+
+
 @each_job
 def test_a_job_holds_values_and_no_references(job):
     """FLARE puts variables of the configuration, of its own and of the environment in place of words in braces."""
