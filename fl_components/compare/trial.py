@@ -63,7 +63,7 @@ class Trial:
 
 
 def try_rows(
-    cases: Sequence[Case], *, optional: bool, metric: str = "", say: Callable[[str], object] = str
+    cases: Sequence[Case], *, optional: bool, metric: str = "", say: Callable[[str], object] = lambda line: None
 ) -> tuple[dict[str, Trial], dict[str, str]]:
     """Opens the data, once for each way in which rows read them, and asks every row whether it can learn from them.
 

@@ -22,7 +22,7 @@ FORMAT = 1
 CHECKLISTS = Path(__file__).with_name("checklists.json")
 YOURS = "you must write this"
 SYNTHETIC_HERE = "The model or the images are synthetic; the numbers say nothing about patients."
-SYNTHETIC = "Every image and label behind this model is synthetic; the numbers say nothing about patients."
+SYNTHETIC = "Every image behind this model is synthetic; the numbers say nothing about patients."
 PARAPHRASED = "Items are paraphrased; the guideline itself says what each of them asks for."
 LIMITS = (
     "No approval as a medical device.",

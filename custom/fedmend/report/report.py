@@ -15,7 +15,7 @@ from fedmend.report.tables import comparison
 
 REPORT_NAME = "report.html"
 PHANTOM_SENTENCE = (
-    "Every image and label of this run is synthetic. The numbers show that the software works; "
+    "Every image of this run is synthetic. The numbers show that the software works; "
     "they say nothing about patients, hospitals or the quality of the method."
 )
 

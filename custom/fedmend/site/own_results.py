@@ -17,7 +17,7 @@ from fedmend.kinds import Kind
 
 PAGE, NUMBERS = "site_report.html", "site_results.json"
 REPAIRED = {"positive": "made positive", "negative": "made negative", "untagged": "still open"}
-SYNTHETIC = "Every image and label of this site is synthetic; the numbers say nothing about patients."
+SYNTHETIC = "Every image of this site is synthetic; the numbers say nothing about patients."
 STAYS = "This page stays at the site: it is in the folder of its state, and no task sends it."
 
 

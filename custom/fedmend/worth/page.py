@@ -24,7 +24,7 @@ WORDS = {
     FEDERATED: "the model of the package as it came",
     PERSONALISED: "the model of the package, trained on here",
 }
-SYNTHETIC = "Every image and label of this site is synthetic; the numbers say nothing about patients."
+SYNTHETIC = "Every image of this site is synthetic; the numbers say nothing about patients."
 STAYS = "This page stays where it was written; no command sends it."
 CHOSEN = (
     "The epochs of the models trained here were chosen on the validation split. All numbers below are of the test"

@@ -161,6 +161,14 @@ def test_a_given_mask_gives_a_head_its_lesions(tmp_path):
     assert np.median(grey[lesion]) > 1.15 * np.median(grey[grey > 0])
 
 
+def test_a_lesion_is_bright_where_this_head_has_a_ventricle(tmp_path):
+    masks = [mni_mask(tmp_path / "masks" / "a.nii", ((75, 108, 91), (8, 8, 8)))]
+    write_ms(tmp_path / "out", cases=1, seed=0, size=64, depth=48, masks=masks)
+    ((image, mask),) = pairs(tmp_path / "out", "ms")
+    lesion, grey = np.asarray(mask.dataobj) > 0, np.asarray(image.dataobj)
+    assert np.median(grey[lesion]) > 1.15 * np.median(grey[grey > 0])
+
+
 def test_each_mask_is_drawn_once_and_dealt_anew_with_another_seed(tmp_path):
     edges = (8, 12, 16)
     masks = [mni_mask(tmp_path / "masks" / f"{e}.nii", ((60, 120, 80), (e, e, e))) for e in edges]
@@ -187,13 +195,14 @@ def test_a_lesion_outside_of_the_brain_is_left_out(tmp_path):
     ("change", "said"),
     [
         (
-            {"affine": MNI + np.diag([0, 0, 0, 0]) + np.eye(4, k=3) * 900},
+            {"affine": MNI + np.eye(4, k=3) * 900},
             r"expected lesions in a head in MNI space \(mm\)",
         ),
         ({"affine": MNI * np.array([9, 9, 9, 1])}, r"expected voxels of at most 3\.79 mm, got 9 x 9 x 9 mm"),
-        ({"value": 2}, "expected voxels 0 and 1, got others"),
+        ({"value": 2}, r"expected voxels 0 and 1, some of each, got \[0\.0, 2\.0\]"),
+        ({"value": 0}, r"expected voxels 0 and 1, some of each, got \[0\.0\]"),
     ],
-    ids=["another space", "coarse", "other values"],
+    ids=["another space", "coarse", "other values", "empty"],
 )
 def test_a_mask_that_cannot_be_drawn_is_refused(tmp_path, change, said):
     mask = mni_mask(tmp_path / "masks" / "b.nii", LARGE, **change)
