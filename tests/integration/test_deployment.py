@@ -97,16 +97,6 @@ def test_a_recipe_is_submitted_by_flares_production_environment(deployment):
     assert run.final["test"]["auc"] > 0
 
 
-def test_closed_form_heads_are_solved_in_one_exchange(deployment):
-    pytest.importorskip("timm")
-    changes = Changes({**PHANTOM, "image_size": 32, "batch_size": 8}, sites=len(SITES))
-    with configured(ROOT / "jobs" / "closed_form", changes, strict=True) as folder:
-        lines, failed = deployment.run(folder)
-    assert failed == ""
-    (found,) = re.findall(r"PHANTOM +Final model, round 1 +(0\.\d{3})", "\n".join(lines))
-    assert float(found) > 0.6  # chance is 0.5
-
-
 def test_the_submitter_watches_the_rounds_of_a_job_and_a_member_its_status(deployment, tmp_path):
     kits = deployment.federation.kits
     code, seen = fedmend("watch", "--kit", deployment.federation.lead, home=tmp_path)
@@ -118,6 +108,16 @@ def test_the_submitter_watches_the_rounds_of_a_job_and_a_member_its_status(deplo
     assert code == 0, seen
     assert "the server's log of this job is for its submitter and the project admin" in seen
     assert "rounds" not in seen
+
+
+def test_closed_form_heads_are_solved_in_one_exchange(deployment):
+    pytest.importorskip("timm")
+    changes = Changes({**PHANTOM, "image_size": 32, "batch_size": 8}, sites=len(SITES))
+    with configured(ROOT / "jobs" / "closed_form", changes, strict=True) as folder:
+        lines, failed = deployment.run(folder)
+    assert failed == ""
+    (found,) = re.findall(r"PHANTOM +Final model, round 1 +(0\.\d{3})", "\n".join(lines))
+    assert float(found) > 0.6  # chance is 0.5
 
 
 def test_server_and_sites_run_under_a_daemon_each(deployment):

@@ -151,7 +151,8 @@ def _decisions(picture: Picture, room: int) -> Table:
 
 def last_line(picture: Picture) -> str:
     """What came out, in one line."""
-    return f"{'PHANTOM ' * picture.phantom}finished: {picture.done} rounds, {picture.latest}".strip()
+    rounds = f"{picture.done} round{'s' * (picture.done != 1)}"
+    return f"{'PHANTOM ' * picture.phantom}finished: {rounds}, {picture.latest}".strip()
 
 
 def save_svg(frame_console: Console, file: Path, title: str) -> None:

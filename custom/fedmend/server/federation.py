@@ -176,6 +176,8 @@ class RunningFederation(Federation):
             self._trained.clear()
             yield r
             self._save(r + 1)
+            if not self._trained:  # training has told of itself
+                self._log.passed(r, self.num_rounds)
         self._done = self.num_rounds
 
     def train(

@@ -270,15 +270,20 @@ class RunLog:
             self.warn(reason)
         return chooses
 
+    def passed(self, round_num: int, num_rounds: int) -> tuple[float, float]:
+        """Tells those who watch that a round is done; seconds since this job began and seconds to go."""
+        elapsed = time.monotonic() - self._started
+        remaining = elapsed / (round_num + 1 - self._first) * (num_rounds - round_num - 1)
+        self._progress.tell(done=round_num + 1, elapsed=round(elapsed, 1), remaining=round(remaining, 1))
+        return elapsed, remaining
+
     def progress(
         self, round_num: int, num_rounds: int, stage: str, metrics: Mapping, sites: int, seconds: float
     ) -> None:
         """One line about a round, and its numbers for those who watch."""
         self._stream("round/sites", sites, round_num + 1)
         self._stream("round/seconds", round(seconds, 2), round_num + 1)
-        elapsed = time.monotonic() - self._started
-        remaining = elapsed / (round_num + 1 - self._first) * (num_rounds - round_num - 1)
-        self._progress.tell(done=round_num + 1, elapsed=round(elapsed, 1), remaining=round(remaining, 1))
+        elapsed, remaining = self.passed(round_num, num_rounds)
         split = "test" if "test" in metrics else next(iter(metrics), None)
         values = metrics[split]["macro"] if split else {}
         known = {k: v for k, v in values.items() if v is not None and k not in ASIDE}

@@ -95,6 +95,7 @@ def test_one_exchange_makes_the_classifier_and_leaves_the_backbone(tmp_path):
     assert run.model["classifier.bias"].tolist() == [30.0, 0.0]
     assert run.model["norm.weight"].tolist() == [1.0] * 12
     assert run.decisions("no_head") == [(0, ["b"])]
+    assert run.content("progress.json")["done"] == 1
 
 
 def test_a_report_without_counts_is_refused(tmp_path):

@@ -108,6 +108,7 @@ def test_a_level_curve_is_a_level_line():
 def test_the_last_line_says_what_came_out():
     assert last_line(PICTURE) == "PHANTOM finished: 2 rounds, test AUC 0.700"
     assert last_line(Picture("finished", done=3)) == "finished: 3 rounds,"
+    assert last_line(Picture("finished", done=1)) == "finished: 1 round,"
 
 
 def test_a_picture_file_loads_nothing_from_other_hosts(tmp_path):
