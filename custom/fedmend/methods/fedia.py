@@ -34,8 +34,12 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
 The published trigger has weaknesses. A line over the whole warm-up is too flat where the warm-up begins slowly, so that
 sites correct late or never: ``line_share`` leaves its first rounds out. A site with few annotations has a flat curve,
 which can never fall 0.03 below its line, and a fully annotated site that has a bad round is corrected too:
-``relative``, ``patience`` and ``gate`` mend that. exp(a / l) soon gives one site the whole average, and at once
-where one estimate is far too high: ``temperature``.
+``relative``, ``patience`` and ``gate`` mend that. The curve is flat because a slice without a mark has Dice loss 1:
+where a share q of the slices has marks, even a perfect model has no IoU above q / (2 - q). With ``marked_slices`` l and
+IoU are of slices with marks alone, and lambda means the same at all sites. exp(a / l) soon gives one site the whole
+average, and at once where one estimate is far too high: ``temperature``. What is marked may be whole lesions rather
+than the pixels that are sure (``extent``), and as much as is missing by the estimate rather than what is above a fixed
+threshold (``volume_prior``).
 """
 
 import logging
@@ -55,7 +59,7 @@ from fedmend.learning.inference import infer_masks
 from fedmend.learning.losses import soft_dice_loss
 from fedmend.method import Answer, Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.learning_curve import fit_line, soft_iou
-from fedmend.methods.shared.lesions import count_components
+from fedmend.methods.shared.lesions import count_components, threshold_for, whole_components
 from fedmend.methods.shared.settings import Count, Range, Settings, Share, SomeShare, Weight
 from fedmend.methods.shared.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
 
@@ -90,22 +94,31 @@ class FedIARound(SliceRound):
     def __init__(self, method: "FedIA", model: nn.Module, task: RoundTask, site: Site):
         self._progress = Progress.load(site).before(task.round_num)
         if self._progress.triggered is not None and self._progress.corrected is None:
-            method.correct_masks(model, task, site)
+            method.correct_masks(model, task, site, self._progress.lesions)
             self._progress.corrected = task.round_num
         self._progress.save(site)
         super().__init__(method, model, task, site)
         self._losses: list[Tensor] = []
+        self._marked: list[Tensor] = []  # share of slices with a mark, of each batch
 
     def mask_loss(self, logits: Tensor, marks: Tensor, index: Tensor) -> Tensor:
         """Dice loss of Eq. (2) on the annotation in force."""
         dice = soft_dice_loss(logits.softmax(1)[:, 1], marks)
         self._losses.append(dice.detach())
+        self._marked.append(marks.flatten(1).any(1).float().mean())
         return dice
+
+    def _mean_loss(self) -> float:
+        """l of Eq. (4)."""
+        loss = torch.stack(self._losses).mean()
+        if self.method.marked_slices and (marked := torch.stack(self._marked).mean()) > 0:
+            loss = (1 - (1 - loss) / marked).clamp(0, 1)  # without the slices whose loss is 1 because nothing is marked
+        return float(loss)
 
     def report(self) -> Report:
         """The loss of the round, and how far the correction is."""
         task, progress = self.task, self._progress
-        loss = float(torch.stack(self._losses).mean())
+        loss = self._mean_loss()
         progress.iou[task.round_num] = soft_iou(loss)
         if task.stage == CORRECTION and self.method.falls(progress, task):
             progress.triggered = task.round_num
@@ -167,6 +180,12 @@ class FedIA(SliceMethod):
         patience: rounds in a row that it must do so, >= 1.
         gate: a site with at least this share of the largest estimated completeness is not corrected; 0: none is spared.
         threshold: probability above which a pixel is marked.
+        extent: a pixel above ``threshold`` brings along the pixels around it that are above this, 0 to 1; from
+            ``threshold`` on: none.
+        volume_prior: in place of ``threshold``, each site takes the one, from 0.5 on, above which are as many unmarked
+            pixels as it lacks by its estimate a of Eq. (3), marked pixels times 1 / a - 1; without an estimate
+            ``threshold``.
+        marked_slices: l and IoU are of slices with a mark alone.
         min_component: smallest component in pixels that counts as a lesion, in annotation and prediction, >= 1.
     """
 
@@ -181,13 +200,21 @@ class FedIA(SliceMethod):
     gate: Share = 0.0
     threshold: Annotated[float, Range(lambda value: 0.5 <= value < 1, "0.5 to below 1")] = 0.8
     min_component: Count = 1
+    extent: Share = 1.0
+    volume_prior: bool = False
+    marked_slices: bool = False
 
-    def correct_masks(self, model: nn.Module, task: RoundTask, site: Site) -> None:
-        """Marks what the received model is sure of, Eq. (7)."""
-        masks = site.data.train.masks
+    def correct_masks(self, model: nn.Module, task: RoundTask, site: Site, lesions: Sequence[int] | None) -> None:
+        """Marks what the received model is sure of, Eq. (7), given the two counts of Eq. (3), if the site has them."""
+        masks, estimate = site.data.train.masks, completeness(np.array(lesions)) if lesions else 0.0
+        threshold = self.threshold
+        if self.volume_prior and estimate:
+            unmarked = (p[masks[index] == 0] for index, p in infer_masks(model, site.data.train, site))
+            threshold = threshold_for(unmarked, float((masks > 0).sum()) * (1 / estimate - 1))
         added, confidence = np.zeros(masks.shape, dtype=bool), np.zeros(len(masks))
         for index, probability in infer_masks(model, site.data.train, site):
-            new = (probability > self.threshold) & (masks[index] == 0)
+            lesion = whole_components(probability, threshold, extent=min(self.extent, threshold))
+            new = lesion & (masks[index] == 0)
             added[index] = new
             confidence[index] = (probability * new).sum((1, 2)) / np.maximum(new.sum((1, 2)), 1)
         site.ledger.record(RULE, task.ledger_round, added, confidence)

@@ -126,6 +126,24 @@ def test_the_reported_loss_is_the_mean_over_the_batches(tmp_path):
     assert work.report()["dice_loss"].tolist() == pytest.approx([sum(by_hand) / 4], abs=1e-5)
 
 
+def test_the_loss_of_marked_slices_leaves_those_without_a_mark_out(tmp_path):
+    site = make_mask_site(tmp_path, MASKS, batch_size=2)
+    work = FedIA(augment=False, marked_slices=True).start(SaysMasks(np.full(MASKS.shape, 0.3)), make_task(WARMUP), site)
+    for batch in ([0, 1], [2, 3]):
+        work.loss(torch.tensor(batch))
+    by_hand = [1 - 2 * 0.3 * n / (0.3 * SIZE**2 + n) for n in (3, 1, 2)]
+    loss = sum(by_hand) / 3
+    assert work.report()["dice_loss"].tolist() == pytest.approx([loss], abs=1e-5)
+    assert site.state.load("fedia")["iou"][0] == pytest.approx((1 - loss) / (1 + loss), abs=1e-5)
+
+
+def test_a_round_on_slices_without_any_mark_has_the_highest_loss(tmp_path):
+    site = make_mask_site(tmp_path, planes([], []), batch_size=2)
+    work = FedIA(augment=False, marked_slices=True).start(SaysMasks(np.full((2, SIZE, SIZE), 0.3)), make_task(), site)
+    work.loss(torch.tensor([0, 1]))
+    assert work.report()["dice_loss"].tolist() == [1]
+
+
 def test_training_slices_are_augmented_and_those_of_estimate_and_correction_are_not(tmp_path, monkeypatch):
     augmented = []
 
@@ -264,6 +282,50 @@ def test_a_correction_marks_what_the_received_model_is_sure_of_and_unmarks_nothi
     rows = [(row["old"], row["new"], row["rule"], row["round"]) for row in played.site.ledger.history()]
     assert rows == [(1, 2, "fedia.correction", 5), (0, 1, "fedia.correction", 5)]
     assert [row["confidence"] for row in played.site.ledger.history()] == pytest.approx([0.81, 0.9], abs=1e-3)
+
+
+def corrected(folder, probabilities, **options):
+    """Pixels that a correction adds."""
+    played = Played(folder, FedIA(**options), probabilities=probabilities)
+    played.warm_up(FLAT)
+    played.round(4, loss_of(0.1))
+    played.round(5, loss_of(0.1))
+    return np.argwhere(played.work._target.numpy() & (MASKS == 0)).tolist()
+
+
+def test_an_extent_brings_along_what_is_connected_with_a_sure_pixel(tmp_path):
+    probabilities = np.full(MASKS.shape, 0.1)
+    probabilities[2, 7, 7], probabilities[2, 7, 8], probabilities[2, 3, 3] = 0.9, 0.6, 0.7
+    assert corrected(tmp_path / "pixels", probabilities) == [[2, 7, 7]]
+    assert corrected(tmp_path / "lesions", probabilities, extent=0.5) == [[2, 7, 7], [2, 7, 8]]
+
+
+def test_a_prior_on_volume_adds_as_much_as_the_estimate_says_is_missing(tmp_path):
+    # Marked: 6 pixels in 4 components. Predicted are 8 components, so a = 1/2 and 6 pixels are missing.
+    probabilities = np.where(MASKS > 0, 0.95, 0.1)
+    found = [(2, 1, 1), (2, 1, 2), (2, 6, 6), (2, 6, 7), (2, 9, 9), (2, 9, 10), (2, 12, 12), (2, 12, 13)]
+    for place, p in zip(found, (0.75, 0.7, 0.65, 0.64, 0.62, 0.61, 0.55, 0.54), strict=True):
+        probabilities[place] = p
+    assert corrected(tmp_path / "fixed", probabilities) == []
+    added = corrected(tmp_path / "prior", probabilities, volume_prior=True)
+    assert added == [list(place) for place in found[:6]]
+
+
+def test_a_prior_on_volume_adds_nothing_where_all_is_marked(tmp_path):
+    probabilities = np.where(MASKS > 0, 0.95, 0.1)
+    probabilities[2, 0, 0] = 0.45
+    assert corrected(tmp_path, probabilities, volume_prior=True) == []
+
+
+def test_without_an_estimate_a_prior_on_volume_leaves_the_threshold(tmp_path):
+    low, later = np.full(MASKS.shape, 0.1), np.full(MASKS.shape, 0.1)
+    later[2, 7, 7], later[2, 7, 8] = 0.9, 0.6
+    played = Played(tmp_path, FedIA(volume_prior=True), probabilities=low)
+    assert played.warm_up(FLAT)["lesions"].tolist() == [4, 0]
+    played.round(4, loss_of(0.1))
+    played.model = SaysMasks(later)
+    played.round(5, loss_of(0.1))
+    assert np.argwhere(played.work._target.numpy() & (MASKS == 0)).tolist() == [[2, 7, 7]]
 
 
 def test_a_site_corrects_once(tmp_path):

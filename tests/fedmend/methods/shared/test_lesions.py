@@ -1,8 +1,9 @@
-"""Lesions counted on slices."""
+"""Lesions on slices."""
 
 import numpy as np
+import pytest
 
-from fedmend.methods.shared.lesions import count_components
+from fedmend.methods.shared.lesions import count_components, threshold_for, whole_components
 
 
 def planes(*marked):
@@ -26,3 +27,20 @@ def test_components_below_the_smallest_size_do_not_count():
 
 def test_slices_without_lesion_have_none():
     assert count_components(planes([], [])) == 0
+
+
+def test_a_lesion_reaches_as_far_as_its_extent_and_not_to_the_next_slice():
+    p = np.zeros((2, 4, 6))
+    p[0, 1, :4], p[0, 3, 5], p[1, 1, 0] = (0.9, 0.6, 0.6, 0.4), 0.7, 0.6
+    assert np.argwhere(whole_components(p, 0.8, extent=0.5)).tolist() == [[0, 1, 0], [0, 1, 1], [0, 1, 2]]
+    assert np.argwhere(whole_components(p, 0.8, extent=0.8)).tolist() == [[0, 1, 0]]
+
+
+@pytest.mark.parametrize(("number", "threshold"), [(0, 0.901), (1, 0.801), (2.5, 0.601), (3, 0.5)])
+def test_a_threshold_lets_at_most_a_number_of_pixels_through(number, threshold):
+    parts = [np.array([0.9005, 0.2]), np.array([0.8005, 0.6005, 0.4])]
+    assert threshold_for(parts, number) == pytest.approx(threshold)
+
+
+def test_no_threshold_below_1_is_high_enough_for_pixels_that_are_certain():
+    assert threshold_for([np.ones(3)], 2) == 1
