@@ -201,7 +201,8 @@ def _head(rng: np.random.Generator, grid: _Grid) -> _Head:
 
 
 def _masked(grid: _Grid, mask: Path) -> np.ndarray:
-    """(X, Y, Z) int32 lesions of a mask in MNI space, numbered from 1: voxels of which it covers at least half.
+    """(X, Y, Z) int32 lesions of a mask in MNI space, numbered from 1: voxels of which it covers at least half, or most
+    where it covers half of none.
 
     Raises:
         FedMendError: unreadable, not in MNI space, coarser than the grid, or other voxels than 0 and 1.
@@ -221,7 +222,7 @@ def _masked(grid: _Grid, mask: Path) -> np.ndarray:
         raise FedMendError(f"{where}: expected lesions in a head in MNI space (mm), got them elsewhere")
     covered = np.zeros(grid.shape)
     np.add.at(covered, tuple(at[inside].T), size / grid.spacing.prod())
-    return label(covered >= 0.5, CONNECTED)[0].astype(np.int32)
+    return label(covered >= min(0.5, covered.max()), CONNECTED)[0].astype(np.int32)
 
 
 def _drawn(rng: np.random.Generator, grid: _Grid, head: "_Head") -> np.ndarray:

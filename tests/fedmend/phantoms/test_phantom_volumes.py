@@ -161,6 +161,13 @@ def test_a_given_mask_gives_a_head_its_lesions(tmp_path):
     assert np.median(grey[lesion]) > 1.15 * np.median(grey[grey > 0])
 
 
+def test_a_mask_too_small_for_the_grid_stays_as_the_voxel_that_it_covers_most(tmp_path):
+    masks = [mni_mask(tmp_path / "masks" / "a.nii", ((60, 120, 80), (2, 2, 2)))]
+    write_ms(tmp_path / "out", cases=1, seed=0, size=48, depth=24, masks=masks)  # 8 mm³ in voxels of 82 mm³
+    ((_, mask),) = pairs(tmp_path / "out", "ms")
+    assert 1 <= np.asarray(mask.dataobj).sum() <= 2
+
+
 def test_a_lesion_is_bright_where_this_head_has_a_ventricle(tmp_path):
     masks = [mni_mask(tmp_path / "masks" / "a.nii", ((75, 108, 91), (8, 8, 8)))]
     write_ms(tmp_path / "out", cases=1, seed=0, size=64, depth=48, masks=masks)
