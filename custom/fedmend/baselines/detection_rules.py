@@ -5,7 +5,9 @@ as in FedNoRo. Then every site tells of its training samples, on plain images an
 
 - the mean loss of each class, which is FedNoRo's indicator, Eq. (3);
 - the mean local intrinsic dimension of the predictions, larger at noisy sites (FedCorr: Xu et al., CVPR 2022);
-- the mean of the largest softmax probability, smaller at noisy sites (FedNoiL: Wang et al., 2022).
+- the mean of the largest softmax probability, smaller at noisy sites (FedNoiL: Wang et al., 2022);
+- a head for each class, and then the mean loss of each class under the heads of all others (ours,
+  :mod:`fedmend.methods.shared.judging`).
 
 Nothing is done about the sites that are found. Decisions:
 
@@ -15,7 +17,7 @@ Nothing is done about the sites that are found. Decisions:
   made; a mixture with full covariance does not notice.
 - D3 only the rule of the job asks for ``min_vote_share``, so that no other rule is silent where it is unsure.
 
-Cost: the warm-up, and two inferences.
+Cost: the warm-up, and four inferences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,7 @@ import numpy as np
 from torch import nn
 
 from fedmend.fields import Field, Report
+from fedmend.learning.heads import HEAD_FIELDS
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.baselines import SingleLabelFedAvg
@@ -46,12 +49,13 @@ from fedmend.methods.shared.dimensions import (
     local_intrinsic_dimension,
     min_max,
 )
+from fedmend.methods.shared.judging import HEADS, JUDGE, KNOWLEDGE, heads_to_judge_by, judged, judged_losses
 from fedmend.methods.shared.noisy_sites import DETECT, WARMUP
 from fedmend.methods.shared.noisy_sites import FIELDS as LOSSES
 from fedmend.methods.shared.settings import Count, Settings, Share, one_of
 from fedmend.methods.shared.singlelabel import class_numbers
 
-LOSS, DIMENSION, CONFIDENCE = "loss", "lid", "mean_confidence"
+LOSS, DIMENSION, CONFIDENCE, JUDGED = "loss", "lid", "mean_confidence", "judged"
 RECORD = "detection_rules"  # of the decision, which fedmend.comparison.detection_table reads
 
 
@@ -82,6 +86,7 @@ RULES = {
     "one loss per site": Rule(per_class=False),
     "mean LID": Rule(DIMENSION),
     "mean confidence": Rule(CONFIDENCE),
+    "losses under the others' heads": Rule(JUDGED),
 }
 
 
@@ -92,6 +97,7 @@ class DetectionRules(SingleLabelFedAvg):
 
     FIELDS: ClassVar[Mapping[str, Field]] = {
         **LOSSES,
+        **HEAD_FIELDS,
         DIMENSION: LID,
         CONFIDENCE: Field(
             (), "float32", 0, 1,
@@ -99,11 +105,16 @@ class DetectionRules(SingleLabelFedAvg):
             "one mean over all samples, which tells how easy the site's images are",
         ),
     }  # fmt: skip
+    KNOWLEDGE = KNOWLEDGE
     la: bool = True
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
-        """Every indicator of the received model, in eval mode."""
-        logits = infer(model, site.data.train, site)[1]
+        """Every indicator of the received model, in eval mode; or heads, or losses under those of all others."""
+        features, logits = infer(model, site.data.train, site)
+        if task.stage == HEADS:
+            return heads_to_judge_by(model, features, site)
+        if task.stage == JUDGE:
+            return judged(features, task, site)
         probabilities = logits.double().softmax(1).numpy()
         return {
             **class_losses(logits, class_numbers(site, site.labels())),
@@ -125,7 +136,11 @@ class DetectionRulesWorkflow(Settings, Workflow):
     """
 
     METHOD = DetectionRules
-    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {DETECT: tuple(DetectionRules.FIELDS)}
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
+        DETECT: (*LOSSES, DIMENSION, CONFIDENCE),
+        HEADS: tuple(HEAD_FIELDS),
+        JUDGE: tuple(LOSSES),
+    }
     least_sites = MIN_SITES
 
     warmup_rounds: Count = 1
@@ -137,12 +152,14 @@ class DetectionRulesWorkflow(Settings, Workflow):
         for _ in fed.rounds(self.warmup_rounds):
             fed.train(WARMUP)
         reports = {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}
-        fed.record(RECORD, {name: self._found(rule, reports) for name, rule in RULES.items()})
+        heads = {site: a.report for site, a in fed.collect(HEADS, at_least=MIN_SITES).items()}
+        told = {JUDGED: judged_losses(fed, heads)}
+        fed.record(RECORD, {n: self._found(rule, told.get(rule.indicator, reports)) for n, rule in RULES.items()})
 
     def check(self, stage: str, report: Report) -> None:
         """Also refuses a report without a class that has enough samples."""
         super().check(stage, report)
-        if stage == DETECT:
+        if stage in (DETECT, JUDGE):
             check_counts(report)
 
     def _found(self, rule: Rule, reports: Mapping[str, Report]) -> dict[str, object]:
@@ -160,7 +177,7 @@ def indicators(rule: Rule, reports: Mapping[str, Report]) -> np.ndarray:
         rule: which indicator, and how it is scaled.
         reports: site → report.
     """
-    if rule.indicator == LOSS:
+    if rule.indicator in (LOSS, JUDGED):
         return normalise_losses(loss_matrix(reports, per_class=rule.per_class), normalise=rule.normalise)
     values = np.array([float(reports[site][rule.indicator]) for site in sorted(reports)])
     return min_max(-values if rule.indicator == CONFIDENCE else values)[:, None]

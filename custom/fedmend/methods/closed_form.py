@@ -16,9 +16,9 @@ their softmax over these candidates, and an image counts for candidate c with th
 expectation maximisation; the site's heads of all classes are its M-step). That is true where a site labels every image
 of its classes; ``hidden`` = ``ignored`` leaves such images out, and then there is one round.
 
-Noisy sites: with ``judge`` every site tells the mean loss of each of its classes under the heads that all others made;
-sites whose losses stand out, by the rule of :mod:`fedmend.methods.fednoro`, have no part in the mean. Nobody judges its
-own labels, so no site can have learned its own noise.
+Noisy sites: with ``judge`` every site tells the mean loss of each of its classes under the heads that all others made
+(:mod:`fedmend.methods.shared.judging`); sites whose losses stand out, by the rule of :mod:`fedmend.methods.fednoro`,
+have no part in the mean.
 
 The network is worth its images only if its weights are: ``stages/`` and the name of a network that has seen photographs
 reads all of its stages (:mod:`fedmend.learning.stage_features`).
@@ -26,34 +26,26 @@ reads all of its stages (:mod:`fedmend.learning.stage_features`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedmend.averaging import CLASSIFIER, average_heads
 from fedmend.errors import FedMendError
-from fedmend.fields import UNBOUNDED, Field, Report
+from fedmend.fields import Field, Report
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 from fedmend.learning.heads import HEAD_FIELDS, RIDGE, head_report
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.candidates import candidate_shares
-from fedmend.methods.shared.class_losses import class_losses, find_noisy_sites
-from fedmend.methods.shared.dimensions import MIN_SITES
+from fedmend.methods.shared.class_losses import find_noisy_sites
+from fedmend.methods.shared.judging import HEADS, JUDGE, KNOWLEDGE, judged, judged_losses, keep_heads
 from fedmend.methods.shared.noisy_sites import FIELDS as LOSSES
 from fedmend.methods.shared.settings import Positive, Settings, one_of
 
-HEADS, CANDIDATES, JUDGE = "heads", "candidates", "judge"  # stages
+CANDIDATES = "candidates"  # a stage
 NEGATIVE, IGNORED = "negative", "ignored"
-OWN_HEADS = "own_heads"  # what a site sent, in its state
-SUM = "mean over all sites; of two sites each can tell the other's from it"
-KNOWLEDGE = {
-    "mean_weights": Field(("C", "F"), "float32", -UNBOUNDED, UNBOUNDED, "mean of the sites' classifiers", SUM),
-    "mean_biases": Field(("C",), "float32", -UNBOUNDED, UNBOUNDED, "mean of where they decide", SUM),
-    "all_counts": Field(("C",), "int64", 0, UNBOUNDED, "sum of the sites' counts", SUM),
-}
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
@@ -95,10 +87,10 @@ class ClosedForm(Settings, LocalMethod):
         """
         features, logits = infer(model, site.data.train, site)
         if task.stage == JUDGE:
-            return self._judged(features, task, site)
+            return judged(features, task, site)
         labels = candidate_shares(site.labels(), logits) if task.stage == CANDIDATES else self.labels(site)
         report = head_report(model, features, labels, site, balanced=self.la, ridge=self.ridge)
-        site.state.save(OWN_HEADS, {name: torch.from_numpy(value) for name, value in report.items()})
+        keep_heads(report, site)
         return report
 
     def labels(self, site: Site) -> np.ndarray:
@@ -109,27 +101,6 @@ class ClosedForm(Settings, LocalMethod):
         known, unlabelled = (labels == 1).any(0), (labels == NOT_ANNOTATED).all(1)
         entry = NOT_ANNOTATED if self.hidden == IGNORED else 0
         return np.where(known, np.where(unlabelled[:, None], entry, labels), NOT_ANNOTATED).astype(np.int8)
-
-    def _judged(self, features: Tensor, task: RoundTask, site: Site) -> Report:
-        """Mean loss of each class under the heads of all other sites; count 0: no image, or no other head."""
-        own: dict[str, Any] = {name: value.numpy() for name, value in (site.state.load(OWN_HEADS) or {}).items()}
-        every = task.word("all_counts")
-        sent = own.get("head_counts", np.zeros_like(every))
-        sent = np.where(sent >= site.min_count, sent, 0)  # fewer never left the site
-        others = every - sent
-        known = others > 0
-        share = np.where(known, sent / np.maximum(others, 1), 0.0)
-        rows = np.column_stack([task.word("mean_weights"), task.word("mean_biases")]).astype(np.float64)
-        rows *= (1 + share)[:, None]  # every / others
-        if own:
-            rows -= share[:, None] * np.column_stack([own["head_weights"], own["head_biases"]])
-        scores = features.double() @ torch.from_numpy(rows[known, :-1]).T + torch.from_numpy(rows[known, -1])
-        labels = site.labels()[:, known] == 1
-        told = class_losses(scores[torch.from_numpy(labels.any(1))], labels[labels.any(1)].argmax(1))
-        report = {name: np.zeros(len(every), dtype=value.dtype) for name, value in told.items()}
-        for name, value in told.items():
-            report[name][known] = value
-        return report
 
 
 # ---- the server -----------------------------------------------------------------------------------------------------
@@ -169,18 +140,10 @@ class ClosedFormWorkflow(Settings, Workflow):
             answers = fed.collect(CANDIDATES if r else HEADS)
             reports = {site: answer.report for site, answer in answers.items()}
             if self.judge and not r:
-                fed.memory.noisy = self._noisy(fed, reports)
+                fed.memory.noisy = find_noisy_sites(fed, judged_losses(fed, reports))
             trusted = {site: report for site, report in reports.items() if site not in fed.memory.noisy}
             weights, biases = average_heads(trusted or reports)
             if nobody := [fed.classes[c] for c in np.flatnonzero(~weights.any(1))]:
                 fed.record("no_head", nobody)
                 fed.warn(f"no site has enough samples with and without {', '.join(nobody)}: no score tells it apart")
             fed.model |= {f"{CLASSIFIER}weight": weights, f"{CLASSIFIER}bias": biases}
-
-    @staticmethod
-    def _noisy(fed: Federation, reports: Mapping[str, Report]) -> list[str]:
-        weights, biases = average_heads(reports, most=1.0)
-        counts = np.sum([report["head_counts"] for report in reports.values()], axis=0)
-        known = {"mean_weights": weights, "mean_biases": biases, "all_counts": counts}
-        judged = fed.collect(JUDGE, sites=sorted(reports), knowledge=known, at_least=MIN_SITES)
-        return find_noisy_sites(fed, {site: answer.report for site, answer in judged.items()})

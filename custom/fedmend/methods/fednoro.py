@@ -36,6 +36,12 @@ Where paper and reference code (commit 6719ad7) differ, or both are silent:
   fails: federated averaging goes on.
 - A site that sent no usable losses is treated as noisy: nothing vouches for its labels.
 
+Judged sites (``JudgedFedNoRo``, not in the paper): the warm-up model has learned some errors of the noisy sites, most
+of all those of a large one, and so their losses are too small. Here each site solves heads on the features of the model
+that the job starts with, which needs ``weights``, before anything is trained. What enters Eq. (3) are the losses of its
+labels under the heads of all others (:mod:`fedmend.methods.shared.judging`). It costs one more exchange and inference,
+and a row of a classifier for each class leaves the site.
+
 Passes per training sample and round: E forward-backward; at noisy sites in stage 2 also E inferences of the teacher, as
 it sees the student's augmented batch; one inference in all for the detection.
 """
@@ -50,7 +56,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.averaging import Contributions, by_samples
-from fedmend.fields import Report
+from fedmend.fields import Field, Report
+from fedmend.learning.heads import HEAD_FIELDS
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.class_losses import (
@@ -62,6 +69,8 @@ from fedmend.methods.shared.class_losses import (
 )
 from fedmend.methods.shared.dimensions import AUTO, MIN_SITES, MIXTURES
 from fedmend.methods.shared.distances import model_distances
+from fedmend.methods.shared.judging import HEADS, JUDGE, heads_to_judge_by, judged, judged_losses
+from fedmend.methods.shared.judging import KNOWLEDGE as HEADS_OF_ALL
 from fedmend.methods.shared.noisy_sites import CLEAN, DETECT, FIELDS, KNOWLEDGE, NOISY, ROBUST, WARMUP, TaughtRound
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
 from fedmend.methods.shared.settings import Count, Positive, Settings, Share, one_of
@@ -102,6 +111,19 @@ class FedNoRo(SingleLabelMethod):
         return class_losses(logits, class_numbers(site, site.labels()))
 
 
+@dataclass(kw_only=True, eq=False)
+class JudgedFedNoRo(FedNoRo):
+    """Client half of FedNoRo with judged sites."""
+
+    FIELDS: ClassVar[dict[str, Field]] = {**FIELDS, **HEAD_FIELDS}
+    KNOWLEDGE: ClassVar[dict[str, Field]] = {**KNOWLEDGE, **HEADS_OF_ALL}
+
+    def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
+        """The site's heads, or how well its labels fit those of all others."""
+        features = infer(model, site.data.train, site)[0]
+        return judged(features, task, site) if task.stage == JUDGE else heads_to_judge_by(model, features, site)
+
+
 # ---- the server -----------------------------------------------------------------------------------------------------
 @dataclass(kw_only=True, eq=False)
 class FedNoRoWorkflow(Settings, Workflow):
@@ -123,6 +145,7 @@ class FedNoRoWorkflow(Settings, Workflow):
     """
 
     METHOD = FedNoRo
+    judges: ClassVar[bool] = False  # sites are judged before the first round
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {DETECT: tuple(FIELDS)}
     least_sites = MIN_SITES
 
@@ -148,12 +171,12 @@ class FedNoRoWorkflow(Settings, Workflow):
         if end <= begin and max(self.ramp_begin, self.ramp_end) >= 0:
             fed.warn(f"ramp_end: expected a round after ramp_begin, {begin}, got {end}: lambda does not rise")
         for r in fed.rounds():
+            if r == (0 if self.judges else self.warmup_rounds):
+                fed.memory.roles = self._detect(fed)  # Eq. (3)
             if r < self.warmup_rounds:  # stage 1, Eq. (2)
                 fed.train(WARMUP)
-                continue
-            if r == self.warmup_rounds:
-                fed.memory.roles = self._detect(fed)  # Eq. (3)
-            self._robust_round(fed, r)  # stage 2, Eqs. (4)-(7)
+            else:
+                self._robust_round(fed, r)  # stage 2, Eqs. (4)-(7)
 
     def ramp(self, num_rounds: int) -> tuple[int, int]:
         """Rounds between which lambda rises (D7), of a run of R rounds."""
@@ -168,11 +191,15 @@ class FedNoRoWorkflow(Settings, Workflow):
     def check(self, stage: str, report: Report) -> None:
         """Also refuses a detection report without a class that has enough samples."""
         super().check(stage, report)
-        if stage == DETECT:
+        if stage in (DETECT, JUDGE):
             check_counts(report)
 
+    def told_losses(self, fed: Federation) -> dict[str, Report]:
+        """Site → the class-wise losses that noisy sites are found by."""
+        return {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}
+
     def _detect(self, fed: Federation) -> dict[str, str]:
-        reports = {site: a.report for site, a in fed.collect(DETECT, at_least=MIN_SITES).items()}
+        reports = self.told_losses(fed)
         noisy = find_noisy_sites(
             fed,
             reports,
@@ -206,6 +233,20 @@ class FedNoRoWorkflow(Settings, Workflow):
         if noisy:
             fed.record("distillation_weight", round(weight, 4))
             fed.record("aggregation_weights", {site: round(a.share, 4) for site, a in answers.items()})
+
+
+@dataclass(kw_only=True, eq=False)
+class JudgedFedNoRoWorkflow(FedNoRoWorkflow):
+    """FedNoRo whose noisy sites are found by the losses of their labels under the heads of all others."""
+
+    METHOD = JudgedFedNoRo
+    judges = True
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {HEADS: tuple(HEAD_FIELDS), JUDGE: tuple(FIELDS)}
+
+    def told_losses(self, fed: Federation) -> dict[str, Report]:
+        """Site → the class-wise losses of its labels under the heads of all others."""
+        heads = {site: a.report for site, a in fed.collect(HEADS, at_least=MIN_SITES).items()}
+        return judged_losses(fed, heads)
 
 
 def distance_aware(noisy: Collection[str], contributions: Contributions) -> dict[str, float]:

@@ -28,6 +28,18 @@ def report(site, counts=(7, 7)):
     }
 
 
+JUDGED = {"site-1": [0.1, 0.1], "site-2": [0.1, 0.1], "site-3": [0.1, 0.2], "site-4": [0.2, 0.1], "site-5": [3.0, 3.0]}
+HEADS = {
+    "head_weights": np.ones((2, 12), dtype=np.float32),
+    "head_biases": np.ones(2, dtype=np.float32),
+    "head_counts": np.array([7, 7]),
+}
+
+
+def losses_under_others(site):
+    return {"class_loss": np.array(JUDGED[site], dtype=np.float32), "class_count": np.array([7, 7])}
+
+
 REPORTS = {site: report(site) for site in SITES}
 
 
@@ -37,7 +49,7 @@ def play(folder, *, change=lambda site, result: None, **settings):
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)
         if question == COLLECT:
-            result.report = report(site)
+            result.report = {"heads": dict(HEADS), "judge": losses_under_others(site)}.get(task.stage, report(site))
             change(site, result)
         return result
 
@@ -49,12 +61,14 @@ def test_all_rules_judge_one_warm_up_and_nothing_is_trained_after_it(tmp_path):
     run = play(tmp_path)
     assert run.stopped == ""
     trained = [(TRAIN, 0, "warmup"), (TRAIN, 1, "warmup")]
-    assert run.stages == [(CENSUS, 0, "census"), *trained, (COLLECT, 1, "detect"), (EVALUATE, 2, "evaluate")]
+    collected = [(COLLECT, 1, stage) for stage in ("detect", "heads", "judge")]
+    assert run.stages == [(CENSUS, 0, "census"), *trained, *collected, (EVALUATE, 2, "evaluate")]
     ((_, found),) = run.decisions("detection_rules")
     assert list(found) == list(RULES)
     assert found["rule of the job"] == {"noisy": ["site-2", "site-4"], "vote_share": 1.0}
     assert found["mean LID"]["noisy"] == ["site-3"]
     assert found["mean confidence"]["noisy"] == ["site-1"]
+    assert found["losses under the others' heads"]["noisy"] == ["site-5"]
 
 
 def test_indicators_are_larger_at_noisy_sites_and_scaled():
@@ -89,7 +103,8 @@ def test_a_site_tells_the_losses_of_fednoro_and_how_the_model_sees_its_samples(t
     site, net = make_single_site(tmp_path, [0, 1, 2, 0, 1, 0]), TinyNetwork(3).eval()
     task = make_task("detect", training=False)
     found, fednoro = DetectionRules().collect(net, task, site), FedNoRo().collect(net, task, site)
-    assert sorted(found) == sorted(DetectionRules.FIELDS)
+    heads = DetectionRules().collect(net, make_task("heads", training=False), site)
+    assert sorted(found | heads) == sorted(DetectionRules.FIELDS)
     for name, value in fednoro.items():
         assert found[name].tolist() == value.tolist()
     with torch.no_grad():

@@ -123,24 +123,6 @@ def test_label_sets_ask_for_candidates_from_the_second_round_on(tmp_path):
 
 
 # ---- judges ---------------------------------------------------------------------------------------------------------
-def test_a_site_is_judged_by_the_mean_of_all_heads_without_its_own(tmp_path):
-    site = make_single_site(tmp_path, [0] * 3 + [1] * 3 + [2] * 2)
-    site.min_count = 2
-    features = torch.tensor([[1.0]] * 3 + [[-1.0]] * 3 + [[0.0]] * 2)
-    own = {"head_weights": [[9.0], [3.0], [5.0]], "head_biases": [1.0, 2.0, 3.0], "head_counts": [3, 3, 2]}
-    site.state.save("own_heads", {name: torch.tensor(value) for name, value in own.items()})
-    # Others: 3 samples with weight -1, bias 0 for class 0, 9 with weight -2, bias 1 for class 1; none for class 2.
-    every = {
-        "mean_weights": np.array([[(3 * 9 - 3) / 6], [(3 * 3 - 9 * 2) / 12], [5.0]], dtype=np.float32),
-        "mean_biases": np.array([3 / 6, (3 * 2 + 9) / 12, 3.0], dtype=np.float32),
-        "all_counts": np.array([6, 12, 2]),
-    }
-    found = ClosedForm()._judged(features, make_task("judge", **every), site)
-    # Class 0 at x = 1: scores -1 and -1; class 1 at x = -1: scores 1 and 3.
-    assert found["class_count"].tolist() == [3, 3, 0]
-    assert found["class_loss"] == pytest.approx([np.log(2), np.log(1 + np.exp(-2)), 0], rel=1e-5)
-
-
 def test_heads_of_a_site_that_stands_out_have_no_part_in_the_mean(tmp_path):
     names = [f"site-{i}" for i in range(1, 9)]
     told = {name: report(5.0 if name == "site-8" else 1.0, [10, 10]) for name in names}

@@ -1,0 +1,45 @@
+"""Sites judged by the heads of all others: what a site sends and keeps, and the losses that it tells."""
+
+import numpy as np
+import pytest
+import torch
+from factories import refused
+from torch_factories import TinyNetwork, make_single_site, make_task
+
+from fedmend.learning.discriminant import solve_heads
+from fedmend.methods.shared.judging import heads_to_judge_by, judged
+
+
+def test_a_site_sends_and_keeps_the_heads_of_the_classes_that_it_has(tmp_path):
+    site = make_single_site(tmp_path, [0, 0, 1, 0, 1])  # of three classes
+    features = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
+    report = heads_to_judge_by(TinyNetwork(3), features, site)
+    labels = np.array([[1, 0, -1], [1, 0, -1], [0, 1, -1], [1, 0, -1], [0, 1, -1]])
+    expected = solve_heads(features, labels, 1.0, balanced=True)
+    assert report["head_weights"] == pytest.approx(expected.weights, rel=1e-5)
+    assert report["head_counts"].tolist() == [2, 2, 0]
+    kept = site.state.load("own_heads")
+    assert {name: value.tolist() for name, value in kept.items()} == {n: v.tolist() for n, v in report.items()}
+
+
+def test_a_sample_without_a_label_is_refused(tmp_path):
+    with refused("site-1: train.csv row 3, column label: expected a class name, got a blank"):
+        heads_to_judge_by(TinyNetwork(3), torch.zeros(3, 12), make_single_site(tmp_path, [0, -1, 1]))
+
+
+def test_a_site_is_judged_by_the_mean_of_all_heads_without_its_own(tmp_path):
+    site = make_single_site(tmp_path, [0] * 3 + [1] * 3 + [2] * 2)
+    site.min_count = 2
+    features = torch.tensor([[1.0]] * 3 + [[-1.0]] * 3 + [[0.0]] * 2)
+    own = {"head_weights": [[9.0], [3.0], [5.0]], "head_biases": [1.0, 2.0, 3.0], "head_counts": [3, 3, 2]}
+    site.state.save("own_heads", {name: torch.tensor(value) for name, value in own.items()})
+    # Others: 3 samples with weight -1, bias 0 for class 0, 9 with weight -2, bias 1 for class 1; none for class 2.
+    every = {
+        "mean_weights": np.array([[(3 * 9 - 3) / 6], [(3 * 3 - 9 * 2) / 12], [5.0]], dtype=np.float32),
+        "mean_biases": np.array([3 / 6, (3 * 2 + 9) / 12, 3.0], dtype=np.float32),
+        "all_counts": np.array([6, 12, 2]),
+    }
+    found = judged(features, make_task("judge", **every), site)
+    # Class 0 at x = 1: scores -1 and -1; class 1 at x = -1: scores 1 and 3.
+    assert found["class_count"].tolist() == [3, 3, 0]
+    assert found["class_loss"] == pytest.approx([np.log(2), np.log(1 + np.exp(-2)), 0], rel=1e-5)
