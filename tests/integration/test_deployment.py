@@ -110,16 +110,6 @@ def test_the_submitter_watches_the_rounds_of_a_job_and_a_member_its_status(deplo
     assert "rounds" not in seen
 
 
-def test_closed_form_heads_are_solved_in_one_exchange(deployment):
-    pytest.importorskip("timm")
-    changes = Changes({**PHANTOM, "image_size": 32, "batch_size": 8}, sites=len(SITES))
-    with configured(ROOT / "jobs" / "closed_form", changes, strict=True) as folder:
-        lines, failed = deployment.run(folder)
-    assert failed == ""
-    (found,) = re.findall(r"PHANTOM +Final model, round 1 +(0\.\d{3})", "\n".join(lines))
-    assert float(found) > 0.6  # chance is 0.5
-
-
 def test_server_and_sites_run_under_a_daemon_each(deployment):
     for name in (deployment.federation.server, *SITES):
         daemon, parent = (deployment.process(name, role) for role in (DAEMON, PARENT))
@@ -183,6 +173,16 @@ def test_a_job_that_comes_by_flares_own_command_or_console_completes(deployment,
         lines, sentence = deployment.run(folder, send)
     assert sentence == ""
     assert any(end in line for line in lines)
+
+
+def test_closed_form_heads_are_solved_in_one_exchange(deployment):
+    pytest.importorskip("timm")
+    changes = Changes({**PHANTOM, "image_size": 32, "batch_size": 8}, sites=len(SITES))
+    with configured(ROOT / "jobs" / "closed_form", changes, strict=True) as folder:
+        lines, failed = deployment.run(folder)
+    assert failed == ""
+    (found,) = re.findall(r"PHANTOM +Final model, round 1 +(0\.\d{3})", "\n".join(lines))
+    assert float(found) > 0.6  # chance is 0.5
 
 
 def test_hospital_it_learns_whether_the_server_accepts_its_certificate(deployment, tmp_path):
