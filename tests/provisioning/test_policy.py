@@ -219,7 +219,7 @@ def test_a_kit_obeys_the_simulators_allow_list_without_baselines_unless_the_proj
 ):
     policy = read(POLICY / "resources.json")
     product = [c for c in policy["class_allow_list"] if not c.startswith("fedmend.baselines.")]
-    assert len(product) < 40 < len(policy["class_allow_list"])
+    assert 0 < len(product) < len(policy["class_allow_list"])
     for made, listed in ((kits, product), (kits_with_baselines, policy["class_allow_list"])):
         resources = read(made / site / "local" / "resources.json.default")
         assert not (made / site / "local" / "resources.json").exists()  # would replace the file above

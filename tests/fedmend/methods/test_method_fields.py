@@ -54,6 +54,10 @@ FEDCORR_STAGES = [
     (COLLECT, fedcorr_stages.RELABEL, fedcorr_stages.NOISY, NOTHING),
     (TRAIN, fedcorr_stages.USUAL, "", NOTHING),
 ]
+JUDGED = [
+    (COLLECT, closed_form.HEADS, "", tuple(closed_form.HEAD_FIELDS)),
+    (COLLECT, closed_form.JUDGE, "", ("class_loss", "class_count")),
+]
 STAGES = {
     "FedMLP": [
         (TRAIN, fedmlp.WARMUP, "", NOTHING),
@@ -75,6 +79,12 @@ STAGES = {
     "DetectionRules": [
         (TRAIN, fednoro.WARMUP, "", NOTHING),
         (COLLECT, fednoro.DETECT, "", ("class_loss", "class_count", "lid", "mean_confidence")),
+        *JUDGED,
+    ],
+    "JudgedFedNoRo": [
+        *JUDGED,
+        (TRAIN, fednoro.WARMUP, "", NOTHING),
+        (TRAIN, fednoro.ROBUST, fednoro.NOISY, NOTHING),
     ],
     "ConfidentLearning": [
         (TRAIN, confident_learning.VALIDATE, "", ("kept",)),
@@ -207,7 +217,8 @@ def test_all_methods_of_a_workflow_have_the_fields_of_the_one_that_it_names(work
         fednoro.FedNoRoWorkflow: [FedNoRoMasks],
         fedcorr_stages.FedCorrWorkflow: [FedCorr, FedCorrMasks],
     }
-    own = [method for method in METHODS if method.__module__ == workflow.__module__]
+    others = {other.METHOD for other in WORKFLOWS if other is not workflow and other.METHOD is not workflow.METHOD}
+    own = [method for method in METHODS if method.__module__ == workflow.__module__ and method not in others]
     for method in (*own, *elsewhere.get(workflow, [])):
         assert method.FIELDS == workflow.METHOD.FIELDS
         assert method.KNOWLEDGE == workflow.METHOD.KNOWLEDGE
