@@ -37,10 +37,10 @@ Where paper and reference code (commit 6719ad7) differ, or both are silent:
 - A site that sent no usable losses is treated as noisy: nothing vouches for its labels.
 
 Judged sites (``JudgedFedNoRo``, not in the paper): the warm-up model may have learned errors of the noisy sites, which
-makes their losses too small; as a trained row this is not measured. Here each site solves heads on the features of the model
-that the job starts with, which needs ``weights``, before anything is trained. What enters Eq. (3) are the losses of its
-labels under the heads of all others (:mod:`fedmend.methods.shared.judging`). It costs one more exchange and inference,
-and a row of a classifier for each class leaves the site.
+makes their losses too small. Here each site solves heads on the features of the model that the job starts with, which
+needs ``weights``, before anything is trained. What enters Eq. (3) are the losses of its labels under the heads of all
+others (:mod:`fedmend.methods.shared.judging`). It costs one more exchange and inference, and a row of a classifier for
+each class leaves the site. As a trained method it is not measured yet.
 
 Passes per training sample and round: E forward-backward; at noisy sites in stage 2 also E inferences of the teacher, as
 it sees the student's augmented batch; one inference in all for the detection.
