@@ -138,9 +138,9 @@ TABLE[FIRST, SINGLE] = {
 TABLE[RUN, MULTI] = {
     "rare classes missing": Rule(
         why.rare_gaps,
-        "Run FedAvg*, whose classifier rows are averaged over the sites that know the class, and compare FedLSM with it,"
-        " which ranked no better in our tests. FedMLP keeps its tags for good, and of its positive tags of rare findings"
-        " most were wrong.",
+        "Run FedAvg*, whose classifier rows are averaged over the sites that know the class, and compare FedLSM with"
+        " it, which ranked no better in our tests. FedMLP keeps its tags for good, and of its positive tags of rare"
+        " findings most were wrong.",
         Evidence(
             SETS_PAGE,
             FILMS,
