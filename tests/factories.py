@@ -76,6 +76,7 @@ def make_site_folder(
     classes=CLASSES,
     suffix=".png",
     color=False,
+    studies=(),
 ):
     """A site folder whose ``train.csv`` names img0, img1, ...
 
@@ -90,6 +91,7 @@ def make_site_folder(
         classes: C names.
         suffix: ``.png``, or ``.dcm`` to write DICOM slices.
         color: PNG files and card are in colour.
+        studies: N names of the study of each image, whose label it is.
     """
     labels = np.asarray(labels)
     single = labels.ndim == 1
@@ -100,17 +102,17 @@ def make_site_folder(
             write_png(folder / "images" / image, i, size, color=color)
         else:
             make_dicom(folder / "images" / image, pixels(i, size).astype(np.int16))
-    patients = [f"p{i}" for i in range(len(labels))]
+    patients = [f"p of {study}" for study in studies] or [f"p{i}" for i in range(len(labels))]
     if single:
-        write_table(folder / "train.csv", images, labels, classes, patients=patients)
+        write_table(folder / "train.csv", images, labels, classes, patients=patients, studies=studies)
     else:
         columns = np.flatnonzero((labels >= 0).any(0)) if columns is None else np.array(columns, dtype=int)
         names = [classes[c] for c in columns]
-        write_table(folder / "train.csv", images, labels[:, columns], names, patients=patients)
+        write_table(folder / "train.csv", images, labels[:, columns], names, patients=patients, studies=studies)
     for split in splits:
-        write_table(folder / f"{split}.csv", images, np.maximum(labels, 0), classes)
+        write_table(folder / f"{split}.csv", images, np.maximum(labels, 0), classes, studies=studies)
     if truth is not None:
-        write_table(folder / "truth.csv", images, np.asarray(truth), classes)
+        write_table(folder / "truth.csv", images, np.asarray(truth), classes, studies=studies)
     write_card(
         folder,
         task=SINGLELABEL if single else MULTILABEL,
@@ -120,5 +122,6 @@ def make_site_folder(
         truth={} if truth is None else {"train": "truth.csv"},
         window=window,
         color=color,
+        sample="study" if studies else "image",
     )
     return folder

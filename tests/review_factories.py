@@ -21,10 +21,10 @@ HOST = "127.0.0.1:5000"
 ORIGIN = {"origin": f"http://{HOST}"}
 
 
-def open_run(folder, *, classes=CLASSES, size=32):
+def open_run(folder, *, classes=CLASSES, size=32, study_slices=0):
     """Ledger and state of a run on the site folder ``folder / "data"``; what the worker notes is there."""
     card = load_card(folder / "data", "site-1")
-    kind, opening = kind_of(card.kind), Opening(folder / "cache", size, torch.device("cpu"))
+    kind, opening = kind_of(card.kind), Opening(folder / "cache", size, torch.device("cpu"), study_slices=study_slices)
     data = kind.load(card, classes, opening)
     run = folder / "state" / "run-1" / "site-1"
     ledger, state = kind.open_ledger(run / LEDGER_NAME, card, data), StateStore(run)
@@ -32,7 +32,7 @@ def open_run(folder, *, classes=CLASSES, size=32):
     return data, ledger, state
 
 
-def make_run(folder, *repairs, opinions=None, labels=None, classes=CLASSES, **options):
+def make_run(folder, *repairs, opinions=None, labels=None, classes=CLASSES, study_slices=0, **options):
     """A run with repaired labels.
 
     Args:
@@ -41,11 +41,12 @@ def make_run(folder, *repairs, opinions=None, labels=None, classes=CLASSES, **op
         opinions: (N, C) probabilities of the final model.
         labels: of the site; default: those of ``make_site_folder``.
         classes: names.
+        study_slices: that are opened of each study.
         options: of ``make_site_folder``.
     """
     given = {} if labels is None else {"labels": labels}
     make_site_folder(folder / "data", classes=classes, **given, **options)
-    data, ledger, state = open_run(folder, classes=classes)
+    data, ledger, state = open_run(folder, classes=classes, study_slices=study_slices)
     for round_num in sorted({r[3] for r in repairs}):
         sample, label_class, new, _, sure = np.array([r for r in repairs if r[3] == round_num], dtype=float).T
         ledger.record(RULE, round_num, data.train.labels, Repairs(sample, label_class, new, sure))

@@ -16,7 +16,7 @@ JOBS = {job.name: job for job in all_jobs(ROOT / "jobs") if "paper" in job_varia
 
 # No number of a paper: names, what a server demands of its sites, and what a baseline is.
 LEFT_OUT = {"run_name", "method", "seed", "all_labels", "min_sites", "round_timeout", "grace_period"}
-LEFT_OUT |= {"max_update_factor", "clip_update", "max_site_share", "share_model", "refit", "norm"}
+LEFT_OUT |= {"max_update_factor", "clip_update", "max_site_share", "share_model", "refit", "norm", "study_slices"}
 WITHOUT_MEANING = {"fedlsm_isic2018": {"tau_negative", "ude_tau_negative", "pos_weight_cap"}}  # one label per picture
 
 

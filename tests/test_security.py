@@ -527,6 +527,16 @@ def test_a_job_cannot_make_a_site_fill_its_memory_with_one_batch(sizes):
         MethodExecutor(**{**settings, **sizes})
 
 
+def test_nor_with_the_slices_of_its_studies():
+    settings = {"learning_rate": 0.1, "batch_size": 4, "image_size": 512}
+    MethodExecutor(**settings, study_slices=256)
+    with pytest.raises(ValueError, match=r"batch_size \* study_slices \* image_size\^2 <= 268435456, got"):
+        MethodExecutor(**settings, study_slices=257)
+    for slices in (-1, 513):
+        with pytest.raises(FedMendError, match=f"study_slices: expected 0 to 512, got {slices}"):
+            MethodExecutor(**{**settings, "image_size": 32}, study_slices=slices)
+
+
 @pytest.mark.parametrize("given", [{"images": 10**12}, {"pixels": 10**6}, {"sites": 10**9}])
 @pytest.mark.parametrize("dataset", ["ich", "isic2019", "cxr14", "ms"])
 def test_a_job_cannot_make_a_site_draw_phantoms_for_days(dataset, given):

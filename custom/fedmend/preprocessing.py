@@ -26,6 +26,7 @@ FIELDS: Mapping[str, Field] = {
     "window": Field((2,), "float64", -UNBOUNDED, UNBOUNDED, "centre and width of the grey values, or none", _RISK),
     "color": Field((), "bool", 0, 1, "whether pictures are read in colour", _RISK),
     "image_size": Field((), "int64", 32, 2048, "edge length in pixels, as the job says", _RISK),
+    "study_slices": Field((), "int64", 0, 512, "slices of a study that the network sees, as the job says", _RISK),
     "pixel_mean": Field((3,), "float64", 0, 1, "by which pixels are scaled, as the job says", _RISK),
     "pixel_deviation": Field((3,), "float64", 0, UNBOUNDED, "by which pixels are scaled, as the job says", _RISK),
     "modality": Field((), "int64", 0, len(MODALITIES) - 1, "DICOM's word, as a number of a fixed list", _RISK),
@@ -57,6 +58,7 @@ class Preprocessing:
         pixel_mean: of each colour, 0 to 1; of volumes, which are not scaled, 0.
         pixel_deviation: of each colour; of volumes 1.
         modality: DICOM's word, or "" where it is unknown; not part of what is done with a file.
+        study_slices: slices of a study that the network sees, evenly spread; 0: it sees an image.
     """
 
     window: str | tuple[float, float] | None = taking(Check(_window, "null, 'file' or [centre, width]"))
@@ -65,6 +67,7 @@ class Preprocessing:
     pixel_mean: tuple[float, ...] = taking(Check(_three, "three numbers"))
     pixel_deviation: tuple[float, ...] = taking(Check(_three, "three numbers"))
     modality: str = taking(one_of(MODALITIES), default="")
+    study_slices: int = taking(whole(0), default=0)
 
     def told(self) -> dict[str, np.ndarray]:
         """Name in :data:`FIELDS` → array, as a site tells it at the census."""

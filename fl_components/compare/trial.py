@@ -153,7 +153,8 @@ def run_steps(settings: JobSettings, sizes: Mapping[str, Mapping[str, int]]) -> 
 
 def _step(settings: JobSettings) -> Step:
     site, run = settings.site, settings.run
-    return Step(run["network"], len(run["classes"]), site["batch_size"], site["image_size"])
+    images = site["batch_size"] * max(1, site.get("study_slices", 0))  # slices of studies one by one take as long
+    return Step(run["network"], len(run["classes"]), images, site["image_size"])
 
 
 def estimates(trials: Mapping[str, Trial]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from fl_components.sitecheck.site import FAIL, OK, SKIP, WARN, CheckedSite, Resu
 
 STATE = 0.5 * GB  # optimizer moments or a few models, ledger
 USUAL_SIZE = 224  # edge length in pixels of the papers, where no job says another
+USUAL_SLICES = 16  # of a study
 MOST_ROWS = 10  # rows that are listed
 
 
@@ -85,7 +86,7 @@ def images(site: CheckedSite) -> Result:
         tolerated = site.config.max_unreadable if site.config else 0
     try:
         size = (site.job and site.job.site.get("image_size")) or kind.check_size
-        opening = Opening(site.cache, size, torch.device("cpu"), tolerated)
+        opening = Opening(site.cache, size, torch.device("cpu"), tolerated, study_slices=_study_slices(site))
         data = kind.load(site.card, site.classes, opening)
         kind.load_truth(site.card, data)
     except FedMendError:
@@ -102,6 +103,15 @@ def images(site: CheckedSite) -> Result:
     return Result(OK, f"all {site.listed()} read")
 
 
+def _study_slices(site: CheckedSite) -> int:
+    """Slices of a study that are opened: the job's; without a job a few, where the samples of the site are studies."""
+    from fedmend.data.card import STUDY
+
+    assert site.card is not None
+    usual = USUAL_SLICES if site.card.sample == STUDY else 0
+    return site.job.site.get("study_slices", 0) if site.job else usual
+
+
 def _unreadable(site: CheckedSite) -> Iterator[str]:
     """Every row whose image, or mask, cannot be read, and why."""
     return chain.from_iterable(rows.unreadable() for rows in site.rows().values())
@@ -109,11 +119,14 @@ def _unreadable(site: CheckedSite) -> Iterator[str]:
 
 def looks(site: CheckedSite) -> Result:
     """Whether training images look like images, at the size that was checked."""
+    from fedmend.data.card import STUDY
     from fedmend.data.plausible import contact_sheet, findings
 
     if not (site.card and site.data):
         return Result(SKIP, "needs the images")
     images = site.data.train.images
+    if site.card.sample == STUDY:
+        images = images.reshape(-1, *images.shape[2:])
     found = findings(site.card, site.samples["train"][0], images)
     if site.sheet:
         contact_sheet(images, site.sheet)
@@ -169,7 +182,8 @@ def disk(site: CheckedSite) -> Result:
     size = (site.job and site.job.site.get("image_size")) or USUAL_SIZE
     rows, opened = site.rows(), site.loaded()
     samples = sum(map(len, opened.values()))
-    store = sum(len(opened[name]) * size**2 * rows[name].bytes_per_pixel() for name in opened)
+    pixels = size**2 * max(1, _study_slices(site))
+    store = sum(len(opened[name]) * pixels * rows[name].bytes_per_pixel() for name in opened)
     needs = {"cache_dir": store, "state_dir": STATE}
     wanted: dict[int, float] = {}
     free: dict[int, int] = {}

@@ -30,7 +30,7 @@ class Rows(ABC):
 
     @abstractmethod
     def samples(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Images and their patients, blank where they are unknown."""
+        """Images, of studies and volumes one each, and their patients, blank where they are unknown."""
 
     @abstractmethod
     def unreadable(self) -> Iterator[str]:
@@ -54,7 +54,7 @@ class TableRows(Rows):
         from fedmend.data.tables import load_table
 
         table = load_table(self.card, self.file, self.classes)
-        return table.images, table.patients
+        return [table.middle(i) for i in range(len(table.images))], table.patients
 
     def unreadable(self) -> Iterator[str]:
         from fedmend.data.raw import UnreadableImage
@@ -62,8 +62,8 @@ class TableRows(Rows):
         from fedmend.data.tables import load_table
 
         table = load_table(self.card, self.file, self.classes)
-        for row, image in zip(table.rows, table.images, strict=True):
-            where = f"{self.file} row {row}"
+        for row, image in ((row, path) for i, row in enumerate(table.rows) for path in table.paths(i)):
+            where = f"{self.file}{' study that begins in' * bool(table.slices)} row {row}"
             try:
                 read_image(self.card.image_root / image, self.card.window, color=self.card.color)
             except FileNotFoundError:

@@ -138,7 +138,8 @@ def limits(site: CheckedSite) -> Result:
     method = site.job.method()(**site.job.method_part.args)
     check_fields_wanted(site.name, config, method.FIELDS)
     check_order(site.name, config, RoundTask("", 0, run["num_rounds"]), asked.get("local_epochs", 1))
-    step = step_bytes(run["network"], len(run["classes"]), asked["batch_size"], asked["image_size"])
+    images = asked["batch_size"] * max(1, asked.get("study_slices", 0))
+    step = step_bytes(run["network"], len(run["classes"]), images, asked["image_size"])
     check_step(site.name, config, device_of(site.name, config.gpu), step)
     if config.privacy:
         check_bearable(site.name, method, run["network"], decay=asked.get("decay", "coupled"))

@@ -2,8 +2,9 @@
 
 A table has the column ``image`` (path below the card's ``image_root``), optionally ``patient``, and then either one
 column per annotated class with 1, 0 or blank (``task: multilabel``) or the column ``label`` with a class name or blank
-(``task: singlelabel``). Blank means *not annotated*. With ``task: segmentation`` a split is a datalist of volumes, see
-:mod:`fedmend.data.datalist`. Every method reads this format; dataset converters write it.
+(``task: singlelabel``). Blank means *not annotated*. With ``sample: study`` rows with the same text in the column
+``study`` are the slices of one study, which has one label. With ``task: segmentation`` a split is a datalist of
+volumes, see :mod:`fedmend.data.datalist`. Every method reads this format; dataset converters write it.
 """
 
 import json
@@ -20,7 +21,8 @@ from fedmend.labels import KIND_NAMES
 
 CARD_NAME = "site.json"
 CARD_FORMAT = 1
-STUDY = "study"  # a column that every table may have
+STUDY = "study"  # a column that every table may have; and what a sample may be
+IMAGE = "image"  # what a sample else is
 LONGEST_NAME = 200  # characters of a file name
 WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 2800.0), "lung": (-600.0, 1500.0)}
 
@@ -84,6 +86,7 @@ class SiteCard:
             ``(centre, width)`` in HU.
         color: pictures are read in colour; otherwise colour is turned to grey.
         foreground: value of the lesion in label volumes, >= 1.
+        sample: what has a label, ``image`` or ``study``, whose slices are rows of a table.
         columns: further columns of the tables, such as sex or scanner, by which an evaluation may group samples.
         provenance: how the folder was made (source, seed, protocol).
     """
@@ -99,6 +102,7 @@ class SiteCard:
     window: str | tuple[float, float] | None = taking(WINDOW, default=None)
     color: bool = taking(FLAG, default=False)
     foreground: int = taking(whole(1), default=1)
+    sample: str = taking(one_of((IMAGE, STUDY)), default=IMAGE)
     columns: tuple[str, ...] = taking(COLUMNS, default=())
     provenance: Mapping = taking(default_factory=dict)
 
@@ -152,6 +156,7 @@ def write_card(
     window: str | Sequence[float] | None = None,
     color: bool = False,
     foreground: int = 1,
+    sample: str = IMAGE,
     provenance: Mapping | None = None,
     notes: Mapping[str, str] | None = None,
 ) -> None:
@@ -168,6 +173,7 @@ def write_card(
         "window": list(window) if isinstance(window, tuple) else window,
         "color": color,
         "foreground": foreground,
+        "sample": sample,
         "provenance": dict(provenance or {}),
         **({"notes": dict(notes)} if notes else {}),
     }

@@ -168,13 +168,14 @@ def training_pictures(card: SiteCard, size: int) -> tuple[Sequence[str], np.ndar
         return [item.name for item in items], np.concatenate(made) if made else np.zeros((0, size, size)), refused
     table, shape = load_table(card, file, card.classes), (size, size, 3) if card.color else (size, size)
     places = spread(len(table.images), OPENED)
-    decoded, _ = decode([card.image_root / table.images[i] for i in places], card.window, shape)
+    decoded, _ = decode([card.image_root / table.middle(i) for i in places], card.window, shape)
     for i, image in zip(places, decoded, strict=True):
         if isinstance(image, np.ndarray):
             made.append(image)
         else:
             refused.append(f"{file} row {table.rows[i]}: {image or 'expected a file, not found'}")
-    return table.images, np.stack(made) if made else np.zeros((0, *shape), dtype=np.uint8), refused
+    names = [table.middle(i) for i in range(len(table.images))]
+    return names, np.stack(made) if made else np.zeros((0, *shape), dtype=np.uint8), refused
 
 
 def shares_of(images: np.ndarray) -> Shares:

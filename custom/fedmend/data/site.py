@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, to_network, warp
-from fedmend.data.card import SiteCard, check_classes
+from fedmend.data.card import IMAGE, STUDY, SiteCard, check_classes
 from fedmend.data.store import open_store
 from fedmend.data.tables import LabelTable, load_table
 from fedmend.errors import FedMendError
@@ -32,6 +32,7 @@ class Opening:
         device: where training happens.
         max_unreadable: unreadable images per split that are left out; one more is an error. Of volumes none is.
         all_labels: train on the complete labels that the card keeps for evaluation (upper bound of a comparison).
+        study_slices: slices of each study that the network sees; 0: samples are images.
     """
 
     cache_dir: Path
@@ -39,6 +40,7 @@ class Opening:
     device: torch.device
     max_unreadable: int = 0
     all_labels: bool = False
+    study_slices: int = 0
 
 
 def chosen(images: np.ndarray, resident: Tensor | None, index: Tensor, device: torch.device) -> Tensor:
@@ -55,7 +57,7 @@ class Split:
     """One split: images in the store, labels in memory.
 
     Attributes:
-        images: (N, H, W) uint8, in colour (N, H, W, 3), read-only.
+        images: (N, H, W) uint8, in colour (N, H, W, 3), of studies of K slices (N, K, H, W); read-only.
         table: labels and manifest rows of the same N samples.
         device: where views are made.
         mean: of the pixels, by which views are scaled: one number, or one for each colour.
@@ -95,22 +97,32 @@ class Split:
             matrices: (N, 2, 3) affine maps of all samples (one view of :func:`draw_views`), or None for plain images.
 
         Returns:
-            (B, 3, H, W) float32 on the device.
+            (B, 3, H, W) float32 on the device; of studies (B, K * 3, H, W), one slice after the other.
         """
         images = self.pixels(index)
         if matrices is not None:
             images = warp(images, matrices[index].to(self.device, non_blocking=True))
         return self.to_network(images)
 
+    def chosen(self, keep: np.ndarray) -> "Split":
+        """The samples ``keep``, (n,) numbers; not of images that are kept on the device."""
+        return replace(self, table=self.table.chosen(keep), images=self.images[keep])
+
     def to_network(self, images: Tensor) -> Tensor:
-        """Network input (B, 3, H, W) of (B, 1 or 3, H, W) images in 0..1."""
-        return to_network(images, self.mean, self.deviation)
+        """Network input (B, 3, H, W) of (B, 1 or 3, H, W) images in 0..1; of studies (B, K * 3, H, W) of (B, K, H, W),
+        whose K channels are slices."""
+        if not self.table.slices:
+            return to_network(images, self.mean, self.deviation)
+        slices = to_network(images.flatten(0, 1).unsqueeze(1), self.mean, self.deviation)
+        return slices.reshape(len(images), -1, *images.shape[2:])
 
     def pixels(self, index: Tensor) -> Tensor:
         """The samples ``index`` (B,) int64 as they are: (B, 1, H, W) or, in colour, (B, 3, H, W) float32 in 0..1 on the
-        device."""
+        device; of studies (B, K, H, W)."""
         images = chosen(self.images, self.resident, index, self.device)
-        return (images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)).float().div_(255)
+        if not self.table.slices:
+            images = images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)
+        return images.float().div_(255)
 
 
 @dataclass(frozen=True)
@@ -138,13 +150,28 @@ class SiteData(Generic[AnySplit]):
         return replace(self, train=scaled.pop("train"), evaluation=scaled)
 
 
-def _drop_unreadable(table: LabelTable, readable: np.ndarray) -> LabelTable:
-    keep = np.flatnonzero(readable)
-    labels = table.labels[keep]
-    labels.setflags(write=False)
-    images, patients = (tuple(names[i] for i in keep) for names in (table.images, table.patients))
-    about = {column: tuple(values[i] for i in keep) for column, values in table.about.items()}
-    return replace(table, rows=table.rows[keep], images=images, patients=patients, labels=labels, about=about)
+def spread_slices(count: int, wanted: int) -> np.ndarray:
+    """(wanted,) numbers of slices, evenly spread over ``count`` from first to last; where there are fewer, some come
+    several times."""
+    return np.rint(np.linspace(0, count - 1, wanted)).astype(np.int64)
+
+
+def check_samples(card: SiteCard, study_slices: int) -> None:
+    """Refuses a site whose samples are not those of the job: images, or studies of slices.
+
+    Args:
+        card: the site's card.
+        study_slices: of the job, see :class:`Opening`.
+
+    Raises:
+        FedMendError: it is one, or its studies are in colour.
+    """
+    wanted = STUDY if study_slices else IMAGE
+    if card.sample != wanted:
+        job = "a job with study_slices" if study_slices else "a job without study_slices"
+        raise FedMendError(f"{card.site}: site.json, field sample: expected {wanted!r} for {job}, got {card.sample!r}")
+    if study_slices and card.color:
+        raise FedMendError(f"{card.site}: site.json, field color: expected false for studies, whose slices are grey")
 
 
 def load_split(
@@ -166,27 +193,36 @@ def load_split(
     Raises:
         FedMendError: a table or an image that cannot be used.
     """
+    check_samples(card, opening.study_slices)
     table = load_table(card, file, classes)
     check(table)
+    count = max(1, opening.study_slices)  # images of a sample
+    paths = table.images
+    if opening.study_slices:
+        paths = tuple(own[k] for own in table.slices for k in spread_slices(len(own), count).tolist())
 
     def where(i: int) -> str:
-        return f"{card.site}: {file} row {table.rows[i]}" if len(table.rows) else f"{card.site}: {file}"
+        study = " study that begins in" if opening.study_slices else ""
+        return f"{card.site}: {file}{study} row {table.rows[i // count]}" if len(table.rows) else f"{card.site}: {file}"
 
     store = open_store(
         opening.cache_dir,
         card.image_root,
-        table.images,
+        paths,
         window=card.window,
         size=opening.image_size,
         where=where,
         color=card.color,
         max_unreadable=opening.max_unreadable,
     )
-    images = store.images
-    if not store.readable.all():
-        table, images = _drop_unreadable(table, store.readable), images[np.flatnonzero(store.readable)]
-        check(table)  # what is left out may have been the only positive
-    return Split(images, table, opening.device)
+    images, readable = store.images, store.readable
+    if opening.study_slices:
+        images, readable = images.reshape(-1, count, *images.shape[1:]), readable.reshape(-1, count).min(1)
+    split = Split(images, table, opening.device)
+    if not readable.all():
+        split = split.chosen(np.flatnonzero(readable))
+        check(split.table)  # what is left out may have been the only positive
+    return split
 
 
 def load_site(

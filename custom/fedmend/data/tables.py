@@ -4,12 +4,12 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from fedmend.data.card import STUDY, SiteCard, stays_below
+from fedmend.data.card import IMAGE, STUDY, SiteCard, stays_below
 from fedmend.data.csv_files import read_csv
 from fedmend.data.identity import canonical, one_path
 from fedmend.errors import FedMendError
@@ -22,13 +22,15 @@ class LabelTable:
 
     Attributes:
         file: the CSV's file name.
-        rows: (N,) row in the CSV of each sample, the header being row 1; what messages name instead of the image.
-        images: N paths below the image root.
+        rows: (N,) row in the CSV of each sample, the header being row 1; what messages name instead of the image. Of a
+            study the first of its rows.
+        images: N paths below the image root; of studies their names.
         patients: N patient keys, empty strings where the table has no ``patient`` column.
         labels: (N, C) int8, read-only; 1, 0 or -1 = not annotated here; columns in the order of ``classes``.
         annotated: (C,) bool, whether the class has a column.
         classes: C class names.
         about: column that describes samples, such as sex or study → N texts; the card names them.
+        slices: of studies the paths of the images of each of the N, in the order of the table; else empty.
     """
 
     file: str
@@ -39,10 +41,39 @@ class LabelTable:
     annotated: np.ndarray
     classes: tuple[str, ...]
     about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slices: tuple[tuple[str, ...], ...] = ()
+
+    def paths(self, sample: int) -> tuple[str, ...]:
+        """The images of a sample, below the image root: one, or the slices of a study."""
+        return self.slices[sample] if self.slices else (self.images[sample],)
+
+    def middle(self, sample: int) -> str:
+        """The image that stands for a sample: of a study the slice in the middle."""
+        paths = self.paths(sample)
+        return paths[len(paths) // 2]
+
+    def chosen(self, keep: np.ndarray) -> "LabelTable":
+        """The samples ``keep``, (n,) numbers."""
+        labels = self.labels[keep]
+        labels.setflags(write=False)
+
+        def some(values: Sequence) -> tuple:
+            return tuple(values[i] for i in keep.tolist())
+
+        return replace(
+            self,
+            rows=self.rows[keep],
+            images=some(self.images),
+            patients=some(self.patients),
+            labels=labels,
+            about={column: some(values) for column, values in self.about.items()},
+            slices=some(self.slices) if self.slices else (),
+        )
 
     def fingerprint(self) -> str:
         """SHA-256 over classes, images and labels: identifies the data set that a ledger belongs to."""
-        digest = hashlib.sha256(json.dumps([self.classes, self.images]).encode())
+        about = [self.classes, self.images, *([self.slices] if self.slices else [])]
+        digest = hashlib.sha256(json.dumps(about).encode())
         digest.update(np.ascontiguousarray(self.labels).tobytes())
         return digest.hexdigest()
 
@@ -96,7 +127,8 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
     """Reads one CSV of the site folder.
 
     Rows that repeat an image with the same labels are dropped; the first one counts. An image is the same however its
-    path is spelled, a patient also where its number is written as 7.0.
+    path is spelled, a patient also where its number is written as 7.0. Where samples are studies, the rows of each are
+    put together.
 
     Args:
         card: the site's card.
@@ -104,12 +136,43 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
         classes: the job's classes; they give the order of the label columns.
 
     Raises:
-        FedMendError: missing file, unknown or missing column, a label other than 1/0/blank, or two rows that give
-            one image different labels.
+        FedMendError: missing file, unknown or missing column, a label other than 1/0/blank, two rows that give one
+            image or study different labels, or a study of two patients.
     """
     where = f"{card.site}: {file}"
     header, records = read_csv(card.folder / file, where)
-    return read_rows(header, records, card.kind, classes, file=file, where=where, columns=card.columns)
+    table = read_rows(header, records, card.kind, classes, file=file, where=where, columns=card.columns)
+    return table if card.sample == IMAGE else by_study(table, where)
+
+
+def by_study(table: LabelTable, where: str) -> LabelTable:
+    """A table whose samples are studies, of one that has a row for each slice.
+
+    Args:
+        table: N slices, with the column ``study``.
+        where: words that name the table in messages.
+
+    Raises:
+        FedMendError: no such column, a slice without a study, or two slices of a study with different labels or
+            patients.
+    """
+    if STUDY not in table.about:
+        raise FedMendError(f"{where}, header: expected a column 'study' for samples that are studies, got none")
+    slices: dict[str, list[int]] = {}
+    for i, name in enumerate(map(canonical, table.about[STUDY])):
+        if not name:
+            raise FedMendError(f"{where} row {table.rows[i]}, column study: expected a study, got a blank")
+        first = slices.setdefault(name, [i])[0]
+        same = f"of row {table.rows[first]}, which is of the same study"
+        if (table.labels[i] != table.labels[first]).any():
+            raise FedMendError(f"{where} row {table.rows[i]}: expected the labels {same}, got others")
+        if table.patients[i] != table.patients[first]:
+            raise FedMendError(f"{where} row {table.rows[i]}, column patient: expected that {same}, got another")
+        if first < i:
+            slices[name].append(i)
+    firsts = np.array([own[0] for own in slices.values()], dtype=np.int64)
+    paths = tuple(tuple(table.images[i] for i in own) for own in slices.values())
+    return replace(table.chosen(firsts), images=tuple(slices), slices=paths)
 
 
 def read_rows(
@@ -174,7 +237,13 @@ def read_rows(
 
 
 def write_table(
-    path: Path, images: Sequence[str], labels: np.ndarray, classes: Sequence[str], *, patients: Sequence[str] = ()
+    path: Path,
+    images: Sequence[str],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    *,
+    patients: Sequence[str] = (),
+    studies: Sequence[str] = (),
 ) -> None:
     """Writes a split CSV: multi-label with one column per given class, or single-label with the column ``label``.
 
@@ -185,12 +254,14 @@ def write_table(
             single-label data.
         classes: C class names; in multi-label data leave a class out to say that it is not annotated.
         patients: N patient keys or nothing.
+        studies: N names of studies or nothing.
     """
+    about = {name: keys for name, keys in (("patient", patients), (STUDY, studies)) if keys}
     single = np.ndim(labels) == 1
     with open(path, "w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["image", *(["patient"] if patients else []), *(["label"] if single else classes)])
+        writer.writerow(["image", *about, *(["label"] if single else classes)])
         for i, image in enumerate(images):
             row = [labels[i]] if single else labels[i]
             cells = ["" if v == NOT_ANNOTATED else classes[v] if single else int(v) for v in row]
-            writer.writerow([image, *([patients[i]] if patients else []), *cells])
+            writer.writerow([image, *(keys[i] for keys in about.values()), *cells])

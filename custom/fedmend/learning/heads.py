@@ -50,9 +50,12 @@ def head_report(
         ridge: lambda.
 
     Raises:
-        FedMendError: no class has two samples with and two without it.
+        FedMendError: no class has two samples with and two without it; or samples are studies, whose logits are not
+            linear in their features.
     """
     table, classifier = site.data.train.table, model.get_submodule("classifier")
+    if table.slices:
+        raise FedMendError(f"{site.name}: {table.file}: expected images for classifiers that are solved, got studies")
     trained = classifier.trained if isinstance(classifier, StageClassifier) else 0
     with one_thread():
         heads = solve_heads(features[:, trained:], labels, ridge, balanced=balanced, patients=table.patients)

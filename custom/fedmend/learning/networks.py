@@ -13,14 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.monai_networks import MONAI, monai_network
-from fedmend.learning.stage_features import (
-    STAGES,
-    StageClassifier,
-    count_features,
-    find_stages,
-    stage_statistics,
-    without_stages,
-)
+from fedmend.learning.network_names import STAGES, STUDY, plain_name
+from fedmend.learning.slice_pooling import of_studies, pooled
+from fedmend.learning.stage_features import StageClassifier, count_features, find_stages, stage_statistics
 from fedmend.learning.twin_network import TwinNetwork
 from fedmend.learning.unet import BasicUNet
 from fedmend.learning.weights import load_initial
@@ -39,12 +34,14 @@ class Network(nn.Module):
         library_heads: what the names of the classifier begin with in the state dict of the library that the network
             comes from; empty: no library has weights for it.
         stages: modules of the backbone that the classifier reads beside the backbone's output.
+        of_studies: a sample is a study of several slices; False: it is an image.
     """
 
     channels = 3
     num_features: int
     library_heads: tuple[str, ...] = ()
     stages: Sequence[nn.Module] = ()
+    of_studies: bool = False
     backbone: nn.Module
     classifier: nn.Module
 
@@ -52,11 +49,18 @@ class Network(nn.Module):
         """(B, channels, H, W) as the backbone takes them; default: as they are."""
         return images
 
+    def features(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) → (B, F); where masks are learnt, (B, F, H, W)."""
+        images = self.prepared(images)
+        return stage_statistics(self.backbone, self.stages, images) if self.stages else self.backbone(images)
+
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, channels, H, W) → features (B, F) and logits (B, C); where masks are learnt, features (B, F, H, W) and
-        logits (B, 1 + C, H, W), channel 0 = background."""
-        images = self.prepared(images)
-        features = stage_statistics(self.backbone, self.stages, images) if self.stages else self.backbone(images)
+        logits (B, 1 + C, H, W), channel 0 = background. Of studies of K slices (B, K * channels, H, W)."""
+        if self.of_studies:
+            slices = images.unflatten(1, (-1, self.channels))
+            return pooled(self.features(slices.flatten(0, 1)).unflatten(0, slices.shape[:2]), self.classifier)
+        features = self.features(images)
         return features, self.classifier(features)
 
 
@@ -326,15 +330,17 @@ def build_network(network: str, num_classes: int) -> nn.Module:
 
     Args:
         network: a key of :data:`NETWORKS`, ``timm/`` and the name of one of timm's, or ``monai/`` and the name of one
-            of MONAI's, with or without arguments; with ``stages/`` before it, its classifier reads all stages, see
-            :mod:`fedmend.learning.stage_features`.
+            of MONAI's, with or without arguments; before it ``stages/`` or ``study/``, see
+            :mod:`fedmend.learning.network_names`.
         num_classes: C.
 
     Raises:
         FedMendError: unknown name.
     """
+    if network.startswith(STUDY):
+        return of_studies(build_network(network.removeprefix(STUDY), num_classes), network)
     if network.startswith(STAGES):
-        return _reading_stages(build_network(without_stages(network), num_classes), network, num_classes)
+        return _reading_stages(build_network(network.removeprefix(STAGES), num_classes), network, num_classes)
     if network.startswith(TIMM):
         return TimmNetwork(network.removeprefix(TIMM), num_classes)
     if network.startswith(MONAI):
@@ -348,7 +354,8 @@ def build_network(network: str, num_classes: int) -> nn.Module:
 
 def _reading_stages(network: Any, name: str, num_classes: int) -> nn.Module:
     """The network with a classifier on all of its stages."""
-    stages = find_stages(network.backbone) if isinstance(getattr(network, "classifier", None), nn.Linear) else []
+    known = isinstance(getattr(network, "classifier", None), nn.Linear) and not network.of_studies
+    stages = find_stages(network.backbone) if known else []
     if not stages:
         raise FedMendError(
             f"job variable network: expected behind {STAGES} a network for labels with stages of convolutions, such as"
@@ -376,6 +383,6 @@ def initial_network(network: str, classes: Sequence[str], seed: int, weights: st
         torch.manual_seed(seed)
         model = build_network(network, len(classes))
     if weights:
-        load_initial(model, without_stages(network), weights)
+        load_initial(model, plain_name(network), weights)
     LOG.info("network %s starts from %s", network, "the given weights file" if weights else "random weights")
     return model

@@ -15,16 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
+from fedmend.learning.network_names import STAGES
 
-STAGES = "stages/"  # before a network's name
 _PARENT = re.compile(r"_?(blocks|stages)", re.ASCII)  # whose children are stages
 _STAGE = re.compile(r"(layer|features\.denseblock)\d", re.ASCII)
 _EDGE = 64  # pixels of the image by which channels are counted
-
-
-def without_stages(network: str) -> str:
-    """The name of a network without ``stages/``."""
-    return network.removeprefix(STAGES)
 
 
 def find_stages(backbone: nn.Module) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.bundles import file_of, from_library, is_bundle
-from fedmend.learning.stage_features import without_stages
+from fedmend.learning.network_names import plain_name
 
 IMAGENET = "imagenet"  # the file in the server's weights folder that is named after the network
 EFFICIENTNET_LITE0 = "efficientnet-lite0"  # the file that the package of this name brings
@@ -45,7 +45,7 @@ def weights_file(weights: str, network: str, app_dir: Path, weights_dir: Path, *
     """
     if not weights:
         return ""
-    network = without_stages(network)
+    network = plain_name(network)
     if weights == IMAGENET:
         if not re.fullmatch(r"((timm|monai)/)?\w+", network, re.ASCII):  # it becomes a path
             raise FedMendError(f"job variable network: expected the name of a network, got {network!r:.60}")

@@ -172,7 +172,8 @@ def _reports(package: OpenedPackage, root: Path, items: Sequence[Item], results:
     files = []
     for study in studies:
         usable = [item for item in members[study["study"]] if not images[item.name]["problem"]]
-        headers = {name: _header(root / name) for name in dict.fromkeys(i.name.partition("#")[0] for i in usable)}
+        names = dict.fromkeys(name.partition("#")[0] for item in usable for name in item.images)
+        headers = {name: _header(root / name) for name in names}
         uids = {str(h.get("StudyInstanceUID")) for h in headers.values() if h is not None}
         if not usable or None in headers.values() or len(uids) != 1:
             continue
@@ -237,10 +238,11 @@ def _report(
 def _behind(
     package: OpenedPackage, name: str, items: Sequence[Item], images: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """The images that a study's probability is of: the one with the highest, or of single labels all."""
+    """The images that a study's probability is of: the one with the highest, or of single labels, and where the model
+    saw the study as a whole, all."""
     if package.kind != MULTILABEL:
-        return [item.name for item in items]
-    return [max((item.name for item in items), key=lambda image: float(images[image][f"{name}_probability"]))]
+        return [image for item in items for image in item.images]
+    return [*max(items, key=lambda item: float(images[item.name][f"{name}_probability"])).images]
 
 
 def _finding(

@@ -72,9 +72,10 @@ def evaluate_package(
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     judged = judged_of(package, place)
     with tempfile.TemporaryDirectory() as cache:
-        opening = Opening(Path(cache), package.preprocessing.image_size, place)
-        held = open_held_out(folder, split, package.kind, package.classes, package.preprocessing, opening)
-        _check_modality(held.card.site, held.card.modality, package.preprocessing.modality)
+        prepared = package.preprocessing
+        opening = Opening(Path(cache), prepared.image_size, place, study_slices=prepared.study_slices)
+        held = open_held_out(folder, split, package.kind, package.classes, prepared, opening)
+        _check_modality(held.card.site, held.card.modality, prepared.modality)
         found = evaluate(judged, held, columns, min_count, place)
     about = {
         "package": package.name,

@@ -144,6 +144,8 @@ def explain(package: OpenedPackage, source: Path, out: Path, *, most: int, devic
     if package.kind == SEGMENTATION:
         raise FedMendError("--explain: expected a model of labels, got one of masks, which says itself what it marks")
     prepared = package.preprocessing
+    if prepared.study_slices:
+        raise FedMendError("--explain: expected a model of images, got one of whole studies")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     explainer = Explainer(package.network().to(place), prepared.image_size)
     shape = (prepared.image_size,) * 2 + (3,) * prepared.color

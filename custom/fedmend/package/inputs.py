@@ -16,24 +16,33 @@ from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
 
 FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
-HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", "SeriesInstanceUID")
+HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", "SeriesInstanceUID", "InstanceNumber")
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image, or where masks are asked for one volume.
+    """One image, or where masks are asked for one volume; of a model of studies one study.
 
     Attributes:
-        name: path below the folder, with ``#number`` behind a volume's slice or a frame; of a DICOM series its UID.
+        name: path below the folder, with ``#number`` behind a volume's slice or a frame; of a DICOM series its UID; of
+            a study what it is called.
         study: what its study is called: StudyInstanceUID, the volume, the folder of a picture or the table's word.
         kind: what it shows, see :func:`fedmend.data.dicom_kinds.kind_of`.
-        files: paths of a DICOM series below the folder; empty: the one of the name.
+        files: paths of a DICOM series below the folder, or of the slices of a study in their order; empty: the one of
+            the name.
+        number: InstanceNumber of a DICOM image, by which the slices of a study are sorted; 0 where it is unknown.
     """
 
     name: str
     study: str
     kind: str = IMAGE
     files: tuple[str, ...] = ()
+    number: int = 0
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Names of all that it is made of."""
+        return self.files or (self.name,)
 
 
 def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, list[Item], int]:
@@ -75,9 +84,20 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
 
 def digest_of(root: Path, items: Sequence[Item]) -> str:
     """SHA-256 over names, sizes and times of all files, which changes when any of them does."""
-    files = dict.fromkeys(file for item in items for file in item.files or [item.name.partition("#")[0]])
+    files = dict.fromkeys(name.partition("#")[0] for item in items for name in item.images)
     about = [[(name, *file_stamp(root / name)[1:]) for name in files], [(i.name, i.study) for i in items]]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def by_study(items: Sequence[Item]) -> list[Item]:
+    """The studies of some images, each where its first image stood."""
+    studies: dict[str, list[Item]] = {}
+    for item in items:
+        studies.setdefault(item.study, []).append(item)
+    return [
+        Item(name, name, files=tuple(item.name for item in sorted(own, key=lambda item: item.number)))
+        for name, own in studies.items()
+    ]
 
 
 def _of_table(file: Path, modality: str) -> list[Item]:
@@ -144,7 +164,7 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
             warnings.simplefilter("ignore")
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
             found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID") or name
-            frames = int(header.get("NumberOfFrames") or 1)
+            frames, place = int(header.get("NumberOfFrames") or 1), int(header.get("InstanceNumber") or 0)
             if not shows_images(header):
                 return
             kinds = [kind_of(header, n)[0] for n in range(frames)]
@@ -158,4 +178,5 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
         series = word_of(header, "SeriesInstanceUID") if frames == 1 else ""
         yield Item(series or name, study, IMAGE if IMAGE in kinds else kinds[0], (name,))
         return
-    yield from (Item(name if frames == 1 else f"{name}#{n}", study, kind) for n, kind in enumerate(kinds))
+    names = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)]
+    yield from (Item(one, study, kind, number=place) for one, kind in zip(names, kinds, strict=True))

@@ -91,6 +91,8 @@ class Package(OpenedPackage):
         asked = [(write, Path(out)) for write, out in forms if out is not None]
         if not asked:
             raise FedMendError("export: expected one of --monai, --onnx and --torch with a place to write to, got none")
+        if self.preprocessing.study_slices:
+            raise FedMendError("export: expected a model of images, got one of whole studies")
         for write, out in asked:
             write(self, out)
         return [out for _, out in asked]

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fedmend.basics.files import write_text
 from fedmend.basics.parallel import mapped
-from fedmend.data.site import Split
+from fedmend.data.site import Split, spread_slices
 from fedmend.data.store import decode
 from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
-from fedmend.package.inputs import Item, digest_of, find_items
+from fedmend.package.inputs import Item, by_study, digest_of, find_items
 from fedmend.package.masks import mask_rows, mask_table
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.probabilities import probabilities
@@ -78,7 +78,10 @@ def predict(
     root, items, left_out = find_items(source, modality=prepared.modality, volumes=masks)
     if masks and isinstance(prepared.window, str):
         raise FedMendError(f"package {package.name}: expected a window in numbers for volumes, got {prepared.window!r}")
-    batch = 1 if masks else max(1, min(BATCH, BATCH_PIXELS // prepared.image_size**2))
+    if prepared.study_slices:
+        items = by_study(items)
+    pixels = prepared.image_size**2 * max(1, prepared.study_slices)
+    batch = 1 if masks else max(1, min(BATCH, BATCH_PIXELS // pixels))
     about = {"package": package.digest, "images": digest_of(root, items), "batch": batch, "device": place.type}
     if package.calibrated:
         about["probabilities"] = "calibrated on the run's validation split"
@@ -157,9 +160,11 @@ def _label_rows(
     prepared = package.preprocessing
     shape = (prepared.image_size,) * 2 + (3,) * prepared.color
     batches = [items[i : i + batch] for i in range(0, len(items), batch)]
-    paths = [[root / item.name for item in some] for some in batches]
+    slices = prepared.study_slices
+    paths = [[root / name for item in some for name in _seen(item, slices)] for some in batches]
     work = partial(decode, window=prepared.window, shape=shape)
-    for some, (images, _) in zip(batches, mapped(work, paths, processes=processes), strict=True):
+    for some, (decoded, _) in zip(batches, mapped(work, paths, processes=processes), strict=True):
+        images = _together(decoded, slices) if slices else decoded
         read = [image for image in images if isinstance(image, np.ndarray)]
         scores = iter(_scores(package, network, np.stack(read), device) if read else ())
         found: list[list[object]] = []
@@ -173,14 +178,30 @@ def _label_rows(
         yield found
 
 
+def _seen(item: Item, slices: int) -> list[str]:
+    """Names of the images that the network sees of an item; of a study some ``slices``, evenly spread, as a site's."""
+    return [item.images[k] for k in spread_slices(len(item.images), slices).tolist()] if slices else [item.name]
+
+
+def _together(decoded: Sequence[np.ndarray | str | None], slices: int) -> list[np.ndarray | str | None]:
+    """(K, S, S) of each study, or why one of its slices is unreadable, of the decoded slices of all, K of each."""
+    found: list[np.ndarray | str | None] = []
+    for i in range(0, len(decoded), slices):
+        own = decoded[i : i + slices]
+        bad = [image for image in own if not isinstance(image, np.ndarray)]
+        found.append(bad[0] if bad else np.stack([image for image in own if isinstance(image, np.ndarray)]))
+    return found
+
+
 @torch.no_grad()
 def _scores(package: OpenedPackage, network: nn.Module, images: np.ndarray, device: torch.device) -> np.ndarray:
-    """(B, C) float32 probabilities of (B, ...) uint8 images, of the logits that
+    """(B, C) float32 probabilities of (B, ...) uint8 images or studies, of the logits that
     :func:`fedmend.learning.inference.infer` gives, calibrated where the package is."""
     prepared, classes = package.preprocessing, package.classes
     labels, annotated = np.zeros((len(images), len(classes)), np.int8), np.ones(len(classes), bool)
     names = ("",) * len(images)
-    table = LabelTable("", np.arange(len(images)), names, names, labels, annotated, classes)
+    slices = (names,) * len(images) if prepared.study_slices else ()
+    table = LabelTable("", np.arange(len(images)), names, names, labels, annotated, classes, slices=slices)
     split = Split(images, table, device, prepared.pixel_mean, prepared.pixel_deviation)
     logits: Tensor = network(split.view(torch.arange(len(images))))[1].float()
     if not torch.isfinite(logits).all():

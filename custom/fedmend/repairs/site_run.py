@@ -24,7 +24,7 @@ OPENED, STAMPS, OPINIONS = "opened", "stamps", "opinions"
 
 
 def files_of(card: SiteCard, train: Any, sample: int) -> tuple[Path, ...]:
-    """The files that a training sample is read from: its image, and of a slice the mask of its volume.
+    """The files that a training sample is read from: its image or slices, and of a slice the mask of its volume.
 
     Args:
         card: the site's card.
@@ -34,7 +34,7 @@ def files_of(card: SiteCard, train: Any, sample: int) -> tuple[Path, ...]:
     if card.kind == SEGMENTATION:
         item = train.items[train.case[sample]]
         return item.image, item.label
-    return (card.image_root / split_frame(train.table.images[sample])[0],)
+    return tuple(dict.fromkeys(card.image_root / split_frame(path)[0] for path in train.table.paths(sample)))
 
 
 def save_opened(state: StateStore, card: SiteCard, classes: Sequence[str], opening: Opening, train: Any) -> None:

@@ -127,7 +127,7 @@ def review_app(desk: Desk, session: Session, hosts: Callable[[], set[str]]) -> S
         Route("/next", pages.next),
         Route("/item/{sample:int}/{label_class:int}", pages.item),
         Route("/judge/{sample:int}/{label_class:int}", pages.judge, methods=["POST"]),
-        Route("/picture/{sample:int}.png", pages.picture),
+        Route("/picture/{number:int}.png", pages.picture),
         Route("/outline/{sample:int}/{which}.png", pages.outline),
         Route("/map/{sample:int}/{label_class:int}.png", pages.map),
         Mount("/static", StaticFiles(directory=HERE / "static")),
@@ -275,9 +275,11 @@ class Pages:
         return f"/item/{found[place][0]}/{found[place][1]}?{_link(choice)}"
 
     def picture(self, request: Request) -> Response:
-        """The image of a sample through a window."""
-        window = [_decimal(request, name) for name in ("centre", "width")]
-        return self._png(lambda: self._shown.png(self._sample(request), *window))
+        """A picture of a sample through a window."""
+        window, number = [_decimal(request, name) for name in ("centre", "width")], request.path_params["number"]
+        if number >= self._shown.count:
+            raise HTTPException(404, "expected the number of a sample, got another")
+        return self._png(lambda: self._shown.png(number, *window))
 
     def outline(self, request: Request) -> Response:
         """Original or changed marks of a slice, to lay over its image."""

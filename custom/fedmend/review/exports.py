@@ -85,7 +85,7 @@ def _corrected(
     new = [name for name, texts in after.items() if name not in header and any(texts)]
     yield ",".join([*written, *(_field(name, "") for name in new)]) + end, 0
     places = {name: header.index(name) for name in ("image", *after) if name in header}
-    sample = {image: number for number, image in enumerate(table.images)}
+    sample = {path: number for number in range(len(table.images)) for path in table.paths(number)}
     for fields, written, end in rows:
         number = sample.get(fields[places["image"]].strip()) if len(fields) == len(header) else None
         differing = 0

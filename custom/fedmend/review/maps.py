@@ -11,6 +11,7 @@ from fedmend.package.explain import Explainer, heat_png
 from fedmend.records.package_files import ABOUT, SUFFIX
 from fedmend.review.desk import Desk
 
+STUDIES = "samples are studies, and maps are of single images"
 NONE = "no model is kept at this site; `fedmend review --model PACKAGE` names the one of the run"
 
 
@@ -30,6 +31,8 @@ class Maps:
     @property
     def problem(self) -> str:
         """Why there are no maps; empty: there are."""
+        if not self._desk.masks and self._desk.data.train.table.slices:
+            return STUDIES
         if self._desk.model is None and not any(self._desk.folder.rglob(f"*{SUFFIX}/{ABOUT}")):
             return NONE
         try:

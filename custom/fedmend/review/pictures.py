@@ -161,11 +161,39 @@ def overlay_png(mask: np.ndarray, color: tuple[int, int, int], *, filled: bool =
     return png_bytes(pixels, FAST)
 
 
+class Slices:
+    """The pictures of a table of studies, which are numbered through: the slices of the first one, of the second, ...
+
+    Args:
+        table: N studies.
+
+    Attributes:
+        count: of all pictures.
+    """
+
+    def __init__(self, table: LabelTable):
+        self._paths = [path for own in table.slices for path in own]
+        self._starts = np.cumsum([0, *map(len, table.slices)]).tolist()
+        self.count = len(self._paths)
+
+    def of(self, sample: int) -> tuple[list[int], int]:
+        """The pictures of a study, and the place among them at which people begin to look: the middle."""
+        numbers = list(range(self._starts[sample], self._starts[sample + 1]))
+        return numbers, len(numbers) // 2
+
+    def path(self, picture: int) -> str:
+        """Of a picture, below the image root."""
+        return self._paths[picture]
+
+
 class Neighbours:
-    """Which samples of a table are of the same patient.
+    """The pictures of a table of images, which have the numbers of their samples, and whose patient they are of.
 
     Args:
         table: N samples; a patient without a key is unknown, and such a sample has no neighbours.
+
+    Attributes:
+        count: N.
     """
 
     def __init__(self, table: LabelTable):
@@ -174,12 +202,17 @@ class Neighbours:
         for sample, patient in enumerate(table.patients):
             if patient:
                 self._samples.setdefault(patient, []).append(sample)
-        self._images = table.images
+        self._images, self.count = table.images, len(table.images)
 
-    def of(self, sample: int) -> list[int]:
-        """The samples of the same patient, itself among them, as people would sort their names: 2 before 10."""
+    def of(self, sample: int) -> tuple[list[int], int]:
+        """The samples of the same patient, as people would sort their names: 2 before 10; and the place of this one."""
         samples = self._samples.get(self._patients[sample], [sample])
-        return sorted(samples, key=lambda other: _natural(self._images[other]))
+        found = sorted(samples, key=lambda other: _natural(self._images[other]))
+        return found, found.index(sample)
+
+    def path(self, picture: int) -> str:
+        """Of a picture, below the image root."""
+        return self._images[picture]
 
 
 def _natural(name: str) -> list:

@@ -12,7 +12,16 @@ from fedmend.repairs.gallery import ADDED, ANNOTATED
 from fedmend.repairs.mask_ledger import MaskLedger
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, Verdict
 from fedmend.review.desk import Desk, Item
-from fedmend.review.pictures import Neighbours, SiteImage, SliceImage, open_picture, open_slice, overlay_png, png
+from fedmend.review.pictures import (
+    Neighbours,
+    SiteImage,
+    SliceImage,
+    Slices,
+    open_picture,
+    open_slice,
+    overlay_png,
+    png,
+)
 from fedmend.review.pictures import picture_problem as problem_of
 
 REMOVED = (220, 50, 47)
@@ -46,7 +55,10 @@ class Shown:
 
     def __init__(self, desk: Desk):
         self._desk = desk
-        self._neighbours = None if desk.masks else Neighbours(desk.data.train.table)
+        self._pictures: Slices | Neighbours | None = None
+        if not desk.masks:
+            table = desk.data.train.table
+            self._pictures = Slices(table) if table.slices else Neighbours(table)
         self._one_at_a_time = threading.Lock()  # the volume that is kept is one
 
     # ---- words ------------------------------------------------------------------------------------------------------
@@ -74,36 +86,42 @@ class Shown:
         return f"{words}, {verdict.reviewer}, {verdict.made[:16].replace('T', ' ')} UTC"
 
     # ---- images -----------------------------------------------------------------------------------------------------
+    @property
+    def count(self) -> int:
+        """Number of pictures: samples, or slices of all studies."""
+        return len(self._desk.data.train) if self._pictures is None else self._pictures.count
+
     def about(self, sample: int) -> dict:
-        """Windows, size and neighbours of an image, and whether it has changed; ``problem`` in their place where it
-        cannot be read."""
+        """Windows and size of the picture of a sample, the numbers of those beside it and its place among them, and
+        whether it has changed; ``problem`` in their place where it cannot be read."""
+        beside, place = self._beside(sample)
         try:
-            picture = self._open(sample)
+            picture = self._open(beside[place])
         except (UnreadableImage, OSError, FedMendError) as e:
-            return {"problem": problem_of(e), "windows": {}, "neighbours": [sample], "place": 0}
-        beside = self._beside(sample)
-        found = {"problem": "", "windows": picture.windows, "neighbours": beside, "place": beside.index(sample)}
+            return {"problem": problem_of(e), "windows": {}, "neighbours": beside[place : place + 1], "place": 0}
+        found = {"problem": "", "windows": picture.windows, "neighbours": beside, "place": place}
         found["changed"] = self._desk.has_changed(sample)
         return found | dict(zip(("rows", "columns"), picture.shape, strict=True))
 
-    def _beside(self, sample: int) -> list[int]:
-        """The slices of the same volume, or the images of the same patient, in order."""
-        if self._neighbours is not None:
-            return self._neighbours.of(sample)
+    def _beside(self, sample: int) -> tuple[list[int], int]:
+        """The slices of the same volume or study, or the images of the same patient, in order; where to begin."""
+        if self._pictures is not None:
+            return self._pictures.of(sample)
         case = self._desk.data.train.case
-        return np.flatnonzero(case == case[sample]).tolist()
+        found = np.flatnonzero(case == case[sample]).tolist()
+        return found, found.index(sample)
 
-    def _open(self, sample: int) -> SiteImage:
+    def _open(self, picture: int) -> SiteImage:
         train = self._desk.data.train
-        if self._neighbours is not None:
-            return open_picture(self._desk.card, train.table.images[sample])
-        return open_slice(self._desk.card, train.items[train.case[sample]], int(train.plane[sample]))
+        if self._pictures is not None:
+            return open_picture(self._desk.card, self._pictures.path(picture))
+        return open_slice(self._desk.card, train.items[train.case[picture]], int(train.plane[picture]))
 
-    def png(self, sample: int, centre: float | None = None, width: float | None = None) -> bytes:
-        """The image as PNG.
+    def png(self, picture: int, centre: float | None = None, width: float | None = None) -> bytes:
+        """A picture as PNG.
 
         Args:
-            sample: sample number.
+            picture: its number.
             centre: of the window; None: that of the site.
             width: likewise.
 
@@ -111,7 +129,7 @@ class Shown:
             UnreadableImage, OSError, FedMendError: see :func:`fedmend.review.pictures.open_picture` and ``open_slice``.
         """
         with self._one_at_a_time:
-            return png(self._open(sample), centre, width)
+            return png(self._open(picture), centre, width)
 
     def outline(self, sample: int, which: str) -> bytes:
         """Marks of a slice as a PNG to lay over its image.

@@ -7,7 +7,7 @@ from importlib import metadata
 from fedmend.basics.files import sha256
 from fedmend.errors import FedMendError
 from fedmend.learning.bundles import file_of
-from fedmend.learning.stage_features import without_stages
+from fedmend.learning.network_names import plain_name
 
 # The server's; other versions may give other numbers.
 PACKAGES = ("fedmend", "nvflare", "torch", "torchvision", "monai", "numpy")
@@ -30,7 +30,7 @@ def fingerprint(*settings: Mapping[str, object], weights: str = "") -> dict[str,
         weights: file of the initial weights, or empty.
     """
     given = {k: v for mapping in settings for k, v in mapping.items()}
-    packages = (*PACKAGES, "timm") if without_stages(str(given.get("network", ""))).startswith("timm/") else PACKAGES
+    packages = (*PACKAGES, "timm") if plain_name(str(given.get("network", ""))).startswith("timm/") else PACKAGES
     found: dict[str, object] = {name: _version(name) for name in packages}
     file = file_of(weights) if weights else None
     found[WEIGHTS] = sha256(file) if file and file.is_file() else ""

@@ -14,10 +14,12 @@ def check_refit(census: Census) -> None:
     """Refuses a refit that some site could not take part in, before anything is trained.
 
     Raises:
-        FedMendError: masks, or a site that keeps differential privacy.
+        FedMendError: masks, studies, or a site that keeps differential privacy.
     """
     if census.kind.name == SEGMENTATION:
         raise FedMendError("job variable refit: expected false for masks, got true")
+    if census.preprocessing.study_slices:
+        raise FedMendError("job variable refit: expected false for studies, got true")
     if private := sorted(site for site, told in census.described.items() if told.get("privacy")):
         raise FedMendError(f"job variable refit: expected false with differential privacy at {', '.join(private)}")
 

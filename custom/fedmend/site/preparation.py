@@ -1,18 +1,25 @@
 """How a site prepares its images, as it tells the server at the census."""
 
+from collections.abc import Sequence
+
 from fedmend.data.card import SiteCard
-from fedmend.data.site import Split
+from fedmend.data.site import Split, check_samples
 from fedmend.data.slices import VolumeSplit
+from fedmend.errors import FedMendError
+from fedmend.labels import SEGMENTATION
+from fedmend.learning.network_names import STUDY, plain_name
+from fedmend.learning.networks import TIMM
 from fedmend.preprocessing import MODALITIES, Preprocessing
 
 
-def preprocessing_of(card: SiteCard, split: Split | VolumeSplit, image_size: int) -> Preprocessing:
+def preprocessing_of(card: SiteCard, split: Split | VolumeSplit, image_size: int, study_slices: int) -> Preprocessing:
     """What a site does with a file.
 
     Args:
         card: the site's card.
         split: one of the site's, as it was opened.
         image_size: edge length in pixels that every image is resized to.
+        study_slices: slices of a study that the network sees; 0: samples are images.
     """
     mean, deviation = (split.mean, split.deviation) if isinstance(split, Split) else ((0,), (1,))
     return Preprocessing(
@@ -22,4 +29,31 @@ def preprocessing_of(card: SiteCard, split: Split | VolumeSplit, image_size: int
         pixel_mean=tuple(map(float, (*mean, *mean, *mean)[:3])),  # one number stands for all colours
         pixel_deviation=tuple(map(float, (*deviation, *deviation, *deviation)[:3])),
         modality=card.modality if card.modality in MODALITIES else "",
+        study_slices=study_slices,
     )
+
+
+def check_preparation(card: SiteCard, network: str, scaling: tuple[Sequence, Sequence], study_slices: int) -> None:
+    """Refuses a job whose settings of images do not fit its network or the site's data, before these are opened.
+
+    Args:
+        card: the site's card.
+        network: the job's.
+        scaling: its ``pixel_mean`` and ``pixel_deviation``.
+        study_slices: slices of a study that the network sees; 0: samples are images.
+
+    Raises:
+        FedMendError: names the job's variables, or the card's field.
+    """
+    check_samples(card, study_slices)
+    if network.startswith(STUDY) != bool(study_slices):
+        raise FedMendError(
+            f"{card.site}: job variables network, study_slices: expected slices for a network behind {STUDY} and"
+            f" for no other, got {network:.60} and {study_slices}"
+        )
+    if scaling[0] and (card.kind == SEGMENTATION or plain_name(network).startswith(TIMM)):
+        got = "volumes" if card.kind == SEGMENTATION else network
+        raise FedMendError(
+            f"{card.site}: job variables pixel_mean, pixel_deviation: expected empty lists for volumes and for networks"
+            f" of timm, which have their own scaling, got {list(scaling[0])}, {list(scaling[1])} for {got}"
+        )

@@ -19,12 +19,10 @@ from fedmend.data.site import Opening
 from fedmend.errors import FedMendError, check_variables, said_by
 from fedmend.fields import check_fields
 from fedmend.kinds import Kind, kind_of
-from fedmend.labels import SEGMENTATION
 from fedmend.learning.heads import REFIT, refit_report
 from fedmend.learning.inference import Stopped
 from fedmend.learning.local_norm import check_norm, keep_norm, put_norm
-from fedmend.learning.networks import TIMM, build_network
-from fedmend.learning.stage_features import without_stages
+from fedmend.learning.networks import build_network
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights, set_weights
 from fedmend.messages import CENSUS, COLLECT, EVALUATE, KEEP_MODEL, LONGEST_ERROR, TRAIN, Question, RunSpec, SiteResult
@@ -40,7 +38,7 @@ from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
 from fedmend.site.limits import Clock, check_question, check_step, count_task, step_bytes
 from fedmend.site.own_results import OwnResults
-from fedmend.site.preparation import preprocessing_of
+from fedmend.site.preparation import check_preparation, preprocessing_of
 from fedmend.site.privacy import OverBudget
 from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, withhold
 from fedmend.site.unexpected import log_unexpected
@@ -51,6 +49,7 @@ PREDECESSOR = 30.0  # seconds until the process of an earlier job has ended
 # What a job may ask a site to hold; no honest job comes near it, and more would fill memory or disk.
 LARGEST_IMAGE = 2048
 LARGEST_BATCH = 2**28  # pixels
+MOST_SLICES = 512  # of a study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +64,7 @@ class SiteSettings:
         pixel_mean: of labelled pictures, 0 to 1: one number, or one for each colour; empty: ImageNet's. Not for
             volumes or a network of timm, which have their own.
         pixel_deviation: of the same pictures, > 0; as many numbers as means.
+        study_slices: slices of each study that the network sees, evenly spread; 0: samples are images.
         phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``.
     """
 
@@ -74,15 +74,18 @@ class SiteSettings:
     all_labels: bool = False
     pixel_mean: Sequence[float] = ()
     pixel_deviation: Sequence[float] = ()
+    study_slices: int = 0
     phantom: PhantomSpec | None = None
 
     def __post_init__(self) -> None:
         image_size, batch_size = self.image_size, self.batch_size
         if batch_size < 2 or image_size < 32:
             raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
-        if image_size > LARGEST_IMAGE or batch_size * image_size**2 > LARGEST_BATCH:
+        check_variables(0 <= self.study_slices <= MOST_SLICES, f"0 to {MOST_SLICES}", study_slices=self.study_slices)
+        if image_size > LARGEST_IMAGE or batch_size * max(1, self.study_slices) * image_size**2 > LARGEST_BATCH:
+            slices = " * study_slices" if self.study_slices else ""
             raise ValueError(
-                f"expected image_size <= {LARGEST_IMAGE} and batch_size * image_size^2 <= {LARGEST_BATCH}, got"
+                f"expected image_size <= {LARGEST_IMAGE} and batch_size{slices} * image_size^2 <= {LARGEST_BATCH}, got"
                 f" image_size {image_size} and batch_size {batch_size}"
             )
         mean, deviation = self.pixel_mean, self.pixel_deviation
@@ -326,12 +329,7 @@ class SiteWorker:
         if card.kind not in self._method.KINDS:
             known = f"{' or '.join(map(repr, self._method.KINDS))} for the method of this job"
             raise FedMendError(f"{name}: site.json, field task: expected {known}, got {card.kind!r}")
-        if scaling[0] and (card.kind == SEGMENTATION or without_stages(run.network).startswith(TIMM)):
-            got = "volumes" if card.kind == SEGMENTATION else run.network
-            raise FedMendError(
-                f"{name}: job variables pixel_mean, pixel_deviation: expected empty lists for volumes and for networks"
-                f" of timm, which have their own scaling, got {list(scaling[0])}, {list(scaling[1])} for {got}"
-            )
+        check_preparation(card, run.network, scaling, chosen.study_slices)
         if config.privacy:
             check_bearable(name, self._method, run.network, decay=chosen.trainer.decay)
         check_norm(name, chosen.trainer.norm, self._method, run.network, private=config.privacy is not None)
@@ -341,7 +339,8 @@ class SiteWorker:
         state = StateStore(state_dir)
         need = self._step_bytes(state, run)
         check_step(name, config, device, need)
-        opening = Opening(config.cache_dir, chosen.image_size, device, config.max_unreadable, chosen.all_labels)
+        how = (config.max_unreadable, chosen.all_labels, chosen.study_slices)
+        opening = Opening(config.cache_dir, chosen.image_size, device, *how)
         data = kind.load(card, run.classes, opening)
         if scaling[0]:
             data = data.scaled(*map(tuple, scaling))
@@ -369,7 +368,7 @@ class SiteWorker:
         """Estimated once in a run: PyTorch imports its compiler for it, which takes 2 seconds in each new process."""
         chosen = self._settings
         step: dict[str, Any] = {"network": run.network, "num_classes": len(run.classes)}
-        step |= {"images": chosen.batch_size, "edge": chosen.image_size}
+        step |= {"images": chosen.batch_size * max(1, chosen.study_slices), "edge": chosen.image_size}
         known = state.load(STEP)
         if known is None or known["step"] != step:
             known = {"step": step, "bytes": step_bytes(**step)}
@@ -379,6 +378,7 @@ class SiteWorker:
     def _census(self, opened: OpenSite) -> dict:
         data, kind = opened.site.data, opened.kind
         splits = {"train": data.train, **data.evaluation}
+        size = (self._settings.image_size, self._settings.study_slices)
         return {
             "annotated": data.annotated,
             "positives": kind.positives(data),
@@ -386,7 +386,7 @@ class SiteWorker:
             "data": data_marks(opened.site.state, splits),
             "kind": kind.name,
             "phantom": opened.card.phantom,
-            "preprocessing": preprocessing_of(opened.card, data.train, self._settings.image_size).told(),
+            "preprocessing": preprocessing_of(opened.card, data.train, *size).told(),
             **({} if self._settings.all_labels else kind.census_extras(opened.card)),
         }
 

@@ -1,6 +1,5 @@
 """A site folder as a package sees it: the same preprocessing, the labels with what was repaired and said."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,11 +71,14 @@ def open_home(
         raise FedMendError("expected a site folder, or the state of a run at a site, got neither")
     card = load_card(folder, name) if folder else known[0]  # type: ignore[index]  # one of them is there
     _check(card, package)
-    opening = Opening(known[2].cache_dir if known else work, package.preprocessing.image_size, place)
+    prepared = package.preprocessing
+    opening = Opening(
+        known[2].cache_dir if known else work, prepared.image_size, place, study_slices=prepared.study_slices
+    )
     kind = kind_of(card.kind)
     data = kind.load(card, package.classes, opening)
     if card.kind != SEGMENTATION:
-        data = data.scaled(package.preprocessing.pixel_mean, package.preprocessing.pixel_deviation)
+        data = data.scaled(prepared.pixel_mean, prepared.pixel_deviation)
     repaired = 0
     if state:
         ledger = kind.open_ledger(state / LEDGER_NAME, card, data)
@@ -123,11 +125,4 @@ def _labelled(data: SiteData, site: str) -> SiteData:
     if len(keep) == len(train):
         return data
 
-    def some(names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names[i] for i in keep.tolist())
-
-    old = train.table
-    table = replace(
-        old, rows=old.rows[keep], images=some(old.images), patients=some(old.patients), labels=old.labels[keep]
-    )
-    return replace(data, train=replace(train, table=table, images=train.images[keep]))
+    return replace(data, train=train.chosen(keep))

@@ -353,3 +353,49 @@ def test_columns_that_the_card_names_are_read_beside_the_labels(tmp_path):
         table_of(tmp_path, "image,sex,a\n1.png,F,1\n")
     with refused("site-1: site.json, field columns: expected a list of names of columns, got another str"):
         card_with(tmp_path, columns="sex")
+
+
+# ---- studies --------------------------------------------------------------------------------------------------------
+def studies_of(folder, text):
+    card = card_with(folder, sample="study")
+    (folder / "train.csv").write_text(text)
+    return load_table(card, "train.csv", ("a", "b"))
+
+
+def test_rows_of_one_study_are_one_sample_wherever_they_stand(tmp_path):
+    table = studies_of(tmp_path, "image,patient,study,a\n1.png,P,S,1\n2.png,Q,T,0\n3.png,P,S,1\n")
+    assert (table.images, table.slices) == (("S", "T"), (("1.png", "3.png"), ("2.png",)))
+    assert (table.patients, table.rows.tolist()) == (("P", "Q"), [2, 3])
+    assert table.labels.tolist() == [[1, -1], [0, -1]]
+    assert (table.paths(0), table.middle(0), table.middle(1)) == (("1.png", "3.png"), "3.png", "2.png")
+
+
+def test_other_slices_make_other_data(tmp_path):
+    one, other = (studies_of(tmp_path, f"image,study,a\n1.png,S,1\n{n}.png,S,1\n") for n in (2, 3))
+    assert one.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("image,a\n1.png,1\n", "train.csv, header: expected a column 'study' for samples that are studies, got none"),
+        ("image,study,a\n1.png, ,1\n", "train.csv row 2, column study: expected a study, got a blank"),
+        (
+            "image,study,a\n1.png,S,1\n2.png,S,0\n",
+            "train.csv row 3: expected the labels of row 2, which is of the same study, got others",
+        ),
+        (
+            "image,patient,study,a\n1.png,P,S,1\n2.png,Q,S,1\n",
+            "train.csv row 3, column patient: expected that of row 2, which is of the same study, got another",
+        ),
+    ],
+)
+def test_studies_that_cannot_be_are_refused(tmp_path, text, sentence):
+    with refused(f"site-1: {sentence}"):
+        studies_of(tmp_path, text)
+
+
+def test_a_sample_is_an_image_or_a_study(tmp_path):
+    assert card_with(tmp_path).sample == "image"
+    with refused("site-1: site.json, field sample: expected one of ['image', 'study'], got another str"):
+        card_with(tmp_path, sample="series")

@@ -8,7 +8,7 @@ from torch_factories import CPU, make_split
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, draw_views
 from fedmend.data.card import load_card
-from fedmend.data.site import Opening, load_site, load_truth
+from fedmend.data.site import Opening, load_site, load_truth, spread_slices
 from fedmend.data.tables import write_table
 
 TRUTH = np.where(LABELS < 0, 1, LABELS)
@@ -208,3 +208,75 @@ def test_changed_pixels_leave_the_image_store_alone():
     before = split.images.copy()
     split.pixels(torch.arange(3)).mul_(0)
     assert np.array_equal(split.images, before)
+
+
+# ---- studies --------------------------------------------------------------------------------------------------------
+STUDIES = ["s1", "s1", "s2", "s2", "s2", "s3"]
+OF_STUDIES = [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_some_slices_of_each_study_are_opened_evenly_spread(tmp_path):
+    folder = make_site_folder(tmp_path / "s", OF_STUDIES, studies=STUDIES, splits=("test",))
+    data = opened(folder, study_slices=2)
+    assert (len(data.train), data.train.images.shape) == (3, (3, 2, 8, 8))
+    assert data.train.table.images == ("s1", "s2", "s3")
+    assert data.train.labels.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    chosen = [[0, 1], [2, 4], [5, 5]]  # the only slice of s3 twice
+    expected = [[pixels(n) for n in own] for own in chosen]
+    assert np.array_equal(data.train.images, expected)
+    assert data.train.table.patients == ("p of s1", "p of s2", "p of s3")
+    assert len(data.evaluation["test"]) == 3
+
+
+def test_slices_are_spread_from_the_first_to_the_last():
+    assert spread_slices(9, 5).tolist() == [0, 2, 4, 6, 8]
+    assert spread_slices(34, 4).tolist() == [0, 11, 22, 33]
+    assert spread_slices(2, 5).tolist() == [0, 0, 0, 1, 1]
+
+
+def test_the_network_gets_slice_after_slice_scaled_like_images(tmp_path):
+    train = opened(make_site_folder(tmp_path / "s", OF_STUDIES, studies=STUDIES), study_slices=3).train
+    index = torch.tensor([1, 0])
+    assert torch.equal(train.pixels(index)[0], torch.stack([torch.tensor(pixels(n)) for n in (2, 3, 4)]) / 255)
+    view = train.view(index)
+    assert view.shape == (2, 9, 8, 8)
+    plain = opened(make_site_folder(tmp_path / "plain", OF_STUDIES)).train
+    assert torch.equal(view[0], plain.view(torch.tensor([2, 3, 4])).flatten(0, 1))
+
+
+def test_all_slices_of_a_study_move_together(tmp_path):
+    train = opened(make_site_folder(tmp_path / "s", OF_STUDIES, studies=STUDIES), study_slices=2).train
+    views = draw_views(3, 1, torch.Generator().manual_seed(0))[0]
+    found = train.view(torch.tensor([1]), views)
+    plain = opened(make_site_folder(tmp_path / "plain", OF_STUDIES)).train
+    each = [plain.view(torch.tensor([n]), views[[1]].expand(6, 2, 3)) for n in (2, 4)]
+    assert torch.allclose(found[0], torch.cat(each).flatten(0, 1), atol=1e-6)
+
+
+def test_a_study_with_an_unreadable_slice_is_left_out(tmp_path):
+    folder = make_site_folder(tmp_path / "s", OF_STUDIES, studies=STUDIES)
+    (folder / "images" / "img4.png").write_bytes(b"no image")
+    train = opened(folder, study_slices=2, max_unreadable=1).train
+    assert (train.table.images, train.table.slices[1]) == (("s1", "s3"), ("img5.png",))
+    assert np.array_equal(train.images[1, 0], pixels(5))
+    words = "expected a PNG or JPEG picture, got a corrupt or truncated file (UnidentifiedImageError)"
+    with refused(f"site-1: train.csv study that begins in row 4: {words} (max_unreadable allows 0, got 1)"):
+        opened(folder, study_slices=2)
+
+
+def test_the_truth_of_studies_is_read_study_by_study(tmp_path):
+    folder = make_site_folder(tmp_path / "s", OF_STUDIES, studies=STUDIES, truth=[[1, 1, 1]] * 2 + [[0, 0, 0]] * 4)
+    train = opened(folder, study_slices=2).train
+    truth = load_truth(load_card(folder, "site-1"), CLASSES, train.table.images)
+    assert truth.tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
+
+
+def test_samples_must_be_those_of_the_job(tmp_path):
+    studies, images = make_site_folder(tmp_path / "s", OF_STUDIES, studies=STUDIES), make_site_folder(tmp_path / "i")
+    with refused("site-1: site.json, field sample: expected 'image' for a job without study_slices, got 'study'"):
+        opened(studies)
+    with refused("site-1: site.json, field sample: expected 'study' for a job with study_slices, got 'image'"):
+        opened(images, study_slices=4)
+    colour = make_site_folder(tmp_path / "c", OF_STUDIES, studies=STUDIES, color=True)
+    with refused("site-1: site.json, field color: expected false for studies, whose slices are grey"):
+        opened(colour, study_slices=4)

@@ -240,6 +240,18 @@ def test_of_single_labels_the_report_names_all_images_and_one_finding_is_present
     assert all(len(named) == 4 for _, _, named in said.values())
 
 
+def test_the_report_of_a_model_of_studies_names_all_slices(tmp_path):
+    made = make_package(tmp_path, network="study/resnet_narrow", study_slices=2)
+    for number in (1, 2, 3):
+        stored = np.random.default_rng(number).integers(0, 80, (40, 40))
+        uids = {"StudyInstanceUID": "1.5", "SeriesInstanceUID": "1.5.1", "SOPInstanceUID": f"1.5.1.{number}"}
+        make_dicom(tmp_path / "in" / f"{number}.dcm", stored, InstanceNumber=number, **uids)
+    found = made.predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "sr")
+    said = findings(highdicom.sr.srread(found.dicom[0]))
+    assert {*said} == {"edema", "nodule"}
+    assert all({uid for uid, _ in named} == {f"1.5.1.{n}" for n in (1, 2, 3)} for _, _, named in said.values())
+
+
 def test_a_second_call_writes_the_same_objects(tmp_path):
     made = make_package(tmp_path)
     series(tmp_path / "in", AXIAL)

@@ -35,11 +35,21 @@ def with_columns(folder, **columns):
 def of_a_run(package, folder, cache):
     """Counts of the test split as a site of a run makes them."""
     kind, card = kind_of(package.kind), load_card(folder, "site-1")
-    data = kind.load(card, package.classes, Opening(cache, 32, torch.device("cpu")))
+    slices = package.preprocessing.study_slices
+    data = kind.load(card, package.classes, Opening(cache, 32, torch.device("cpu"), study_slices=slices))
     if package.kind != "segmentation":
         data = data.scaled(package.preprocessing.pixel_mean, package.preprocessing.pixel_deviation)
     site = Site("site-1", torch.device("cpu"), data, None, None, 4)
     return kind.evaluate(package.network(), data.evaluation["test"], site)
+
+
+def test_studies_are_measured_as_at_a_site_of_a_run(tmp_path):
+    studies = [f"s{n // 2}" for n in range(24)]
+    folder = make_site_folder(tmp_path / "site-1", MANY.repeat(2, 0)[:24], splits=("test",), studies=studies)
+    package = make_package(tmp_path, classes=CLASSES, network="study/resnet_narrow", study_slices=2, **NONE)
+    found = package.evaluate(folder, tmp_path / "out")
+    assert np.array_equal(found.counts, of_a_run(package, folder, tmp_path / "cache"))
+    assert found.counts[0].sum() == 12
 
 
 @pytest.mark.parametrize("kind", ["multilabel", "singlelabel", "segmentation"])

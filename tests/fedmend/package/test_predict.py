@@ -17,6 +17,7 @@ from fedmend.data.readers import read_image, resize
 from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
 from fedmend.package import predict as module
+from fedmend.package.explain import explain
 from fedmend.package.inputs import find_items
 from fedmend.records.package_files import write_package
 
@@ -80,6 +81,46 @@ def test_scores_are_those_of_the_pixels_that_a_site_would_have_stored(tmp_path):
     assert [float(s["nodule_probability"]) for s in studies] == pytest.approx(
         [wanted[::2, 1].max(), wanted[1::2, 1].max()]
     )
+
+
+def test_a_model_of_studies_sees_some_slices_of_each_in_the_order_of_their_numbers(tmp_path):
+    for n, number in enumerate((3, 1, 2, 4)):
+        stored = np.random.default_rng(number).integers(0, 80, (40, 40))
+        make_dicom(tmp_path / "in" / f"{n}.dcm", stored, StudyInstanceUID="1.5", InstanceNumber=number)
+    slices(tmp_path / "in" / "others", 2)
+    made = package(tmp_path, network="study/resnet_narrow", study_slices=2)
+    made.predict(tmp_path / "in", tmp_path / "out")
+    rows = table(tmp_path / "out" / "predictions.csv")
+    assert [row["study"] for row in rows] == ["1.5", "1.0", "1.1"]
+    seen = [resize(read_image(tmp_path / "in" / f"{n}.dcm", (40.0, 80.0)), 32) for n in (1, 3)]  # numbers 1 and 4
+    pixels = torch.from_numpy(np.stack(seen)).float().div(255).sub(0.5).div(0.25)[:, None].expand(-1, 3, -1, -1)
+    with torch.no_grad():
+        wanted = made.network()(pixels.flatten(0, 1)[None])[1].sigmoid().numpy()[0]
+    assert [float(rows[0][f"{c}_probability"]) for c in CLASSES] == pytest.approx(wanted, abs=1e-6)
+    studies = table(tmp_path / "out" / "studies.csv")
+    assert [(s["study"], s["images"], s["edema_probability"]) for s in studies] == [
+        (row["study"], "1", row["edema_probability"]) for row in rows
+    ]
+
+
+def test_a_study_with_a_slice_that_cannot_be_read_is_a_row_with_the_reason(tmp_path):
+    slices(tmp_path / "in", 4)
+    (tmp_path / "list.csv").write_text("image,study\nin/0.dcm,s\nin/2.dcm,s\nin/1.dcm,t\nin/9.dcm,t\n")
+    found = package(tmp_path, network="study/resnet_narrow", study_slices=2).predict(
+        tmp_path / "list.csv", tmp_path / "out"
+    )
+    assert (found.images, found.problems) == (2, 1)
+    assert [row["problem"] for row in table(tmp_path / "out" / "predictions.csv")] == ["", "expected a file, not found"]
+
+
+def test_a_model_of_studies_has_no_maps_and_no_other_form(tmp_path):
+    slices(tmp_path / "in", 2)
+    made = package(tmp_path, network="study/resnet_narrow", study_slices=2)
+    made.predict(tmp_path / "in", tmp_path / "out")
+    with refused("--explain: expected a model of images, got one of whole studies"):
+        explain(made, tmp_path / "in", tmp_path / "out", most=1)
+    with refused("export: expected a model of images, got one of whole studies"):
+        made.export(onnx=tmp_path / "model.onnx")
 
 
 def test_the_stored_threshold_decides_and_the_band_around_it_is_not_sure(tmp_path):

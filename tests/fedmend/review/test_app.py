@@ -1,8 +1,10 @@
 import os
 import re
+from io import BytesIO
 
 import numpy as np
 import pytest
+from factories import pixels
 from PIL import Image
 from review_factories import ORIGIN, Browser, make_desk, make_mask_run, make_run, words
 
@@ -214,3 +216,18 @@ def test_nothing_is_kept_by_the_browser_or_loaded_from_elsewhere(browser):
 
 def test_other_methods_are_refused(browser):
     assert browser.client.request("DELETE", "/item/0/1").status_code == 405
+
+
+def test_the_slices_of_a_study_can_be_walked_from_its_middle(tmp_path):
+    labels, studies = [[1, -1, 0]] * 3 + [[0, -1, 1]] * 2, ["s1"] * 3 + ["s2"] * 2
+    desk = make_desk(tmp_path, (1, 1, 1, 0, 0.9), labels=labels, studies=studies, study_slices=2)
+    browser = Browser(desk)
+    page = browser.get("/item/1/1").text
+    assert 'data-neighbours="[3, 4]" data-place="1"' in page
+    pictures = [browser.get(f"/picture/{number}.png") for number in range(6)]
+    assert [picture.status_code for picture in pictures] == [200] * 5 + [404]
+    seen = [np.asarray(Image.open(BytesIO(picture.content)))[0, 0, 0] for picture in pictures[:5]]
+    assert seen == [pixels(n)[0, 0] for n in range(5)]
+    assert "maps are of single images" in words(browser.get("/item/1/1"))
+    browser.judge(1, "accept")
+    assert [v.sample for v in desk.ledger.verdicts()] == [1]

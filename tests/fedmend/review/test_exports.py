@@ -80,6 +80,16 @@ def test_a_class_without_a_column_gets_one_when_a_sample_has_a_label_in_it(tmp_p
     ]
 
 
+def test_every_row_of_a_study_gets_its_corrected_label(tmp_path):
+    folder = make_site_folder(tmp_path / "s", [[1, 0, 0]] * 2 + [[0, 1, 1]], studies=["s1", "s1", "s2"])
+    card = load_card(folder, "site-1")
+    table = load_table(card, "train.csv", CLASSES)
+    labels = np.array([[1, 0, 1], [0, 1, 1]], dtype=np.int8)
+    assert write_table(card, table, labels, tmp_path / "out.csv") == 2
+    rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert [row[-5:] for row in rows[1:]] == ["1,0,1", "1,0,1", "0,1,1"]
+
+
 def test_the_copy_is_read_back_as_the_corrected_labels(tmp_path):
     card, table = opened(make_site_folder(tmp_path / "site"))
     labels = np.random.default_rng(0).integers(-1, 2, LABELS.shape).astype(np.int8)

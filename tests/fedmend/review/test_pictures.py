@@ -19,7 +19,7 @@ from fedmend.data.readers import read_image
 from fedmend.data.tables import LabelTable
 from fedmend.labels import MULTILABEL
 from fedmend.repairs.gallery import LINE
-from fedmend.review.pictures import Neighbours, open_picture, open_slice, overlay_png, picture_problem, png
+from fedmend.review.pictures import Neighbours, Slices, open_picture, open_slice, overlay_png, picture_problem, png
 
 HU = np.array([[-10, 0, 20], [40, 80, 100]])
 ORANGE = (230, 159, 0)
@@ -270,19 +270,27 @@ def table_of(images, patients):
 def test_neighbours_are_the_samples_of_the_patient_in_the_order_of_their_numbers():
     images = ["a/slice10.dcm", "b/slice1.dcm", "a/slice2.dcm", "a/slice1.dcm", "v.nii#10", "v.nii#9"]
     neighbours = Neighbours(table_of(images, ["P", "Q", "P", "P", "R", "R"]))
-    assert neighbours.of(0) == neighbours.of(3) == [3, 2, 0]
-    assert neighbours.of(1) == [1]
-    assert neighbours.of(4) == [5, 4]
+    assert [neighbours.of(sample) for sample in (0, 3)] == [([3, 2, 0], 2), ([3, 2, 0], 0)]
+    assert neighbours.of(1) == ([1], 0)
+    assert neighbours.of(4) == ([5, 4], 1)
+    assert (neighbours.count, neighbours.path(3)) == (6, "a/slice1.dcm")
+
+
+def test_the_pictures_of_studies_are_numbered_through_and_begin_in_the_middle():
+    table = replace(table_of(["s1", "s2"], ["", ""]), slices=(("a.dcm", "b.dcm", "c.dcm"), ("d.dcm", "e.dcm")))
+    slices = Slices(table)
+    assert [slices.of(sample) for sample in (0, 1)] == [([0, 1, 2], 1), ([3, 4], 1)]
+    assert (slices.count, slices.path(2), slices.path(4)) == (5, "c.dcm", "e.dcm")
 
 
 def test_a_sample_without_a_patient_has_no_neighbours():
     neighbours = Neighbours(table_of(["1.png", "2.png"], ["", ""]))
-    assert [neighbours.of(sample) for sample in (0, 1)] == [[0], [1]]
+    assert [neighbours.of(sample) for sample in (0, 1)] == [([0], 0), ([1], 0)]
 
 
 def test_names_of_any_kind_can_be_put_in_order():
     images = ["7", "a", "007b", "a1", "9" * 5000, "٣", "", "1a1"]
-    order = Neighbours(table_of(images, ["P"] * 8)).of(0)
+    order, _ = Neighbours(table_of(images, ["P"] * 8)).of(0)
     assert [images[sample][:6] for sample in order] == ["", "1a1", "7", "007b", "999999", "a", "a1", "٣"]
 
 
@@ -291,7 +299,7 @@ def test_neighbours_of_a_hundred_thousand_samples_are_quick():
     started = time.perf_counter()
     neighbours = Neighbours(table_of(images, [f"P{i % 2500}" for i in range(100_000)]))
     for sample in range(100):
-        assert len(neighbours.of(sample)) == 40
+        assert len(neighbours.of(sample)[0]) == 40
     assert time.perf_counter() - started < 2
 
 
