@@ -31,7 +31,7 @@ def label(patient, k):
     return [int(c == patient % 6 and k < 3) for c in range(5)]
 
 
-def write_dicom(path, patient="", scanner=""):
+def write_dicom(path, patient="", scanner="", place=None):
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, "1.2.3"
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -41,6 +41,8 @@ def write_dicom(path, patient="", scanner=""):
         image.PatientID = patient
     if scanner:
         image.StationName = scanner
+    if place is not None:
+        image.StudyInstanceUID, image.ImagePositionPatient = f"1.2.{int(patient[1:])}", [0, 0, place]
     image.Rows = image.Columns = 8
     image.BitsAllocated = image.BitsStored = 16
     image.HighBit, image.PixelRepresentation, image.SamplesPerPixel = 15, 0, 1
@@ -71,7 +73,8 @@ def write_download(source):
     (source / "stage_2_train").mkdir()
     for p in range(PATIENTS):
         for k in range(SLICES):
-            write_dicom(source / "stage_2_train" / f"{slice_id(p, k)}.dcm", f"P{p:02d}", f"CT{station(p)}")
+            file = source / "stage_2_train" / f"{slice_id(p, k)}.dcm"
+            write_dicom(file, f"P{p:02d}", f"CT{station(p)}", place=-10 * k)
     write_rows(source, table_rows())
     return source
 

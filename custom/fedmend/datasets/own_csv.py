@@ -23,7 +23,7 @@ from fedmend.labels import MULTILABEL, SINGLELABEL
 SOURCE = "own table"
 DELIMITERS = ",;\t"
 MOST_CLASSES = 200
-_OTHER = ("image", "patient")
+_OTHER = ("image", "patient", "study")
 
 
 def prepare(

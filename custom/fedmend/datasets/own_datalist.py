@@ -28,14 +28,13 @@ from fedmend.data.volumes import has_value, load_nifti
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_names, labels_of
 from fedmend.datasets.own_labels import uncertain_argument
+from fedmend.datasets.own_patients import patients_of, running_numbers
 from fedmend.datasets.own_site import (
     SiteChoices,
     add_choices,
     choices_of,
     done,
     found_files,
-    patients_of,
-    running_numbers,
     seen_card,
     split_units,
     splits_note,

@@ -24,7 +24,7 @@ from fedmend.datasets.site_folders import check_empty
 from fedmend.errors import FedMendError
 
 SOURCE = "own DICOM files"
-TABLE = "images.csv"
+TABLE, STUDY_UID = "images.csv", "StudyInstanceUID"
 FRONT = ("image", "patient", "study", "series", "slice", "modality")  # columns of the table before those of classes
 
 
@@ -117,10 +117,10 @@ def labelled_images(
     units = patients_of(images, say)
     numbers = _numbers(units)
     cells = [
-        (number, {"image": image.image, "patient": numbers.get(unit, ""), **shown})
+        (number, {"image": image.image, "patient": numbers.get(unit, ""), "study": image.keys[STUDY_UID], **shown})
         for (image, (number, shown)), unit in zip(pairs, units, strict=True)
     ]
-    header = ["image", "patient", *(name for name in header if name not in (*KEYS, *FRONT))]
+    header = ["image", "patient", "study", *(name for name in header if name not in (*KEYS, *FRONT))]
     return header, cells, [unit.partition(" ")[0] or "image" for unit in units]
 
 

@@ -4,7 +4,6 @@ The images stay where they are. Patients become running numbers: nothing needs m
 """
 
 import contextlib
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from fedmend.basics.files import whole_folder
-from fedmend.data.card import WINDOWS, load_card, stays_below, write_card
-from fedmend.data.identity import as_on_disk, file_key, is_missing, merged, split_frame
+from fedmend.data.card import IMAGE, STUDY, WINDOWS, load_card, stays_below, write_card
+from fedmend.data.identity import as_on_disk, file_key, split_frame
 from fedmend.data.look import look_at, notes_of, proposal, some_of
 from fedmend.data.plausible import contact_sheet, findings, training_pictures
 from fedmend.data.raw import is_window
-from fedmend.data.tables import LabelTable
+from fedmend.data.tables import LabelTable, by_study
 from fedmend.datasets.checks import need
 from fedmend.datasets.command_line import made, options
 from fedmend.datasets.own_labels import Labelled
+from fedmend.datasets.own_patients import patients_of, running_numbers
 from fedmend.datasets.samples import Samples, Say, class_by_class, hold_out, sizes
 from fedmend.datasets.site_folders import check_empty, root_in_card, write_split
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION, SINGLELABEL
 
-PATIENT_WORDS = ("patient", "subject", *(rf"(?<![a-z]){word}" for word in ("sub", "subj", "pat", "pid", "case")))
 SHEET, SHOWN_SIZE = "contact_sheet.png", 224  # file in the site folder; pixels, as in the papers
 # What keeps images together when splits are drawn, the surest first → the word for several.
 UNITS = {"patient": "patients", "study": "studies", "series": "series", "image": "images"}
@@ -48,6 +47,7 @@ class SiteChoices:
         uncertain: what an uncertain label (-1, u) is taken as, ``blank``, ``positive`` or ``negative``; None: such
             labels are refused.
         patient_from_path: see :func:`patients_of`.
+        per_study: a label is of the study whose images are rows with the same ``study``, not of each image.
 
     Raises:
         FedMendError: a number out of its range.
@@ -59,6 +59,7 @@ class SiteChoices:
     window: Any = AS_SEEN
     uncertain: str | None = None
     patient_from_path: str | None = None
+    per_study: bool = False
 
     def __post_init__(self) -> None:
         good = 0 <= self.test_share < 1 and 0 <= self.val_share < 1 and self.seed >= 0
@@ -117,71 +118,7 @@ def one_row_each(table: LabelTable, root: Path, say: Say) -> LabelTable:
     keep = [i for i, first in enumerate(firsts) if first == i]
     if repeated := len(firsts) - len(keep):
         say(f"{repeated} rows name an image a second time and are left out")
-    images, patients = (tuple(values[i] for i in keep) for values in (names, table.patients))
-    return replace(table, rows=table.rows[keep], images=images, patients=patients, labels=table.labels[keep])
-
-
-def guess_pattern(images: Sequence[str]) -> str | None:
-    """The regular expression for what seems to name the patient in each path, as ``patient00001`` or ``sub-07``; None
-    where not all paths have such a part, or all have the same."""
-    for word in PATIENT_WORDS:
-        pattern = rf"(?i){word}[-_ ]?\d+"
-        found = [re.search(pattern, image) for image in images]
-        if all(found) and len({match[0] for match in found if match}) > 1:
-            return pattern
-    return None
-
-
-def patients_of(
-    patients: Sequence[str], images: Sequence[str], pattern: str | None, say: Say
-) -> tuple[Sequence[str], dict[str, str]]:
-    """The patient of each image, and what people should know about them, for the card's notes.
-
-    Args:
-        patients: N ids as a table or list has them.
-        images: N paths.
-        pattern: regular expression that finds the patient in the path of an image, by its first group if it has one,
-            where ``patients`` has none; None: the paths say nothing.
-        say: called with one line of text at a time.
-
-    Returns:
-        N keys, blank for unknown; ids that differ in case, leading zeros or the like have one, as a split must not tear
-        a patient apart. Notes, which begin with WARNING where images of one patient may be in several splits.
-
-    Raises:
-        FedMendError: a pattern that is none, or that finds nothing.
-    """
-    named = ["" if is_missing(patient) else patient for patient in patients]
-    if pattern is not None:
-        named = [patient or found for patient, found in zip(named, _in_paths(images, pattern), strict=True)]
-    keys, others = merged(named)
-    lines = []
-    if unknown := sum(not key for key in keys):
-        hint = "name them in a column or field patient (csv: --columns patient=COLUMN)"
-        if (guess := guess_pattern(images)) and pattern is None:
-            hint = f"the paths seem to name them: --patient-from-path '{guess}'"
-        lines.append(
-            f"WARNING: no patient is known of {unknown} of {len(keys)} images, so that one patient may be in several"
-            f" splits; {hint}"
-        )
-    if others:
-        lines.append(
-            f"{others} ids differ from another one in case, leading zeros or the writing of a number only, and count"
-            " as the same patient"
-        )
-    for line in lines:
-        say(line)
-    return keys, {"patients": "; ".join(lines)} if lines else {}
-
-
-def _in_paths(images: Sequence[str], pattern: str) -> list[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error:
-        raise FedMendError("argument patient_from_path: expected a regular expression, got another text") from None
-    found = [match[bool(compiled.groups)] or "" if (match := compiled.search(image)) else "" for image in images]
-    need(any(found), "argument patient_from_path", "a part of the images' paths", "none that it finds")
-    return found
+    return replace(table, images=tuple(names)).chosen(np.array(keep, dtype=np.int64))
 
 
 def split_units(
@@ -249,15 +186,14 @@ def write_own_site(
     if parts is None:
         patients, about = patients_of(patients, table.images, choices.patient_from_path, say)
         notes = notes | about
-    together = [f"patient {p}" if p else f"image {i}" for i, p in enumerate(patients)]
-    numbers = running_numbers(patients)
+    studies = _studies_of(table, choices, say)
+    alone = [f"study {s}" for s in studies] or [f"image {i}" for i in range(len(patients))]
+    together = [f"patient {p}" if p else own for p, own in zip(patients, alone, strict=True)]
     seed, parts = (choices.seed, split_units(together, choices, table.labels == 1)) if parts is None else (None, parts)
     card, seen = seen_card(root, table.images, choices, say)
-    seen["task"] = "one column 'label'" if (single := kind == SINGLELABEL) else "one column for each class"
+    seen["task"] = "one column 'label'" if kind == SINGLELABEL else "one column for each class"
     notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(_found(units, patients))), **notes}
-    labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels  # -1: blank
-    keys = [numbers.get(patient, "") for patient in patients] if numbers else ()
-    samples = Samples(images=table.images, labels=labels, classes=table.classes, image_root=root, patients=keys)
+    samples = _samples(table, kind, root, patients, studies)
     with whole_folder(out.resolve()) as folder:
         for name, index in parts.items():
             write_split(folder / f"{name}.csv", samples, index, samples.labels, table.annotated)
@@ -268,10 +204,40 @@ def write_own_site(
             splits={name: f"{name}.csv" for name in parts},
             image_root=root_in_card(root.resolve(), out.resolve(), out.resolve().parent),
             provenance={"source": source, "seed": choices.seed},
+            sample=samples.sample,
             notes=notes,
             **card,
         )
-    say(f"{notes['splits']}; {len(numbers)} {_several(_found(units, patients))}")
+    say(f"{notes['splits']}; {len({*patients} - {''})} {_several(_found(units, patients))}")
+
+
+def _samples(table: LabelTable, kind: str, root: Path, patients: Sequence[str], studies: Sequence[str]) -> Samples:
+    """The samples of a table, patients and studies as running numbers."""
+    single, numbers, places = kind == SINGLELABEL, running_numbers(patients), running_numbers(studies, "s")
+    labels = np.where(table.labels.max(1) == 1, table.labels.argmax(1), -1) if single else table.labels  # -1: blank
+    return Samples(
+        images=table.images,
+        labels=labels,
+        classes=table.classes,
+        image_root=root,
+        patients=[numbers.get(patient, "") for patient in patients] if numbers else (),
+        studies=[places[study] for study in studies],
+        sample=STUDY if studies else IMAGE,
+    )
+
+
+def _studies_of(table: LabelTable, choices: SiteChoices, say: Say) -> Sequence[str]:
+    """The study of each image where labels are of studies, else nothing."""
+    names = table.about.get(STUDY, ())
+    if choices.per_study:
+        by_study(table, table.file)  # refuses labels that differ within a study
+        return names
+    own: dict[str, set[bytes]] = {}
+    for name, row in zip(names, table.labels, strict=False):
+        own.setdefault(name, set()).add(row.tobytes())
+    if all(names) and len(own) < len(names) and all(len(rows) == 1 for rows in own.values()):
+        say("in each study all images have the same labels; if they are labels of studies, --per-study keeps them so")
+    return ()
 
 
 def _found(units: Sequence[str], patients: Sequence[str]) -> set[str]:
@@ -294,11 +260,6 @@ def kept_together(found: Collection[str]) -> str:
     if first != "patient":
         return f"{' or '.join([first, *others])}, as no patients are known"
     return f"patient, or {' or '.join(others)} where none is known" if others else "patient"
-
-
-def running_numbers(patients: Sequence[str]) -> dict[str, str]:
-    """Patient → p1, p2, ..., in the order in which they come; blank ones have none."""
-    return {patient: f"p{n}" for n, patient in enumerate(dict.fromkeys(p for p in patients if p), 1)}
 
 
 def splits_note(sizes: Mapping[str, int], seed: int | None, by: str) -> str:
@@ -354,6 +315,8 @@ def add_choices(parser: ArgumentParser) -> None:
     options(parser, SiteChoices, **helps, seed="of the split")
     words = "file, none, brain, subdural, bone, lung or CENTRE,WIDTH (default: by a look at the images)"
     parser.add_argument("--window", help=words)
+    words = "a label is of a study and not of each of its images, which name it in a column study or as DICOM"
+    parser.add_argument("--per-study", action="store_true", help=words)
     words = "where no column names patients: regular expression for the part of an image's path that does"
     parser.add_argument("--patient-from-path", metavar="REGEX", help=words)
 

@@ -19,7 +19,8 @@ from fedmend.datasets import own_csv, own_datalist, own_dicom
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import class_names
 from fedmend.datasets.own_labels import is_uncertain
-from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, guess_pattern, parse_window
+from fedmend.datasets.own_patients import guess_pattern
+from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 

@@ -6,21 +6,32 @@ not on row order, folder order or processes.
 """
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedmend.basics.discovery import Command
+from fedmend.data.card import IMAGE, STUDY
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import annotated_classes
 from fedmend.datasets.noisy_sites import NoiseProtocol, write_noisy_sites
 from fedmend.datasets.rsna_ich_download import CLASSES, FOLDER, WHERE, Slices, read_headers, read_slices, take_lists
-from fedmend.datasets.rsna_ich_parts import SliceProtocol, check_split, parts_of_sites, select_slices, sites_of_units
+from fedmend.datasets.rsna_ich_parts import (
+    OF_STUDIES,
+    SliceProtocol,
+    check_split,
+    labels_of_studies,
+    parts_of_sites,
+    select_slices,
+    sites_of_units,
+)
 from fedmend.datasets.samples import Samples, Say, Share, hold_out, of_known, sizes
 from fedmend.datasets.site_folders import check_out, write_sites
 from fedmend.datasets.swapped_labels import SwapNoise, missing_and_noisy
 from fedmend.errors import FedMendError
 
+STUDY_UID, PLACE = "StudyInstanceUID", "ImagePositionPatient"  # of which the last number is the height
 SOURCE = "RSNA 2019 Intracranial Hemorrhage Detection, stage 2 train"
 
 
@@ -53,21 +64,8 @@ def prepare(
     check_out(out, WHERE)
     sites, seed = protocol.sites, protocol.seed
     annotated = annotated_classes(sites, len(CLASSES), protocol.annotated_per_site, rule=protocol.rule, seed=seed)
-    slices, counts = read_slices(source)
-    say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file")
-    test = None
-    if protocol.lists:
-        slices, test = take_lists(slices, *protocol.lists)
-    else:
-        slices = slices.take(select_slices(slices.labels, protocol.healthy_share, seed))
-    lesion = int(slices.labels.any(axis=1).sum())
-    counts |= {"lesion_slices": lesion, "healthy_slices": len(slices.ids) - lesion}
-    say(f"{lesion} lesion slices and {len(slices.ids) - lesion} healthy ones are used")
+    slices, headers, test, counts = _used(source, protocol, processes, say)
     by_patient, by_station = protocol.split == "patient", protocol.partition == "station"
-    headers: dict[str, np.ndarray] = {}
-    if by_patient or by_station:
-        needed = {"PatientID": by_patient, "StationName": by_station}
-        headers = read_headers(source, slices, needed, processes=processes, say=say)
     patients = headers.get("PatientID", np.array([], dtype=str))
     units = np.unique(patients, return_inverse=True)[1] if by_patient else np.arange(len(slices.ids))
     site_of, stations = sites_of_units(units, headers["StationName"] if by_station else None, sites, seed)
@@ -81,8 +79,39 @@ def prepare(
         shares.append(Share(parts=part, known=known, about=about))
     provenance = {"source": source_name, "arguments": protocol.in_card(), "counts": counts}
     samples = _samples(source, slices, slices.labels, protocol.window, patients)
+    if protocol.of_studies:
+        studies = np.char.add("s", np.unique(headers[STUDY_UID], return_inverse=True)[1].astype(str))
+        samples = replace(samples, studies=studies, sample=STUDY if protocol.labels_of == STUDY else IMAGE)
     write_sites(out, samples, shares, provenance, shown=shown)
     say(f"{sites} site folders written")
+
+
+def _used(
+    source: Path, protocol: SliceProtocol, processes: int | None, say: Say
+) -> tuple[Slices, dict[str, np.ndarray], np.ndarray | None, dict[str, int]]:
+    """The slices that are used, what their headers say, the test slices of a published split, and counts."""
+    slices, counts = read_slices(source)
+    say(f"{counts['label_rows']} label rows, {len(slices.ids)} slices with a file")
+    test = None
+    if protocol.lists:
+        slices, test = take_lists(slices, *protocol.lists)
+    else:
+        healthy = None if protocol.of_studies else protocol.healthy_share
+        slices = slices.take(select_slices(slices.labels, healthy, protocol.seed))
+    lesion = int(slices.labels.any(axis=1).sum())
+    counts |= {"lesion_slices": lesion, "healthy_slices": len(slices.ids) - lesion}
+    say(f"{lesion} lesion slices and {len(slices.ids) - lesion} healthy ones are used")
+    needed = {"PatientID": protocol.split == "patient", "StationName": protocol.partition == "station"}
+    if protocol.of_studies:
+        needed |= dict.fromkeys((STUDY_UID, PLACE), True)
+    if not any(needed.values()):
+        return slices, {}, test, counts
+    headers = read_headers(source, slices, needed, processes=processes, say=say)
+    if protocol.of_studies:
+        order = np.lexsort((headers[PLACE].astype(float), headers[STUDY_UID]))
+        slices, headers = slices.take(order), {name: values[order] for name, values in headers.items()}
+        slices = replace(slices, labels=labels_of_studies(slices.labels, headers[STUDY_UID]))
+    return slices, headers, test, counts
 
 
 def _samples(source: Path, slices: Slices, labels: np.ndarray, window: str, patients: np.ndarray) -> Samples:
@@ -178,6 +207,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
     words = "share of slices without hemorrhage, or 'all' (default 0.475)"
     parser.add_argument("--healthy-share", type=command_line.share_or_all, default=0.475, help=words)
     command_line.options(parser, SliceProtocol, window=WINDOW_HELP)
+    words = "what has a label: a slice; a study, with all that its slices show; or that label copied to its slices"
+    parser.add_argument("--labels-of", choices=["slice", *OF_STUDIES], default="slice", help=words)
 
 
 def _run(args: Namespace) -> None:

@@ -6,8 +6,9 @@ Reference: Flanders et al., Radiology: Artificial Intelligence 2(3):e190211, 202
 
 import csv
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -133,16 +134,17 @@ def _parse(stream: TextIO) -> tuple[dict[str, int], list[int], dict[str, int]]:
     return seen, rows, {"label_rows": reader.line_num - 1, "duplicate_rows": duplicates}
 
 
-def _header(path: str) -> tuple[str, str] | None:
-    """(PatientID, StationName) of one file, ``None`` when it cannot be read."""
+def _header(path: str, fields: Sequence[str]) -> list[str] | None:
+    """These fields of one file, of one with several values the last, ``None`` when it cannot be read."""
     from pydicom.errors import InvalidDicomError
+    from pydicom.multival import MultiValue
 
-    tags = ["SOPClassUID", "PatientID", "StationName"]
     try:
-        header = open_dicom(Path(path), stop_before_pixels=True, specific_tags=tags)
+        header = open_dicom(Path(path), stop_before_pixels=True, specific_tags=["SOPClassUID", *fields])
     except (InvalidDicomError, OSError, EOFError, ValueError):
         return None
-    return str(header.get("PatientID") or "").strip(), str(header.get("StationName") or "").strip()
+    values = [header.get(field) or "" for field in fields]
+    return [str(value[-1] if isinstance(value, MultiValue) else value).strip() for value in values]
 
 
 def read_headers(
@@ -153,7 +155,7 @@ def read_headers(
     Args:
         source: folder of the download.
         slices: N slices.
-        needed: whether ``PatientID`` and ``StationName``, in this order, must not be blank.
+        needed: field → whether it must not be blank.
         processes: processes that read; ``None``: one per core.
         say: takes a line now and then.
 
@@ -161,8 +163,8 @@ def read_headers(
         FedMendError: a file that cannot be read, or a blank in a field that is needed.
     """
     paths = [os.path.join(source, FOLDER, f"{i}.dcm") for i in slices.ids]
-    values: list[tuple[str, str]] = []
-    for header in mapped(_header, paths, processes=processes):
+    values: list[list[str]] = []
+    for header in mapped(partial(_header, fields=tuple(needed)), paths, processes=processes):
         where = f"{TABLE} row {slices.rows[len(values)]}"
         if header is None:
             raise FedMendError(f"{where}: expected a readable DICOM file for this slice, got another one")

@@ -12,6 +12,8 @@ from fedmend.datasets.rsna_ich_download import WHERE
 from fedmend.datasets.samples import class_by_class, parts_of
 from fedmend.datasets.swapped_labels import NO_NOISE, SwapNoise
 
+OF_STUDIES = ("study", "copied")  # what labels are of, where they are of studies
+
 
 @dataclass(frozen=True, kw_only=True)
 class SliceProtocol:
@@ -34,6 +36,9 @@ class SliceProtocol:
             healthy ones, as does a share that needs more than there are. The paper has 87,948 of 185,051.
         window: HU window in the card: a name of ``fedmend.data.card.WINDOWS`` or ``file`` (the file's own; the paper).
         seed: 0 or more.
+        labels_of: what has a label. ``slice``; ``study``: one label for all slices of a study, with each class that
+            any of them shows; ``copied``: that label stands at each slice, which is wrong where the slice does not show
+            it. Studies are used whole, so that ``healthy_share`` counts nothing, and need ``split="patient"``.
         noise: which sites are noisy besides.
         lists: tables of a published split, training and test, see
             :func:`fedmend.datasets.rsna_ich_download.take_lists`. Exactly these slices are used, in this order:
@@ -54,6 +59,7 @@ class SliceProtocol:
     healthy_share: float | None = 0.475
     window: str = "brain"
     seed: int = 1037
+    labels_of: str = "slice"
     noise: SwapNoise = NO_NOISE
     lists: tuple[Path, Path] | None = None
 
@@ -62,10 +68,20 @@ class SliceProtocol:
             "partition": one_of("iid", "station"),
             **SHARES,
             "healthy_share": (lambda v: v is None or 0 <= v < 1, "None, 0 or a number below 1"),
+            "labels_of": one_of("slice", *OF_STUDIES),
             "window": (lambda v: v == "file" or v in WINDOWS, f"'file' or one of {sorted(WINDOWS)}"),
         }
         check_fields(WHERE, self, limits)
         check_split(self.split, self.lists)
+        if self.of_studies:
+            good = self.split == "patient" and self.train_per_site is None and not self.noise.noisy_share
+            words = "split 'patient', no train_per_site and no noisy sites with labels of studies"
+            need(good, f"{WHERE}, argument labels_of", words, "others")
+
+    @property
+    def of_studies(self) -> bool:
+        """Whether slices have the label of their study."""
+        return self.labels_of in OF_STUDIES
 
     def in_card(self) -> dict:
         """What the cards show of it."""
@@ -105,6 +121,19 @@ def select_slices(labels: np.ndarray, healthy_share: float | None, seed: int) ->
         wanted = round(lesion.sum() * healthy_share / (1 - healthy_share))
         healthy = np.random.default_rng((seed, 2)).permutation(healthy)[:wanted]
     return np.sort(np.concatenate([np.flatnonzero(lesion), healthy]))
+
+
+def labels_of_studies(labels: np.ndarray, studies: np.ndarray) -> np.ndarray:
+    """(N, C) of 0/1: for each slice the classes that any slice of its study shows.
+
+    Args:
+        labels: (N, C) of 0/1.
+        studies: (N,) key of the study of each slice.
+    """
+    number = np.unique(studies, return_inverse=True)[1]
+    shown = np.zeros((number.max(initial=0) + 1, labels.shape[1]), dtype=labels.dtype)
+    np.maximum.at(shown, number, labels)
+    return shown[number]
 
 
 def sites_of_units(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmend.data.card import IMAGE
 from fedmend.datasets.checks import need
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
@@ -25,6 +26,8 @@ class Samples:
         window: ``None``, ``file``, a name of ``fedmend.data.card.WINDOWS`` or (centre, width) in HU.
         color: pictures are in colour.
         patients: N keys of patients or lesions, or nothing.
+        studies: N names of studies, or nothing.
+        sample: what has a label, see :class:`fedmend.data.card.SiteCard`.
     """
 
     images: Sequence[str]
@@ -35,6 +38,8 @@ class Samples:
     window: str | tuple[float, float] | None = None
     color: bool = False
     patients: Sequence[str] | np.ndarray = ()
+    studies: Sequence[str] | np.ndarray = ()
+    sample: str = IMAGE
 
     @property
     def kind(self) -> str:

@@ -120,6 +120,7 @@ def write_sites(
                 modality=samples.modality,
                 window=samples.window,
                 color=samples.color,
+                sample=samples.sample,
                 provenance={**provenance, "site": share.about},
             )
 
@@ -138,5 +139,5 @@ def write_split(file: Path, samples: Samples, index: np.ndarray, labels: np.ndar
         cells, columns = shown_labels(labels[index], known), samples.classes
     else:
         cells, columns = labels[index][:, known], list(compress(samples.classes, known))
-    keys = [samples.patients[i] for i in index] if len(samples.patients) else ()
-    write_table(file, [samples.images[i] for i in index], cells, columns, patients=keys)
+    patients, studies = ([keys[i] for i in index] if len(keys) else () for keys in (samples.patients, samples.studies))
+    write_table(file, [samples.images[i] for i in index], cells, columns, patients=patients, studies=studies)

@@ -80,14 +80,15 @@ class _Slice:
 
 
 # ---- which patient has what ------------------------------------------------------------------------------------------
-def _plan(slices: int, seed: int, scanners: int) -> list[_Patient]:
+def _plan(slices: int, seed: int, scanners: int, per_patient: int = SLICES_PER_PATIENT) -> list[_Patient]:
     """Deals lesions out to patients until each class has exactly its number of positive slices."""
     rng = np.random.default_rng([seed, 0])
-    count = max(1, round(slices / SLICES_PER_PATIENT))
+    count = max(1, round(slices / per_patient))
     sizes = [len(part) for part in np.array_split(np.arange(slices), count)]
     labels = [np.zeros((n, len(ICH_CLASSES)), dtype=bool) for n in sizes]
     for c, rate in enumerate(ICH_RATES):
-        left = max(round(rate * slices), int(np.ceil(RATE_FLOOR * slices)))
+        share = slices * SLICES_PER_PATIENT / per_patient  # thinner slices show no more patients with a lesion
+        left = max(round(rate * share), int(np.ceil(RATE_FLOOR * share)))
         # The next patient always comes from the next scanner, so that no scanner is left without a rare class.
         scores, rank = rng.random(count), np.empty(count)
         for s in range(scanners):
@@ -326,7 +327,14 @@ def _write_patient(patient: _Patient, *, names: list[str], folder: Path, seed: i
 
 
 def write_ich(
-    out: Path, *, slices: int, seed: int = 0, size: int = 128, scanners: int = 5, processes: int | None = None
+    out: Path,
+    *,
+    slices: int,
+    seed: int = 0,
+    size: int = 128,
+    scanners: int = 5,
+    slices_per_patient: int = SLICES_PER_PATIENT,
+    processes: int | None = None,
 ) -> None:
     """Writes a synthetic RSNA 2019 Intracranial Hemorrhage download.
 
@@ -335,9 +343,11 @@ def write_ich(
     ``ID_<9 hex>_<class>,0``. The lesions run over neighbouring slices of a patient.
 
     Each class has its share of positive slices in the RSNA subset of 185,051 slices, but never less than 5 % of the
-    slices, so that epidural hemorrhage (1.5 % there) can be learnt from a small phantom. ``StationName``
-    (``scanner-1`` ...) says which scanner a patient was on; scanners differ in field of view, sharpness, noise, HU
-    offset and gain, and the stored window. The same arguments give the same bytes, whatever ``processes`` is.
+    slices, so that epidural hemorrhage (1.5 % there) can be learnt from a small phantom. With more slices of each
+    patient, lesions cover as many slices and as many patients have them, so that a smaller share of slices shows one.
+    ``StationName`` (``scanner-1`` ...) says which scanner a patient was on; scanners differ in field of view,
+    sharpness, noise, HU offset and gain, and the stored window. The same arguments give the same bytes, whatever
+    ``processes`` is.
 
     Args:
         out: folder to write into; made where missing.
@@ -345,16 +355,18 @@ def write_ich(
         seed: seed of everything that is random, at least 0.
         size: rows and columns of a slice in pixels, at least 32.
         scanners: number of scanners, at least 1; patients are spread evenly over them.
+        slices_per_patient: about so many, at least 8.
         processes: number of worker processes; None: see :func:`fedmend.basics.parallel.mapped`.
 
     Raises:
         FedMendError: an argument below its least value.
     """
     check_least(slices=(slices, 1), seed=(seed, 0), size=(size, 32), scanners=(scanners, 1), processes=(processes, 1))
+    check_least(slices_per_patient=(slices_per_patient, SLICES_PER_PATIENT))
     out = Path(out)
     folder = out / "stage_2_train"
     folder.mkdir(parents=True, exist_ok=True)
-    names, patients = _names(slices, seed), _plan(slices, seed, scanners)
+    names, patients = _names(slices, seed), _plan(slices, seed, scanners, slices_per_patient)
     write = partial(_write_patient, names=names, folder=folder, seed=seed, size=size)
     list(mapped(write, patients, processes=processes))
     rows = []

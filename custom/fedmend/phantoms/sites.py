@@ -89,7 +89,7 @@ def phantom_spec(given: Mapping[str, Any]) -> PhantomSpec:
     if unknown := sorted(set(given) - takes):
         raise FedMendError(f"job variable phantom: expected the fields {sorted(takes)}, got {unknown[0]!r:.40}")
     spec = phantoms()[dataset](**given)
-    for name in ("images", "sites", "pixels", "depth"):
+    for name in ("images", "sites", "pixels", "depth", "slices_per_patient"):
         value = getattr(spec, name, 1)
         if type(value) is not int:
             raise FedMendError(f"job variable phantom.{name}: expected a whole number, got {value!r:.40}")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pydicom
@@ -16,6 +17,7 @@ from fedmend.data.tables import load_table
 from fedmend.datasets.own_dicom import prepare
 from fedmend.datasets.own_dicom_files import find_images
 from fedmend.datasets.own_site import SiteChoices
+from fedmend.errors import FedMendError
 
 CHOICES = SiteChoices(test_share=0.25, val_share=0)
 AXIAL = [1, 0, 0, 0, 1, 0]
@@ -258,3 +260,43 @@ def test_the_card_of_chest_films_takes_the_windows_of_the_files(tmp_path):
     assert card.window == "file"
     notes = json.loads((tmp_path / "out" / "site.json").read_text())["notes"]
     assert notes["window"] == "each DICOM file that was looked at has a window of its own"
+
+
+# ---- labels of studies ----------------------------------------------------------------------------------------------
+OF_STUDIES = "StudyInstanceUID,edema\n1.2.1.1,1\n1.2.2.1,0\n1.2.3.1,1\n1.2.4.1,0\n"
+
+
+@pytest.fixture
+def studies(tmp_path):
+    """Four patients with a study of three slices each, files in no order."""
+    for patient in range(1, 5):
+        for number, height in enumerate((5.0, -2.5, 0.0), 1):
+            place(tmp_path / "export", f"{patient}/{number}", patient=patient, height=height, number=number)
+    return tmp_path / "export"
+
+
+def test_a_label_of_a_study_can_stay_one_with_its_slices_from_the_feet_up(studies, tmp_path):
+    (tmp_path / "labels.csv").write_text(OF_STUDIES)
+    choices = replace(CHOICES, per_study=True)
+    lines = []
+    prepare(studies, tmp_path / "site", labels=tmp_path / "labels.csv", choices=choices, progress=lines.append)
+    card = load_card(tmp_path / "site", "site-1")
+    tables = [load_table(card, name, card.classes) for name in card.splits.values()]
+    found = {t.slices[i][0][0]: (t.slices[i], int(t.labels[i, 0])) for t in tables for i in range(len(t.images))}
+    assert card.sample == "study"
+    assert found == {str(p): (tuple(f"{p}/{n}" for n in (2, 3, 1)), p % 2) for p in range(1, 5)}
+    assert [len(t.images) for t in tables] == [3, 1]
+    assert (tmp_path / "site" / "train.csv").read_text().startswith("image,patient,study,edema\n")
+    assert "1.2." not in (tmp_path / "site" / "train.csv").read_text()  # a UID names a patient to those who have it
+    hint = "in each study all images have the same labels; if they are labels of studies, --per-study keeps them so"
+    assert hint not in lines
+    prepare(studies, tmp_path / "images", labels=tmp_path / "labels.csv", choices=CHOICES, progress=lines.append)
+    assert hint in lines
+
+
+def test_labels_of_images_that_differ_within_a_study_are_none_of_the_study(studies, tmp_path):
+    rows = [f"1.2.{p}.1.1.{n},{int(n == 1)}\n" for p in range(1, 5) for n in (1, 2, 3)]
+    (tmp_path / "labels.csv").write_text("SOPInstanceUID,edema\n" + "".join(rows))
+    with pytest.raises(FedMendError, match="which is of the same study, got others"):
+        prepare(studies, tmp_path / "site", labels=tmp_path / "labels.csv", choices=replace(CHOICES, per_study=True))
+    assert not (tmp_path / "site").exists()

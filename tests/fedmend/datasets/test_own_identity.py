@@ -11,7 +11,8 @@ from factories import refused, write_png
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
 from fedmend.datasets.own_csv import prepare
-from fedmend.datasets.own_site import SiteChoices, guess_pattern, patients_of
+from fedmend.datasets.own_patients import guess_pattern, patients_of
+from fedmend.datasets.own_site import SiteChoices
 from fedmend.errors import FedMendError
 
 CHOICES = SiteChoices(test_share=0.3, val_share=0.2)

@@ -163,11 +163,34 @@ def test_the_card_records_every_argument_and_the_counts(rsna_ich, tmp_path):
         "val_share": 0.1,
         "train_per_site": None,
         "window": "brain",
+        "labels_of": "slice",
         "noise": {"noisy_share": 0.0, "noise_low": 0.5, "noise_high": 0.7},
     }
     assert provenance["counts"]["label_rows"] == 864
     assert provenance["site"] == {"sizes": {"train": 28, "val": 4, "test": 16}, "stations": [], "noise_rate": 0.0}
     assert any("144 of 144 DICOM headers" in line for line in lines)
+
+
+def test_a_study_has_the_classes_of_all_its_slices_which_lie_from_the_feet_up(rsna_ich, tmp_path):
+    for labels_of in ("study", "copied"):
+        prepare(rsna_ich, tmp_path / labels_of, **BASE, labels_of=labels_of)
+    studies, copies = (load(tmp_path / name, "site-1", "test") for name in ("study", "copied"))
+    assert (load_card(tmp_path / "study" / "site-1", "").sample, len(studies.images)) == ("study", 4)
+    for name, paths, row in zip(studies.images, studies.slices, studies.labels, strict=True):
+        patient = int(paths[0][3:7], 16)
+        assert paths == tuple(f"{slice_id(patient, k)}.dcm" for k in (3, 2, 1, 0))
+        assert row.tolist() == label(patient, 0)
+        own = [i for i, study in enumerate(copies.about["study"]) if study == name]
+        assert {tuple(copies.labels[i]) for i in own} == {tuple(row)}  # slice 3 too, which shows nothing
+        assert {copies.images[i] for i in own} == {*paths}
+    assert (load_card(tmp_path / "copied" / "site-1", "").sample, len(copies.images)) == ("image", 16)
+
+
+@pytest.mark.parametrize("others", [{"split": "slice"}, {"train_per_site": 5}, {"noise": SwapNoise(noisy_share=0.5)}])
+def test_studies_stay_whole(others):
+    words = "split 'patient', no train_per_site and no noisy sites with labels of studies"
+    with refused(f"rsna-ich, argument labels_of: expected {words}, got others"):
+        converter.SliceProtocol(labels_of="study", **others)
 
 
 def test_fewer_stations_than_sites_are_refused(rsna_ich, tmp_path):

@@ -1,0 +1,79 @@
+"""Who the images of a hospital are of, where a table or the paths of the images say it."""
+
+import re
+from collections.abc import Sequence
+
+from fedmend.data.identity import is_missing, merged
+from fedmend.datasets.checks import need
+from fedmend.datasets.samples import Say
+from fedmend.errors import FedMendError
+
+PATIENT_WORDS = ("patient", "subject", *(rf"(?<![a-z]){word}" for word in ("sub", "subj", "pat", "pid", "case")))
+
+
+def guess_pattern(images: Sequence[str]) -> str | None:
+    """The regular expression for what seems to name the patient in each path, as ``patient00001`` or ``sub-07``; None
+    where not all paths have such a part, or all have the same."""
+    for word in PATIENT_WORDS:
+        pattern = rf"(?i){word}[-_ ]?\d+"
+        found = [re.search(pattern, image) for image in images]
+        if all(found) and len({match[0] for match in found if match}) > 1:
+            return pattern
+    return None
+
+
+def patients_of(
+    patients: Sequence[str], images: Sequence[str], pattern: str | None, say: Say
+) -> tuple[Sequence[str], dict[str, str]]:
+    """The patient of each image, and what people should know about them, for the card's notes.
+
+    Args:
+        patients: N ids as a table or list has them.
+        images: N paths.
+        pattern: regular expression that finds the patient in the path of an image, by its first group if it has one,
+            where ``patients`` has none; None: the paths say nothing.
+        say: called with one line of text at a time.
+
+    Returns:
+        N keys, blank for unknown; ids that differ in case, leading zeros or the like have one, as a split must not tear
+        a patient apart. Notes, which begin with WARNING where images of one patient may be in several splits.
+
+    Raises:
+        FedMendError: a pattern that is none, or that finds nothing.
+    """
+    named = ["" if is_missing(patient) else patient for patient in patients]
+    if pattern is not None:
+        named = [patient or found for patient, found in zip(named, _in_paths(images, pattern), strict=True)]
+    keys, others = merged(named)
+    lines = []
+    if unknown := sum(not key for key in keys):
+        hint = "name them in a column or field patient (csv: --columns patient=COLUMN)"
+        if (guess := guess_pattern(images)) and pattern is None:
+            hint = f"the paths seem to name them: --patient-from-path '{guess}'"
+        lines.append(
+            f"WARNING: no patient is known of {unknown} of {len(keys)} images, so that one patient may be in several"
+            f" splits; {hint}"
+        )
+    if others:
+        lines.append(
+            f"{others} ids differ from another one in case, leading zeros or the writing of a number only, and count"
+            " as the same patient"
+        )
+    for line in lines:
+        say(line)
+    return keys, {"patients": "; ".join(lines)} if lines else {}
+
+
+def _in_paths(images: Sequence[str], pattern: str) -> list[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error:
+        raise FedMendError("argument patient_from_path: expected a regular expression, got another text") from None
+    found = [match[bool(compiled.groups)] or "" if (match := compiled.search(image)) else "" for image in images]
+    need(any(found), "argument patient_from_path", "a part of the images' paths", "none that it finds")
+    return found
+
+
+def running_numbers(keys: Sequence[str], letter: str = "p") -> dict[str, str]:
+    """Patient → p1, p2, ..., in the order in which they come; blank ones have none."""
+    return {key: f"{letter}{n}" for n, key in enumerate(dict.fromkeys(k for k in keys if k), 1)}
