@@ -58,7 +58,8 @@ def _predict(args: argparse.Namespace) -> int:
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # it names every module that it copies from a header
     package = Package(args.package)
     print(package)
-    with tqdm(unit=" images", disable=None) as bar:
+    what = "studies" if package.preprocessing.study_slices else "images"
+    with tqdm(unit=f" {what}", disable=None) as bar:
 
         def progress(new: int, total: int) -> None:
             bar.total = total
@@ -76,7 +77,7 @@ def _predict(args: argparse.Namespace) -> int:
         print(f"left out: {found.left_out} scouts, screens and pages of doses; name them in a CSV to have them")
     if found.problems:
         print(f"{found.problems} of {found.images} images could not be used; predictions.csv says why")
-    print(f"{found.images - found.problems} of {found.images} images predicted; results are in {found.folder}")
+    print(f"{found.images - found.problems} of {found.images} {what} predicted; results are in {found.folder}")
     if args.dicom is not None:
         written = "1 DICOM file is" if len(found.dicom) == 1 else f"{len(found.dicom)} DICOM files are"
         missing = "1 study or volume has" if found.without == 1 else f"{found.without} studies or volumes have"

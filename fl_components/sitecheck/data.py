@@ -69,7 +69,13 @@ def tables(site: CheckedSite) -> Result:
         images, _ = rows_of(site.card, file, "train", site.classes).samples()
         sizes.append(("truth", len(images)))
     site.samples = samples
-    return Result(OK, ", ".join(f"{name} {size}" for name, size in sizes) + " images")
+    text = ", ".join(f"{name} {size}" for name, size in sizes)
+    numbers = [number for rows in site.rows().values() for number in rows.slices()]
+    if not numbers:
+        return Result(OK, f"{text} images")
+    seen, most = _study_slices(site), max(numbers)
+    few = [f"the job looks at {seen} of up to {most} slices, evenly spread"] if site.job and 0 < seen < most else []
+    return Result(OK, f"{text} studies of {min(numbers)} to {most} slices", few)
 
 
 def images(site: CheckedSite) -> Result:
@@ -81,6 +87,7 @@ def images(site: CheckedSite) -> Result:
 
     if not (site.card and site.samples):
         return Result(SKIP, "needs the tables")
+    _check_preparation(site)
     kind, tolerated = kind_of(site.card.kind), site.max_unreadable
     if tolerated is None:
         tolerated = site.config.max_unreadable if site.config else 0
@@ -101,6 +108,15 @@ def images(site: CheckedSite) -> Result:
         text = f"expected every image readable, got {len(rows)} that are left out, as max_unreadable allows"
         return Result(WARN, text, _first(rows))
     return Result(OK, f"all {site.listed()} read")
+
+
+def _check_preparation(site: CheckedSite) -> None:
+    from fedmend.site.preparation import check_preparation
+
+    if site.card and site.job and site.job.method_part:
+        asked = site.job.site
+        scaling = (asked.get("pixel_mean", ()), asked.get("pixel_deviation", ()))
+        check_preparation(site.card, site.job.run["network"], scaling, _study_slices(site))
 
 
 def _study_slices(site: CheckedSite) -> int:

@@ -44,6 +44,10 @@ class Rows(ABC):
         """What the size at which a split was opened leaves of its lesions; None where there are no masks."""
         return None
 
+    def slices(self) -> Sequence[int]:
+        """Number of slices of each sample, where samples are studies; else empty."""
+        return ()
+
 
 class TableRows(Rows):
     """A row is an image with its labels."""
@@ -55,6 +59,11 @@ class TableRows(Rows):
 
         table = load_table(self.card, self.file, self.classes)
         return [table.middle(i) for i in range(len(table.images))], table.patients
+
+    def slices(self) -> Sequence[int]:
+        from fedmend.data.tables import load_table
+
+        return [*map(len, load_table(self.card, self.file, self.classes).slices)]
 
     def unreadable(self) -> Iterator[str]:
         from fedmend.data.raw import UnreadableImage

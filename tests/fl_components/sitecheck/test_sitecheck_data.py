@@ -327,3 +327,34 @@ def test_volumes_take_three_bytes_a_pixel(kit, tmp_path, monkeypatch):
     assert found("disk", volumes, kit=kit, job=job) == [
         "fail  disk: expected 0.1 GB in cache_dir and 0.5 GB in state_dir (12 images of 2000 pixels), got 0.6 GB"
     ]
+
+
+# ---- studies --------------------------------------------------------------------------------------------------------
+OF_STUDIES, STUDIES = [[1, 0, 0]] * 3 + [[0, 1, 1]] * 2 + [[0, 1, 0], [1, 0, 1], [0, 0, 1]], list("aaabbcde")
+
+
+def test_studies_are_counted_with_their_slices_and_checked_as_the_job_sees_them(tmp_path):
+    folder = make_site_folder(tmp_path / "site", OF_STUDIES, studies=STUDIES, size=48)
+    assert found("tables", folder) == ["ok    tables: train 5 studies of 1 to 3 slices"]
+    assert found("images", folder) == ["ok    images: all 5 read"]
+    job = make_job(tmp_path / "job", network="study/resnet_narrow", study_slices=2)
+    few = "        the job looks at 2 of up to 3 slices, evenly spread"
+    assert found("tables", folder, job=job) == ["ok    tables: train 5 studies of 1 to 3 slices", few]
+    assert found("images", folder, job=job) == ["ok    images: all 5 read"]
+
+
+def test_a_job_for_images_and_one_whose_network_sees_one_image_are_refused_for_studies(tmp_path):
+    folder = make_site_folder(tmp_path / "site", OF_STUDIES, studies=STUDIES, size=48)
+    words = "site.json, field sample: expected 'image' for a job without study_slices, got 'study'"
+    assert found("images", folder, job=make_job(tmp_path / "images")) == [f"fail  images: {words}"]
+    words = "job variables network, study_slices: expected slices for a network behind study/ and for no other"
+    job = make_job(tmp_path / "network", study_slices=2)
+    assert found("images", folder, job=job) == [f"fail  images: {words}, got resnet_narrow and 2"]
+
+
+def test_every_unreadable_slice_of_a_study_is_listed(tmp_path):
+    folder = make_site_folder(tmp_path / "site", OF_STUDIES, studies=STUDIES, size=48)
+    for number in (1, 2):
+        (folder / "images" / f"img{number}.png").write_bytes(b"no image")
+    _, *rows = found("images", folder)
+    assert rows == [f"        train.csv study that begins in row 2: {UNREADABLE}"] * 2
