@@ -148,8 +148,8 @@ def test_a_whole_phantom_can_be_given_or_taken_away(job, value):
     [("phantom.slcies", 3), ("executor.phantom.slcies", 3), ("phantom", {"dataset": "ich", "slcies": 3})],
 )
 def test_a_field_that_phantoms_lack_is_refused_with_those_that_they_have(job, name, value):
-    known = ["annotated_per_site", "dataset", "images", "noise_high", "noise_low", "noisy_share", "partition", "pixels"]
-    known += ["rule", "seed", "sites", "test_share", "val_share"]
+    known = ["annotated_per_site", "dataset", "images", "labels_of", "noise_high", "noise_low", "noisy_share"]
+    known += ["partition", "pixels", "rule", "seed", "sites", "slices_per_patient", "test_share", "val_share"]
     with refused(f"job variable phantom: expected the fields {known}, got 'slcies'"):
         given(job, name, value)
 
