@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedmend.data.csv_files import read_csv
 from fedmend.data.dicom_files import open_dicom
@@ -14,6 +15,9 @@ from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
 from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
 HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", "SeriesInstanceUID", "InstanceNumber")
@@ -164,7 +168,7 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
             warnings.simplefilter("ignore")
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
             found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID") or name
-            frames, place = int(header.get("NumberOfFrames") or 1), int(header.get("InstanceNumber") or 0)
+            frames = int(header.get("NumberOfFrames") or 1)
             if not shows_images(header):
                 return
             kinds = [kind_of(header, n)[0] for n in range(frames)]
@@ -178,5 +182,13 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
         series = word_of(header, "SeriesInstanceUID") if frames == 1 else ""
         yield Item(series or name, study, IMAGE if IMAGE in kinds else kinds[0], (name,))
         return
-    names = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)]
+    names, place = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)], _place_of(header)
     yield from (Item(one, study, kind, number=place) for one, kind in zip(names, kinds, strict=True))
+
+
+def _place_of(header: "Dataset") -> int:
+    """The InstanceNumber of a header; 0 where it has none that is a number."""
+    try:
+        return int(header.get("InstanceNumber") or 0)
+    except Exception:  # pydicom raises many types for a field that is not what it has to be
+        return 0

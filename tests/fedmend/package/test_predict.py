@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import nibabel
 import numpy as np
+import pydicom
 import pytest
 import torch
 from factories import make_dicom, refused, write_png
@@ -101,6 +102,18 @@ def test_a_model_of_studies_sees_some_slices_of_each_in_the_order_of_their_numbe
     assert [(s["study"], s["images"], s["edema_probability"]) for s in studies] == [
         (row["study"], "1", row["edema_probability"]) for row in rows
     ]
+
+
+def test_a_slice_whose_number_is_none_is_an_image_like_others(tmp_path):
+    slices(tmp_path / "in", 2)
+    file = tmp_path / "in" / "1.dcm"
+    content = pydicom.dcmread(file)
+    content.add(pydicom.DataElement("InstanceNumber", "IS", "1"))
+    content.save_as(file)
+    file.write_bytes(file.read_bytes().replace(b"IS\x02\x001 ", b"IS\x02\x00x "))
+    assert pydicom.dcmread(file).InstanceNumber == "x"
+    _, items, _ = find_items(tmp_path / "in", modality="CT", volumes=False)
+    assert [(item.study, item.number) for item in items] == [("1.0", 0), ("1.1", 0)]
 
 
 def test_a_study_with_a_slice_that_cannot_be_read_is_a_row_with_the_reason(tmp_path):
