@@ -38,6 +38,7 @@ from fedmend.method import RoundTask, Site
 from fedmend.methods.baselines import FedAvgPL
 from fedmend.package import Package
 from fedmend.phantoms.sites import ensure_phantom, phantom_spec
+from fl_components.job.settings import parse_assignments
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks" / "results"
@@ -52,11 +53,13 @@ def job_of(seed: int, method: str, changes: dict[str, Any], given: dict[str, Any
     """The job of one way and federation."""
     variants = ["studies"] + [method] * (method != "fedmlp")
     fixed = {"study_slices": SLICES, "batch_size": STUDIES, "local_epochs": EPOCHS, "seed": seed, "phantom.seed": seed}
-    fixed |= {"phantom.annotated_per_site": 5}
+    fixed |= {f"phantom.{name}": value for name, value in PHANTOM.items() if name != "dataset"}
     return fedmend.Job(ROOT / "jobs" / "fedmlp_ich", variants=variants, **fixed | given | changes)
 
 
-def test_logits(job: fedmend.Job, run: fedmend.Run, cache: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def logits_of_studies(
+    job: fedmend.Job, run: fedmend.Run, cache: Path
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Study → logits (n, C) of what the model saw of it, one of the study or one of each slice; and its labels (C,)."""
     package = Package(run.folder)
     network, prepared = package.network(), package.preprocessing
@@ -90,7 +93,7 @@ def federation(seed: int, method: str, given: dict[str, Any]) -> dict[str, dict[
         job = job_of(seed, method, changes, given)
         with tempfile.TemporaryDirectory() as place:
             run = job.run(workspace=Path(place) / "run", threads=1, progress=False)
-            logits, labels = test_logits(job, run, Path(place) / "cache")
+            logits, labels = logits_of_studies(job, run, Path(place) / "cache")
         names = sorted(logits)
         truth = np.stack([labels[name] for name in names])
         rows = {"slices of a study at once": np.mean}
@@ -160,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.costs:
         costs()
         return
-    given = {name: json.loads(value) for name, value in (word.split("=", 1) for word in args.set)}
+    given = parse_assignments(args.set)
     found: dict[str, list[dict[str, float]]] = {}
     for seed in args.seeds:
         for row, values in federation(seed, args.method, given).items():

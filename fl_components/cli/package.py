@@ -76,7 +76,7 @@ def _predict(args: argparse.Namespace) -> int:
     if found.left_out:
         print(f"left out: {found.left_out} scouts, screens and pages of doses; name them in a CSV to have them")
     if found.problems:
-        print(f"{found.problems} of {found.images} images could not be used; predictions.csv says why")
+        print(f"{found.problems} of {found.images} {what} could not be used; predictions.csv says why")
     print(f"{found.images - found.problems} of {found.images} {what} predicted; results are in {found.folder}")
     if args.dicom is not None:
         written = "1 DICOM file is" if len(found.dicom) == 1 else f"{len(found.dicom)} DICOM files are"

@@ -25,7 +25,7 @@ from fedmend.method import LocalMethod
 from fedmend.server.census import Census
 from fedmend.server.run_log import BEST_SPLITS
 from fedmend.site.gpu_settings import GB
-from fedmend.site.limits import HALF, step_bytes
+from fedmend.site.limits import HALF, images_of_step, step_bytes
 from fl_components.compare.runs import Case
 from fl_components.console import silenced
 from fl_components.job.folder import JobSettings, read_job
@@ -153,7 +153,7 @@ def run_steps(settings: JobSettings, sizes: Mapping[str, Mapping[str, int]]) -> 
 
 def _step(settings: JobSettings) -> Step:
     site, run = settings.site, settings.run
-    images = site["batch_size"] * max(1, site.get("study_slices", 0))  # slices of studies one by one take as long
+    images = images_of_step(site["batch_size"], site.get("study_slices", 0))
     return Step(run["network"], len(run["classes"]), images, site["image_size"])
 
 

@@ -61,8 +61,11 @@ class TableRows(Rows):
         return [table.middle(i) for i in range(len(table.images))], table.patients
 
     def slices(self) -> Sequence[int]:
+        from fedmend.data.card import STUDY
         from fedmend.data.tables import load_table
 
+        if self.card.sample != STUDY:
+            return ()
         return [*map(len, load_table(self.card, self.file, self.classes).slices)]
 
     def unreadable(self) -> Iterator[str]:

@@ -15,7 +15,7 @@ from fedmend.data.identity import canonical, loose, names_of, one_path
 from fedmend.data.tables import read_rows
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_labels import Cells, Labelled, class_columns, uncertain_argument
-from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
+from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, per_study_argument, write_own_site
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SINGLELABEL
@@ -175,6 +175,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, help="folder of the images (default: that of the CSV file)")
     class_arguments(parser)
     add_choices(parser)
+    per_study_argument(parser)
 
 
 def _run(args: Namespace) -> int:

@@ -18,7 +18,7 @@ from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_arguments, class_names, column_names, labels_of, open_table
 from fedmend.datasets.own_dicom_choice import KEPT, chosen, once, patients_of, tell
 from fedmend.datasets.own_dicom_files import KEYS, DicomImage, find_images
-from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, write_own_site
+from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, per_study_argument, write_own_site
 from fedmend.datasets.samples import Say
 from fedmend.datasets.site_folders import check_empty
 from fedmend.errors import FedMendError
@@ -190,6 +190,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--modality", nargs="+", default=[], help=words)
     class_arguments(parser)
     add_choices(parser)
+    per_study_argument(parser)
 
 
 def _run(args: Namespace) -> int:

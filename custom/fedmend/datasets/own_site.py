@@ -187,12 +187,12 @@ def write_own_site(
         patients, about = patients_of(patients, table.images, choices.patient_from_path, say)
         notes = notes | about
     studies = _studies_of(table, choices, say)
-    alone = [f"study {s}" for s in studies] or [f"image {i}" for i in range(len(patients))]
-    together = [f"patient {p}" if p else own for p, own in zip(patients, alone, strict=True)]
+    together = [f"patient {p}" if p else f"alone {studies[i] if studies else i}" for i, p in enumerate(patients)]
+    found = _found(units, patients, "study" if studies else "image")
     seed, parts = (choices.seed, split_units(together, choices, table.labels == 1)) if parts is None else (None, parts)
     card, seen = seen_card(root, table.images, choices, say)
     seen["task"] = "one column 'label'" if kind == SINGLELABEL else "one column for each class"
-    notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(_found(units, patients))), **notes}
+    notes = {**seen, "splits": splits_note(sizes(parts), seed, kept_together(found)), **notes}
     samples = _samples(table, kind, root, patients, studies)
     with whole_folder(out.resolve()) as folder:
         for name, index in parts.items():
@@ -208,7 +208,7 @@ def write_own_site(
             notes=notes,
             **card,
         )
-    say(f"{notes['splits']}; {len({*patients} - {''})} {_several(_found(units, patients))}")
+    say(f"{notes['splits']}; {len({*patients} - {''})} {_several(found)}")
 
 
 def _samples(table: LabelTable, kind: str, root: Path, patients: Sequence[str], studies: Sequence[str]) -> Samples:
@@ -240,9 +240,10 @@ def _studies_of(table: LabelTable, choices: SiteChoices, say: Say) -> Sequence[s
     return ()
 
 
-def _found(units: Sequence[str], patients: Sequence[str]) -> set[str]:
+def _found(units: Sequence[str], patients: Sequence[str], alone: str) -> set[str]:
+    """Those of :data:`UNITS` by which images are kept together; ``alone`` where no patient is known."""
     known = ({*units} - {"image"} or {"patient"}) if any(patients) else set()
-    return known | (set() if all(patients) else {"image"})
+    return known | (set() if all(patients) else {alone})
 
 
 def _several(found: Collection[str]) -> str:
@@ -315,10 +316,14 @@ def add_choices(parser: ArgumentParser) -> None:
     options(parser, SiteChoices, **helps, seed="of the split")
     words = "file, none, brain, subdural, bone, lung or CENTRE,WIDTH (default: by a look at the images)"
     parser.add_argument("--window", help=words)
-    words = "a label is of a study and not of each of its images, which name it in a column study or as DICOM"
-    parser.add_argument("--per-study", action="store_true", help=words)
     words = "where no column names patients: regular expression for the part of an image's path that does"
     parser.add_argument("--patient-from-path", metavar="REGEX", help=words)
+
+
+def per_study_argument(parser: ArgumentParser) -> None:
+    """Adds that labels are of studies, for tables of single images."""
+    words = "a label is of a study and not of each of its images, which name it in a column study or as DICOM"
+    parser.add_argument("--per-study", action="store_true", help=words)
 
 
 def choices_of(args: Namespace) -> SiteChoices:

@@ -2,7 +2,7 @@
 
 Every slice goes through the same network, and the logit of the study is a smooth maximum of those of its slices:
 log-sum-exp pooling (Pinheiro and Collobert, CVPR 2015). So the label teaches the slices that show the class, and no
-others. Where it is copied to all slices instead, it is wrong on most of them.
+others. Where it is copied to all slices instead, it is wrong on each that does not show the class.
 """
 
 import math

@@ -28,6 +28,11 @@ HALF = 0.5  # on a GPU most of what is kept is in bfloat16
 MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments, a teacher, what was received
 
 
+def images_of_step(batch_size: int, study_slices: int) -> int:
+    """Images that a network sees in a step: samples, or the slices of all studies, which cost as much one by one."""
+    return batch_size * max(1, study_slices)
+
+
 def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
     """Estimated memory of a training step in float32, of a batch of ``images`` whose ``edge`` is in pixels.
 

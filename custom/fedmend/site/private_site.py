@@ -45,7 +45,7 @@ class PrivateSite:
         patients = patients_of(train.table)
         self.steps = PatientSteps(privacy, patients, batch_size)
         self._site, self._account = site, Account(state_dir, site, privacy, len(patients))
-        unit = "patient" if any(train.table.patients) else "image"
+        unit = "patient" if any(train.table.patients) else "study" if train.table.slices else "image"
         self._words = f"(delta {self._account.delta:.3g}, the unit is one {unit}, all jobs of this site so far)"
 
     def announce(self, epochs: int, rounds: int) -> dict[str, float]:

@@ -36,7 +36,7 @@ from fedmend.site.data_marks import data_marks
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
-from fedmend.site.limits import Clock, check_question, check_step, count_task, step_bytes
+from fedmend.site.limits import Clock, check_question, check_step, count_task, images_of_step, step_bytes
 from fedmend.site.own_results import OwnResults
 from fedmend.site.preparation import check_preparation, preprocessing_of
 from fedmend.site.privacy import OverBudget
@@ -82,7 +82,7 @@ class SiteSettings:
         if batch_size < 2 or image_size < 32:
             raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
         check_variables(0 <= self.study_slices <= MOST_SLICES, f"0 to {MOST_SLICES}", study_slices=self.study_slices)
-        if image_size > LARGEST_IMAGE or batch_size * max(1, self.study_slices) * image_size**2 > LARGEST_BATCH:
+        if image_size > LARGEST_IMAGE or images_of_step(batch_size, self.study_slices) * image_size**2 > LARGEST_BATCH:
             slices = " * study_slices" if self.study_slices else ""
             raise ValueError(
                 f"expected image_size <= {LARGEST_IMAGE} and batch_size{slices} * image_size^2 <= {LARGEST_BATCH}, got"
@@ -368,7 +368,7 @@ class SiteWorker:
         """Estimated once in a run: PyTorch imports its compiler for it, which takes 2 seconds in each new process."""
         chosen = self._settings
         step: dict[str, Any] = {"network": run.network, "num_classes": len(run.classes)}
-        step |= {"images": chosen.batch_size * max(1, chosen.study_slices), "edge": chosen.image_size}
+        step |= {"images": images_of_step(chosen.batch_size, chosen.study_slices), "edge": chosen.image_size}
         known = state.load(STEP)
         if known is None or known["step"] != step:
             known = {"step": step, "bytes": step_bytes(**step)}

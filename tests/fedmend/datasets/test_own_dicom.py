@@ -14,6 +14,7 @@ from pydicom.dataset import Dataset
 from fedmend.data.card import load_card
 from fedmend.data.readers import read_raw
 from fedmend.data.tables import load_table
+from fedmend.datasets import own_csv
 from fedmend.datasets.own_dicom import prepare
 from fedmend.datasets.own_dicom_files import find_images
 from fedmend.datasets.own_site import SiteChoices
@@ -300,3 +301,15 @@ def test_labels_of_images_that_differ_within_a_study_are_none_of_the_study(studi
     with pytest.raises(FedMendError, match="which is of the same study, got others"):
         prepare(studies, tmp_path / "site", labels=tmp_path / "labels.csv", choices=replace(CHOICES, per_study=True))
     assert not (tmp_path / "site").exists()
+
+
+def test_without_patients_studies_stay_whole_and_the_card_says_so(studies, tmp_path):
+    rows = [f"{study}/{number},s{study},{study % 2}\n" for study in range(1, 5) for number in (1, 2, 3)]
+    (tmp_path / "labels.csv").write_text("image,study,edema\n" + "".join(rows))
+    choices = replace(CHOICES, per_study=True)
+    own_csv.prepare(tmp_path / "labels.csv", tmp_path / "site", images=studies, choices=choices)
+    card = load_card(tmp_path / "site", "site-1")
+    tables = [load_table(card, name, card.classes) for name in card.splits.values()]
+    assert sorted(len(own) for t in tables for own in t.slices) == [3] * 4
+    notes = json.loads((tmp_path / "site" / "site.json").read_text())["notes"]
+    assert "by study, as no patients are known" in notes["splits"]

@@ -4,6 +4,7 @@ from collections import Counter
 import numpy as np
 import pydicom
 import pytest
+from factories import refused
 from ridge import held_out_auc
 
 from fedmend.phantoms import ct_head
@@ -130,3 +131,16 @@ def test_classes_can_be_learnt_from_the_slices(labels, datasets):
     names = sorted(labels)
     slices = np.array([np.clip(datasets[name].pixel_array - 1024, 0, 100) for name in names])
     assert held_out_auc(slices, [[labels[name][c] for c in ICH_CLASSES] for name in names]) > 0.65
+
+
+def test_thinner_slices_show_no_more_patients_with_a_lesion():
+    thick, thin = ct_head._plan(800, 7, 3), ct_head._plan(2400, 7, 3, 24)
+    assert (len(thick), len(thin)) == (100, 100)
+    shown = [np.concatenate([patient.labels for patient in plan]).sum(0) for plan in (thick, thin)]
+    assert shown[0].tolist() == shown[1].tolist()  # as many slices with each class, of three times as many
+    assert all(patient.labels.sum(0).max() <= max(most for _, most in ct_head.RUNS) for patient in thin)
+
+
+def test_fewer_slices_of_a_patient_than_lesions_need_are_refused(tmp_path):
+    with refused("phantom, argument slices_per_patient: expected at least 8, got 7"):
+        write_ich(tmp_path, slices=14, slices_per_patient=7)

@@ -1,10 +1,12 @@
 """The end of a job with ``refit``."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from federation_factories import Run, collected_answers, failing, initial
+from result_factories import PREPARED
 
 from fedmend.messages import COLLECT
 from fedmend.methods.baselines import FedAvgWorkflow
@@ -55,6 +57,20 @@ def test_a_site_that_keeps_differential_privacy_is_named_before_anything_is_trai
 
     run = Run(tmp_path, FedAvgWorkflow(), SITES, answer, num_rounds=1, refit=True)
     assert "job variable refit: expected false with differential privacy at site-2" in run.stopped
+    assert not run.rounds("train")
+
+
+def test_studies_are_refused_before_anything_is_trained(tmp_path):
+    plain = collected_answers({site: head(1.0, [10, 5]) for site in SITES})
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        if result.census:
+            result.census = result.census | {"preprocessing": replace(PREPARED, study_slices=4).told()}
+        return result
+
+    run = Run(tmp_path, FedAvgWorkflow(), SITES, answer, num_rounds=1, refit=True)
+    assert "job variable refit: expected false for studies, got true" in run.stopped
     assert not run.rounds("train")
 
 

@@ -23,7 +23,7 @@ from fedmend.methods.fednoro import FedNoRo
 from fedmend.methods.labelsets import LabelSetFedAvg
 from fedmend.site import worker
 from fedmend.site.privacy import FOLDER, Privacy
-from fedmend.site.private_site import WITHHELD, check_bearable, check_withheld, withhold
+from fedmend.site.private_site import WITHHELD, PrivateSite, check_bearable, check_withheld, withhold
 
 POLICY = Privacy(clip=1.0, noise_multiplier=1.0)
 NO_NOISE = Privacy(clip=1.0, noise_multiplier=0.0)
@@ -387,3 +387,11 @@ def test_an_answer_that_tells_more_than_the_promise_allows_is_refused(part):
 def test_weights_without_the_promise_are_refused():
     with refused("site-1: privacy: expected weights without noise to stay at this site, got some"):
         check_withheld(withhold(full()), weights=True)
+
+
+@pytest.mark.parametrize(("slices", "unit"), [((), "image"), ((("a", "b"),) * 12, "study")])
+def test_where_no_patients_are_named_the_unit_is_what_has_a_label(tmp_path, slices, unit):
+    split = make_split(np.zeros((12, 3), dtype=np.int8))
+    table = replace(split.table, patients=("",) * 12, slices=slices)
+    site = PrivateSite("site-1", POLICY, tmp_path, replace(split, table=table), 4)
+    assert f"the unit is one {unit}, all jobs" in site.forecast(1, 1)[1]
