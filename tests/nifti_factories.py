@@ -40,7 +40,17 @@ def lesion(*boxes, shape=(8, 8, 4)):
 
 
 def make_volume_site(
-    folder, train=None, *, test=None, complete=None, slices=None, affine=IDENTITY, window=None, foreground=1
+    folder,
+    train=None,
+    *,
+    test=None,
+    complete=None,
+    slices=None,
+    affine=IDENTITY,
+    window=None,
+    foreground=1,
+    classes=("lesion",),
+    **card,
 ):
     """A segmentation site folder with ``datalist.json``; volumes are ``images/case-1.nii.gz``, case-2, ...
 
@@ -54,6 +64,8 @@ def make_volume_site(
         affine: of all files.
         window: the card's window.
         foreground: value of the lesion in all label files.
+        classes: C names; with several the masks hold their values.
+        card: further fields of the card.
     """
     train = [lesion(), lesion(((5, 7), (1, 3), (2, 4)))] if train is None else train
     test = [lesion()] if test is None else test
@@ -78,12 +90,13 @@ def make_volume_site(
     write_card(
         folder,
         task=SEGMENTATION,
-        classes=("lesion",),
+        classes=classes,
         splits={"train": "datalist.json"} | ({"test": "datalist.json"} if len(test) else {}),
         truth={} if complete is None else {"train": "truth/datalist.json"},
         image_root="images",
         window=window,
         foreground=foreground,
+        **card,
     )
     return folder
 

@@ -174,6 +174,7 @@ class LocalMethod:
         FIELDS: every array that may leave besides the weights.
         KNOWLEDGE: every array that the server may send besides the weights.
         KINDS: the kinds of labels that the method can learn from.
+        STRUCTURES: whether masks may show several classes.
         PACKAGES: packages that the method needs beside FedMend's own → the extra of FedMend that installs each.
         ROUND: what happens in one round.
         patients_apart: the loss of a sample depends on that sample and the weights alone, and nothing computed from
@@ -183,6 +184,7 @@ class LocalMethod:
     FIELDS: ClassVar[Mapping[str, Field]] = {}
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = {}
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL,)
+    STRUCTURES: ClassVar[bool] = False
     PACKAGES: ClassVar[Mapping[str, str]] = {}
 
     ROUND: ClassVar[type[Round]]
@@ -212,7 +214,7 @@ class LocalMethod:
         return np.where(site.data.annotated, site.ledger.apply(site.data.train.labels), NOT_ANNOTATED)
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
-        """Answers a question without training, with the received global model. Default: nothing to tell.
+        """Answers a question without training, with the received global model; default: nothing to tell.
 
         It may repair labels under ``task.ledger_round``, by a rule that training does not use: recording takes back
         what the same rule recorded from that round on.
@@ -227,8 +229,7 @@ class SiteFacts:
     Attributes:
         samples: N_k training samples.
         annotated: (C,) bool.
-        positives: (C,) training samples with each class; 1 for each annotated class of a site that keeps differential
-            privacy.
+        positives: (C,) training samples with each class; 1 for each one annotated where differential privacy is kept.
     """
 
     samples: int
@@ -274,10 +275,8 @@ class Federation(ABC):
 
     @abstractmethod
     def rounds(self, total: int | None = None) -> Iterator[int]:
-        """The rounds that are still to be done; after each, model and memory are saved.
-
-        Args:
-            total: all rounds, where the census decides how many; None: the job's.
+        """The rounds that are still to be done; after each, model and memory are saved. ``total``: all rounds, where
+        the census decides how many; None: the job's.
         """
 
     @abstractmethod

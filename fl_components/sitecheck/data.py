@@ -116,7 +116,7 @@ def _check_preparation(site: CheckedSite) -> None:
     if site.card and site.job and site.job.method_part:
         asked = site.job.site
         scaling = (asked.get("pixel_mean", ()), asked.get("pixel_deviation", ()))
-        check_preparation(site.card, site.job.run["network"], scaling, _study_slices(site))
+        check_preparation(site.card, site.job.run["network"], scaling, _study_slices(site), site.job.method())
 
 
 def _study_slices(site: CheckedSite) -> int:

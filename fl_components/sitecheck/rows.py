@@ -106,7 +106,8 @@ class DatalistRows(Rows):
 
         for number, item in enumerate(load_datalist(self.card, self.file, self.split), 1):
             try:
-                read_pair(item, f"{self.file}, {SECTIONS[self.split]} item {number}", self.card.foreground)
+                where = f"{self.file}, {SECTIONS[self.split]} item {number}"
+                read_pair(item, where, self.card.label_values(self.split, self.card.classes))
             except FedMendError as e:
                 yield str(e)
 

@@ -58,6 +58,10 @@ def _window(value: Any) -> str | tuple[float, float] | None:
 
 
 CLASSES = Check(_classes, "a list of one or more class names")
+VALUES = Check(lambda value: tuple(map(whole(1).read, value)), "a list of whole numbers >= 1")
+ANNOTATED = Check(
+    lambda value: {split: _classes(names) for split, names in value.items()}, "a mapping of split to class names"
+)
 COLUMNS = Check(lambda value: _classes(value) if value else (), "a list of names of columns")
 EACH_ONCE = that(lambda names: len({*names}) == len(names), "each name once")
 SPLITS = that(
@@ -85,7 +89,9 @@ class SiteCard:
         window: ``None`` (8-bit images, taken as they are), ``"file"`` (the DICOM file's own window) or
             ``(centre, width)`` in HU.
         color: pictures are read in colour; otherwise colour is turned to grey.
-        foreground: value of the lesion in label volumes, >= 1.
+        foreground: value of the lesion in label volumes of one class, >= 1.
+        values: of several classes the value of each in label volumes, in the order of ``classes``; empty: 1, 2, ...
+        annotated: split → the classes that its label volumes show; a split that is not named shows all.
         sample: what has a label, ``image`` or ``study``, whose slices are rows of a table.
         columns: further columns of the tables, such as sex or scanner, by which an evaluation may group samples.
         provenance: how the folder was made (source, seed, protocol).
@@ -102,6 +108,8 @@ class SiteCard:
     window: str | tuple[float, float] | None = taking(WINDOW, default=None)
     color: bool = taking(FLAG, default=False)
     foreground: int = taking(whole(1), default=1)
+    values: tuple[int, ...] = taking(VALUES, EACH_ONCE, default=())
+    annotated: Mapping[str, tuple[str, ...]] = taking(ANNOTATED, default_factory=dict)
     sample: str = taking(one_of((IMAGE, STUDY)), default=IMAGE)
     columns: tuple[str, ...] = taking(COLUMNS, default=())
     provenance: Mapping = taking(default_factory=dict)
@@ -110,6 +118,17 @@ class SiteCard:
     def phantom(self) -> bool:
         """Whether the folder's source says that it is synthetic."""
         return isinstance(self.provenance, Mapping) and str(self.provenance.get("source")).startswith("PHANTOM")
+
+    def label_values(self, split: str, classes: Sequence[str]) -> dict[int, int]:
+        """Value in the label volumes of a split → number of the class in ``classes``, from 1.
+
+        Args:
+            split: ``train``, ``val`` or ``test``.
+            classes: all classes, in any order.
+        """
+        values = (self.foreground,) if len(self.classes) == 1 else self.values or range(1, len(self.classes) + 1)
+        shown = self.annotated.get(split, self.classes)
+        return {v: classes.index(name) + 1 for v, name in zip(values, self.classes, strict=True) if name in shown}
 
 
 def load_card(folder: Path | str, site: str) -> SiteCard:
@@ -127,6 +146,10 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
     raw = accepted(read_document(folder / CARD_NAME, where, "in the folder that data_root names"), [OBJECT], where)
     accepted(raw.get("format"), [that(lambda value: value == CARD_FORMAT, f"{CARD_FORMAT}")], f"{where}, field format")
     card = checked(SiteCard, raw, where, others=True, site=site, folder=folder)
+    if card.values and len(card.values) != len(card.classes):
+        raise FedMendError(f"{where}, field values: expected one for each of {len(card.classes)} classes, got others")
+    if any(not {*names} <= {*card.classes} for names in card.annotated.values()):
+        raise FedMendError(f"{where}, field annotated: expected names of classes, got another")
     return replace(card, image_root=(folder / card.image_root).resolve())
 
 
@@ -157,6 +180,8 @@ def write_card(
     color: bool = False,
     foreground: int = 1,
     sample: str = IMAGE,
+    values: Sequence[int] = (),
+    annotated: Mapping[str, Sequence[str]] | None = None,
     provenance: Mapping | None = None,
     notes: Mapping[str, str] | None = None,
 ) -> None:
@@ -174,6 +199,8 @@ def write_card(
         "color": color,
         "foreground": foreground,
         "sample": sample,
+        **({"values": list(values)} if values else {}),
+        **({"annotated": {split: list(names) for split, names in annotated.items()}} if annotated else {}),
         "provenance": dict(provenance or {}),
         **({"notes": dict(notes)} if notes else {}),
     }

@@ -157,11 +157,11 @@ def training_pictures(card: SiteCard, size: int) -> tuple[Sequence[str], np.ndar
         from fedmend.data.slices import axial_slices, volume_window
 
         items = load_datalist(card, file, "train")
-        window = volume_window(card)
+        window, values = volume_window(card), card.label_values("train", card.classes)
         for i in spread(len(items), OPENED_VOLUMES):
             try:
                 where = f"{file}, {SECTIONS['train']} item {i + 1}"
-                seen = axial_slices(items[i], where, window=window, size=size, foreground=card.foreground)
+                seen = axial_slices(items[i], where, window=window, size=size, values=values)
                 made.append(seen[0])
             except FedMendError as e:
                 refused.append(str(e))

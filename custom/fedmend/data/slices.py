@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,12 @@ class VolumeSplit:
         file: the datalist's file name.
         items: V cases.
         images: (N, size, size) float16 in 0..1, read-only.
-        masks: (N, size, size) uint8, 1 = lesion, read-only.
+        masks: (N, size, size) uint8 numbers of classes, from 1; 0 = none; read-only.
         case: (N,) number of the case that a slice is of.
         plane: (N,) axial slice of that case.
         device: where training happens.
         resident: the same images on the device, where they are kept there.
+        annotated: C flags, whether the masks show the class; what they do not show may be there all the same.
     """
 
     file: str
@@ -52,6 +53,7 @@ class VolumeSplit:
     plane: np.ndarray
     device: torch.device
     resident: Tensor | None = None
+    annotated: tuple[bool, ...] = (True,)
 
     def __len__(self) -> int:
         return len(self.case)
@@ -77,7 +79,7 @@ VolumeData = SiteData[VolumeSplit]
 
 # ---- the store -------------------------------------------------------------------------------------------------------
 def axial_slices(
-    item: VolumeItem, where: str, *, window: tuple[float, float] | None, size: int, foreground: int
+    item: VolumeItem, where: str, *, window: tuple[float, float] | None, size: int, values: Mapping[int, int]
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """The slices of one case that a method sees.
 
@@ -86,7 +88,7 @@ def axial_slices(
         where: words that name it in messages.
         window: see :func:`fedmend.data.volumes.scale`.
         size: edge length in pixels.
-        foreground: value of the lesion in the label file.
+        values: see :func:`fedmend.data.volumes.read_pair`.
 
     Returns:
         images (n, size, size) float16 in 0..1, masks (n, size, size) uint8, and n slice numbers, from 0 at the feet.
@@ -94,7 +96,7 @@ def axial_slices(
     Raises:
         FedMendError: a file that cannot be used, a slice number that there is not, or voxels of one value.
     """
-    voxels, mask = read_pair(item, where, foreground)
+    voxels, mask = read_pair(item, where, values)
     depth = voxels.shape[2]
     if item.slices is not None and item.slices[-1] >= depth:
         raise FedMendError(f"{where}, field slices: expected numbers below {depth}, got a larger one")
@@ -136,19 +138,20 @@ def planes_of(
 
 
 def _open_store(
-    opening: Opening, card: SiteCard, items: Sequence[VolumeItem], where: Callable[[int], str]
+    opening: Opening, card: SiteCard, items: Sequence[VolumeItem], where: Callable[[int], str], values: dict[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Images (N, size, size) float16 and masks (N, size, size) uint8, read-only memory maps; case, plane (N,) int64.
 
     The key of the store covers preprocessing, file names, sizes and times, so that a changed mask makes a new one.
     """
     size, window = opening.image_size, volume_window(card)
+    told = card.foreground if [*values.values()] == [1] else sorted(values.items())
     files = [file_stamp(f) for item in items for f in (item.image, item.label)]
     folder, numbers = store_folder(
         opening.cache_dir,
-        [STORE_FORMAT, files, [item.slices for item in items], window, size, card.foreground],
+        [STORE_FORMAT, files, [item.slices for item in items], window, size, told],
         lambda folder: _finished(folder, size),
-        lambda folder: _build(folder, items, where, window=window, size=size, foreground=card.foreground),
+        lambda folder: _build(folder, items, where, window=window, size=size, values=values),
         need=len(items) * 100 * size**2 * 3,  # about a hundred slices a volume
         where=where(0).split(",")[0],
         prefix="volumes-",
@@ -201,7 +204,7 @@ def volume_window(card: SiteCard) -> tuple[float, float] | None:
 
 
 def load_volumes(card: SiteCard, classes: Sequence[str], opening: Opening) -> VolumeData:
-    """Opens a segmentation site folder, its datalists and slice stores, for a job's one class.
+    """Opens a segmentation site folder, its datalists and slice stores, for a job's C classes.
 
     Args:
         card: the site's card.
@@ -213,26 +216,26 @@ def load_volumes(card: SiteCard, classes: Sequence[str], opening: Opening) -> Vo
     """
     check_classes(card, classes)
     where = f"{card.site}: site.json, field"
-    if len(card.classes) != 1:
-        raise FedMendError(f"{where} classes: expected one class of lesions, got {len(card.classes)}")
     if opening.all_labels and "train" not in card.truth:
         raise FedMendError(f"{where} truth: expected complete masks for all_labels, got none")
 
     file = card.truth["train"] if opening.all_labels else card.splits["train"]
-    train = load_volume_split(card, file, "train", opening)
+    train = load_volume_split(card, file, "train", opening, classes)
     if train is None or not train.masks.any():
-        got = "no volumes" if train is None else "no lesion in any volume"
+        got = "no volumes" if train is None else "no lesion or structure in any volume"
         raise FedMendError(f"{card.site}: {file}: expected annotated training volumes, got {got}")
     marked = np.bincount(train.case, train.masks.any((1, 2)), minlength=len(train.items)) > 0
     if blank := int((~marked).sum()):
         LOG.warning("%s: %s: %d of %d training volumes have no annotated lesion", card.site, file, blank, len(marked))
     held = [name for name in EVALUATION_SPLITS if name in card.splits]
-    others = {name: load_volume_split(card, card.splits[name], name, opening) for name in held}
+    others = {name: load_volume_split(card, card.splits[name], name, opening, classes) for name in held}
     evaluation = {k: v for k, v in others.items() if v is not None}
-    return SiteData(tuple(classes), np.ones(1, dtype=bool), train, evaluation, SEGMENTATION)
+    return SiteData(tuple(classes), np.array(train.annotated), train, evaluation, SEGMENTATION)
 
 
-def load_volume_split(card: SiteCard, file: str, split: str, opening: Opening) -> VolumeSplit | None:
+def load_volume_split(
+    card: SiteCard, file: str, split: str, opening: Opening, classes: Sequence[str] | None = None
+) -> VolumeSplit | None:
     """Opens one section of a datalist and the slices of its volumes; None where it names no volume.
 
     Args:
@@ -240,15 +243,19 @@ def load_volume_split(card: SiteCard, file: str, split: str, opening: Opening) -
         file: name of the datalist.
         split: ``train``, ``val`` or ``test``.
         opening: where and how it is opened.
+        classes: in the order of the job; None: in that of the card.
 
     Raises:
         FedMendError: a datalist or a volume that cannot be used.
     """
-    items = load_datalist(card, file, split)
+    items, classes = load_datalist(card, file, split), classes or card.classes
     if not items:
         return None
-    arrays = _open_store(opening, card, items, _places(card, file, split))
-    return VolumeSplit(file, items, *arrays, opening.device)
+    # Complete masks, which a card keeps beside those of the training split, show all classes.
+    values = card.label_values(split if file == card.splits.get(split) else "", classes)
+    arrays = _open_store(opening, card, items, _places(card, file, split), values)
+    annotated = tuple(number in values.values() for number in range(1, len(classes) + 1))
+    return VolumeSplit(file, items, *arrays, opening.device, annotated=annotated)
 
 
 def _places(card: SiteCard, file: str, split: str) -> Callable[[int], str]:
@@ -289,7 +296,7 @@ def lesions_left(card: SiteCard, name: str, split: VolumeSplit) -> LesionsLeft:
     counts = np.zeros(4, dtype=int)
     for number, item in enumerate(split.items):
         # The label has the grid of the image and stands in for it.
-        volume = read_pair(replace(item, image=item.label), where(number), card.foreground)[1]
+        volume = read_pair(replace(item, image=item.label), where(number), card.label_values(name, card.classes))[1] > 0
         mine = np.flatnonzero(split.case == number)
         used = np.zeros(volume.shape, dtype=bool)
         used[:, :, split.plane[mine]] = volume[:, :, split.plane[mine]]
@@ -303,8 +310,9 @@ def lesions_left(card: SiteCard, name: str, split: VolumeSplit) -> LesionsLeft:
 
 def load_complete_masks(card: SiteCard, train: VolumeSplit) -> np.ndarray | None:
     """Complete masks (N, size, size) bool of the slices of a training split, or None where the site keeps none, or not
-    those of all its cases; they measure repairs and are never given to a method."""
-    if "train" not in card.truth:
+    those of all its cases, or has several classes, whose masks nothing repairs; they measure repairs and are never
+    given to a method."""
+    if "train" not in card.truth or len(card.classes) > 1:
         return None
     file = card.truth["train"]
     complete = {item.name: (n, item) for n, item in enumerate(load_datalist(card, file, "train"))}
@@ -315,7 +323,7 @@ def load_complete_masks(card: SiteCard, train: VolumeSplit) -> np.ndarray | None
     for number, item in enumerate(train.items):
         place, other = complete[item.name]
         # The site's own label has the grid of the image and is read in a tenth of the time.
-        volume = read_pair(replace(other, image=item.label), where(place), card.foreground)[1]
+        volume = read_pair(replace(other, image=item.label), where(place), card.label_values("train", card.classes))[1]
         mine = np.flatnonzero(train.case == number)
         planes = np.stack([axial_plane(volume, p) for p in train.plane[mine]])
         masks[mine] = resize_masks(planes, (size, size)) > 0

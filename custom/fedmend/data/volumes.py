@@ -11,6 +11,7 @@ smooths before it samples where this module averages (190 ms, 30 here). ``fedmen
 import of MONAI.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedmend.errors import FedMendError
 AFFINE_TOLERANCE = 1e-3  # mm
 # A mask saved from floating numbers into whole ones is scaled, and comes back with rounding errors.
 MASK_TOLERANCE = 1e-3
+ONE_CLASS: Mapping[int, int] = {1: 1}  # value in a label file → number of the class
 
 
 def load_nifti(path: Path, where: str) -> tuple[Any, np.ndarray]:
@@ -70,30 +72,34 @@ def axial_plane(volume: np.ndarray, number: int) -> np.ndarray:
     return np.rot90(volume[:, :, number])
 
 
-def read_pair(item: VolumeItem, where: str, foreground: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def read_pair(item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLASS) -> tuple[np.ndarray, np.ndarray]:
     """Image and mask of one case in RAS.
 
     Args:
         item: the case.
         where: words that name it in messages.
-        foreground: value of the lesion in the label file; 0 is everything else.
+        values: value in the label file → number of its class, from 1; 0 is everything else.
 
     Returns:
-        (X, Y, Z) float32 voxels as stored, and (X, Y, Z) bool mask.
+        (X, Y, Z) float32 voxels as stored, and (X, Y, Z) uint8 numbers of classes, 0 = none of them.
 
     Raises:
         FedMendError: a file is missing, damaged, empty, not 3-D or not finite, shapes or affines differ, or the label
             has other values.
     """
     image, voxels = load_nifti(item.image, f"{where}, image")
-    label, values = load_nifti(item.label, f"{where}, label")
-    if values.shape != voxels.shape:
-        raise FedMendError(f"{where}: expected a label of the image's shape {voxels.shape}, got {values.shape}")
+    label, found = load_nifti(item.label, f"{where}, label")
+    if found.shape != voxels.shape:
+        raise FedMendError(f"{where}: expected a label of the image's shape {voxels.shape}, got {found.shape}")
     if not _same(image.affine, label.affine):
         raise FedMendError(f"{where}: expected a label with the image's affine matrix, got {_which(image, label)}")
-    mask = has_value(foreground, values)
-    if not (mask | has_value(0, values)).all():
-        raise FedMendError(f"{where}, label: expected the values 0 and {foreground}, got others")
+    mask, known = np.zeros(found.shape, dtype=np.uint8), has_value(0, found)
+    for value, number in values.items():
+        here = has_value(value, found)
+        mask[here], known = number, known | here
+    if not known.all():
+        *first, last = map(str, (0, *values))
+        raise FedMendError(f"{where}, label: expected the values {', '.join(first)} and {last}, got others")
     return oriented(voxels, image.affine), oriented(mask, label.affine)
 
 

@@ -66,19 +66,18 @@ def segmentation_bootstrap(counts: Sequence[np.ndarray], persons: np.ndarray) ->
     """Intervals of the mean Dice of slices and of volumes.
 
     Args:
-        counts: V arrays (1, 7), those of :func:`fedmend.kinds.segmentation.segmentation_counts` of each volume alone.
+        counts: V arrays (C, 7), those of :func:`fedmend.kinds.segmentation.segmentation_counts` of each volume alone.
         persons: (V,) int, the patient of each volume.
     """
-    column = dict(zip(SEGMENTATION_COUNTS, np.concatenate(counts).T.astype(float), strict=True))
-    found = {}
+    column = dict(zip(SEGMENTATION_COUNTS, np.moveaxis(np.stack(counts), 2, 0).astype(float), strict=True))
+    owned = np.arange(int(persons.max()) + 1)[:, None] == persons
+    times = np.concatenate([*_draws(len(owned))])
+    rows = {}
     for name, above, below in (("dice", "slice_dice", "slices"), ("volume_dice", "volume_dice", "volumes")):
-        people = int(persons.max()) + 1
-        sums, number = (np.bincount(persons, column[part], minlength=people) for part in (above, below))
-        times = np.concatenate([*_draws(people)])
-        drawn = times @ number
-        if (drawn > 0).any():
-            found[name] = interval((times @ sums)[drawn > 0] / DICE_UNIT / drawn[drawn > 0])
-    return Intervals(found, {name: [ends] for name, ends in found.items()})
+        sums, number = (times @ (owned @ column[part]) for part in (above, below))
+        rows[name] = np.divide(sums / DICE_UNIT, number, out=np.full(sums.shape, np.nan), where=number > 0).T
+    measured = {name: values for name, values in rows.items() if np.isfinite(values).any()}
+    return _intervals(measured, measured)
 
 
 def _draws(people: int) -> Iterator[np.ndarray]:

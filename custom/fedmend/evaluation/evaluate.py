@@ -86,7 +86,7 @@ def evaluate(
     Returns:
         Counts and results: ``samples``, ``patients``, ``metrics`` as a run measures them with ``intervals`` over
         samples, ``bootstrap`` over patients, ``decisions``, ``calibration``, ``studies`` or, of masks, ``volumes``, and
-        ``groups``. ``decisions`` and ``calibration`` are lists of C.
+        ``groups``. ``decisions``, ``calibration`` and ``volumes`` are lists of C.
 
     Raises:
         FedMendError: a score that is none, or no column of that name.
@@ -145,10 +145,16 @@ def _of_studies(judged: Judged, probabilities: np.ndarray, labels: np.ndarray) -
 def _of_volumes(split: VolumeSplit, masks: Masks, among: np.ndarray) -> dict[str, Any]:
     kind, numbers = kind_of(SEGMENTATION), np.flatnonzero(among)
     counts = [kind.count(masks.pixels, split, split.case == number) for number in numbers]
-    found, false, missed = masks.lesions[among].sum(0).tolist()
-    hd95 = masks.hd95[among][np.isfinite(masks.hd95[among])]
-    volumes = {
-        "volumes": len(numbers),
+    volumes = [_of_class(masks.lesions[among, c], masks.hd95[among, c]) for c in range(masks.hd95.shape[1])]
+    persons = _renumbered(persons_of(split)[among])
+    return {"intervals": _as_json(segmentation_bootstrap(counts, persons)), "volumes": volumes}
+
+
+def _of_class(lesions: np.ndarray, distances: np.ndarray) -> dict[str, Any]:
+    found, false, missed = lesions.sum(0).tolist()
+    hd95 = distances[np.isfinite(distances)]
+    return {
+        "volumes": len(distances),
         "hd95": float(hd95.mean()) if len(hd95) else None,
         "hd95_volumes": len(hd95),
         "lesions_found": found,
@@ -156,8 +162,6 @@ def _of_volumes(split: VolumeSplit, masks: Masks, among: np.ndarray) -> dict[str
         "lesions_false": false,
         "lesion_f1": 2 * found / (2 * found + false + missed) if found + false + missed else None,
     }
-    persons = _renumbered(persons_of(split)[among])
-    return {"intervals": _as_json(segmentation_bootstrap(counts, persons)), "volumes": volumes}
 
 
 def _groups(

@@ -71,7 +71,7 @@ def open_held_out(
     card = replace(card, window=prepared.window, color=prepared.color)
     found: Split | VolumeSplit | None
     if kind == SEGMENTATION:
-        found = load_volume_split(card, card.splits[name], name, opening)
+        found = load_volume_split(card, card.splits[name], name, opening, classes)
     else:
         table = load_split(card, card.splits[name], classes, opening)
         found = replace(table, mean=prepared.pixel_mean, deviation=prepared.pixel_deviation)
@@ -98,11 +98,14 @@ def persons_of(split: Split | VolumeSplit) -> np.ndarray:
 
 
 def labels_of(split: Split | VolumeSplit) -> np.ndarray:
-    """(M, C) int8 labels of each image or volume; of a volume whether any slice has lesion."""
+    """(M, C) int8 labels of each image or volume; of a volume whether any slice has the class, -1 where masks do not
+    show it."""
     if isinstance(split, Split):
         return split.labels
-    marked = np.bincount(split.case, split.masks.any((1, 2)), minlength=len(split.items)) > 0
-    return marked.astype(np.int8)[:, None]
+    labels = np.full((len(split.items), len(split.annotated)), NOT_ANNOTATED, dtype=np.int8)
+    for c in np.flatnonzero(split.annotated):
+        labels[:, c] = np.bincount(split.case, (split.masks == c + 1).any((1, 2)), minlength=len(labels)) > 0
+    return labels
 
 
 def column_of(split: Split | VolumeSplit, column: str, site: str) -> tuple[str, ...]:

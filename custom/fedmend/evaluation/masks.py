@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmend.data.slices import VolumeSplit
 from fedmend.kinds.segmentation import slice_pixels
-from fedmend.learning.inference import infer_masks
+from fedmend.learning.inference import infer_classes
 from fedmend.method import Site
 
 OVERLAP = 0.1  # smallest intersection over union with which a lesion counts as found
@@ -18,14 +18,15 @@ OVERLAP = 0.1  # smallest intersection over union with which a lesion counts as 
 
 @dataclass(frozen=True)
 class Masks:
-    """What a model says of V volumes with N slices.
+    """What a model says of V volumes with N slices and masks of C classes.
 
     Attributes:
-        pixels: (N, 3) int64, see :meth:`fedmend.kinds.Kind.scored`.
-        dice: (V,) float, NaN of a volume without lesion in its mask.
-        hd95: (V,) float, 95th percentile of the distances of the surfaces in mm; NaN where mask or prediction is empty.
-        lesions: (V, 3) int64: lesions found, false ones, missed ones. Lesions touch in three dimensions; one is found
-            where its intersection over union with a predicted one is at least 0.1.
+        pixels: (N, C, 3) int64, see :meth:`fedmend.kinds.Kind.scored`.
+        dice: (V, C) float, NaN of a volume whose mask lacks the class; nothing is measured of what masks do not show.
+        hd95: (V, C) float, 95th percentile of the distances of the surfaces in mm; NaN where mask or prediction is
+            empty.
+        lesions: (V, C, 3) int64: lesions found, false ones, missed ones. Lesions touch in three dimensions; one is
+            found where its intersection over union with a predicted one is at least 0.1.
     """
 
     pixels: np.ndarray
@@ -45,24 +46,28 @@ def measure_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Masks:
     Raises:
         FedMendError: a score is NaN or infinite.
     """
-    found = np.zeros(split.masks.shape, dtype=bool)
-    pixels = np.zeros((len(split), 3), dtype=np.int64)
-    for index, probability in infer_masks(model, split, site):
-        found[index] = probability > 0.5
-        pixels[index] = slice_pixels(found[index], split.masks[index])
-    rows = [_volume(split, number, found) for number in range(len(split.items))]
-    dice, hd95, lesions = zip(*rows, strict=True)
+    found, classes = np.zeros(split.masks.shape, dtype=np.uint8), range(1, len(split.annotated) + 1)
+    pixels = np.zeros((len(split), len(classes), 3), dtype=np.int64)
+    for index, numbers in infer_classes(model, split, site):
+        found[index] = numbers
+        for c in classes:
+            pixels[index, c - 1] = slice_pixels(numbers == c, split.masks[index] == c)
+    rows = [[_volume(split, number, found, c) for c in classes] for number in range(len(split.items))]
+    dice, hd95, lesions = zip(*(zip(*row, strict=True) for row in rows), strict=True)
     return Masks(pixels, np.array(dice), np.array(hd95), np.array(lesions, dtype=np.int64))
 
 
-def _volume(split: VolumeSplit, number: int, found: np.ndarray) -> tuple[float, float, list[int]]:
+def _volume(split: VolumeSplit, number: int, found: np.ndarray, c: int) -> tuple[float, float, list[int]]:
+    """Dice, HD95 and lesions of the class ``c``, from 1, of a volume."""
     from monai.metrics import compute_dice, compute_hausdorff_distance, compute_panoptic_quality
 
+    if not split.annotated[c - 1]:
+        return float("nan"), float("nan"), [0, 0, 0]
     mine = np.flatnonzero(split.case == number)
     planes = split.plane[mine]
     grid = (int(np.ptp(planes)) + 1, *split.masks.shape[1:])  # slices that are not used have no lesion
     true, said = np.zeros((2, *grid), dtype=bool)
-    true[planes - planes.min()], said[planes - planes.min()] = split.masks[mine] > 0, found[mine]
+    true[planes - planes.min()], said[planes - planes.min()] = split.masks[mine] == c, found[mine] == c
     one, other = (torch.from_numpy(volume)[None, None] for volume in (said, true))
     dice = float(compute_dice(one, other)[0, 0])  # NaN without lesion in the mask
     hd95 = float("nan")

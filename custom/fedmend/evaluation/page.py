@@ -28,7 +28,7 @@ def evaluation_page(results: Mapping[str, Any]) -> str:
     """
     body: str = _whole(results)
     if results["kind"] == SEGMENTATION:
-        body += _volumes(results["volumes"])
+        body += _volumes(results)
     else:
         body += _decisions(results) + _calibration(results)
         body += _studies(results) if "studies" in results else ""
@@ -137,16 +137,16 @@ def _studies(results: Mapping[str, Any]) -> Section:
     return section("studies", "Study by study", *tables)
 
 
-def _volumes(found: Mapping[str, Any]) -> Section:
+def _volumes(results: Mapping[str, Any]) -> Section:
+    counted = ["lesion_f1", "lesions_found", "lesions_missed", "lesions_false"]
     rows = [
-        ["HD95, mm", found["hd95"], f"mean of {found['hd95_volumes']} of {found['volumes']} volumes"],
-        ["F1 of lesions", found["lesion_f1"], "a lesion is found where a tenth of the union overlaps"],
-        ["Lesions found", found["lesions_found"], ""],
-        ["Lesions missed", found["lesions_missed"], ""],
-        ["False lesions", found["lesions_false"], ""],
+        [name, found["hd95"], f"{found['hd95_volumes']} of {found['volumes']}", *(found[key] for key in counted)]
+        for name, found in zip(results["classes"], results["volumes"], strict=True)
     ]
-    words = "At the size that the network sees; HD95 of volumes with lesion in mask and prediction"
-    return section("volumes", "Surfaces and lesions", table(words, ["Metric", "Value", "Of what"], rows))
+    words = "At the size that the network sees; HD95 of volumes with the class in mask and prediction; a lesion, or"
+    words += " a part of a structure, is found where a tenth of the union overlaps"
+    head = ["Class", "HD95, mm", "mean of volumes", "F1 of lesions", "Found", "Missed", "False"]
+    return section("volumes", "Surfaces and lesions", table(words, head, rows))
 
 
 def _column(results: Mapping[str, Any], column: str, groups: Mapping[str, Any]) -> Section:
@@ -162,7 +162,7 @@ def _column(results: Mapping[str, Any], column: str, groups: Mapping[str, Any]) 
                 continue
             ranks = [found["per_class"][ranked][i], ends(found["intervals"]["per_class"][ranked][i])]
             if masks:
-                more: list[object] = [found["volumes"]["lesion_f1"], found["volumes"]["hd95"]]
+                more: list[object] = [found["volumes"][i][key] for key in ("lesion_f1", "hd95")]
             else:
                 row = found["decisions"][i]
                 more = [row["sensitivity"], ends(row["sensitivity_interval"]), row["specificity"]]

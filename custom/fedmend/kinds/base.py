@@ -75,7 +75,7 @@ class Kind(ABC):
     @abstractmethod
     def scored(self, model: nn.Module, split: Any, site: Site) -> np.ndarray:
         """What a model says of each of the N samples of a split; it stays at the site. Of labels (N, C) float32
-        logits; of masks (N, 3) int64 pixels of a slice: found and in the mask, found, in the mask."""
+        logits; of masks (N, C, 3) int64 pixels of a slice: found and in the mask, found, in the mask."""
 
     @abstractmethod
     def count(self, scored: np.ndarray, split: Any, among: np.ndarray | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""One mask per volume: lesion or background, slice by slice.
+"""One mask per volume, slice by slice: lesion or background, or several structures of which a site may mark some.
 
 Predictions become sums of Dice over slices and volumes, in millionths so that they are whole numbers, and voxel counts.
 """
@@ -18,7 +18,7 @@ from fedmend.data.volumes import read_pair
 from fedmend.errors import FedMendError
 from fedmend.kinds.base import Kind
 from fedmend.labels import SEGMENTATION
-from fedmend.learning.inference import infer_masks
+from fedmend.learning.inference import infer_classes, infer_masks
 from fedmend.method import Site
 from fedmend.repairs.mask_ledger import MaskLedger
 
@@ -50,16 +50,22 @@ class Segmentation(Kind):
     def describe(self, card: SiteCard, data: VolumeData) -> list[str]:
         lines = []
         for name, split in {"train": data.train, **data.evaluation}.items():
-            marked = split.masks.any((1, 2))
-            volumes = f"{len(split.items)} volumes, {len(np.unique(split.case[marked]))} with lesion"
-            lines.append(f"{name}: {volumes}; {len(split)} slices, {marked.sum()} with lesion")
+            for number, what in enumerate(data.classes, 1):
+                of, word = ("", "lesion") if len(data.classes) == 1 else (f", {what}", "it")
+                if not split.annotated[number - 1]:
+                    lines.append(f"{name}{of}: not annotated here")
+                    continue
+                marked = (split.masks == number).any((1, 2))
+                volumes = f"{len(split.items)} volumes, {len(np.unique(split.case[marked]))} with {word}"
+                lines.append(f"{name}{of}: {volumes}; {len(split)} slices, {marked.sum()} with {word}")
         window = "none, grey values are scaled volume by volume"
         if card.window is not None:
             window = "centre {:g} HU, width {:g} HU".format(*card.window)
         return [*lines, f"window: {window}"]
 
     def positives(self, data: VolumeData) -> np.ndarray:
-        return data.train.masks.any((1, 2)).sum(keepdims=True).astype(np.int64)
+        masks = data.train.masks
+        return np.array([(masks == number).any((1, 2)).sum() for number in range(1, len(data.classes) + 1)], np.int64)
 
     def census_extras(self, card: SiteCard) -> Mapping[str, np.ndarray]:
         """``lesions`` (2,) int64: those in the site's masks and in complete ones, where a converter removed some."""
@@ -68,15 +74,19 @@ class Segmentation(Kind):
         return {"lesions": np.array(known, dtype=np.int64)} if all(type(v) is int for v in known) else {}
 
     def scored(self, model: nn.Module, split: VolumeSplit, site: Site) -> np.ndarray:
-        pixels = np.zeros((len(split), 3), dtype=np.int64)
-        for index, probability in infer_masks(model, split, site):
-            pixels[index] = slice_pixels(probability > 0.5, split.masks[index])
+        classes = range(1, len(split.annotated) + 1)
+        pixels = np.zeros((len(split), len(classes), 3), dtype=np.int64)
+        for index, found in infer_classes(model, split, site):
+            for c in classes:
+                pixels[index, c - 1] = slice_pixels(found == c, split.masks[index] == c)
         return pixels
 
     def count(self, scored: np.ndarray, split: VolumeSplit, among: np.ndarray | None = None) -> np.ndarray:
         chosen = slice(None) if among is None else among
-        hits, predicted, true = scored[chosen].T
-        return segmentation_counts(hits, predicted, true, split.case[chosen])
+        hits, predicted, true = np.moveaxis(scored[chosen], 2, 0)
+        classes = range(len(split.annotated))
+        counts = [segmentation_counts(hits[:, c], predicted[:, c], true[:, c], split.case[chosen]) for c in classes]
+        return np.concatenate(counts) * np.array(split.annotated)[:, None]
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         change = site.ledger.change()
@@ -102,21 +112,22 @@ class Segmentation(Kind):
         file = card.splits["train"]
         items = load_datalist(card, file, "train")
         where = f"{card.site}: {file}, {SECTIONS['train']} item"
-        marked = [  # the label stands in for the image, which need not be opened
-            read_pair(replace(item, image=item.label), f"{where} {number}", card.foreground)[1].any()
-            for number, item in enumerate(items, 1)
-        ]
-        return np.array([[len(items)], [sum(marked)], [0]], dtype=np.int64)
+        values, marked = card.label_values("train", classes), np.zeros(len(classes), dtype=np.int64)
+        for number, item in enumerate(items, 1):  # the label stands in for the image, which need not be opened
+            mask = read_pair(replace(item, image=item.label), f"{where} {number}", values)[1]
+            marked += np.isin(np.arange(1, len(classes) + 1), mask)
+        shown = np.isin(np.arange(1, len(classes) + 1), [*values.values()])
+        return np.stack([len(items) * shown, marked, len(items) * ~shown]).astype(np.int64)
 
     def counts_shape(self, num_classes: int) -> tuple[int, ...]:
         return (len(SEGMENTATION_COUNTS),)
 
     def parts(self, counts: np.ndarray) -> list[np.ndarray]:
-        return [counts[0, [0]], counts[0, [2]]]
+        return [counts[c, [column]] for c in range(len(counts)) for column in (0, 2)]
 
     def check_counts(self, counts: np.ndarray, num_classes: int, samples: int, where: str) -> None:
         known = counts.shape == (num_classes, *self.counts_shape(num_classes))
-        if known and any(int(counts[0, i + 1]) > DICE_UNIT * int(counts[0, i]) for i in (0, 2)):
+        if known and any(int(row[i + 1]) > DICE_UNIT * int(row[i]) for row in counts for i in (0, 2)):
             raise FedMendError(f"{where}: expected Dice sums of at most one per sample, got more")
         super().check_counts(counts, num_classes, samples, where)
 

@@ -63,7 +63,27 @@ def _check_scores(scores: Tensor, site: Site) -> None:
         raise FedMendError(f"{site.name}: {NOT_FINITE}")
 
 
-@torch.no_grad()
+def infer_classes(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The most probable class of each pixel, batch by batch; of one class where it is more probable than not.
+
+    Args:
+        model: returns (features, logits), logits (B, 1 + C, H, W), channel 0 = background.
+        split: N slices.
+        site: gives the batch size and is asked whether to stop.
+
+    Yields:
+        slice numbers (B,) and numbers of classes (B, H, W) uint8, 0 = background.
+
+    Raises:
+        Stopped, FedMendError: as :func:`infer_masks`.
+    """
+    if len(split.annotated) == 1:
+        yield from ((index, (lesion > 0.5).astype(np.uint8)) for index, lesion in infer_masks(model, split, site))
+        return
+    for index, logits in _mask_logits(model, split, site):
+        yield index, logits.argmax(1).to(torch.uint8).cpu().numpy()
+
+
 def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """One forward pass over the slices of a split in eval mode, batch by batch.
 
@@ -79,6 +99,12 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
         Stopped: the job was aborted.
         FedMendError: a score is NaN or infinite.
     """
+    for index, logits in _mask_logits(model, split, site):
+        yield index, logits.softmax(1)[:, 1].cpu().numpy()
+
+
+@torch.no_grad()
+def _mask_logits(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tuple[np.ndarray, Tensor]]:
     mode = model.training
     model.eval()
     try:
@@ -88,6 +114,6 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
             with mixed_precision(site):
                 _, logits = model(split.pixels(index))
             _check_scores(logits, site)
-            yield index.numpy(), logits.float().softmax(1)[:, 1].cpu().numpy()
+            yield index.numpy(), logits.float()
     finally:
         model.train(mode)

@@ -98,7 +98,7 @@ def _of_class(found: Mapping[str, Any], kind: str, i: int) -> dict[str, Any]:
     ranks = found["intervals"]["per_class"].get(ranked)  # none where nothing could be measured
     said = {ranked: _measured(found["per_class"][ranked][i], ranks[i] if ranks else None)}
     if kind == SEGMENTATION:
-        return said | {name: _measured(found["volumes"][name], None) for name in ("lesion_f1", "hd95")}
+        return said | {name: _measured(found["volumes"][i][name], None) for name in ("lesion_f1", "hd95")}
     row = found["decisions"][i]
     said |= {name: _measured(row[name], row[f"{name}_interval"]) for name in ("sensitivity", "specificity")}
     return said | {"ece": _measured(found["calibration"][i]["ece"], None)}

@@ -122,7 +122,7 @@ def _segmentations(package: OpenedPackage, root: Path, items: Sequence[Item], re
             continue
         slices = slices_of([root / file for file in item.files], WHERE)
         image: Any = nibabel.load(results / mask_name(item))
-        mask = np.asarray(image.dataobj, dtype=bool).transpose(2, 1, 0)  # (slice, row, column)
+        mask = np.asarray(image.dataobj, dtype=np.uint8).transpose(2, 1, 0)  # (slice, row, column)
         files.append(_segmentation(package, slices, mask, out))
     return Written(files, len(items) - len(files))
 
@@ -137,21 +137,28 @@ def _segmentation(package: OpenedPackage, slices: Sequence[Slice], mask: np.ndar
     algorithm = highdicom.AlgorithmIdentificationSequence(
         name=package.name[:LONGEST], family=codes.DCM.ArtificialIntelligence, version=package.digest[:16]
     )
-    segment = highdicom.seg.SegmentDescription(
-        segment_number=1,
-        segment_label=package.classes[0][:LONGEST],
-        segmented_property_category=codes.SCT.MorphologicallyAbnormalStructure,
-        segmented_property_type=codes.SCT.Lesion,
-        algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
-        algorithm_identification=algorithm,
-    )
+    one = len(package.classes) == 1
+    own = [highdicom.sr.CodedConcept(f"CLASS-{n}", SCHEME, c[:LONGEST]) for n, c in enumerate(package.classes, 1)]
+    segments = [
+        highdicom.seg.SegmentDescription(
+            segment_number=number,
+            segment_label=name[:LONGEST],
+            segmented_property_category=(
+                codes.SCT.MorphologicallyAbnormalStructure if one else codes.SCT.AnatomicalStructure
+            ),
+            segmented_property_type=codes.SCT.Lesion if one else own[number - 1],
+            algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+            algorithm_identification=algorithm,
+        )
+        for number, name in enumerate(package.classes, 1)
+    ]
     series = str(datasets[0].get("SeriesInstanceUID"))
     try:
         made = highdicom.seg.Segmentation(
             source_images=datasets,
             pixel_array=mask,
             segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
-            segment_descriptions=[segment],
+            segment_descriptions=segments,
             series_instance_uid=_uid(package.digest, series, "series"),
             sop_instance_uid=(uid := _uid(package.digest, series, datasets[0].SOPInstanceUID)),
             omit_empty_frames=bool(mask.any()),

@@ -23,10 +23,10 @@ SLICES, SLICE_PIXELS = 16, 2**22  # most slices of a batch, and their pixels
 
 
 def mask_table(package: OpenedPackage) -> list[str]:
-    """Names of the columns of a table of volumes: ``voxels`` and millilitres of lesion, the file, the reason why there
-    is none."""
-    lesion = package.classes[0]
-    return ["image", "study", f"{lesion}_voxels", f"{lesion}_ml", "mask", "problem"]
+    """Names of the columns of a table of volumes: ``voxels`` and millilitres of each class, the file, the reason why
+    there is none."""
+    sizes = [f"{name}_{unit}" for name in package.classes for unit in ("voxels", "ml")]
+    return ["image", "study", *sizes, "mask", "problem"]
 
 
 def mask_rows(
@@ -52,11 +52,13 @@ def mask_rows(
         # One file for each volume, whatever folders they are in, and none outside of this one.
         name = mask_name(item)
         try:
-            voxels, millilitres = _write_mask(package, network, _volume(package, root, item), device, out / name)
+            sizes = _write_mask(package, network, _volume(package, root, item), device, out / name)
         except FedMendError as e:
-            yield [[item.name, item.study, "", "", "", str(e).partition(": ")[2]]]
+            blank = ["", ""] * len(package.classes)
+            yield [[item.name, item.study, *blank, "", str(e).partition(": ")[2]]]
             continue
-        yield [[item.name, item.study, voxels, f"{millilitres:.6g}", name, ""]]
+        shown = [text for voxels, millilitres in sizes for text in (voxels, f"{millilitres:.6g}")]
+        yield [[item.name, item.study, *shown, name, ""]]
 
 
 def mask_name(item: Item) -> str:
@@ -81,8 +83,8 @@ def _write_mask(
     given: tuple[np.ndarray, np.ndarray],
     device: torch.device,
     out: Path,
-) -> tuple[int, float]:
-    """Voxels and millilitres of lesion in the mask that is written."""
+) -> list[tuple[int, float]]:
+    """Voxels and millilitres of each class in the mask that is written."""
     import nibabel
 
     prepared = package.preprocessing
@@ -90,26 +92,31 @@ def _write_mask(
     volume = oriented(stored, affine)
     window: Any = prepared.window
     planes, numbers = planes_of(volume, "volume", window=window, size=prepared.image_size)
-    mask = np.zeros(volume.shape, dtype=bool)
+    mask = np.zeros(volume.shape, dtype=np.uint8)
     for number, found in zip(numbers, _found(package, network, planes, device), strict=True):
         plane = mask[:, :, number]
-        plane[:] = np.rot90(resize_masks(found[None], np.rot90(plane).shape)[0] > 0, -1)
+        plane[:] = np.rot90(resize_masks(found[None], np.rot90(plane).shape)[0], -1)
     orientation = nibabel.io_orientation(affine)
     back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
     make_folder(out.parent)
-    nibabel.save(nibabel.Nifti1Image(nibabel.apply_orientation(mask, back).astype(np.uint8), affine), out)
-    return int(mask.sum()), float(mask.sum() * abs(np.linalg.det(affine[:3, :3])) / 1000)
+    nibabel.save(nibabel.Nifti1Image(nibabel.apply_orientation(mask, back), affine), out)
+    size = abs(np.linalg.det(affine[:3, :3])) / 1000
+    counts = [int((mask == number).sum()) for number in range(1, len(package.classes) + 1)]
+    return [(count, float(count * size)) for count in counts]
 
 
 @torch.no_grad()
 def _found(
     package: OpenedPackage, network: nn.Module, planes: np.ndarray, device: torch.device
 ) -> Iterator[np.ndarray]:
-    """(size, size) bool of each of the (n, size, size) float16 slices."""
+    """(size, size) uint8 numbers of classes, 0 = none, of each of (n, size, size) float16 slices: one class where it is
+    more probable than not, of several the most probable."""
     step = max(1, min(SLICES, SLICE_PIXELS // planes.shape[1] ** 2))
     for start in range(0, len(planes), step):
         pixels = torch.from_numpy(planes[start : start + step]).to(device).float().unsqueeze(1)
         logits = network(pixels)[1].float()
         if not torch.isfinite(logits).all():
             raise FedMendError(f"package {package.name}: expected finite scores, got NaN or infinity")
-        yield from (probabilities(package, logits)[:, 0] > 0.5).cpu().numpy()
+        one = len(package.classes) == 1
+        found = probabilities(package, logits)[:, 0] > 0.5 if one else logits.argmax(1)
+        yield from found.to(torch.uint8).cpu().numpy()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmend.errors import FedMendError
+from fedmend.labels import SEGMENTATION
 from fedmend.package.evaluate import Evaluated, evaluate_package
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.predict import Predicted, predict
@@ -91,6 +92,8 @@ class Package(OpenedPackage):
         asked = [(write, Path(out)) for write, out in forms if out is not None]
         if not asked:
             raise FedMendError("export: expected one of --monai, --onnx and --torch with a place to write to, got none")
+        if self.kind == SEGMENTATION and len(self.classes) > 1:
+            raise FedMendError("export: expected a model of one class of masks, got one of several structures")
         if self.preprocessing.study_slices:
             raise FedMendError("export: expected a model of images, got one of whole studies")
         for write, out in asked:

@@ -91,7 +91,7 @@ def open_slice(card: SiteCard, item: VolumeItem, plane: int) -> SliceImage:
 
     stamps = (file_stamp(item.image), file_stamp(item.label))
     window = volume_window(card)
-    voxels, mask, seen = _volume(item, stamps, window, card.foreground)
+    voxels, mask, seen = _volume(item, stamps, window, tuple(card.label_values("train", card.classes).items()))
     planes = voxels.shape[2]
     if not 0 <= plane < planes:
         raise UnreadableImage(f"expected a slice number below {planes}, got another")
@@ -101,14 +101,14 @@ def open_slice(card: SiteCard, item: VolumeItem, plane: int) -> SliceImage:
 
 @functools.lru_cache(maxsize=1)
 def _volume(
-    item: VolumeItem, stamps: tuple, window: tuple[float, float] | None, foreground: int
+    item: VolumeItem, stamps: tuple, window: tuple[float, float] | None, values: tuple[tuple[int, int], ...]
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
     """Voxels and mask of a case in RAS, and the window through which models see it; read again when a file changes."""
     from fedmend.data.volumes import read_pair
 
-    voxels, mask = read_pair(item, "this case", foreground)
+    voxels, mask = read_pair(item, "this case", dict(values))
     low, width = grey_range(voxels, window)
-    return voxels, mask, (float(low + width / 2), float(width))
+    return voxels, mask > 0, (float(low + width / 2), float(width))
 
 
 def _windows(raw: RawImage, *, has_unit: bool) -> dict[str, tuple[float, float]]:

@@ -9,6 +9,7 @@ from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.network_names import STUDY, plain_name
 from fedmend.learning.networks import TIMM
+from fedmend.method import LocalMethod
 from fedmend.preprocessing import MODALITIES, Preprocessing
 
 
@@ -33,19 +34,27 @@ def preprocessing_of(card: SiteCard, split: Split | VolumeSplit, image_size: int
     )
 
 
-def check_preparation(card: SiteCard, network: str, scaling: tuple[Sequence, Sequence], study_slices: int) -> None:
-    """Refuses a job whose settings of images do not fit its network or the site's data, before these are opened.
+def check_preparation(
+    card: SiteCard, network: str, scaling: tuple[Sequence, Sequence], study_slices: int, method: type[LocalMethod]
+) -> None:
+    """Refuses a job whose settings do not fit its network, its method or the site's data, before these are opened.
 
     Args:
         card: the site's card.
         network: the job's.
         scaling: its ``pixel_mean`` and ``pixel_deviation``.
         study_slices: slices of a study that the network sees; 0: samples are images.
+        method: of the job.
 
     Raises:
         FedMendError: names the job's variables, or the card's field.
     """
     check_samples(card, study_slices)
+    if card.kind == SEGMENTATION and len(card.classes) > 1 and not method.STRUCTURES:
+        raise FedMendError(
+            f"{card.site}: site.json, field classes: expected one class of masks for the method of this job, got"
+            f" {len(card.classes)}"
+        )
     if network.startswith(STUDY) != bool(study_slices):
         raise FedMendError(
             f"{card.site}: job variables network, study_slices: expected slices for a network behind {STUDY} and"

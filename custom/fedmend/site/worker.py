@@ -329,7 +329,7 @@ class SiteWorker:
         if card.kind not in self._method.KINDS:
             known = f"{' or '.join(map(repr, self._method.KINDS))} for the method of this job"
             raise FedMendError(f"{name}: site.json, field task: expected {known}, got {card.kind!r}")
-        check_preparation(card, run.network, scaling, chosen.study_slices)
+        check_preparation(card, run.network, scaling, chosen.study_slices, type(self._method))
         if config.privacy:
             check_bearable(name, self._method, run.network, decay=chosen.trainer.decay)
         check_norm(name, chosen.trainer.norm, self._method, run.network, private=config.privacy is not None)

@@ -71,6 +71,8 @@ def open_home(
         raise FedMendError("expected a site folder, or the state of a run at a site, got neither")
     card = load_card(folder, name) if folder else known[0]  # type: ignore[index]  # one of them is there
     _check(card, package)
+    if card.kind == SEGMENTATION and len(card.classes) > 1:
+        raise FedMendError(f"{name}: expected labels or one class of masks, got masks of several structures")
     prepared = package.preprocessing
     opening = Opening(
         known[2].cache_dir if known else work, prepared.image_size, place, study_slices=prepared.study_slices

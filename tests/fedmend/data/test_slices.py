@@ -19,12 +19,10 @@ from nifti_factories import (
     write_datalist,
     write_nifti,
 )
-from torch_factories import CPU
 
 from fedmend.data import slices
 from fedmend.data.card import load_card
-from fedmend.data.site import Opening
-from fedmend.data.slices import LesionsLeft, lesions_left, load_complete_masks, load_volumes
+from fedmend.data.slices import LesionsLeft, lesions_left, load_complete_masks
 
 
 def stores(folder):
@@ -195,7 +193,9 @@ def test_a_volume_without_a_lesion_is_warned_of_and_a_site_without_any_is_refuse
         assert caplog.messages == []
         open_volumes(make_volume_site(tmp_path / "part", [lesion(), nothing, nothing]))
     assert caplog.messages == ["site-1: datalist.json: 2 of 3 training volumes have no annotated lesion"]
-    with refused("site-1: datalist.json: expected annotated training volumes, got no lesion in any volume"):
+    with refused(
+        "site-1: datalist.json: expected annotated training volumes, got no lesion or structure in any volume"
+    ):
         open_volumes(make_volume_site(tmp_path / "none", [nothing]))
 
 
@@ -217,12 +217,6 @@ def test_a_card_that_does_not_fit_volumes_is_one_sentence(tmp_path, fields, sent
     folder = with_card(make_volume_site(tmp_path / "site"), **fields)
     with refused(sentence):
         open_volumes(folder)
-
-
-def test_only_one_class_of_lesions_can_be_annotated(tmp_path):
-    folder = with_card(make_volume_site(tmp_path / "site"), classes=["a", "b"])
-    with refused("site-1: site.json, field classes: expected one class of lesions, got 2"):
-        load_volumes(load_card(folder, "site-1"), ["a", "b"], Opening(tmp_path, 8, CPU))
 
 
 # ---- complete masks -------------------------------------------------------------------------------------------------

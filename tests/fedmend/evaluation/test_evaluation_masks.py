@@ -37,12 +37,12 @@ def test_surfaces_are_measured_in_millimetres_and_lesions_one_by_one(tmp_path):
         said[:2, 0, 7] = True  # and finds one in a corner
 
     found = measured(tmp_path, [mask, lesion()], change, np.diag([1.0, 2.0, 5.0, 1.0]))
-    assert found.lesions.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert found.dice[0] == pytest.approx(2 * 8 / (12 + 10))
-    assert found.dice[1] == 1
-    assert found.hd95[1] == 0
-    assert found.hd95[0] > 5
-    assert found.pixels.sum(0).tolist() == [8 + 12, 10 + 12, 12 + 12]
+    assert found.lesions[:, 0].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert found.dice[0, 0] == pytest.approx(2 * 8 / (12 + 10))
+    assert found.dice[1, 0] == 1
+    assert found.hd95[1, 0] == 0
+    assert found.hd95[0, 0] > 5
+    assert found.pixels[:, 0].sum(0).tolist() == [8 + 12, 10 + 12, 12 + 12]
 
 
 def test_a_shift_by_one_row_is_the_height_of_a_row(tmp_path):
@@ -50,10 +50,10 @@ def test_a_shift_by_one_row_is_the_height_of_a_row(tmp_path):
         said[:] = np.roll(said, 1, axis=1)
 
     found = measured(tmp_path, [lesion(((2, 5), (2, 5), (1, 3)))], change, np.diag([1.0, 2.0, 5.0, 1.0]))
-    assert found.hd95.tolist() == [2.0]
+    assert found.hd95.tolist() == [[2.0]]
 
 
 def test_a_volume_without_lesion_has_no_surface_and_no_dice(tmp_path):
     found = measured(tmp_path, [np.zeros((8, 8, 4), bool)], lambda said: None, np.eye(4))
-    assert np.isnan([found.dice[0], found.hd95[0]]).all()
-    assert found.lesions.tolist() == [[0, 0, 0]]
+    assert np.isnan([found.dice[0, 0], found.hd95[0, 0]]).all()
+    assert found.lesions.tolist() == [[[0, 0, 0]]]

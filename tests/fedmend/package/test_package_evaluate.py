@@ -182,7 +182,7 @@ def test_volumes_have_groups_too(tmp_path):
         with_item(folder, number=n, section="test", scanner="AB"[n % 2], patient=f"p{n}")
     package = make_package(tmp_path, "segmentation", ["lesion"], network="unet_narrow", **NONE)
     found = package.evaluate(folder, by=["scanner"], min_count=3).results
-    assert found["groups"]["scanner"]["A"]["volumes"]["volumes"] == 3
+    assert found["groups"]["scanner"]["A"]["volumes"][0]["volumes"] == 3
     assert found["patients"] == 6
     few = package.evaluate(folder, tmp_path / "out", by=["scanner"], min_count=4).results["groups"]
     assert few == {"scanner": {"A": "held back", "B": "held back"}}
