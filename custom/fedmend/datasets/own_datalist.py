@@ -3,14 +3,16 @@
 ``{"training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}], "test": [...]}``: masks make a
 segmentation site, class numbers a single-label one, lists of 0 and 1 a multi-label one. Items without label, as the
 Decathlon's test images, are left out. An item may name its ``patient`` (or ``patient_id``, ``subject``, ...). Without
-labelled items in the sections ``validation`` or ``test`` those splits are drawn.
+labelled items in the sections ``validation`` or ``test`` those splits are drawn. Masks of several structures have a
+value for each; a hospital that marks only some names them.
 """
 
+import itertools
 import json
 import re
 import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,7 @@ def prepare(
     *,
     images: Path | None = None,
     classes: Sequence[str] = (),
+    annotated: Sequence[str] = (),
     choices: SiteChoices,
     progress: Say | None = None,
 ) -> None:
@@ -69,12 +72,13 @@ def prepare(
         out: folder that is not there yet, or empty.
         images: folder that the paths in the datalist start from; None: that of the datalist.
         classes: names of the classes, in the order of their numbers; empty: ``lesion``, or ``class_0``, ...
+        annotated: of several structures those that the masks show, in the order of their values; empty: all.
         choices: what the hospital decides.
         progress: called with one line of text at a time.
 
     Raises:
-        FedMendError: a datalist that cannot be used, a file that is missing or outside its folder, masks with several
-            values, or ``out`` is taken.
+        FedMendError: a datalist that cannot be used, a file that is missing or outside its folder, masks with other
+            values than there are structures, or ``out`` is taken.
     """
     say, source = progress or (lambda line: None), Path(source)
     root = source.parent if images is None else Path(images)
@@ -83,8 +87,9 @@ def prepare(
     words = "masks, class numbers or lists of 0 and 1 as labels"
     need(len(kinds) == 1 and "" not in kinds, source.name, words, "a mixture or others")
     if kinds == {SEGMENTATION}:
-        _write_volumes(out, items, root, classes, choices, source.name, notes, say)
+        _write_volumes(out, items, root, (classes, annotated), choices, source.name, notes, say)
         return
+    need(not annotated, "argument annotated", "masks", "other labels")
     header, rows = _rows(items, kinds.pop(), classes, source.name)
     labelled = labels_of(header, rows, classes, file=source.name, say=say, uncertain=choices.uncertain)
     repeated = len(items) - len(labelled.table.images)
@@ -210,27 +215,28 @@ def _write_volumes(
     out: Path,
     items: Sequence[Item],
     root: Path,
-    classes: Sequence[str],
+    structures: tuple[Sequence[str], Sequence[str]],
     choices: SiteChoices,
     file: str,
     about: Mapping[str, str],
     say: Say,
 ) -> None:
-    """A segmentation site: ``datalist.json`` and copies of the masks."""
+    """A segmentation site: ``datalist.json`` and copies of the masks; ``structures``: all, and those annotated."""
     check_empty(out)
     images, firsts = found_files([item["image"] for item in items], root, lambda i: f"{items[i]['where']}, field image")
     masks, _ = found_files([item["label"] for item in items], root, lambda i: f"{items[i]['where']}, field label")
     items = [{**item, "image": image, "label": mask} for item, image, mask in zip(items, images, masks, strict=True)]
     repeated = len(images) - len(set(firsts))
     need(not repeated, file, "each image once", f"{repeated} repeated")
-    need(len(classes) <= 1, "argument classes", "one class of lesions", len(classes))
-    foreground, parts = _foreground(items, root), _parts(items, choices)
+    classes, parts = list(structures[0]) or ["lesion"], _parts(items, choices)
+    fields = _values(_seen_values(items, root), classes, structures[1], parts)
     card, notes = seen_card(root, images, choices, say)
     drawn = any(items[i]["split"] != name for name, index in parts.items() for i in index)
     by = "patient, or volume where none is named"
     notes["splits"] = splits_note(sizes(parts), choices.seed if drawn else None, by)
     notes |= about
-    notes["foreground"] = f"the one value but 0 of the {min(LOOKED_AT, len(items))} masks that were looked at"
+    which = "the one value" if len(classes) == 1 else "the values"
+    notes[next(iter(fields))] = f"{which} but 0 of the {min(LOOKED_AT, len(items))} masks that were looked at"
     numbers = running_numbers([item["patient"] for item in items])
     with whole_folder(out.resolve()) as folder:
         (folder / "labels").mkdir()
@@ -247,19 +253,38 @@ def _write_volumes(
         write_card(
             folder,
             task=SEGMENTATION,
-            classes=list(classes) or ["lesion"],
+            classes=classes,
             splits=dict.fromkeys(parts, DATALIST),
             image_root=root_in_card(root.resolve(), out.resolve(), out.resolve().parent),
-            foreground=foreground,
             provenance={"source": SOURCE, "seed": choices.seed},
             notes=notes,
+            **fields,
             **card,
         )
     say(f"{notes['splits']}; {len(numbers)} patients")
 
 
-def _foreground(items: Sequence[Item], root: Path) -> int:
-    """The one value of lesions in some of the masks."""
+def _values(
+    found: Sequence[int], classes: Sequence[str], annotated: Sequence[str], parts: Collection[str]
+) -> dict[str, Any]:
+    """The fields of the card that say what the values ``found`` in masks mean."""
+    if len(classes) == 1:
+        got = f"{len(found)} other values; name the structures with --classes, or write masks of one of them first"
+        need(len(found) <= 1, "labels", "masks of 0 and one other value", got)
+        return {"foreground": found[0] if found else 1}
+    unknown = [name for name in annotated if name not in classes]
+    need(not unknown, "argument annotated", f"some of {list(classes)}", unknown)
+    shown = [name for name in classes if name in annotated] or list(classes)
+    values = dict(zip(shown, found if len(found) == len(shown) else range(1, len(shown) + 1), strict=True))
+    words = f"masks with a value for each of {', '.join(shown)}, or those from 1 to {len(shown)}"
+    need({*found} <= {*values.values()}, "labels", words, f"{len(found)} values but 0")
+    free = (n for n in itertools.count(1) if n not in values.values())  # of what no mask shows
+    numbers = [values[name] if name in values else next(free) for name in classes]
+    return {"values": numbers, "annotated": dict.fromkeys(parts, shown) if annotated else {}}
+
+
+def _seen_values(items: Sequence[Item], root: Path) -> list[int]:
+    """The values but 0 of some of the masks."""
     values: set[int] = set()
     for item in items[:LOOKED_AT]:
         where = f"{item['where']}, label"
@@ -269,9 +294,7 @@ def _foreground(items: Sequence[Item], root: Path) -> int:
         good = whole and min(whole) >= 0 and all(has_value(v, present).any() for v in whole)
         need(good, where, "a mask of whole numbers from 0", "others")
         values |= set(whole) - {0}
-    got = f"{len(values)} other values; write masks of one of them first"
-    need(len(values) <= 1, "labels", "masks of 0 and one other value", got)
-    return values.pop() if values else 1
+    return sorted(values)
 
 
 def _add_arguments(parser: ArgumentParser) -> None:
@@ -279,12 +302,15 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="the site folder that is made")
     parser.add_argument("--images", type=Path, help="folder that its paths start from (default: that of the datalist)")
     parser.add_argument("--classes", default="", help="names of the classes, in the order of their numbers")
+    words = "of several structures those that the masks show, in the order of --classes and their values (default all)"
+    parser.add_argument("--annotated", default="", help=words)
     uncertain_argument(parser)
     add_choices(parser)
 
 
 def _run(args: Namespace) -> int:
     given = {"images": args.images, "classes": class_names(args.classes), "choices": choices_of(args)}
+    given["annotated"] = class_names(args.annotated)
     prepare(args.source, args.out, **given, progress=print)
     return done(args.out, print)
 

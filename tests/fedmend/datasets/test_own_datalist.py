@@ -6,10 +6,13 @@ from dataclasses import replace
 import nibabel
 import numpy as np
 import pytest
+import torch
 from factories import refused, write_png
 
 from fedmend.data.card import load_card
 from fedmend.data.datalist import load_datalist
+from fedmend.data.site import Opening
+from fedmend.data.slices import load_volumes
 from fedmend.data.tables import load_table
 from fedmend.data.volumes import read_pair
 from fedmend.datasets.own_datalist import prepare
@@ -94,14 +97,15 @@ def test_masks_of_another_value_are_read_with_it(decathlon, tmp_path):
     prepare(decathlon(value=4), tmp_path / "out", choices=CHOICES, classes=("plaque",))
     card, found = cases(tmp_path / "out")
     assert (card.foreground, card.classes) == (4, ("plaque",))
-    assert read_pair(found["train"][0], "case", card.foreground)[1].any()
+    assert read_pair(found["train"][0], "case", card.label_values("train", card.classes))[1].any()
 
 
 def test_masks_of_several_values_are_refused(decathlon, tmp_path):
     source = decathlon()
     volume(tmp_path / "data" / "labelsTr" / "1.nii.gz", np.arange(144, dtype=np.uint8).reshape(6, 6, 4) % 3)
     with refused(
-        "labels: expected masks of 0 and one other value, got 2 other values; write masks of one of them first"
+        "labels: expected masks of 0 and one other value, got 2 other values; name the structures with --classes, or"
+        " write masks of one of them first"
     ):
         prepare(source, tmp_path / "out", choices=CHOICES)
 
@@ -276,3 +280,44 @@ def test_a_volume_that_cannot_be_used_is_a_warning_and_exit_code_3(decathlon, tm
     words = "warning: 1 of the training images that were opened cannot be used: datalist.json, training item 1"
     assert any(line.startswith(words) for line in said)
     assert "a job refuses them" in said
+
+
+ORGANS = ("liver", "spleen", "kidneys")
+
+
+def of_structures(decathlon, *values):
+    """A datalist whose masks have 0 and these values."""
+    source = decathlon()
+    for i in range(CASES):
+        marks = np.random.default_rng(i).choice([0, *values], (6, 6, 4))
+        volume(source.parent / "labelsTr" / f"{i}.nii.gz", marks.astype(np.uint8))
+    return source
+
+
+@pytest.mark.parametrize(
+    ("found", "annotated", "values", "shown"),
+    [
+        ((1, 2, 3), (), (1, 2, 3), None),
+        ((2, 3), (), (1, 2, 3), None),  # none of those looked at has a liver
+        ((5, 7, 9), (), (5, 7, 9), None),
+        ((1,), ("spleen",), (2, 1, 3), ["spleen"]),
+        ((4, 6), ("kidneys", "liver"), (4, 1, 6), ["liver", "kidneys"]),
+    ],
+)
+def test_masks_of_several_structures_keep_their_values(decathlon, tmp_path, found, annotated, values, shown):
+    source = of_structures(decathlon, *found)
+    prepare(source, tmp_path / "out", classes=ORGANS, annotated=annotated, choices=CHOICES)
+    card, _ = cases(tmp_path / "out")
+    assert (card.classes, card.values) == (ORGANS, values)
+    assert card.annotated == ({"train": tuple(shown), "test": tuple(shown)} if shown else {})
+    data = load_volumes(card, ORGANS, Opening(tmp_path / "cache", 6, torch.device("cpu")))
+    wanted = [n for n, name in enumerate(ORGANS, 1) if values[n - 1] in found and (not shown or name in shown)]
+    assert np.unique(data.train.masks).tolist() == [0, *wanted]
+
+
+def test_values_that_no_structure_has_are_refused(decathlon, tmp_path):
+    words = "labels: expected masks with a value for each of liver, spleen, kidneys, or those from 1 to 3, got 4 values"
+    with refused(words + " but 0"):
+        prepare(of_structures(decathlon, 1, 2, 3, 4), tmp_path / "out", classes=ORGANS, choices=CHOICES)
+    with refused("argument annotated: expected some of ['liver', 'spleen', 'kidneys'], got ['heart']"):
+        prepare(of_structures(decathlon, 1), tmp_path / "out", classes=ORGANS, annotated=["heart"], choices=CHOICES)
