@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 from nibabel.affines import apply_affine, voxel_sizes
 from scipy.ndimage import binary_dilation, gaussian_filter, label
@@ -18,6 +17,16 @@ from scipy.ndimage import binary_dilation, gaussian_filter, label
 from fedmend.data.volumes import load_nifti
 from fedmend.errors import FedMendError
 from fedmend.phantoms.drawing import below, check_least
+from fedmend.phantoms.volume_drawing import (
+    Grid,
+    cover,
+    depth_in,
+    from_segment,
+    make_grid,
+    posed,
+    save_volume,
+    texture,
+)
 
 LEAST_LESION = 4  # voxels
 # Lesions per patient and their sizes (mm³) in the masks of 30 patients (Lesjak et al., Neuroinformatics 2018).
@@ -36,62 +45,9 @@ CHEST_FIELD, CHEST_HEIGHT = 360.0, 290.0
 CONNECTED = np.ones((3, 3, 3), dtype=bool)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Shape, size of a voxel (mm), affine, and where every voxel is: (3, X, Y, Z) mm right, front, up of the centre."""
-
-    shape: tuple[int, int, int]
-    spacing: np.ndarray
-    affine: np.ndarray
-    place: np.ndarray
-
-
-def _grid(size: int, depth: int, field: float, height: float, signs: Sequence[int]) -> _Grid:
-    shape = (size, size, depth)
-    spacing = np.array([field / size, field / size, height / depth])
-    step = spacing * signs
-    corner = -step * (np.array(shape) - 1) / 2
-    affine = np.diag([*step, 1.0])
-    affine[:3, 3] = corner
-    axes = [(c + s * np.arange(n)).astype(np.float32) for c, s, n in zip(corner, step, shape, strict=True)]
-    return _Grid(shape, spacing, affine, np.stack(np.meshgrid(*axes, indexing="ij")))
-
-
-def _posed(rng: np.random.Generator, place: np.ndarray, degrees: float, shift: float, scale: float) -> np.ndarray:
-    """Where the voxels lie in a body that is turned about its long axis, shifted (mm) and of another size."""
-    turn, move, sizes = np.deg2rad(rng.normal(0, degrees)), rng.normal(0, shift, 3), 1 + rng.normal(0, scale, 3)
-    x, y, z = (p - m for p, m in zip(place, move, strict=True))
-    u, v = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
-    return np.stack([p / s for p, s in zip((u, v, z), sizes, strict=True)]).astype(np.float32)
-
-
-def _texture(rng: np.random.Generator, grid: _Grid, sigma: float) -> np.ndarray:
-    """Smooth noise with deviation 1; ``sigma`` in mm."""
-    noise = gaussian_filter(rng.standard_normal(grid.shape, dtype=np.float32), sigma / grid.spacing, mode="wrap")
-    return noise / noise.std()
-
-
-def _depth(at: np.ndarray, centre: Sequence[float], half: Sequence[float]) -> np.ndarray:
-    """About how deep (mm) inside an ellipsoid each voxel lies; negative outside."""
-    square = sum(((p - c) / h) ** 2 for p, c, h in zip(at, centre, half, strict=True))
-    return (1 - np.sqrt(square)) * min(half)
-
-
-def _from_segment(at: np.ndarray, start: Sequence[float], end: Sequence[float]) -> np.ndarray:
-    """Distance (mm) of every voxel to a line segment."""
-    run = [e - s for s, e in zip(start, end, strict=True)]
-    rest = [p - s for p, s in zip(at, start, strict=True)]
-    along = np.clip(sum(r * d for r, d in zip(rest, run, strict=True)) / sum(d * d for d in run), 0, 1)
-    return np.sqrt(sum((r - along * d) ** 2 for r, d in zip(rest, run, strict=True)))
-
-
-def _cover(image: np.ndarray, mask: np.ndarray, value: np.ndarray | float) -> None:
-    image += mask * (value - image)
-
-
 # ---- lesions ---------------------------------------------------------------------------------------------------------
 def _lesions(
-    rng: np.random.Generator, grid: _Grid, sizes: np.ndarray, likely: np.ndarray, wall: np.ndarray, rough: float
+    rng: np.random.Generator, grid: Grid, sizes: np.ndarray, likely: np.ndarray, wall: np.ndarray, rough: float
 ) -> np.ndarray:
     """Grows lesions that do not touch each other.
 
@@ -108,7 +64,7 @@ def _lesions(
         too little room stays smaller, but never under ``LEAST_LESION`` voxels.
     """
     out, free, shape = np.zeros(grid.shape, dtype=np.int32), likely > 0, np.array(grid.shape)
-    ragged, starts = _texture(rng, grid, float(grid.spacing.mean())), np.cumsum(likely, dtype=np.float64)
+    ragged, starts = texture(rng, grid, float(grid.spacing.mean())), np.cumsum(likely, dtype=np.float64)
     count = 0
     for size in np.sort(sizes)[::-1]:  # the large ones need the room
         radius = (size * grid.spacing.prod() * 0.75 / np.pi) ** (1 / 3)
@@ -137,7 +93,7 @@ def _lesions(
     return out
 
 
-def _in_voxels(volumes: np.ndarray, grid: _Grid) -> np.ndarray:
+def _in_voxels(volumes: np.ndarray, grid: Grid) -> np.ndarray:
     """Lesion sizes in voxels from mm³; the least lesion is added, so that few have just its size."""
     return LEAST_LESION + np.rint(volumes / grid.spacing.prod()).astype(int)
 
@@ -157,15 +113,15 @@ class _Head:
     ventricles: np.ndarray
 
 
-def _head(rng: np.random.Generator, grid: _Grid) -> _Head:
-    at = _posed(rng, grid.place, 4, 2, 0.03)
+def _head(rng: np.random.Generator, grid: Grid) -> _Head:
+    at = posed(rng, grid.place, 4, 2, 0.03)
     wide, atrophy, grey = rng.uniform(4.0, 8.5), rng.uniform(0.08, 0.25), rng.uniform(1.12, 1.28)
-    fine, coarse = _texture(rng, grid, 5.5), _texture(rng, grid, 18)
+    fine, coarse = texture(rng, grid, 5.5), texture(rng, grid, 18)
     edge = float(grid.spacing[0])
     pair = np.stack([np.abs(at[0]), at[1], at[2]])  # both sides alike
 
-    cerebrum, temporal = _depth(at, (0, 2, 2), (63, 80, 60)), _depth(pair, (36, 10, -24), (24, 36, 22))
-    hind = np.maximum(_depth(pair, (18, -46, -38), (34, 32, 23)), 15 - _from_segment(at, (0, -14, -10), (0, -26, -62)))
+    cerebrum, temporal = depth_in(at, (0, 2, 2), (63, 80, 60)), depth_in(pair, (36, 10, -24), (24, 36, 22))
+    hind = np.maximum(depth_in(pair, (18, -46, -38), (34, 32, 23)), 15 - from_segment(at, (0, -14, -10), (0, -26, -62)))
     inside = np.maximum.reduce([np.minimum(cerebrum, at[2] + 28), temporal, hind]) + 1.2 * coarse
     brain = below(-inside, 0, edge)
     near = np.clip((20 - np.maximum(cerebrum, temporal)) / 8, 0, 1) * (hind < 3)
@@ -174,33 +130,33 @@ def _head(rng: np.random.Generator, grid: _Grid) -> _Head:
     midline *= at[2] > -15
     cortex = np.maximum(below(inside, 5, 3), np.clip(1.7 - np.abs(fine) / 0.4, 0, 1) * near)
     cortex = np.maximum(cortex, below(pair[0], 6, 3) * (midline > 0))
-    ganglia = np.maximum(_depth(pair, (24, 6, 4), (8, 20, 11)), _depth(pair, (11, -14, 6), (9, 13, 9)))
+    ganglia = np.maximum(depth_in(pair, (24, 6, 4), (8, 20, 11)), depth_in(pair, (11, -14, 6), (9, 13, 9)))
 
     horns = (
         *(((13, 34, 6), (8, 14, 14), 0.9), ((8, 14, 14), (15, -22, 20), 0.8)),
         *(((15, -22, 20), (27, -44, 8), 1.1), ((27, -38, 2), (32, -8, -18), 0.45)),
     )
-    lateral = [_from_segment(pair, start, end) - thick * wide for start, end, thick in horns]
-    middle = np.minimum(_from_segment(at, (0, 6, -4), (0, -14, 4)) - 0.3 * wide, -_depth(at, (0, -34, -32), (6, 5, 8)))
+    lateral = [from_segment(pair, start, end) - thick * wide for start, end, thick in horns]
+    middle = np.minimum(from_segment(at, (0, 6, -4), (0, -14, 4)) - 0.3 * wide, -depth_in(at, (0, -34, -32), (6, 5, 8)))
     ventricles = np.minimum(np.minimum.reduce(lateral), middle)
     # The septum between the frontal horns is as bright as a lesion, and so are caps on the horns of most people.
     septum = below(pair[0], 1.5, edge) * (np.abs(at[1] - 12) < 18) * (np.abs(at[2] - 13) < 9)
-    caps = np.minimum(_from_segment(pair, (14, 37, 6), (14, 40, 6)), _from_segment(pair, (28, -48, 7), (29, -53, 6)))
+    caps = np.minimum(from_segment(pair, (14, 37, 6), (14, 40, 6)), from_segment(pair, (28, -48, 7), (29, -53, 6)))
     caps = rng.uniform(0.1, 0.45) * below(caps, 0.6 * wide, edge)
 
     signal = 1 + 0.03 * coarse + 0.06 * np.exp(-np.clip(ventricles, 0, None) / 5)
-    _cover(signal, cortex, grey * (1 + 0.1 * _texture(rng, grid, 9)))
-    _cover(signal, 0.8 * below(-ganglia, 0, 3), 0.5 + 0.5 * grey)
+    cover(signal, cortex, grey * (1 + 0.1 * texture(rng, grid, 9)))
+    cover(signal, 0.8 * below(-ganglia, 0, 3), 0.5 + 0.5 * grey)
     signal += caps
-    _cover(signal, np.maximum(0.75 * sulci, 0.7 * midline), 0.35)
-    _cover(signal, below(ventricles, 0, edge), rng.uniform(0.15, 0.3))
-    _cover(signal, 0.8 * septum * below(ventricles, 2, edge), rng.uniform(1.1, 1.5))
+    cover(signal, np.maximum(0.75 * sulci, 0.7 * midline), 0.35)
+    cover(signal, below(ventricles, 0, edge), rng.uniform(0.15, 0.3))
+    cover(signal, 0.8 * septum * below(ventricles, 2, edge), rng.uniform(1.1, 1.5))
     white = (brain > 0.95) & (cortex < 0.35) & (ganglia < 0) & (ventricles > 0.5) & (sulci < 0.2) & (at[2] > -45)
     likely = white * (np.exp(-np.clip(ventricles, 0, None) / 10) + 0.1) * np.where(at[2] < -22, 0.3, 1.0)
     return _Head(signal, brain, likely, ventricles)
 
 
-def _masked(grid: _Grid, mask: Path) -> np.ndarray:
+def _masked(grid: Grid, mask: Path) -> np.ndarray:
     """(X, Y, Z) int32 lesions of a mask in MNI space, numbered from 1: voxels of which it covers at least half, or most
     where it covers half of none.
 
@@ -225,7 +181,7 @@ def _masked(grid: _Grid, mask: Path) -> np.ndarray:
     return label(covered >= min(0.5, covered.max()), CONNECTED)[0].astype(np.int32)
 
 
-def _drawn(rng: np.random.Generator, grid: _Grid, head: "_Head") -> np.ndarray:
+def _drawn(rng: np.random.Generator, grid: Grid, head: "_Head") -> np.ndarray:
     """(X, Y, Z) int32 lesions that are grown in white matter, numbered from 1."""
     count = round(np.clip(np.interp(rng.random(), PATIENTS, LESIONS) / MERGED, FEWEST, MOST))
     sizes = np.minimum(MERGED * np.exp(np.interp(rng.random(count), SHARE, np.log(SIZES))), SIZES[-1])
@@ -233,7 +189,7 @@ def _drawn(rng: np.random.Generator, grid: _Grid, head: "_Head") -> np.ndarray:
     return _lesions(rng, grid, _in_voxels(sizes, grid), head.likely, head.ventricles, 0.25)
 
 
-def _ms_case(case: int, seed: int, grid: _Grid, mask: Path | None) -> tuple[np.ndarray, np.ndarray]:
+def _ms_case(case: int, seed: int, grid: Grid, mask: Path | None) -> tuple[np.ndarray, np.ndarray]:
     """(X, Y, Z) float32 FLAIR and bool mask of case 0, 1, ...; with lesions of ``mask`` if there is one."""
     rng = np.random.default_rng([seed, 0, case])
     centre = np.random.default_rng([seed, 1, case % len(MS_CENTRES)])
@@ -241,10 +197,10 @@ def _ms_case(case: int, seed: int, grid: _Grid, mask: Path | None) -> tuple[np.n
     number = _masked(grid, mask) if mask else _drawn(rng, grid, head)
     if mask:  # its lesions count where this head has brain; its ventricles and sulci give way to them
         number *= head.brain > 0.5
-        _cover(head.signal, number > 0, np.maximum(head.signal, 1))
+        cover(head.signal, number > 0, np.maximum(head.signal, 1))
     lesion = number > 0
     brighter = np.concatenate([[0.0], rng.normal(0.47, 0.14, number.max()).clip(0.22, 0.9)])
-    spread = gaussian_filter(brighter[number].astype(np.float32), 0.35) * (1 + 0.1 * _texture(rng, grid, 4))
+    spread = gaussian_filter(brighter[number].astype(np.float32), 0.35) * (1 + 0.1 * texture(rng, grid, 4))
     signal = head.signal + spread
 
     noise, blur, gamma = centre.uniform((0.025, 0.2, 0.85), (0.06, 0.45, 1.15))
@@ -262,22 +218,22 @@ def _ms_case(case: int, seed: int, grid: _Grid, mask: Path | None) -> tuple[np.n
 
 
 # ---- thorax ----------------------------------------------------------------------------------------------------------
-def _chest(rng: np.random.Generator, grid: _Grid, contrast: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _chest(rng: np.random.Generator, grid: Grid, contrast: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A thorax without lesions: HU, the lungs as a mask 0..1, and the depth (mm) below the pleura."""
-    at = _posed(rng, grid.place, 3, 4, 0.04)
+    at = posed(rng, grid.place, 3, 4, 0.04)
     pair = np.stack([np.abs(at[0]), at[1], at[2]])
     fat, dome, breath = rng.uniform(8, 25), rng.uniform(35, 50), rng.uniform(-890, -820)
-    edge, fine, coarse = float(grid.spacing[0]), _texture(rng, grid, 9), _texture(rng, grid, 30)
+    edge, fine, coarse = float(grid.spacing[0]), texture(rng, grid, 9), texture(rng, grid, 30)
     apex = np.sqrt(np.clip(1 - ((at[2] + 40) / 175) ** 2, 0.02, 1))
     taper = apex * (at[2] > -40) + (at[2] <= -40)
     shell = np.hypot(at[0] / (138 * taper), (at[1] + 4) / (98 * np.sqrt(taper)))  # 1 at the inside of the ribs
     wall = (1 - shell) * 98 * taper
-    body = _depth(at[:2], (0, 0), (162, 112)) + 3 * coarse
+    body = depth_in(at[:2], (0, 0), (162, 112)) + 3 * coarse
 
     hu = np.full(grid.shape, -1000.0, dtype=np.float32)
-    _cover(hu, below(-body, 0, edge), -100)
-    _cover(hu, below(fat, body + 4 * coarse, 2 * edge), 45 + 8 * coarse)
-    heart = _depth(at, (-24, 24, -45), (54, 48, 55)) + 2 * coarse
+    cover(hu, below(-body, 0, edge), -100)
+    cover(hu, below(fat, body + 4 * coarse, 2 * edge), 45 + 8 * coarse)
+    heart = depth_in(at, (-24, 24, -45), (54, 48, 55)) + 2 * coarse
     middle = 28 - 0.05 * at[2] + 0.1 * at[1] + 5 * coarse - pair[0]
     mediastinum = np.maximum(np.maximum(heart, middle), 26 - np.hypot(at[0], at[1] + 66))
     base = at[2] + 120 - dome * np.cos(np.clip(np.hypot(pair[0] - 70, at[1]) / 70, 0, np.pi / 2)) - 8 * (at[0] > 0)
@@ -285,33 +241,33 @@ def _chest(rng: np.random.Generator, grid: _Grid, contrast: float) -> tuple[np.n
     lungs = below(-pleura, 0, edge)
 
     ribs = below(np.abs((at[2] + 0.45 * at[1] - 12 * (at[1] > 40)) / 26 % 1 - 0.5), 0.22, 0.25)
-    _cover(hu, ribs * below(np.abs(wall + 7), 5, edge) * (np.abs(at[0]) > 30), rng.uniform(350, 600))
-    _cover(hu, below(np.hypot(at[0], at[1] + 68), 19, edge), rng.uniform(180, 300))
-    _cover(hu, below(np.hypot(at[0], at[1] + 94), 8, edge), 30)
-    _cover(hu, below(np.hypot(at[0] / 2, at[1] - 90), 8, edge), 200)
+    cover(hu, ribs * below(np.abs(wall + 7), 5, edge) * (np.abs(at[0]) > 30), rng.uniform(350, 600))
+    cover(hu, below(np.hypot(at[0], at[1] + 68), 19, edge), rng.uniform(180, 300))
+    cover(hu, below(np.hypot(at[0], at[1] + 94), 8, edge), 30)
+    cover(hu, below(np.hypot(at[0] / 2, at[1] - 90), 8, edge), 200)
     blood = np.maximum(heart - 8, 13 - np.hypot(at[0] + 22, at[1] + 46))
-    _cover(hu, below(-blood, 0, edge), 40 + contrast)
-    _cover(hu, below(base, 0, 2 * edge) * below(-wall, 0, edge), np.where(at[0] > -10, 60, 20) + 0.3 * contrast)
+    cover(hu, below(-blood, 0, edge), 40 + contrast)
+    cover(hu, below(base, 0, 2 * edge) * below(-wall, 0, edge), np.where(at[0] > -10, 60, 20) + 0.3 * contrast)
 
     # Thin tubes where two smooth fields are both near 0; fewer and thinner towards the pleura.
-    tubes = np.hypot(fine, _texture(rng, grid, 9)) / np.clip(pleura / 60, 0.15, 0.6)
+    tubes = np.hypot(fine, texture(rng, grid, 9)) / np.clip(pleura / 60, 0.15, 0.6)
     ends = ((70, -30, -55), (65, 25, -20), (60, -10, 50))
-    hila = np.minimum.reduce([_from_segment(pair, (34, -4, -6), end) - 5 for end in ends])
+    hila = np.minimum.reduce([from_segment(pair, (34, -4, -6), end) - 5 for end in ends])
     vessels = np.maximum(np.clip(1.3 - tubes, 0, 1), below(hila, 0, 2 * edge)) * lungs
     tissue = breath - 0.35 * (at[1] + 10) + 18 * coarse + 10 * fine  # denser where it lies
-    _cover(hu, lungs, tissue)
-    _cover(hu, 0.75 * vessels, 40 + 0.5 * contrast)
+    cover(hu, lungs, tissue)
+    cover(hu, 0.75 * vessels, 40 + 0.5 * contrast)
     fissure = np.abs(at[1] * 0.8 + at[2] + 35 + 6 * coarse + 12 * (at[0] > 0))
-    _cover(hu, lungs * np.clip(1.4 - fissure / edge, 0, 1) * 0.16, 0.0)
+    cover(hu, lungs * np.clip(1.4 - fissure / edge, 0, 1) * 0.16, 0.0)
     # Lung that its own weight presses together at the back is as dense as ground glass, but no lesion.
     pressed = np.clip(1.3 - np.where(at[1] < -40, pleura, 99) / 7, 0, 1) * np.clip(0.4 + coarse, 0, 1)
-    _cover(hu, lungs * pressed * rng.uniform(0.15, 0.5), -350)
+    cover(hu, lungs * pressed * rng.uniform(0.15, 0.5), -350)
     for start, end, wide in (((0, -2, 150), (0, -6, 22), 9), ((0, -6, 22), (34, -12, -8), 6)):
-        _cover(hu, below(_from_segment(pair, start, end), wide, edge), -960)
+        cover(hu, below(from_segment(pair, start, end), wide, edge), -960)
     return hu, lungs, pleura
 
 
-def _lung_case(case: int, seed: int, grid: _Grid) -> tuple[np.ndarray, np.ndarray]:
+def _lung_case(case: int, seed: int, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
     """(X, Y, Z) int16 CT in HU and bool mask of case 0, 1, ..."""
     rng = np.random.default_rng([seed, 2, case])
     centre = np.random.default_rng([seed, 3, case % CT_CENTRES])
@@ -325,24 +281,17 @@ def _lung_case(case: int, seed: int, grid: _Grid) -> tuple[np.ndarray, np.ndarra
 
     count = int(number.max()) + 1
     target, solid = rng.uniform(-620, -400, count)[number], (rng.random(count) < 0.35)[number]
-    grain = _texture(rng, grid, 7)
+    grain = texture(rng, grid, 7)
     soft = gaussian_filter(lesion.astype(np.float32), 0.35) * lungs
-    _cover(hu, np.clip(1.15 * soft, 0, 1) * lesion + soft * ~lesion, np.maximum(hu, target + 45 * grain))
+    cover(hu, np.clip(1.15 * soft, 0, 1) * lesion + soft * ~lesion, np.maximum(hu, target + 45 * grain))
     core = solid * np.clip(grain - 0.4, 0, 1) * np.clip((soft - 0.6) / 0.3, 0, 1)
-    _cover(hu, core, 20.0)
+    cover(hu, core, 20.0)
     hu = gaussian_filter(hu, (blur, blur, 0.3 * blur)) + offset
     hu += noise * rng.standard_normal(grid.shape, dtype=np.float32) * (1 + 0.5 * (hu > -300))
     return np.rint(hu.clip(-1024, 3071)).astype(np.int16), lesion
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
-def _save(path: Path, voxels: np.ndarray, grid: _Grid) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = nib.Nifti1Image(voxels, grid.affine)
-    image.header.set_xyzt_units("mm")
-    nib.save(image, path)
-
-
 def write_ms(
     out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: int = 24, masks: Sequence[Path] = ()
 ) -> None:
@@ -381,14 +330,14 @@ def write_ms(
     check_least(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
     if masks and len(masks) < cases:
         raise FedMendError(f"argument masks: expected at least {cases}, one for each volume, got {len(masks)}")
-    grid = _grid(size, depth, HEAD_FIELD, HEAD_HEIGHT, (-1, 1, 1))
+    grid = make_grid(size, depth, HEAD_FIELD, HEAD_HEIGHT, (-1, 1, 1))
     order = np.random.default_rng([seed, 4]).permutation(len(masks))
     for case in range(cases):
         image, lesion = _ms_case(case, seed, grid, masks[order[case]] if masks else None)
         centre = MS_CENTRES[case % len(MS_CENTRES)]
         folder = Path(out) / "Training" / f"Center_{centre:02d}" / f"Patient_{case + 1:02d}"
-        _save(folder / "Preprocessed_Data" / "FLAIR_preprocessed.nii.gz", image, grid)
-        _save(folder / "Masks" / "Consensus.nii.gz", lesion.astype(np.uint8), grid)
+        save_volume(folder / "Preprocessed_Data" / "FLAIR_preprocessed.nii.gz", image, grid)
+        save_volume(folder / "Masks" / "Consensus.nii.gz", lesion.astype(np.uint8), grid)
 
 
 def write_lung(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: int = 24) -> None:
@@ -412,9 +361,9 @@ def write_lung(out: Path, *, cases: int, seed: int = 0, size: int = 64, depth: i
         FedMendError: an argument below its least value.
     """
     check_least(cases=(cases, 1), seed=(seed, 0), size=(size, 32), depth=(depth, 12))
-    grid = _grid(size, depth, CHEST_FIELD, CHEST_HEIGHT, (-1, -1, 1))
+    grid = make_grid(size, depth, CHEST_FIELD, CHEST_HEIGHT, (-1, -1, 1))
     for case in range(cases):
         image, lesion = _lung_case(case, seed, grid)
         name = f"volume-covid19-A-{case + 1:04d}"
-        _save(Path(out) / "Train" / f"{name}_ct.nii.gz", image, grid)
-        _save(Path(out) / "Train" / f"{name}_seg.nii.gz", lesion.astype(np.uint8), grid)
+        save_volume(Path(out) / "Train" / f"{name}_ct.nii.gz", image, grid)
+        save_volume(Path(out) / "Train" / f"{name}_seg.nii.gz", lesion.astype(np.uint8), grid)

@@ -8,6 +8,7 @@ from scipy.ndimage import label
 from fedmend.errors import FedMendError
 from fedmend.phantoms import volumes as phantom
 from fedmend.phantoms.specs import partial_masks
+from fedmend.phantoms.volume_drawing import make_grid
 from fedmend.phantoms.volumes import write_lung, write_ms
 
 CASES = 9
@@ -98,14 +99,14 @@ def test_a_volume_has_many_lesions_of_at_least_four_voxels(voxels, kind, most):
 
 
 def test_lesions_get_their_size():
-    grid = phantom._grid(32, 12, 64, 36, (1, 1, 1))
+    grid = make_grid(32, 12, 64, 36, (1, 1, 1))
     room = np.ones(grid.shape)
     number = phantom._lesions(np.random.default_rng(0), grid, np.array([4, 5, 30, 9, 200]), room, 0 * room, 0.1)
     assert np.bincount(number.ravel())[1:].tolist() == [200, 30, 9, 5, 4]
 
 
 def test_lesions_do_not_touch_where_they_are_crowded():
-    grid = phantom._grid(32, 12, 64, 36, (1, 1, 1))
+    grid = make_grid(32, 12, 64, 36, (1, 1, 1))
     room = np.ones(grid.shape)
     number = phantom._lesions(np.random.default_rng(0), grid, np.full(80, 20), room, 0 * room, 0.1)
     assert number.max() > 40
@@ -113,7 +114,7 @@ def test_lesions_do_not_touch_where_they_are_crowded():
 
 
 def test_a_lesion_stays_in_its_room_or_is_left_out():
-    grid = phantom._grid(32, 12, 64, 36, (1, 1, 1))
+    grid = make_grid(32, 12, 64, 36, (1, 1, 1))
     room = np.zeros(grid.shape)
     room[4:6, 4:8, 3] = 1  # 8 voxels: no place for a second one
     number = phantom._lesions(np.random.default_rng(0), grid, np.array([20, 6]), room, 0 * room, 0.0)

@@ -149,7 +149,7 @@ def test_a_job_describes_its_phantom_by_data_set_and_the_fields_that_it_changes(
     ("given", "got"), [({"dataset": "chest"}, "'chest'"), ({}, "None"), ({"dataset": ["ich"]}, "['ich']")]
 )
 def test_an_unknown_phantom_is_refused(given, got):
-    known = "['cxr14', 'ich', 'ich_single', 'isic2018', 'isic2019', 'lung', 'ms']"
+    known = "['cxr14', 'ich', 'ich_single', 'isic2018', 'isic2019', 'lung', 'ms', 'organs']"
     with refused(f"job variable phantom, field dataset: expected one of {known}, got {got}"):
         phantom_spec(given)
 
