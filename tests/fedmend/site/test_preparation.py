@@ -8,6 +8,10 @@ from result_factories import PREPARED
 from fedmend.data.card import SiteCard
 from fedmend.data.site import Split
 from fedmend.data.slices import VolumeSplit
+from fedmend.labels import SEGMENTATION
+from fedmend.method import LocalMethod
+from fedmend.methods.condist import ConDistFL
+from fedmend.methods.fedia import FedIA
 from fedmend.site.preparation import check_preparation, preprocessing_of
 
 CPU = torch.device("cpu")
@@ -15,7 +19,7 @@ CPU = torch.device("cpu")
 
 def card(folder, **given):
     place = {"folder": folder, "image_root": folder, "splits": {"train": "train.csv"}}
-    return SiteCard("site-1", kind="multilabel", classes=("a",), **place, **given)
+    return SiteCard("site-1", **{"kind": "multilabel", "classes": ("a",), **place, **given})
 
 
 def test_a_site_tells_window_colour_size_and_scaling(tmp_path):
@@ -39,7 +43,15 @@ def test_volumes_are_not_scaled(tmp_path):
 def test_slices_of_studies_need_a_network_for_studies_and_no_other_data_do(tmp_path):
     words = "job variables network, study_slices: expected slices for a network behind study/ and for no other, got"
     with refused(f"site-1: {words} resnet_narrow and 4"):
-        check_preparation(card(tmp_path, sample="study"), "resnet_narrow", ((), ()), 4)
+        check_preparation(card(tmp_path, sample="study"), "resnet_narrow", ((), ()), 4, LocalMethod)
     with refused(f"site-1: {words} study/resnet_narrow and 0"):
-        check_preparation(card(tmp_path), "study/resnet_narrow", ((), ()), 0)
-    check_preparation(card(tmp_path, sample="study"), "study/resnet_narrow", ((), ()), 4)
+        check_preparation(card(tmp_path), "study/resnet_narrow", ((), ()), 0, LocalMethod)
+    check_preparation(card(tmp_path, sample="study"), "study/resnet_narrow", ((), ()), 4, LocalMethod)
+
+
+def test_a_method_for_one_class_of_masks_refuses_several_structures(tmp_path):
+    organs = card(tmp_path, kind=SEGMENTATION, classes=("liver", "spleen"))
+    words = "site.json, field classes: expected one class of masks for the method of this job, got 2"
+    with refused(f"site-1: {words}"):
+        check_preparation(organs, "unet_narrow", ((), ()), 0, FedIA)
+    check_preparation(organs, "unet_narrow", ((), ()), 0, ConDistFL)
