@@ -21,4 +21,4 @@ def test_the_citation_refers_to_each_paper_of_the_front_page():
     assert [(" ".join(title.split()), int(year)) for title, year in papers] == [
         (paper["title"], paper["year"]) for paper in references
     ]
-    assert len(papers) == 4
+    assert len(papers) == 5

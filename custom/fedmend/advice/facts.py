@@ -95,14 +95,20 @@ class Facts:
     def gaps(self) -> dict[str, list[str]]:
         """Site → classes that it is known not to know.
 
-        With several labels per sample: those that it does not annotate. With one: those that no sample has, where other
-        samples have no label at all; without such samples nothing says that anything was left out.
+        With several labels per sample, or masks of several structures: those that it does not annotate. With one: those
+        that no sample has, where other samples have no label at all; without such samples nothing says that anything
+        was left out.
         """
-        if self.kind == MULTILABEL:
+        if self.kind == MULTILABEL or self.structures:
             return self.where(self.numbers("annotated") == 0)
         if self.kind == SINGLELABEL:
             return self.where((self.numbers("positive") == 0) & (self.numbers("missing") > 0))
         return {}
+
+    @property
+    def structures(self) -> bool:
+        """Whether labels are masks of several structures."""
+        return self.kind == SEGMENTATION and len(self.classes) > 1
 
     @property
     def complete(self) -> bool:

@@ -143,6 +143,16 @@ def few_to_judge(facts: Facts) -> str:
     return f"Every sample has a label; {len(facts.counted)} sites are too few to tell noisy ones." if few else ""
 
 
+def structures_missing(facts: Facts) -> str:
+    """Masks of a site do not show some of several structures."""
+    return by_site("Masks do not show some structures", facts.gaps, facts) if facts.structures else ""
+
+
+def structures_marked(facts: Facts) -> str:
+    """Masks of all sites show all of several structures."""
+    return "Masks show every structure at every site." if facts.structures and not facts.gaps else ""
+
+
 def masks_unknown(facts: Facts) -> str:
     """A site does not say how complete its masks are."""
     return "Which lesions a mask leaves out, no count tells." if set(facts.counted) - set(facts.left) else ""

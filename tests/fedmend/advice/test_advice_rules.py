@@ -9,12 +9,15 @@ from factories import ROOT
 
 from fedmend.advice import PARTS, RUN, Losses, advise
 from fedmend.advice.rules import CHECKED, NOT_MEASURED, RULES
+from fedmend.labels import SEGMENTATION
 
 RARE_GAP, OTHER_RARE_GAP = site((400, 20, 0), (0, 0, 400)), site((0, 0, 400), (400, 20, 0))
 NEVI, MELANOMA = single((300, 300, 100), (300, 0, 100)), single((300, 0, 100), (300, 300, 100))
 UNEVEN = single((400, 300, 0), (400, 100, 0))
 JUDGED = "site-1", "site-2", "site-3", "site-4"
 CLEAN, ONE_NOISY, ALL_NOISY = (Losses(JUDGED, noisy, 0.9) for noisy in ((), ("site-2",), JUDGED))
+LIVER, SPLEEN = (site(*rows, kind=SEGMENTATION, samples=9) for rows in (((9, 9, 0), (0, 0, 9)), ((0, 0, 9), (9, 9, 0))))
+ORGANS = site((9, 9, 0), (9, 9, 0), kind=SEGMENTATION, samples=9)
 EXAMPLES = {
     "too few sites": federation(FULL),
     "kinds differ": federation(FULL, LABELLED),
@@ -35,6 +38,8 @@ EXAMPLES = {
     "clean": federation(*[UNEVEN] * 4, losses=CLEAN),
     "too few sites to judge": federation(*[LABELLED] * 3),
     "noise unknown": federation(*[LABELLED] * 4),
+    "structures missing": federation(LIVER, SPLEEN),
+    "structures marked": federation(ORGANS, ORGANS),
     "masks complete": federation(masks(lesions=(8, 8)), masks(lesions=(5, 5))),
     "masks partial": federation(masks(lesions=(8, 8)), masks(lesions=(2, 8))),
     "masks unknown": federation(masks(lesions=(8, 8)), masks()),
