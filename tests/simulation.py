@@ -45,6 +45,11 @@ SMALL = {  # job → settings of runs that test plumbing, not learning
         ),
         *("phantom.test_share=0.33", "phantom.val_share=0", "learning_rate_decay=1", "line_share=1", "min_component=1"),
     ],
+    "condist_organs": [  # a network in three dimensions
+        *("network=volume/monai/SegResNet(init_filters=8, blocks_down=[1, 1], blocks_up=[1])", "batch_size=2"),
+        *("spacing=[12,12,15]", "patch=[32,32,8]", "image_size=32", "num_rounds=3", "local_epochs=1"),
+        *("phantom.images=9", "phantom.pixels=32", "phantom.depth=12"),
+    ],
 }
 
 

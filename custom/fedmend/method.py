@@ -174,17 +174,18 @@ class LocalMethod:
         FIELDS: every array that may leave besides the weights.
         KNOWLEDGE: every array that the server may send besides the weights.
         KINDS: the kinds of labels that the method can learn from.
-        STRUCTURES: whether masks may show several classes.
+        STRUCTURES: whether masks may show several classes. VOLUMES: whether networks may see patches of volumes.
         PACKAGES: packages that the method needs beside FedMend's own → the extra of FedMend that installs each.
         ROUND: what happens in one round.
-        patients_apart: the loss of a sample depends on that sample and the weights alone, and nothing computed from
-            samples is reported; a site with differential privacy takes part in no other method.
+        patients_apart: the loss of a sample depends on it and the weights alone, and nothing computed from samples is
+            reported; a site with differential privacy takes part in no other method.
     """
 
     FIELDS: ClassVar[Mapping[str, Field]] = {}
     KNOWLEDGE: ClassVar[Mapping[str, Field]] = {}
     KINDS: ClassVar[tuple[str, ...]] = (MULTILABEL,)
     STRUCTURES: ClassVar[bool] = False
+    VOLUMES: ClassVar[bool] = False
     PACKAGES: ClassVar[Mapping[str, str]] = {}
 
     ROUND: ClassVar[type[Round]]

@@ -27,6 +27,8 @@ FIELDS: Mapping[str, Field] = {
     "color": Field((), "bool", 0, 1, "whether pictures are read in colour", _RISK),
     "image_size": Field((), "int64", 32, 2048, "edge length in pixels, as the job says", _RISK),
     "study_slices": Field((), "int64", 0, 512, "slices of a study that the network sees, as the job says", _RISK),
+    "spacing": Field((3,), "float64", 0, UNBOUNDED, "mm between voxels, as the job says; 0: slices as they are", _RISK),
+    "patch": Field((3,), "int64", 0, 2048, "voxels that the network sees at once, as the job says", _RISK),
     "pixel_mean": Field((3,), "float64", 0, 1, "by which pixels are scaled, as the job says", _RISK),
     "pixel_deviation": Field((3,), "float64", 0, UNBOUNDED, "by which pixels are scaled, as the job says", _RISK),
     "modality": Field((), "int64", 0, len(MODALITIES) - 1, "DICOM's word, as a number of a fixed list", _RISK),
@@ -47,6 +49,21 @@ def _three(value: Any) -> tuple[float, ...]:
     return red, green, blue
 
 
+def _spacing(value: Any) -> tuple[float, ...]:
+    return _none_or_three(value, number("> 0", lambda v: v > 0))
+
+
+def _patch(value: Any) -> tuple[int, ...]:
+    return _none_or_three(value, whole(1))
+
+
+def _none_or_three(value: Any, check: Check) -> tuple:
+    found = tuple(map(check.read, value))
+    if len(found) not in (0, 3):
+        raise ValueError
+    return found
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """From a file to the network's input.
@@ -59,6 +76,8 @@ class Preprocessing:
         pixel_deviation: of each colour; of volumes 1.
         modality: DICOM's word, or "" where it is unknown; not part of what is done with a file.
         study_slices: slices of a study that the network sees, evenly spread; 0: it sees an image.
+        spacing: mm along X, Y, Z that volumes are resampled to; empty: it sees slices as they are.
+        patch: rows, columns and slices of such a volume that it sees at once.
     """
 
     window: str | tuple[float, float] | None = taking(Check(_window, "null, 'file' or [centre, width]"))
@@ -68,11 +87,14 @@ class Preprocessing:
     pixel_deviation: tuple[float, ...] = taking(Check(_three, "three numbers"))
     modality: str = taking(one_of(MODALITIES), default="")
     study_slices: int = taking(whole(0), default=0)
+    spacing: tuple[float, ...] = taking(Check(_spacing, "no number or three above 0"), default=())
+    patch: tuple[int, ...] = taking(Check(_patch, "no number or three from 1"), default=())
 
     def told(self) -> dict[str, np.ndarray]:
         """Name in :data:`FIELDS` → array, as a site tells it at the census."""
         window = self.window if isinstance(self.window, tuple) else OWN_WINDOW if self.window else NO_WINDOW
         values = {**vars(self), "window": window, "modality": MODALITIES.index(self.modality)}
+        values |= {name: values[name] or (0, 0, 0) for name in ("spacing", "patch")}
         return {name: np.array(values[name], dtype=field.dtype) for name, field in FIELDS.items()}
 
     def described(self) -> dict[str, Any]:
@@ -100,13 +122,14 @@ def is_told(told: object) -> bool:
         check_fields(told, FIELDS, {}, "")
     except FedMendError:
         return False
-    width = told["window"][1]
-    return bool(width > 0 or tuple(told["window"]) in (NO_WINDOW, OWN_WINDOW))
+    width, axes = told["window"][1], [np.count_nonzero(told[name]) for name in ("spacing", "patch")]
+    return axes in ([0, 0], [3, 3]) and bool(width > 0 or tuple(told["window"]) in (NO_WINDOW, OWN_WINDOW))
 
 
 def as_told(told: Mapping[str, np.ndarray]) -> Preprocessing:
     """The way back from :meth:`Preprocessing.told`."""
     given = {name: value.tolist() for name, value in told.items()}
     window = {NO_WINDOW: None, OWN_WINDOW: "file"}.get(tuple(given["window"]), tuple(given["window"]))
-    scaling = {name: tuple(given[name]) for name in ("pixel_mean", "pixel_deviation")}
-    return Preprocessing(**{**given, **scaling, "window": window, "modality": MODALITIES[given["modality"]]})
+    lists = {name: tuple(given[name]) for name in ("pixel_mean", "pixel_deviation")}
+    lists |= {name: tuple(given[name]) if any(given[name]) else () for name in ("spacing", "patch")}
+    return Preprocessing(**{**given, **lists, "window": window, "modality": MODALITIES[given["modality"]]})

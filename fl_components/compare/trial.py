@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import torch
 
+from fedmend.data.inputs import Inputs
 from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.networks import build_network
 from fedmend.learning.weights import weights_file
@@ -25,7 +26,7 @@ from fedmend.method import LocalMethod
 from fedmend.server.census import Census
 from fedmend.server.run_log import BEST_SPLITS
 from fedmend.site.gpu_settings import GB
-from fedmend.site.limits import HALF, images_of_step, step_bytes
+from fedmend.site.limits import HALF, step_bytes
 from fl_components.compare.runs import Case
 from fl_components.console import silenced
 from fl_components.job.folder import JobSettings, read_job
@@ -44,7 +45,7 @@ class Step:
     network: str
     num_classes: int
     images: int
-    edge: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,7 @@ def run_steps(settings: JobSettings, sizes: Mapping[str, Mapping[str, int]]) -> 
 
 def _step(settings: JobSettings) -> Step:
     site, run = settings.site, settings.run
-    images = images_of_step(site["batch_size"], site.get("study_slices", 0))
-    return Step(run["network"], len(run["classes"]), images, site["image_size"])
+    return Step(run["network"], len(run["classes"]), *Inputs.of(site).step(site["batch_size"]))
 
 
 def estimates(trials: Mapping[str, Trial]) -> dict[str, float]:
@@ -168,7 +168,7 @@ def step_seconds(step: Step) -> float:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = build_network(step.network, step.num_classes).to(device).train()
     optimizer = torch.optim.Adam(model.parameters())
-    images = torch.rand(step.images, model.channels, step.edge, step.edge, device=device)
+    images = torch.rand(step.images, model.channels, *step.shape, device=device)
     before, seconds = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
@@ -187,7 +187,7 @@ def step_seconds(step: Step) -> float:
 
 def fitting_processes(trials: Mapping[str, Trial]) -> int:
     """Runs that cores and memory bear at the same time, at least one."""
-    need = max(step_bytes(t.step.network, t.step.num_classes, t.step.images, t.step.edge) for t in trials.values())
+    need = max(step_bytes(t.step.network, t.step.num_classes, t.step.images, t.step.shape) for t in trials.values())
     fitting = [len(os.sched_getaffinity(0)), psutil.virtual_memory().available / (PROCESS + need)]
     if torch.cuda.is_available():
         fitting.append(torch.cuda.mem_get_info()[0] / (PROCESS + HALF * need))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from fedmend.data.inputs import Inputs
 from fedmend.errors import FedMendError
 from fedmend.site.gpu_settings import GB
 from fl_components.sitecheck.overlap import overlap
@@ -82,7 +83,6 @@ def images(site: CheckedSite) -> Result:
     """Every image, opened as a job does."""
     import torch
 
-    from fedmend.data.site import Opening
     from fedmend.kinds import kind_of
 
     if not (site.card and site.samples):
@@ -93,7 +93,7 @@ def images(site: CheckedSite) -> Result:
         tolerated = site.config.max_unreadable if site.config else 0
     try:
         size = (site.job and site.job.site.get("image_size")) or kind.check_size
-        opening = Opening(site.cache, size, torch.device("cpu"), tolerated, study_slices=_study_slices(site))
+        opening = _inputs(site, size).opening(site.cache, torch.device("cpu"), max_unreadable=tolerated)
         data = kind.load(site.card, site.classes, opening)
         kind.load_truth(site.card, data)
     except FedMendError:
@@ -116,7 +116,14 @@ def _check_preparation(site: CheckedSite) -> None:
     if site.card and site.job and site.job.method_part:
         asked = site.job.site
         scaling = (asked.get("pixel_mean", ()), asked.get("pixel_deviation", ()))
-        check_preparation(site.card, site.job.run["network"], scaling, _study_slices(site), site.job.method())
+        inputs = _inputs(site, asked["image_size"])
+        check_preparation(site.card, site.job.run["network"], scaling, inputs, site.job.method())
+
+
+def _inputs(site: CheckedSite, size: int) -> Inputs:
+    """What the network of the job sees; without a job, images of ``size`` pixels."""
+    asked = site.job.site if site.job else {"study_slices": _study_slices(site)}
+    return Inputs.of({**asked, "image_size": size})
 
 
 def _study_slices(site: CheckedSite) -> int:

@@ -129,17 +129,17 @@ def limits(site: CheckedSite) -> Result:
         return Result(SKIP, "needs --kit and --job")
     if site.job.method_part is None:
         return Result(SKIP, "the job trains no model")
+    from fedmend.data.inputs import Inputs
     from fedmend.method import RoundTask
     from fedmend.site.devices import device_of
-    from fedmend.site.limits import check_fields_wanted, check_order, check_step, images_of_step, step_bytes
+    from fedmend.site.limits import check_fields_wanted, check_order, check_step, step_bytes
     from fedmend.site.private_site import check_bearable
 
     config, run, asked = site.config, site.job.run, site.job.site
     method = site.job.method()(**site.job.method_part.args)
     check_fields_wanted(site.name, config, method.FIELDS)
     check_order(site.name, config, RoundTask("", 0, run["num_rounds"]), asked.get("local_epochs", 1))
-    images = images_of_step(asked["batch_size"], asked.get("study_slices", 0))
-    step = step_bytes(run["network"], len(run["classes"]), images, asked["image_size"])
+    step = step_bytes(run["network"], len(run["classes"]), *Inputs.of(asked).step(asked["batch_size"]))
     check_step(site.name, config, device_of(site.name, config.gpu), step)
     if config.privacy:
         check_bearable(site.name, method, run["network"], decay=asked.get("decay", "coupled"))

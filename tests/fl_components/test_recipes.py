@@ -19,6 +19,7 @@ from fl_components.recipes import FedMLPRecipe, JobRecipe
 
 JOBS = [("FedMLP", "ich"), ("FedMLP", "cxr14"), ("FedNoRo", "ich"), ("FedNoRo", "isic2019")]
 JOBS += [("FedLSM", "cxr14"), ("FedLSM", "isic2018"), ("FedIA", "ms"), ("FedIA", "lung")]
+JOBS += [("ConDist", "organs")]
 NAMES = [f"site-{i}" for i in range(1, 6)]
 
 

@@ -45,3 +45,8 @@ def fedlsm(tmp_path_factory):
 @pytest.fixture(scope="session")
 def fedia(tmp_path_factory):
     return runs_by_threads("fedia_ms", tmp_path_factory.mktemp("fedia"), sites=2)
+
+
+@pytest.fixture(scope="session")
+def condist(tmp_path_factory):
+    return runs_by_threads("condist_organs", tmp_path_factory.mktemp("condist"), sites=3)

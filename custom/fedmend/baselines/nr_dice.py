@@ -50,6 +50,7 @@ class NRDice(SliceMethod):
         rows: ``lesion``, or ``both`` for the mean of background and lesion.
     """
 
+    VOLUMES = True
     ROUND = NRDiceRound
     gamma: Annotated[float, Range(lambda value: 1 <= value <= 2, "1 to 2")] = 1.5
     pooling: Annotated[str, one_of("slice", "batch")] = "slice"

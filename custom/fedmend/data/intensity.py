@@ -26,7 +26,7 @@ def augment_intensity(images: Tensor, generator: torch.Generator) -> Tensor:
     images.
 
     Args:
-        images: (B, 1, H, W) float32, in about 0..1.
+        images: (B, 1, H, W) float32, in about 0..1; (B, D, H, W) of patches of D slices, which all change alike.
         generator: CPU generator: the draws do not depend on the device.
 
     Returns:

@@ -33,6 +33,8 @@ class Opening:
         max_unreadable: unreadable images per split that are left out; one more is an error. Of volumes none is.
         all_labels: train on the complete labels that the card keeps for evaluation (upper bound of a comparison).
         study_slices: slices of each study that the network sees; 0: samples are images.
+        spacing: mm between voxels along X, Y, Z that volumes are resampled to; empty: the network sees single slices.
+        patch: slices, rows and columns of what a network sees of such a volume at once.
     """
 
     cache_dir: Path
@@ -41,6 +43,8 @@ class Opening:
     max_unreadable: int = 0
     all_labels: bool = False
     study_slices: int = 0
+    spacing: tuple[float, ...] = ()
+    patch: tuple[int, ...] = ()
 
 
 def chosen(images: np.ndarray, resident: Tensor | None, index: Tensor, device: torch.device) -> Tensor:

@@ -1,4 +1,5 @@
-"""What a method sees of a site's volumes: axial slices in one memory-mapped store."""
+"""What a method sees of a site's volumes: axial slices in one memory-mapped store, for networks in three dimensions on
+one spacing and side by side."""
 
 import errno
 import hashlib
@@ -20,6 +21,7 @@ from fedmend.basics.parallel import threaded
 from fedmend.data.card import SiteCard, check_classes
 from fedmend.data.datalist import SECTIONS, VolumeItem, load_datalist
 from fedmend.data.site import EVALUATION_SPLITS, Opening, SiteData, chosen
+from fedmend.data.spaced import Grid, spaced_masks, spaced_planes
 from fedmend.data.store import file_stamp, store_folder
 from fedmend.data.volumes import axial_plane, read_pair, resize_image, resize_masks, scale
 from fedmend.errors import FedMendError
@@ -43,6 +45,9 @@ class VolumeSplit:
         device: where training happens.
         resident: the same images on the device, where they are kept there.
         annotated: C flags, whether the masks show the class; what they do not show may be there all the same.
+        spacing: see :class:`fedmend.data.site.Opening`; slices of a case are then all of it, one after the other, and
+            ``plane`` counts those of the resampled volume.
+        patch: see there.
     """
 
     file: str
@@ -54,6 +59,8 @@ class VolumeSplit:
     device: torch.device
     resident: Tensor | None = None
     annotated: tuple[bool, ...] = (True,)
+    spacing: tuple[float, ...] = ()
+    patch: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.case)
@@ -79,7 +86,13 @@ VolumeData = SiteData[VolumeSplit]
 
 # ---- the store -------------------------------------------------------------------------------------------------------
 def axial_slices(
-    item: VolumeItem, where: str, *, window: tuple[float, float] | None, size: int, values: Mapping[int, int]
+    item: VolumeItem,
+    where: str,
+    *,
+    window: tuple[float, float] | None,
+    size: int,
+    values: Mapping[int, int],
+    spacing: Sequence[float] = (),
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """The slices of one case that a method sees.
 
@@ -89,6 +102,7 @@ def axial_slices(
         window: see :func:`fedmend.data.volumes.scale`.
         size: edge length in pixels.
         values: see :func:`fedmend.data.volumes.read_pair`.
+        spacing: see :class:`fedmend.data.site.Opening`; the slices that a list names do not count then.
 
     Returns:
         images (n, size, size) float16 in 0..1, masks (n, size, size) uint8, and n slice numbers, from 0 at the feet.
@@ -100,6 +114,9 @@ def axial_slices(
     depth = voxels.shape[2]
     if item.slices is not None and item.slices[-1] >= depth:
         raise FedMendError(f"{where}, field slices: expected numbers below {depth}, got a larger one")
+    if spacing:
+        images = spaced_planes(voxels, Grid.of_file(item.label), where, window=window, size=size, spacing=spacing)
+        return images, spaced_masks(mask, Grid.of_file(item.label), size, spacing), list(range(len(images)))
     images, numbers = planes_of(voxels, where, window=window, size=size, numbers=item.slices)
     masks = resize_masks(np.stack([axial_plane(mask, n) for n in numbers]), (size, size))
     return images, masks, numbers
@@ -146,12 +163,13 @@ def _open_store(
     """
     size, window = opening.image_size, volume_window(card)
     told = card.foreground if [*values.values()] == [1] else sorted(values.items())
+    spaced = {"spacing": opening.spacing} if opening.spacing else {}
     files = [file_stamp(f) for item in items for f in (item.image, item.label)]
     folder, numbers = store_folder(
         opening.cache_dir,
-        [STORE_FORMAT, files, [item.slices for item in items], window, size, told],
+        [STORE_FORMAT, files, [item.slices for item in items], window, size, told, *spaced.values()],
         lambda folder: _finished(folder, size),
-        lambda folder: _build(folder, items, where, window=window, size=size, values=values),
+        lambda folder: _build(folder, items, where, window=window, size=size, values=values, **spaced),
         need=len(items) * 100 * size**2 * 3,  # about a hundred slices a volume
         where=where(0).split(",")[0],
         prefix="volumes-",
@@ -187,6 +205,16 @@ def _build(folder: Path, items: Sequence[VolumeItem], where: Callable[[int], str
             if (case + 1) % math.ceil(len(items) / 10) == 0:
                 LOG.info("volume store: %d of %d volumes read", case + 1, len(items))
     (folder / "slices.json").write_text(json.dumps(numbers))
+
+
+def plane_of(split: VolumeSplit, sample: int) -> int:
+    """The slice of the file that shows a sample; of volumes at one spacing the nearest one."""
+    plane = int(split.plane[sample])
+    if not split.spacing:
+        return plane
+    grid = Grid.of_file(split.items[split.case[sample]].label)
+    found = np.linalg.inv(grid.affine) @ grid.spaced(split.spacing).affine @ np.array([0, 0, plane, 1])
+    return int(np.clip(np.rint(found[2]), 0, grid.shape[2] - 1))
 
 
 # ---- a site ---------------------------------------------------------------------------------------------------------
@@ -255,7 +283,8 @@ def load_volume_split(
     values = card.label_values(split if file == card.splits.get(split) else "", classes)
     arrays = _open_store(opening, card, items, _places(card, file, split), values)
     annotated = tuple(number in values.values() for number in range(1, len(classes) + 1))
-    return VolumeSplit(file, items, *arrays, opening.device, annotated=annotated)
+    how: dict[str, Any] = {"spacing": opening.spacing, "patch": opening.patch}
+    return VolumeSplit(file, items, *arrays, opening.device, annotated=annotated, **how)
 
 
 def _places(card: SiteCard, file: str, split: str) -> Callable[[int], str]:
@@ -298,10 +327,14 @@ def lesions_left(card: SiteCard, name: str, split: VolumeSplit) -> LesionsLeft:
         # The label has the grid of the image and stands in for it.
         volume = read_pair(replace(item, image=item.label), where(number), card.label_values(name, card.classes))[1] > 0
         mine = np.flatnonzero(split.case == number)
-        used = np.zeros(volume.shape, dtype=bool)
-        used[:, :, split.plane[mine]] = volume[:, :, split.plane[mine]]
+        used = volume if split.spacing else np.zeros(volume.shape, dtype=bool)
+        if not split.spacing:
+            used[:, :, split.plane[mine]] = volume[:, :, split.plane[mine]]
         numbered, lesions = label(used, generate_binary_structure(3, 3))
-        planes = np.stack([axial_plane(numbered, p) for p in split.plane[mine]])
+        if split.spacing:
+            planes = spaced_masks(numbered.astype(np.float32), Grid.of_file(item.label), size, split.spacing)
+        else:
+            planes = np.stack([axial_plane(numbered, p) for p in split.plane[mine]])
         left = np.unique(resize_masks(planes, (size, size), np.float32))
         marked, kept = planes.any((1, 2)), split.masks[mine].any((1, 2))
         counts += lesions, (left > 0).sum(), marked.sum(), (marked & kept).sum()
@@ -325,6 +358,9 @@ def load_complete_masks(card: SiteCard, train: VolumeSplit) -> np.ndarray | None
         # The site's own label has the grid of the image and is read in a tenth of the time.
         volume = read_pair(replace(other, image=item.label), where(place), card.label_values("train", card.classes))[1]
         mine = np.flatnonzero(train.case == number)
+        if train.spacing:
+            masks[mine] = spaced_masks(volume, Grid.of_file(item.label), size, train.spacing) > 0
+            continue
         planes = np.stack([axial_plane(volume, p) for p in train.plane[mine]])
         masks[mine] = resize_masks(planes, (size, size)) > 0
     return masks

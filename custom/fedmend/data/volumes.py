@@ -72,6 +72,11 @@ def axial_plane(volume: np.ndarray, number: int) -> np.ndarray:
     return np.rot90(volume[:, :, number])
 
 
+def axial_planes(volume: np.ndarray) -> np.ndarray:
+    """(Z, H, W) all axial slices of a volume (X, Y, Z) in RAS, see :func:`axial_plane`."""
+    return np.rot90(volume.transpose(2, 0, 1), axes=(1, 2))
+
+
 def read_pair(item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLASS) -> tuple[np.ndarray, np.ndarray]:
     """Image and mask of one case in RAS.
 

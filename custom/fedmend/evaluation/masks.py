@@ -91,6 +91,8 @@ def _spacing(split: VolumeSplit, number: int) -> list[float]:
     """Millimetres between the slices that are used, and between their rows and columns at the network's size."""
     import nibabel
 
+    if split.spacing:
+        return [split.spacing[2], split.spacing[1], split.spacing[0]]
     header = nibabel.load(split.items[number].label)
     shape = np.array(header.shape[:3])  # type: ignore[attr-defined]  # a SpatialImage, which its types do not say
     affine = header.affine  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedmend.data.site import Split
 from fedmend.data.slices import VolumeSplit
+from fedmend.data.spaced import slide
 from fedmend.errors import FedMendError
 from fedmend.method import Site
 
@@ -105,14 +106,22 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
 
 @torch.no_grad()
 def _mask_logits(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tuple[np.ndarray, Tensor]]:
-    mode = model.training
+    """Batches of slices, or all slices of one volume after the other."""
+    mode, batch = model.training, site.inference_batch or site.batch_size
     model.eval()
+
+    def network(images: Tensor) -> Tensor:
+        if site.stop():
+            raise Stopped
+        with mixed_precision(site):
+            return model(images)[1]
+
+    slices = torch.arange(len(split))
+    parts = [slices[split.case == c] for c in np.unique(split.case)] if split.patch else slices.split(batch)
     try:
-        for index in torch.arange(len(split)).split(site.inference_batch or site.batch_size):
-            if site.stop():
-                raise Stopped
-            with mixed_precision(site):
-                _, logits = model(split.pixels(index))
+        for index in parts:
+            pixels = split.pixels(index)
+            logits = slide(network, pixels[:, 0], split.patch, batch) if split.patch else network(pixels)
             _check_scores(logits, site)
             yield index.numpy(), logits.float()
     finally:

@@ -96,15 +96,15 @@ def soft_dice_loss(probability: Tensor, target: Tensor) -> Tensor:
     :mod:`fedmend.learning.unet`.
 
     Args:
-        probability: (B, H, W) float32 in 0..1, foreground.
-        target: (B, H, W) of 0/1, any dtype.
+        probability: (B, H, W), or of volumes (B, D, H, W), float32 in 0..1, foreground.
+        target: of the same shape, 0/1, any dtype.
 
     Returns:
         Mean over samples, a scalar in 0..1.
     """
-    target = target.to(probability.dtype)
-    both = (probability * target).sum((1, 2))
-    only = [(each.sum((1, 2)) - both) * 0.5 for each in (probability, target)]  # MONAI's order, for the last digit
+    target, axes = target.to(probability.dtype), tuple(range(1, probability.dim()))
+    both = (probability * target).sum(axes)
+    only = [(each.sum(axes) - both) * 0.5 for each in (probability, target)]  # MONAI's order, for the last digit
     return (1 - 2 * both / (2 * (both + only[0] + only[1]) + 1e-4)).mean()
 
 
@@ -119,8 +119,8 @@ def noise_robust_dice_loss(
     plain sums it pushes both down. Where a slice is partly marked, both push an unmarked lesion down.
 
     Args:
-        probability: (B, H, W) float32 in 0..1, foreground.
-        target: (B, H, W) of 0/1, any dtype.
+        probability: (B, H, W), or of volumes (B, D, H, W), float32 in 0..1, foreground.
+        target: of the same shape, 0/1, any dtype.
         gamma: 1 (like the mean absolute error) to 2 (the Dice loss with squares); below 1 the gradient at p = y is
             not finite.
         pooled: sums go over all samples; False: a quotient for each sample.
@@ -130,7 +130,7 @@ def noise_robust_dice_loss(
         Mean over samples, a scalar >= 0.
     """
     target = target.to(probability.dtype)
-    axes = (0, 1, 2) if pooled else (1, 2)
+    axes = tuple(range(0 if pooled else 1, probability.dim()))
     error = (probability - target).abs().pow(gamma).sum(axes)
     sizes = (probability.square(), target.square()) if squares else (probability, target)
     size = sizes[0].sum(axes) + sizes[1].sum(axes)

@@ -55,12 +55,13 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def monai_arguments(words: str, num_classes: int) -> tuple[str, dict[str, Any], Family]:
-    """What a two-dimensional network of MONAI is built from.
+def monai_arguments(words: str, num_classes: int, dimensions: int = 2) -> tuple[str, dict[str, Any], Family]:
+    """What a network of MONAI is built from.
 
     Args:
         words: name and, in brackets, MONAI's own arguments: numbers, words, truth values, and lists of them.
         num_classes: C; a network for masks has 1 + C outputs.
+        dimensions: 2 or 3, where masks are learnt.
 
     Returns:
         Its name in ``monai.networks.nets``, its arguments, and how it is built.
@@ -75,19 +76,23 @@ def monai_arguments(words: str, num_classes: int) -> tuple[str, dict[str, Any], 
             f" brackets, got {words!r:.60}"
         )
     name, family = found[1], FAMILIES[found[1]]
+    if dimensions > 2 and family.channels > 1:
+        masks = sorted(name for name, family in FAMILIES.items() if family.channels == 1)
+        raise FedMendError(f"job variable network: expected for volumes {MONAI} and one of {masks}, got {name}")
     given = _arguments(name, found[2] or "()")
-    fixed: dict[str, Any] = {"spatial_dims": 2, family.inputs: family.channels}
+    fixed: dict[str, Any] = {"spatial_dims": dimensions, family.inputs: family.channels}
     fixed[family.outputs] = num_classes if family.channels > 1 else 1 + num_classes
     fixed |= {"pretrained": False} if family.pretrained else {}
     return name, {**fixed, **given}, family
 
 
-def monai_network(words: str, num_classes: int) -> tuple[nn.Module, nn.Module, Family]:
-    """An untrained two-dimensional network of MONAI, taken apart before its last layer.
+def monai_network(words: str, num_classes: int, dimensions: int = 2) -> tuple[nn.Module, nn.Module, Family]:
+    """An untrained network of MONAI, taken apart before its last layer.
 
     Args:
         words: as of :func:`monai_arguments`.
         num_classes: C.
+        dimensions: see there.
 
     Returns:
         The network without its last layer, that layer, and how they are built.
@@ -95,7 +100,7 @@ def monai_network(words: str, num_classes: int) -> tuple[nn.Module, nn.Module, F
     Raises:
         FedMendError: another network, or arguments that MONAI does not take.
     """
-    name, arguments, family = monai_arguments(words, num_classes)
+    name, arguments, family = monai_arguments(words, num_classes, dimensions)
     from monai.networks import nets
 
     try:

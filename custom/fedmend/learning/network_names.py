@@ -2,8 +2,9 @@
 
 STAGES = "stages/"  # its classifier reads all stages, see fedmend.learning.stage_features
 STUDY = "study/"  # it sees the slices of a study, see fedmend.learning.slice_pooling
+VOLUME = "volume/"  # it sees patches in three dimensions, see fedmend.data.spaced
 
 
 def plain_name(network: str) -> str:
-    """The name of a network without ``stages/`` or ``study/``."""
-    return network.removeprefix(STUDY).removeprefix(STAGES)
+    """The name of a network without what may stand before it."""
+    return network.removeprefix(VOLUME).removeprefix(STUDY).removeprefix(STAGES)

@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from fedmend.errors import FedMendError, not_installed
 from fedmend.learning.monai_networks import MONAI, monai_network
-from fedmend.learning.network_names import STAGES, STUDY, plain_name
+from fedmend.learning.network_names import STAGES, STUDY, VOLUME, plain_name
 from fedmend.learning.slice_pooling import of_studies, pooled
 from fedmend.learning.stage_features import StageClassifier, count_features, find_stages, stage_statistics
 from fedmend.learning.twin_network import TwinNetwork
@@ -260,14 +260,15 @@ class MonaiNetwork(Network):
     Args:
         words: name and arguments.
         num_classes: C.
+        dimensions: 2, or 3 for patches (B, 1, D, H, W).
 
     Raises:
         FedMendError: as :func:`fedmend.learning.monai_networks.monai_network`.
     """
 
-    def __init__(self, words: str, num_classes: int):
+    def __init__(self, words: str, num_classes: int, dimensions: int = 2):
         super().__init__()
-        network, head, family = monai_network(words, num_classes)
+        network, head, family = monai_network(words, num_classes, dimensions)
         _without_dropout(network)
         self.backbone, self.classifier, self.channels = network, head, family.channels
         self.num_features = head.get_parameter("weight").shape[1]
@@ -330,13 +331,15 @@ def build_network(network: str, num_classes: int) -> nn.Module:
 
     Args:
         network: a key of :data:`NETWORKS`, ``timm/`` and the name of one of timm's, or ``monai/`` and the name of one
-            of MONAI's, with or without arguments; before it ``stages/`` or ``study/``, see
+            of MONAI's, with or without arguments; before it ``stages/``, ``study/`` or ``volume/``, see
             :mod:`fedmend.learning.network_names`.
         num_classes: C.
 
     Raises:
         FedMendError: unknown name.
     """
+    if network.startswith(VOLUME):
+        return _of_volumes(network.removeprefix(VOLUME), num_classes)
     if network.startswith(STUDY):
         return of_studies(build_network(network.removeprefix(STUDY), num_classes), network)
     if network.startswith(STAGES):
@@ -350,6 +353,14 @@ def build_network(network: str, num_classes: int) -> nn.Module:
             f"job variable network: expected one of {sorted(NETWORKS)}, {TIMM}NAME or {MONAI}NAME, got {network!r:.60}"
         )
     return NETWORKS[network](num_classes)
+
+
+def _of_volumes(network: str, num_classes: int) -> nn.Module:
+    """A network of MONAI that learns masks, in three dimensions."""
+    if network.startswith(MONAI):
+        return MonaiNetwork(network.removeprefix(MONAI), num_classes, dimensions=3)
+    words = f"expected behind {VOLUME} a network of MONAI that learns masks, such as {MONAI}SegResNet"
+    raise FedMendError(f"job variable network: {words}, got {network!r:.60}")
 
 
 def _reading_stages(network: Any, name: str, num_classes: int) -> nn.Module:

@@ -15,7 +15,8 @@ Where paper and released code (research/condist-fl of NVIDIA FLARE) differ:
 
 D1. The code's cross-entropy takes softmax of the merged probabilities a second time. Here it is -log of the merged
     probability, as in Shi et al.
-D2. The code trains nnU-Net-like networks on patches in three dimensions with deep supervision; here on axial slices.
+D2. The code trains nnU-Nets in three dimensions with deep supervision, which is left out here; networks see axial
+    slices or, where the job says so, patches of volumes.
 D3. The code's groups of structures (an organ with its tumour) are single structures here.
 
 Server: plain FedAvg. Nothing but weights leaves a site.
@@ -28,10 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.data.intensity import augment_intensity
-from fedmend.labels import SEGMENTATION
-from fedmend.method import LocalMethod, Round, RoundTask, Site
-from fedmend.methods.shared.settings import Positive, Settings, Weight
+from fedmend.method import RoundTask, Site
+from fedmend.methods.shared.settings import Positive, Weight
+from fedmend.methods.shared.slices import SliceBatchRound, SliceMethod
 
 SMALL = 1e-5  # in denominators, as in the released code
 
@@ -58,13 +58,14 @@ def batch_dice(probability: Tensor, target: Tensor, mask: Tensor | None = None) 
     MONAI's ``DiceLoss(batch=True, smooth_nr=0, smooth_dr=1e-5)``, with a mask ``MaskedDiceLoss``.
 
     Args:
-        probability: (B, K, H, W) in 0..1.
-        target: (B, K, H, W) in 0..1.
-        mask: (B, 1, H, W) of 0 and 1, pixels that count; None: all.
+        probability: (B, K, ...) in 0..1.
+        target: (B, K, ...) in 0..1.
+        mask: (B, 1, ...) of 0 and 1, pixels that count; None: all.
     """
     if mask is not None:
         probability, target = probability * mask, target * mask
-    both, sizes = ((v.sum((0, 2, 3))) for v in (probability * target, probability + target))
+    axes = (0, *range(2, probability.dim()))
+    both, sizes = (v.sum(axes) for v in (probability * target, probability + target))
     return (1 - 2 * both / (sizes + SMALL)).mean()
 
 
@@ -115,17 +116,14 @@ def conditional_distillation(
     return batch_dice(own, wanted, outside.unsqueeze(1).to(own.dtype))
 
 
-class ConDistRound(Round):
-    """One round on axial slices whose grey values change at random."""
+class ConDistRound(SliceBatchRound):
+    """One round on slices, or patches of volumes, whose grey values change at random."""
 
-    method: "ConDistFL"
+    method: "ConDist"
 
-    def __init__(self, method: "ConDistFL", model: nn.Module, task: RoundTask, site: Site):
+    def __init__(self, method: "ConDist", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        train = site.data.train
-        self._masks = torch.from_numpy(np.array(train.masks))
-        self._marked = torch.tensor(train.annotated, device=site.device)
-        self._generator = site.generator(task, "augmentation")
+        self._marked = torch.tensor(site.data.train.annotated, device=site.device)
         share = task.round_num / max(1, task.total_rounds - 1)
         self._weight = method.first_weight + share * (method.last_weight - method.first_weight)
         self._received = copy.deepcopy(model).eval().requires_grad_(False) if self._distils else None
@@ -134,12 +132,13 @@ class ConDistRound(Round):
     def _distils(self) -> bool:
         return self._weight > 0 and not bool(self._marked.all())
 
+    def target(self) -> np.ndarray:
+        """(N, H, W) uint8 numbers of structures."""
+        return np.array(self.site.data.train.masks)
+
     def loss(self, index: Tensor) -> Tensor:
-        images = self.site.data.train.pixels(index)
-        if self.method.augment:
-            images = augment_intensity(images, self._generator)
-        masks = self._masks[index].to(self.site.device, non_blocking=True).long()
-        logits = self.model(images)[1].float()
+        images, marks = self.batch(index)
+        masks, logits = marks.long(), self.model(images)[1].float()
         marked = self._marked if self.method.marginal else torch.ones_like(self._marked)
         loss = marginal_loss(logits, masks, marked)
         if self._received is None:
@@ -151,7 +150,7 @@ class ConDistRound(Round):
 
 
 @dataclass(kw_only=True, eq=False)
-class ConDistFL(Settings, LocalMethod):
+class ConDist(SliceMethod):
     """Masks of several structures, of which each site marks some.
 
     Args:
@@ -160,14 +159,12 @@ class ConDistFL(Settings, LocalMethod):
         first_weight: of the distillation in the first round, >= 0.
         last_weight: in the last round, >= 0; both 0: no distillation.
         temperature: T of the distillation, > 0.
-        augment: change the grey values of training slices at random.
     """
 
-    KINDS = (SEGMENTATION,)
     STRUCTURES = True
+    VOLUMES = True
     ROUND = ConDistRound
     marginal: bool = True
     first_weight: Weight = 0.01
     last_weight: Weight = 1.0
     temperature: Positive = 2.0
-    augment: bool = True

@@ -191,6 +191,7 @@ class FedIA(SliceMethod):
 
     FIELDS = FIELDS
     KNOWLEDGE = KNOWLEDGE
+    VOLUMES = True
     ROUND = FedIARound
     correct: bool = True
     line_share: SomeShare = 1.0

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedmend.basics.files import make_folder, write_text
-from fedmend.data.site import Opening
+from fedmend.data.inputs import Inputs
 from fedmend.errors import FedMendError
 from fedmend.evaluation.evaluate import Judged, evaluate
 from fedmend.evaluation.groups import Column
@@ -73,7 +73,7 @@ def evaluate_package(
     judged = judged_of(package, place)
     with tempfile.TemporaryDirectory() as cache:
         prepared = package.preprocessing
-        opening = Opening(Path(cache), prepared.image_size, place, study_slices=prepared.study_slices)
+        opening = Inputs.of(vars(prepared)).opening(Path(cache), place)
         held = open_held_out(folder, split, package.kind, package.classes, prepared, opening)
         _check_modality(held.card.site, held.card.modality, prepared.modality)
         found = evaluate(judged, held, columns, min_count, place)

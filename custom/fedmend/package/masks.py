@@ -10,8 +10,10 @@ from torch import nn
 
 from fedmend.basics.files import make_folder
 from fedmend.data.dicom_series import grid_of, slices_of, voxels_of_series
+from fedmend.data.inputs import Inputs
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.slices import planes_of
+from fedmend.data.spaced import Grid, resampled, slide, spaced_planes, unframed, upright
 from fedmend.data.volumes import load_nifti, oriented, resize_masks
 from fedmend.errors import FedMendError
 from fedmend.package.inputs import Item
@@ -87,16 +89,14 @@ def _write_mask(
     """Voxels and millilitres of each class in the mask that is written."""
     import nibabel
 
-    prepared = package.preprocessing
     affine, stored = given
-    volume = oriented(stored, affine)
-    window: Any = prepared.window
-    planes, numbers = planes_of(volume, "volume", window=window, size=prepared.image_size)
-    mask = np.zeros(volume.shape, dtype=np.uint8)
-    for number, found in zip(numbers, _found(package, network, planes, device), strict=True):
-        plane = mask[:, :, number]
-        plane[:] = np.rot90(resize_masks(found[None], np.rot90(plane).shape)[0], -1)
     orientation = nibabel.io_orientation(affine)
+    volume = oriented(stored, affine)
+    if package.preprocessing.spacing:
+        grid = Grid(affine @ nibabel.orientations.inv_ornt_aff(orientation, stored.shape), volume.shape)
+        mask = _of_patches(package, network, volume, grid, device)
+    else:
+        mask = _of_slices(package, network, volume, device)
     back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
     make_folder(out.parent)
     nibabel.save(nibabel.Nifti1Image(nibabel.apply_orientation(mask, back), affine), out)
@@ -105,18 +105,41 @@ def _write_mask(
     return [(count, float(count * size)) for count in counts]
 
 
-@torch.no_grad()
-def _found(
-    package: OpenedPackage, network: nn.Module, planes: np.ndarray, device: torch.device
-) -> Iterator[np.ndarray]:
-    """(size, size) uint8 numbers of classes, 0 = none, of each of (n, size, size) float16 slices: one class where it is
-    more probable than not, of several the most probable."""
+def _of_slices(package: OpenedPackage, network: nn.Module, volume: np.ndarray, device: torch.device) -> np.ndarray:
+    """(X, Y, Z) uint8 numbers of classes of a volume in RAS, slice by slice."""
+    window: Any = package.preprocessing.window
+    planes, numbers = planes_of(volume, "volume", window=window, size=package.preprocessing.image_size)
+    mask = np.zeros(volume.shape, dtype=np.uint8)
     step = max(1, min(SLICES, SLICE_PIXELS // planes.shape[1] ** 2))
     for start in range(0, len(planes), step):
         pixels = torch.from_numpy(planes[start : start + step]).to(device).float().unsqueeze(1)
-        logits = network(pixels)[1].float()
-        if not torch.isfinite(logits).all():
-            raise FedMendError(f"package {package.name}: expected finite scores, got NaN or infinity")
-        one = len(package.classes) == 1
-        found = probabilities(package, logits)[:, 0] > 0.5 if one else logits.argmax(1)
-        yield from found.to(torch.uint8).cpu().numpy()
+        with torch.no_grad():
+            found = _numbers(package, network(pixels)[1].float())
+        for number, one in zip(numbers[start : start + step], found, strict=True):
+            plane = mask[:, :, number]
+            plane[:] = np.rot90(resize_masks(one[None], np.rot90(plane).shape)[0], -1)
+    return mask
+
+
+def _of_patches(
+    package: OpenedPackage, network: nn.Module, volume: np.ndarray, grid: Grid, device: torch.device
+) -> np.ndarray:
+    """The same by a network in three dimensions."""
+    prepared = package.preprocessing
+    how: Any = {"window": prepared.window, "size": prepared.image_size, "spacing": prepared.spacing}
+    size = Inputs.of(vars(prepared)).window  # refuses what would fill the memory
+    planes = torch.from_numpy(spaced_planes(volume, grid, "volume", **how)).to(device).float()
+    wanted = grid.spaced(prepared.spacing)
+    with torch.no_grad():
+        found = _numbers(package, slide(lambda patches: network(patches)[1], planes, size, 1))
+    return resampled(upright(unframed(found, wanted.shape[1::-1])), wanted, grid, nearest=True)
+
+
+def _numbers(package: OpenedPackage, logits: torch.Tensor) -> np.ndarray:
+    """(n, size, size) uint8 numbers of classes, 0 = none, of (n, 1 + C, size, size) logits: one class where it is more
+    probable than not, of several the most probable."""
+    if not torch.isfinite(logits).all():
+        raise FedMendError(f"package {package.name}: expected finite scores, got NaN or infinity")
+    one = len(package.classes) == 1
+    found = probabilities(package, logits)[:, 0] > 0.5 if one else logits.argmax(1)
+    return found.to(torch.uint8).cpu().numpy()

@@ -92,8 +92,9 @@ class Package(OpenedPackage):
         asked = [(write, Path(out)) for write, out in forms if out is not None]
         if not asked:
             raise FedMendError("export: expected one of --monai, --onnx and --torch with a place to write to, got none")
-        if self.kind == SEGMENTATION and len(self.classes) > 1:
-            raise FedMendError("export: expected a model of one class of masks, got one of several structures")
+        if self.kind == SEGMENTATION and (len(self.classes) > 1 or self.preprocessing.spacing):
+            got = "several structures" if len(self.classes) > 1 else "volumes"
+            raise FedMendError(f"export: expected a model of one class of masks on slices, got one of {got}")
         if self.preprocessing.study_slices:
             raise FedMendError("export: expected a model of images, got one of whole studies")
         for write, out in asked:

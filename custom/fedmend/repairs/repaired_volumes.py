@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedmend.data.slices import VolumeSplit
+from fedmend.data.spaced import Grid, resampled, unframed, upright
 from fedmend.data.volumes import has_value, resize_masks
 
 
@@ -22,7 +23,8 @@ def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foregro
         foreground: value of the lesion.
 
     Returns:
-        (N, 2) int64: lesion voxels of each slice in the label file, and after the repair.
+        (N, 2) int64: lesion voxels of each slice in the label file, and after the repair; of volumes at one spacing
+        those of the resampled slice.
     """
     import nibabel
 
@@ -36,17 +38,35 @@ def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foregro
         orientation = nibabel.io_orientation(label.affine)
         values = np.asarray(label.dataobj, dtype=np.float32)
         volume = nibabel.apply_orientation(has_value(foreground, values), orientation)
-        for row in mine:
-            plane = volume[:, :, split.plane[row]]
-            counts[row, 0] = plane.sum()
-            plane[:] = np.rot90(repaired_plane(np.rot90(plane), change[row]), -1)
-            counts[row, 1] = plane.sum()
+        if split.spacing:
+            volume = _repaired_volume(split, number, volume, change, counts)
+        else:
+            for row in mine:
+                plane = volume[:, :, split.plane[row]]
+                counts[row, 0] = plane.sum()
+                plane[:] = np.rot90(repaired_plane(np.rot90(plane), change[row]), -1)
+                counts[row, 1] = plane.sum()
         back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
         # Whole numbers, which are never scaled, whatever the header's data type.
         repaired = nibabel.apply_orientation(volume, back) * np.int32(foreground)
         file = folder / f"{number + 1:03d}-{Path(item.name).name}"
         nibabel.save(type(label)(repaired, label.affine, label.header), file)
     return counts
+
+
+def _repaired_volume(
+    split: VolumeSplit, number: int, volume: np.ndarray, change: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """The mask (X, Y, Z) bool of a case with a repair of its resampled slices, whose voxels are counted."""
+    rows, grid = np.flatnonzero(split.case == number), Grid.of_file(split.items[number].label)
+    spaced = grid.spaced(split.spacing)
+    changed = [upright(unframed(part, spaced.shape[1::-1])) for part in (change[rows] > 0, change[rows] < 0)]
+    added, removed = (resampled(part.astype(np.uint8), spaced, grid, nearest=True) > 0 for part in changed)
+    own = split.masks[rows]
+    counts[rows, 0] = (own > 0).sum((1, 2))
+    counts[rows, 1] = ((own > 0) & (change[rows] >= 0) | (change[rows] > 0)).sum((1, 2))
+    counts[rows[~change[rows].any((1, 2))]] = 0  # as slices that nothing changes otherwise
+    return (volume | added) & ~removed
 
 
 def repaired_plane(mask: np.ndarray, change: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmend.data.raw import UnreadableImage
+from fedmend.data.slices import plane_of
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs.gallery import ADDED, ANNOTATED
@@ -115,7 +116,7 @@ class Shown:
         train = self._desk.data.train
         if self._pictures is not None:
             return open_picture(self._desk.card, self._pictures.path(picture))
-        return open_slice(self._desk.card, train.items[train.case[picture]], int(train.plane[picture]))
+        return open_slice(self._desk.card, train.items[train.case[picture]], plane_of(train, picture))
 
     def png(self, picture: int, centre: float | None = None, width: float | None = None) -> bytes:
         """A picture as PNG.

@@ -329,9 +329,11 @@ class RunningFederation(Federation):
     def _safety_net(self) -> SafetyNet:
         chosen = self._settings
         limits = {"factor": chosen.max_update_factor, "clip": chosen.clip_update}
-        size = self._described.get("image_size")
-        edge = size if isinstance(size, int) else EDGE
-        return SafetyNet(self.model, self._network, self._checkpoint.folder / "round", edge=edge, **limits)
+        size, patch = self._described.get("image_size"), self._described.get("patch")
+        shape = [size if isinstance(size, int) else EDGE] * 2
+        if patch and isinstance(patch, Sequence):  # rows, columns and slices
+            shape = [patch[-1], *patch[:-1]]
+        return SafetyNet(self.model, self._network, self._checkpoint.folder / "round", shape=shape, **limits)
 
     def _tasks(
         self,

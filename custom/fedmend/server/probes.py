@@ -7,6 +7,7 @@ them: they are looked at for finite numbers alone.
 """
 
 import secrets
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +16,28 @@ DARK, BRIGHT = -2.2, 2.6  # black and white after the usual scaling of pictures
 COARSEST, FINEST = 2, 12  # blobs along an edge of a smooth picture
 
 
-def draw_probes(channels: int, edge: int) -> list[Tensor]:
-    """Probes, (1, channels, H, W) float32 each with H = W = ``edge``, scaled as images are when they enter a network of
-    ``channels``."""
+def draw_probes(channels: int, shape: Sequence[int]) -> list[Tensor]:
+    """Probes, (1, channels, *shape) float32, scaled as images are when they enter a network of ``channels``; ``shape``:
+    rows and columns, before them the slices of a patch."""
     generator = torch.Generator().manual_seed(secrets.randbits(63))
 
     def between(low: float, high: float) -> float:
         return low + (high - low) * float(torch.rand((), generator=generator))
 
-    def noise(size: int) -> Tensor:
-        return torch.randn((1, channels, size, size), generator=generator)
+    def noise(size: Sequence[int]) -> Tensor:
+        return torch.randn((1, channels, *size), generator=generator)
 
     def smooth(level: float, contrast: float) -> Tensor:
-        blobs = noise(round(between(COARSEST, FINEST))) * contrast
-        fine = nn.functional.interpolate(blobs, size=(edge, edge), mode="bilinear") + noise(edge) * between(0, 0.1)
+        blobs = noise([round(between(COARSEST, FINEST))] * len(shape)) * contrast
+        mode = "bilinear" if len(shape) == 2 else "trilinear"
+        fine = nn.functional.interpolate(blobs, size=tuple(shape), mode=mode) + noise(shape) * between(0, 0.1)
         return level + (fine if between(0, 1) < 0.5 else fine.mean(1, keepdim=True).expand_as(fine))
 
     return [
-        noise(edge),
-        noise(edge) * 10 ** between(-1, 0.5) + between(DARK, BRIGHT),
+        noise(shape),
+        noise(shape) * 10 ** between(-1, 0.5) + between(DARK, BRIGHT),
         smooth(0, between(0.5, 2)),
         smooth(DARK, between(0.1, 1)),
         smooth(BRIGHT, between(0.1, 1)),
-        torch.full((1, channels, edge, edge), DARK),
+        torch.full((1, channels, *shape), DARK),
     ]

@@ -11,7 +11,7 @@ The models of a round wait on the server's disk until all have come, so that it 
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +132,22 @@ class SafetyNet:
         folder: where models wait, emptied first and removed at the end.
         factor: see :func:`outliers`; 0: not compared.
         clip: see :func:`clipped`; 0: not clipped.
-        edge: of the job's images, in pixels.
+        shape: of the job's images, in pixels: rows and columns, before them the slices of a patch.
     """
 
-    def __init__(self, sent: Model, network: nn.Module, folder: Path, *, factor: float, clip: float, edge: int = EDGE):
+    def __init__(
+        self,
+        sent: Model,
+        network: nn.Module,
+        folder: Path,
+        *,
+        factor: float,
+        clip: float,
+        shape: Sequence[int] = (EDGE, EDGE),
+    ):
         self._sent, self._network, self._folder, self._factor, self._clip = sent, network, folder, factor, clip
         channels: Any = network.channels
-        self._probes = draw_probes(channels, edge)
+        self._probes = draw_probes(channels, shape)
         self._peaks: dict[str, dict[str, float]] = {}
         self._variances: dict[str, Model] = {}
         self._norms: dict[str, dict[str, float]] = {}

@@ -28,13 +28,9 @@ HALF = 0.5  # on a GPU most of what is kept is in bfloat16
 MODELS = 6  # copies of the weights: the model, its gradient, Adam's two moments, a teacher, what was received
 
 
-def images_of_step(batch_size: int, study_slices: int) -> int:
-    """Images that a network sees in a step: samples, or the slices of all studies, which cost as much one by one."""
-    return batch_size * max(1, study_slices)
-
-
-def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
-    """Estimated memory of a training step in float32, of a batch of ``images`` whose ``edge`` is in pixels.
+def step_bytes(network: str, num_classes: int, images: int, shape: Sequence[int]) -> int:
+    """Estimated memory of a training step in float32, of a batch of ``images`` of a ``shape``: rows and columns, before
+    them the slices of a patch.
 
     Returns:
         Bytes: the weights :data:`MODELS` times, the images twice, all tensors kept for the backward pass, and twice the
@@ -48,7 +44,7 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
         with torch.device("meta"):
             model = build_network(network, num_classes).train()
             channels: Any = model.channels
-            batch = torch.empty((images, channels, edge, edge))
+            batch = torch.empty((images, channels, *shape))
         weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -63,8 +59,9 @@ def step_bytes(network: str, num_classes: int, images: int, edge: int) -> int:
         raise
     except Exception as e:  # libraries raise many types, e.g. for a pooling of 7 x 7 on a map of 2 x 2
         raise FedMendError(
-            f"job variables network, image_size: expected a network that takes images of {edge} x {edge} pixels in a"
-            f" trial without numbers, got {network}, which fails with {type(e).__name__}"
+            f"job variables network, {'image_size' if len(shape) == 2 else 'patch'}: expected a network that takes"
+            f" images of {' x '.join(map(str, shape))} pixels in a trial without numbers, got {network}, which fails"
+            f" with {type(e).__name__}"
         ) from None
     sizes = [storage.nbytes() for storage in kept.values()]
     held = sum(tensor.nbytes for tensor in model.state_dict().values())

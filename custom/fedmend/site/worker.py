@@ -15,13 +15,14 @@ from fedmend.basics.files import locked, sweep
 from fedmend.basics.parallel import ALLOWED
 from fedmend.basics.state import StateStore
 from fedmend.data.card import SiteCard, load_card
-from fedmend.data.site import Opening
+from fedmend.data.inputs import Inputs
 from fedmend.errors import FedMendError, check_variables, said_by
 from fedmend.fields import check_fields
 from fedmend.kinds import Kind, kind_of
 from fedmend.learning.heads import REFIT, refit_report
 from fedmend.learning.inference import Stopped
 from fedmend.learning.local_norm import check_norm, keep_norm, put_norm
+from fedmend.learning.network_names import VOLUME
 from fedmend.learning.networks import build_network
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights, set_weights
@@ -36,7 +37,7 @@ from fedmend.site.data_marks import data_marks
 from fedmend.site.devices import RESIDENT, device_of, free_bytes, inference_batch, prepare, with_resident_images
 from fedmend.site.folder import site_folder
 from fedmend.site.gpu_settings import BF16
-from fedmend.site.limits import Clock, check_question, check_step, count_task, images_of_step, step_bytes
+from fedmend.site.limits import Clock, check_question, check_step, count_task, step_bytes
 from fedmend.site.own_results import OwnResults
 from fedmend.site.preparation import check_preparation, preprocessing_of
 from fedmend.site.privacy import OverBudget
@@ -46,10 +47,6 @@ from fedmend.site.unexpected import log_unexpected
 LOG = logging.getLogger("fedmend.executor")
 STEP = "training_step"  # what it needs of memory
 PREDECESSOR = 30.0  # seconds until the process of an earlier job has ended
-# What a job may ask a site to hold; no honest job comes near it, and more would fill memory or disk.
-LARGEST_IMAGE = 2048
-LARGEST_BATCH = 2**28  # pixels
-MOST_SLICES = 512  # of a study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,36 +55,28 @@ class SiteSettings:
 
     Attributes:
         trainer: trains for a round.
-        image_size: edge length in pixels that every image is resized to.
+        inputs: what the network sees.
         batch_size: samples per step.
         all_labels: train on the complete labels kept for evaluation (upper bound of a comparison).
         pixel_mean: of labelled pictures, 0 to 1: one number, or one for each colour; empty: ImageNet's. Not for
             volumes or a network of timm, which have their own.
         pixel_deviation: of the same pictures, > 0; as many numbers as means.
-        study_slices: slices of each study that the network sees, evenly spread; 0: samples are images.
         phantom: the phantom that sites use whose ``data_root`` is the word ``phantom``.
     """
 
     trainer: LocalTrainer
-    image_size: int
+    inputs: Inputs
     batch_size: int
     all_labels: bool = False
     pixel_mean: Sequence[float] = ()
     pixel_deviation: Sequence[float] = ()
-    study_slices: int = 0
     phantom: PhantomSpec | None = None
 
     def __post_init__(self) -> None:
-        image_size, batch_size = self.image_size, self.batch_size
-        if batch_size < 2 or image_size < 32:
+        image_size, batch_size = self.inputs.image_size, self.batch_size
+        if batch_size < (1 if self.inputs.patch else 2) or image_size < 32:
             raise ValueError(f"expected batch_size >= 2 and image_size >= 32, got {batch_size} and {image_size}")
-        check_variables(0 <= self.study_slices <= MOST_SLICES, f"0 to {MOST_SLICES}", study_slices=self.study_slices)
-        if image_size > LARGEST_IMAGE or images_of_step(batch_size, self.study_slices) * image_size**2 > LARGEST_BATCH:
-            slices = " * study_slices" if self.study_slices else ""
-            raise ValueError(
-                f"expected image_size <= {LARGEST_IMAGE} and batch_size{slices} * image_size^2 <= {LARGEST_BATCH}, got"
-                f" image_size {image_size} and batch_size {batch_size}"
-            )
+        self.inputs.check_batch(batch_size)
         mean, deviation = self.pixel_mean, self.pixel_deviation
         good = _finite(mean) and len(mean) in (0, 1, 3)
         check_variables(good, "a list of no number, 1 or 3", pixel_mean=mean)
@@ -100,14 +89,15 @@ class SiteSettings:
 
         Args:
             phantom: fields of the classes in :mod:`fedmend.phantoms.sites`.
-            arguments: the other fields of this class, and those of the trainer in the place of ``trainer``.
+            arguments: the other fields of this class, and those of trainer and inputs in the place of these.
 
         Raises:
             FedMendError, TypeError, ValueError: a setting that there is not, or one that cannot be.
         """
         training = {f.name: arguments.pop(f.name) for f in fields(LocalTrainer) if f.name in arguments}
-        trainer = LocalTrainer(**training)
-        return cls(trainer=trainer, phantom=phantom_spec(phantom) if phantom else None, **arguments)
+        seen = {f.name: arguments.pop(f.name) for f in fields(Inputs) if f.name in arguments}
+        made = phantom_spec(phantom) if phantom else None
+        return cls(trainer=LocalTrainer(**training), inputs=Inputs(**seen), phantom=made, **arguments)
 
 
 @dataclass(frozen=True)
@@ -269,7 +259,8 @@ class SiteWorker:
         where = f"{site.name}: round {question.tasks[site.name].round_num}, knowledge of the server,"
         check_fields(question.tasks[site.name].knowledge, self._method.KNOWLEDGE, letters, where)
         if site.device.type == "cuda":
-            model = model.to(memory_format=torch.channels_last)
+            deep = run.network.startswith(VOLUME)
+            model = model.to(memory_format=torch.channels_last_3d if deep else torch.channels_last)
         set_weights(model, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in question.weights.items()})
         put_norm(self._settings.trainer.norm, model, question.tasks[site.name], site)
         return model
@@ -329,7 +320,7 @@ class SiteWorker:
         if card.kind not in self._method.KINDS:
             known = f"{' or '.join(map(repr, self._method.KINDS))} for the method of this job"
             raise FedMendError(f"{name}: site.json, field task: expected {known}, got {card.kind!r}")
-        check_preparation(card, run.network, scaling, chosen.study_slices, type(self._method))
+        check_preparation(card, run.network, scaling, chosen.inputs, type(self._method))
         if config.privacy:
             check_bearable(name, self._method, run.network, decay=chosen.trainer.decay)
         check_norm(name, chosen.trainer.norm, self._method, run.network, private=config.privacy is not None)
@@ -339,8 +330,8 @@ class SiteWorker:
         state = StateStore(state_dir)
         need = self._step_bytes(state, run)
         check_step(name, config, device, need)
-        how = (config.max_unreadable, chosen.all_labels, chosen.study_slices)
-        opening = Opening(config.cache_dir, chosen.image_size, device, *how)
+        how = {"max_unreadable": config.max_unreadable, "all_labels": chosen.all_labels}
+        opening = chosen.inputs.opening(config.cache_dir, device, **how)
         data = kind.load(card, run.classes, opening)
         if scaling[0]:
             data = data.scaled(*map(tuple, scaling))
@@ -368,7 +359,7 @@ class SiteWorker:
         """Estimated once in a run: PyTorch imports its compiler for it, which takes 2 seconds in each new process."""
         chosen = self._settings
         step: dict[str, Any] = {"network": run.network, "num_classes": len(run.classes)}
-        step |= {"images": images_of_step(chosen.batch_size, chosen.study_slices), "edge": chosen.image_size}
+        step |= dict(zip(("images", "shape"), chosen.inputs.step(chosen.batch_size), strict=True))
         known = state.load(STEP)
         if known is None or known["step"] != step:
             known = {"step": step, "bytes": step_bytes(**step)}
@@ -378,7 +369,6 @@ class SiteWorker:
     def _census(self, opened: OpenSite) -> dict:
         data, kind = opened.site.data, opened.kind
         splits = {"train": data.train, **data.evaluation}
-        size = (self._settings.image_size, self._settings.study_slices)
         return {
             "annotated": data.annotated,
             "positives": kind.positives(data),
@@ -386,7 +376,7 @@ class SiteWorker:
             "data": data_marks(opened.site.state, splits),
             "kind": kind.name,
             "phantom": opened.card.phantom,
-            "preprocessing": preprocessing_of(opened.card, data.train, *size).told(),
+            "preprocessing": preprocessing_of(opened.card, data.train, self._settings.inputs).told(),
             **({} if self._settings.all_labels else kind.census_extras(opened.card)),
         }
 

@@ -9,7 +9,8 @@ import torch
 
 from fedmend.basics.state import StateStore
 from fedmend.data.card import SiteCard, load_card
-from fedmend.data.site import Opening, SiteData
+from fedmend.data.inputs import Inputs
+from fedmend.data.site import SiteData
 from fedmend.errors import FedMendError
 from fedmend.kinds import Kind, kind_of
 from fedmend.labels import SEGMENTATION, SINGLELABEL
@@ -71,12 +72,11 @@ def open_home(
         raise FedMendError("expected a site folder, or the state of a run at a site, got neither")
     card = load_card(folder, name) if folder else known[0]  # type: ignore[index]  # one of them is there
     _check(card, package)
-    if card.kind == SEGMENTATION and len(card.classes) > 1:
-        raise FedMendError(f"{name}: expected labels or one class of masks, got masks of several structures")
     prepared = package.preprocessing
-    opening = Opening(
-        known[2].cache_dir if known else work, prepared.image_size, place, study_slices=prepared.study_slices
-    )
+    if card.kind == SEGMENTATION and (len(card.classes) > 1 or prepared.spacing):
+        got = "masks of several structures" if len(card.classes) > 1 else "volumes"
+        raise FedMendError(f"{name}: expected labels or one class of masks on slices, got {got}")
+    opening = Inputs.of(vars(prepared)).opening(known[2].cache_dir if known else work, place)
     kind = kind_of(card.kind)
     data = kind.load(card, package.classes, opening)
     if card.kind != SEGMENTATION:

@@ -25,8 +25,8 @@ NAMES = [f"monai/{name}{ARGUMENTS.get(name, '')}" for name in FAMILIES if name n
 SMALL = "monai/SegResNet(init_filters=8, blocks_down=[1, 1], blocks_up=[1])"
 
 
-def images(model, edge=64):
-    return torch.rand(2, model.channels, edge, edge, generator=torch.Generator().manual_seed(0))
+def images(model, shape=(64, 64)):
+    return torch.rand(2, model.channels, *shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,7 +77,7 @@ def test_weights_travel_and_memory_is_estimated():
     model, other = build_network(SMALL, 1), build_network(SMALL, 1)
     set_weights(other, get_weights(model))
     assert torch.equal(other(images(model))[1], model(images(model))[1])
-    assert step_bytes(network=SMALL, num_classes=1, images=2, edge=64) > 0
+    assert step_bytes(network=SMALL, num_classes=1, images=2, shape=(64, 64)) > 0
 
 
 @pytest.mark.parametrize(

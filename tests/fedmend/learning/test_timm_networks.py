@@ -122,10 +122,10 @@ def test_timm_that_is_missing_is_said_in_one_sentence(monkeypatch):
 
 
 def test_the_memory_of_a_step_is_estimated_and_grows_with_images_and_edge():
-    small = step_bytes(network=SMALL, num_classes=3, images=4, edge=32)
+    small = step_bytes(network=SMALL, num_classes=3, images=4, shape=(32, 32))
     weights = 6 * sum(v.nbytes for v in build_network(SMALL, 3).state_dict().values())
-    assert weights < small < step_bytes(network=SMALL, num_classes=3, images=8, edge=32)
-    four = step_bytes(network=SMALL, num_classes=3, images=4, edge=64)
+    assert weights < small < step_bytes(network=SMALL, num_classes=3, images=8, shape=(32, 32))
+    four = step_bytes(network=SMALL, num_classes=3, images=4, shape=(64, 64))
     assert four - weights == pytest.approx(4 * (small - weights), rel=0.05)
 
 

@@ -16,7 +16,7 @@ from fedmend.learning.networks import build_network
 from fedmend.method import RoundTask, Site
 from fedmend.methods import condist
 from fedmend.methods.condist import (
-    ConDistFL,
+    ConDist,
     batch_dice,
     conditional,
     conditional_distillation,
@@ -108,27 +108,27 @@ class Trained:
 
 def test_the_weight_of_the_distillation_grows_with_the_rounds(tmp_path, monkeypatch):
     monkeypatch.setattr(condist, "marginal_loss", lambda *_: torch.tensor(1.0))
-    method = ConDistFL(first_weight=0.25, last_weight=0.75, temperature=3.0)
+    method = ConDist(first_weight=0.25, last_weight=0.75, temperature=3.0)
     found = [Trained(tmp_path / str(r), monkeypatch, method, round_num=r) for r in range(3)]
     assert [trained.loss.item() for trained in found] == [1 + 8 * 0.25, 1 + 8 * 0.5, 1 + 8 * 0.75]
     assert found[0].calls == [(False, [True, False, False], 3.0, [0, 1])]
 
 
 def test_a_site_that_marks_all_structures_and_a_method_without_weight_distil_nothing(tmp_path, monkeypatch):
-    assert not Trained(tmp_path / "all", monkeypatch, ConDistFL(), shown=CLASSES).calls
-    assert not Trained(tmp_path / "none", monkeypatch, ConDistFL(first_weight=0, last_weight=0)).calls
+    assert not Trained(tmp_path / "all", monkeypatch, ConDist(), shown=CLASSES).calls
+    assert not Trained(tmp_path / "none", monkeypatch, ConDist(first_weight=0, last_weight=0)).calls
 
 
 def test_without_the_marginal_loss_an_unmarked_structure_is_background(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(condist, "marginal_loss", lambda z, m, marked: seen.append(marked.tolist()) or z.mean())
     for number, marginal in enumerate((True, False)):
-        Trained(tmp_path / str(number), monkeypatch, ConDistFL(marginal=marginal, first_weight=0, last_weight=0))
+        Trained(tmp_path / str(number), monkeypatch, ConDist(marginal=marginal, first_weight=0, last_weight=0))
     assert seen == [[True, False, False], [True, True, True]]
 
 
 def test_the_received_model_stays_as_it_was(tmp_path, monkeypatch):
-    trained = Trained(tmp_path, monkeypatch, ConDistFL())
+    trained = Trained(tmp_path, monkeypatch, ConDist())
     before = {k: v.clone() for k, v in trained.round._received.state_dict().items()}
     with torch.no_grad():
         for parameter in trained.model.parameters():

@@ -63,24 +63,26 @@ def test_the_estimate_of_a_small_network_is_that_by_hand(one_layer):
     activations = 4 * 10 * 8 * 6 * 6  # what the ReLU gives is kept once, for its own gradient
     features, logits = 4 * 10 * 8, 4 * 10 * 2
     kept = images + activations + features  # inputs of convolution and classifier, and the output of the ReLU
-    assert step_bytes("one", 2, 10, 6) == (MODELS * weights + 2 * images + kept + 2 * activations + features + logits)
+    assert step_bytes("one", 2, 10, (6, 6)) == (
+        MODELS * weights + 2 * images + kept + 2 * activations + features + logits
+    )
 
 
 def test_what_a_reviewer_found_to_pass_is_known_for_what_it_is():
-    assert step_bytes("resnet18", 5, 64, 2048) == pytest.approx(160e9, rel=0.05)
-    assert step_bytes("unet", 1, 64, 2048) == pytest.approx(1.94e12, rel=0.05)
+    assert step_bytes("resnet18", 5, 64, (2048, 2048)) == pytest.approx(160e9, rel=0.05)
+    assert step_bytes("unet", 1, 64, (2048, 2048)) == pytest.approx(1.94e12, rel=0.05)
 
 
 def test_the_estimate_takes_no_memory_and_no_random_number():
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    step_bytes("resnet18", 5, 64, 2048)
+    step_bytes("resnet18", 5, 64, (2048, 2048))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_images_that_a_network_cannot_take_are_refused_before_any_data_are_opened():
     with refused(TRIAL.format(60, "segresnet", "RuntimeError")):
-        step_bytes(network="segresnet", num_classes=1, images=4, edge=60)
+        step_bytes(network="segresnet", num_classes=1, images=4, shape=(60, 60))
 
 
 @pytest.mark.parametrize("error", [NotImplementedError, TypeError, ZeroDivisionError])
@@ -93,10 +95,10 @@ def test_whatever_a_network_raises_without_numbers_becomes_one_sentence_that_nam
 
     monkeypatch.setattr(OneLayer, when, fail)
     with refused(TRIAL.format(32, "one", error.__name__)):
-        step_bytes(network="one", num_classes=2, images=4, edge=32)
+        step_bytes(network="one", num_classes=2, images=4, shape=(32, 32))
 
 
-STEP = {"network": "one", "num_classes": 2, "images": 1000, "edge": 100}
+STEP = {"network": "one", "num_classes": 2, "images": 1000, "shape": (100, 100)}
 
 
 def test_a_step_above_the_site_s_own_limit_is_refused_and_one_below_it_is_not(one_layer, config):

@@ -40,7 +40,7 @@ def test_rows_that_can_learn_from_the_data_are_tried_and_others_left_out_with_a_
     write(tmp_path, LABELS, LABELS)
     trials, without = ask("fedavg", "all_labels")
     assert list(trials) == ["fedmlp", "fedavg"]
-    assert trials["fedavg"].step == Step("resnet_narrow", 5, 2, 32)
+    assert trials["fedavg"].step == Step("resnet_narrow", 5, 2, (32, 32))
     assert without["all_labels"].endswith(
         "site.json, field truth: expected a complete label table for all_labels, got none"
     )
@@ -124,17 +124,17 @@ def test_steps_are_those_of_all_epochs_and_evaluations_cost_a_third():
 def test_an_estimate_is_steps_times_seconds_and_steps_of_one_sort_are_measured_once(monkeypatch):
     measured = []
     monkeypatch.setattr(module, "step_seconds", lambda step: measured.append(step) or 0.5)
-    step = Step("resnet_narrow", 5, 2, 32)
+    step = Step("resnet_narrow", 5, 2, (32, 32))
     assert estimates({"a": Trial(10, step), "b": Trial(30, step)}) == {"a": 5, "b": 15}
     assert measured == [step]
 
 
 def test_a_step_takes_time():
-    assert 0 < step_seconds(Step("resnet_narrow", 2, 2, 32)) < 60
+    assert 0 < step_seconds(Step("resnet_narrow", 2, 2, (32, 32))) < 60
 
 
 def test_as_many_runs_as_cores_and_memory_bear_but_one_at_least(monkeypatch):
-    trials = {"a": Trial(10, Step("resnet_narrow", 5, 2, 32))}
+    trials = {"a": Trial(10, Step("resnet_narrow", 5, 2, (32, 32)))}
 
     class Memory:
         available = 2.5e9

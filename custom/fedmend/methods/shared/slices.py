@@ -2,6 +2,7 @@
 
 import logging
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmend.data.intensity import augment_intensity
+from fedmend.data.spaced import Patches
 from fedmend.fields import Field
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.losses import soft_dice_loss
@@ -73,21 +75,45 @@ class Relabelling:
 
 
 class SliceBatchRound(Round):
-    """One round on slices whose grey values change at random; the target is the ledger's when the round starts."""
+    """One round on slices whose grey values change at random; the target is the ledger's when the round starts.
+
+    Networks in three dimensions get patches of volumes instead, in each epoch others.
+    """
 
     method: "SliceMethod"
 
     def __init__(self, method: "SliceMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        self._target = torch.from_numpy(site.ledger.apply(site.data.train.masks))
+        self._target = torch.from_numpy(self.target())
         self._generator = site.generator(task, "augmentation")
+        self._patches: Patches | None = None
+
+    def target(self) -> np.ndarray:
+        """(N, H, W) bool, the marks in force; or uint8, numbers of structures."""
+        return self.site.ledger.apply(self.site.data.train.masks)
+
+    def batches(self, epoch: int) -> Iterable[Tensor]:
+        """Slice numbers (B,) of one epoch's batches, or numbers of its patches."""
+        train = self.site.data.train
+        if not train.patch:
+            return super().batches(epoch)
+        generator = self.site.generator(self.task, f"patches {epoch}")
+        self._patches = Patches(train.case, self._target.numpy(), train.images, train.patch, generator)
+        return self.site.batches(torch.randperm(len(self._patches), generator=generator))
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented slices (B, 1, H, W) and their marks in force (B, H, W), float32 on the device."""
-        images = self.site.data.train.pixels(index)
+        """Augmented slices (B, 1, H, W) and their marks in force (B, H, W), float32 on the device; of patches of D
+        slices (B, 1, D, H, W) and (B, D, H, W)."""
+        train, device = self.site.data.train, self.site.device
+        if self._patches is None:
+            images, marks = train.pixels(index), self._target[index]
+        else:
+            images = self._patches.cut(lambda rows: train.pixels(rows)[:, 0], index)
+            marks = self._patches.cut(lambda rows: self._target[rows], index)
         if self.method.augment:
             images = augment_intensity(images, self._generator)
-        return images, self._target[index].to(self.site.device, non_blocking=True).float()
+        images = images if self._patches is None else images.unsqueeze(1)
+        return images, marks.to(device, non_blocking=True).float()
 
 
 class SliceRound(SliceBatchRound):
@@ -102,9 +128,9 @@ class SliceRound(SliceBatchRound):
         """Scalar loss.
 
         Args:
-            logits: (B, 2, H, W) float32 of background and lesion.
-            marks: (B, H, W) float32, 1 = lesion in the annotation in force.
-            index: (B,) slice numbers.
+            logits: (B, 2, H, W) float32 of background and lesion; of patches (B, 2, D, H, W).
+            marks: (B, H, W) float32, 1 = lesion in the annotation in force; of patches (B, D, H, W).
+            index: (B,) numbers of slices or patches.
         """
 
 

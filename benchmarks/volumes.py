@@ -1,0 +1,205 @@
+"""A network in three dimensions, trained by FedMend's federated averaging and by MONAI alone on all volumes in one
+place.
+
+Both have the same volumes of the phantom ``organs``, with all organs marked, the same network, spacing, patches,
+optimiser and as many steps; MONAI's side is a plain loop of its own transforms, loss, inferer and metric.
+
+    python benchmarks/volumes.py [--seeds 0-2] [--rounds 40] [--epochs 3]
+
+With ``--costs`` it measures slices and patches per second and memory of a site's epochs instead, without augmentation,
+beside a bare PyTorch loop over the same slices, or patches that lie anywhere, each in a process of its own.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedmend
+from fedmend.basics.state import StateStore
+from fedmend.data.card import load_card
+from fedmend.data.datalist import load_datalist
+from fedmend.data.inputs import Inputs
+from fedmend.kinds import kind_of
+from fedmend.labels import SEGMENTATION
+from fedmend.learning.networks import build_network
+from fedmend.learning.training import LocalTrainer
+from fedmend.method import RoundTask, Site
+from fedmend.methods.condist import ConDist
+from fedmend.phantoms.organs import ORGANS
+from fedmend.phantoms.sites import ensure_phantom, phantom_spec
+
+ROOT = Path(__file__).resolve().parents[1]
+SPACING, PATCH, SIZE = [8.0, 8.0, 8.0], [48, 48, 16], 48  # mm; voxels
+NETWORK = "volume/monai/SegResNet(init_filters=8, blocks_down=[1, 2, 2], blocks_up=[1, 1])"
+RATE, BATCH = 3e-3, 2
+EPOCHS = 4  # whose speed is measured
+WINDOW = (50.0, 350.0)  # of the phantom's cards
+
+
+def job_of(seed: int, rounds: int, epochs: int) -> fedmend.Job:
+    """Federated averaging of one federation, on Dice and cross-entropy."""
+    settings = {"network": NETWORK, "spacing": SPACING, "patch": PATCH, "image_size": SIZE, "batch_size": BATCH}
+    settings |= {"num_rounds": rounds, "local_epochs": epochs, "eval_every": rounds, "learning_rate": RATE}
+    settings |= {"weight_decay": 0.0, "second_momentum": 0.999, "keep_moments": True, "augment": False}
+    settings |= {"seed": seed, "phantom.seed": seed, "phantom.annotated_per_site": len(ORGANS)}
+    return fedmend.Job(ROOT / "jobs" / "condist_organs", variants=["fedavg"], **settings)
+
+
+def federated(job: fedmend.Job, place: Path) -> list[float]:
+    """Dice per volume of each organ, over the test volumes of all sites."""
+    run = job.run(workspace=place, threads=1, progress=False)
+    package = fedmend.Package(run.folder)
+    counts = sum(package.evaluate(folder_of(job) / name, device="cpu").counts for name in job.sites)
+    return kind_of(SEGMENTATION).metrics(counts)["per_class"]["volume_dice"]
+
+
+def folder_of(job: fedmend.Job) -> Path:
+    """The site folders of a job's phantom."""
+    return ensure_phantom(Path("~/.cache/fedmend").expanduser(), phantom_spec(job.variables["phantom"]))
+
+
+def items_of(job: fedmend.Job, split: str) -> list[dict[str, str]]:
+    """Image and label of all sites' volumes of a split."""
+    cards = [load_card(folder_of(job) / name, name) for name in job.sites]
+    listed = [item for card in cards for item in load_datalist(card, card.splits[split], split)]
+    return [{"image": str(item.image), "label": str(item.label)} for item in listed]
+
+
+def central(job: fedmend.Job, seed: int, epochs: int) -> list[float]:
+    """The same by MONAI, on the training volumes of all sites in one place."""
+    from monai import transforms as T
+    from monai.data import CacheDataset, DataLoader
+    from monai.inferers import sliding_window_inference
+    from monai.losses import DiceCELoss
+    from monai.metrics import DiceMetric
+    from monai.networks.nets import SegResNet
+    from monai.utils import set_determinism
+
+    set_determinism(seed)
+    low, high = WINDOW[0] - WINDOW[1] / 2, WINDOW[0] + WINDOW[1] / 2
+    keys = ["image", "label"]
+    read: list[Any] = [
+        T.LoadImaged(keys, ensure_channel_first=True),
+        T.Orientationd(keys, axcodes="RAS"),
+        T.ScaleIntensityRanged("image", low, high, 0, 1, clip=True),
+        T.Spacingd(keys, SPACING, mode=("bilinear", "nearest")),
+    ]
+    crop: list[Any] = [
+        T.SpatialPadd(keys, PATCH),
+        T.RandCropByPosNegLabeld(keys, "label", PATCH, pos=1, neg=1, num_samples=1, image_key="image"),
+    ]
+    train = CacheDataset(items_of(job, "train"), T.Compose([*read, *crop]), progress=False)
+    test = CacheDataset(items_of(job, "test"), T.Compose(read), progress=False)
+    model = SegResNet(3, 8, 1, 1 + len(ORGANS), blocks_down=(1, 2, 2), blocks_up=(1, 1))
+    optimizer, loss = torch.optim.Adam(model.parameters(), RATE), DiceCELoss(to_onehot_y=True, softmax=True, batch=True)
+    for _ in range(epochs):
+        for batch in DataLoader(train, batch_size=BATCH, shuffle=True):
+            optimizer.zero_grad()
+            loss(model(batch["image"].as_tensor()), batch["label"].as_tensor()).backward()
+            optimizer.step()
+    model.eval()
+    dice = DiceMetric(include_background=False, reduction="mean_batch", num_classes=1 + len(ORGANS))
+    with torch.no_grad():
+        for case in DataLoader(test, batch_size=1):
+            found = sliding_window_inference(case["image"].as_tensor(), PATCH, 1, model, mode="gaussian")
+            dice(found.argmax(1, keepdim=True), case["label"].as_tensor())
+    return dice.aggregate().tolist()
+
+
+def bare_epochs(model: torch.nn.Module, train: Any, epochs: int, batch: int) -> None:
+    """Plain training with MONAI's loss on slices, or on a patch of each volume."""
+    from monai.losses import DiceCELoss
+
+    optimizer, loss = torch.optim.Adam(model.parameters(), RATE), DiceCELoss(to_onehot_y=True, softmax=True, batch=True)
+    for _ in range(epochs):
+        for index in torch.randperm(len(train.items) if train.patch else len(train)).split(batch):
+            rows = index.numpy()
+            if train.patch:  # the first slices of each volume
+                firsts = [np.flatnonzero(train.case == c)[: train.patch[0]] for c in rows]
+                rows = np.stack(firsts)
+            images = torch.from_numpy(train.images[rows]).float().unsqueeze(1)
+            masks = torch.from_numpy(train.masks[rows]).unsqueeze(1)
+            optimizer.zero_grad(set_to_none=True)
+            loss(model(images)[1], masks).backward()
+            optimizer.step()
+
+
+def cost(deep: bool, bare: bool, weight: float) -> None:
+    """Prints samples per second of some epochs at a site, after one to warm up, and the peak memory of the process."""
+    torch.set_num_threads(1)
+    job = job_of(0, 1, 1)
+    card = load_card(folder_of(job) / "site-1", "site-1")
+    inputs = Inputs(image_size=SIZE, spacing=SPACING, patch=PATCH) if deep else Inputs(image_size=SIZE)
+    kind, batch = kind_of(SEGMENTATION), BATCH if deep else 8
+    model = build_network(NETWORK if deep else "unet_narrow", len(ORGANS)).train()
+    with tempfile.TemporaryDirectory() as place:
+        data = kind.load(card, card.classes, inputs.opening(Path(place) / "cache", torch.device("cpu")))
+        if weight:
+            data = replace(data, train=replace(data.train, annotated=(True, False, False)))
+        ledger = kind.open_ledger(Path(place) / "l.sqlite", card, data)
+        site = Site("site-1", torch.device("cpu"), data, ledger, StateStore(Path(place)), batch)
+        began = 0.0
+        for epochs in (1, EPOCHS):
+            began = time.monotonic()
+            if bare:
+                bare_epochs(model, data.train, epochs, batch)
+            else:
+                method = ConDist(first_weight=weight, last_weight=weight, augment=False)
+                work = method.start(model, RoundTask("train", 0, 1), site)
+                LocalTrainer(learning_rate=RATE, local_epochs=epochs).train(work)
+    samples = EPOCHS * (len(data.train.items) if deep else len(data.train))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    who = "bare loop" if bare else f"site, distillation {'on' if weight else 'off'}"
+    what = "patches" if deep else "slices"
+    print(f"{who}: {samples / (time.monotonic() - began):.1f} {what} per second, peak {peak:.0f} MB", flush=True)
+
+
+def costs() -> None:
+    """Measures sites and bare loops three times in turns."""
+    context = multiprocessing.get_context("spawn")
+    for _ in range(3):
+        for deep in (False, True):
+            for bare, weight in ((False, 0.0), (False, 1.0), (True, 0.0)):
+                worker = context.Process(target=cost, args=(deep, bare, weight))
+                worker.start()
+                worker.join()
+
+
+def main() -> None:
+    """Prints a row for each seed and the means."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0-2")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=3, help="local epochs of a round")
+    parser.add_argument("--costs", action="store_true", help="measure speed and memory instead")
+    args = parser.parse_args()
+    if args.costs:
+        costs()
+        return
+    first, _, last = args.seeds.partition("-")
+    differences = []
+    for seed in range(int(first), int(last or first) + 1):
+        job, began = job_of(seed, args.rounds, args.epochs), time.monotonic()
+        with tempfile.TemporaryDirectory() as place:
+            ours = federated(job, Path(place) / "run")
+        middle = time.monotonic()
+        theirs = central(job, seed, args.rounds * args.epochs)
+        differences.append(np.subtract(ours, theirs))
+        times = middle - began, time.monotonic() - middle
+        for name, values, seconds in zip(("FedMend, federated", "MONAI, central"), (ours, theirs), times, strict=True):
+            told = ", ".join(f"{organ} {100 * value:.1f}" for organ, value in zip(ORGANS, values, strict=True))
+            print(f"seed {seed}, {name}: Dice per volume {told} ({seconds:.0f} s)", flush=True)
+    means = ", ".join(f"{o} {100 * d:+.1f}" for o, d in zip(ORGANS, np.mean(differences, axis=0), strict=True))
+    print(f"federated minus central, mean of {len(differences)}: {means} points")
+
+
+if __name__ == "__main__":
+    main()
