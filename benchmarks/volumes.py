@@ -2,12 +2,12 @@
 place.
 
 Both have the same volumes of the phantom ``organs``, with all organs marked, the same network, spacing, patches,
-optimiser and as many steps; MONAI's side is a plain loop of its own transforms, loss, inferer and metric.
+optimiser and as many steps in all; MONAI's side is a plain loop of its own transforms, loss, inferer and metric.
 
     python benchmarks/volumes.py [--seeds 0-2] [--rounds 40] [--epochs 3]
 
 With ``--costs`` it measures slices and patches per second and memory of a site's epochs instead, without augmentation,
-beside a bare PyTorch loop over the same slices, or patches that lie anywhere, each in a process of its own.
+beside a bare PyTorch loop over the same slices, or the first ones of each volume, each in a process of its own.
 """
 
 import argparse

@@ -115,8 +115,9 @@ def axial_slices(
     if item.slices is not None and item.slices[-1] >= depth:
         raise FedMendError(f"{where}, field slices: expected numbers below {depth}, got a larger one")
     if spacing:
-        images = spaced_planes(voxels, Grid.of_file(item.label), where, window=window, size=size, spacing=spacing)
-        return images, spaced_masks(mask, Grid.of_file(item.label), size, spacing), list(range(len(images)))
+        grid = Grid.of_file(item.label)
+        images = spaced_planes(voxels, grid, where, window=window, size=size, spacing=spacing)
+        return images, spaced_masks(mask, grid, size, spacing), list(range(len(images)))
     images, numbers = planes_of(voxels, where, window=window, size=size, numbers=item.slices)
     masks = resize_masks(np.stack([axial_plane(mask, n) for n in numbers]), (size, size))
     return images, masks, numbers

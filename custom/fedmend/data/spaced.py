@@ -39,8 +39,17 @@ class Grid:
         """That of a NIfTI file after its voxels were brought to RAS."""
         import nibabel
 
-        image: Any = nibabel.as_closest_canonical(nibabel.load(path))
-        return cls(image.affine, image.shape[:3])
+        image: Any = nibabel.load(path)
+        return cls.oriented(image.affine, image.shape[:3])
+
+    @classmethod
+    def oriented(cls, affine: np.ndarray, shape: Sequence[int]) -> "Grid":
+        """That of voxels that are brought to RAS, from affine (4, 4) and shape in their file; no voxel is read."""
+        from nibabel import orientations
+
+        turn = orientations.io_orientation(affine)
+        turned = [n for _, n in sorted(zip(turn[:, 0], shape, strict=True))]
+        return cls(affine @ orientations.inv_ornt_aff(turn, shape), tuple(turned))
 
     def spaced(self, spacing: Sequence[float]) -> "Grid":
         """The grid over the same body with another distance of the voxels, mm along X, Y, Z."""

@@ -93,8 +93,7 @@ def _write_mask(
     orientation = nibabel.io_orientation(affine)
     volume = oriented(stored, affine)
     if package.preprocessing.spacing:
-        grid = Grid(affine @ nibabel.orientations.inv_ornt_aff(orientation, stored.shape), volume.shape)
-        mask = _of_patches(package, network, volume, grid, device)
+        mask = _of_patches(package, network, volume, Grid.oriented(affine, stored.shape), device)
     else:
         mask = _of_slices(package, network, volume, device)
     back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)

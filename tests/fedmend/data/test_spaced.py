@@ -30,6 +30,14 @@ def test_a_grid_keeps_the_body_and_changes_the_voxels():
     assert np.abs(grid.affine[:3, :3]).tolist() == np.diag([2.0, 2.0, 1.0]).tolist()
 
 
+def test_a_grid_is_that_of_the_voxels_in_ras_whatever_the_order_of_the_file():
+    affine = np.array([[0, -2.0, 0, 9], [0, 0, 3.0, 1], [-4.0, 0, 0, 5], [0, 0, 0, 1]])
+    image = nibabel.as_closest_canonical(nibabel.Nifti1Image(np.zeros((5, 6, 7), np.uint8), affine))
+    grid = Grid.oriented(affine, (5, 6, 7))
+    assert grid.shape == image.shape == (6, 7, 5)
+    assert np.allclose(grid.affine, image.affine)
+
+
 def test_there_and_back_a_mask_is_what_it_was():
     grid, mask = Grid(THICK, (8, 8, 5)), (RNG.random((8, 8, 5)) > 0.5).astype(np.uint8) * 3
     fine = grid.spaced((0.5, 1.0, 1.0))
