@@ -2,7 +2,6 @@ import json
 import re
 import shutil
 from collections import namedtuple
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -321,11 +320,11 @@ def test_disk_space_is_compared_with_what_the_stores_of_a_site_take(kit, job, tm
 
 
 def test_volumes_take_three_bytes_a_pixel(kit, tmp_path, monkeypatch):
-    monkeypatch.setattr("fl_components.sitecheck.data.shutil", SimpleNamespace(disk_usage=lambda place: Usage(0.6e9)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(0.5012e9))  # two bytes a pixel would fit
     volumes = make_volume_site(tmp_path / "volumes")
-    job = make_job(tmp_path / "big", classes=["lesion"], method="fedmend.methods.fedia.FedIA", image_size=2000)
+    job = make_job(tmp_path / "big", classes=["lesion"], method="fedmend.methods.fedia.FedIA", image_size=200)
     assert found("disk", volumes, kit=kit, job=job) == [
-        "fail  disk: expected 0.1 GB in cache_dir and 0.5 GB in state_dir (12 images of 2000 pixels), got 0.6 GB"
+        "fail  disk: expected 0.0 GB in cache_dir and 0.5 GB in state_dir (12 images of 200 pixels), got 0.5 GB"
     ]
 
 
