@@ -92,9 +92,10 @@ def central(job: fedmend.Job, seed: int, epochs: int) -> list[float]:
         T.ScaleIntensityRanged("image", low, high, 0, 1, clip=True),
         T.Spacingd(keys, SPACING, mode=("bilinear", "nearest")),
     ]
+    ratios = [len(ORGANS), *[1] * len(ORGANS)]  # half of the patches around an organ
     crop: list[Any] = [
         T.SpatialPadd(keys, PATCH),
-        T.RandCropByPosNegLabeld(keys, "label", PATCH, pos=1, neg=1, num_samples=1, image_key="image"),
+        T.RandCropByLabelClassesd(keys, "label", PATCH, ratios, num_classes=1 + len(ORGANS), image_key="image"),
     ]
     train = CacheDataset(items_of(job, "train"), T.Compose([*read, *crop]), progress=False)
     test = CacheDataset(items_of(job, "test"), T.Compose(read), progress=False)

@@ -19,7 +19,6 @@ from fedmend.data.volumes import axial_planes, scale
 from fedmend.errors import FedMendError
 
 OVERLAP = 0.25  # of neighbouring windows, as MONAI has it
-MARKED = 0.5  # share of the patches around something marked, if the volume has any
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,12 @@ def spaced_masks(mask: np.ndarray, grid: Grid, size: int, spacing: Sequence[floa
 
 
 class Patches:
-    """Patches of volumes for one epoch: as many of each as its tissue fills, half of them around something marked.
+    """Patches of volumes for one epoch: as many of each as its tissue fills, half of them around something marked,
+    where every structure has the same chance, so that a small one is not left to luck.
 
     Args:
         case: (N,) number of the case that a slice is of, slices of a case one after the other.
-        marks: (N, H, W) whole numbers, 0 where nothing is marked.
+        marks: (N, H, W) numbers of structures, 0 where nothing is marked.
         grey: (N, H, W) in 0..1; 0: no tissue.
         size: slices, rows and columns of a patch.
         generator: of their places.
@@ -168,17 +168,19 @@ class Patches:
     def __init__(
         self, case: np.ndarray, marks: np.ndarray, grey: np.ndarray, size: Sequence[int], generator: torch.Generator
     ):
-        from monai.transforms.utils import generate_pos_neg_label_crop_centers, map_binary_to_indices
+        from monai.transforms.utils import generate_label_classes_crop_centers, map_classes_to_indices
 
         self.size, self._places = tuple(size), []
         rng = np.random.RandomState(int(torch.randint(2**31, (1,), generator=generator)))
         for number in np.unique(case):
             rows = np.flatnonzero(case == number)
             volume = marks[rows]
-            inside = map_binary_to_indices(volume[None], grey[rows][None].astype(np.float32))
+            tissue = (grey[rows] > 0) | (volume > 0)
+            inside = map_classes_to_indices(volume[None], int(volume.max()) + 1, tissue[None])
+            shown = [int(len(voxels) > 0) for voxels in inside[1:]]
             count = max(1, math.ceil(np.count_nonzero(grey[rows]) / math.prod(size)))
-            how = (self.size, count, MARKED, volume.shape, *inside, rng, True)
-            for centre in generate_pos_neg_label_crop_centers(*how):
+            how = (self.size, count, volume.shape, inside, [max(1, sum(shown)), *shown], rng, True)
+            for centre in generate_label_classes_crop_centers(*how):
                 first = [
                     max(0, min(int(c) - s // 2, n - s)) for c, s, n in zip(centre, self.size, volume.shape, strict=True)
                 ]

@@ -95,6 +95,20 @@ def test_patches_lie_in_their_volume_and_half_of_them_around_a_mark():
     assert torch.equal(again.cut(lambda rows: torch.from_numpy(grey[rows]), index), seen)
 
 
+def test_a_small_structure_has_as_many_patches_as_a_large_one():
+    marks = np.zeros((12, 16, 16), np.uint8)
+    marks[:, :8] = 1
+    marks[9, 14, 14] = 3  # no 2 in this volume
+    found = []
+    for seed in range(40):
+        patches = Patches(np.zeros(12), marks, np.ones(marks.shape), (2, 2, 2), torch.Generator().manual_seed(seed))
+        cut = patches.cut(lambda rows: torch.from_numpy(marks[rows]), torch.arange(96)).flatten(1)
+        found.append([(cut == n).any(1).float().mean() for n in (1, 3)])
+    large, small = np.mean(found, axis=0)
+    assert 0.23 < small < 0.28  # a quarter, and few that meet it by chance
+    assert 0.24 < large < 0.35  # a quarter, and those at its edge
+
+
 def test_windows_slide_over_all_of_a_volume():
     volume = torch.rand((10, 20, 12), generator=torch.Generator().manual_seed(0))
     sizes = []
