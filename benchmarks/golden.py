@@ -4,7 +4,7 @@
 not learning, and writes, run by run, ``metrics.jsonl`` without seconds and single sites, ``repairs.jsonl``, a hash of
 the final model and one of every ledger. ``--checkout DIR`` runs the code of another checkout, ``--local`` runs without
 FLARE where the checkout can. About 45 minutes on two cores with FLARE, 15 without. ``python benchmarks/golden.py
-compare ONE.json OTHER.json`` prints a line per run and exits with 1 when any differs.
+compare ONE.json OTHER.json`` prints a line per run and exits with 1 when any differs or did not end.
 """
 
 import argparse
@@ -40,7 +40,7 @@ ROWS = {  # method → its rows besides the job itself
     "label": "",
 }
 RUNS = {  # job → number of sites, settings
-    "fedmlp_ich": (2, f"{FEDMLP} {AUDIT}"),
+    "fedmlp_ich": (2, f"{FEDMLP} {AUDIT} phantom.images=500"),  # findings of all classes at both sites
     "fedmlp_cxr14": (3, f"{FEDMLP} network=resnet_narrow {FILMS}"),
     "fednoro_ich": (4, f"{FEDNORO} phantom.images=800 phantom.pixels=32"),
     "fednoro_isic2019": (4, f"{FEDNORO} phantom.images=240 phantom.pixels=32"),
@@ -52,12 +52,14 @@ RUNS = {  # job → number of sites, settings
 }
 # Settings of a method's own that its baselines do not have; the first edition had them in every job and read them.
 OWN = ("warmup_rounds", "ratio_negative", "ratio_positive", "pairs", "tau_negative", "tau_positive")
+OWN += ("gap", "threshold", "min_component")
 
 
 def settings(checkout: Path, job: str, row: str) -> list[str]:
     """What ``--set`` is given for a run."""
     given = RUNS[job][1].split()
-    replaced = not row.startswith("ablation") and row != "" and not job.startswith("fedia")
+    part = row.startswith("ablation") or (job.startswith("fedia") and row != "nr_dice")  # of the method itself
+    replaced = row != "" and not part
     if (checkout / "jobs" / "variants").is_dir() and replaced:
         kept = ("tau_negative", "tau_positive") if row == "fixmatch_masked" else ()
         given = [word for word in given if word.split("=")[0] not in set(OWN) - set(kept)]
@@ -139,9 +141,10 @@ def compare(args: argparse.Namespace) -> int:
             print(f"{name:36s} only in {args.one if name in one else args.other}")
             continue
         parts = [part for part in {**one[name], **other[name]} if one[name].get(part) != other[name].get(part)]
-        different += bool(parts)
-        print(f"{name:36s} {'differs in ' + ', '.join(parts) if parts else 'equal'}")
-    print(f"{different} of {len(set(one) & set(other))} runs differ")
+        failed = "error" in {**one[name], **other[name]}
+        different += bool(parts) or failed
+        print(f"{name:36s} {'failed' if failed else 'differs in ' + ', '.join(parts) if parts else 'equal'}")
+    print(f"{different} of {len(set(one) & set(other))} runs differ or failed")
     return int(different > 0)
 
 
