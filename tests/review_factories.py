@@ -70,6 +70,23 @@ def make_mask_run(folder, *slices):
     return folder / "state" / "run-1" / "site-1"
 
 
+ORGANS = ("liver", "spleen", "kidneys")
+
+
+def make_organ_run(folder):
+    """A run whose masks show the spleen, value 7 in the files, and in whose slice 1 the pixel (5, 5) became liver and
+    (6, 6) and (6, 7) became kidneys; the final model gives the second 0.75."""
+    masks = [lesion(((2, 4), (2, 4), (1, 2))).astype(np.uint8) * 7]
+    make_volume_site(folder / "data", masks, test=(), classes=ORGANS, values=[5, 7, 9], annotated={"train": ["spleen"]})
+    data, ledger, state = open_run(folder, classes=ORGANS, size=8)
+    change = np.zeros(data.train.masks.shape, dtype=np.int8)
+    change[1, 5, 5] = 1
+    change[1, 6, 6:] = 3
+    ledger.record("condist.pseudo_label", 2, change, np.full((len(change), 3), 0.9))
+    state.save(OPINIONS, torch.tensor([[0.0, 0, 0], [0.5, 0, 0.25], [0, 0, 0], [0, 0, 0]]))
+    return folder / "state" / "run-1" / "site-1"
+
+
 class Browser:
     """A browser at a desk; it has taken the link and given its initials unless told otherwise."""
 

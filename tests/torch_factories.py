@@ -75,6 +75,17 @@ class Says(nn.Module):
         return logits, logits
 
 
+class SaysStructures(nn.Module):
+    """Two features, and the same probabilities (1 + C, H, W) of background and C structures for every slice."""
+
+    def __init__(self, probabilities):
+        super().__init__()
+        self.logits = nn.Parameter(torch.as_tensor(probabilities).log())
+
+    def forward(self, x):
+        return torch.zeros(len(x), 2), self.logits.expand(len(x), *self.logits.shape).clone()
+
+
 class SaysMasks(nn.Module):
     """Gives slice i of :func:`make_mask_site` the lesion probabilities i of a table (N, H, W), whose logits can be
     trained.

@@ -342,26 +342,25 @@ def lesions_left(card: SiteCard, name: str, split: VolumeSplit) -> LesionsLeft:
     return LesionsLeft(*counts.tolist())
 
 
-def load_complete_masks(card: SiteCard, train: VolumeSplit) -> np.ndarray | None:
-    """Complete masks (N, size, size) bool of the slices of a training split, or None where the site keeps none, or not
-    those of all its cases, or has several classes, whose masks nothing repairs; they measure repairs and are never
-    given to a method."""
-    if "train" not in card.truth or len(card.classes) > 1:
+def load_complete_masks(card: SiteCard, train: VolumeSplit, classes: Sequence[str]) -> np.ndarray | None:
+    """Complete masks (N, size, size) uint8 of the slices of a training split, numbers of these classes, or None where
+    the site keeps none, or not those of all its cases; they measure repairs and are never given to a method."""
+    if "train" not in card.truth:
         return None
     file = card.truth["train"]
     complete = {item.name: (n, item) for n, item in enumerate(load_datalist(card, file, "train"))}
     if not {item.name for item in train.items} <= set(complete):
         return None
-    size, where = train.masks.shape[1], _places(card, file, "train")
-    masks = np.zeros(train.masks.shape, dtype=bool)
+    size, where, values = train.masks.shape[1], _places(card, file, "train"), card.label_values("", classes)
+    masks = np.zeros(train.masks.shape, dtype=np.uint8)
     for number, item in enumerate(train.items):
         place, other = complete[item.name]
         # The site's own label has the grid of the image and is read in a tenth of the time.
-        volume = read_pair(replace(other, image=item.label), where(place), card.label_values("train", card.classes))[1]
+        volume = read_pair(replace(other, image=item.label), where(place), values)[1]
         mine = np.flatnonzero(train.case == number)
         if train.spacing:
-            masks[mine] = spaced_masks(volume, Grid.of_file(item.label), size, train.spacing) > 0
+            masks[mine] = spaced_masks(volume, Grid.of_file(item.label), size, train.spacing)
             continue
         planes = np.stack([axial_plane(volume, p) for p in train.plane[mine]])
-        masks[mine] = resize_masks(planes, (size, size)) > 0
+        masks[mine] = resize_masks(planes, (size, size))
     return masks

@@ -178,8 +178,9 @@ class Patches:
             tissue = (grey[rows] > 0) | (volume > 0)
             inside = map_classes_to_indices(volume[None], int(volume.max()) + 1, tissue[None])
             shown = [int(len(voxels) > 0) for voxels in inside[1:]]
+            ratios: list[float | int] = [max(1, sum(shown)), *shown]
             count = max(1, math.ceil(np.count_nonzero(grey[rows]) / math.prod(size)))
-            how = (self.size, count, volume.shape, inside, [max(1, sum(shown)), *shown], rng, True)
+            how = (self.size, count, volume.shape, inside, ratios, rng, True)
             for centre in generate_label_classes_crop_centers(*how):
                 first = [
                     max(0, min(int(c) - s // 2, n - s)) for c, s, n in zip(centre, self.size, volume.shape, strict=True)

@@ -18,7 +18,7 @@ from fedmend.data.volumes import read_pair
 from fedmend.errors import FedMendError
 from fedmend.kinds.base import Kind
 from fedmend.labels import SEGMENTATION
-from fedmend.learning.inference import infer_classes, infer_masks
+from fedmend.learning.inference import infer_classes, infer_structures
 from fedmend.method import Site
 from fedmend.repairs.mask_ledger import MaskLedger
 
@@ -42,10 +42,11 @@ class Segmentation(Kind):
         return load_volumes(card, classes, opening)
 
     def open_ledger(self, path: Path, card: SiteCard, data: VolumeData) -> MaskLedger:
-        return MaskLedger(path, split=data.train, classes=data.classes, site=card.site, foreground=card.foreground)
+        values = card.label_values("", data.classes)
+        return MaskLedger(path, split=data.train, classes=data.classes, site=card.site, values=values)
 
     def load_truth(self, card: SiteCard, data: VolumeData) -> np.ndarray | None:
-        return load_complete_masks(card, data.train)
+        return load_complete_masks(card, data.train, data.classes)
 
     def describe(self, card: SiteCard, data: VolumeData) -> list[str]:
         lines = []
@@ -89,15 +90,18 @@ class Segmentation(Kind):
         return np.concatenate(counts) * np.array(split.annotated)[:, None]
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
-        change = site.ledger.change()
-        return mask_repair_counts(change, site.data.train.masks, truth) if change.any() else {}
+        change, classes = site.ledger.change(), len(site.data.classes)
+        return mask_repair_counts(change, site.data.train.masks, truth, classes) if change.any() else {}
 
     def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
         train, change = site.data.train, site.ledger.change()
-        found = np.zeros((len(train), 1), dtype=np.float32)
-        for index, probability in infer_masks(model, train, site):
-            wrong, changed = np.where(change[index] > 0, 1 - probability, probability), change[index] != 0
-            found[index, 0] = (wrong * changed).sum((1, 2)) / np.maximum(changed.sum((1, 2)), 1)
+        found = np.zeros((len(train), len(site.data.classes)), dtype=np.float32)
+        for index, probability in infer_structures(model, train, site):
+            of = np.where(change[index] < 0, np.maximum(train.masks[index], 1), change[index])
+            for c in range(found.shape[1]):
+                changed, p = of == c + 1, probability[:, c]
+                wrong = np.where(change[index] > 0, 1 - p, p) * changed
+                found[index, c] = wrong.sum((1, 2)) / np.maximum(changed.sum((1, 2)), 1)
         return found
 
     def gallery(self, site: Site, truth: np.ndarray | None, *, phantom: bool) -> str:
@@ -207,25 +211,33 @@ def segmentation_metrics(counts: np.ndarray) -> dict:
     }
 
 
-def mask_repair_counts(change: np.ndarray, masks: np.ndarray, complete: np.ndarray | None) -> Mapping[str, np.ndarray]:
+def mask_repair_counts(
+    change: np.ndarray, masks: np.ndarray, complete: np.ndarray | None, classes: int = 1
+) -> Mapping[str, np.ndarray]:
     """:func:`fedmend.kinds.labels.repair_counts` of masks.
 
     Args:
-        change: (N, H, W) int8, pixels that repairs made lesion (1) or background (-1), others 0.
-        masks: (N, H, W), the site's own annotation.
-        complete: (N, H, W) bool, complete masks, or None where they are unknown.
+        change: (N, H, W) int8, the class, from 1, that repairs gave pixels, -1 where they became background, others 0.
+        masks: (N, H, W) numbers of classes, the site's own annotation.
+        complete: (N, H, W) the same of complete masks, or None where they are unknown.
+        classes: C.
 
     Returns:
-        positive, negative (1,) int64, pixels that became lesion and background against the site's own annotation, and
-        untagged, 0; with complete masks also correct_positive and correct_negative, those of them that are lesion and
-        background there, and missing, the lesion pixels that the site's own annotation lacks.
+        positive, negative (C,) int64, pixels that got and lost a class against the site's own annotation, and untagged,
+        0; with complete masks also correct_positive and correct_negative, those of them that have it and do not have it
+        there, and missing, the pixels of a class that the site's own annotation lacks.
     """
-    added, removed = (change > 0) & (masks == 0), (change < 0) & (masks > 0)
-    counts = {"positive": added.sum(), "negative": removed.sum(), "untagged": 0}
-    if complete is not None:
-        counts |= {
-            "correct_positive": (added & complete).sum(),
-            "correct_negative": (removed & ~complete).sum(),
-            "missing": (complete & (masks == 0)).sum(),
-        }
-    return {k: np.array([v], dtype=np.int64) for k, v in counts.items()}
+    counts: dict[str, list[int]] = {}
+    for c in range(1, classes + 1):
+        added, removed = (change == c) & (masks == 0), (change < 0) & (masks == c)
+        found = {"positive": added.sum(), "negative": removed.sum(), "untagged": 0}
+        if complete is not None:
+            there = complete == c
+            found |= {
+                "correct_positive": (added & there).sum(),
+                "correct_negative": (removed & ~there).sum(),
+                "missing": (there & (masks == 0)).sum(),
+            }
+        for name, value in found.items():
+            counts.setdefault(name, []).append(int(value))
+    return {name: np.array(values, dtype=np.int64) for name, values in counts.items()}

@@ -100,8 +100,13 @@ def infer_masks(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tu
         Stopped: the job was aborted.
         FedMendError: a score is NaN or infinite.
     """
+    yield from ((index, structures[:, 0]) for index, structures in infer_structures(model, split, site))
+
+
+def infer_structures(model: nn.Module, split: VolumeSplit, site: Site) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """:func:`infer_masks` of C structures: slice numbers (B,) and probabilities (B, C, H, W) float32."""
     for index, logits in _mask_logits(model, split, site):
-        yield index, logits.softmax(1)[:, 1].cpu().numpy()
+        yield index, logits.softmax(1)[:, 1:].cpu().numpy()
 
 
 @torch.no_grad()

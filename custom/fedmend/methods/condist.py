@@ -19,21 +19,30 @@ D2. The code trains nnU-Nets in three dimensions with deep supervision, which is
     slices or, where the job says so, patches of volumes.
 D3. The code's groups of structures (an organ with its tumour) are single structures here.
 
-Server: plain FedAvg. Nothing but weights leaves a site.
+An option of ours, off by default: before one round each site marks in its ledger what the received model is sure of
+among the structures that its masks do not show (*pseudo-labels*, for people to look at). From then on the cross-entropy
+takes these pixels as their structure; in all else they stay what they were, unmarked.
+
+Server: plain FedAvg. Nothing but weights, and counts of what was repaired, leaves a site.
 """
 
 import copy
+import logging
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmend.learning.inference import infer_structures
 from fedmend.method import RoundTask, Site
-from fedmend.methods.shared.settings import Positive, Weight
+from fedmend.methods.shared.settings import Positive, Range, Weight
 from fedmend.methods.shared.slices import SliceBatchRound, SliceMethod
 
+LOG = logging.getLogger("fedmend.condist")
 SMALL = 1e-5  # in denominators, as in the released code
+RULE = "condist.pseudo_label"
 
 
 def merged_log_probabilities(logits: Tensor, marked: Tensor) -> Tensor:
@@ -74,15 +83,17 @@ def marginal_loss(logits: Tensor, masks: Tensor, marked: Tensor) -> Tensor:
 
     Args:
         logits: (B, 1 + C, H, W) float32.
-        masks: (B, H, W) int64 numbers of structures, 0 where none is marked.
-        marked: (C,) bool, the structures that the masks show.
+        masks: (B, H, W) int64 numbers of structures, 0 where none is marked; one that the site's masks do not show is a
+            pseudo-label.
+        marked: (C,) bool, the structures that the site's masks show.
     """
     log_p = merged_log_probabilities(logits, marked)
     place = torch.zeros(len(marked) + 1, dtype=torch.long, device=masks.device)
     place[1:][marked] = torch.arange(1, log_p.shape[1], device=masks.device)
     target = place[masks]
     shown = nn.functional.one_hot(target, log_p.shape[1]).movedim(-1, 1).to(log_p.dtype)
-    return batch_dice(log_p.exp(), shown) + nn.functional.nll_loss(log_p, target)
+    told = torch.cat([log_p[:, :1], logits.log_softmax(1)[:, 1:]], 1)  # of a pixel with a pseudo-label its structure
+    return batch_dice(log_p.exp(), shown) + nn.functional.nll_loss(told, masks)
 
 
 def conditional(logits: Tensor, marked: Tensor, temperature: float) -> Tensor:
@@ -122,6 +133,8 @@ class ConDistRound(SliceBatchRound):
     method: "ConDist"
 
     def __init__(self, method: "ConDist", model: nn.Module, task: RoundTask, site: Site):
+        if method.pseudo_label_round == task.round_num + 1:
+            method.pseudo_label(model, task, site)
         super().__init__(method, model, task, site)
         self._marked = torch.tensor(site.data.train.annotated, device=site.device)
         share = task.round_num / max(1, task.total_rounds - 1)
@@ -131,10 +144,6 @@ class ConDistRound(SliceBatchRound):
     @property
     def _distils(self) -> bool:
         return self._weight > 0 and not bool(self._marked.all())
-
-    def target(self) -> np.ndarray:
-        """(N, H, W) uint8 numbers of structures."""
-        return np.array(self.site.data.train.masks)
 
     def loss(self, index: Tensor) -> Tensor:
         images, marks = self.batch(index)
@@ -159,6 +168,8 @@ class ConDist(SliceMethod):
         first_weight: of the distillation in the first round, >= 0.
         last_weight: in the last round, >= 0; both 0: no distillation.
         temperature: T of the distillation, > 0.
+        pseudo_label_round: the round, from 1, before which pseudo-labels are made; 0: none.
+        pseudo_label_threshold: probability above which an unmarked pixel gets one, 0.5 to below 1.
     """
 
     STRUCTURES = True
@@ -168,3 +179,20 @@ class ConDist(SliceMethod):
     first_weight: Weight = 0.01
     last_weight: Weight = 1.0
     temperature: Positive = 2.0
+    pseudo_label_round: Annotated[int, Range(lambda value: value >= 0, "0 or more")] = 0
+    pseudo_label_threshold: Annotated[float, Range(lambda value: 0.5 <= value < 1, "0.5 to below 1")] = 0.8
+
+    def pseudo_label(self, model: nn.Module, task: RoundTask, site: Site) -> None:
+        """Marks, in the ledger, unmarked pixels that the received model is sure of, where the masks do not show it."""
+        train = site.data.train
+        change, confidence = np.zeros(train.masks.shape, dtype=np.int8), np.zeros((len(train), len(train.annotated)))
+        for index, p in infer_structures(model, train, site):
+            best = np.where(p.max(1) > self.pseudo_label_threshold, p.argmax(1) + 1, 0)
+            for c in np.flatnonzero(~np.array(train.annotated)):
+                here = (best == c + 1) & (train.masks[index] == 0)
+                change[index] += (here * (c + 1)).astype(np.int8)
+                confidence[index, c] = (p[:, c] * here).sum((1, 2)) / np.maximum(here.sum((1, 2)), 1)
+        site.ledger.record(RULE, task.ledger_round, change, confidence)
+        LOG.info(
+            "%s: pseudo-labels for %d pixels of %d slices", site.name, (change > 0).sum(), change.any((1, 2)).sum()
+        )

@@ -46,8 +46,8 @@ def gallery_page(
 
     Args:
         split: N training slices with the site's own masks.
-        target: (N, S, S) bool, the annotation in force.
-        complete: (N, S, S) bool, complete masks, or None where they are unknown.
+        target: (N, S, S) numbers of classes, or bool of one: the annotation in force.
+        complete: (N, S, S) numbers of classes in complete masks, or None where they are unknown.
         phantom: whether the images are synthetic.
         cases: volumes to show at most.
 
@@ -55,18 +55,20 @@ def gallery_page(
         an HTML page that holds its images and asks for nothing outside itself.
     """
     own = split.masks > 0
-    added = target & ~own
+    added = (target > 0) & ~own
     corrected = bool(added.any())
     shown = _chosen(added if corrected else own, split.case)[:cases]
     heading = "Corrected masks" if corrected else "Masks without a correction"
-    figures = [_slice(split, row, own[row], added[row], None if complete is None else complete[row]) for row in shown]
-    words = f"{own.sum():,} pixels are annotated as lesion in {len(own):,} training slices"
+    right = None if complete is None else added & (complete == target)
+    known = None if complete is None else complete > 0
+    figures = [_slice(split, row, own, added, known, right) for row in shown]
+    words = f"{own.sum():,} pixels are annotated in {len(own):,} training slices"
     words += f"; the correction added {added.sum():,}." if corrected else "; nothing has been added."
-    if complete is not None and corrected:
-        words += " " + _truth_words(own, added, complete)
+    if known is not None and right is not None and corrected:
+        words += " " + _truth_words(own, added, known, right)
     kind = "with the most added pixels" if corrected else "with the largest annotation"
     chosen = f"Below: {'the slice' if len(shown) == 1 else f'{len(shown)} slices'} {kind}, at most one of a volume."
-    chosen += "" if (own & ~target).any() else NOTHING_REMOVED
+    chosen += "" if (own & (target == 0)).any() else NOTHING_REMOVED
     legend = _legend(corrected=corrected, known=complete is not None)
     body = f"<p>{words}</p>\n<p>{chosen}</p>\n<p class='sub'>{legend}</p>\n{''.join(figures)}"
     warning = f"<p class='flag'><strong>{PRIVATE}</strong> {PHANTOM if phantom else PATIENTS}</p>"
@@ -85,10 +87,10 @@ def _legend(*, corrected: bool, known: bool) -> str:
     )
 
 
-def _truth_words(own: np.ndarray, added: np.ndarray, complete: np.ndarray) -> str:
-    right, missing = (added & complete).sum(), (complete & ~own).sum()
-    words = f"{right:,} of them ({right / added.sum():.0%}) are lesion in the complete annotation"
-    return words + (f", {right / missing:.0%} of what was missing." if missing else ", where nothing was missing.")
+def _truth_words(own: np.ndarray, added: np.ndarray, complete: np.ndarray, right: np.ndarray) -> str:
+    hits, missing = right.sum(), (complete & ~own).sum()
+    words = f"{hits:,} of them ({hits / added.sum():.0%}) are so in the complete annotation"
+    return words + (f", {hits / missing:.0%} of what was missing." if missing else ", where nothing was missing.")
 
 
 def _chosen(masks: np.ndarray, case: np.ndarray) -> list[int]:
@@ -100,8 +102,16 @@ def _chosen(masks: np.ndarray, case: np.ndarray) -> list[int]:
     return list(largest.values())
 
 
-def _slice(split: "VolumeSplit", row: int, own: np.ndarray, added: np.ndarray, complete: np.ndarray | None) -> str:
+def _slice(
+    split: "VolumeSplit",
+    row: int,
+    all_own: np.ndarray,
+    all_added: np.ndarray,
+    all_complete: np.ndarray | None,
+    right: np.ndarray | None,
+) -> str:
     """A slice as a whole, its part with lesions, and the same part with what is marked."""
+    own, added, complete = all_own[row], all_added[row], None if all_complete is None else all_complete[row]
     image = np.asarray(split.images[row], dtype=np.float32)
     marked = own | added if complete is None else own | added | complete
     part = _detail(marked)
@@ -110,8 +120,8 @@ def _slice(split: "VolumeSplit", row: int, own: np.ndarray, added: np.ndarray, c
     name = f"Case {split.case[row] + 1}, slice {split.plane[row]}"
     words = f"{own.sum():,} pixels annotated"
     words += f", {added.sum():,} added" if added.any() else ""
-    if complete is not None:
-        words += f", {(added & complete).sum():,} of them in the complete annotation" if added.any() else ""
+    if complete is not None and right is not None:
+        words += f", {right[row].sum():,} of them in the complete annotation" if added.any() else ""
         words += f"; {(complete & ~own & ~added).sum():,} still missing"
     pictures = [
         (_framed(image, part), "whole slice; frame: the part beside"),

@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     Attributes:
         sample: sample number.
         label_class: class number.
-        old: label before, -1 where there was none; of masks lesion voxels of the slice.
+        old: label before, -1 where there was none; of masks voxels of the class in the slice.
         new: label after; likewise.
         rule: who repaired it.
         round_num: communication round.

@@ -1,15 +1,16 @@
-"""The ledger of repaired masks: a row per slice in SQLite, changed pixels beside it, and repaired volumes for people.
+"""The ledger of repaired masks: a row per slice and class in SQLite, changed pixels beside it, and repaired volumes for
+people.
 
-A row says how many lesion voxels a slice has in the site's own label file and after the repair. Taking a row out of
-force, as :mod:`fedmend.repairs.ledger` does, gives the slice its original mask back; label files are never
-written. A verdict keeps the pixels that the person saw changed: accepted ones stay changed, whatever becomes of the
-repair, and rejected ones are never changed in that way again.
+A row says how many voxels of a class a slice has in the site's own label file and after the repair. Taking a row out
+of force, as :mod:`fedmend.repairs.ledger` does, gives the slice its original marks of the class back; label files are
+never written. A verdict keeps the pixels that the person saw changed: accepted ones stay changed, whatever becomes of
+the repair, and rejected ones are never changed in that way again.
 """
 
 import shutil
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import numpy as np
 
 from fedmend.basics.files import make_folder, sweep, whole_folder, write_atomically
 from fedmend.data.slices import VolumeSplit
+from fedmend.data.volumes import ONE_CLASS
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs import verdicts as people
 from fedmend.repairs.ledger import Entry, Ledger
-from fedmend.repairs.repaired_volumes import write_repaired
+from fedmend.repairs.repaired_volumes import repaired, write_repaired
 from fedmend.repairs.verdicts import ACCEPT, Verdict
 
 
@@ -31,16 +33,24 @@ class MaskLedger(Ledger):
     Args:
         path: SQLite file; made when missing. ``masks`` and ``repaired`` are folders beside it.
         split: the training slices.
-        classes: the one class.
+        classes: C, in the order of their numbers in the masks.
         site: site name for messages.
-        foreground: value of the lesion in label files.
+        values: value in label files → number of its class, from 1, of all C.
 
     Raises:
         FedMendError: as :class:`fedmend.repairs.ledger.Ledger`.
     """
 
-    def __init__(self, path: Path, *, split: VolumeSplit, classes: Sequence[str], site: str, foreground: int = 1):
-        self._folder, self._split, self._foreground = Path(path).parent, split, foreground
+    def __init__(
+        self,
+        path: Path,
+        *,
+        split: VolumeSplit,
+        classes: Sequence[str],
+        site: str,
+        values: Mapping[int, int] = ONE_CLASS,
+    ):
+        self._folder, self._split, self._values = Path(path).parent, split, values
         counted = [f"{name} voxels" for name in classes]  # what people read beside the numbers
         super().__init__(path, fingerprint=split.fingerprint(), images=split.names, classes=counted, site=site)
 
@@ -50,8 +60,10 @@ class MaskLedger(Ledger):
         Args:
             rule: the method's rule, e.g. ``fedia.correction``.
             round_num: communication round.
-            change: (N, size, size) int8, pixels that become lesion (1) or background (-1), others 0; or bool, lesion.
-            confidence: (N,) float, the rule's own measure per slice, e.g. the mean probability of the added pixels.
+            change: (N, size, size) int8, number of the class that an unmarked pixel becomes, -1 where a pixel becomes
+                background, others 0; or bool, the one class. What is marked never becomes another class.
+            confidence: (N, C) float, of one class also (N,): the rule's own measure per slice and class, e.g. the mean
+                probability of the added pixels.
         """
         volumes = self._folder / "repaired" / f"{rule}-round-{round_num + 1}"
         shutil.rmtree(volumes, ignore_errors=True)  # of an earlier attempt at this round
@@ -59,32 +71,39 @@ class MaskLedger(Ledger):
         make_folder(volumes.parent)
         sweep(volumes.parent, volumes.name)
         with whole_folder(volumes) as temporary:
-            counts = write_repaired(self._split, change, temporary, self._foreground)
-        rows = np.flatnonzero(change.any((1, 2)))
+            counts = write_repaired(self._split, change, temporary, self._values)
+        own = np.maximum(self._split.masks, 1)  # whose class is taken away
+        classes = range(1, len(self._values) + 1)
+        touched = [((change == c) | (change < 0) & (own == c)).any((1, 2)) for c in classes]
+        rows, of = np.nonzero(np.stack(touched, axis=1))
+        number = of[:, None, None] + 1
         make_folder(self._file(rule, round_num).parent)
         # First the pixels: rows without them would be worth nothing.
-        pixels: dict[str, Any] = {"pixels": _packed(change[rows] > 0)}
-        if (removed := change[rows] < 0).any():
+        pixels: dict[str, Any] = {"pixels": _packed(change[rows] == number)}
+        if len(self._values) > 1:
+            pixels["classes"] = of
+        if (removed := (change[rows] < 0) & (own[rows] == number)).any():
             pixels["removed"] = _packed(removed)
         with write_atomically(self._file(rule, round_num)) as temporary, open(temporary, "wb") as stream:
             np.savez_compressed(stream, rows=rows, **pixels)
-        self._append(rule, round_num, (rows, np.zeros_like(rows), counts[rows, 0], counts[rows, 1], confidence[rows]))
+        sure = confidence.reshape(len(change), -1)[rows, of]
+        self._append(rule, round_num, (rows, of, counts[rows, of, 0], counts[rows, of, 1], sure))
 
     def _file(self, rule: str, round_num: int) -> Path:
         return self._folder / "masks" / f"{rule}-{round_num}.npz"
 
     def judge(self, verdict: Verdict, *, seen: str = "") -> Verdict:
-        """Writes a person's verdict about the marks of a slice; see :meth:`Ledger.judge`.
+        """Writes a person's verdict about the marks of a class in a slice; see :meth:`Ledger.judge`.
 
         Args:
             verdict: with the pixels that the person saw changed; without any, those that are changed now.
             seen: see there.
         """
-        pixels = verdict.pixels or _frozen(self.recorded(verdict.sample))
+        pixels = verdict.pixels or _frozen(self.recorded(verdict.sample, verdict.label_class))
         return super().judge(replace(verdict, pixels=pixels), seen=seen)
 
     def change(self) -> np.ndarray:
-        """(N, size, size) int8: pixels made lesion (1) or background (-1) by the repairs in force, others 0.
+        """(N, size, size) int8: class, from 1, that pixels became by the repairs in force, -1 for background; else 0.
 
         Where several repairs change a pixel, the one recorded last counts; above all what people accept and reject.
 
@@ -96,15 +115,15 @@ class MaskLedger(Ledger):
     def _combine(self, entries: list[Entry], verdicts: list[Verdict]) -> dict[int, np.ndarray]:
         """Slice number → (size, size) int8 as of :meth:`change`, of the slices that anything changes."""
         found: dict[int, np.ndarray] = {}
-        in_force: dict[tuple[str, int], list[int]] = {}  # in the order in which they were recorded
+        in_force: dict[tuple[str, int], list[tuple[int, int]]] = {}  # in the order in which they were recorded
         for entry in entries:
-            in_force.setdefault((entry.rule, entry.round_num), []).append(entry.sample)
-        for (rule, round_num), samples in in_force.items():
-            for sample, changed in zip(*self._pixels(rule, round_num, samples), strict=True):
+            in_force.setdefault((entry.rule, entry.round_num), []).append((entry.sample, entry.label_class))
+        for (rule, round_num), keys in in_force.items():
+            for sample, changed in self._pixels(rule, round_num, keys):
                 found[sample] = np.where(changed, changed, found.get(sample, changed))
         for v in people.refusals(verdicts, one_label=False):
             if v.sample in found:
-                rejected = _thawed(v.pixels, self._split.masks.shape[1])
+                rejected = self._seen(v)
                 found[v.sample][(rejected != 0) & (found[v.sample] == rejected)] = 0
         for sample, accepted in self._accepted(verdicts).items():
             found[sample] = np.where(accepted, accepted, found.get(sample, accepted))
@@ -115,8 +134,15 @@ class MaskLedger(Ledger):
         return self._slices(self._accepted(self.verdicts()))
 
     def _accepted(self, verdicts: list[Verdict]) -> dict[int, np.ndarray]:
-        last = people.latest(verdicts, one_label=False).values()
-        return {v.sample: _thawed(v.pixels, self._split.masks.shape[1]) for v in last if v.word == ACCEPT}
+        found: dict[int, np.ndarray] = {}
+        for v in people.latest(verdicts, one_label=False).values():
+            if v.word == ACCEPT:
+                accepted = self._seen(v)
+                found[v.sample] = np.where(accepted, accepted, found.get(v.sample, accepted))
+        return found
+
+    def _seen(self, verdict: Verdict) -> np.ndarray:
+        return _numbered(_thawed(verdict.pixels, self._split.masks.shape[1]), verdict.label_class)
 
     def _slices(self, found: dict[int, np.ndarray]) -> np.ndarray:
         total = np.zeros(self._split.masks.shape, dtype=np.int8)
@@ -124,48 +150,57 @@ class MaskLedger(Ledger):
             total[sample] = changed
         return total
 
-    def recorded(self, sample: int) -> np.ndarray:
-        """(size, size) int8: the change of a slice by the repairs in force, before people had their say.
+    def recorded(self, sample: int, label_class: int = 0) -> np.ndarray:
+        """(size, size) int8: the change of a class in a slice by the repairs in force, before people had their say.
 
         Raises:
             FedMendError: as :meth:`change`.
         """
         total = np.zeros(self._split.masks.shape[1:], dtype=np.int8)
         for entry in self.in_force():
-            if entry.sample == sample:
-                _, changed = self._pixels(entry.rule, entry.round_num, [sample])
-                total = np.where(changed[0], changed[0], total)
+            if (entry.sample, entry.label_class) == (sample, label_class):
+                for _, changed in self._pixels(entry.rule, entry.round_num, [(sample, label_class)]):
+                    total = np.where(changed, changed, total)
         return total
 
-    def _pixels(self, rule: str, round_num: int, samples: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _pixels(self, rule: str, round_num: int, keys: Sequence[tuple[int, int]]) -> list[tuple[int, np.ndarray]]:
         file = self._file(rule, round_num)
         if not file.is_file():
             what = f"expected the folder masks beside it with the pixels of round {round_num + 1}"
             raise FedMendError(f"{self._where}: {what}, not found")
         try:
-            return _read_pixels(file, samples, self._split.masks.shape[1])
+            return _read_pixels(file, keys, self._split.masks.shape[1])
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
             what = f"expected the pixels of round {round_num + 1} in the folder masks beside it, got a damaged file"
             raise FedMendError(f"{self._where}: {what}; {WAY_ON}") from None
 
     def added(self) -> np.ndarray:
-        """(N, size, size) bool: the pixels made lesion by the repairs in force; otherwise as :meth:`change`."""
+        """(N, size, size) bool: the pixels that repairs in force gave a class; otherwise as :meth:`change`."""
         return self.change() > 0
 
     def apply(self, masks: np.ndarray) -> np.ndarray:
-        """The training target: ``masks`` (N, size, size) with the changes in force; a new bool array."""
-        change = self.change()
-        return (masks > 0) & (change >= 0) | (change > 0)
+        """The training target: ``masks`` (N, size, size) with the changes in force; of one class bool, else uint8."""
+        target = repaired(masks, self.change())
+        return target > 0 if len(self._values) == 1 else target
 
 
-def _read_pixels(file: Path, samples: Sequence[int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that a file changes, out of these samples, and the change of each, (M, size, size) int8."""
+def _read_pixels(file: Path, keys: Iterable[tuple[int, int]], size: int) -> list[tuple[int, np.ndarray]]:
+    """Rows that a file changes, out of these samples and classes, and the change of each, (size, size) int8."""
     with np.load(file) as saved:
-        chosen = np.isin(saved["rows"], samples)
+        rows = saved["rows"]
+        classes = saved["classes"] if "classes" in saved else np.zeros_like(rows)
+        wanted = set(keys)
+        chosen = [key in wanted for key in zip(rows.tolist(), classes.tolist(), strict=True)]
         changed = _unpacked(saved["pixels"][chosen], size).astype(np.int8)
         if "removed" in saved:
             changed -= _unpacked(saved["removed"][chosen], size)
-        return saved["rows"][chosen], changed
+        found = zip(rows[chosen].tolist(), changed, classes[chosen].tolist(), strict=True)
+        return [(row, _numbered(part, number)) for row, part, number in found]
+
+
+def _numbered(change: np.ndarray, label_class: int) -> np.ndarray:
+    """The change of a class, 1 where it is added, with its number there, which counts from 1."""
+    return np.where(change > 0, np.int8(label_class + 1), change)
 
 
 def _packed(pixels: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Repaired masks as volumes for people: NIfTI files in the geometry of the site's own label files."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import numpy as np
 
 from fedmend.data.slices import VolumeSplit
 from fedmend.data.spaced import Grid, resampled, unframed, upright
-from fedmend.data.volumes import has_value, resize_masks
+from fedmend.data.volumes import ONE_CLASS, has_value, oriented, resize_masks
 
 
-def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foreground: int = 1) -> np.ndarray:
+def write_repaired(
+    split: VolumeSplit, change: np.ndarray, folder: Path, values: Mapping[int, int] = ONE_CLASS
+) -> np.ndarray:
     """Writes the repaired masks of all cases in which something changes, in the geometry of their label files.
 
     Voxels of the original annotation stay as they are, except where the repair removes them; a case becomes
@@ -18,17 +21,23 @@ def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foregro
 
     Args:
         split: V cases, N slices.
-        change: (N, size, size) int8, pixels that a repair makes lesion (1) or background (-1); bool: those made lesion.
+        change: (N, size, size) int8 as of :meth:`fedmend.repairs.mask_ledger.MaskLedger.change`, or bool: pixels made
+            lesion.
         folder: where the NIfTI files go; made when missing.
-        foreground: value of the lesion.
+        values: value in the label files → number of its class, from 1, of all C classes, also those that the site's
+            masks do not show.
 
     Returns:
-        (N, 2) int64: lesion voxels of each slice in the label file, and after the repair; of volumes at one spacing
-        those of the resampled slice.
+        (N, C, 2) int64: voxels of each class in each slice of the label file, and after the repair, of slices in which
+        something changes; of volumes at one spacing those of the resampled slice.
     """
     import nibabel
 
-    counts = np.zeros((len(split), 2), dtype=np.int64)
+    counts = np.zeros((len(split), len(values), 2), dtype=np.int64)
+    change, numbers = change.astype(np.int8, copy=False), sorted(values.values())
+    written = np.zeros(1 + len(values), dtype=np.int32)  # whole numbers, never scaled, whatever the header's data type
+    for value, number in values.items():
+        written[number] = value
     folder.mkdir(parents=True, exist_ok=True)
     for number, item in enumerate(split.items):
         mine = np.flatnonzero((split.case == number) & change.any((1, 2)))
@@ -36,48 +45,67 @@ def write_repaired(split: VolumeSplit, change: np.ndarray, folder: Path, foregro
             continue
         label: Any = nibabel.load(item.label)
         orientation = nibabel.io_orientation(label.affine)
-        values = np.asarray(label.dataobj, dtype=np.float32)
-        volume = nibabel.apply_orientation(has_value(foreground, values), orientation)
+        volume = oriented(_numbers_in(np.asarray(label.dataobj, dtype=np.float32), values), label.affine)
         if split.spacing:
-            volume = _repaired_volume(split, number, volume, change, counts)
+            own = split.masks[mine]
+            seen = own, repaired(own, change[mine])
+            counts[mine] = np.stack([voxels_of(numbers, planes) for planes in seen], axis=-1)
+            volume = _repaired_volume(split, number, volume, change)
         else:
             for row in mine:
                 plane = volume[:, :, split.plane[row]]
-                counts[row, 0] = plane.sum()
+                counts[row, :, 0] = voxels_of(numbers, plane[None])[0]
                 plane[:] = np.rot90(repaired_plane(np.rot90(plane), change[row]), -1)
-                counts[row, 1] = plane.sum()
+                counts[row, :, 1] = voxels_of(numbers, plane[None])[0]
         back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
-        # Whole numbers, which are never scaled, whatever the header's data type.
-        repaired = nibabel.apply_orientation(volume, back) * np.int32(foreground)
+        repaired_volume = nibabel.apply_orientation(written[volume], back)
         file = folder / f"{number + 1:03d}-{Path(item.name).name}"
-        nibabel.save(type(label)(repaired, label.affine, label.header), file)
+        nibabel.save(type(label)(repaired_volume, label.affine, label.header), file)
     return counts
 
 
-def _repaired_volume(
-    split: VolumeSplit, number: int, volume: np.ndarray, change: np.ndarray, counts: np.ndarray
-) -> np.ndarray:
-    """The mask (X, Y, Z) bool of a case with a repair of its resampled slices, whose voxels are counted."""
-    rows, grid = np.flatnonzero(split.case == number), Grid.of_file(split.items[number].label)
+def _numbers_in(voxels: np.ndarray, values: Mapping[int, int]) -> np.ndarray:
+    """Numbers of classes, uint8 of the same shape, in the voxels of a label file."""
+    found = np.zeros(voxels.shape, dtype=np.uint8)
+    for value, number in values.items():
+        found[has_value(value, voxels)] = number
+    return found
+
+
+def voxels_of(numbers: Sequence[int], planes: np.ndarray) -> np.ndarray:
+    """(N, C) int64: voxels of each of C classes in planes (N, H, W)."""
+    return np.stack([(planes == number).sum((1, 2)) for number in numbers], axis=1)
+
+
+def repaired(masks: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Masks with a repair: what is marked stays, unless the repair makes it background.
+
+    Args:
+        masks: (..., H, W) numbers of classes, 0 = none.
+        change: (..., H, W) int8: what is 0 becomes this class where it is above 0; what is not becomes 0 at -1.
+
+    Returns:
+        uint8 of the same shape.
+    """
+    return np.where(change < 0, 0, np.where(masks > 0, masks, change)).astype(np.uint8)
+
+
+def _repaired_volume(split: VolumeSplit, number: int, volume: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """The mask (X, Y, Z) uint8 of a case with a repair of its resampled slices."""
+    grid = Grid.of_file(split.items[number].label)
     spaced = grid.spaced(split.spacing)
-    changed = [upright(unframed(part, spaced.shape[1::-1])) for part in (change[rows] > 0, change[rows] < 0)]
-    added, removed = (resampled(part.astype(np.uint8), spaced, grid, nearest=True) > 0 for part in changed)
-    own = split.masks[rows]
-    counts[rows, 0] = (own > 0).sum((1, 2))
-    counts[rows, 1] = ((own > 0) & (change[rows] >= 0) | (change[rows] > 0)).sum((1, 2))
-    counts[rows[~change[rows].any((1, 2))]] = 0  # as slices that nothing changes otherwise
-    return (volume | added) & ~removed
+    changed = upright(unframed(change[split.case == number], spaced.shape[1::-1]))
+    return repaired(volume, resampled(changed, spaced, grid, nearest=True))
 
 
 def repaired_plane(mask: np.ndarray, change: np.ndarray) -> np.ndarray:
     """One slice of a mask with a repair, at its own resolution.
 
     Args:
-        mask: (H, W) bool, as :func:`fedmend.data.volumes.axial_plane` gives it.
-        change: (size, size) int8, pixels that become lesion (1) or background (-1), others 0.
+        mask: (H, W) numbers of classes, as :func:`fedmend.data.volumes.axial_plane` gives it.
+        change: (size, size) int8, see :func:`repaired`.
 
     Returns:
-        (H, W) bool.
+        (H, W) uint8.
     """
-    added, removed = (resize_masks(part[None], mask.shape)[0] > 0 for part in (change > 0, change < 0))
-    return (mask | added) & ~removed
+    return repaired(mask, resize_masks(change[None], mask.shape, np.int8)[0])

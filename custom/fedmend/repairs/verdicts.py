@@ -1,8 +1,8 @@
 """What people decide about labels: rows of the ledger that no rule, no repeated round and no ``undo`` takes back.
 
-A verdict is about one label (in masks: the marks of one slice). It is never changed or deleted; of several about the
-same label the latest counts, so that taking one back is a further row. Every row has a random name, by which the
-ledgers of several runs on the same data take them over from each other.
+A verdict is about one label (in masks: the marks of one class in one slice). It is never changed or deleted; of several
+about the same label the latest counts, so that taking one back is a further row. Every row has a random name, by which
+the ledgers of several runs on the same data take them over from each other.
 """
 
 import re
@@ -36,7 +36,7 @@ class JudgedMeanwhile(FedMendError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A person's word about one label, or about the marks of one slice.
+    """A person's word about one label, or about the marks of one class in one slice.
 
     Attributes:
         sample: sample number.
@@ -44,8 +44,8 @@ class Verdict:
         word: ``accept`` fixes the label ``value``; ``reject`` forbids it, and the original counts; ``relabel`` fixes
             the label ``value``, which is another one; ``unsure`` leaves open what is right, and ``withdraw`` whether
             anybody has looked.
-        old: the original label, -1 where there was none; of masks lesion voxels.
-        value: label 0 or 1; of masks lesion voxels.
+        old: the original label, -1 where there was none; of masks voxels of the class.
+        value: label 0 or 1; of masks voxels of the class.
         rule: of the repair that was judged; empty: an original label was.
         round_num: of the repair; -1: an original label was judged.
         reviewer: initials.

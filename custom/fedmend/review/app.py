@@ -128,7 +128,7 @@ def review_app(desk: Desk, session: Session, hosts: Callable[[], set[str]]) -> S
         Route("/item/{sample:int}/{label_class:int}", pages.item),
         Route("/judge/{sample:int}/{label_class:int}", pages.judge, methods=["POST"]),
         Route("/picture/{number:int}.png", pages.picture),
-        Route("/outline/{sample:int}/{which}.png", pages.outline),
+        Route("/outline/{sample:int}/{label_class:int}/{which}.png", pages.outline),
         Route("/map/{sample:int}/{label_class:int}.png", pages.map),
         Mount("/static", StaticFiles(directory=HERE / "static")),
     ]
@@ -283,7 +283,8 @@ class Pages:
 
     def outline(self, request: Request) -> Response:
         """Original or changed marks of a slice, to lay over its image."""
-        return self._png(lambda: self._shown.outline(self._sample(request), request.path_params["which"]))
+        label_class, which = request.path_params["label_class"], request.path_params["which"]
+        return self._png(lambda: self._shown.outline(self._sample(request), label_class, which))
 
     def map(self, request: Request) -> Response:
         """Where the model looked, to lay over the image."""

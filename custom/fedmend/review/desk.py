@@ -48,7 +48,7 @@ class Item:
     Attributes:
         sample: sample number.
         label_class: class number; of data with one label per sample that of the new one.
-        old: original label, -1 where there was none; of masks lesion voxels of the slice.
+        old: original label, -1 where there was none; of masks the voxels of the class in the slice.
         new: the repaired one, or the original one that the model doubts.
         rule: of the repair; empty: an original label that the model doubts.
         round_num: of the repair; -1 for an original label.
@@ -259,13 +259,10 @@ class Desk:
         return found
 
     def _mask_items(self) -> list[Item]:
-        """Slices whose marks were repaired."""
-        last = {entry.sample: entry for entry in self.ledger.in_force()}
-        doubts = [0.0] * len(self.data.train) if self._opinions is None else self._opinions[:, 0].tolist()
-        return [
-            Item(e.sample, 0, e.old, e.new, e.rule, e.round_num, e.confidence, doubts[e.sample], doubts[e.sample])
-            for e in last.values()
-        ]
+        """Slices in which marks of a class were repaired."""
+        last = {self._key(entry): entry for entry in self.ledger.in_force()}
+        doubts = {} if self._opinions is None else {key: float(self._opinions[key]) for key in last}
+        return [Item(*e, doubt, doubt) for key, e in last.items() for doubt in [doubts.get(key, 0.0)]]
 
 
 def reviewable(folder: Path) -> list[Path]:

@@ -111,14 +111,15 @@ def _field(text: str, like: str) -> str:
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
-def write_masks(card: SiteCard, split: "VolumeSplit", change: np.ndarray, folder: Path) -> int:
+def write_masks(card: SiteCard, split: "VolumeSplit", change: np.ndarray, folder: Path, classes: Sequence[str]) -> int:
     """Writes the label volumes in which something changes, with header, affine, data type and axes of the originals.
 
     Args:
         card: the site's card.
         split: V cases, N slices.
-        change: (N, size, size) int8, pixels that become lesion (1) or background (-1), others 0.
+        change: (N, size, size) int8, see :meth:`fedmend.repairs.mask_ledger.MaskLedger.change`.
         folder: where the files go, as ``<number of the case>-<name of its image>``; new or empty.
+        classes: in the order of their numbers in ``change``.
 
     Returns:
         Number of files.
@@ -133,7 +134,7 @@ def write_masks(card: SiteCard, split: "VolumeSplit", change: np.ndarray, folder
         raise FedMendError(f"{card.site}: repaired masks: expected a new or an empty folder, got another")
     make_folder(folder.parent)
     with whole_folder(folder) as temporary:
-        write_repaired(split, change, temporary, card.foreground)
+        write_repaired(split, change, temporary, card.label_values("", classes))
     return sum(1 for _ in folder.iterdir())
 
 

@@ -132,12 +132,14 @@ class Shown:
         with self._one_at_a_time:
             return png(self._open(picture), centre, width)
 
-    def outline(self, sample: int, which: str) -> bytes:
+    def outline(self, sample: int, label_class: int, which: str) -> bytes:
         """Marks of a slice as a PNG to lay over its image.
 
         Args:
             sample: slice number.
-            which: ``original``, the site's own marks; ``added`` or ``removed``, pixels that repairs changed.
+            label_class: class number.
+            which: ``original``, the site's own marks; ``added`` or ``removed``, pixels of the class that repairs
+                changed.
 
         Raises:
             UnreadableImage, OSError, FedMendError: as :meth:`png`, or there is nothing of the kind.
@@ -149,7 +151,7 @@ class Shown:
                 picture = self._open(sample)
             assert isinstance(picture, SliceImage)
             return overlay_png(picture.mask, ANNOTATED)
-        change = self._desk.ledger.recorded(sample)
+        change = self._desk.ledger.recorded(sample, label_class)
         if which == "added":
             return overlay_png(change > 0, ADDED, filled=True)
         return overlay_png(change < 0, REMOVED)

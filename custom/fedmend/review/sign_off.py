@@ -30,7 +30,8 @@ def export(desk: Desk, out: Path, *, unseen: bool = False) -> list[str]:
     make_folder(out)
     train = desk.data.train
     if isinstance(desk.ledger, MaskLedger):
-        count = write_masks(desk.card, train, desk.ledger.change() if unseen else desk.ledger.accepted(), out / "masks")
+        change = desk.ledger.change() if unseen else desk.ledger.accepted()
+        count = write_masks(desk.card, train, change, out / "masks", desk.classes)
         said = f"{count} corrected masks written to {out / 'masks'}"
     else:
         labels = desk.ledger.apply(train.labels) if unseen else desk.ledger.judged(train.labels)

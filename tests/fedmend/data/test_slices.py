@@ -228,17 +228,17 @@ def test_complete_masks_are_those_of_the_training_slices(tmp_path):
     truth = read_datalist(folder, "truth/datalist.json")
     write_datalist(folder, {"training": truth["training"][::-1]}, "truth/datalist.json")  # the order is free
     train = open_volumes(folder).train
-    complete = load_complete_masks(load_card(folder, "site-1"), train)
-    assert (complete.shape, complete.dtype) == (train.masks.shape, bool)
+    complete = load_complete_masks(load_card(folder, "site-1"), train, ["lesion"])
+    assert (complete.shape, complete.dtype) == (train.masks.shape, np.uint8)
     assert complete.sum((1, 2)).tolist() == [1, 7, 0]
     assert train.masks.sum((1, 2)).tolist() == [0, 6, 4]
 
 
 def test_complete_masks_may_be_unknown(tmp_path):
     folder = make_volume_site(tmp_path / "without")
-    assert load_complete_masks(load_card(folder, "site-1"), open_volumes(folder).train) is None
+    assert load_complete_masks(load_card(folder, "site-1"), open_volumes(folder).train, ["lesion"]) is None
     folder = make_volume_site(tmp_path / "part", complete=[BOTH])
-    assert load_complete_masks(load_card(folder, "site-1"), open_volumes(folder).train) is None
+    assert load_complete_masks(load_card(folder, "site-1"), open_volumes(folder).train, ["lesion"]) is None
 
 
 def test_a_bad_complete_mask_is_one_sentence(tmp_path):
@@ -246,7 +246,7 @@ def test_a_bad_complete_mask_is_one_sentence(tmp_path):
     train = open_volumes(folder).train
     write_nifti(folder / "truth" / "labels" / "case-2.nii.gz", BOTH * np.uint8(3))
     with refused("site-1: truth/datalist.json, training item 2, label: expected the values 0 and 1, got others"):
-        load_complete_masks(load_card(folder, "site-1"), train)
+        load_complete_masks(load_card(folder, "site-1"), train, ["lesion"])
 
 
 def test_a_site_can_train_on_complete_masks(tmp_path):

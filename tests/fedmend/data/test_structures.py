@@ -85,7 +85,8 @@ def test_complete_masks_of_training_show_all_structures(tmp_path):
     data = opened(folder, all_labels=True)
     assert data.annotated.tolist() == [True] * 3
     assert np.unique(data.train.masks).tolist() == [0, 1, 2, 3]
-    assert load_complete_masks(load_card(folder, "site-1"), opened(folder).train) is None  # nothing is repaired
+    truth = load_complete_masks(load_card(folder, "site-1"), opened(folder).train, CLASSES)
+    assert (truth == data.train.masks).all()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from factories import refused
 from nifti_factories import lesion, make_volume_site
-from torch_factories import CPU, SaysMasks, make_mask_site
+from torch_factories import CPU, SaysMasks, SaysStructures, make_mask_site
 
+from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening
 from fedmend.kinds.segmentation import Segmentation, mask_repair_counts, segmentation_counts, segmentation_metrics
+from fedmend.method import Site
 from fedmend.repairs.mask_ledger import MaskLedger
 
 KIND = Segmentation()
@@ -115,6 +117,47 @@ def test_a_model_doubts_what_was_changed_however_much_lesion_is_beside_it(tmp_pa
     doubts = KIND.opinions(SaysMasks(probability), site)
     assert doubts.dtype == np.float32
     assert doubts[:, 0] == pytest.approx([(0.1 + 0.5) / 2, 0.8, 0, 0])
+
+
+def test_repairs_are_counted_structure_by_structure():
+    masks, change, complete = (np.zeros((1, 2, 4), dtype=np.int8) for _ in range(3))
+    masks[0, 0] = 0, 0, 0, 2
+    change[0, 0] = 1, 1, 2, -1
+    change[0, 1, 0] = 1
+    complete[0, 0] = 1, 2, 2, 1
+    complete[0, 1] = 3
+    counts = mask_repair_counts(change, masks, complete, 3)
+    assert {name: value.tolist() for name, value in counts.items()} == {
+        "positive": [3, 1, 0],
+        "negative": [0, 1, 0],
+        "untagged": [0, 0, 0],
+        "correct_positive": [1, 1, 0],
+        "correct_negative": [0, 1, 0],
+        "missing": [1, 2, 4],
+    }
+
+
+def test_a_model_doubts_the_changed_pixels_of_each_structure(tmp_path):
+    masks = np.zeros((8, 8, 4), dtype=np.uint8)
+    masks[:4, :4] = 2
+    folder = make_volume_site(tmp_path / "site", [masks], test=(), classes=("liver", "spleen"), complete=[masks])
+    card = load_card(folder, "site-1")
+    data = KIND.load(card, card.classes, Opening(tmp_path / "cache", 8, CPU))
+    ledger = KIND.open_ledger(tmp_path / "l.sqlite", card, data)
+    site = Site("site-1", CPU, data, ledger, StateStore(tmp_path), 4)
+    assert KIND.repairs(site, KIND.load_truth(card, data)) == {}
+    change = np.zeros(data.train.masks.shape, dtype=np.int8)
+    change[0, 0, :2] = 1  # background in the site's masks
+    change[1, 7, 0] = -1  # spleen
+    ledger.record("rule", 0, change, np.ones((4, 2)))
+    p = np.full((3, 8, 8), 1 / 3)
+    p[:, 0, 0], p[:, 0, 1], p[:, 7, 0] = (0.1, 0.8, 0.1), (0.4, 0.4, 0.2), (0.3, 0.1, 0.6)
+    doubts = KIND.opinions(SaysStructures(p), site)
+    assert doubts[0].tolist() == pytest.approx([(0.2 + 0.6) / 2, 0])
+    assert doubts[1].tolist() == pytest.approx([0, 0.6])
+    assert not doubts[2:].any()
+    counts = KIND.repairs(site, KIND.load_truth(card, data))
+    assert [counts[name].tolist() for name in ("positive", "negative", "correct_negative")] == [[2, 0], [0, 1], [0, 0]]
 
 
 def test_the_gallery_shows_repaired_masks(tmp_path):

@@ -6,12 +6,13 @@ import pytest
 import torch
 from nifti_factories import make_volume_site
 from torch import nn
-from torch_factories import CPU
+from torch_factories import CPU, SaysStructures
 
 from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening
 from fedmend.data.slices import load_volumes
+from fedmend.kinds import kind_of
 from fedmend.learning.networks import build_network
 from fedmend.method import RoundTask, Site
 from fedmend.methods import condist
@@ -87,7 +88,9 @@ def site_of(folder, shown):
     mask[np.isin(mask, [n for n, name in enumerate(CLASSES, 1) if name not in shown])] = 0
     make_volume_site(folder / "site", [mask], test=(), classes=CLASSES, annotated={"train": shown})
     data = load_volumes(load_card(folder / "site", "site-1"), CLASSES, Opening(folder / "cache", 32, CPU))
-    return Site("site-1", CPU, data, None, StateStore(folder / "state"), 4)
+    card = load_card(folder / "site", "site-1")
+    ledger = kind_of(card.kind).open_ledger(folder / "state" / "ledger.sqlite", card, data)
+    return Site("site-1", CPU, data, ledger, StateStore(folder / "state"), 4)
 
 
 class Trained:
@@ -125,6 +128,56 @@ def test_without_the_marginal_loss_an_unmarked_structure_is_background(tmp_path,
     for number, marginal in enumerate((True, False)):
         Trained(tmp_path / str(number), monkeypatch, ConDist(marginal=marginal, first_weight=0, last_weight=0))
     assert seen == [[True, False, False], [True, True, True]]
+
+
+# ---- pseudo-labels ---------------------------------------------------------------------------------------------------
+def pixels(**structures):
+    """(4, 32, 32) probabilities: of a structure in some rows as given, the others and background share the rest."""
+    p = torch.full((4, 32, 32), 0.0)
+    p[0] = 1
+    for name, (row, value) in structures.items():
+        p[:, row] = (1 - value) / 3
+        p[1 + CLASSES.index(name), row] = value
+    return p.clamp(1e-4)
+
+
+def test_a_pseudo_label_is_told_apart_in_the_cross_entropy_and_in_the_union_for_the_rest():
+    dice = (1 + 1 - 2 * 0.7 / (1.7 + 1e-5)) / 2
+    found = marginal_loss(PIXEL, torch.tensor([[[3]]]), SPLEEN).item()
+    assert found == pytest.approx(dice - math.log(0.4))
+
+
+def test_unmarked_pixels_that_the_received_model_is_sure_of_are_marked_in_the_ledger(tmp_path):
+    site, method = site_of(tmp_path, ("liver",)), ConDist(pseudo_label_round=2, pseudo_label_threshold=0.7)
+    own = np.array(site.data.train.masks)
+    assert own[:, 20].max() == 1 > own[:, 2].max()  # row 20 crosses the liver that the site has marked
+    says = SaysStructures(pixels(liver=(1, 0.9), spleen=(2, 0.8), kidneys=(20, 0.9)))
+    says.logits.data[:, 3] = torch.tensor([0.1, 0.1, 0.65, 0.15]).log()[:, None]  # not sure enough
+    for round_num in (0, 2):
+        method.start(says, RoundTask("train", round_num, 3, seed=7), site)
+    assert not site.ledger.in_force()
+    work = method.start(says, RoundTask("train", 1, 3, seed=7), site)
+    expected = own.copy()
+    expected[:, 2] = 2
+    expected[:, 20][own[:, 20] == 0] = 3
+    assert (work.target() == expected).all()
+    rows = site.ledger.history()
+    assert len(rows) == 8
+    assert {(r["class"], r["rule"], r["round"]) for r in rows} == {
+        ("spleen voxels", "condist.pseudo_label", 1),
+        ("kidneys voxels", "condist.pseudo_label", 1),
+    }
+    assert [round(r["confidence"], 3) for r in rows] == [0.8, 0.9] * 4
+    method.start(says, RoundTask("train", 1, 3, seed=7), site)  # a round that is repeated
+    assert len(site.ledger.in_force()) == 8
+
+
+def test_without_the_option_and_with_all_structures_marked_nothing_is_repaired(tmp_path):
+    says = SaysStructures(pixels(spleen=(2, 0.9)))
+    for number, (method, shown) in enumerate([(ConDist(), ("liver",)), (ConDist(pseudo_label_round=1), CLASSES)]):
+        site = site_of(tmp_path / str(number), shown)
+        method.start(says, RoundTask("train", 0, 3, seed=7), site)
+        assert not site.ledger.in_force()
 
 
 def test_the_received_model_stays_as_it_was(tmp_path, monkeypatch):

@@ -68,7 +68,7 @@ def test_where_nothing_was_added_the_largest_annotation_is_shown():
     page = gallery_page(split, split.masks > 0, None, phantom=False, cases=2)
     assert names(page) == ["Case 3, slice 9", "Case 1, slice 5"]
     assert "<h1>Masks without a correction</h1>" in page
-    assert "10 pixels are annotated as lesion in 6 training slices; nothing has been added." in page
+    assert "10 pixels are annotated in 6 training slices; nothing has been added." in page
     assert "added by the correction" not in page
     assert not any(has(picture, ADDED) for picture in pictures(page))
 
@@ -95,11 +95,11 @@ def test_added_pixels_are_counted_and_compared_with_the_complete_masks():
     split = make_split()
     complete = with_added(split, [0, 0, 0, 3, 5, 0])
     page = gallery_page(split, with_added(split, [0, 0, 0, 4, 0, 0]), complete, phantom=False)
-    assert "6 pixels are annotated as lesion in 6 training slices; the correction added 4." in page
-    assert "3 of them (75%) are lesion in the complete annotation, 38% of what was missing." in page  # 3 of 8
+    assert "6 pixels are annotated in 6 training slices; the correction added 4." in page
+    assert "3 of them (75%) are so in the complete annotation, 38% of what was missing." in page  # 3 of 8
     assert "<p>1 pixels annotated, 4 added, 3 of them in the complete annotation; 0 still missing.</p>" in page
     page = gallery_page(split, with_added(split, [0, 0, 0, 4, 0, 0]), split.masks > 0, phantom=False)
-    assert "0 of them (0%) are lesion in the complete annotation, where nothing was missing." in page
+    assert "0 of them (0%) are so in the complete annotation, where nothing was missing." in page
 
 
 @pytest.mark.parametrize("phantom", [True, False])

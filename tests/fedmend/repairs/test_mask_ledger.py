@@ -10,7 +10,7 @@ from torch_factories import make_mask_split
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.repairs.ledger import read_history, to_csv, undo_file
 from fedmend.repairs.mask_ledger import MaskLedger
-from fedmend.repairs.verdicts import REJECT, Verdict
+from fedmend.repairs.verdicts import ACCEPT, REJECT, Verdict
 
 RULE, OTHER = "fedia.correction", "fedia.other"
 MASKS = np.zeros((4, 8, 8), dtype=np.uint8)  # two volumes of two slices
@@ -92,7 +92,7 @@ def test_the_history_counts_lesion_voxels_of_each_slice(tmp_path):
 def test_voxels_are_counted_in_the_label_file_whatever_the_size_of_the_slices(tmp_path):
     folder = make_volume_site(tmp_path / "site", [lesion(((0, 2), (6, 8), (1, 2)))], test=(), foreground=2)
     data = open_volumes(folder, size=4)
-    book = MaskLedger(tmp_path / "l.sqlite", split=data.train, classes=["lesion"], site="site-1", foreground=2)
+    book = MaskLedger(tmp_path / "l.sqlite", split=data.train, classes=["lesion"], site="site-1", values={2: 1})
     added = np.zeros((4, 4, 4), dtype=bool)
     added[1, 3, 3] = added[2, 0, 0] = True
     book.record(RULE, 0, added, SURE)
@@ -310,3 +310,81 @@ def test_the_file_of_pure_additions_is_as_it_always_was(tmp_path):
     with np.load(file) as saved:
         assert sorted(saved) == ["pixels", "removed", "rows"]
         assert np.unpackbits(saved["removed"], axis=1).sum(1).tolist() == [0, 1]
+
+
+# ---- several structures ---------------------------------------------------------------------------------------------
+ORGANS, VALUES = ["liver", "spleen", "kidneys"], {5: 1, 7: 2, 9: 3}
+SHOWN = np.zeros((4, 8, 8), dtype=np.uint8)
+SHOWN[1, 2:4, 3:6] = 2  # the spleen; the liver is not shown
+
+
+def organ_ledger(folder):
+    split = make_mask_split(folder, SHOWN, volumes=2)
+    for item in split.items:  # the values of the site's files
+        file = nibabel.load(item.label)
+        numbers = np.asarray(file.dataobj)
+        nibabel.save(nibabel.Nifti1Image(np.where(numbers == 2, np.uint8(7), np.uint8(0)), file.affine), item.label)
+    place = folder / "state" / "ledger.sqlite"
+    return MaskLedger(place, split=split, classes=ORGANS, site="site-1", values=VALUES)
+
+
+def organ_change(*places):
+    """(4, 8, 8) int8 with the value at (slice, row, column, value)."""
+    change = np.zeros(SHOWN.shape, dtype=np.int8)
+    for *place, value in places:
+        change[tuple(place)] = value
+    return change
+
+
+SURE_OF = np.arange(12).reshape(4, 3) / 20
+PLACES = (0, 0, 0, 1), (1, 0, 0, 1), (1, 0, 1, 1), (1, 7, 7, 3), (1, 2, 3, -1)
+
+
+def test_a_row_names_the_structure_that_it_changes(tmp_path):
+    book = organ_ledger(tmp_path)
+    book.record(RULE, 0, organ_change(*PLACES), SURE_OF)
+    assert [(r["image"][-1], r["class"], r["old"], r["new"], r["confidence"]) for r in book.history()] == [
+        ("0", "liver voxels", 0, 1, 0.0),
+        ("1", "liver voxels", 0, 2, 0.15),
+        ("1", "spleen voxels", 6, 5, 0.2),
+        ("1", "kidneys voxels", 0, 1, 0.25),
+    ]
+    target = book.apply(SHOWN)
+    assert target.dtype == np.uint8
+    expected = SHOWN.copy()
+    for *place, value in PLACES:
+        expected[tuple(place)] = max(value, 0)
+    assert (target == expected).all()
+    assert (organ_ledger(tmp_path / "other").apply(SHOWN) == SHOWN).all()
+    with np.load(tmp_path / "state" / "masks" / f"{RULE}-0.npz") as saved:
+        assert (saved["rows"].tolist(), saved["classes"].tolist()) == ([0, 1, 1, 1], [0, 0, 1, 2])
+
+
+def test_what_is_marked_never_becomes_another_structure(tmp_path):
+    book = organ_ledger(tmp_path)
+    book.record(RULE, 0, organ_change((1, 2, 3, 1), (1, 2, 2, 1)), SURE_OF)
+    assert (book.apply(SHOWN) == np.where(organ_change((1, 2, 2, 1)), 1, SHOWN)).all()
+    assert [(r["old"], r["new"]) for r in book.history()] == [(0, 1)]
+
+
+def test_repaired_volumes_hold_the_values_of_all_structures(tmp_path):
+    organ_ledger(tmp_path).record(RULE, 0, organ_change(*PLACES), SURE_OF)
+    (file,) = (tmp_path / "state" / "repaired" / f"{RULE}-round-1").iterdir()
+    seen = np.rot90(np.asarray(nibabel.load(file).dataobj)[:, :, 1])
+    assert [*np.unique(seen, return_counts=True)[1]] == [64 - 8, 2, 5, 1]
+    assert (seen[0, 0], seen[0, 1], seen[7, 7], seen[2, 3], seen[2, 4]) == (5, 5, 9, 0, 7)
+
+
+def test_a_verdict_is_about_one_structure_of_a_slice(tmp_path):
+    book = organ_ledger(tmp_path)
+    book.record(RULE, 0, organ_change(*PLACES), SURE_OF)
+    assert (book.recorded(1, 0) == organ_change(*PLACES[1:3])[1]).all()
+    assert (book.recorded(1, 1) == organ_change(PLACES[4])[1]).all()
+    book.judge(Verdict(1, 0, REJECT, 0, 2, RULE, 0, "AB"))
+    book.judge(Verdict(1, 2, ACCEPT, 0, 1, RULE, 0, "AB"))
+    assert (book.change() == organ_change(PLACES[0], *PLACES[3:])).all()
+    assert (book.accepted() == organ_change(PLACES[3])).all()
+    book.undo()
+    assert (book.change() == organ_change(PLACES[3])).all()  # what is accepted stays
+    book.judge(Verdict(1, 1, ACCEPT, 6, 5, RULE, 0, "AB", pixels=b""), seen="")
+    assert (book.change() == organ_change(PLACES[3])).all()  # nothing of the spleen is changed any more

@@ -31,7 +31,7 @@ def test_a_repaired_volume_has_the_geometry_of_its_label_file(tmp_path, turn, af
     added = np.zeros(train.masks.shape, dtype=bool)
     added[0, 0, 1] = added[3, 6, 2] = True  # row r, column c, slice k is the voxel (c, 7 - r, k)
     added[1] = train.masks[1] > 0  # is lesion already
-    counts = write_repaired(train, added, tmp_path / "repaired", foreground=5)
+    counts = write_repaired(train, added, tmp_path / "repaired", {5: 1})
 
     expected = mask.copy()
     expected[1, 7, 0] = expected[2, 1, 3] = True
@@ -42,7 +42,7 @@ def test_a_repaired_volume_has_the_geometry_of_its_label_file(tmp_path, turn, af
     assert np.array_equal(repaired.affine, original.affine)
     assert header_of(repaired) == header_of(original)
     assert repaired.get_data_dtype() == dtype
-    assert counts.tolist() == [[0, 1], [6, 6], [0, 0], [0, 1]]
+    assert counts[:, 0].tolist() == [[0, 1], [6, 6], [0, 0], [0, 1]]
     assert label_file.read_bytes() == before
 
 
@@ -52,7 +52,7 @@ def test_voxels_of_a_repaired_volume_are_counted_at_its_own_resolution(tmp_path)
     added = np.zeros(train.masks.shape, dtype=bool)
     added[1, 0, 0] = True  # x 0..1, y 6..7: all lesion already
     added[1, 3, 2] = True  # x 4..5, y 0..1
-    assert write_repaired(train, added, tmp_path / "out")[:4].tolist() == [[0, 0], [4, 8], [0, 0], [0, 0]]
+    assert write_repaired(train, added, tmp_path / "out")[:4, 0].tolist() == [[0, 0], [4, 8], [0, 0], [0, 0]]
     (file,) = (tmp_path / "out").iterdir()  # the second volume is as it was
     expected = lesion(((0, 2), (6, 8), (1, 2)), ((4, 6), (0, 2), (1, 2)))
     assert np.array_equal(np.asarray(nibabel.load(file).dataobj), expected)
@@ -74,7 +74,7 @@ def test_a_repair_may_remove_voxels_at_the_volumes_own_resolution(tmp_path):
     change[1, 0, 0] = -1  # x 0..1, y 6..7: lesion
     change[1, 3, 3] = -1  # x 6..7, y 0..1: background already
     change[1, 3, 2] = 1  # x 4..5, y 0..1
-    assert write_repaired(train, change, tmp_path / "out", foreground=3).tolist() == [[0, 0], [16, 16], [0, 0], [0, 0]]
+    assert write_repaired(train, change, tmp_path / "out", {3: 1})[:, 0].tolist() == [[0, 0], [16, 16], [0, 0], [0, 0]]
     (file,) = (tmp_path / "out").iterdir()
     expected = lesion(((0, 4), (4, 6), (1, 2)), ((2, 4), (6, 8), (1, 2)), ((4, 6), (0, 2), (1, 2)))
     assert np.array_equal(np.asarray(nibabel.load(file).dataobj), 3 * expected)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from factories import pixels
 from PIL import Image
-from review_factories import ORIGIN, Browser, make_desk, make_mask_run, make_run, words
+from review_factories import ORIGIN, Browser, make_desk, make_mask_run, make_organ_run, make_run, words
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT
 from fedmend.review.app import HEADERS
@@ -71,11 +71,22 @@ def test_of_masks_original_and_added_marks_can_be_laid_over_the_image(tmp_path):
     browser = Browser(Desk(make_mask_run(tmp_path, 1)))
     assert 'id="added"' in browser.get("/item/1/0").text
     for which in ("original", "added", "removed"):
-        assert browser.get(f"/outline/1/{which}.png").content[:4] == b"\x89PNG"
+        assert browser.get(f"/outline/1/0/{which}.png").content[:4] == b"\x89PNG"
     assert (
-        browser.get("/outline/1/other.png").text == "image: expected original, added, removed of a slice, got another"
+        browser.get("/outline/1/0/other.png").text == "image: expected original, added, removed of a slice, got another"
     )
     assert browser.get("/picture/1.png?centre=0&width=nan").status_code == 404
+
+
+def test_of_several_structures_the_added_marks_are_those_of_the_one_that_is_judged(tmp_path):
+    browser = Browser(Desk(make_organ_run(tmp_path)))
+    assert "kidneys Original 0 voxels Repaired 2 voxels" in words(browser.get("/item/1/2"))
+    tinted = {}
+    for number in (0, 1, 2):
+        image = np.asarray(Image.open(BytesIO(browser.get(f"/outline/1/{number}/added.png").content)))
+        tinted[number] = (image[..., 3] > 0).mean() * 64
+    assert tinted == {0: 1, 1: 0, 2: 2}
+    assert 'src="/outline/1/2/added.png"' in browser.get("/item/1/2").text
 
 
 # ---- what is said ---------------------------------------------------------------------------------------------------
@@ -135,7 +146,7 @@ def test_a_form_that_this_page_did_not_make_changes_nothing(browser, fields, sta
     assert browser.desk.ledger.verdicts() == []
 
 
-@pytest.mark.parametrize("address", ["/item/{}/0", "/item/0/{}", "/picture/{}.png", "/outline/{}/old.png"])
+@pytest.mark.parametrize("address", ["/item/{}/0", "/item/0/{}", "/picture/{}.png", "/outline/{}/0/old.png"])
 @pytest.mark.parametrize("digits", [20, 150, 5000])
 def test_a_number_of_any_length_in_an_address_is_one_that_there_is_not(browser, address, digits):
     assert browser.get(address.format("7" * digits)).status_code == 404
@@ -197,7 +208,13 @@ def test_a_form_of_another_origin_is_refused_also_with_the_secret(browser, origi
 @pytest.mark.parametrize(
     "path",
     [
-        *("/item/99/1", "/item/0/9", "/picture/99.png", "/outline/99/added.png", "/picture/..%2f..%2fetc%2fpasswd.png"),
+        *(
+            "/item/99/1",
+            "/item/0/9",
+            "/picture/99.png",
+            "/outline/99/0/added.png",
+            "/picture/..%2f..%2fetc%2fpasswd.png",
+        ),
         *("/item/-1/0", "/item/x/0", "/static/../app.py", "/static/%2e%2e/app.py", "/nothing"),
     ],
 )

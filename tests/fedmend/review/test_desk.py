@@ -3,7 +3,7 @@ import shutil
 import numpy as np
 import pytest
 from factories import LABELS, refused
-from review_factories import RULE, make_desk, make_mask_run, make_run
+from review_factories import RULE, make_desk, make_mask_run, make_organ_run, make_run
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE
 from fedmend.review.desk import CONFIDENCE, DOUBT, JUDGED, OWN, RANDOM, REPAIRS, ROUND, Choice, Desk, reviewable
@@ -128,6 +128,19 @@ def test_of_masks_slices_with_repairs_wait(tmp_path):
     assert desk.ledger.recorded(1).sum() == 1
     desk.take_back(desk.item(1, 0), reviewer="AB")
     assert desk.ledger.change().sum() == 1
+
+
+def test_of_masks_of_several_structures_each_waits_in_its_slices(tmp_path):
+    desk = Desk(make_organ_run(tmp_path))
+    liver, kidneys = desk.queue(Choice())
+    assert [(i.sample, i.label_class, i.old, i.new, i.doubt) for i in (liver, kidneys)] == [
+        (1, 0, 0, 1, 0.5),
+        (1, 2, 0, 2, 0.25),
+    ]
+    desk.judge(liver, REJECT, reviewer="AB")
+    assert (np.unique(desk.ledger.change()).tolist(), desk.item(1, 2).judged) == ([0, 3], False)
+    desk.take_back(desk.item(1, 0), reviewer="AB")
+    assert np.unique(desk.ledger.change()).tolist() == [0, 1, 3]
 
 
 def test_runs_are_found_below_a_folder_the_newest_first(tmp_path):

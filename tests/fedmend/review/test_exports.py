@@ -168,7 +168,7 @@ def test_repaired_volumes_have_the_geometry_of_the_originals_which_stay(tmp_path
     change = np.zeros(train.masks.shape, dtype=np.int8)
     row = int(np.flatnonzero((train.case == 1) & (train.plane == 0))[0])
     change[row, 0, 0] = 1  # front left: x 0..2, y 4..7
-    assert write_masks(load_card(folder, "site-1"), train, change, tmp_path / "out" / "masks") == 1
+    assert write_masks(load_card(folder, "site-1"), train, change, tmp_path / "out" / "masks", ["lesion"]) == 1
     (file,) = (tmp_path / "out" / "masks").iterdir()
     assert file.name == "002-case-2.nii.gz"
     image = nibabel.load(file)
@@ -185,11 +185,9 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
     card, train = load_card(folder, "site-1"), open_volumes(folder).train
     nothing = np.zeros(train.masks.shape, np.int8)
     with refused("site-1: repaired masks: expected a new or an empty folder, got another"):
-        write_masks(card, train, nothing, folder / "labels")
+        write_masks(card, train, nothing, folder / "labels", ["lesion"])
     (tmp_path / "empty").mkdir()
-    assert (
-        write_masks(load_card(folder, "site-1"), train, np.zeros(train.masks.shape, np.int8), tmp_path / "empty") == 0
-    )
+    assert write_masks(card, train, nothing, tmp_path / "empty", ["lesion"]) == 0
 
 
 # ---- the page to sign -----------------------------------------------------------------------------------------------

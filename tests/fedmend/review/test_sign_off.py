@@ -1,6 +1,6 @@
 import nibabel
 import numpy as np
-from review_factories import make_desk, make_mask_run
+from review_factories import make_desk, make_mask_run, make_organ_run
 
 from fedmend.repairs.verdicts import ACCEPT, REJECT, RELABEL, UNSURE, WITHDRAW
 from fedmend.review.desk import Desk
@@ -77,3 +77,13 @@ def test_of_masks_the_accepted_pixels_are_in_the_corrected_volume(tmp_path):
         (file,) = (tmp_path / name / "masks").iterdir()
         added.append(int((nibabel.load(file).get_fdata() > 0).sum() - desk.data.train.masks.sum()))
     assert added == [1, 2]
+
+
+def test_of_several_structures_the_accepted_ones_are_in_the_corrected_volume_with_their_values(tmp_path):
+    desk = Desk(make_organ_run(tmp_path))
+    desk.judge(desk.item(1, 2), ACCEPT, reviewer="AB")
+    for name, unseen, found in (("judged", False, [0, 7, 9]), ("all", True, [0, 5, 7, 9])):
+        export(desk, tmp_path / name, unseen=unseen)
+        (file,) = (tmp_path / name / "masks").iterdir()
+        assert np.unique(np.asarray(nibabel.load(file).dataobj)).tolist() == found
+    assert [c.numbers[:2] for c in class_verdicts(desk)] == [(1, 0), (0, 0), (1, 1)]

@@ -1,6 +1,6 @@
 """What the report of a run shows of FedIA: how complete each site's annotation is, and what was added to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedmend.basics.page import Figure, Markup, Section, number, section, table, td
@@ -10,6 +10,7 @@ from fedmend.report.kinds import shown_as
 from fedmend.report.parts import Part
 
 EVENTS = ("triggered", "corrected", "spared")
+COUNTED = ("positive", "correct_positive", "missing", "negative", "correct_negative")  # of repaired pixels
 OWN = {
     **dict.fromkeys(("completeness", "iou_line", "iou", "completeness_weights"), Mapping),
     **dict.fromkeys(EVENTS, list),
@@ -171,13 +172,22 @@ def completeness_weights(run: RunFiles) -> Section:
 
 
 def _added(run: RunFiles) -> dict[str, Mapping]:
-    """Site → its latest counts of added pixels; empty where repairs are pseudo-labels."""
-    return {} if shown_as(run).pseudo_labels else {r["site"]: r for r in run.repairs}
+    """Site → its latest counts of added pixels, of all structures together; empty where repairs are no masks."""
+    if shown_as(run).pseudo_labels:
+        return {}
+    of: dict[str, list[Mapping]] = {}
+    for record in {(r["site"], r["class"]): r for r in run.repairs}.values():
+        of.setdefault(record["site"], []).append(record)
+    return {site: {name: _sum([r.get(name) for r in records]) for name in COUNTED} for site, records in of.items()}
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    return sum(c for c in counts if c is not None) if None not in counts else None
 
 
 def _removed(added: Mapping[str, Mapping]) -> str:
     """A sentence about pixels that became background."""
-    count = sum(r.get("negative", 0) for r in added.values())
+    count = sum(r["negative"] or 0 for r in added.values())
     if not count:
         return "Nothing was ever unmarked."
     known = [r for r in added.values() if r.get("correct_negative") is not None]
@@ -204,17 +214,18 @@ def corrections(run: RunFiles) -> Section:
         counts = added.get(site, {"positive": 0})
         if counts.get("correct_positive") is not None:
             known.append(counts)
-        total, right, missing = (counts.get(name) for name in ("positive", "correct_positive", "missing"))
+        total, right, missing = (counts.get(name) for name in COUNTED[:3])
         shares = _share(right, total), _share(right, missing)
         done = td("waits", "no n") if corrected is None else corrected
         rows.append([site, trigger, done, total, right, missing, *shares])
     sums = [sum(c[name] for c in known) if known else None for name in ("positive", "correct_positive", "missing")]
     total = [sum(c["positive"] for c in added.values()), *sums[1:], _share(sums[1], sums[0]), _share(sums[1], sums[2])]
+    what, these = ("structure", "right") if len(run.info["classes"]) > 1 else ("lesion", "lesion")
     caption = (
-        "Pixels of training slices that became lesion; unmarked lesion: what the site's own masks lack; precision:"
-        " share of the added pixels that are lesion; recall: share of the unmarked lesion that was found"
+        f"Pixels of training slices that became {what}; unmarked {what}: what the site's own masks lack; precision:"
+        f" share of the added pixels that are {these}; recall: share of the unmarked {what} that was found"
     )
-    head = ["Site", "triggered in round", "corrected in round", "pixels added", "of these lesion", "unmarked lesion"]
+    head = ["Site", "triggered in round", "corrected in round", "pixels added", f"of these {these}", f"unmarked {what}"]
     body = table(caption, [*head, "precision", "recall"], [*rows, *rest], ["Corrected sites", "", "", *total])
     note = (
         f"n/a: the complete masks are not known at this site, or there is nothing to divide by. {_removed(added)}"

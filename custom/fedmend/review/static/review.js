@@ -102,7 +102,7 @@ if (stack) {
     if (document.getElementById("map")) document.getElementById("map").hidden = document.getElementById("map-words").hidden = true;
     document.getElementById("place").textContent = `${place + 1} of ${neighbours.length}`;
     document.querySelectorAll(".outline").forEach((outline) => {
-      outline.src = `/outline/${neighbours[place]}/${outline.id}.png`;
+      outline.src = `/outline/${neighbours[place]}/${stack.dataset.class}/${outline.id}.png`;
     });
     draw();
   };

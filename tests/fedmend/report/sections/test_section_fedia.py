@@ -104,6 +104,22 @@ def test_corrections_have_rounds_precision_and_recall():
     ]
 
 
+def test_structures_of_a_site_are_added_up():
+    known = {name: site | {"annotated": ["spleen"]} for name, site in LESION_SITES.items()}
+    counts = [("liver", 8, 6, 24), ("spleen", 0, 0, 0), ("kidneys", 4, 4, 16)]
+    repairs = [
+        {"round": r, "site": "site-2", "class": c, "positive": n, "negative": 0, "untagged": 0}
+        | {"correct_positive": right, "correct_negative": 0, "missing": missing}
+        for r in (3, 4)
+        for c, n, right, missing in counts
+    ]
+    run = make_lesion_run(decisions=[], repairs=repairs, known=known, classes=["liver", "spleen", "kidneys"])
+    section = corrections(run)
+    assert rows_in(section)[0][3:6] == ["pixels added", "of these right", "unmarked structure"]
+    assert rows_in(section)[1][:6] == ["site-2", "n/a", "waits", "12", "10", "40"]
+    assert completeness_lines(run)[-1] == "Pixels added: 12, precision 0.833, recall 0.250"
+
+
 def test_corrections_without_a_known_truth_waiting_and_spared_sites_are_told_apart():
     unknown = [{k: v for k, v in MASK_REPAIRS[0].items() if k != "missing"} | {"correct_positive": None}]
     decisions = [
