@@ -4,13 +4,14 @@ place.
 Both have the same volumes of the phantom ``organs``, with all organs marked, the same network, spacing, patches,
 optimiser and as many steps in all; MONAI's side is a plain loop of its own transforms, loss, inferer and metric.
 
-    python benchmarks/volumes.py [--seeds 0-2] [--rounds 40] [--epochs 3]
+    python benchmarks/volumes.py [--seeds 0-4] [--rounds 120] [--epochs 1]
 
 With ``--costs`` it measures slices and patches per second and memory of a site's epochs instead, without augmentation,
-beside a bare PyTorch loop over the same slices, or the first ones of each volume, each in a process of its own.
+beside a bare PyTorch loop over the same slices, or as many patches, each in a process of its own.
 """
 
 import argparse
+import math
 import multiprocessing
 import resource
 import tempfile
@@ -27,6 +28,7 @@ from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card
 from fedmend.data.datalist import load_datalist
 from fedmend.data.inputs import Inputs
+from fedmend.data.spaced import Patches
 from fedmend.kinds import kind_of
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.networks import build_network
@@ -37,9 +39,9 @@ from fedmend.phantoms.organs import ORGANS
 from fedmend.phantoms.sites import ensure_phantom, phantom_spec
 
 ROOT = Path(__file__).resolve().parents[1]
-SPACING, PATCH, SIZE = [8.0, 8.0, 8.0], [48, 48, 16], 48  # mm; voxels
+SPACING, PATCH, SIZE = [8.0, 8.0, 8.0], [24, 24, 12], 48  # mm; voxels
 NETWORK = "volume/monai/SegResNet(init_filters=8, blocks_down=[1, 2, 2], blocks_up=[1, 1])"
-RATE, BATCH = 3e-3, 2
+RATE, BATCH = 2e-3, 2
 EPOCHS = 4  # whose speed is measured
 WINDOW = (50.0, 350.0)  # of the phantom's cards
 
@@ -82,6 +84,7 @@ def central(job: fedmend.Job, seed: int, epochs: int) -> list[float]:
     from monai.metrics import DiceMetric
     from monai.networks.nets import SegResNet
     from monai.utils import set_determinism
+    from torch.utils.data import Subset
 
     set_determinism(seed)
     low, high = WINDOW[0] - WINDOW[1] / 2, WINDOW[0] + WINDOW[1] / 2
@@ -96,8 +99,14 @@ def central(job: fedmend.Job, seed: int, epochs: int) -> list[float]:
     crop: list[Any] = [
         T.SpatialPadd(keys, PATCH),
         T.RandCropByLabelClassesd(keys, "label", PATCH, ratios, num_classes=1 + len(ORGANS), image_key="image"),
+        T.SelectItemsd(keys),
     ]
-    train = CacheDataset(items_of(job, "train"), T.Compose([*read, *crop]), progress=False)
+    cases = items_of(job, "train")
+    tissue = [int(np.count_nonzero(T.Compose(read)(case)["image"])) for case in cases]
+    times = [max(1, math.ceil(voxels / math.prod(PATCH))) for voxels in tissue]  # patches of a volume in an epoch
+    train = Subset(
+        CacheDataset(cases, T.Compose([*read, *crop]), progress=False), np.repeat(range(len(cases)), times).tolist()
+    )
     test = CacheDataset(items_of(job, "test"), T.Compose(read), progress=False)
     model = SegResNet(3, 8, 1, 1 + len(ORGANS), blocks_down=(1, 2, 2), blocks_up=(1, 1))
     optimizer, loss = torch.optim.Adam(model.parameters(), RATE), DiceCELoss(to_onehot_y=True, softmax=True, batch=True)
@@ -115,19 +124,25 @@ def central(job: fedmend.Job, seed: int, epochs: int) -> list[float]:
     return dice.aggregate().tolist()
 
 
+def samples_of(train: Any) -> int:
+    """Slices of an epoch, or patches."""
+    if not train.patch:
+        return len(train)
+    return len(Patches(train.case, train.masks, train.images, train.patch, torch.Generator()))
+
+
 def bare_epochs(model: torch.nn.Module, train: Any, epochs: int, batch: int) -> None:
-    """Plain training with MONAI's loss on slices, or on a patch of each volume."""
+    """Plain training with MONAI's loss on slices, or on as many patches of volumes, all from their first corner."""
     from monai.losses import DiceCELoss
 
     optimizer, loss = torch.optim.Adam(model.parameters(), RATE), DiceCELoss(to_onehot_y=True, softmax=True, batch=True)
     for _ in range(epochs):
-        for index in torch.randperm(len(train.items) if train.patch else len(train)).split(batch):
-            rows = index.numpy()
-            if train.patch:  # the first slices of each volume
-                firsts = [np.flatnonzero(train.case == c)[: train.patch[0]] for c in rows]
-                rows = np.stack(firsts)
-            images = torch.from_numpy(train.images[rows]).float().unsqueeze(1)
-            masks = torch.from_numpy(train.masks[rows]).unsqueeze(1)
+        for index in torch.randperm(samples_of(train)).split(batch):
+            rows, height, width = index.numpy(), *(train.patch[1:] or train.images.shape[1:])
+            if train.patch:
+                rows = np.stack([np.flatnonzero(train.case == n % len(train.items))[: train.patch[0]] for n in rows])
+            images = torch.from_numpy(train.images[rows][..., :height, :width]).float().unsqueeze(1)
+            masks = torch.from_numpy(train.masks[rows][..., :height, :width]).unsqueeze(1)
             optimizer.zero_grad(set_to_none=True)
             loss(model(images)[1], masks).backward()
             optimizer.step()
@@ -156,7 +171,7 @@ def cost(deep: bool, bare: bool, weight: float) -> None:
                 method = ConDist(first_weight=weight, last_weight=weight, augment=False)
                 work = method.start(model, RoundTask("train", 0, 1), site)
                 LocalTrainer(learning_rate=RATE, local_epochs=epochs).train(work)
-    samples = EPOCHS * (len(data.train.items) if deep else len(data.train))
+    samples = EPOCHS * samples_of(data.train)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     who = "bare loop" if bare else f"site, distillation {'on' if weight else 'off'}"
     what = "patches" if deep else "slices"
@@ -177,9 +192,9 @@ def costs() -> None:
 def main() -> None:
     """Prints a row for each seed and the means."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0-2")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--epochs", type=int, default=3, help="local epochs of a round")
+    parser.add_argument("--seeds", default="0-4")
+    parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--epochs", type=int, default=1, help="local epochs of a round")
     parser.add_argument("--costs", action="store_true", help="measure speed and memory instead")
     args = parser.parse_args()
     if args.costs:
