@@ -41,7 +41,7 @@ from fedmend.phantoms.sites import ensure_phantom, phantom_spec
 ROOT = Path(__file__).resolve().parents[1]
 SPACING, PATCH, SIZE = [8.0, 8.0, 8.0], [24, 24, 12], 48  # mm; voxels
 NETWORK = "volume/monai/SegResNet(init_filters=8, blocks_down=[1, 2, 2], blocks_up=[1, 1])"
-RATE, BATCH = 2e-3, 2
+RATE, DECAY, BATCH = 2e-3, 0.98, 2  # the rate falls with each round, or as many epochs
 EPOCHS = 4  # whose speed is measured
 WINDOW = (50.0, 350.0)  # of the phantom's cards
 
@@ -50,6 +50,7 @@ def job_of(seed: int, rounds: int, epochs: int) -> fedmend.Job:
     """Federated averaging of one federation, on Dice and cross-entropy."""
     settings = {"network": NETWORK, "spacing": SPACING, "patch": PATCH, "image_size": SIZE, "batch_size": BATCH}
     settings |= {"num_rounds": rounds, "local_epochs": epochs, "eval_every": rounds, "learning_rate": RATE}
+    settings |= {"learning_rate_decay": DECAY}
     settings |= {"weight_decay": 0.0, "second_momentum": 0.999, "keep_moments": True, "augment": False}
     settings |= {"seed": seed, "phantom.seed": seed, "phantom.annotated_per_site": len(ORGANS)}
     return fedmend.Job(ROOT / "jobs" / "condist_organs", variants=["fedavg"], **settings)
@@ -75,7 +76,7 @@ def items_of(job: fedmend.Job, split: str) -> list[dict[str, str]]:
     return [{"image": str(item.image), "label": str(item.label)} for item in listed]
 
 
-def central(job: fedmend.Job, seed: int, epochs: int) -> list[float]:
+def central(job: fedmend.Job, seed: int, rounds: int, epochs: int) -> list[float]:
     """The same by MONAI, on the training volumes of all sites in one place."""
     from monai import transforms as T
     from monai.data import CacheDataset, DataLoader
@@ -110,7 +111,8 @@ def central(job: fedmend.Job, seed: int, epochs: int) -> list[float]:
     test = CacheDataset(items_of(job, "test"), T.Compose(read), progress=False)
     model = SegResNet(3, 8, 1, 1 + len(ORGANS), blocks_down=(1, 2, 2), blocks_up=(1, 1))
     optimizer, loss = torch.optim.Adam(model.parameters(), RATE), DiceCELoss(to_onehot_y=True, softmax=True, batch=True)
-    for _ in range(epochs):
+    for epoch in range(rounds * epochs):
+        optimizer.param_groups[0]["lr"] = RATE * DECAY ** (epoch // epochs)
         for batch in DataLoader(train, batch_size=BATCH, shuffle=True):
             optimizer.zero_grad()
             loss(model(batch["image"].as_tensor()), batch["label"].as_tensor()).backward()
@@ -207,7 +209,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             ours = federated(job, Path(place) / "run")
         middle = time.monotonic()
-        theirs = central(job, seed, args.rounds * args.epochs)
+        theirs = central(job, seed, args.rounds, args.epochs)
         differences.append(np.subtract(ours, theirs))
         times = middle - began, time.monotonic() - middle
         for name, values, seconds in zip(("FedMend, federated", "MONAI, central"), (ours, theirs), times, strict=True):
