@@ -60,7 +60,10 @@ def write_repaired(
         back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
         repaired_volume = nibabel.apply_orientation(written[volume], back)
         file = folder / f"{number + 1:03d}-{Path(item.name).name}"
-        nibabel.save(type(label)(repaired_volume, label.affine, label.header), file)
+        header = label.header.copy()
+        if not np.can_cast(np.min_scalar_type(int(written.max())), header.get_data_dtype()):
+            header.set_data_dtype(np.int32)  # of a structure that the file had no voxel of
+        nibabel.save(type(label)(repaired_volume, label.affine, header), file)
     return counts
 
 

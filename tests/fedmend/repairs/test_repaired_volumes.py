@@ -80,6 +80,16 @@ def test_a_repair_may_remove_voxels_at_the_volumes_own_resolution(tmp_path):
     assert np.array_equal(np.asarray(nibabel.load(file).dataobj), 3 * expected)
 
 
+def test_a_structure_whose_value_the_file_could_not_hold_is_written_all_the_same(tmp_path):
+    train = open_volumes(make_volume_site(tmp_path / "site", [lesion()], test=())).train
+    change = np.zeros(train.masks.shape, dtype=np.int8)
+    change[0, 0, 0] = 2
+    counts = write_repaired(train, change, tmp_path / "out", {1: 1, 300: 2})
+    repaired = nibabel.load(tmp_path / "out" / "001-case-1.nii.gz")
+    assert np.unique(np.asarray(repaired.dataobj)).tolist() == [0, 1, 300]
+    assert counts.tolist()[0] == [[0, 0], [0, 1]]
+
+
 def test_a_repair_is_brought_to_the_resolution_of_the_slice(tmp_path):
     mask = np.zeros((4, 8), dtype=bool)
     mask[3, 6:] = True
