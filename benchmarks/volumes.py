@@ -133,13 +133,13 @@ def samples_of(train: Any) -> int:
     return len(Patches(train.case, train.masks, train.images, train.patch, torch.Generator()))
 
 
-def bare_epochs(model: torch.nn.Module, train: Any, epochs: int, batch: int) -> None:
+def bare_epochs(model: torch.nn.Module, train: Any, epochs: int, batch: int, samples: int) -> None:
     """Plain training with MONAI's loss on slices, or on as many patches of volumes, all from their first corner."""
     from monai.losses import DiceCELoss
 
     optimizer, loss = torch.optim.Adam(model.parameters(), RATE), DiceCELoss(to_onehot_y=True, softmax=True, batch=True)
     for _ in range(epochs):
-        for index in torch.randperm(samples_of(train)).split(batch):
+        for index in torch.randperm(samples).split(batch):
             rows, height, width = index.numpy(), *(train.patch[1:] or train.images.shape[1:])
             if train.patch:
                 rows = np.stack([np.flatnonzero(train.case == n % len(train.items))[: train.patch[0]] for n in rows])
@@ -164,20 +164,20 @@ def cost(deep: bool, bare: bool, weight: float) -> None:
             data = replace(data, train=replace(data.train, annotated=(True, False, False)))
         ledger = kind.open_ledger(Path(place) / "l.sqlite", card, data)
         site = Site("site-1", torch.device("cpu"), data, ledger, StateStore(Path(place)), batch)
-        began = 0.0
+        samples, seconds = samples_of(data.train), 0.0
         for epochs in (1, EPOCHS):
             began = time.monotonic()
             if bare:
-                bare_epochs(model, data.train, epochs, batch)
+                bare_epochs(model, data.train, epochs, batch, samples)
             else:
                 method = ConDist(first_weight=weight, last_weight=weight, augment=False)
                 work = method.start(model, RoundTask("train", 0, 1), site)
                 LocalTrainer(learning_rate=RATE, local_epochs=epochs).train(work)
-    samples = EPOCHS * samples_of(data.train)
+            seconds = time.monotonic() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     who = "bare loop" if bare else f"site, distillation {'on' if weight else 'off'}"
     what = "patches" if deep else "slices"
-    print(f"{who}: {samples / (time.monotonic() - began):.1f} {what} per second, peak {peak:.0f} MB", flush=True)
+    print(f"{who}: {EPOCHS * samples / seconds:.1f} {what} per second, peak {peak:.0f} MB", flush=True)
 
 
 def costs() -> None:
