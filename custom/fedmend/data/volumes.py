@@ -98,11 +98,8 @@ def read_pair(item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLAS
         raise FedMendError(f"{where}: expected a label of the image's shape {voxels.shape}, got {found.shape}")
     if not _same(image.affine, label.affine):
         raise FedMendError(f"{where}: expected a label with the image's affine matrix, got {_which(image, label)}")
-    mask, known = np.zeros(found.shape, dtype=np.uint8), has_value(0, found)
-    for value, number in values.items():
-        here = has_value(value, found)
-        mask[here], known = number, known | here
-    if not known.all():
+    mask = class_numbers(found, values)
+    if not (has_value(0, found) | (mask > 0)).all():
         *first, last = map(str, (0, *values))
         raise FedMendError(f"{where}, label: expected the values {', '.join(first)} and {last}, got others")
     return oriented(voxels, image.affine), oriented(mask, label.affine)
@@ -126,6 +123,19 @@ def _which(image: Any, label: Any) -> str:
 def has_value(value: int, voxels: np.ndarray) -> np.ndarray:
     """Which voxels of a label file, any shape, have a value; bool of the same shape."""
     return np.abs(voxels - np.float32(value)) < MASK_TOLERANCE
+
+
+def class_numbers(voxels: np.ndarray, values: Mapping[int, int]) -> np.ndarray:
+    """Numbers of classes in the voxels of a label file, any shape; uint8 of the same shape.
+
+    Args:
+        voxels: as stored.
+        values: value in the file → number of its class, from 1; 0 is everything else.
+    """
+    found = np.zeros(voxels.shape, dtype=np.uint8)
+    for value, number in values.items():
+        found[has_value(value, voxels)] = number
+    return found
 
 
 def scale(voxels: np.ndarray, window: tuple[float, float] | None) -> np.ndarray:

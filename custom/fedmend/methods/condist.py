@@ -133,7 +133,7 @@ class ConDistRound(SliceBatchRound):
     method: "ConDist"
 
     def __init__(self, method: "ConDist", model: nn.Module, task: RoundTask, site: Site):
-        if method.pseudo_label_round == task.round_num + 1:
+        if method.pseudo_label_round == task.round_num + 1 and not all(site.data.train.annotated):
             method.pseudo_label(model, task, site)
         super().__init__(method, model, task, site)
         self._marked = torch.tensor(site.data.train.annotated, device=site.device)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmend.data.slices import VolumeSplit
 from fedmend.data.spaced import Grid, resampled, unframed, upright
-from fedmend.data.volumes import ONE_CLASS, has_value, oriented, resize_masks
+from fedmend.data.volumes import ONE_CLASS, class_numbers, oriented, resize_masks
 
 
 def write_repaired(
@@ -45,18 +45,18 @@ def write_repaired(
             continue
         label: Any = nibabel.load(item.label)
         orientation = nibabel.io_orientation(label.affine)
-        volume = oriented(_numbers_in(np.asarray(label.dataobj, dtype=np.float32), values), label.affine)
+        volume = oriented(class_numbers(np.asarray(label.dataobj, dtype=np.float32), values), label.affine)
         if split.spacing:
             own = split.masks[mine]
             seen = own, repaired(own, change[mine])
-            counts[mine] = np.stack([voxels_of(numbers, planes) for planes in seen], axis=-1)
+            counts[mine] = np.stack([_voxels_of(numbers, planes) for planes in seen], axis=-1)
             volume = _repaired_volume(split, number, volume, change)
         else:
             for row in mine:
                 plane = volume[:, :, split.plane[row]]
-                counts[row, :, 0] = voxels_of(numbers, plane[None])[0]
+                counts[row, :, 0] = _voxels_of(numbers, plane[None])[0]
                 plane[:] = np.rot90(repaired_plane(np.rot90(plane), change[row]), -1)
-                counts[row, :, 1] = voxels_of(numbers, plane[None])[0]
+                counts[row, :, 1] = _voxels_of(numbers, plane[None])[0]
         back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
         repaired_volume = nibabel.apply_orientation(written[volume], back)
         file = folder / f"{number + 1:03d}-{Path(item.name).name}"
@@ -67,15 +67,7 @@ def write_repaired(
     return counts
 
 
-def _numbers_in(voxels: np.ndarray, values: Mapping[int, int]) -> np.ndarray:
-    """Numbers of classes, uint8 of the same shape, in the voxels of a label file."""
-    found = np.zeros(voxels.shape, dtype=np.uint8)
-    for value, number in values.items():
-        found[has_value(value, voxels)] = number
-    return found
-
-
-def voxels_of(numbers: Sequence[int], planes: np.ndarray) -> np.ndarray:
+def _voxels_of(numbers: Sequence[int], planes: np.ndarray) -> np.ndarray:
     """(N, C) int64: voxels of each of C classes in planes (N, H, W)."""
     return np.stack([(planes == number).sum((1, 2)) for number in numbers], axis=1)
 

@@ -160,7 +160,7 @@ def test_unmarked_pixels_that_the_received_model_is_sure_of_are_marked_in_the_le
     expected = own.copy()
     expected[:, 2] = 2
     expected[:, 20][own[:, 20] == 0] = 3
-    assert (work.target() == expected).all()
+    assert (work._target.numpy() == expected).all()
     rows = site.ledger.history()
     assert len(rows) == 8
     assert {(r["class"], r["rule"], r["round"]) for r in rows} == {

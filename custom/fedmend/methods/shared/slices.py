@@ -84,13 +84,9 @@ class SliceBatchRound(Round):
 
     def __init__(self, method: "SliceMethod", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
-        self._target = torch.from_numpy(self.target())
+        self._target = torch.from_numpy(site.ledger.apply(site.data.train.masks))  # bool, or numbers of structures
         self._generator = site.generator(task, "augmentation")
         self._patches: Patches | None = None
-
-    def target(self) -> np.ndarray:
-        """(N, H, W) bool, the marks in force; or uint8, numbers of structures."""
-        return self.site.ledger.apply(self.site.data.train.masks)
 
     def batches(self, epoch: int) -> Iterable[Tensor]:
         """Slice numbers (B,) of one epoch's batches, or numbers of its patches."""
