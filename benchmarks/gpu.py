@@ -36,17 +36,18 @@ from fl_components.run.local import run_local
 ROOT = Path(__file__).resolve().parents[1]
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # bf16 operations per second, dense, by the data sheets
 STEPS = 20  # of the bare loop
-LSM = {"num_rounds": 2, "high": 0.02, "low": 0.2}
+LSM = {"num_rounds": 2, "high": 0.02, "low": 0.2, "local_iterations": 20}
+IA = {"num_rounds": 4, "warmup_rounds": 2, "gap": 0}
 # Job → its settings here, and training images of a site by the paper (or its code) where a round goes through them.
 JOBS = {
-    "fedmlp_ich": ({"num_rounds": 4, "warmup_rounds": 2}, 5000),
-    "fedmlp_cxr14": ({"num_rounds": 4, "warmup_rounds": 2}, 5889),
-    "fednoro_ich": ({"num_rounds": 4, "warmup_rounds": 2, "local_epochs": 1}, 2379),
-    "fednoro_isic2019": ({"num_rounds": 4, "warmup_rounds": 2}, 887),
-    "fedlsm_cxr14": ({**LSM, "local_iterations": 20}, None),
-    "fedlsm_isic2018": ({**LSM, "local_iterations": 20}, None),
-    "fedia_ms": ({"num_rounds": 6, "warmup_rounds": 2, "gap": 0}, None),
-    "fedia_lung": ({"num_rounds": 6, "warmup_rounds": 2, "gap": 0}, None),
+    "fedmlp_ich": ({"num_rounds": 3, "warmup_rounds": 2}, 5000),
+    "fedmlp_cxr14": ({"num_rounds": 3, "warmup_rounds": 2, "phantom.images": 3200}, 5889),
+    "fednoro_ich": ({"num_rounds": 2, "warmup_rounds": 1, "local_epochs": 1, "phantom.images": 3200}, 2379),
+    "fednoro_isic2019": ({"num_rounds": 2, "warmup_rounds": 1}, 887),
+    "fedlsm_cxr14": ({**LSM, "phantom.images": 2400}, None),
+    "fedlsm_isic2018": (LSM, None),
+    "fedia_ms": (IA, None),
+    "fedia_lung": (IA, None),
 }
 
 

@@ -321,6 +321,14 @@ IGNORED = {"warmup_share": 0.4, "threshold": 0.3, "entropy_weight": 1.0}
 LOSSES = {"gamma": 1.5, "pooling": "slice", "denominator": "squares", "rows": "lesion"}
 
 
+@each_that_trains
+def test_what_takes_a_share_or_a_count_takes_both_beside_every_variant(job):
+    before = read_job(job).settings
+    for name in job_variants(job):
+        changed = read_job(job, Changes(variants=[name])).settings
+        assert not [k for k, v in before.items() if isinstance(v, float) and type(changed.get(k)) is int]
+
+
 @pytest.mark.parametrize(
     ("variant", "method", "args", "workflow"),
     [
