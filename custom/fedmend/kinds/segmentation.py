@@ -20,7 +20,7 @@ from fedmend.kinds.base import Kind
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.inference import infer_classes, infer_structures
 from fedmend.method import Site
-from fedmend.repairs.mask_ledger import MaskLedger
+from fedmend.repairs.mask_ledger import MaskLedger, changed_classes
 
 DICE_UNIT = 1_000_000  # whole numbers per Dice of 1
 # Columns of the counts: slices with lesion, their Dice, volumes with lesion, their Dice, voxels.
@@ -97,7 +97,7 @@ class Segmentation(Kind):
         train, change = site.data.train, site.ledger.change()
         found = np.zeros((len(train), len(site.data.classes)), dtype=np.float32)
         for index, probability in infer_structures(model, train, site):
-            of = np.where(change[index] < 0, np.maximum(train.masks[index], 1), change[index])
+            of = changed_classes(change[index], train.masks[index])
             for c in range(found.shape[1]):
                 changed, p = of == c + 1, probability[:, c]
                 wrong = np.where(change[index] > 0, 1 - p, p) * changed

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from fedmend.learning.inference import infer_structures
 from fedmend.method import RoundTask, Site
-from fedmend.methods.shared.settings import Positive, Range, Weight
+from fedmend.methods.shared.settings import MarkThreshold, Positive, Range, Weight
 from fedmend.methods.shared.slices import SliceBatchRound, SliceMethod
 
 LOG = logging.getLogger("fedmend.condist")
@@ -180,7 +180,7 @@ class ConDist(SliceMethod):
     last_weight: Weight = 1.0
     temperature: Positive = 2.0
     pseudo_label_round: Annotated[int, Range(lambda value: value >= 0, "0 or more")] = 0
-    pseudo_label_threshold: Annotated[float, Range(lambda value: 0.5 <= value < 1, "0.5 to below 1")] = 0.8
+    pseudo_label_threshold: MarkThreshold = 0.8
 
     def pseudo_label(self, model: nn.Module, task: RoundTask, site: Site) -> None:
         """Marks, in the ledger, unmarked pixels that the received model is sure of, where the masks do not show it."""

@@ -60,7 +60,7 @@ from fedmend.learning.losses import soft_dice_loss
 from fedmend.method import Answer, Federation, RoundTask, Site, Workflow
 from fedmend.methods.shared.learning_curve import fit_line, soft_iou
 from fedmend.methods.shared.lesions import count_components, threshold_for, whole_components
-from fedmend.methods.shared.settings import Count, Range, Settings, Share, SomeShare, Weight
+from fedmend.methods.shared.settings import Count, MarkThreshold, Range, Settings, Share, SomeShare, Weight
 from fedmend.methods.shared.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
 
 LOG = logging.getLogger("fedmend.fedia")
@@ -199,7 +199,7 @@ class FedIA(SliceMethod):
     relative: bool = False
     patience: Count = 1
     gate: Share = 0.0
-    threshold: Annotated[float, Range(lambda value: 0.5 <= value < 1, "0.5 to below 1")] = 0.8
+    threshold: MarkThreshold = 0.8
     min_component: Count = 1
     extent: Share = 1.0
     volume_prior: bool = False

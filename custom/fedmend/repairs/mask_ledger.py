@@ -27,6 +27,19 @@ from fedmend.repairs.repaired_volumes import repaired, write_repaired
 from fedmend.repairs.verdicts import ACCEPT, Verdict
 
 
+def changed_classes(change: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """The class of each pixel that a repair changes.
+
+    Args:
+        change: (N, H, W) int8, the class, from 1, that a pixel becomes, -1 where it becomes background, others 0.
+        masks: (N, H, W) numbers of classes, the site's own annotation.
+
+    Returns:
+        (N, H, W) int: the class that a pixel gets, or the one that it had; the first where it had none.
+    """
+    return np.where(change < 0, np.maximum(masks, 1), change)
+
+
 class MaskLedger(Ledger):
     """The mask ledger of one site and run.
 
@@ -72,17 +85,16 @@ class MaskLedger(Ledger):
         sweep(volumes.parent, volumes.name)
         with whole_folder(volumes) as temporary:
             counts = write_repaired(self._split, change, temporary, self._values)
-        own = np.maximum(self._split.masks, 1)  # whose class is taken away
+        changed = changed_classes(change, self._split.masks)
         classes = range(1, len(self._values) + 1)
-        touched = [((change == c) | (change < 0) & (own == c)).any((1, 2)) for c in classes]
-        rows, of = np.nonzero(np.stack(touched, axis=1))
+        rows, of = np.nonzero(np.stack([(changed == c).any((1, 2)) for c in classes], axis=1))
         number = of[:, None, None] + 1
         make_folder(self._file(rule, round_num).parent)
         # First the pixels: rows without them would be worth nothing.
         pixels: dict[str, Any] = {"pixels": _packed(change[rows] == number)}
         if len(self._values) > 1:
             pixels["classes"] = of
-        if (removed := (change[rows] < 0) & (own[rows] == number)).any():
+        if (removed := (change[rows] < 0) & (changed[rows] == number)).any():
             pixels["removed"] = _packed(removed)
         with write_atomically(self._file(rule, round_num)) as temporary, open(temporary, "wb") as stream:
             np.savez_compressed(stream, rows=rows, **pixels)

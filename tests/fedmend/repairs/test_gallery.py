@@ -102,6 +102,15 @@ def test_added_pixels_are_counted_and_compared_with_the_complete_masks():
     assert "0 of them (0%) are so in the complete annotation, where nothing was missing." in page
 
 
+def test_a_pixel_added_to_the_wrong_structure_is_not_so_in_the_complete_annotation():
+    split = make_split()
+    target, complete = split.masks.copy(), split.masks.copy()
+    target[0, 9, :4], complete[0, 9, :4] = 2, (2, 2, 2, 1)
+    page = gallery_page(split, target, complete, phantom=True)
+    assert "the correction added 4. 3 of them (75%) are so in the complete annotation, 75% of what was missing." in page
+    assert "4 added, 3 of them in the complete annotation" in page
+
+
 @pytest.mark.parametrize("phantom", [True, False])
 def test_the_page_says_that_it_stays_at_the_site_and_only_a_phantom_says_phantom(phantom):
     split = make_split()

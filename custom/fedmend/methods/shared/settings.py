@@ -26,6 +26,7 @@ Share = Annotated[float, Range(lambda value: 0 <= value <= 1, "0 to 1")]
 SomeShare = Annotated[float, Range(lambda value: 0 < value <= 1, "above 0 to 1")]
 PartialShare = Annotated[float, Range(lambda value: 0 <= value < 1, "0 to below 1")]
 PositiveThreshold = Annotated[float, Range(lambda value: 0.5 <= value <= 1, "0.5 to 1")]
+MarkThreshold = Annotated[float, Range(lambda value: 0.5 <= value < 1, "0.5 to below 1")]  # of a pixel that is marked
 NegativeThreshold = Annotated[float, Range(lambda value: 0 <= value < 0.5, "0 to below 0.5")]
 Count = Annotated[int, Range(lambda value: value >= 1, "at least 1")]
 
