@@ -14,10 +14,11 @@ CHOSEN = {"threshold": [0.5, 0.5], "not_sure": [[0.4, 0.6], [0.4, 0.6]]}  # of t
 
 
 def balance(network):
-    """Half of the pixels of noise become lesion."""
+    """Each structure is more probable than the background in half of the pixels of noise."""
     with torch.no_grad():
-        background, lesion = network.eval()(torch.rand(1, 1, 32, 32))[1][0]
-        network.classifier.bias[1] += (background - lesion).median()
+        background, *structures = network.eval()(torch.rand(1, 1, 32, 32))[1][0]
+        for number, structure in enumerate(structures, 1):
+            network.classifier.bias[number] += (background - structure).median()
 
 
 def make_package(

@@ -248,7 +248,8 @@ def _of_masks(package: OpenedPackage) -> dict[str, Any]:
     back = f"torch.nn.functional.interpolate({asked}, v.shape[-2:], mode='nearest-exact')"
     # A slice without tissue is background, whatever the network makes of it.
     blank = "(v.amax((1, 2, 3), keepdim=True) > v.amin((1, 2, 3), keepdim=True))"
-    background = "torch.tensor([30.0, -30.0], device=v.device).view(1, 2, 1, 1)"
+    scores = [30.0, *[-30.0] * len(package.classes)]
+    background = f"torch.tensor({scores}, device=v.device).view(1, -1, 1, 1)"
     whole = f"torch.where({blank}, {back}, {background}).movedim(0, -1)[None]"
     slices = "(torch.as_tensor(volume)[0].movedim(-1, 0).as_subclass(torch.Tensor).contiguous())"
     return {

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from fedmend.errors import FedMendError
-from fedmend.labels import SEGMENTATION
 from fedmend.package.evaluate import Evaluated, evaluate_package
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.predict import Predicted, predict
@@ -92,9 +91,8 @@ class Package(OpenedPackage):
         asked = [(write, Path(out)) for write, out in forms if out is not None]
         if not asked:
             raise FedMendError("export: expected one of --monai, --onnx and --torch with a place to write to, got none")
-        if self.kind == SEGMENTATION and (len(self.classes) > 1 or self.preprocessing.spacing):
-            got = "several structures" if len(self.classes) > 1 else "volumes"
-            raise FedMendError(f"export: expected a model of one class of masks on slices, got one of {got}")
+        if self.preprocessing.spacing:
+            raise FedMendError("export: expected a model of slices, got one of volumes")
         if self.preprocessing.study_slices:
             raise FedMendError("export: expected a model of images, got one of whole studies")
         for write, out in asked:

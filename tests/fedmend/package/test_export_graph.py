@@ -10,6 +10,7 @@ from fedmend.package.probabilities import Asked, probabilities
 
 MASKS = {"kind": "segmentation", "network": "unet_narrow", "classes": ["lesion"], "window": None}
 MODELS = {"multilabel": {}, "singlelabel": {"kind": "singlelabel", "classes": ["a", "b", "c"]}, "segmentation": MASKS}
+MODELS["structures"] = {**MASKS, "classes": ["liver", "spleen"]}
 
 
 @pytest.mark.slow

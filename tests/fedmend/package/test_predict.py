@@ -10,6 +10,7 @@ import pydicom
 import pytest
 import torch
 from factories import make_dicom, refused, write_png
+from package_factories import balance
 from pydicom import Dataset
 from result_factories import PREPARED
 
@@ -252,12 +253,6 @@ def test_a_series_of_another_modality_is_refused(tmp_path, source):
 
 
 def test_masks_lie_on_the_grid_of_their_volumes_whatever_their_orientation(tmp_path):
-    def balance(network):
-        """Half of the pixels of noise become lesion."""
-        with torch.no_grad():
-            background, lesion = network.eval()(torch.rand(1, 1, 32, 32))[1][0]
-            network.classifier.bias[1] += (background - lesion).median()
-
     made = package(tmp_path, "segmentation", "unet_narrow", ["lesion"], change=balance, window=None, modality="MR")
     values = np.random.default_rng(0).random((20, 24, 3)).astype(np.float32)
     upright = nibabel.Nifti1Image(values, np.diag([2.0, 2.0, 5.0, 1.0]))
