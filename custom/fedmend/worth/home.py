@@ -39,13 +39,20 @@ class Home:
 
 
 class _InForce:
-    """In the place of a ledger whose repairs are in the labels already."""
+    """In the place of a ledger whose repairs are in the labels already.
+
+    Args:
+        structures: masks are of several classes.
+    """
+
+    def __init__(self, structures: bool):
+        self._structures = structures
 
     def judged(self, labels: np.ndarray) -> np.ndarray:
         return labels.copy()
 
     def apply(self, masks: np.ndarray) -> np.ndarray:
-        return masks > 0
+        return masks.copy() if self._structures else masks > 0
 
 
 def open_home(
@@ -73,9 +80,8 @@ def open_home(
     card = load_card(folder, name) if folder else known[0]  # type: ignore[index]  # one of them is there
     _check(card, package)
     prepared = package.preprocessing
-    if card.kind == SEGMENTATION and (len(card.classes) > 1 or prepared.spacing):
-        got = "masks of several structures" if len(card.classes) > 1 else "volumes"
-        raise FedMendError(f"{name}: expected labels or one class of masks on slices, got {got}")
+    if prepared.spacing:
+        raise FedMendError(f"{name}: expected a model of slices, got one of volumes")
     opening = Inputs.of(vars(prepared)).opening(known[2].cache_dir if known else work, place)
     kind = kind_of(card.kind)
     data = kind.load(card, package.classes, opening)
@@ -88,7 +94,7 @@ def open_home(
         data, repaired = _with_repairs(data, ledger)
     if card.kind == SINGLELABEL:
         data = _labelled(data, name)
-    site = Site(name, place, data, _InForce(), StateStore(work / "state"), batch_size)
+    site = Site(name, place, data, _InForce(len(package.classes) > 1), StateStore(work / "state"), batch_size)
     return Home(site, kind, card.phantom or package.phantom, repaired, state)
 
 

@@ -1,7 +1,7 @@
 """Models side by side on the same samples: metrics, and bootstrap intervals of metrics and of differences."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -11,11 +11,7 @@ from torch import nn
 from fedmend.data.site import Split
 from fedmend.errors import FedMendError
 from fedmend.kinds import Kind
-from fedmend.kinds.multilabel import score_histograms
-from fedmend.kinds.segmentation import segmentation_counts, segmentation_metrics
-from fedmend.kinds.singlelabel import singlelabel_counts
-from fedmend.labels import MULTILABEL, SEGMENTATION
-from fedmend.learning.inference import infer, infer_masks
+from fedmend.labels import SEGMENTATION
 from fedmend.method import Site
 
 RESAMPLES = 1000
@@ -74,7 +70,7 @@ def compare(kind: Kind, models: Mapping[str, nn.Module], split: Any, site: Site,
     groups = [np.flatnonzero(units == unit) for unit in np.unique(units)]
     if len(groups) < 2:
         raise FedMendError(f"{site.name}: {split.file}: expected at least 2 patients to compare models on, got 1")
-    answers = {name: _answers(kind, model, split, site) for name, model in models.items()}
+    answers = {name: kind.scored(model, split, site) for name, model in models.items()}
     rng = np.random.default_rng(seed)
     draws = [np.arange(len(split)), *(_drawn(groups, rng) for _ in range(RESAMPLES))]
     found = {name: [_metrics(kind, answer, split, rows) for rows in draws] for name, answer in answers.items()}
@@ -107,27 +103,15 @@ def _drawn(groups: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray
     return np.concatenate([groups[number] for number in rng.integers(0, len(groups), len(groups))])
 
 
-def _answers(kind: Kind, model: nn.Module, split: Any, site: Site) -> np.ndarray:
-    """(N, C) logits; of masks (N, 2) pixels of lesion that are found and right, and found."""
-    if kind.name != SEGMENTATION:
-        return infer(model, split, site)[1].numpy()
-    answers = np.zeros((len(split), 2), dtype=np.int64)
-    for index, probability in infer_masks(model, split, site):
-        found = probability > 0.5
-        answers[index] = np.stack([(found & (split.masks[index] > 0)).sum((1, 2)), found.sum((1, 2))], 1)
-    return answers
-
-
 def _metrics(kind: Kind, answers: np.ndarray, split: Any, rows: np.ndarray) -> Mapping[str, float | None]:
     """Macro metrics of some samples (n,), of which some may be there several times."""
     if kind.name == SEGMENTATION:
         # A volume that is drawn twice is two volumes: its copies begin where its first slice comes again.
-        case, true = split.case[rows], split.masks.sum((1, 2), dtype=np.int64)[rows]
+        case = split.case[rows]
         starts = np.flatnonzero(np.r_[True, (case[1:] != case[:-1]) | (rows[1:] <= rows[:-1])])
         copies = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(rows)]))
-        return segmentation_metrics(segmentation_counts(answers[rows, 0], answers[rows, 1], true, copies))["macro"]
-    counted = score_histograms if kind.name == MULTILABEL else singlelabel_counts
-    return kind.metrics(counted(answers[rows], split.labels[rows]))["macro"]
+        return kind.metrics(kind.count(answers[rows], replace(split, case=copies)))["macro"]
+    return kind.metrics(kind.count(answers, split, rows))["macro"]
 
 
 def _summary(values: np.ndarray) -> tuple[float, float, float] | None:

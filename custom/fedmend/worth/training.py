@@ -14,6 +14,7 @@ from fedmend.learning.training import LocalTrainer
 from fedmend.method import LocalMethod, Round, RoundTask
 from fedmend.methods.alone import MaskRound
 from fedmend.methods.baselines import FedAvgPL, SingleLabelFedAvg
+from fedmend.methods.condist import ConDist
 from fedmend.methods.shared.slices import SliceMethod
 from fedmend.worth.home import Home
 
@@ -33,6 +34,9 @@ METHODS: Mapping[str, LocalMethod] = {
     SINGLELABEL: SingleLabelFedAvg(la=True),
     SEGMENTATION: _Masks(),
 }
+# Of several structures a site may mark some: a model that knows the others is held to them, one that begins has nothing
+# to be held to.
+KNOWN, NEW = ConDist(first_weight=1.0), ConDist(first_weight=0.0, last_weight=0.0)
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,8 @@ def train_at(home: Home, model: nn.Module, plan: Plan, *, layers: str = ALL, fro
     """
     _freeze(model, layers)
     site, method = home.site, METHODS[home.kind.name]
+    if home.kind.name == SEGMENTATION and len(site.data.classes) > 1:
+        method = NEW if from_start else KNOWN
     values = [_measured(home, model)]
     best, chosen = _copied(model), 0
     for epoch in range(plan.epochs):

@@ -3,7 +3,7 @@
 import json
 import socket
 from dataclasses import replace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from fedmend.kinds import kind_of
 from fedmend.learning import networks
 from fedmend.learning.local_norm import NORM
 from fedmend.learning.weights import get_weights
+from fedmend.methods import condist
 from fedmend.package import Package
 from fedmend.records.package_files import write_package
 from fedmend.repairs.label_ledger import Repairs
@@ -262,7 +263,7 @@ def test_a_volume_that_is_drawn_twice_counts_twice(tmp_path):
     masks[0, 0, 0] = masks[2, 0, :4] = 1
     split = make_mask_split(tmp_path, masks, volumes=2)
     assert units_of(split)[0].tolist() == [0, 0, 1, 1]
-    answers = np.array([[1, 1], [0, 0], [2, 2], [0, 0]])  # hits and predicted: Dice 1, and 2*2/(2+4)
+    answers = np.array([[[1, 1, 1]], [[0, 0, 0]], [[2, 2, 4]], [[0, 0, 0]]])  # hits, predicted, true: Dice 1, 2*2/(2+4)
     found = _metrics(kind_of("segmentation"), answers, split, np.array([0, 1, 0, 1, 2, 3]))
     assert found["volume_dice"] == pytest.approx((1 + 1 + 2 / 3) / 3)
 
@@ -298,22 +299,41 @@ def test_of_single_labels_a_sample_that_nobody_has_labelled_is_left_out(tmp_path
     assert set(found.compared.metrics["alone"]) >= {"bacc", "f1", "auc"}
 
 
-def test_of_masks_volumes_are_compared(tmp_path):
-    folder = tmp_path / "site-1"
-    make_volume_site(folder, test=[lesion(), lesion()])
+def make_mask_home(tmp_path, classes):
+    """A package of random weights and a site with two volumes in each split, whose training masks show one class."""
+    folder, structures = tmp_path / "site-1", len(classes)
+    test = [lesion() * number for number in (1, structures)]
+    marked = {"annotated": {"train": classes[:1]}} if structures > 1 else {}
+    make_volume_site(folder, test=test, classes=classes, **marked)
     card = json.loads((folder / "site.json").read_text())
     card["splits"]["val"] = card["splits"]["test"]
     (folder / "site.json").write_text(json.dumps(card))
     listed = json.loads((folder / "datalist.json").read_text())
     (folder / "datalist.json").write_text(json.dumps(listed | {"validation": listed["test"]}))
     prepared = replace(WINDOWLESS, pixel_mean=(0.0,) * 3, pixel_deviation=(1.0,) * 3, image_size=32)
-    network = {"name": "unet_narrow", "arguments": {"num_classes": 1}}
-    about = {"kind": "segmentation", "classes": ["lesion"], "network": network}
-    weights = {k: v.numpy() for k, v in get_weights(networks.build_network("unet_narrow", 1)).items()}
+    network = {"name": "unet_narrow", "arguments": {"num_classes": structures}}
+    about = {"kind": "segmentation", "classes": classes, "network": network}
+    weights = {k: v.numpy() for k, v in get_weights(networks.build_network("unet_narrow", structures)).items()}
     made = make_package(tmp_path, **about, preprocessing=prepared.of_package("segmentation")).info
     write_package(tmp_path / "run-1.fedmend", {k: v for k, v in made.items() if k != "format"}, weights)
     package = Package(tmp_path / "run-1.fedmend")
-    found = worth(package, home_of(tmp_path, package, folder), tmp_path / "out", epochs=1)
+    return package, home_of(tmp_path, package, folder)
+
+
+@pytest.mark.parametrize("classes", [["lesion"], ["liver", "spleen"]], ids=len)
+def test_of_masks_volumes_are_compared(tmp_path, classes):
+    package, home = make_mask_home(tmp_path, classes)
+    found = worth(package, home, tmp_path / "out", epochs=1)
     assert found.compared.units == 2
     assert set(found.compared.metrics["alone"]) == {"dice", "volume_dice", "precision", "recall"}
     assert Package(tmp_path / "out" / "run-1-personal.fedmend").kind == "segmentation"
+
+
+@pytest.mark.parametrize("from_start", [False, True])
+def test_a_known_model_alone_is_held_to_structures_that_the_site_does_not_mark(tmp_path, from_start):
+    package, home = make_mask_home(tmp_path, ["liver", "spleen"])
+    losses = {name: getattr(condist, name) for name in ("marginal_loss", "conditional_distillation")}
+    with patch.multiple(condist, **{name: Mock(wraps=loss) for name, loss in losses.items()}):
+        train_at(home, package.network(), plan_of(SETTINGS, "run-1", epochs=1), from_start=from_start)
+        assert condist.marginal_loss.call_args.args[2].tolist() == [True, False]
+        assert condist.conditional_distillation.called is not from_start
