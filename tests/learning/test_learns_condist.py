@@ -4,8 +4,8 @@ import pytest
 from arms import final, lines, train
 
 pytestmark = pytest.mark.slow
-SMALL = {"phantom.images": 24, "phantom.seed": 100, "seed": 100, "num_rounds": 20, "eval_every": 20}
-PSEUDO_LABELS = {"pseudo_label_round": 20}  # by the model of round 19
+SMALL = {"phantom.images": 24, "phantom.seed": 100, "seed": 100, "eval_every": 40}
+PSEUDO_LABELS = {"pseudo_label_round": 40}  # by the model of round 39
 
 
 def test_condist_finds_organs_that_a_site_has_not_outlined(tmp_path):
