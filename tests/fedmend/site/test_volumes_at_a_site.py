@@ -28,6 +28,7 @@ from fedmend.methods.fedia import FedIA
 from fedmend.preprocessing import as_told, is_told
 from fedmend.site.limits import step_bytes
 from fedmend.site.preparation import check_preparation, preprocessing_of
+from fedmend.worth.home import open_home
 
 CPU = torch.device("cpu")
 NETWORK = "volume/monai/SegResNet(init_filters=8, blocks_down=[1, 1], blocks_up=[1])"
@@ -130,6 +131,8 @@ def test_an_evaluation_measures_surfaces_at_the_spacing(tmp_path):
     assert results["samples"] == 14
     with refused("export: expected a model of slices, got one of volumes"):
         package.export(monai=tmp_path / "bundle")
+    with refused("site-1: expected a model of slices, got one of volumes"):
+        open_home(package, site, None, work=tmp_path / "work", batch_size=1, device="cpu")
 
 
 @pytest.mark.parametrize(
