@@ -151,6 +151,16 @@ def test_rows_of_closed_form_heads_leave_the_scaling_of_pixels_to_their_network(
     assert [found.site.get(name, []) for name in ("pixel_mean", "pixel_deviation")] == [[], []]
 
 
+@pytest.mark.parametrize("job", ["fedmlp_ich", "fednoro_ich", "fedlsm_isic2018"])
+def test_rows_of_closed_form_heads_are_not_refitted_where_the_job_is(job, tmp_path):
+    configure_job(ROOT / "jobs" / job, tmp_path / job, Changes({"refit": True}))
+    rows = [row for row in job_variants(tmp_path / job) if row.startswith("closed_form")]
+    found = {row: read_job(tmp_path / job, Changes(variants=(row,))).run["refit"] for row in rows}
+    assert found == dict.fromkeys(rows, False)
+    assert "closed_form" in rows
+    assert read_job(tmp_path / job).run["refit"] is True
+
+
 @each_job
 def test_a_job_holds_values_and_no_references(job):
     """FLARE puts variables of the configuration, of its own and of the environment in place of words in braces."""

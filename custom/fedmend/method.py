@@ -187,7 +187,6 @@ class LocalMethod:
     STRUCTURES: ClassVar[bool] = False
     VOLUMES: ClassVar[bool] = False
     PACKAGES: ClassVar[Mapping[str, str]] = {}
-
     ROUND: ClassVar[type[Round]]
     patients_apart: bool = False
 
@@ -344,6 +343,7 @@ class Workflow(ABC):
         METHOD: the client half, whose ``FIELDS`` the sites report and whose ``KNOWLEDGE`` the workflow sends; where it
             serves several methods, the class that they share.
         NEEDS: stage → fields without which a report of it is refused; default: none.
+        trains: whether sites train; where they only answer, ``refit`` has nothing to end.
         warmup_rounds: rounds of the first stage, for reports; 0: there is none.
         least_sites: fewest sites that the algorithm needs.
         evaluation: the :class:`fedmend.evaluation.federated.Packages` that sites evaluate instead of training; the
@@ -352,6 +352,7 @@ class Workflow(ABC):
 
     METHOD: ClassVar[type[LocalMethod]] = LocalMethod
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {}
+    trains: ClassVar[bool] = True
     warmup_rounds: int = 0
     least_sites: int = 1
     evaluation: Any = None
@@ -385,8 +386,7 @@ class Workflow(ABC):
             FedMendError: not 0 <= warmup_rounds <= num_rounds.
         """
         if not 0 <= self.warmup_rounds <= num_rounds:
-            where = "job variables warmup_rounds, num_rounds"
-            got = f"{self.warmup_rounds} of {num_rounds}"
+            where, got = "job variables warmup_rounds, num_rounds", f"{self.warmup_rounds} of {num_rounds}"
             raise FedMendError(f"{where}: expected the warm-up to fit into the run, got {got}")
 
     def check_sites(self, sites: int) -> None:

@@ -153,6 +153,7 @@ class ModelEvaluation(Workflow):
     """
 
     METHOD: ClassVar[type[LocalMethod]] = EvaluateModels
+    trains: ClassVar[bool] = False
 
     packages: Sequence[str] = ()
     subgroups: Sequence[str] = ()

@@ -113,6 +113,7 @@ class ClosedFormWorkflow(Settings, Workflow):
     """
 
     METHOD = ClosedForm
+    trains: ClassVar[bool] = False
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
         HEADS: tuple(HEAD_FIELDS),
         CANDIDATES: tuple(HEAD_FIELDS),

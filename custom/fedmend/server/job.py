@@ -109,7 +109,7 @@ class ServerJob:
         census = read_census(results, spec.classes, goes_on=saved is not None)
         start.check(spec, census)
         if chosen.refit:
-            check_refit(census)
+            check_refit(workflow, census)
         log.counted(census, warm_start=start.trained)
         self.prefix = log.prefix
         workflow.check_sites(len(census.facts))

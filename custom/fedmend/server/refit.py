@@ -10,12 +10,14 @@ from fedmend.method import Federation, Workflow
 from fedmend.server.census import Census
 
 
-def check_refit(census: Census) -> None:
-    """Refuses a refit that some site could not take part in, before anything is trained.
+def check_refit(workflow: Workflow, census: Census) -> None:
+    """Refuses a refit that has nothing to end, or that some site could not take part in, before anything is trained.
 
     Raises:
-        FedMendError: masks, studies, or a site that keeps differential privacy.
+        FedMendError: nothing is trained, masks, studies, or a site that keeps differential privacy.
     """
+    if not workflow.trains:
+        raise FedMendError("job variable refit: expected false in a job that trains nothing, got true")
     if census.kind.name == SEGMENTATION:
         raise FedMendError("job variable refit: expected false for masks, got true")
     if census.preprocessing.study_slices:

@@ -10,6 +10,7 @@ from result_factories import PREPARED
 
 from fedmend.messages import COLLECT
 from fedmend.methods.baselines import FedAvgWorkflow
+from fedmend.methods.closed_form import ClosedFormWorkflow
 from fedmend.methods.fednoro import CLEAN, NOISY, FedNoRoWorkflow
 
 SITES = ["site-1", "site-2"]
@@ -72,6 +73,13 @@ def test_studies_are_refused_before_anything_is_trained(tmp_path):
     run = Run(tmp_path, FedAvgWorkflow(), SITES, answer, num_rounds=1, refit=True)
     assert "job variable refit: expected false for studies, got true" in run.stopped
     assert not run.rounds("train")
+
+
+def test_a_job_that_trains_nothing_has_no_refit(tmp_path):
+    heads = collected_answers({site: head(1.0, [10, 5]) for site in SITES})
+    run = Run(tmp_path, ClosedFormWorkflow(), SITES, heads, num_rounds=1, refit=True)
+    assert "job variable refit: expected false in a job that trains nothing, got true" in run.stopped
+    assert not run.rounds(COLLECT)
 
 
 def test_noisy_sites_have_no_part_in_what_is_solved():
