@@ -27,9 +27,11 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
   triggered last.
 - D9 Adam as the job says (beta_2 .99 in the paper); weight decay from the code. The learning rate is constant in the
   code; the paper calls its own "initial" and does not say what follows, so the job has ``learning_rate_decay``.
-- D10 one channel, where the code has two.
-- D11 see :func:`fedmend.learning.losses.soft_dice_loss`. The code feeds grey values from 0 to 255; here images are in
-  0..1.
+- D10 one channel, where the code has two. D11 see :func:`fedmend.learning.losses.soft_dice_loss`; images are in 0..1,
+  in the code grey values from 0 to 255.
+- D12 a correction that would mark more than 19 times the pixels that the site has marked waits for a later model: less
+  than a twentieth of the lesion would have been marked (in the paper a tenth of the lesions at least), and it comes of
+  a model that marks nearly everything.
 
 The published trigger has weaknesses. A line over the whole warm-up is too flat where the warm-up begins slowly, so that
 sites correct late or never: ``line_share`` leaves its first rounds out. A site with few annotations has a flat curve,
@@ -53,21 +55,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmend.averaging import Contributions, by_samples
+from fedmend.averaging import by_samples
 from fedmend.fields import UNBOUNDED, Field, Report
 from fedmend.learning.inference import infer_masks
 from fedmend.learning.losses import soft_dice_loss
 from fedmend.method import Answer, Federation, RoundTask, Site, Workflow
+from fedmend.methods.shared.completeness import completeness, completeness_aware
 from fedmend.methods.shared.learning_curve import fit_line, soft_iou
-from fedmend.methods.shared.lesions import count_components, threshold_for, whole_components
+from fedmend.methods.shared.lesions import count_components, threshold_for
 from fedmend.methods.shared.settings import Count, MarkThreshold, Range, Settings, Share, SomeShare, Weight
-from fedmend.methods.shared.slices import CORRECTION_FLAG, DONE, EXEMPT, TRIGGERED, WAITS, SliceMethod, SliceRound
+from fedmend.methods.shared.slices import (
+    CORRECTION_FLAG,
+    DONE,
+    EXEMPT,
+    TRIGGERED,
+    WAITS,
+    SliceMethod,
+    SliceRound,
+    unmarked_lesions,
+)
 
 LOG = logging.getLogger("fedmend.fedia")
 WARMUP, COMPLETENESS, CORRECTION, CORRECTED = "warmup", "completeness", "correction", "corrected"  # stages
 RULE = "fedia.correction"
 STATE = "fedia"
-LOWEST_LOSS = 1e-3  # of Eq. (4): below it a model is perfect, and exp(a / l) is beyond all numbers
+MOST_ADDED = 19  # times the marked pixels, D12
 WHOLE_SITE = "numbers about the whole site"
 FIELDS = {
     "lesions": Field((2,), "int64", 0, UNBOUNDED, "components in annotation and prediction, once (Eq. 3)", WHOLE_SITE),
@@ -93,8 +105,8 @@ class FedIARound(SliceRound):
 
     def __init__(self, method: "FedIA", model: nn.Module, task: RoundTask, site: Site):
         self._progress = Progress.load(site).before(task.round_num)
-        if self._progress.triggered is not None and self._progress.corrected is None:
-            method.correct_masks(model, task, site, self._progress.lesions)
+        due = self._progress.triggered is not None and self._progress.corrected is None
+        if due and method.correct_masks(model, task, site, self._progress.lesions):
             self._progress.corrected = task.round_num
         self._progress.save(site)
         super().__init__(method, model, task, site)
@@ -205,21 +217,30 @@ class FedIA(SliceMethod):
     volume_prior: bool = False
     marked_slices: bool = False
 
-    def correct_masks(self, model: nn.Module, task: RoundTask, site: Site, lesions: Sequence[int] | None) -> None:
-        """Marks what the received model is sure of, Eq. (7), given the two counts of Eq. (3), if the site has them."""
+    def correct_masks(self, model: nn.Module, task: RoundTask, site: Site, lesions: Sequence[int] | None) -> bool:
+        """Marks what the received model is sure of, Eq. (7).
+
+        Args:
+            model: the received one.
+            task: says under which round.
+            site: data and ledger.
+            lesions: the two counts of Eq. (3), if the site has them.
+
+        Returns:
+            Whether it has; False: that would be more than can be missing (D12), and nothing was marked.
+        """
         masks, estimate = site.data.train.masks, completeness(np.array(lesions)) if lesions else 0.0
-        threshold = self.threshold
+        threshold, marked = self.threshold, int((masks > 0).sum())
         if self.volume_prior and estimate:
             unmarked = (p[masks[index] == 0] for index, p in infer_masks(model, site.data.train, site))
-            threshold = threshold_for(unmarked, float((masks > 0).sum()) * (1 / estimate - 1))
-        added, confidence = np.zeros(masks.shape, dtype=bool), np.zeros(len(masks))
-        for index, probability in infer_masks(model, site.data.train, site):
-            lesion = whole_components(probability, threshold, extent=min(self.extent, threshold))
-            new = lesion & (masks[index] == 0)
-            added[index] = new
-            confidence[index] = (probability * new).sum((1, 2)) / np.maximum(new.sum((1, 2)), 1)
+            threshold = threshold_for(unmarked, marked * (1 / estimate - 1))
+        added, confidence = unmarked_lesions(model, site, threshold, extent=min(self.extent, threshold))
+        if (pixels := int(added.sum())) > MOST_ADDED * marked > 0:
+            LOG.warning("%s: %d pixels beside %d marked ones are too many; corrected later", site.name, pixels, marked)
+            return False
         site.ledger.record(RULE, task.ledger_round, added, confidence)
-        LOG.info("%s: %d pixels of %d slices marked as lesion", site.name, added.sum(), added.any((1, 2)).sum())
+        LOG.info("%s: %d pixels of %d slices marked as lesion", site.name, pixels, added.any((1, 2)).sum())
+        return True
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Completeness by theta_T (Eq. 3) and the line of the learning curve (Eq. 6).
@@ -271,7 +292,8 @@ class FedIAWorkflow(Settings, Workflow):
     Args:
         warmup_rounds: T >= 2, which a line needs.
         completeness_aggregation: average by completeness and loss in stage 2 (Eq. 4); False: by samples.
-        temperature: of the average by completeness, see :func:`completeness_weights`; 0: as published.
+        temperature: of the average by completeness, see
+            :func:`fedmend.methods.shared.completeness.completeness_weights`; 0: as published.
     """
 
     METHOD = FedIA
@@ -303,7 +325,7 @@ class FedIAWorkflow(Settings, Workflow):
                 self._train(fed, CORRECTED)
         if left := uncorrected(fed.memory):
             fed.record("not_corrected", left)
-            words = "their IoU never fell behind its line, or the job does not correct"
+            words = "their IoU never fell behind its line, corrections were too large, or the job has none"
             fed.warn(f"not corrected by the end: {', '.join(left)}; {words}")
 
     @staticmethod
@@ -354,47 +376,3 @@ class FedIAWorkflow(Settings, Workflow):
 def uncorrected(memory: FedIAWorkflow.Memory) -> list[str]:
     """Sites that have not corrected and may yet: not those that are spared, nor those without a line to fall behind."""
     return [site for site in sorted(memory.completeness) if memory.correction.get(site) not in (DONE, EXEMPT)]
-
-
-def completeness(lesions: np.ndarray) -> float:
-    """a of Eq. (3), Xiang et al., MICCAI 2024: lesions in the annotation / lesions that theta_T predicts.
-
-    Args:
-        lesions: (2,) counts; without a predicted lesion the completeness is 0 (D1).
-    """
-    return float(lesions[0]) / float(lesions[1]) if lesions[1] else 0.0
-
-
-def completeness_aware(
-    estimates: Mapping[str, float], contributions: Contributions, *, temperature: float = 0.0
-) -> dict[str, float]:
-    """:func:`completeness_weights` of contributions whose reports have ``dice_loss``."""
-    losses = {site: float(c.report["dice_loss"][0]) for site, c in contributions.items()}
-    return completeness_weights(estimates, losses, temperature=temperature)
-
-
-def completeness_weights(
-    estimates: Mapping[str, float], losses: Mapping[str, float], *, temperature: float = 0.0
-) -> dict[str, float]:
-    """Share of each site in the average, Eq. (4), Xiang et al., MICCAI 2024: exp(a / l), normalised.
-
-    Computed from differences to the largest exponent, so that nothing overflows.
-
-    Args:
-        estimates: site → a; a site without an estimate counts as the least complete one.
-        losses: site → l in 0..1.
-        temperature: 0: as published. Above: exp((a / largest a) / (l / mean l) / temperature), which does not sharpen
-            as losses shrink.
-
-    Returns:
-        site → share; they sum to 1.
-    """
-    sites = sorted(losses)
-    least = min(estimates.values(), default=0.0)
-    a = np.array([estimates.get(site, least) for site in sites])
-    loss = np.array([max(losses[site], LOWEST_LOSS) for site in sites])
-    if temperature > 0:
-        a, loss = a / max(a.max(), np.finfo(float).tiny), loss / loss.mean() * temperature
-    exponent = a / loss
-    weight = np.exp(exponent - exponent.max())
-    return dict(zip(sites, (weight / weight.sum()).tolist(), strict=True))

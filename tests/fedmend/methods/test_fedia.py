@@ -1,5 +1,3 @@
-import math
-
 import monai.losses  # noqa: F401 - takes seconds, which no test shall seem to take
 import numpy as np
 import pytest
@@ -7,7 +5,6 @@ import torch
 from factories import refused
 from torch_factories import SaysMasks, make_mask_site, make_task
 
-from fedmend.averaging import Contribution
 from fedmend.learning.training import LocalTrainer
 from fedmend.methods.fedia import (
     COMPLETENESS,
@@ -20,9 +17,6 @@ from fedmend.methods.fedia import (
     WARMUP,
     FedIA,
     FedIAWorkflow,
-    completeness,
-    completeness_aware,
-    completeness_weights,
     uncorrected,
 )
 
@@ -40,35 +34,6 @@ def planes(*marked):
 
 
 MASKS = planes([(2, 2), (2, 3), (9, 9)], [(5, 5)], [], [(0, 0), (1, 1)])
-
-
-# ---- pure functions -------------------------------------------------------------------------------------------------
-
-
-def test_completeness_is_a_ratio_of_counts_and_never_divides_by_zero():
-    assert completeness(np.array([3, 12])) == 0.25
-    assert completeness(np.array([3, 2])) == 1.5
-    assert completeness(np.array([3, 0])) == 0
-    assert completeness(np.array([0, 5])) == 0
-
-
-def test_weights_are_exp_of_completeness_over_loss_without_overflow():
-    a, b = math.exp(0.5 / 0.5), math.exp(0.2 / 0.4)
-    assert completeness_weights({"x": 0.5, "y": 0.2}, {"x": 0.5, "y": 0.4}) == pytest.approx(
-        {"x": a / (a + b), "y": b / (a + b)}
-    )
-    assert completeness_weights({"x": 1.0, "y": 1.0}, {"x": 1e-9, "y": 0.5}) == {"x": 1, "y": 0}
-    assert completeness_weights({}, {"x": 0.3, "y": 0.3}) == {"x": 0.5, "y": 0.5}
-
-
-def test_weights_with_a_temperature_do_not_sharpen_as_losses_shrink():
-    # a / largest a: 1/2 and 1; l / mean l: 1.5 and 0.5, at any scale of the losses.
-    low, high = math.exp(0.5 / 1.5 / 2), math.exp(1 / 0.5 / 2)
-    expected = {"x": low / (low + high), "y": high / (low + high)}
-    for scale in (1.0, 0.01):
-        losses = {"x": 0.6 * scale, "y": 0.2 * scale}
-        assert completeness_weights({"x": 1.0, "y": 2.0}, losses, temperature=2.0) == pytest.approx(expected)
-    assert completeness_weights({"x": 0.0, "y": 0.0}, losses, temperature=1.0) == {"x": 0.5, "y": 0.5}
 
 
 # ---- at a site ------------------------------------------------------------------------------------------------------
@@ -328,8 +293,33 @@ def test_without_an_estimate_a_prior_on_volume_leaves_the_threshold(tmp_path):
     assert np.argwhere(played.work._target.numpy() & (MASKS == 0)).tolist() == [[2, 7, 7]]
 
 
+def test_a_correction_that_marks_more_than_can_be_missing_waits_for_a_later_model(tmp_path):
+    # 6 pixels are marked: with 114 more that would be a twentieth.
+    few, many = np.full(MASKS.shape, 0.1), np.full(MASKS.shape, 0.1)
+    few[2].flat[:114], many[2].flat[:115] = 0.9, 0.9
+    played = Played(tmp_path, FedIA(), probabilities=many)
+    played.warm_up(FLAT)
+    assert played.round(4, loss_of(0.1)) == TRIGGERED
+    assert played.round(5, loss_of(0.1)) == TRIGGERED
+    assert not played.site.ledger.added().any()
+    played.model = SaysMasks(few)
+    assert played.round(6, loss_of(0.1)) == DONE
+    assert played.site.ledger.added().sum() == 114
+    assert {row["round"] for row in played.site.ledger.history()} == {6}
+
+
+def test_a_site_without_marks_is_corrected_whatever_the_size(tmp_path):
+    played = Played(tmp_path, FedIA(), probabilities=np.full(MASKS.shape, 0.9), masks=np.zeros_like(MASKS))
+    played.warm_up(FLAT)
+    played.round(4, loss_of(0.1))
+    assert played.round(5, loss_of(0.1)) == DONE
+    assert played.site.ledger.added().all()
+
+
 def test_a_site_corrects_once(tmp_path):
-    played = Played(tmp_path, FedIA(), probabilities=np.where(MASKS > 0, 0.9, 0.85))
+    probabilities = np.where(MASKS > 0, 0.9, 0.1)
+    probabilities[2, 7] = 0.85
+    played = Played(tmp_path, FedIA(), probabilities=probabilities)
     played.warm_up(FLAT)
     for r in range(4, 8):
         played.round(r, loss_of(0.1))
@@ -379,30 +369,6 @@ def test_settings_out_of_range_are_refused_in_one_sentence(options, sentence):
 
 
 # ---- at the server --------------------------------------------------------------------------------------------------
-
-
-def contribution(loss, samples=10):
-    return Contribution(samples, {"dice_loss": np.array([loss], dtype=np.float32)})
-
-
-def test_models_are_averaged_by_completeness_over_loss():
-    found = completeness_aware(
-        {"site-1": 0.5, "site-2": 1.0}, {"site-1": contribution(0.5), "site-2": contribution(0.25)}
-    )
-    a, b = math.exp(0.5 / 0.5), math.exp(1.0 / 0.25)
-    assert found == pytest.approx({"site-1": a / (a + b), "site-2": b / (a + b)})
-
-
-def test_a_share_that_vanishes_leaves_the_other_models():
-    estimates = {"site-1": 0.1, "site-2": 1.0}
-    told = {"site-1": contribution(1), "site-2": contribution(0)}
-    assert completeness_aware(estimates, told) == {"site-1": 0, "site-2": 1}  # exp(0.1 - 1000)
-
-
-def test_a_site_without_an_estimate_counts_as_the_least_complete_one():
-    told = {site: contribution(0.5) for site in ("a", "b", "c")}
-    found = completeness_aware({"a": 0.9, "b": 0.2}, told)
-    assert found["c"] == found["b"] < found["a"]
 
 
 def test_sites_that_have_corrected_or_are_spared_are_waited_for_no_longer():

@@ -10,7 +10,7 @@ import pytest
 from scipy import ndimage
 
 from fedmend.datasets.imperfections import remove_lesions
-from fedmend.methods.fedia import completeness
+from fedmend.methods.shared.completeness import completeness
 from fedmend.methods.shared.lesions import count_components
 
 pytestmark = [

@@ -89,7 +89,7 @@ def test_a_volume_is_asked_window_by_window_and_counted_slice_by_slice(tmp_path)
 def test_a_correction_of_volumes_is_in_the_ledger_slice_by_slice(tmp_path):
     site = site_of(tmp_path)
     method = FedIA(threshold=0.9)
-    method.correct_masks(Bright(), RoundTask("correction", 1, 3), site, None)
+    assert method.correct_masks(Bright(), RoundTask("correction", 1, 3), site, None)
     train = site.data.train
     assert site.ledger.added().any()
     bright = train.images.astype(np.float32)[:, 4:12, 4:12] > 0.6

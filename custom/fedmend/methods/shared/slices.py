@@ -15,8 +15,10 @@ from fedmend.data.intensity import augment_intensity
 from fedmend.data.spaced import Patches
 from fedmend.fields import Field
 from fedmend.labels import SEGMENTATION
+from fedmend.learning.inference import infer_masks
 from fedmend.learning.losses import soft_dice_loss
 from fedmend.method import LocalMethod, Round, RoundTask, Site
+from fedmend.methods.shared.lesions import whole_components
 from fedmend.methods.shared.settings import Settings, one_of
 
 LOG = logging.getLogger("fedmend.slices")
@@ -72,6 +74,27 @@ class Relabelling:
         site, change = self._site, self._change
         site.ledger.record(rule, task.ledger_round, change, self._confidence)
         LOG.info("%s: repairs of %d slices by %s", site.name, change.any((1, 2)).sum(), rule)
+
+
+def unmarked_lesions(model: nn.Module, site: Site, threshold: float, *, extent: float) -> tuple[np.ndarray, np.ndarray]:
+    """What a model is sure of and the site has not marked, in the slices of its training split.
+
+    Args:
+        model: the received one.
+        site: its marks; repairs do not count.
+        threshold: as ``extent``, see :func:`fedmend.methods.shared.lesions.whole_components`.
+        extent: see there.
+
+    Returns:
+        (N, H, W) bool, and (N,) mean probability of these pixels of a slice, 0 where there is none.
+    """
+    masks = site.data.train.masks
+    added, confidence = np.zeros(masks.shape, dtype=bool), np.zeros(len(masks))
+    for index, probability in infer_masks(model, site.data.train, site):
+        new = whole_components(probability, threshold, extent=extent) & (masks[index] == 0)
+        added[index] = new
+        confidence[index] = (probability * new).sum((1, 2)) / np.maximum(new.sum((1, 2)), 1)
+    return added, confidence
 
 
 class SliceBatchRound(Round):
