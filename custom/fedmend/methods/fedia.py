@@ -227,7 +227,7 @@ class FedIA(SliceMethod):
             lesions: the two counts of Eq. (3), if the site has them.
 
         Returns:
-            Whether it has; False: that would be more than can be missing (D12), and nothing was marked.
+            True; False: nothing was marked, as it would have been more than can be missing (D12).
         """
         masks, estimate = site.data.train.masks, completeness(np.array(lesions)) if lesions else 0.0
         threshold, marked = self.threshold, int((masks > 0).sum())

@@ -82,8 +82,8 @@ def unmarked_lesions(model: nn.Module, site: Site, threshold: float, *, extent: 
     Args:
         model: the received one.
         site: its marks; repairs do not count.
-        threshold: as ``extent``, see :func:`fedmend.methods.shared.lesions.whole_components`.
-        extent: see there.
+        threshold: of :func:`fedmend.methods.shared.lesions.whole_components`.
+        extent: of the same.
 
     Returns:
         (N, H, W) bool, and (N,) mean probability of these pixels of a slice, 0 where there is none.
