@@ -104,9 +104,19 @@ def test_json_with_the_mark_of_windows_editors_is_read_and_written_as_flare_read
         json.loads((tmp_path / "out" / file).read_text())
 
 
+@pytest.fixture
+def at_a_terminal():
+    """Signals as a terminal leaves them, though the tests may run under nohup or in the background."""
+    usual = dict.fromkeys(LISTENS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
+    before = {n: signal.signal(n, handler) for n, handler in usual.items()}
+    yield
+    for n, handler in before.items():
+        signal.signal(n, handler)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_command_is_stopped_in_order_however_often_it_is_asked(monkeypatch, number, code):
-    before, cleaned = [signal.getsignal(n) for n in LISTENS], []
+def test_a_command_is_stopped_in_order_however_often_it_is_asked(monkeypatch, at_a_terminal, number, code):
+    cleaned = []
 
     def write_report(folder):
         try:
@@ -123,8 +133,7 @@ def test_a_command_is_stopped_in_order_however_often_it_is_asked(monkeypatch, nu
         assert call("report", "folder") == code
     assert stop is None or stop.value.code == code
     assert cleaned == [True]
-    after = [signal.signal(n, handler) for n, handler in zip(LISTENS, before, strict=True)]
-    assert after == [signal.SIG_IGN] * 3  # until the process has ended
+    assert [signal.getsignal(n) for n in LISTENS] == [signal.SIG_IGN] * 3  # until the process has ended
 
 
 def test_a_command_that_ends_by_itself_leaves_the_signals_as_they_were():
