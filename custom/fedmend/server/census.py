@@ -64,6 +64,32 @@ class Census:
         """(C,) bool: classes that a site annotates and has."""
         return self.facts[site].annotated & (self.facts[site].positives > 0)
 
+    def fewest(self, asked: Collection[str], least: int) -> int:
+        """Fewest valid results of the sites ``asked`` out of which anything may be made: ``least``, and as many as each
+        of these sites wants."""
+        return max([least, *(self.min_federation[site] for site in asked)])
+
+    def among_enough(self, sites: Sequence[str]) -> list[str]:
+        """Those of some sites that are among as many as they want to be when these alone are asked."""
+        alone = lonely({site: self.min_federation[site] for site in sites})
+        return [site for site in sites if site not in alone]
+
+
+def lonely(wanted: Mapping[str, int]) -> dict[str, int]:
+    """Sites that want to be among more than there are, and then the others that want the same.
+
+    Args:
+        wanted: site → its ``min_federation``.
+
+    Returns:
+        site → how many there are.
+    """
+    there, found = dict(wanted), {}
+    while alone := dict.fromkeys((site for site, least in there.items() if least > len(there)), len(there)):
+        found |= alone
+        there = {site: least for site, least in there.items() if site not in found}
+    return found
+
 
 def read_census(results: Mapping[str, SiteResult], classes: Sequence[str], *, goes_on: bool) -> Census:
     """Makes one census of the answers of all sites.

@@ -186,4 +186,4 @@ class EvaluatingFederation(RunningFederation):
 
     def finish(self) -> None:
         """Writes the results and says where they are; there is no model to keep."""
-        self._log.tell(self.evaluations.write(self._log.folder, self._census.phantom))
+        self._log.tell(self.evaluations.write(self._log.folder, self.census.phantom))

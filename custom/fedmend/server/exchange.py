@@ -10,7 +10,7 @@ from fedmend.learning.heads import HEAD_FIELDS, REFIT
 from fedmend.messages import CENSUS, COLLECT, KEEP, TRAIN, WAITS, Question, SiteResult
 from fedmend.method import Workflow
 from fedmend.records.progress import Progress
-from fedmend.server.census import Census
+from fedmend.server.census import Census, lonely
 from fedmend.server.checks import Expected, check_result
 from fedmend.server.run_log import RunLog
 from fedmend.server.safety_net import SafetyNet
@@ -143,6 +143,12 @@ def valid_results(
         more, refused_now = exchange.ask(replace(question, tasks={s: question.tasks[s] for s in waiting}), needed)
         results = dict(sorted({**results, **more}.items()))
         refused = {site: reason for site, reason in refused.items() if site not in waiting} | refused_now
+    if question.name == CENSUS:
+        wanted = {site: result.census["min_federation"] for site, result in results.items()}
+        for site, got in lonely(wanted).items():
+            limit = f"at least {wanted[site]} sites (its min_federation)"
+            refused[site] = f"{site}: census: expected to be among {limit}, got {got}"
+            del results[site]
     for site, reason in refused.items():
         log.decision("refused", {"site": site, "reason": reason}, question.round_num)
         log.warn(reason)

@@ -142,7 +142,7 @@ class RunningFederation(Federation):
         self._settings, self._spec, self._described = settings, settings.spec, described
         self._workflow = exchange.workflow
         self._exchange, self._log, self._checkpoint, self._network = exchange, log, checkpoint, network
-        self._census, self.classes = census, self._spec.classes
+        self.census, self.classes = census, self._spec.classes
         self.num_rounds, self.seed, self.sites = settings.num_rounds, settings.seed, census.facts
         self.kind, self.rows = census.kind.name, census.kind.row_names(self.classes)
         if saved is None:
@@ -202,7 +202,7 @@ class RunningFederation(Federation):
         metrics = self._evaluate() if apart else {}
         tasks, fold = self._tasks(stage, asked, roles, knowledge), Fold(average, rows)
         with self._safety_net() as net:
-            needed = max([self._settings.needed(len(asked)), *(self._census.min_federation[s] for s in asked)])
+            needed = self.census.fewest(asked, self._settings.needed(len(asked)))
             results = self._ask(TRAIN, tasks, evaluate=due and not apart, net=net, needed=needed)
             counted = self._counted({site: result.samples for site, result in results.items()})
             for site, result in results.items():
@@ -232,7 +232,8 @@ class RunningFederation(Federation):
     ) -> dict[str, Answer]:
         asked = sorted(self.sites if sites is None else sites)
         tasks = self._tasks(stage, asked, roles, knowledge, training=False)
-        results = self._ask(COLLECT, tasks, needed=at_least)
+        needed = self.census.fewest(asked, at_least or self._settings.needed(len(asked)))
+        results = self._ask(COLLECT, tasks, needed=needed)
         return {site: Answer(result.report) for site, result in results.items()}
 
     def record(self, what: str, value: object) -> None:
@@ -262,14 +263,14 @@ class RunningFederation(Federation):
         return {
             "run_name": self._spec.run_name,
             "method": self._settings.method or type(self._workflow).__name__,
-            "phantom": self._census.phantom,
+            "phantom": self.census.phantom,
             "task": self.kind,
             "classes": list(self.classes),
             "num_rounds": self.num_rounds,
             "warmup_rounds": self._workflow.warmup_rounds,
             "seed": self.seed,
             "started": self._began,
-            "sites": self._census.described,
+            "sites": self.census.described,
             "warm_start": self._start.trained,
             "parent": self._start.as_parent,
             "settings": dict(self._described),
@@ -282,7 +283,7 @@ class RunningFederation(Federation):
         about: dict[str, Any] = {
             "info": self._about(),
             "network": self._spec.network,
-            "census": self._census,
+            "census": self.census,
             "start": self._start,
             "sign": self._exchange.transport.sign,
         }
@@ -294,7 +295,7 @@ class RunningFederation(Federation):
 
     def _hand_over(self) -> None:
         """Sends the model that the job shares to the sites that want it."""
-        wanted, keepers = self._settings.share_model, self._census.keepers
+        wanted, keepers = self._settings.share_model, self.census.keepers
         if wanted == NONE or not keepers:
             return
         if wanted not in self._packages:
@@ -378,7 +379,7 @@ class RunningFederation(Federation):
         Raises:
             FedMendError: says to which round, and which site's result stands out since then.
         """
-        able = [site for site in asked if set(self._census.sizes[site]) - {"train"}]
+        able = [site for site in asked if set(self.census.sizes[site]) - {"train"}]
         blind = [site for site in able if NOT_FINITE in refused.get(site, "")]
         if 2 * len([site for site in able if site not in refused]) > len(able):
             self._checkpoint.confirm()

@@ -6,8 +6,9 @@ from fedmend.averaging import CLASSIFIER, average_heads
 from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
 from fedmend.learning.heads import REFIT
-from fedmend.method import Federation, Workflow
+from fedmend.method import Workflow
 from fedmend.server.census import Census
+from fedmend.server.federation import RunningFederation
 
 
 def check_refit(workflow: Workflow, census: Census) -> None:
@@ -26,17 +27,23 @@ def check_refit(workflow: Workflow, census: Census) -> None:
         raise FedMendError(f"job variable refit: expected false with differential privacy at {', '.join(private)}")
 
 
-def refit(fed: Federation, workflow: Workflow) -> None:
+def refit(fed: RunningFederation, workflow: Workflow) -> None:
     """Puts the mean of trained and solved rows, both of which give log-odds, into the global model.
 
     Args:
         fed: whose rounds are over.
-        workflow: says whose labels are trusted.
+        workflow: says whose labels are trusted; where these sites want to be among more, the trained rows stay.
 
     Raises:
         FedMendError: too few valid results.
     """
-    answers = fed.collect(REFIT, sites=workflow.trusted_sites(fed))
+    trusted = workflow.trusted_sites(fed) or list(fed.sites)
+    sites = fed.census.among_enough(trusted)
+    if not sites:
+        fed.warn(f"refit: the trained classifier stays: {', '.join(trusted)} may solve none alone (min_federation)")
+        fed.record("refit", {"sites": [], "classes": []})
+        return
+    answers = fed.collect(REFIT, sites=sites)
     solved = dict(zip(("weight", "bias"), average_heads({s: a.report for s, a in answers.items()}), strict=True))
     known = solved["weight"].any(1)
     for name, rows in solved.items():

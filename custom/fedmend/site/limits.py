@@ -15,7 +15,7 @@ from fedmend.basics.state import StateStore
 from fedmend.errors import FedMendError
 from fedmend.learning.heads import HEAD_FIELDS, REFIT
 from fedmend.learning.networks import build_network
-from fedmend.messages import CENSUS, TRAIN, Question
+from fedmend.messages import CENSUS, COLLECT, TRAIN, Question
 from fedmend.method import RoundTask
 from fedmend.site.config import CONFIG_NAME, SiteConfig
 from fedmend.site.devices import free_bytes
@@ -106,7 +106,7 @@ def check_question(name: str, config: SiteConfig, question: Question, epochs: in
         where = f"{name}: local/{CONFIG_NAME}, field privacy"
         raise FedMendError(f"{where}: expected a job with refit=false, since classifiers are solved without noise")
     check_fields_wanted(name, config, HEAD_FIELDS if solving else fields)
-    if question.name in (CENSUS, TRAIN):
+    if question.name in (CENSUS, TRAIN, COLLECT):  # of reports, too, a model may be made
         check_federation(name, config, question.tasks[name].sites)
 
 
@@ -125,8 +125,8 @@ def check_order(name: str, config: SiteConfig, task: RoundTask, epochs: int) -> 
 
 
 def check_federation(name: str, config: SiteConfig, sites: Sequence[str]) -> None:
-    """Refuses a job, or a round of training, of fewer ``sites`` than the site wants to be among. An honest server says
-    who they are, and averages no fewer results than each of them wants.
+    """Refuses a job, or a round of training or reports, of fewer ``sites`` than the site wants to be among. An honest
+    server says who they are, and goes on with no fewer results than each of them wants.
 
     Raises:
         FedMendError: they are fewer than ``min_federation``, or this site is none of them.

@@ -104,3 +104,21 @@ def test_a_job_whose_sites_refuse_to_solve_keeps_what_was_trained_and_ends_witho
     assert not again.stopped
     assert not again.rounds("train")
     assert again.moved() == pytest.approx([2.0, 2.0])
+
+
+def test_too_few_trusted_sites_for_one_of_them_leave_the_trained_classifier(tmp_path, caplog):
+    base = collected_answers({site: head(1.0, [10, 5]) for site in SITES})
+
+    def answer(site, question, *rest):
+        result = base(site, question, *rest)
+        if result.census:
+            result.census = result.census | {"min_federation": 2}
+        return result
+
+    workflow = FedAvgWorkflow()
+    workflow.trusted_sites = lambda fed: ["site-1"]
+    run = Run(tmp_path, workflow, SITES, answer, num_rounds=1, refit=True)
+    assert not run.stopped
+    assert not run.rounds(COLLECT)
+    assert run.moved() == pytest.approx([1.0, 1.0])
+    assert "refit: the trained classifier stays: site-1 may solve none alone (min_federation)" in caplog.text

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from federation_factories import Run, failing, plain_answers, same_models
+from federation_factories import Run, Script, failing, in_rounds, plain_answers, same_models
 from torch_factories import TinyNetwork
 
 from fedmend.learning.weights import check_range
-from fedmend.messages import CENSUS, TRAIN
+from fedmend.messages import CENSUS, COLLECT, TRAIN
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.server.federation import RunSettings
 from fedmend.server.safety_net import SafetyNet, clipped, outliers, suspect, update_norms, vanished
@@ -361,6 +361,31 @@ def test_no_average_is_made_of_fewer_sites_than_one_of_them_wants_whatever_min_s
     assert run.moved(model=run.model) == pytest.approx([1, 1])  # the model after round 0
     run = Run(tmp_path / "any", FedAvgWorkflow(), list(THREE), base, min_sites=1)
     assert run.stopped == ""
+
+
+def test_no_report_is_used_of_fewer_sites_than_one_of_them_wants(tmp_path):
+    base = failing(plain_answers(THREE), site="site-3", when=lambda question, r: question == COLLECT)
+    least = {"site-1": 3, "site-2": 1, "site-3": 1}
+    step = in_rounds(lambda fed, r: fed.collect("ask", at_least=1))
+    run = Run(tmp_path, Script(step), list(THREE), wanting(least, base), min_sites=1, num_rounds=1)
+    assert run.stopped.startswith("collect of round 0: expected valid results from 3 sites, got 2: site-3: ")
+
+
+def test_a_site_that_wants_to_be_among_more_than_there_are_is_named_and_left_out(tmp_path):
+    least = {"site-1": 2, "site-2": 1, "site-3": 1000}
+    run = Run(tmp_path, FedAvgWorkflow(), list(THREE), wanting(least, plain_answers(THREE)), min_sites=1, num_rounds=1)
+    assert not run.stopped
+    reason = "site-3: census: expected to be among at least 1000 sites (its min_federation), got 3"
+    assert run.decisions("refused") == [(0, {"site": "site-3", "reason": reason})]
+    assert sorted(run.content("run.json")["sites"]) == ["site-1", "site-2"]
+
+
+def test_a_job_of_one_valid_census_ends_there_if_that_site_wants_others(tmp_path):
+    base = failing(plain_answers(THREE), site="site-3", when=lambda question, r: True)
+    base = failing(base, site="site-2", when=lambda question, r: True)
+    run = Run(tmp_path, FedAvgWorkflow(), list(THREE), wanting(dict.fromkeys(THREE, 2), base), min_sites=1)
+    assert run.stopped.startswith("census of round 0: expected valid results from 1 sites, got 0: site-2: ")
+    assert run.stopped.endswith("site-1: census: expected to be among at least 2 sites (its min_federation), got 1")
 
 
 def test_every_task_names_all_sites_that_are_asked(tmp_path):

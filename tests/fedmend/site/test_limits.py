@@ -258,7 +258,7 @@ def test_enough_sites_train_together(config, least, sites):
     check_federation("site-1", config(min_federation=least), [f"site-{i + 1}" for i in range(sites)])
 
 
-@pytest.mark.parametrize("question", ["census", "train"])
+@pytest.mark.parametrize("question", ["census", "train", "collect"])
 def test_a_site_opens_no_data_for_a_job_or_round_in_which_it_is_alone(tmp_path, question):
     client = Client(tmp_path, PlainMethod())  # there are no data to open
     with one_site():
