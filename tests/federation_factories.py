@@ -306,8 +306,9 @@ def plain_answers(annotated, *, samples=None, step=None, counts=None, kind="mult
 
 
 def collected_answers(reports, **options):
-    """:func:`plain_answers` of sites that know all of two classes and report ``reports[site]`` in a collection."""
-    plain = plain_answers({site: [1, 1] for site in reports}, **options)
+    """:func:`plain_answers` of sites that know all of two classes, have 20 samples each and report ``reports[site]`` in
+    a collection."""
+    plain = plain_answers({site: [1, 1] for site in reports}, **{"samples": dict.fromkeys(reports, 20), **options})
 
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)

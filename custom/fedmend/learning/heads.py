@@ -32,6 +32,7 @@ HEAD_FIELDS = {
     "head_counts": Field(
         ("C",), "int64", 0, UNBOUNDED,
         "samples with or without the class behind each classifier, the fewer", "counts per class",
+        of_samples=True,
     ),
 }  # fmt: skip
 

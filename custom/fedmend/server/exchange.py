@@ -13,7 +13,7 @@ from fedmend.records.progress import Progress
 from fedmend.server.census import Census, lonely
 from fedmend.server.checks import Expected, check_result
 from fedmend.server.run_log import RunLog
-from fedmend.server.safety_net import SafetyNet
+from fedmend.server.safety_net import SafetyNet, head_outliers
 from fedmend.server.transport import Transport
 
 PAUSE = 5.0  # seconds until a site that waits for its people is asked again
@@ -29,6 +29,7 @@ class Exchange:
         workflow: knows what sites may report.
         census: of the sites; None: they are still asked for it.
         letters: sizes of the letters in the shapes of report fields.
+        max_update_factor: see :func:`fedmend.server.safety_net.head_outliers`; 0: not compared.
     """
 
     transport: Transport
@@ -36,6 +37,7 @@ class Exchange:
     workflow: Workflow
     census: Census | None = None
     letters: Mapping[str, int] = field(default_factory=dict)
+    max_update_factor: float = 0.0
 
     def ask(
         self, question: Question, needed: int, net: SafetyNet | None = None
@@ -76,12 +78,17 @@ class Exchange:
 
         self.progress.asked(name, stage, round_num, sorted(tasks))
         self.transport.exchange(question, receive, lambda: len(results) >= needed)
-        for site, reason in net.outliers().items() if net else ():
+        large = net.outliers() if net else self._large_heads(results)
+        for site, reason in large.items():
             refused[site] = f"{site}: result of round {round_num}, {reason}"
             del results[site]
         for site in set(tasks) - set(results) - set(refused):
             refused[site] = f"{site}: {name}: expected a result, got none"
         return dict(sorted(results.items())), dict(sorted(refused.items()))
+
+    def _large_heads(self, results: Mapping[str, SiteResult]) -> dict[str, str]:
+        heads = {site: r.report for site, r in results.items() if HEAD_FIELDS.keys() <= r.report.keys()}
+        return head_outliers(heads, self.max_update_factor) if self.max_update_factor else {}
 
     def _check(self, question: Question, site: str, answer: SiteResult) -> None:
         name, task = question.name, question.tasks[site]

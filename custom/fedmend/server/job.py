@@ -104,7 +104,8 @@ class ServerJob:
         task, marks = chosen.census_task, saved.marks if saved else {}
         chosen_sites = tuple(s for s in sorted(there) if s not in without)
         asked = {s: replace(task, ledger_mark=marks.get(s, ""), sites=chosen_sites) for s in chosen_sites}
-        exchange, question = Exchange(self.transport, progress, workflow), Question(CENSUS, {}, asked, spec)
+        exchange = Exchange(self.transport, progress, workflow, max_update_factor=chosen.max_update_factor)
+        question = Question(CENSUS, {}, asked, spec)
         results = valid_results(exchange, log, question, chosen.needed(len(asked)))
         census = read_census(results, spec.classes, goes_on=saved is not None)
         start.check(spec, census)

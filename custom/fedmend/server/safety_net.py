@@ -21,6 +21,7 @@ from torch import nn
 
 from fedmend.averaging import MAJORITY
 from fedmend.errors import FedMendError
+from fedmend.fields import Report
 from fedmend.server.probes import draw_probes
 
 Model = Mapping[str, np.ndarray]
@@ -64,6 +65,33 @@ def outliers(norms: Mapping[str, Mapping[str, float]], sent: Model, factor: floa
                 got = f"{norm[part] / scale:.3g} times"
                 limit = f"at most {factor:g} times {measure} (max_update_factor)"
                 found.setdefault(site, f"update of the {part}: expected {limit}, got {got}")
+    return found
+
+
+def head_outliers(reports: Mapping[str, Report], factor: float) -> dict[str, str]:
+    """Sites whose solved classifiers are far larger than those of the others, where three or more have some.
+
+    Args:
+        reports: site → ``head_weights`` (C, F), ``head_biases`` and ``head_counts`` (C,).
+        factor: largest ratio to the median; of an even number of sites, the lower one of the two in the middle.
+
+    Returns:
+        site → words of a sentence that say what was expected.
+    """
+    found: dict[str, str] = {}
+    for part in ("head_weights", "head_biases"):
+        sizes = {}
+        for site, report in reports.items():
+            if (known := report["head_counts"] > 0).any():
+                rows = report[part][known].astype(np.float64).reshape(known.sum(), -1)
+                sizes[site] = float(np.sqrt(np.square(rows).sum(1).mean()))
+        ordered = sorted(sizes.values())
+        # a bias is in log-odds and, unlike weights, may be about 0 at most sites
+        median = max(ordered[(len(ordered) - 1) // 2], float(part == "head_biases")) if len(sizes) >= MAJORITY else 0.0
+        for site, size in sizes.items():
+            if median and size > factor * median:
+                limit = f"at most {factor:g} times the median of the sites (max_update_factor)"
+                found.setdefault(site, f"report field {part}: expected {limit}, got {size / median:.3g} times")
     return found
 
 

@@ -122,3 +122,28 @@ def test_too_few_trusted_sites_for_one_of_them_leave_the_trained_classifier(tmp_
     assert not run.rounds(COLLECT)
     assert run.moved() == pytest.approx([1.0, 1.0])
     assert "refit: the trained classifier stays: site-1 may solve none alone (min_federation)" in caplog.text
+
+
+THREE = [*SITES, "site-3"]
+
+
+def test_a_site_whose_solved_classifier_is_far_larger_has_no_part_and_is_named(tmp_path):
+    heads = {site: head(1.0, [5, 5]) for site in SITES} | {"site-3": head(-9e8, [5, 5])}
+    run = Run(tmp_path, FedAvgWorkflow(), THREE, collected_answers(heads), num_rounds=1, refit=True, min_sites=2)
+    assert not run.stopped
+    assert run.decisions("refit") == [(1, {"sites": SITES, "classes": ["a", "b"]})]
+    trained = initial(["a", "b"])["classifier.bias"] + 1
+    assert run.model["classifier.bias"] == pytest.approx((trained + 1.0) / 2)
+    [(_, told)] = run.decisions("refused")
+    assert told["reason"].startswith("site-3: result of round 0, report field head_weights: expected at most 10 times")
+    off = Run(tmp_path / "off", FedAvgWorkflow(), THREE, collected_answers(heads), refit=True, max_update_factor=0)
+    assert off.decisions("refit")[0][1]["sites"] == THREE
+
+
+def test_more_samples_behind_a_solved_classifier_than_a_site_has_are_refused(tmp_path):
+    heads = {site: head(1.0, [10, 10]) for site in SITES} | {"site-3": head(-1.0, [10**9, 10])}  # each has 20
+    run = Run(tmp_path, FedAvgWorkflow(), THREE, collected_answers(heads), num_rounds=1, refit=True)
+    assert (
+        "site-3: result of round 0, report field head_counts: expected numbers from 0 to 20, got 10 to 1e+09"
+        in run.stopped
+    )

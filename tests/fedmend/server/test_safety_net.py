@@ -11,7 +11,7 @@ from fedmend.learning.weights import check_range
 from fedmend.messages import CENSUS, COLLECT, TRAIN
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.server.federation import RunSettings
-from fedmend.server.safety_net import SafetyNet, clipped, outliers, suspect, update_norms, vanished
+from fedmend.server.safety_net import SafetyNet, clipped, head_outliers, outliers, suspect, update_norms, vanished
 
 THREE = {f"site-{i}": [1, 1] for i in (1, 2, 3)}
 TWO = {f"site-{i}": [1, 1] for i in (1, 2)}
@@ -92,6 +92,41 @@ def test_two_sites_are_measured_by_the_model_that_they_were_sent():
 def test_where_most_sites_have_not_moved_at_all_the_model_is_the_measure_too():
     assert outliers(norms(0, 0, 5), SENT, 10) == {}
     assert list(outliers(norms(0, 0, 101), SENT, 10)) == ["site-3"]
+
+
+def solved(*weights, bias=0.0, counts=(9, 9)):
+    """Heads of two classes whose rows have these numbers in the first of two features."""
+    rows = {f"site-{i}": np.float32([[own, 0], [own, 0]]) for i, own in enumerate(weights, 1)}
+    more = {"head_biases": np.float32([0, bias]), "head_counts": np.array(counts)}
+    return {site: {"head_weights": own, **more} for site, own in rows.items()}
+
+
+def test_a_solved_classifier_is_measured_by_the_median_of_the_sites():
+    assert head_outliers(solved(1, 2, 20), 10) == {}
+    assert head_outliers(solved(1, 2, 40), 10) == {
+        "site-3": "report field head_weights: expected at most 10 times the median of the sites (max_update_factor),"
+        " got 20 times"
+    }
+    assert head_outliers(solved(1, 40), 10) == {}  # no majority
+    far = solved(1, 2, 3) | {"site-4": solved(1, bias=30)["site-1"]}
+    # root mean square of 0 and 30 is 21.2; biases about 0 are measured by 1
+    assert head_outliers(far, 10) == {
+        "site-4": "report field head_biases: expected at most 10 times the median of the sites (max_update_factor),"
+        " got 21.2 times"
+    }
+    assert head_outliers(far | {"site-4": solved(1, bias=10)["site-1"]}, 10) == {}
+
+
+def test_rows_without_samples_do_not_measure_a_classifier():
+    some = solved(1, 1, 1)
+    some["site-3"] = {
+        **some["site-3"],
+        "head_weights": np.float32([[10.5, 0], [0, 0]]),
+        "head_counts": np.array([4, 0]),
+    }
+    assert list(head_outliers(some, 10)) == ["site-3"]
+    some["site-3"]["head_counts"] = np.array([0, 0])
+    assert head_outliers(some, 10) == {}
 
 
 def variances(*numbers):
