@@ -14,7 +14,7 @@ import numpy as np
 from fedmend.fields import Report
 
 MAJORITY = 3  # sites, of which one alone has no majority
-LARGEST_SHARE = 0.5  # of one site in a row of solved classifiers
+LARGEST_SHARE = 0.5  # of one site in a row of solved classifiers, or in what most samples have
 CLASSIFIER = "classifier."  # first letters of the tensors whose first axis is the rows of labels
 
 

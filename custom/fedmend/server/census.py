@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmend.averaging import LARGEST_SHARE, capped
 from fedmend.errors import FedMendError
 from fedmend.kinds import Kind, kind_of
 from fedmend.messages import KEEP_MODEL, SiteResult
@@ -43,15 +44,17 @@ class Census:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What is done with most training samples; where as many are prepared otherwise, with those of the first
-        site."""
-        samples: dict[str, int] = {}
+        """What is done with most training samples, of which one site among three or more has at most as many as all
+        others; where as many are prepared otherwise, what more sites do, and then what the first site does."""
+        counted = capped({site: facts.samples for site, facts in self.facts.items()}, LARGEST_SHARE)
+        votes: dict[str, tuple[int, int]] = {}  # samples and sites
         first: dict[str, Preprocessing] = {}
         for site, prepared in self.prepared.items():
             words = repr(prepared.steps)
-            samples[words] = samples.get(words, 0) + self.facts[site].samples
+            samples, sites = votes.get(words, (0, 0))
+            votes[words] = samples + counted[site], sites + 1
             first.setdefault(words, prepared)
-        return first[max(samples, key=samples.__getitem__)]
+        return first[max(votes, key=votes.__getitem__)]
 
     @property
     def differences(self) -> dict[str, dict[str, object]]:

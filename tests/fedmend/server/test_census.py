@@ -63,6 +63,12 @@ def test_what_most_samples_are_prepared_by_is_the_preprocessing_of_the_run():
     assert read.differences == {"window": {"site-1": [50.0, 100.0], "site-2": [40.0, 80.0], "site-3": [40.0, 80.0]}}
 
 
+def test_one_site_cannot_choose_the_preprocessing_of_all_whatever_it_says_of_its_samples():
+    results = {f"site-{i}": seen_through((40.0, 80.0), 10) for i in (2, 3, 4)}
+    results = {"site-1": seen_through((30000.0, 1.0), 10**8), **results}
+    assert read_census(results, CLASSES, goes_on=False).preprocessing == PREPARED
+
+
 def test_sites_that_prepare_their_images_differently_are_named(tmp_path, caplog):
     plain = plain_answers(FOUR)
 
