@@ -67,6 +67,14 @@ class Census:
         """(C,) bool: classes that a site annotates and has."""
         return self.facts[site].annotated & (self.facts[site].positives > 0)
 
+    @property
+    def chooser(self) -> str:
+        """The site among three or more that has most of the validation samples, and so all but chooses thresholds and
+        the best model; empty: none."""
+        own = {site: sizes.get("val", 0) for site, sizes in self.sizes.items()}
+        counted = capped(own, LARGEST_SHARE)
+        return next((site for site in own if counted[site] < own[site]), "")
+
     def fewest(self, asked: Collection[str], least: int) -> int:
         """Fewest valid results of the sites ``asked`` out of which anything may be made: ``least``, and as many as each
         of these sites wants."""

@@ -74,6 +74,11 @@ class RunLog:
                 f"{name} {value} at {site}" for name, by_site in different.items() for site, value in by_site.items()
             ]
             self.warn(f"sites prepare their images differently, expected one way: {', '.join(said)}")
+        if site := census.chooser:
+            self.warn(
+                f"{site} has {census.sizes[site]['val']} validation samples, more than all others: thresholds,"
+                " calibration and the best model are mostly its choice"
+            )
         if not any(sizes.get(split) for sizes in census.sizes.values() for split in ("val", "test")):
             self.warn(
                 "census: expected a val or test split at a site, got none; nothing will say how good the model is"

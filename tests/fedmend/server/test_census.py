@@ -69,6 +69,21 @@ def test_one_site_cannot_choose_the_preprocessing_of_all_whatever_it_says_of_its
     assert read_census(results, CLASSES, goes_on=False).preprocessing == PREPARED
 
 
+@pytest.mark.parametrize(("more", "said"), [(40, False), (41, True)])
+def test_a_site_with_more_validation_samples_than_all_others_is_named(tmp_path, caplog, more, said):
+    plain, sites = plain_answers(FOUR), list(FOUR)[:3]
+
+    def answer(site, question, *rest):
+        result = plain(site, question, *rest)
+        if question == CENSUS:
+            result.census["sizes"]["val"] = more if site == "site-2" else 20
+        return result
+
+    play(tmp_path, answer, sites=sites, num_rounds=1)
+    words = "site-2 has 41 validation samples, more than all others: thresholds, calibration and the best model are"
+    assert (words in caplog.text) is said
+
+
 def test_sites_that_prepare_their_images_differently_are_named(tmp_path, caplog):
     plain = plain_answers(FOUR)
 
