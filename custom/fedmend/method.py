@@ -208,10 +208,10 @@ class LocalMethod:
 
         Args:
             logits: (N, C) of the received model for the training split.
-            site: data and ledger; default: its labels with the repairs in force, of the classes that it annotates, as
+            site: data and ledger; default: its labels with the repairs in force, of the classes that it knows, as
                 guesses of others are of the few samples that a method was sure of.
         """
-        return np.where(site.data.annotated, site.ledger.apply(site.data.train.labels), NOT_ANNOTATED)
+        return np.where(site.data.known, site.ledger.apply(site.data.train.labels), NOT_ANNOTATED)
 
     def collect(self, model: nn.Module, task: RoundTask, site: Site) -> Report:
         """Answers a question without training, with the received global model; default: nothing to tell.

@@ -15,7 +15,7 @@ from fedmend.data.card import IMAGE, STUDY, SiteCard, check_classes
 from fedmend.data.store import open_store
 from fedmend.data.tables import LabelTable, load_table
 from fedmend.errors import FedMendError
-from fedmend.labels import MULTILABEL, NOT_ANNOTATED
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
 LOG = logging.getLogger("fedmend.data")
 EVALUATION_SPLITS = ("val", "test")
@@ -146,6 +146,12 @@ class SiteData(Generic[AnySplit]):
     train: AnySplit
     evaluation: Mapping[str, AnySplit]
     kind: str = MULTILABEL
+
+    @property
+    def known(self) -> np.ndarray:
+        """(C,) bool: the annotated classes; with one label per image, those of which the site's labels name an image. A
+        verdict of a review is about one image: it does not make the site know the class in the others."""
+        return (self.train.labels == 1).any(0) if self.kind == SINGLELABEL else self.annotated
 
     def scaled(self, mean: Sequence[float], deviation: Sequence[float]) -> "SiteData":
         """The same with other numbers by which pixels are scaled, see :class:`Split`."""

@@ -81,4 +81,4 @@ class CandidateSets(LabelSetMethod):
 
     def solved_from(self, logits: Tensor, site: Site) -> np.ndarray:
         """Labels, and the received model's shares of the candidates."""
-        return candidate_shares(site.labels(), logits)
+        return candidate_shares(site.labels(), logits, site.data.known)

@@ -39,7 +39,7 @@ from fedmend.learning.heads import HEAD_FIELDS, RIDGE, head_report
 from fedmend.learning.inference import infer
 from fedmend.method import Federation, LocalMethod, Round, RoundTask, Site, Workflow
 from fedmend.methods.shared.candidates import candidate_shares
-from fedmend.methods.shared.class_losses import find_noisy_sites
+from fedmend.methods.shared.class_losses import check_counts, find_noisy_sites
 from fedmend.methods.shared.judging import HEADS, JUDGE, KNOWLEDGE, judged, judged_losses, keep_heads
 from fedmend.methods.shared.noisy_sites import FIELDS as LOSSES
 from fedmend.methods.shared.settings import Positive, Settings, one_of
@@ -88,18 +88,21 @@ class ClosedForm(Settings, LocalMethod):
         features, logits = infer(model, site.data.train, site)
         if task.stage == JUDGE:
             return judged(features, task, site)
-        labels = candidate_shares(site.labels(), logits) if task.stage == CANDIDATES else self.labels(site)
+        labels = self.labels(site)
+        if task.stage == CANDIDATES and self.hidden == NEGATIVE:
+            labels = candidate_shares(site.labels(), logits, site.data.known)
         report = head_report(model, features, labels, site, balanced=self.la, ridge=self.ridge)
         keep_heads(report, site)
         return report
 
     def labels(self, site: Site) -> np.ndarray:
-        """(N, C) int8 of 1, 0 or -1; a class of which a single-label site has no image is unknown there."""
+        """(N, C) int8 of 1, 0 or -1; a class that a single-label site does not identify is unknown there, and so is an
+        image without a label where it identifies all."""
         labels = site.labels()
         if site.data.kind != SINGLELABEL:
             return labels
-        known, unlabelled = (labels == 1).any(0), (labels == NOT_ANNOTATED).all(1)
-        entry = NOT_ANNOTATED if self.hidden == IGNORED else 0
+        known, unlabelled = site.data.known, (labels == NOT_ANNOTATED).all(1)
+        entry = NOT_ANNOTATED if self.hidden == IGNORED or known.all() else 0
         return np.where(known, np.where(unlabelled[:, None], entry, labels), NOT_ANNOTATED).astype(np.int8)
 
 
@@ -109,7 +112,8 @@ class ClosedFormWorkflow(Settings, Workflow):
     """Each round collects the heads, and takes their means as the classifier; label sets alone have further rounds.
 
     Args:
-        judge: single-label sites whose labels do not fit the heads of all others have no part in the mean.
+        judge: single-label sites whose labels do not fit the heads of all others, or that do not tell how well, have no
+            part in the mean.
     """
 
     METHOD = ClosedForm
@@ -128,6 +132,12 @@ class ClosedFormWorkflow(Settings, Workflow):
 
     judge: bool = False
 
+    def check(self, stage: str, report: Report) -> None:
+        """Also refuses the report of a judged site that tells no loss."""
+        super().check(stage, report)
+        if stage == JUDGE:
+            check_counts(report)
+
     def run(self, fed: Federation) -> None:
         """All exchanges.
 
@@ -141,7 +151,8 @@ class ClosedFormWorkflow(Settings, Workflow):
             answers = fed.collect(CANDIDATES if r else HEADS)
             reports = {site: answer.report for site, answer in answers.items()}
             if self.judge and not r:
-                fed.memory.noisy = find_noisy_sites(fed, judged_losses(fed, reports))
+                losses = judged_losses(fed, reports)
+                fed.memory.noisy = sorted({*find_noisy_sites(fed, losses), *(set(reports) - set(losses))})
             trusted = {site: report for site, report in reports.items() if site not in fed.memory.noisy}
             weights, biases = average_heads(trusted or reports)
             if nobody := [fed.classes[c] for c in np.flatnonzero(~weights.any(1))]:

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from factories import refused
-from torch_factories import TinyNetwork, make_site
+from torch_factories import TinyNetwork, make_single_site, make_site, one_hot
 
 from fedmend.learning.discriminant import solve_heads
 from fedmend.learning.heads import HEAD_FIELDS, head_report, refit_report
 from fedmend.learning.stage_features import StageClassifier
 from fedmend.methods.baselines import FedAvgPL
+from fedmend.methods.fedlsm import FedLSM
 
 LABELS = [[1, -1], [0, -1], [1, -1], [0, -1], [1, -1], [0, -1]]
 
@@ -26,6 +27,13 @@ def test_heads_are_solved_from_the_received_models_features_and_the_repairs_of_a
     assert report["head_weights"] == pytest.approx(expected.weights, rel=1e-5)
     assert report["head_biases"] == pytest.approx(expected.biases, rel=1e-5)
     assert report["head_counts"].tolist() == [3, 0]
+
+
+def test_with_one_label_per_image_guesses_of_a_class_that_the_site_has_no_image_of_take_no_part(tmp_path):
+    site = make_single_site(tmp_path, [0, 0, 1, 1, -1, -1])
+    site.ledger.apply = lambda labels: one_hot([0, 0, 1, 1, 2, 2], 3)  # two pseudo-labels
+    solved = FedLSM(local_iterations=1).solved_from(torch.zeros(6, 3), site)
+    assert solved.tolist() == [[1, 0, -1], [1, 0, -1], [0, 1, -1], [0, 1, -1], [0, 0, -1], [0, 0, -1]]
 
 
 def test_where_the_classifier_reads_stages_heads_read_them_alone(tmp_path):

@@ -9,6 +9,8 @@ from torch_factories import TinyNetwork, make_single_site, make_site, make_task,
 
 from fedmend.averaging import average_heads
 from fedmend.learning.discriminant import solve_heads
+from fedmend.messages import SiteResult
+from fedmend.methods.candidate_sets import CandidateSets
 from fedmend.methods.closed_form import ClosedForm, ClosedFormWorkflow
 
 
@@ -19,6 +21,40 @@ def test_single_label_images_without_a_label_are_none_of_the_sites_classes_unles
     ignored = ClosedForm(hidden="ignored").labels(site)
     assert ignored[:3].tolist() == taken[:3].tolist()
     assert ignored[3].tolist() == [-1, -1, -1]
+
+
+def test_an_image_without_a_label_is_unknown_where_the_site_identifies_all_classes(tmp_path):
+    assert ClosedForm().labels(make_single_site(tmp_path, [0, 1, 2, -1]))[3].tolist() == [-1, -1, -1]
+
+
+def test_a_verdict_about_one_image_leaves_the_classes_of_the_others_as_they_are(tmp_path):
+    site = make_single_site(tmp_path, [0, 1, -1, -1], 4)
+    site.ledger.judged = lambda labels: one_hot([0, 1, 2, -1], 4)
+    assert ClosedForm().labels(site)[2:].tolist() == [[0, 0, -1, -1], [0, 0, -1, -1]]
+    for method in (ClosedForm(), CandidateSets(local_iterations=1)):
+        shares = shares_of(method, site, torch.log(torch.tensor([[0.1, 0.1, 0.6, 0.2]] * 4)))
+        assert shares[2].tolist() == [0, 0, 1, 0]
+        assert shares[3] == pytest.approx([0, 0, 0.75, 0.25])
+
+
+def test_ignored_images_tell_nothing_in_any_round(tmp_path):
+    shares = shares_of(ClosedForm(hidden="ignored"), make_single_site(tmp_path, [0, 1, -1]), torch.zeros(3, 3))
+    assert shares[2].tolist() == [-1, -1, -1]
+
+
+def shares_of(method, site, logits):
+    """What heads are solved from in the second exchange of a closed form, or at the end of a job that trains."""
+    if not isinstance(method, ClosedForm):
+        return method.solved_from(logits, site)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedmend.methods.closed_form.infer", lambda *given: (None, logits))
+        patch.setattr("fedmend.methods.closed_form.keep_heads", lambda *given: None)
+        patch.setattr(
+            "fedmend.methods.closed_form.head_report", lambda model, x, labels, *rest, **kw: found.append(labels)
+        )
+        method.collect(None, make_task("candidates", training=False), site)
+    return found[0]
 
 
 def test_multi_label_blanks_stay_unknown(tmp_path):
@@ -123,22 +159,44 @@ def test_label_sets_ask_for_candidates_from_the_second_round_on(tmp_path):
 
 
 # ---- judges ---------------------------------------------------------------------------------------------------------
-def test_heads_of_a_site_that_stands_out_have_no_part_in_the_mean(tmp_path):
-    names = [f"site-{i}" for i in range(1, 9)]
-    told = {name: report(5.0 if name == "site-8" else 1.0, [10, 10]) for name in names}
-    losses = {name: [0.1 + 0.01 * i, 0.1 + 0.01 * (7 - i)] for i, name in enumerate(names)} | {"site-8": [2.0, 2.0]}
-    plain = collected_answers(told, **SINGLE)
+NAMES = [f"site-{i}" for i in range(1, 9)]
+TOLD = {name: report(5.0 if name == "site-8" else 1.0, [10, 10]) for name in NAMES}
+LOSSES = {name: [0.1 + 0.01 * i, 0.1 + 0.01 * (7 - i)] for i, name in enumerate(NAMES)}
+
+
+def judging(losses):
+    """Sites of which the last has heads of its own kind, that tell these losses; None: an error."""
+    plain = collected_answers(TOLD, **SINGLE)
 
     def answer(site, question, weights, task, evaluate):
         result = plain(site, question, weights, task, evaluate)
         if task.stage == "judge":
-            count = np.array([9, 9])
-            result.report = {"class_loss": np.array(losses[site], dtype=np.float32), "class_count": count}
             assert task.knowledge["all_counts"].tolist() == [80, 80]
             assert task.knowledge["mean_weights"][0, 0] == 1.5
+            if losses[site] is None:
+                return SiteResult(error=f"{site}: no loss")
+            count = 9 * (np.array(losses[site]) > 0)
+            result.report = {"class_loss": np.array(losses[site], dtype=np.float32), "class_count": count}
         return result
 
-    run = Run(tmp_path, ClosedFormWorkflow(judge=True), names, answer, num_rounds=1)
+    return answer
+
+
+def judged(folder, told):
+    return Run(folder, ClosedFormWorkflow(judge=True), NAMES, judging(LOSSES | {"site-8": told}), num_rounds=1)
+
+
+def test_heads_of_a_site_that_stands_out_have_no_part_in_the_mean(tmp_path):
+    run = judged(tmp_path, [2.0, 2.0])
     assert not run.stopped
     assert run.decisions("noisy_client_detection")[0][1]["noisy"] == ["site-8"]
+    assert run.model["classifier.weight"].tolist() == [[1.0] * 12, [1.0] * 12]
+
+
+@pytest.mark.parametrize("told", [[0.0, 0.0], None])
+def test_a_site_that_does_not_tell_how_well_its_labels_fit_has_no_part_in_the_mean(tmp_path, told):
+    run = judged(tmp_path, told)
+    assert not run.stopped
+    [(_, refusal)] = run.decisions("refused")
+    assert refusal["site"] == "site-8"
     assert run.model["classifier.weight"].tolist() == [[1.0] * 12, [1.0] * 12]

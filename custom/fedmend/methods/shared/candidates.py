@@ -7,17 +7,19 @@ from torch import Tensor
 from fedmend.labels import NOT_ANNOTATED
 
 
-def candidate_shares(labels: np.ndarray, logits: Tensor) -> np.ndarray:
-    """How far each sample has each class: its label, or without one the softmax over the classes of no label.
+def candidate_shares(labels: np.ndarray, logits: Tensor, identified: np.ndarray) -> np.ndarray:
+    """How far each sample has each class: its label, or without one the softmax over the classes that the site does not
+    identify.
 
     Args:
         labels: (N, C) of single-label data, a row of -1 for an image without a label.
         logits: (N, C) of the received model.
+        identified: (C,) bool, of which the site has images by its own labels.
 
     Returns:
-        (N, C) float64 of 0 to 1; a sample without a label is unknown (-1) where every class has a label.
+        (N, C) float64 of 0 to 1; a sample without a label is unknown (-1) where the site identifies every class.
     """
-    candidates, unlabelled = ~(labels == 1).any(0), (labels == NOT_ANNOTATED).all(1)
+    candidates, unlabelled = ~identified, (labels == NOT_ANNOTATED).all(1)
     shares = labels.astype(np.float64)
     if candidates.any():
         shares[unlabelled] = 0

@@ -2,7 +2,8 @@
 
 Every site solves a linear classifier for each of its classes on the features of the received model
 (:mod:`fedmend.learning.heads`). Then each tells the mean loss of its classes under the heads of all others. A site is
-given the sums over all sites and takes its own part out itself, so no head reaches another site where there are three.
+given the sums over all sites and takes its own part out itself. So a class that one other site alone knows has that
+site's head, and of a class that it and one other know a site can tell the other's.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from fedmend.methods.shared.singlelabel import class_numbers
 
 HEADS, JUDGE = "heads", "judge"  # stages
 OWN_HEADS = "own_heads"  # what a site sent, in its state
-SUM = "mean over all sites; of two sites each can tell the other's from it"
+SUM = "mean over the sites that know a class: one that is alone gives its own value, of two each tells the other's"
 KNOWLEDGE = {
     "mean_weights": Field(("C", "F"), "float32", -UNBOUNDED, UNBOUNDED, "mean of the sites' classifiers", SUM),
     "mean_biases": Field(("C",), "float32", -UNBOUNDED, UNBOUNDED, "mean of where they decide", SUM),
