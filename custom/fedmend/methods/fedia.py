@@ -29,9 +29,10 @@ Where paper and reference code (HUSTxyy/FedIA) differ, or the paper is silent:
   code; the paper calls its own "initial" and does not say what follows, so the job has ``learning_rate_decay``.
 - D10 one channel, where the code has two. D11 see :func:`fedmend.learning.losses.soft_dice_loss`; images are in 0..1,
   in the code grey values from 0 to 255.
-- D12 a correction that would mark more than 19 times the pixels that the site has marked waits for a later model: less
-  than a twentieth of the lesion would have been marked (in the paper a tenth of the lesions at least), and it comes of
-  a model that marks nearly everything.
+- D12 a correction that would mark more than ``most_added`` times the pixels that the site has marked waits for a later
+  model, as one that marks nearly everything ruins the run. The published rule, 0, has no limit. A twentieth of the
+  lesion is marked at the limit of 19; where a site marks a tenth of its lesions, by number, it may lack more: the limit
+  then is too low.
 
 The published trigger has weaknesses. A line over the whole warm-up is too flat where the warm-up begins slowly, so that
 sites correct late or never: ``line_share`` leaves its first rounds out. A site with few annotations has a flat curve,
@@ -79,7 +80,6 @@ LOG = logging.getLogger("fedmend.fedia")
 WARMUP, COMPLETENESS, CORRECTION, CORRECTED = "warmup", "completeness", "correction", "corrected"  # stages
 RULE = "fedia.correction"
 STATE = "fedia"
-MOST_ADDED = 19  # times the marked pixels, D12
 WHOLE_SITE = "numbers about the whole site"
 FIELDS = {
     "lesions": Field((2,), "int64", 0, UNBOUNDED, "components in annotation and prediction, once (Eq. 3)", WHOLE_SITE),
@@ -198,6 +198,7 @@ class FedIA(SliceMethod):
             pixels as it lacks by its estimate a of Eq. (3), marked pixels times 1 / a - 1; without an estimate
             ``threshold``.
         marked_slices: l and IoU are of slices with a mark alone.
+        most_added: most pixels that a correction adds, times the marked ones; 0: any number.
         min_component: smallest component in pixels that counts as a lesion, in annotation and prediction, >= 1.
     """
 
@@ -216,6 +217,7 @@ class FedIA(SliceMethod):
     extent: Share = 1.0
     volume_prior: bool = False
     marked_slices: bool = False
+    most_added: Weight = 19.0
 
     def correct_masks(self, model: nn.Module, task: RoundTask, site: Site, lesions: Sequence[int] | None) -> bool:
         """Marks what the received model is sure of, Eq. (7).
@@ -227,7 +229,7 @@ class FedIA(SliceMethod):
             lesions: the two counts of Eq. (3), if the site has them.
 
         Returns:
-            True; False: nothing was marked, as it would have been more than can be missing (D12).
+            True; False: nothing was marked, as it would have been too much (D12).
         """
         masks, estimate = site.data.train.masks, completeness(np.array(lesions)) if lesions else 0.0
         threshold, marked = self.threshold, int((masks > 0).sum())
@@ -235,7 +237,7 @@ class FedIA(SliceMethod):
             unmarked = (p[masks[index] == 0] for index, p in infer_masks(model, site.data.train, site))
             threshold = threshold_for(unmarked, marked * (1 / estimate - 1))
         added, confidence = unmarked_lesions(model, site, threshold, extent=min(self.extent, threshold))
-        if (pixels := int(added.sum())) > MOST_ADDED * marked > 0:
+        if (pixels := int(added.sum())) > self.most_added * marked > 0:
             LOG.warning("%s: %d pixels beside %d marked ones are too many; corrected later", site.name, pixels, marked)
             return False
         site.ledger.record(RULE, task.ledger_round, added, confidence)

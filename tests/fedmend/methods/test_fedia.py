@@ -308,6 +308,16 @@ def test_a_correction_that_marks_more_than_can_be_missing_waits_for_a_later_mode
     assert {row["round"] for row in played.site.ledger.history()} == {6}
 
 
+@pytest.mark.parametrize(("most", "flag"), [(20.0, DONE), (0.0, DONE), (19.0, TRIGGERED)])
+def test_how_much_a_correction_may_add_is_a_setting_and_0_sets_no_limit(tmp_path, most, flag):
+    many = np.full(MASKS.shape, 0.1)
+    many[2].flat[:115] = 0.9
+    played = Played(tmp_path, FedIA(most_added=most), probabilities=many)
+    played.warm_up(FLAT)
+    played.round(4, loss_of(0.1))
+    assert played.round(5, loss_of(0.1)) == flag
+
+
 def test_a_site_without_marks_is_corrected_whatever_the_size(tmp_path):
     played = Played(tmp_path, FedIA(), probabilities=np.full(MASKS.shape, 0.9), masks=np.zeros_like(MASKS))
     played.warm_up(FLAT)
