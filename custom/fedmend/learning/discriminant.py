@@ -105,6 +105,8 @@ def discriminant(x: Tensor, share: Tensor, ridge: float) -> tuple[Tensor, Tensor
 
 def out_of_fold(x: Tensor, share: np.ndarray, ridge: float, groups: np.ndarray) -> np.ndarray:
     """(n,) scores, 0 half-way between the means, of samples that had no part in w; NaN: no w could be solved without.
+    Folds are stratified by the labels; where hardly any guess reaches one half, by the likeliest samples, as many as
+    the guesses add up to.
 
     Args:
         x: (n, F) float64, scaled.
@@ -115,6 +117,8 @@ def out_of_fold(x: Tensor, share: np.ndarray, ridge: float, groups: np.ndarray) 
     from sklearn.model_selection import StratifiedGroupKFold
 
     side, scores = share >= 0.5, np.full(len(share), np.nan)
+    if len(np.unique(groups[side])) < FEWEST:
+        side = np.isin(np.arange(len(share)), np.argsort(-share, kind="stable")[: round(share.sum())])
     folds = min(FOLDS, *(len(np.unique(groups[part])) for part in (side, ~side)))
     if folds < FEWEST:
         return scores
@@ -130,18 +134,20 @@ def log_odds(scores: np.ndarray, share: np.ndarray, *, balanced: bool) -> tuple[
 
     Args:
         scores: (n,); NaN: it takes no part.
-        share: (n,) y.
+        share: (n,) y, neither all 0 nor all 1.
         balanced: see :func:`solve_heads`.
 
     Returns:
-        a and b; 1 and 0 where no score, or only scores of one side, take part. a is never so small that scores turn
-        round or fall together, which chance may suggest where few have the class; the log-odds is then about the mean.
+        a and b; where no score, or only scores of one side, take part, 1 and the log-odds of the mean of y. a is never
+        so small that scores turn round or fall together, which chance may suggest where few have the class; the
+        log-odds is then about the mean.
     """
     from sklearn.linear_model import LogisticRegression
 
+    prior = 0.0 if balanced else float(np.log(share.mean() / (1 - share.mean())))
     scores, share = scores[~np.isnan(scores)], share[~np.isnan(scores)]
     if not 0 < share.sum() < len(share):
-        return 1.0, 0.0
+        return 1.0, prior
     unit = scores.std() or 1.0
     weights = np.concatenate([share, 1 - share])
     if balanced:
@@ -151,5 +157,4 @@ def log_odds(scores: np.ndarray, share: np.ndarray, *, balanced: bool) -> tuple[
     slope = float(fit.coef_[0, 0])
     if slope >= LEAST_SPREAD:
         return slope / unit, float(fit.intercept_[0])
-    prior = 0.0 if balanced else float(np.log(share.mean() / (1 - share.mean())))
     return LEAST_SPREAD / unit, prior - LEAST_SPREAD / unit * float(scores.mean())

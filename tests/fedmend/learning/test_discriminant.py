@@ -72,6 +72,23 @@ def test_where_one_patient_has_a_side_to_himself_nobody_is_scored():
 
 
 @pytest.mark.parametrize(("balanced", "prior"), [(False, math.log(1 / 3)), (True, 0.0)])
+def test_where_nobody_is_scored_the_log_odds_half_way_are_those_of_the_class(balanced, prior):
+    assert log_odds(np.full(4, np.nan), np.array([1.0, 0, 0, 0]), balanced=balanced) == pytest.approx((1.0, prior))
+
+
+def test_guesses_below_one_half_are_scored_by_others_too():
+    random = np.random.default_rng(5)
+    likely = random.permutation(np.repeat([1, 0], [15, 285]))
+    features = random.normal(size=(300, 60))
+    features[:, 0] += 2 * likely
+    for guess in (0.6, 0.45):
+        share = np.where(likely, guess, 0.02)
+        heads = solve_heads(torch.from_numpy(features), share[:, None], 1.0)
+        probability = 1 / (1 + np.exp(-(features @ heads.weights[0] + heads.biases[0])))
+        assert probability.mean() == pytest.approx(share.mean(), abs=0.02)
+
+
+@pytest.mark.parametrize(("balanced", "prior"), [(False, math.log(1 / 3)), (True, 0.0)])
 def test_scores_never_turn_round_where_samples_left_out_tell_nothing_or_the_contrary(balanced, prior):
     scores, share = np.array([-1.0, 1.0, 3.0, 5.0]), np.array([1.0, 0, 0, 0])  # mean 2, deviation sqrt(5)
     slope, bias = log_odds(scores, share, balanced=balanced)
