@@ -11,7 +11,7 @@ from fedmend.phantoms.sites import phantom_spec
 from fedmend.records.run_folder import load_run
 from fedmend.site.folder import site_folder
 from fl_components.compare.job_tables import Level, level_words, read_tables
-from fl_components.compare.runs import Case, Comparison, cases
+from fl_components.compare.runs import Case, Comparison, cases, federations
 from fl_components.job.folder import Changes, changed, read_job
 from fl_components.job.settings import has, parts
 from fl_components.run.local import site_config
@@ -86,11 +86,12 @@ def detections(one: Comparison, folders: Sequence[Path], out: Path, title: str) 
         FedMendError: data that do not say which sites are noisy.
     """
     found: dict[str, dict[int, Found]] = {}
-    by_seed = {case.seed: case for case in cases(one, out)}
+    by_seed, of_seed = {case.seed: case for case in cases(one, out)}, federations(one)
     for run in map(load_run, folders):
         seed, phantom = run.info["seed"], bool(run.info["phantom"])
         for rule, (sites, share) in found_by(run, title).items():
-            found.setdefault(rule, {})[seed] = Found(sites, share, noisy_sites(by_seed[seed]), phantom)
+            noisy = noisy_sites(by_seed[seed])
+            found.setdefault(rule, {})[seed] = Found(sites, share, noisy, phantom, of_seed[seed])
     return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedmend.basics.files import write_text
+from fedmend.comparison.paired import per_federation, unit_sentence
 from fedmend.comparison.paper_table import PageTable
 from fedmend.comparison.table_pages import html_page, latex, markdown
 from fedmend.records.run_folder import RunFiles
@@ -26,19 +27,21 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Found:
-    """What a rule has made of one federation.
+    """What a rule has made of the sites in one run.
 
     Attributes:
         sites: those that it takes for noisy.
         vote_share: share of the mixtures that found this set.
         noisy: those that are.
         phantom: whether the images are synthetic.
+        federation: its number; runs on the same data have one together.
     """
 
     sites: Collection[str]
     vote_share: float
     noisy: Collection[str]
     phantom: bool = False
+    federation: int = 0
 
     def scores(self) -> dict[str, float]:
         """By :data:`MEASURES`; NaN where nothing was found, or nothing was to be found."""
@@ -97,6 +100,12 @@ class DetectionTable:
         return sorted(set.intersection(*every))
 
     @property
+    def federations(self) -> list[int]:
+        """The number of the federation of each seed, of the first level."""
+        runs = next(iter(next(iter(self.levels.values())).values()))
+        return [runs[seed].federation for seed in self.seeds]
+
+    @property
     def phantom(self) -> bool:
         """Whether any image is synthetic."""
         return any(f.phantom for rules in self.levels.values() for runs in rules.values() for f in runs.values())
@@ -110,8 +119,10 @@ class DetectionTable:
     def facts(self) -> list[str]:
         """Sentences above the tables."""
         facts = [
-            f"{len(self.seeds)} federations; in each, all rules about losses, LID and confidence judge one warm-up.",
-            "Mean ± sd over federations, in points of 100; precision where a rule takes any site for noisy.",
+            unit_sentence(self.federations),
+            "Points of 100, mean ± sd; in brackets, how many runs find exactly the noisy sites; precision is of those"
+            " federations (of one federation, those seeds) where a rule takes some site for noisy in every run.",
+            f"{len(self.seeds)} runs; in each, all rules about losses, LID and confidence judge one warm-up.",
         ]
         return facts + ([f"Published: {self.source}."] if self.source and self.published else [])
 
@@ -131,27 +142,30 @@ class DetectionTable:
         return PageTable(f"detection-{number}", level or "Which sites are noisy", head, rows)
 
     def values(self, level: str, rule: str, key: str) -> list[float]:
-        """A measure in each federation that has it, as fractions of 1."""
-        scores = [self.levels[level][rule][seed].scores()[key] for seed in self.seeds]
-        return [value for value in scores if not math.isnan(value)]
+        """A measure in each federation that has it, or of each seed where there is one federation; fractions of 1."""
+        runs = [self.levels[level][rule][seed] for seed in self.seeds]
+        scores = [None if math.isnan(value := run.scores()[key]) else value for run in runs]
+        found = per_federation(scores, [run.federation for run in runs])
+        return [value for value in found if value is not None]
 
     def _cell(self, level: str, rule: str, key: str) -> str:
         values = self.values(level, rule, key)
         if key == "exact":
-            return f"{100 * statistics.fmean(values):.0f} ({sum(values):.0f} of {len(values)})"
+            runs = [self.levels[level][rule][seed].scores()[key] for seed in self.seeds]
+            return f"{100 * statistics.fmean(values):.0f} ({sum(runs):.0f} of {len(runs)})"
         return shown(*mean_and_sd(values)) if values else "n/a"
 
     def csv(self) -> str:
-        """A line for each level, rule and federation."""
+        """A line for each level, rule and seed."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["level", "rule", "seed", *MEASURES, "found", "noisy", "phantom"])
+        writer.writerow(["level", "rule", "seed", *MEASURES, "found", "noisy", "phantom", "federation"])
         for level, rules in self.levels.items():
             for rule, runs in rules.items():
                 for seed, found in ((seed, runs[seed]) for seed in self.seeds):
                     scores = ["" if math.isnan(v) else f"{v:.4f}" for v in found.scores().values()]
                     sites = [" ".join(sorted(names)) for names in (found.sites, found.noisy)]
-                    writer.writerow([level, rule, seed, *scores, *sites, int(found.phantom)])
+                    writer.writerow([level, rule, seed, *scores, *sites, int(found.phantom), found.federation])
         return stream.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 import math
 from argparse import Namespace
+from dataclasses import replace
 
 from fedmend.comparison.detection_table import FILES, DetectionTable, Found, found_by, write_detection_table
 
@@ -24,7 +25,7 @@ def test_a_rule_is_scored_by_what_it_finds():
     assert math.isnan(nobody["recall"])
 
 
-def test_the_table_has_means_over_the_federations_that_all_rules_have():
+def test_the_table_has_means_over_the_seeds_that_all_rules_have():
     (part,) = table().parts()
     assert part.head == ["rule", "exactly the noisy sites", "recall", "precision", "mean share of the votes"]
     # sd of 100 and 50: 35.4; of 0 and 50, and of 25 and 50: 35.4 and 17.7; seed 2 lacks a run of the first rule
@@ -33,6 +34,29 @@ def test_the_table_has_means_over_the_federations_that_all_rules_have():
         ["other", "0 (0 of 2)", "25.0 ± 35.4", "50.0", "37.5 ± 17.7"],
     ]
     assert table().seeds == [0, 1]
+
+
+def on(federation, found):
+    return replace(found, federation=federation)
+
+
+def test_runs_on_one_federation_are_averaged_before_federations_are():
+    rules = {"one": {0: on(0, RIGHT), 1: on(0, HALF), 2: on(1, HALF), 3: on(1, NOTHING)}}
+    found = table(levels={"": rules})
+    assert found.facts[0].startswith("2 federations: ")
+    assert "4 seeds averaged on each first" in found.facts[0]
+    # Recall: 75 and 25 of the federations, sd 35.4; the second one has a run that takes no site for noisy.
+    assert found.parts()[0].rows == [["one", "25 (1 of 4)", "50.0 ± 35.4", "75.0", "56.2 ± 26.5"]]
+    alone = {"one": {seed: on(0, run) for seed, run in rules["one"].items()}}
+    assert table(levels={"": alone}).facts[0].startswith("One federation: ")
+    assert table(levels={"": alone}).values("", "one", "precision") == [1, 0.5, 0.5]
+
+
+def test_a_federation_for_each_seed_leaves_the_numbers_of_the_seeds():
+    rules = {rule: {seed: on(seed, run) for seed, run in runs.items()} for rule, runs in table().rows.items()}
+    found = table(levels={"": rules})
+    assert found.parts() == table().parts()
+    assert found.facts[0] == "2 federations: deviations and intervals are over federations."
 
 
 def test_published_numbers_stand_beside_the_first_level_alone():
@@ -59,6 +83,6 @@ def test_the_files_have_every_federation_and_say_what_is_left_out(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(FILES)
     lines = (tmp_path / "comparison.csv").read_text().splitlines()
     assert lines == [
-        "level,rule,seed,exact,recall,precision,vote_share,found,noisy,phantom",
-        ",one,0,0.0000,0.5000,1.0000,1.0000,b,b c,1",
+        "level,rule,seed,exact,recall,precision,vote_share,found,noisy,phantom,federation",
+        ",one,0,0.0000,0.5000,1.0000,1.0000,b,b c,1,0",
     ]

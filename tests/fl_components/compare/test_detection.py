@@ -74,6 +74,13 @@ def test_the_table_has_the_rules_of_all_variants_at_each_level(tmp_path, made):
     assert asked[1][2] == noise
 
 
+@pytest.mark.parametrize(("words", "numbers"), [([], [0, 0, 0]), (["phantom.seed={SEED}"], [0, 0, 1])])
+def test_a_federation_is_counted_by_its_data(tmp_path, made, words, numbers):
+    comparison = Comparison(JOB, [], [0, 1, 2], words=words, per_federation=2)
+    table = detection_table(comparison, [], tmp_path, made[1])
+    assert table.federations == numbers
+
+
 def test_a_row_that_cannot_learn_is_left_out_and_the_first_one_is_refused(tmp_path, made):
     def failing(variant):
         def make(one, folder):
