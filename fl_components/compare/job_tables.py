@@ -77,13 +77,14 @@ class DetectionNumbers:
         protocol: where the published numbers are from; "": there are none.
         rows: variant → what its rule is called, or "" where it tries many; the first one has all settings.
         set: settings of all rows.
-        published: rule → measure of :data:`fedmend.comparison.detection_table.MEASURES` → points of 100.
+        published: rule → title of a level, "" for the job's own → measure of
+            :data:`fedmend.comparison.detection_table.MEASURES` → points of 100.
     """
 
     protocol: str = taking(TEXT, default="")
     rows: Mapping[str, str] = taking(OBJECT, default_factory=dict)
     set: Mapping[str, object] = taking(OBJECT, default_factory=dict)
-    published: Mapping[str, Mapping[str, float]] = taking(OBJECT, default_factory=dict)
+    published: Mapping[str, Mapping[str, Mapping[str, float]]] = taking(OBJECT, default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

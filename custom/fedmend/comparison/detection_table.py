@@ -78,14 +78,14 @@ class DetectionTable:
         levels: title of a level, "" for the job's own → rule → seed → what was found; seeds
             that one of them lacks count for none.
         source: where the published numbers are from; "": there are none.
-        published: rule → measure → points of 100, of the first level.
+        published: rule → title of a level → measure → points of 100.
         left_out: rule → why it is not there.
     """
 
     name: str
     levels: Mapping[str, Mapping[str, Mapping[int, Found]]]
     source: str = ""
-    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    published: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -124,17 +124,17 @@ class DetectionTable:
             " federations (of one federation, those seeds) where a rule takes some site for noisy in every run.",
             f"{len(self.seeds)} runs; in each, all rules about losses, LID and confidence judge one warm-up.",
         ]
-        return facts + ([f"Published: {self.source}."] if self.source and self.published else [])
+        printed = any(level in numbers for numbers in self.published.values() for level in self.levels)
+        return facts + ([f"Published: {self.source}."] if self.source and printed else [])
 
     def parts(self) -> list[PageTable]:
         """A table for each level."""
         return [self._part(number, level) for number, level in enumerate(self.levels)]
 
     def _part(self, number: int, level: str) -> PageTable:
-        published = {} if number else self.published
         head, rows = ["rule"], [[rule] for rule in self.levels[level]]
         for key, word in MEASURES.items():
-            printed = [published.get(row[0], {}).get(key) for row in rows]
+            printed = [self.published.get(row[0], {}).get(level, {}).get(key) for row in rows]
             some = any(value is not None for value in printed)
             head += [word, f"{word}, published"] if some else [word]
             for row, value in zip(rows, printed, strict=True):

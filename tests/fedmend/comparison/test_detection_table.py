@@ -59,12 +59,21 @@ def test_a_federation_for_each_seed_leaves_the_numbers_of_the_seeds():
     assert found.facts[0] == "2 federations: deviations and intervals are over federations."
 
 
-def test_published_numbers_stand_beside_the_first_level_alone():
-    levels = {"low": {"one": {0: RIGHT}}, "high": {"one": {0: NOTHING}}}
-    first, second = table(levels=levels, published={"one": {"exact": 88.82, "precision": 100}}, source="x").parts()
-    assert first.rows == [["one", "100 (1 of 1)", "88.82", "100.0", "100.0", "100", "100.0"]]
-    assert second.rows == [["one", "0 (0 of 1)", "0.0", "n/a", "25.0"]]
-    assert (first.caption, second.caption) == ("low", "high")
+def test_published_numbers_stand_beside_the_level_that_they_are_of():
+    levels = {"no noise": {"one": {0: NOTHING}}, "noise": {"one": {0: RIGHT}}}
+    printed = {"one": {"noise": {"exact": 88.82, "precision": 100}, "": {"exact": 1}}}
+    found = table(levels=levels, published=printed, source="x")
+    first, second = found.parts()
+    assert first.rows == [["one", "0 (0 of 1)", "0.0", "n/a", "25.0"]]
+    assert second.rows == [["one", "100 (1 of 1)", "88.82", "100.0", "100.0", "100", "100.0"]]
+    assert (first.caption, second.caption) == ("no noise", "noise")
+    assert found.facts[-1] == "Published: x."
+
+
+def test_of_levels_without_published_numbers_no_source_is_named():
+    found = table(levels={"rounds=1": {"one": {0: RIGHT}}}, published={"one": {"": {"exact": 1}}}, source="x")
+    assert found.parts()[0].rows == [["one", "100 (1 of 1)", "100.0", "100.0", "100.0"]]
+    assert not any(fact.startswith("Published") for fact in found.facts)
 
 
 def test_a_run_tells_of_many_rules_or_of_its_own():

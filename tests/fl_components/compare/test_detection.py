@@ -22,10 +22,16 @@ JOB = ROOT / "jobs" / "fednoro_ich"
 
 @pytest.mark.parametrize("name", ["fednoro_ich", "fednoro_isic2019"])
 def test_the_rows_are_variants_and_the_papers_numbers_belong_to_rules(name):
-    about = read_tables(ROOT / "jobs" / name).detection
+    known = read_tables(ROOT / "jobs" / name)
+    about = known.detection
     assert set(about.rows) <= set(job_variants(ROOT / "jobs" / name))
     assert set(about.published) <= set(RULES)
-    assert {key for numbers in about.published.values() for key in numbers} <= set(MEASURES)
+    own, titles = {tuple(about.set.items())}, {level.title: level for level in known.chosen("paper")}
+    for by_level in about.published.values():
+        assert all(set(numbers) <= set(MEASURES) for numbers in by_level.values())
+        # The job's own table and the level with its settings have the same numbers.
+        assert {tuple(titles[level].settings.items()) for level in by_level if level} == own
+        assert by_level[""] == next(numbers for level, numbers in by_level.items() if level)
 
 
 def test_the_first_row_wants_all_settings_and_another_one_takes_those_that_it_has():
