@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--brain-mri", type=Path, metavar="SOURCE", help="folder with labels.csv and the slices")
     parser.add_argument("--real-balance", action="store_true", help="the phantom with the class shares of real slices")
     parser.add_argument("--with-la-only", action="store_true", help="without the warm-up that has no logit adjustment")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the job")
+    parser.add_argument("--set", action="extend", nargs="*", default=[], metavar="NAME=VALUE", help="of the job")
     args = parser.parse_args()
     name = ("brain_mri" if args.brain_mri else "phantom") + "_real_balance" * args.real_balance + f"_{args.sites}"
     out = ROOT / "benchmarks" / "results" / f"detection_{name}.json"

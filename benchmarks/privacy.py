@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.5, 1.0, 2.0], help="0: no privacy")
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the job")
+    parser.add_argument("--set", action="extend", nargs="*", default=[], metavar="NAME=VALUE", help="of the job")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "fedmend-benchmark")
     args = parser.parse_args()

@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--metric", default="", help="default: AUC, or Dice of masks")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "review")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="{SEED}: the seed")
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="NAME=VALUE", help="{SEED}: the seed")
     args = parser.parse_args()
     given = (args.job, args.set, args.checked, args.out.resolve(), args.out.resolve() / "cache")
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:

@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", default="fedavg_pl", help="fedmlp, or one of its variants (default fedavg_pl)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of the federations")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of both ways")
+    parser.add_argument("--set", action="extend", nargs="*", default=[], metavar="NAME=VALUE", help="of both ways")
     parser.add_argument("--costs", action="store_true", help="measure speed and memory instead")
     args = parser.parse_args(arguments)
     if args.costs:

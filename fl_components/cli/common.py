@@ -28,12 +28,14 @@ def job_arguments(
     parser.add_argument(
         "--variant",
         dest="variants",
+        action="extend",
         type=lambda text: text.split(","),
         default=[],
         metavar="NAME[,NAME]",
         help="variants of the job, e.g. paper or paper,fedavg; fedmend jobs lists them",
     )
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="override settings of the job")
+    words = "override settings of the job"
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="NAME=VALUE", help=words)
     parser.add_argument("--sites", type=int, default=0, help="number of sites (default: as the job says)")
 
 
@@ -67,6 +69,7 @@ def site_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the fields of fedmend.json that a run on this machine overrides."""
     parser.add_argument(
         "--site",
+        action="extend",
         nargs="+",
         default=[],
         metavar="FIELD=VALUE",

@@ -26,6 +26,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     job_arguments(compare, what="job folder, or a problem: missing-classes, noisy-sites, label-sets, partial-masks")
     compare.add_argument(
         "--rows",
+        action="extend",
         type=lambda text: text.split(","),
         default=[],
         metavar="ROW[,ROW]",

@@ -27,9 +27,8 @@ def add(commands: argparse._SubParsersAction, words: Sequence[str] | None) -> No
     init.add_argument("--labels", help="table of labels (CSV), datalist (JSON), or none: DICOM files without labels")
     init.add_argument("--out", help="the site folder that is made")
     init.add_argument("--classes", help="all classes of the federation, comma-separated")
-    init.add_argument(
-        "--columns", nargs="+", metavar="NAME=COLUMN", help="columns with other names, e.g. image=File label=Diagnosis"
-    )
+    line = "columns with other names, e.g. image=File label=Diagnosis"
+    init.add_argument("--columns", action="extend", nargs="+", metavar="NAME=COLUMN", help=line)
     init.add_argument("--window", help="file, none, brain, subdural, bone, lung or CENTRE,WIDTH")
     init.add_argument("--uncertain", choices=["blank", "positive", "negative"], help="what labels of -1 are taken as")
     line = "where no column names patients: regular expression for the part of an image's path that does"

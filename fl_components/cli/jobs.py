@@ -20,6 +20,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     configure.add_argument("out", type=Path)
     configure.add_argument(
         "--tracking",
+        action="extend",
         type=lambda text: text.split(","),
         default=[],
         metavar="NAME[,NAME]",

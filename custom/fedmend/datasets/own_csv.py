@@ -160,7 +160,7 @@ def class_arguments(parser: ArgumentParser) -> None:
     words = "all classes of the federation, comma-separated (default: all columns but image and patient)"
     parser.add_argument("--classes", default="", help=words)
     words = "columns with other names, e.g. image=File patient=PatientID label=Diagnosis"
-    parser.add_argument("--columns", nargs="+", default=[], metavar="NAME=COLUMN", help=words)
+    parser.add_argument("--columns", action="extend", nargs="+", default=[], metavar="NAME=COLUMN", help=words)
     uncertain_argument(parser)
 
 

@@ -185,9 +185,9 @@ def _add_arguments(parser: ArgumentParser) -> None:
     words = "CSV with labels by SOPInstanceUID, SeriesInstanceUID, StudyInstanceUID, AccessionNumber or PatientID"
     parser.add_argument("--labels", type=Path, help=f"{words}; without it, {TABLE} is made, to be filled in")
     words = "kinds of images that labels of studies, series and patients count for, too"
-    parser.add_argument("--keep", nargs="+", default=[], choices=list(KEPT), help=words)
+    parser.add_argument("--keep", action="extend", nargs="+", default=[], choices=list(KEPT), help=words)
     words = "modalities that they count for (default: the one of most images)"
-    parser.add_argument("--modality", nargs="+", default=[], help=words)
+    parser.add_argument("--modality", action="extend", nargs="+", default=[], help=words)
     class_arguments(parser)
     add_choices(parser)
     per_study_argument(parser)
