@@ -87,7 +87,7 @@ def worth(
     settings = settings_of(package)
     federated = given_model(package, home)
     own = initial_network(_network(package), package.classes, int(settings.get("seed", 0)), weights)
-    alone = train_at(home, own.to(home.site.device), plan_of(settings, package.name), from_start=True)
+    alone = train_at(home, own.to(home.site.device), plan_of(settings, package.name, home), from_start=True)
     personal = personalise(package, home, layers=layers, epochs=epochs)
     models = {ALONE: alone.model, FEDERATED: federated, PERSONALISED: personal.model}
     started = "" if weights else str(settings.get("weights") or "")

@@ -60,7 +60,7 @@ def personalise(package: Package, home: Home, *, layers: str = ALL, epochs: int 
     Raises:
         FedMendError: as :func:`given_model` and :func:`fedmend.worth.training.train_at`.
     """
-    plan = plan_of(settings_of(package), package.name, epochs=epochs, rate=RATE)
+    plan = plan_of(settings_of(package), package.name, home, epochs=epochs, rate=RATE)
     return train_at(home, copy.deepcopy(given_model(package, home)), plan, layers=layers, from_start=False)
 
 

@@ -1,7 +1,7 @@
 """Training at one hospital: epochs on its own labels, of which its validation split chooses one."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from fedmend.worth.home import Home
 
 HEAD, ALL = "head", "all"
 PATIENCE = 5  # epochs without a better validation metric
-OF_RUN = ("learning_rate", "weight_decay", "decay", "second_momentum")
+OF_RUN = ("learning_rate", "learning_rate_decay", "weight_decay", "decay", "second_momentum")
 
 
 class _Masks(SliceMethod):
@@ -29,10 +29,11 @@ class _Masks(SliceMethod):
     ROUND: ClassVar[type[Round]] = MaskRound
 
 
-METHODS: Mapping[str, LocalMethod] = {
-    MULTILABEL: FedAvgPL(),
-    SINGLELABEL: SingleLabelFedAvg(la=True),
-    SEGMENTATION: _Masks(),
+# Kind of labels → method, and the settings of a run that say whether it balances classes.
+METHODS: Mapping[str, tuple[Callable[..., LocalMethod], tuple[str, ...]]] = {
+    MULTILABEL: (FedAvgPL, ("weighted",)),
+    SINGLELABEL: (SingleLabelFedAvg, ("la",)),
+    SEGMENTATION: (_Masks, ()),
 }
 # Of several structures a site may mark some: a model that knows the others is held to them, one that begins has nothing
 # to be held to.
@@ -44,14 +45,23 @@ class Plan:
     """How a hospital trains.
 
     Attributes:
-        trainer: for one epoch.
+        trainer: for one epoch; its learning rate decays with the rounds of the run.
+        method: its loss.
         epochs: at most.
+        per_round: epochs of a round of the run, > 0.
         seed: of shuffling and augmentation.
     """
 
     trainer: LocalTrainer
+    method: LocalMethod
     epochs: int
+    per_round: float
     seed: int
+
+    def trainer_of(self, epoch: int) -> LocalTrainer:
+        """The trainer of an epoch, from 0."""
+        rate = self.trainer.learning_rate * self.trainer.learning_rate_decay ** int(epoch / self.per_round)
+        return replace(self.trainer, learning_rate=rate, learning_rate_decay=1.0)
 
 
 @dataclass(frozen=True)
@@ -73,13 +83,14 @@ class Trained:
     values: tuple[float, ...]
 
 
-def plan_of(settings: Mapping[str, Any], name: str, *, epochs: int = 0, rate: float = 1.0) -> Plan:
+def plan_of(settings: Mapping[str, Any], name: str, home: Home, *, epochs: int = 0, rate: float = 1.0) -> Plan:
     """A plan with the settings of a run.
 
     Args:
         settings: of the run, as a package keeps them.
         name: of the package, for messages.
-        epochs: at most; 0: as many as a site had in the run.
+        home: the hospital.
+        epochs: at most; 0: as many as a site had in the run, or as many samples where rounds count optimiser steps.
         rate: what the run's learning rate is multiplied by.
 
     Raises:
@@ -88,12 +99,16 @@ def plan_of(settings: Mapping[str, Any], name: str, *, epochs: int = 0, rate: fl
     try:
         given = {key: settings[key] for key in OF_RUN if key in settings}
         trainer = LocalTrainer(**{**given, "learning_rate": settings["learning_rate"] * rate}, keep_moments=True)
-        most = epochs or settings["num_rounds"] * settings["local_epochs"]
-        return Plan(trainer, int(most), int(settings["seed"]))
+        make, own = METHODS[home.kind.name]
+        method = make(**{key: settings[key] for key in own if key in settings})
+        per_round = settings.get("local_epochs", 1)
+        if "local_iterations" in settings:
+            per_round *= settings["local_iterations"] * home.site.batch_size / len(home.site.data.train)
+        most = epochs or max(round(settings["num_rounds"] * per_round), 1)
+        return Plan(trainer, method, most, per_round, int(settings["seed"]))
     except (KeyError, TypeError, ValueError):
         raise FedMendError(
-            f"package {name}, provenance.settings: expected learning_rate, num_rounds, local_epochs and seed of its"
-            " run, got others"
+            f"package {name}, provenance.settings: expected learning_rate, num_rounds and seed of its run, got others"
         ) from None
 
 
@@ -111,14 +126,14 @@ def train_at(home: Home, model: nn.Module, plan: Plan, *, layers: str = ALL, fro
         FedMendError: no validation split that can choose, or a loss that is not finite.
     """
     _freeze(model, layers)
-    site, method = home.site, METHODS[home.kind.name]
+    site, method = home.site, plan.method
     if home.kind.name == SEGMENTATION and len(site.data.classes) > 1:
         method = NEW if from_start else KNOWN
     values = [_measured(home, model)]
     best, chosen = _copied(model), 0
     for epoch in range(plan.epochs):
         task = RoundTask("personalise", epoch, plan.epochs, seed=plan.seed)
-        plan.trainer.train(method.start(model, task, site))
+        plan.trainer_of(epoch).train(method.start(model, task, site))
         values.append(_measured(home, model))
         if values[-1] > max(values[int(from_start) : -1], default=float("-inf")):
             best, chosen = _copied(model), epoch + 1

@@ -20,6 +20,7 @@ from fedmend.data.tables import write_table
 from fedmend.kinds import kind_of
 from fedmend.learning import networks
 from fedmend.learning.local_norm import NORM
+from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights
 from fedmend.methods import condist
 from fedmend.package import Package
@@ -139,11 +140,54 @@ def test_a_training_that_validation_finds_no_better_ends_early_and_leaves_the_mo
 def test_of_the_head_alone_everything_else_stays_as_it_was(tmp_path, site):
     package = make_package(tmp_path)
     home = home_of(tmp_path, package, site)
-    plan, wanted = plan_of(SETTINGS, "run-1"), weights_of(package.network())
+    plan, wanted = plan_of(SETTINGS, "run-1", home), weights_of(package.network())
     trained = train_at(home, package.network(), plan, layers="head", from_start=True)
     changed = {name for name, value in get_weights(trained.model).items() if not torch.equal(value, wanted[name])}
     assert trained.chosen > 0
     assert changed == {"classifier.weight", "classifier.bias"}
+
+
+def rates(plan, epochs):
+    return [plan.trainer_of(epoch).learning_rate for epoch in range(epochs)]
+
+
+def test_the_learning_rate_decays_with_each_round_of_the_run(tmp_path, site, monkeypatch):
+    package = make_package(tmp_path)
+    home, settings, used = home_of(tmp_path, package, site), SETTINGS | {"learning_rate_decay": 0.5}, []
+    plan = plan_of(settings, "run-1", home)
+    assert (plan.epochs, rates(plan, 6)) == (6, [1.0, 1.0, 0.5, 0.5, 0.25, 0.25])
+    assert rates(plan_of(settings, "run-1", home, epochs=3, rate=0.3), 3) == [0.3, 0.3, 0.15]
+    inner = LocalTrainer._optimizer
+
+    def optimizer(*given, **how):
+        made = inner(*given, **how)
+        used.append(made.param_groups[0]["lr"])
+        return made
+
+    monkeypatch.setattr(LocalTrainer, "_optimizer", optimizer)
+    train_at(home, package.network(), plan, from_start=True)
+    assert used == rates(plan, 6)
+
+
+def test_rounds_of_optimiser_steps_are_as_many_samples_of_the_hospital(tmp_path, site):
+    home = home_of(tmp_path, make_package(tmp_path), site)  # 6 samples, batches of 4
+    settings = {"learning_rate": 1.0, "learning_rate_decay": 0.5, "num_rounds": 5, "local_iterations": 3, "seed": 5}
+    plan = plan_of(settings, "run-1", home)
+    assert (plan.epochs, plan.per_round) == (5 * 3 * 4 / 6, 2.0)
+    assert rates(plan, 5) == [1.0, 1.0, 0.5, 0.5, 0.25]
+    assert plan_of(settings | {"num_rounds": 1, "local_iterations": 1}, "run-1", home).epochs == 1  # 4 of 6 samples
+    with refused(
+        "package run-1, provenance.settings: expected learning_rate, num_rounds and seed of its run, got others"
+    ):
+        plan_of({"learning_rate": 1.0, "local_iterations": 3}, "run-1", home)
+
+
+def test_classes_are_balanced_where_the_run_balanced_them(tmp_path, site):
+    home = home_of(tmp_path, make_package(tmp_path), site)
+    weighted = [plan_of(SETTINGS | told, "run-1", home).method.weighted for told in ({}, {"weighted": False})]
+    single = replace(home, kind=kind_of("singlelabel"))
+    adjusted = [plan_of(SETTINGS | told, "run-1", single).method.la for told in ({}, {"la": True})]
+    assert (weighted, adjusted) == ([True, False], [False, True])
 
 
 def test_the_repairs_of_the_ledger_are_what_is_learnt(tmp_path, site):
@@ -334,6 +378,6 @@ def test_a_known_model_alone_is_held_to_structures_that_the_site_does_not_mark(t
     package, home = make_mask_home(tmp_path, ["liver", "spleen"])
     losses = {name: getattr(condist, name) for name in ("marginal_loss", "conditional_distillation")}
     with patch.multiple(condist, **{name: Mock(wraps=loss) for name, loss in losses.items()}):
-        train_at(home, package.network(), plan_of(SETTINGS, "run-1", epochs=1), from_start=from_start)
+        train_at(home, package.network(), plan_of(SETTINGS, "run-1", home, epochs=1), from_start=from_start)
         assert condist.marginal_loss.call_args.args[2].tolist() == [True, False]
         assert condist.conditional_distillation.called is not from_start
