@@ -1,5 +1,6 @@
 """A job's ``tables.json``: the levels and the other tables of its paper, with the numbers printed there; and sweeps."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,12 @@ class Level:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of its runs."""
-        return re.sub(r"[^\w.]+", "-", self.title).strip("-.") or "level"
+        """Name of the folder of its runs: the words of the title. Titles with other signs between them than blanks,
+        commas and ``=``, such as a minus, may share their words, so a digest follows."""
+        name = re.sub(r"[^\w.]+", "-", self.title).strip("-.") or "level"
+        if re.fullmatch(r"[\w., =]*\w", self.title):
+            return name
+        return f"{name}-{hashlib.sha256(self.title.encode()).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,7 @@
 """What the jobs' tables.json say, and that it fits the jobs."""
 
+import re
+
 import pytest
 from factories import ROOT, refused
 
@@ -84,6 +86,24 @@ def test_a_sweep_is_a_level_for_each_value():
     for text in ("a", "=1", "a=", "a=1,", "a=1,1"):
         with refused(f"--sweep: expected NAME=VALUE,VALUE,... with different values, got {text!r}"):
             swept(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["ramp_end=-1,1", "a=1,1.,.1", "a=b/c,b-c,b c", "a=é,e", 'a="",1', "a=+,-"], ids=lambda text: text
+)
+def test_the_values_of_a_sweep_have_folders_of_their_own(text):
+    levels = swept(text)
+    folders = {level.folder for level in levels}
+    assert len(folders) == len(levels)
+    assert all(re.fullmatch(r"\w[\w.-]*", folder) for folder in folders)
+
+
+def test_the_levels_of_a_job_have_folders_of_their_own():
+    for job in JOBS:
+        known = read_tables(job)
+        for name in known.levels:
+            levels = known.chosen(name)
+            assert len({level.folder for level in levels}) == len(levels), f"{job.name}: {name}"
 
 
 def test_a_level_has_a_folder_and_goes_before_what_a_table_sets():
