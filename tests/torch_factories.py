@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 from nifti_factories import write_nifti
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from fedmend.basics.state import StateStore
@@ -20,6 +21,19 @@ from fedmend.repairs.label_ledger import LabelLedger
 from fedmend.repairs.mask_ledger import MaskLedger
 
 CPU = torch.device("cpu")
+
+
+def in_several_threads(compute):
+    """The bytes of the arrays that ``compute()`` returns in 1, 2 and 3 threads of PyTorch and of NumPy's BLAS."""
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with threadpool_limits(threads, user_api="blas"):
+                found.append([np.asarray(array).tobytes() for array in compute()])
+    finally:
+        torch.set_num_threads(before)
+    return found
 
 
 class TinyNetwork(nn.Module):
