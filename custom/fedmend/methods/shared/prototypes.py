@@ -8,9 +8,11 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from fedmend.averaging import mean_over_sites
 from fedmend.fields import Report
+from fedmend.learning.threads import one_thread
 
 
 def local_prototypes(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +72,9 @@ def confidences(features: np.ndarray, prototypes: np.ndarray) -> np.ndarray:
     z = np.empty((len(features), len(prototypes) // 2))
     for rows in _slices(len(features)):
         part = features[rows].astype(np.float64)
-        cosine = (part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)) @ directions
+        part /= np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
+        with one_thread():
+            cosine = (torch.tensor(part) @ torch.tensor(directions)).numpy()
         z[rows] = cosine[:, 0::2] - cosine[:, 1::2]
     z[:, (length[0::2] == 0) | (length[1::2] == 0)] = np.nan
     return z
@@ -90,15 +94,18 @@ def whitened_confidences(features: np.ndarray, prototypes: np.ndarray) -> np.nda
         As :func:`confidences`, but each class in units of its standard deviation over the samples.
     """
     pairs = prototypes.astype(np.float64).reshape(-1, 2, prototypes.shape[1])
-    mean = features.mean(0, dtype=np.float64)
-    scatter = np.zeros((features.shape[1], features.shape[1]))
-    for rows in _slices(len(features)):
-        part = features[rows] - mean
-        scatter += part.T @ part
-    penalty = np.trace(scatter) / len(scatter) or 1.0  # 0 where all samples are the same
-    directions = np.linalg.solve(scatter + penalty * np.eye(len(scatter)), (pairs[:, 0] - pairs[:, 1]).T)
-    z = np.concatenate([(features[rows] - mean) @ directions for rows in _slices(len(features))])
-    z -= ((pairs.mean(1) - mean) * directions.T).sum(1)
+    apart, half_way = torch.tensor(pairs[:, 0] - pairs[:, 1]), torch.tensor(pairs.mean(1))
+    x, parts = torch.from_numpy(features), _slices(len(features))
+    with one_thread():
+        mean = x.mean(0, dtype=torch.float64)
+        scatter = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
+        for rows in parts:
+            part = x[rows] - mean
+            scatter += part.T @ part
+        penalty = float(scatter.trace()) / len(scatter) or 1.0  # 0 where all samples are the same
+        directions = torch.linalg.solve(scatter + penalty * torch.eye(len(scatter), dtype=scatter.dtype), apart.T)
+        raw = torch.cat([(x[rows] - mean) @ directions for rows in parts]) - ((half_way - mean) * directions.T).sum(1)
+    z = raw.numpy()
     z /= np.maximum(z.std(0), 1e-12)
     z[:, ~np.all(np.any(pairs, axis=2), axis=1)] = np.nan
     return z

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from torch_factories import in_several_threads
 
 from fedmend.methods.shared.prototypes import (
     classes_without_prototype,
@@ -56,6 +57,14 @@ def test_whitened_confidence_is_zero_half_way_between_the_prototypes_and_where_s
     features = np.array([[2, 0], [3, 5], [1, -5], [9, 1]], dtype=np.float32)
     assert whitened_confidences(features, prototypes)[0, 0] == pytest.approx(0, abs=1e-12)
     assert whitened_confidences(np.full((3, 2), 2.0), prototypes)[:, 0].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("score", [confidences, whitened_confidences])
+def test_the_number_of_threads_changes_no_digit(score):
+    rng = np.random.default_rng(0)
+    features, prototypes = (rng.normal(size=(rows, 512)).astype(np.float32) for rows in (1000, 6))
+    one, *others = in_several_threads(lambda: [score(features, prototypes)])
+    assert others == [one, one]
 
 
 @pytest.mark.parametrize("score", [confidences, whitened_confidences])
