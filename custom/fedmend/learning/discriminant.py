@@ -142,6 +142,7 @@ def log_odds(scores: np.ndarray, share: np.ndarray, *, balanced: bool) -> tuple[
         so small that scores turn round or fall together, which chance may suggest where few have the class; the
         log-odds is then about the mean.
     """
+    from scipy.sparse import csr_array
     from sklearn.linear_model import LogisticRegression
 
     prior = 0.0 if balanced else float(np.log(share.mean() / (1 - share.mean())))
@@ -153,7 +154,8 @@ def log_odds(scores: np.ndarray, share: np.ndarray, *, balanced: bool) -> tuple[
     if balanced:
         weights = weights * np.repeat([1 / share.mean(), 1 / (1 - share).mean()], len(share)) / 2
     sides, twice = np.repeat([1, 0], len(share)), np.tile(scores / unit, 2)[:, None]
-    fit = LogisticRegression().fit(twice[weights > 0], sides[weights > 0], weights[weights > 0])
+    # Sparse, as BLAS adds up many samples in as many threads as there are, which changes the last digits.
+    fit = LogisticRegression().fit(csr_array(twice[weights > 0]), sides[weights > 0], weights[weights > 0])
     slope = float(fit.coef_[0, 0])
     if slope >= LEAST_SPREAD:
         return slope / unit, float(fit.intercept_[0])

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch_factories import in_several_threads
 
 from fedmend.learning.discriminant import discriminant, log_odds, out_of_fold, solve_heads
 
@@ -155,3 +156,11 @@ def test_a_class_of_nobody_everybody_or_one_and_a_feature_without_change_are_har
     assert not heads.biases[1:].any()
     assert heads.weights[0, 0] > 0
     assert np.isfinite(heads.weights).all()
+
+
+def test_the_number_of_threads_changes_no_digit_of_the_log_odds_of_many_samples():
+    rng = np.random.default_rng(0)
+    share = (rng.random(20_000) < 0.3).astype(float)
+    scores = rng.normal(size=20_000) + share
+    one, *others = in_several_threads(lambda: log_odds(scores, share, balanced=True))
+    assert others == [one, one]
