@@ -20,7 +20,7 @@ MOST_ROWS = 10  # rows that are listed
 
 def card(site: CheckedSite) -> Result:
     """The site card, whose kind of labels the method of the job must learn from."""
-    from fedmend.data.card import load_card
+    from fedmend.data.card import SPLITS_OF_JOBS, load_card
     from fedmend.data.identity import is_missing, loose
 
     folder = site.folder or _data_root(site)
@@ -34,8 +34,11 @@ def card(site: CheckedSite) -> Result:
         return Result(FAIL, f"site.json, field task: expected {known} for the method of the job, got {card.kind!r}")
     odd = len(card.classes) - len({loose(name) for name in card.classes if not is_missing(name)})
     words = f"{odd} class names are words for a missing value, or differ from another one in case or blanks only"
+    details = [words] if odd else []
+    if others := len({*card.splits} - {*SPLITS_OF_JOBS}):
+        details.append(f"{others} splits are not called train, val or test, and no job opens them")
     about = f"{card.kind}, {len(card.classes)} classes, splits {', '.join(card.splits)}"
-    return Result(WARN if odd else OK, about, [words] if odd else [])
+    return Result(WARN if details else OK, about, details)
 
 
 def _data_root(site: CheckedSite) -> Path | None:

@@ -69,11 +69,11 @@ class CheckedSite:
 
     def rows(self) -> dict[str, Rows]:
         """Split → reader of its file, for the splits that a job opens."""
-        from fedmend.data.site import EVALUATION_SPLITS
+        from fedmend.data.card import SPLITS_OF_JOBS
 
         card = self.card
         assert card is not None
-        names = [name for name in ("train", *EVALUATION_SPLITS) if name in card.splits]
+        names = [name for name in SPLITS_OF_JOBS if name in card.splits]
         return {name: rows_of(card, card.splits[name], name, self.classes) for name in names}
 
     def listed(self) -> int:

@@ -17,12 +17,13 @@ from fedmend.basics.checked import FLAG, OBJECT, Check, accepted, checked, numbe
 from fedmend.basics.json_files import read_document
 from fedmend.data.raw import WIDEST
 from fedmend.errors import FedMendError
-from fedmend.labels import KIND_NAMES
+from fedmend.labels import KIND_NAMES, SEGMENTATION
 
 CARD_NAME = "site.json"
 CARD_FORMAT = 1
 STUDY = "study"  # a column that every table may have; and what a sample may be
 IMAGE = "image"  # what a sample else is
+SPLITS_OF_JOBS = ("train", "val", "test")  # those that jobs open; ``fedmend evaluate`` can name another table
 LONGEST_NAME = 200  # characters of a file name
 WINDOWS = {"brain": (40.0, 80.0), "subdural": (75.0, 215.0), "bone": (600.0, 2800.0), "lung": (-600.0, 1500.0)}
 
@@ -139,13 +140,20 @@ def load_card(folder: Path | str, site: str) -> SiteCard:
         site: site name for messages.
 
     Raises:
-        FedMendError: no card, not JSON, or a field that is missing or wrong.
+        FedMendError: no card, not JSON, or a field that is missing, unknown or wrong.
     """
     folder = Path(folder)
     where = f"{site}: {CARD_NAME}"
     raw = accepted(read_document(folder / CARD_NAME, where, "in the folder that data_root names"), [OBJECT], where)
     accepted(raw.get("format"), [that(lambda value: value == CARD_FORMAT, f"{CARD_FORMAT}")], f"{where}, field format")
-    card = checked(SiteCard, raw, where, others=True, site=site, folder=folder)
+    fields = {name: value for name, value in raw.items() if name not in ("format", "notes")}
+    card = checked(SiteCard, fields, where, site=site, folder=folder)
+    named = {"annotated": card.annotated, "truth": card.truth}
+    if card.kind == SEGMENTATION:  # whose splits are sections of datalists, which have these names alone
+        named["splits"] = card.splits
+    for name, by_split in named.items():
+        if unknown := sorted(f"{split:.40}" for split in {*by_split} - {*SPLITS_OF_JOBS}):
+            raise FedMendError(f"{where}, field {name}: expected train, val or test, got {unknown}")
     if card.values and len(card.values) != len(card.classes):
         raise FedMendError(f"{where}, field values: expected one for each of {len(card.classes)} classes, got others")
     if any(not {*names} <= {*card.classes} for names in card.annotated.values()):

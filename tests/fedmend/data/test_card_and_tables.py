@@ -99,11 +99,26 @@ WINDOWS = "expected null, 'file', one of ['bone', 'brain', 'lung', 'subdural'] o
         ({"window": [True, 40]}, f"field window: {WINDOWS}, got another list"),
         ({"truth": {"train": "../t.csv"}}, "field truth: expected file names below the site folder, got another dict"),
         ({"window": [40]}, f"field window: {WINDOWS}, got another list"),
+        ({"truth": {"Train": "t.csv"}}, "field truth: expected train, val or test, got ['Train']"),
+        (
+            {"task": "segmentation", "annotated": {"training": ["a"], "tset": ["b"]}},
+            "field annotated: expected train, val or test, got ['training', 'tset']",
+        ),
+        (
+            {"task": "segmentation", "splits": {"train": "d.json", "validation": "d.json"}},
+            "field splits: expected train, val or test, got ['validation']",
+        ),
     ],
 )
 def test_a_wrong_field_of_the_card_is_refused(tmp_path, fields, sentence):
     with refused(f"site-1: site.json, {sentence}"):
         card_with(tmp_path, **fields)
+
+
+def test_a_field_that_no_card_has_is_refused_and_notes_are_for_people(tmp_path):
+    assert card_with(tmp_path, notes={"window": "by a look"}).classes == ("a", "b")
+    with pytest.raises(FedMendError, match=r"^site-1: site.json: expected the fields .*, got also \['colour'\]$"):
+        card_with(tmp_path, colour=True)
 
 
 def test_a_folder_without_card_is_refused(tmp_path):

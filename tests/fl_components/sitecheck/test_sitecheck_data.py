@@ -227,6 +227,14 @@ def test_class_names_that_are_none_are_a_warning(site):
     ]
 
 
+def test_a_split_that_no_job_opens_is_a_warning(tmp_path):
+    site = make_site_folder(tmp_path / "site-1", splits=("validation",))
+    assert found("site card", site) == [
+        "warn  site card: multilabel, 3 classes, splits train, validation",
+        "        1 splits are not called train, val or test, and no job opens them",
+    ]
+
+
 def test_splits_without_patients_are_a_warning_that_they_may_leak(tmp_path):
     volumes = make_volume_site(tmp_path / "site-1")
     assert found("overlap", volumes) == [
