@@ -145,7 +145,7 @@ def _parsed(text: str, name: str, strict: bool) -> dict:
     name = Path(name).name
     where = f"job, {name}"
     try:
-        content = parse_json(text, object_pairs_hook=_names_once)
+        content = parse_json(text)
     except ValueError:
         raise _unread(name) from None
     if not isinstance(content, dict):
@@ -160,13 +160,6 @@ def _parsed(text: str, name: str, strict: bool) -> dict:
     else:
         _check_config(content, where, strict)
     return content
-
-
-def _names_once(pairs: list[tuple[str, object]]) -> dict:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name twice")  # readers differ in which of them counts
-    return found
 
 
 def _check_meta(meta: Mapping) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 from fedmend.errors import FedMendError
 
 
+class NameTwice(ValueError):
+    """An object has a name twice, of which Python's parser, as most, would pass over the first without a word."""
+
+
 def read_json(file: Path) -> Any:
-    """Reads a JSON file whose numbers are finite and whose texts can stand in paths and logs.
+    """Reads a JSON file with each name once, whose numbers are finite and whose texts can stand in paths and logs.
 
     Args:
         file: UTF-8 text, with or without the mark that Windows editors put before it.
@@ -20,7 +24,8 @@ def read_json(file: Path) -> Any:
 
     Raises:
         ValueError: it does not parse, is nested too deeply, or holds a number or text that Python's parser lets pass
-            and that breaks what comes after: NaN, infinity, a NUL, half a surrogate pair.
+            and that breaks what comes after: NaN, infinity, a NUL, half a surrogate pair. :class:`NameTwice` of an
+            object with a name twice.
         OSError: it cannot be opened.
     """
     return parse_json(file.read_text(encoding="utf-8-sig"))
@@ -35,28 +40,29 @@ def read_document(file: Path, where: str, expected: str) -> object:
         expected: what is expected to be there.
 
     Raises:
-        FedMendError: no such file, or one that does not parse.
+        FedMendError: no such file, one that does not parse, or one with a name twice in an object.
     """
     try:
         return read_json(file)
     except (FileNotFoundError, IsADirectoryError):
         raise FedMendError(f"{where}: expected {expected}, not found") from None
+    except NameTwice as e:
+        raise FedMendError(f"{where}: expected each name once in an object, got {e} twice") from None
     except ValueError:
         raise FedMendError(f"{where}: expected JSON, got a file that does not parse") from None
 
 
-def parse_json(text: str, **how: Any) -> Any:
+def parse_json(text: str) -> Any:
     """What :func:`read_json` does with the text of a file.
 
     Args:
         text: JSON.
-        how: further words of :func:`json.loads`.
 
     Raises:
         ValueError: see there.
     """
     try:
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite, **how)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_names_once)
         for word in texts(value):
             if "\0" in word:
                 raise ValueError("NUL")
@@ -70,6 +76,15 @@ def _finite(word: str) -> float:
     if not math.isfinite(number := float(word)):
         raise ValueError("not finite")
     return number
+
+
+def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise NameTwice(f"{name!r:.40}")
+        found[name] = value
+    return found
 
 
 def texts(value: object) -> Iterator[str]:

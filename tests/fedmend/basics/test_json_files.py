@@ -19,6 +19,14 @@ def test_what_breaks_whoever_uses_it_does_not_parse(text):
         parse_json(text)
 
 
+def test_a_name_twice_in_an_object_is_refused_in_its_own_sentence(tmp_path):
+    (tmp_path / "x.json").write_text('{"a": {"b": 1}, "c": [{"b": 2, "b": 2}]}')
+    with refused("site-1: x.json: expected each name once in an object, got 'b' twice"):
+        read_document(tmp_path / "x.json", "site-1: x.json", "in the folder")
+    with pytest.raises(ValueError, match="b"):
+        read_json(tmp_path / "x.json")
+
+
 def test_a_file_saved_by_a_windows_editor_is_read_without_its_byte_order_mark(tmp_path):
     (tmp_path / "x.json").write_text('{"a": 1}', encoding="utf-8-sig")
     assert read_json(tmp_path / "x.json") == {"a": 1}
