@@ -65,10 +65,7 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
         if not isinstance(given, dict):
             raise FedMendError(f"{place}: expected image and label, got another kind of entry")
         paths = {name: _below(given.get(name), f"{place}, field {name}") for name in ("image", "label")}
-        slices = given.get("slices")
-        whole = isinstance(slices, list) and slices and all(type(s) is int and s >= 0 for s in slices)
-        if slices is not None and not (whole and len(set(slices)) == len(slices)):
-            raise FedMendError(f"{place}, field slices: expected different slice numbers from 0, got something else")
+        slices = slices_of(given, place)
         words = {name: given[name] for name in ("patient", STUDY, *card.columns) if given.get(name) is not None}
         if wrong := [name for name, value in words.items() if type(value) not in (str, int, float)]:
             raise FedMendError(f"{place}, field {wrong[0]}: expected a text or a number, got another type")
@@ -78,7 +75,7 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
                 card.image_root / paths["image"],
                 card.folder / paths["label"],
                 paths["image"],
-                None if slices is None else tuple(sorted(slices)),
+                slices,
                 "" if patient is None else canonical(str(patient)),
                 {name: str(value).strip() for name, value in words.items()},
             )
@@ -88,6 +85,25 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
         if (other := first.setdefault(item.name, number)) < number:
             raise FedMendError(f"{where}, {section} item {number}: expected each image once, got that of item {other}")
     return tuple(items)
+
+
+def slices_of(item: Mapping, where: str) -> tuple[int, ...] | None:
+    """The slices that an item of a datalist names, sorted; None: it names none.
+
+    Args:
+        item: as the datalist has it.
+        where: words that name it in messages.
+
+    Raises:
+        FedMendError: they are no different whole numbers from 0.
+    """
+    slices = item.get("slices")
+    if slices is None:
+        return None
+    whole = isinstance(slices, list) and slices and all(type(s) is int and s >= 0 for s in slices)
+    if not (whole and len(set(slices)) == len(slices)):
+        raise FedMendError(f"{where}, field slices: expected different slice numbers from 0, got something else")
+    return tuple(sorted(slices))
 
 
 def _below(value: object, where: str) -> str:

@@ -2,9 +2,9 @@
 
 ``{"training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}], "test": [...]}``: masks make a
 segmentation site, class numbers a single-label one, lists of 0 and 1 a multi-label one. Items without label, as the
-Decathlon's test images, are left out. An item may name its ``patient`` (or ``patient_id``, ``subject``, ...). Without
-labelled items in the sections ``validation`` or ``test`` those splits are drawn. Masks of several structures have a
-value for each; a hospital that marks only some names them.
+Decathlon's test images, are left out. An item may name its ``patient`` (or ``patient_id``, ``subject``, ...), and one
+with a mask the ``slices`` that are used. Without labelled items in the sections ``validation`` or ``test`` those splits
+are drawn. Masks of several structures have a value for each; a hospital that marks only some names them.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
 from fedmend.basics.json_files import read_document
 from fedmend.data.card import stays_below, write_card
-from fedmend.data.datalist import SECTIONS
+from fedmend.data.datalist import SECTIONS, slices_of
 from fedmend.data.identity import canonical, is_missing, one_path
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
@@ -52,7 +52,7 @@ DATALIST = "datalist.json"
 UNCERTAIN = -1  # a label, or one of a list
 LOOKED_AT = 5  # masks, of which each holds a volume
 PATIENT = {"patient", "patientid", "patientkey", "subject", "subjectid", "pid"}  # fields, in small letters
-Item = dict[str, Any]  # image, label, patient and split
+Item = dict[str, Any]  # image, label, patient, slices and split
 
 
 def prepare(
@@ -109,7 +109,7 @@ def read_items(file: Path, say: Say) -> list[Item]:
     if not isinstance(raw, dict) or not isinstance(raw.get("training"), list):
         raise FedMendError(f"{file.name}: expected a list under 'training', got none")
     items: list[Item] = []
-    unlabelled = 0
+    unlabelled, left = 0, set[str]()
     for split, section in SECTIONS.items():
         listed = raw.get(section, [])
         for number, given in enumerate(listed if isinstance(listed, list) else [None], 1):
@@ -122,11 +122,26 @@ def read_items(file: Path, say: Say) -> list[Item]:
             if not isinstance(image, str) or not image or not stays_below(one_path(image)):
                 raise FedMendError(f"{where}, field image: expected one path below the folder of the images, got none")
             item = {"image": one_path(image), "label": label, "split": split, "where": where}
+            item["slices"] = slices_of(given, where) if isinstance(label, str) else None
             items.append({**item, "patient": _patient(given, where)})
+            used = {"image", "label", *(["slices"] if isinstance(label, str) else [])}
+            left |= {name for name in given if name not in used and not _names_patient(name)}
+    _tell_of_sections(raw, say)
+    if left:
+        say(f"fields of items that are left out: {', '.join(sorted(left))[:200]}")
     if unlabelled:
         say(f"{unlabelled} items without label are left out")
     need(items, file.name, "items with a label", "none")
     return items
+
+
+def _tell_of_sections(raw: Mapping[str, Any], say: Say) -> None:
+    """Says which items nobody reads, as their section has another name."""
+    lists = {name: value for name, value in raw.items() if name not in SECTIONS.values() and isinstance(value, list)}
+    others = {name: sum(isinstance(item, dict) and "image" in item for item in value) for name, value in lists.items()}
+    if count := sum(others.values()):
+        names = ", ".join(repr(name) for name, number in others.items() if number)[:200]
+        say(f"WARNING: {count} items under {names} are left out; sections are {', '.join(SECTIONS.values())}")
 
 
 def _label(value: object) -> object:
@@ -147,11 +162,15 @@ def _patient(item: dict, where: str) -> str:
         FedMendError: a field for patients that is no id.
     """
     for name, value in item.items():
-        if re.sub("[_ -]", "", name).lower() in PATIENT and value is not None:
+        if _names_patient(name) and value is not None:
             good = isinstance(value, (str, int, float)) and not isinstance(value, bool)
             need(good, f"{where}, field for the patient", "a text or a number", "another type")
             return canonical(str(value))
     return ""
+
+
+def _names_patient(field: str) -> bool:
+    return re.sub("[_ -]", "", field).lower() in PATIENT
 
 
 def _known_patients(items: Sequence[Item], choices: SiteChoices, say: Say) -> tuple[list[Item], dict[str, str]]:
@@ -246,6 +265,8 @@ def _write_volumes(
                 mask = f"labels/{i + 1:05d}{'.nii.gz' if masks[i].lower().endswith('.gz') else '.nii'}"
                 shutil.copyfile(root / masks[i], folder / mask)
                 item = {"image": images[i], "label": mask}
+                if items[i]["slices"]:
+                    item["slices"] = items[i]["slices"]
                 if items[i]["patient"]:
                     item["patient"] = numbers[items[i]["patient"]]
                 listed[SECTIONS[split]].append(item)

@@ -80,6 +80,30 @@ def test_sections_of_the_list_are_kept(decathlon, tmp_path):
     assert notes["splits"] == "as in the list: train 5, val 1, test 2 images"
 
 
+def test_slices_of_the_list_are_kept_and_other_fields_are_named(decathlon, tmp_path):
+    source, told = decathlon(), []
+    listed = json.loads(source.read_text())
+    listed["training"][0] |= {"slices": [3, 1], "scanner": "A", "patient_id": 7}
+    source.write_text(json.dumps(listed))
+    prepare(source, tmp_path / "out", choices=replace(CHOICES, test_share=0), progress=told.append)
+    _, found = cases(tmp_path / "out")
+    assert [item.slices for item in found["train"]] == [(1, 3), *[None] * 7]
+    assert "fields of items that are left out: fold, scanner" in told
+    listed["training"][0]["slices"] = [1, 1]
+    source.write_text(json.dumps(listed))
+    with refused(
+        "dataset.json, training item 1, field slices: expected different slice numbers from 0, got something else"
+    ):
+        prepare(source, tmp_path / "other", choices=CHOICES)
+
+
+def test_items_in_sections_of_other_names_are_counted(decathlon, tmp_path):
+    told, item = [], {"image": "imagesTr/0.nii.gz", "label": "labelsTr/0.nii.gz"}
+    prepare(decathlon(val=[item], testing=[item] * 2), tmp_path / "out", choices=CHOICES, progress=told.append)
+    words = "WARNING: 3 items under 'val', 'testing' are left out; sections are training, validation, test"
+    assert words in told
+
+
 def test_volumes_of_a_patient_stay_in_one_split(decathlon, tmp_path):
     source = decathlon()
     listed = json.loads(source.read_text())
