@@ -30,8 +30,9 @@ def patients_of(
     Args:
         patients: N ids as a table or list has them.
         images: N paths.
-        pattern: regular expression that finds the patient in the path of an image, by its first group if it has one,
-            where ``patients`` has none; None: the paths say nothing.
+        pattern: regular expression that finds the patient in the path of an image, by its first group if it has one;
+            it counts for all images if ``patients`` lacks any, as paths may write a patient in another way. None: the
+            paths say nothing.
         say: called with one line of text at a time.
 
     Returns:
@@ -39,13 +40,18 @@ def patients_of(
         a patient apart. Notes, which begin with WARNING where images of one patient may be in several splits.
 
     Raises:
-        FedMendError: a pattern that is none, or that finds nothing.
+        FedMendError: a pattern that is none, that finds nothing, or that would lose somebody whom ``patients`` names.
     """
     named = ["" if is_missing(patient) else patient for patient in patients]
+    known, lines = sum(map(bool, named)), []
     if pattern is not None:
-        named = [patient or found for patient, found in zip(named, _in_paths(images, pattern), strict=True)]
+        found = _in_paths(images, pattern)
+        if known < len(named):
+            lost = sum(bool(patient) and not other for patient, other in zip(named, found, strict=True))
+            words = "a part of the path of every image whose patient the table or list names"
+            need(not lost, "argument patient_from_path", words, f"none in {lost}")
+            named = found
     keys, others = merged(named)
-    lines = []
     if unknown := sum(not key for key in keys):
         hint = "name them in a column or field patient (csv: --columns patient=COLUMN)"
         if (guess := guess_pattern(images)) and pattern is None:
@@ -54,6 +60,9 @@ def patients_of(
             f"WARNING: no patient is known of {unknown} of {len(keys)} images, so that one patient may be in several"
             f" splits; {hint}"
         )
+    if pattern is not None and 0 < known < len(named):
+        lacking = len(named) - known
+        lines.append(f"patients are taken from all paths, as {lacking} images have none in the table or list")
     if others:
         lines.append(
             f"{others} ids differ from another one in case, leading zeros or the writing of a number only, and count"

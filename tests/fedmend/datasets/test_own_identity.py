@@ -94,6 +94,18 @@ def test_paths_that_name_patients_are_a_hint_and_an_option_takes_them(site, tmp_
     assert "patients" not in notes
 
 
+def test_patients_of_paths_are_not_mixed_with_those_of_a_column_that_lacks_some():
+    images, told = [f"patient{i // 2:02d}/{i}.png" for i in range(2, 6)], []
+    keys, notes = patients_of(["1", "", "2", ""], images, r"patient\d+", told.append)
+    assert keys == ["patient01", "patient01", "patient02", "patient02"]
+    assert told == ["patients are taken from all paths, as 2 images have none in the table or list"]
+    assert notes == {"patients": told[0]}
+    assert patients_of(["1", "1", "2", "2"], images, r"patient\d+", print) == (["1", "1", "2", "2"], {})
+    words = "a part of the path of every image whose patient the table or list names"
+    with refused(f"argument patient_from_path: expected {words}, got none in 1"):
+        patients_of(["1", "", "2", ""], [*images[:2], "7.png", "8.png"], r"patient\d+", print)
+
+
 def test_a_pattern_that_is_none_or_finds_nothing_is_refused():
     with refused("argument patient_from_path: expected a regular expression, got another text"):
         patients_of([""], ["a.png"], "(", print)
