@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
-from fedmend.data.identity import canonical, matched
+from fedmend.data.identity import canonical, loose, matched
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_arguments, class_names, column_names, labels_of, open_table
-from fedmend.datasets.own_dicom_choice import KEPT, chosen, once, patients_of, tell
+from fedmend.datasets.own_dicom_choice import KEPT, chosen, is_nobody, once, patients_of, tell
 from fedmend.datasets.own_dicom_files import KEYS, DicomImage, find_images
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, per_study_argument, write_own_site
 from fedmend.datasets.samples import Say
@@ -49,8 +49,9 @@ def prepare(
     Args:
         source: folder of DICOM files.
         out: folder that is not there yet, or empty.
-        labels: CSV file with one or more of the columns :data:`KEYS`, of which the finest counts, and labels as in
-            :mod:`fedmend.datasets.own_csv`; a row counts for all its images, images without a row are left out.
+        labels: CSV file with one or more of the columns :data:`KEYS`, of which the finest finds images, and labels as
+            in :mod:`fedmend.datasets.own_csv`; a row counts for all its images. Images without a row are left out, and
+            so are those whose header has something else than the row in another of these columns.
         classes: all classes of the federation, see :func:`fedmend.datasets.own_csv.prepare`.
         columns: names of columns in ``labels``, see there.
         choices: what the hospital decides, with labels.
@@ -159,8 +160,10 @@ def _write_table(out: Path, images: Sequence[DicomImage], units: Sequence[str], 
 def _joined(
     images: Sequence[DicomImage], rows: Sequence[tuple[int, dict]], key: str, file: str, say: Say
 ) -> list[tuple[DicomImage, tuple[int, dict]]]:
-    """The images that have labels, each with its row."""
+    """The images that have labels, each with its row; ``key`` finds them, and no other key may contradict."""
+    coarser = [name for name in KEYS[KEYS.index(key) + 1 :] if name in rows[0][1]] if rows else []
     known: dict[str, tuple[int, dict]] = {}
+    others_of: dict[str, list[dict]] = {}
     for number, record in rows:
         name = canonical(record[key])
         shown = {column: cell for column, cell in record.items() if column not in (*KEYS, *FRONT)}
@@ -168,15 +171,30 @@ def _joined(
         need(name, f"{file} row {number}, column {key}", "a value", "a blank")
         words = f"the labels of row {first}, which has the same {key}"
         need(shown == other, f"{file} row {number}", words, "others")
-    meant, others = matched([image.keys[key] for image in images], list(known), f"{file}, column {key}")
-    found = [(image, known[meant[image.keys[key]]]) for image in images if image.keys[key] in meant]
-    used = len(set(meant.values()))
+        others_of.setdefault(name, []).append({c: loose(record[c]) for c in coarser if not is_nobody(record[c])})
+    meant, rewritten = matched([image.keys[key] for image in images], list(known), f"{file}, column {key}")
+    named = [image for image in images if image.keys[key] in meant]
+    found = [
+        (image, known[meant[image.keys[key]]])
+        for image in named
+        if any(_agrees(image, others) for others in others_of[meant[image.keys[key]]])
+    ]
+    used = len({number for _, (number, _) in found})
     words = f"{len(found)} images have some, {len(images) - len(found)} are left out"
     say(f"labels by {key}: {words}; {len(known) - used} of {len(known)} labels have no image")
-    if others:
-        say(f"{others} of them are written otherwise in the table, but for leading zeros, case or blanks the same")
-    need(found, f"{file}, column {key}", "values that the images have", "none of them")
+    if rewritten:
+        say(f"{rewritten} of them are written otherwise in the table, but for leading zeros, case or blanks the same")
+    need(named, f"{file}, column {key}", "values that the images have", "none of them")
+    columns = " or ".join(coarser)
+    if differ := len(named) - len(found):
+        say(f"warning: {differ} of those left out have the {key} of a row, but another {columns}")
+    need(found, f"{file}, column {columns}", f"that of the image whose {key} is in the row", "another in all rows")
     return found
+
+
+def _agrees(image: DicomImage, others: Mapping[str, str]) -> bool:
+    """Whether the header of an image contradicts none of the other keys of a row, in their loose form."""
+    return all(is_nobody(image.keys[name]) or loose(image.keys[name]) == text for name, text in others.items())
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

@@ -151,7 +151,7 @@ def patients_of(images: Sequence[DicomImage], say: Say) -> list[str]:
     for key, exam in zip(ids, exams, strict=True):
         of.setdefault(key, set()).add(exam)
     count = len(set(exams))
-    none = {k for k, found in of.items() if len(found) > 1 and (len(found) == count or _is_nobody(k))} - {""}
+    none = {k for k, found in of.items() if len(found) > 1 and (len(found) == count or is_nobody(k))} - {""}
     real = ["" if key in none else key for key in ids]
     study = {exam: key for key, exam in zip(real, exams, strict=True) if key and exam}
     people = [key or study.get(exam, "") for key, exam in zip(real, exams, strict=True)]
@@ -178,5 +178,6 @@ def patients_of(images: Sequence[DicomImage], say: Say) -> list[str]:
     return units
 
 
-def _is_nobody(key: str) -> bool:
+def is_nobody(key: str) -> bool:
+    """Whether a PatientID is blank, or a word that de-identification writes for everybody."""
     return is_missing(key) or _NOBODY.fullmatch(re.sub(r"[\W_]+", " ", loose(key)).strip() or "x") is not None

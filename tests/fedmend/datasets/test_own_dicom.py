@@ -210,6 +210,21 @@ def test_labels_of_single_images_come_before_those_of_their_study(export, tmp_pa
     assert "labels by SOPInstanceUID: 2 images have some, 4 are left out; 1 of 3 labels have no image" in told
 
 
+def test_an_image_whose_header_contradicts_another_key_of_its_row_is_left_out(export, tmp_path):
+    place(export, "P3", patient=3, AccessionNumber="A11")  # numbers of two archives
+    place(export, "P4", patient=4, AccessionNumber="A11", PatientID="ANONYMOUS")
+    told, labels = [], "PatientID,AccessionNumber,a\nmrn1,A11,1\nMRN2,A21,0\n"
+    _, found = prepared(export, tmp_path / "out", labels, progress=told.append)
+    assert {image for image, (_, label) in found.items() if label} == {"P1/deep/er/a", "P1/IM0001", "P1/b", "P4"}
+    assert "labels by AccessionNumber: 7 images have some, 1 are left out; 0 of 2 labels have no image" in told
+    assert "warning: 1 of those left out have the AccessionNumber of a row, but another PatientID" in told
+    _, found = prepared(export, tmp_path / "both", labels + "MRN3,A11,1\n")
+    assert sum(label for _, label in found.values()) == 5
+    words = "expected that of the image whose AccessionNumber is in the row, got another in all rows"
+    with refused(f"labels.csv, column PatientID: {words}"):
+        prepared(export, tmp_path / "none", "PatientID,AccessionNumber,a\nX1,A21,1\n")
+
+
 def test_a_key_of_another_name_is_named(export, tmp_path):
     _, found = prepared(export, tmp_path / "out", "Fall,a\nA11,1\nA21,0\n", columns={"AccessionNumber": "Fall"})
     assert len(found) == 6
