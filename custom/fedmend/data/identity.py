@@ -49,6 +49,28 @@ def is_missing(text: str) -> bool:
     return canonical(text).casefold() in MISSING
 
 
+def one_patient(first: str, second: str, where: str, same: str) -> str:
+    """The patient of an image that two rows name.
+
+    Args:
+        first: id in the first one; blank or a word for a missing value: unknown.
+        second: id in the second one.
+        where: words that name the second row in messages.
+        same: words that name the first one.
+
+    Returns:
+        The first id if it is known, else the second.
+
+    Raises:
+        FedMendError: both are known, and they differ in more than their writing.
+    """
+    if is_missing(first) or is_missing(second):
+        return second if is_missing(first) else first
+    if loose(first) != loose(second):
+        raise FedMendError(f"{where}, column patient: expected that of {same}, got another")
+    return first
+
+
 def merged(ids: Sequence[str]) -> tuple[list[str], int]:
     """The patients of a list, those that may be one as one: that can tear no patient apart when splits are drawn.
 

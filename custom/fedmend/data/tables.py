@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmend.data.card import IMAGE, STUDY, SiteCard, stays_below
 from fedmend.data.csv_files import read_csv
-from fedmend.data.identity import canonical, one_path
+from fedmend.data.identity import canonical, one_path, one_patient
 from fedmend.errors import FedMendError
 from fedmend.labels import NOT_ANNOTATED, SINGLELABEL
 
@@ -103,6 +103,16 @@ def _columns(
     return {c: classes.index(c) for c in known}
 
 
+def _image(record: Mapping[str, str], where: str) -> str:
+    """The path in a row."""
+    image = record["image"].strip()
+    if not image:
+        raise FedMendError(f"{where}, column image: expected a path, got a blank")
+    if not stays_below(image):
+        raise FedMendError(f"{where}, column image: expected a path below image_root, got another")
+    return image
+
+
 def _one_hot(record: Mapping[str, str], columns: Mapping[str, int], width: int, where: str) -> tuple[int, ...]:
     """The labels of a row with a class or blank in the column ``label``; all -1 for blank."""
     value = (record["label"] or "").strip()
@@ -126,9 +136,9 @@ def _flags(record: Mapping[str, str], columns: Mapping[str, int], width: int, wh
 def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
     """Reads one CSV of the site folder.
 
-    Rows that repeat an image with the same labels are dropped; the first one counts. An image is the same however its
-    path is spelled, a patient also where its number is written as 7.0. Where samples are studies, the rows of each are
-    put together.
+    Rows that repeat an image with the same labels and patient are dropped; the first one counts. An image is the same
+    however its path is spelled, a patient also where its number is written as 7.0. Where samples are studies, the rows
+    of each are put together.
 
     Args:
         card: the site's card.
@@ -137,7 +147,7 @@ def load_table(card: SiteCard, file: str, classes: Sequence[str]) -> LabelTable:
 
     Raises:
         FedMendError: missing file, unknown or missing column, a label other than 1/0/blank, two rows that give one
-            image or study different labels, or a study of two patients.
+            image or study different labels or patients.
     """
     where = f"{card.site}: {file}"
     header, records = read_csv(card.folder / file, where)
@@ -211,21 +221,19 @@ def read_rows(
     for row, record in records:
         if None in record or None in record.values():
             raise FedMendError(f"{where} row {row}: expected {len(header)} fields as in the header, got another number")
-        image = record["image"].strip()
-        if not image:
-            raise FedMendError(f"{where} row {row}, column image: expected a path, got a blank")
-        if not stays_below(image):
-            raise FedMendError(f"{where} row {row}, column image: expected a path below image_root, got another")
+        image = _image(record, f"{where} row {row}")
         label = read(record, places, len(classes), f"{where} row {row}")
+        patient = canonical(record.get("patient") or "")
         first = seen.setdefault(one_path(image), len(images))
         if first < len(images):
+            same = f"row {rows[first]}, which names the same image"
             if labels[first] != label:
-                same = f"row {rows[first]}, which names the same image"
                 raise FedMendError(f"{where} row {row}: expected the labels of {same}, got others")
+            patients[first] = one_patient(patients[first], patient, f"{where} row {row}", same)
             continue
         rows.append(row)
         images.append(image)
-        patients.append(canonical(record.get("patient") or ""))
+        patients.append(patient)
         labels.append(label)
         for column, values in about.items():
             values.append(record[column].strip())

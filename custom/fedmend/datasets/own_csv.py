@@ -137,6 +137,8 @@ def labels_of(
             "; name the columns of classes with --classes" if "1, 0 or blank, got text" in str(e) and not named else ""
         )
         raise FedMendError(f"{e}{hint}") from None
+    if repeated := len(rows) - len(table.images):
+        say(f"{repeated} rows name an image a second time and are left out")
     notes = cells.notes()
     for line in notes.values():
         say(line)

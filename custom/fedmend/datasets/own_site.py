@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmend.basics.files import whole_folder
 from fedmend.data.card import IMAGE, STUDY, WINDOWS, load_card, stays_below, write_card
-from fedmend.data.identity import as_on_disk, file_key, split_frame
+from fedmend.data.identity import as_on_disk, file_key, one_patient, split_frame
 from fedmend.data.look import look_at, notes_of, proposal, some_of
 from fedmend.data.plausible import contact_sheet, findings, training_pictures
 from fedmend.data.raw import is_window
@@ -108,17 +108,21 @@ def one_row_each(table: LabelTable, root: Path, say: Say) -> LabelTable:
         say: called with one line of text at a time.
 
     Raises:
-        FedMendError: an image is missing or outside its folder, or two rows give one image different labels.
+        FedMendError: an image is missing or outside its folder, or two rows give one image different labels or
+            patients.
     """
     names, firsts = found_files(table.images, root, lambda i: f"{table.file} row {table.rows[i]}, column image")
+    patients = list(table.patients)
     for i, first in enumerate(firsts):
-        words = f"the labels of row {table.rows[first]}, which names the same image"
-        same = np.array_equal(table.labels[i], table.labels[first])
-        need(same, f"{table.file} row {table.rows[i]}", words, "others")
+        if first == i:
+            continue
+        where, same = f"{table.file} row {table.rows[i]}", f"row {table.rows[first]}, which names the same image"
+        need(np.array_equal(table.labels[i], table.labels[first]), where, f"the labels of {same}", "others")
+        patients[first] = one_patient(patients[first], patients[i], where, same)
     keep = [i for i, first in enumerate(firsts) if first == i]
     if repeated := len(firsts) - len(keep):
         say(f"{repeated} rows name an image a second time and are left out")
-    return replace(table, images=tuple(names)).chosen(np.array(keep, dtype=np.int64))
+    return replace(table, images=tuple(names), patients=tuple(patients)).chosen(np.array(keep, dtype=np.int64))
 
 
 def split_units(

@@ -181,6 +181,11 @@ def test_a_row_that_repeats_an_image_with_the_same_labels_is_dropped(tmp_path):
     assert table.rows.tolist() == [2, 4]
 
 
+def test_a_repeated_image_has_the_patient_that_one_of_its_rows_names(tmp_path):
+    table = table_of(tmp_path, "image,patient,a\nx.png,nan,1\nx.png,p7,1\nx.png, P7 ,1\nx.png,,1\n")
+    assert (table.images, table.patients) == (("x.png",), ("p7",))
+
+
 def test_labels_cannot_be_written(tmp_path):
     table = table_of(tmp_path, "image,a\nx.png,1\n")
     with pytest.raises(ValueError, match="read-only"):
@@ -208,6 +213,10 @@ def test_a_byte_order_mark_before_the_header_does_not_matter(tmp_path):
         (
             "image,a\nx.png,1\ny.png,1\nx.png,\n",
             " row 4: expected the labels of row 2, which names the same image, got others",
+        ),
+        (
+            "image,patient,a\nx.png,p1,1\n./x.png,p2,1\n",
+            " row 3, column patient: expected that of row 2, which names the same image, got another",
         ),
     ],
 )

@@ -131,9 +131,10 @@ def test_patients_in_paths_are_guessed(images, pattern):
 @pytest.mark.parametrize("other", ["./a/1.png", "a//1.png", "a/x/../1.png", "a\\1.png"])
 def test_an_image_in_two_spellings_is_one(site, other):
     files = ["a/1.png", "a/2.png"]
-    tables, _, _ = site(
+    tables, _, said = site(
         [("a/1.png", 1, 1), (other, 1, 1), ("a/2.png", 2, 0)], files=files, choices=SiteChoices(val_share=0)
     )
+    assert "1 rows name an image a second time and are left out" in said
     assert sorted(image for table in tables.values() for image in table.images) == files
 
 
@@ -149,13 +150,15 @@ def test_a_second_name_of_a_file_is_the_same_image(site, tmp_path, link):
     write_png(tmp_path / "data" / "1.png", 1, 40)
     link(tmp_path / "data" / "1.png", tmp_path / "data" / "b.png")
     tables, _, said = site(
-        [("1.png", 1, 1), ("2.png", 2, 0), ("b.png", 3, 1)], files=["1.png", "2.png"], choices=SiteChoices(val_share=0)
+        [("1.png", 1, 1), ("2.png", 2, 0), ("b.png", 1, 1)], files=["1.png", "2.png"], choices=SiteChoices(val_share=0)
     )
     assert sum(len(table.images) for table in tables.values()) == 2
     assert "1 rows name an image a second time and are left out" in said
     os.rename(tmp_path / "out", tmp_path / "first")
     with refused("labels.csv row 4: expected the labels of row 2, which names the same image, got others"):
         site([("1.png", 1, 1), ("2.png", 2, 0), ("b.png", 3, 0)], files=[])
+    with refused("labels.csv row 4, column patient: expected that of row 2, which names the same image, got another"):
+        site([("1.png", 1, 1), ("2.png", 2, 0), ("b.png", 3, 1)], files=[])
 
 
 def test_letters_that_a_mac_wrote_apart_are_found(site):
