@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedmend.basics.json_files import read_document
 from fedmend.data.card import STUDY, SiteCard, stays_below
-from fedmend.data.identity import canonical
+from fedmend.data.identity import canonical, is_missing, loose
 from fedmend.errors import FedMendError
 
 SECTIONS = {"train": "training", "val": "validation", "test": "test"}
@@ -51,7 +51,8 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
         split: ``train``, ``val`` or ``test``.
 
     Raises:
-        FedMendError: no such file or section, an item that lacks or breaks a field, or two items with the same image.
+        FedMendError: no such file or section, an item that lacks or breaks a field, or two items with the same
+            image, or with the same mask and not of one patient.
     """
     where = f"{card.site}: {file}"
     raw = read_document(card.folder / file, where, "below the folder of site.json")
@@ -80,11 +81,32 @@ def load_datalist(card: SiteCard, file: str, split: str) -> tuple[VolumeItem, ..
                 {name: str(value).strip() for name, value in words.items()},
             )
         )
-    first: dict[str, int] = {}
+    images: dict[str, int] = {}
+    labels: dict[Path, int] = {}
     for number, item in enumerate(items, 1):
-        if (other := first.setdefault(item.name, number)) < number:
-            raise FedMendError(f"{where}, {section} item {number}: expected each image once, got that of item {other}")
+        place = f"{where}, {section} item {number}"
+        if (other := images.setdefault(item.name, number)) < number:
+            raise FedMendError(f"{place}: expected each image once, got that of item {other}")
+        if (other := labels.setdefault(item.label, number)) < number:
+            check_shared(items[other - 1].patient, item.patient, f"{place}, field label", f"item {other}")
     return tuple(items)
+
+
+def check_shared(first: str, second: str, where: str, other: str) -> None:
+    """Refuses a mask of two images that are not known to be of one patient, as two sequences of an examination are.
+
+    Args:
+        first: patient of the item that names the mask first; blank: unknown.
+        second: patient of another item that names it.
+        where: words that name the latter's label in messages.
+        other: words that name the first item.
+
+    Raises:
+        FedMendError: the patients differ, or one of them is unknown.
+    """
+    if is_missing(first) or loose(first) != loose(second):
+        expected = "a mask of its own, or that of another image of the same patient"
+        raise FedMendError(f"{where}: expected {expected}, got that of {other}")
 
 
 def slices_of(item: Mapping, where: str) -> tuple[int, ...] | None:

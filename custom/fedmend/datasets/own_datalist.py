@@ -23,7 +23,7 @@ from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
 from fedmend.basics.json_files import read_document
 from fedmend.data.card import stays_below, write_card
-from fedmend.data.datalist import SECTIONS, slices_of
+from fedmend.data.datalist import SECTIONS, check_shared, slices_of
 from fedmend.data.identity import canonical, is_missing, one_path
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
@@ -243,10 +243,13 @@ def _write_volumes(
     """A segmentation site: ``datalist.json`` and copies of the masks; ``structures``: all, and those annotated."""
     check_empty(out)
     images, firsts = found_files([item["image"] for item in items], root, lambda i: f"{items[i]['where']}, field image")
-    masks, _ = found_files([item["label"] for item in items], root, lambda i: f"{items[i]['where']}, field label")
+    masks, owners = found_files([item["label"] for item in items], root, lambda i: f"{items[i]['where']}, field label")
     items = [{**item, "image": image, "label": mask} for item, image, mask in zip(items, images, masks, strict=True)]
     repeated = len(images) - len(set(firsts))
     need(not repeated, file, "each image once", f"{repeated} repeated")
+    for item, owner in zip(items, (items[i] for i in owners), strict=True):
+        if owner is not item:
+            check_shared(owner["patient"], item["patient"], f"{item['where']}, field label", owner["where"])
     classes, parts = list(structures[0]) or ["lesion"], _parts(items, choices)
     fields = _values(_seen_values(items, root), classes, structures[1], parts)
     card, notes = seen_card(root, images, choices, say)

@@ -13,6 +13,7 @@ from fedmend.data.datalist import load_datalist
 
 ITEM = "site-1: datalist.json, training item 2"
 PATHS = "expected a path below its folder, got another"
+MASK = "expected a mask of its own, or that of another image of the same patient, got that of item 1"
 NO_SLICES = ", field slices: expected different slice numbers from 0, got something else"
 
 
@@ -27,6 +28,8 @@ NO_SLICES = ", field slices: expected different slice numbers from 0, got someth
         ({"image": ["case-2.nii.gz"]}, ", field image: expected a path, got none"),
         ({"image": "case-1.nii.gz"}, ": expected each image once, got that of item 1"),
         ({"image": "./case-1.nii.gz"}, ": expected each image once, got that of item 1"),
+        ({"label": "./labels/case-1.nii.gz"}, f", field label: {MASK}"),
+        ({"label": "labels/case-1.nii.gz", "patient": "p1"}, f", field label: {MASK}"),
         ({"patient": ["p1"]}, ", field patient: expected a text or a number, got another type"),
         ({"patient": True}, ", field patient: expected a text or a number, got another type"),
         ({"slices": []}, NO_SLICES),
@@ -85,6 +88,14 @@ def test_a_datalist_is_read_in_its_order(tmp_path):
     assert [(item.name, item.slices) for item in items] == [("case-1.nii.gz", (1, 3)), ("case-2.nii.gz", (0,))]
     assert items[0].image == (folder / "images" / "case-1.nii.gz").resolve()
     assert items[0].label == folder / "labels" / "case-1.nii.gz"
+
+
+def test_two_images_of_a_patient_may_have_one_mask(tmp_path):
+    folder = make_volume_site(tmp_path / "site")
+    for number, patient in enumerate(["7", 7.0]):
+        with_item(folder, number=number, label="labels/case-1.nii.gz", patient=patient)
+    items = load_datalist(load_card(folder, "site-1"), "datalist.json", "train")
+    assert {item.label.name for item in items} == {"case-1.nii.gz"}
 
 
 @pytest.mark.parametrize(("given", "patient"), [("p7", "p7"), (7, "7"), (7.0, "7"), ("7.0 ", "7"), (None, "")])

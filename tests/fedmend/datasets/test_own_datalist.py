@@ -254,6 +254,19 @@ def test_an_image_in_two_items_is_refused_under_any_name(decathlon, tmp_path, ot
         prepare(source, tmp_path / "out", choices=CHOICES)
 
 
+def test_a_mask_of_two_images_is_refused_where_they_are_not_of_one_patient(decathlon, tmp_path):
+    source = decathlon()
+    (source.parent / "labelsTr" / "1.nii.gz").unlink()
+    (source.parent / "labelsTr" / "1.nii.gz").symlink_to("0.nii.gz")
+    with refused(
+        "dataset.json, training item 2, field label: expected a mask of its own, or that of another image of the same"
+        " patient, got that of dataset.json, training item 1"
+    ):
+        prepare(source, tmp_path / "out", choices=CHOICES)
+    prepare(with_patients(source, lambda i: i // 2), tmp_path / "out", choices=CHOICES)
+    assert sum(map(len, cases(tmp_path / "out")[1].values())) == CASES
+
+
 def test_class_numbers_of_a_data_frame_are_read(tmp_path):
     items = []
     for i in range(CASES):

@@ -16,7 +16,7 @@ ODD = (
     b" b.png , p2 ,,\n"
     b"\n"
     b"c.png,p3, 1 ,0\r\n"
-    b'"a,1.png",twice,0,1'
+    b'"a,1.png",nan,0,1'
 )
 
 
@@ -60,7 +60,7 @@ def test_a_corrected_cell_keeps_its_quotation_marks_and_all_rows_of_the_image_ge
     labels = table.labels.copy()
     labels[:, 0] = (0, 1, 0)  # edema was 1, blank, 0
     assert write_table(card, table, labels, tmp_path / "out.csv") == 3
-    expected = ODD.replace(b'0,"1"\r', b'0,"0"\r').replace(b"p2 ,,\n", b"p2 ,,1\n").replace(b"twice,0,1", b"twice,0,0")
+    expected = ODD.replace(b'0,"1"\r', b'0,"0"\r').replace(b"p2 ,,\n", b"p2 ,,1\n").replace(b"nan,0,1", b"nan,0,0")
     assert (tmp_path / "out.csv").read_bytes() == expected
 
 
@@ -76,7 +76,7 @@ def test_a_class_without_a_column_gets_one_when_a_sample_has_a_label_in_it(tmp_p
         b" b.png , p2 ,,,",
         b"",
         b"c.png,p3, 1 ,0,1\r",
-        b'"a,1.png",twice,0,1,',
+        b'"a,1.png",nan,0,1,',
     ]
 
 
