@@ -13,6 +13,7 @@ from fedmend.basics.files import make_folder, whole_folder, write_atomically
 from fedmend.basics.page import phantom_note, section, table, whole_page
 from fedmend.data.card import CARD_NAME, SiteCard
 from fedmend.data.csv_files import read_as_written
+from fedmend.data.identity import one_path
 from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 from fedmend.labels import SINGLELABEL
@@ -85,9 +86,9 @@ def _corrected(
     new = [name for name, texts in after.items() if name not in header and any(texts)]
     yield ",".join([*written, *(_field(name, "") for name in new)]) + end, 0
     places = {name: header.index(name) for name in ("image", *after) if name in header}
-    sample = {path: number for number in range(len(table.images)) for path in table.paths(number)}
+    sample = {one_path(path): number for number in range(len(table.images)) for path in table.paths(number)}
     for fields, written, end in rows:
-        number = sample.get(fields[places["image"]].strip()) if len(fields) == len(header) else None
+        number = sample.get(one_path(fields[places["image"]])) if len(fields) == len(header) else None
         differing = 0
         for name, texts in after.items():
             if number is None:

@@ -64,6 +64,12 @@ def test_a_corrected_cell_keeps_its_quotation_marks_and_all_rows_of_the_image_ge
     assert (tmp_path / "out.csv").read_bytes() == expected
 
 
+def test_rows_that_spell_the_path_of_an_image_in_another_way_get_its_corrected_label(tmp_path):
+    card, table = with_text(tmp_path / "site", b"image,edema\na/1.png,1\n./a//1.png,1\n")
+    assert write_table(card, table, np.array([[0, -1, -1]], np.int8), tmp_path / "out.csv") == 2
+    assert (tmp_path / "out.csv").read_bytes() == b"image,edema\na/1.png,0\n./a//1.png,0\n"
+
+
 def test_a_class_without_a_column_gets_one_when_a_sample_has_a_label_in_it(tmp_path):
     card, table = with_text(tmp_path / "site", ODD)
     labels = table.labels.copy()
