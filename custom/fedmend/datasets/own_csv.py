@@ -59,7 +59,8 @@ def prepare(
 
 
 def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[int, dict]]]:
-    """Header and rows of a table, the columns with the names that FedMend has for them.
+    """Header and rows of a table, the columns with the names that FedMend has for them. Columns without name and
+    without values, as spreadsheets leave behind the last one, are none.
 
     Raises:
         FedMendError: no such file or column, a name that two columns would have, or a row of another length.
@@ -69,15 +70,19 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
         raise FedMendError(f"{where}: expected a table, not found")
     header, records = read_csv(file, where, delimiters=DELIMITERS)
     rows, header = list(records), [(name or "").strip() for name in header]
+    for number, record in rows:
+        whole = None not in record and None not in record.values()
+        need(whole, f"{where} row {number}", f"{len(header)} fields as in the header", "another number")
+    rows = [(number, {(name or "").strip(): text for name, text in record.items()}) for number, record in rows]
+    if not any(record.get("", "").strip() for _, record in rows):
+        header = [name for name in header if name]
+        rows = [(number, {name: record[name] for name in header}) for number, record in rows]
     lacking = sum(name not in header for name in columns.values())
     need(not lacking, f"{where}, header", "the columns that --columns names", f"none for {lacking}")
     new = {old: name for name, old in columns.items()}
     shown = [new.get(name, name) for name in header]
     twice = len(shown) - len(set(shown))
     need(not twice, f"{where}, header", "each column once", f"{twice} twice")
-    for number, record in rows:
-        whole = None not in record and None not in record.values()
-        need(whole, f"{where} row {number}", f"{len(header)} fields as in the header", "another number")
     read = [one_path if name == "image" else canonical for name in shown]
     cells = (
         (number, [form(text) for form, text in zip(read, record.values(), strict=True)]) for number, record in rows
@@ -116,6 +121,8 @@ def labels_of(
     else:
         columns = class_columns([name for name in header if name not in _OTHER], classes, file)
         classes = classes or list(columns)
+    words = "a name for every column with values (or --classes, which leaves others out)"
+    need("" not in columns, f"{file}, header", words, "one without")
     words = f"a column 'label' or 1 to {MOST_CLASSES} columns of classes (name them with --classes)"
     got = len(classes) if columns else "none"
     need(columns and 1 <= len(classes) <= MOST_CLASSES, f"{file}, header", words, got)

@@ -159,6 +159,8 @@ def test_images_may_lie_elsewhere(table, tmp_path):
         ("file,a", "{i}.png,{a}", "labels.csv, header: expected a column 'image' (or --columns image=ITS_NAME), got 2"
          " other columns"),
         ("image,a,a", "{i}.png,{a},1", "labels.csv, header: expected each column once, got 1 twice"),
+        (",image,a", "{i},{i}.png,{a}", "labels.csv, header: expected a name for every column with values (or"
+         " --classes, which leaves others out), got one without"),
         ("image,patient", "{i}.png,{p}", "labels.csv, header: expected a column 'label' or 1 to 200 columns of classes"
          " (name them with --classes), got none"),
         ("image,a,Name", "{i}.png,{a},Jane", "labels.csv row 2, column Name: expected 1, 0 or blank, got text of 4"
@@ -182,6 +184,20 @@ def test_a_table_that_cannot_be_used_is_refused(table, tmp_path, header, row, se
     with refused(sentence):
         prepare(table(header, row), tmp_path / "out", choices=CHOICES)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "classes"),
+    [
+        ("image;patient;a;", "{i}.png;{p};{a};", ()),
+        ("image;patient;a; ;", "{i}.png;{p};{a};;", ()),
+        (",image,patient,a", "{i},{i}.png,{p},{a}", ("a",)),  # the index of a data frame
+    ],
+)
+def test_columns_without_a_name_are_no_classes(table, tmp_path, header, row, classes):
+    card, tables = prepared(table(header, row), tmp_path / "out", classes=classes)
+    assert card.classes == ("a",)
+    assert sum(len(t.images) for t in tables.values()) == 16
 
 
 def test_another_encoding_is_refused(table, tmp_path):
