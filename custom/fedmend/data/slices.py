@@ -163,7 +163,7 @@ def _open_store(
     The key of the store covers preprocessing, file names, sizes and times, so that a changed mask makes a new one.
     """
     size, window = opening.image_size, volume_window(card)
-    told = card.foreground if [*values.values()] == [1] else sorted(values.items())
+    told = next(iter(values)) if [*values.values()] == [1] else sorted(values.items())
     spaced = {"spacing": opening.spacing} if opening.spacing else {}
     files = [file_stamp(f) for item in items for f in (item.image, item.label)]
     folder, numbers = store_folder(

@@ -55,6 +55,15 @@ class Says(nn.Module):
         return found, found
 
 
+def test_a_store_is_made_anew_when_the_value_of_the_only_structure_that_is_shown_changes(tmp_path):
+    shown = {"train": ["liver"], "test": ["liver"]}
+    folder = site(tmp_path / "site", train=[masks(LIVER)], test=[masks(LIVER)], annotated=shown)
+    assert opened(folder).train.masks.max() == 1
+    with_card(folder, values=[5, 1, 2])
+    with refused("site-1: datalist.json, training item 1, label: expected the values 0 and 5, got others"):
+        opened(folder)
+
+
 def test_masks_hold_numbers_in_the_order_of_the_jobs_classes(tmp_path):
     data = opened(site(tmp_path / "site"))
     assert data.annotated.tolist() == [True] * 3
