@@ -90,8 +90,8 @@ class SiteCard:
         window: ``None`` (8-bit images, taken as they are), ``"file"`` (the DICOM file's own window) or
             ``(centre, width)`` in HU.
         color: pictures are read in colour; otherwise colour is turned to grey.
-        foreground: value of the lesion in label volumes of one class, >= 1.
-        values: of several classes the value of each in label volumes, in the order of ``classes``; empty: 1, 2, ...
+        foreground: value of the lesion in label volumes of one class, >= 1, where ``values`` has none.
+        values: value of each class in label volumes, in the order of ``classes``; empty: 1, 2, ...
         annotated: split → the classes that its label volumes show; a split that is not named shows all.
         sample: what has a label, ``image`` or ``study``, whose slices are rows of a table.
         columns: further columns of the tables, such as sex or scanner, by which an evaluation may group samples.
@@ -127,9 +127,10 @@ class SiteCard:
             split: ``train``, ``val`` or ``test``.
             classes: all classes, in any order.
         """
-        values = (self.foreground,) if len(self.classes) == 1 else self.values or range(1, len(self.classes) + 1)
+        usual = [self.foreground] if len(self.classes) == 1 else [*range(1, len(self.classes) + 1)]
         shown = self.annotated.get(split, self.classes)
-        return {v: classes.index(name) + 1 for v, name in zip(values, self.classes, strict=True) if name in shown}
+        pairs = zip(self.values or usual, self.classes, strict=True)
+        return {value: classes.index(name) + 1 for value, name in pairs if name in shown}
 
 
 def load_card(folder: Path | str, site: str) -> SiteCard:

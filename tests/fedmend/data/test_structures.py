@@ -55,6 +55,15 @@ class Says(nn.Module):
         return found, found
 
 
+def test_one_structure_may_have_its_value_in_the_field_for_several(tmp_path):
+    mask = masks((255, (0, 4), (0, 4), (0, 2)))
+    folder = make_volume_site(tmp_path / "site", [mask], test=(), values=[255])
+    assert open_volumes(folder).train.masks.max() == 1
+    with_card(folder, values=[7])  # the store of the other value is not taken for it
+    with refused("site-1: datalist.json, training item 1, label: expected the values 0 and 7, got others"):
+        open_volumes(folder)
+
+
 def test_a_store_is_made_anew_when_the_value_of_the_only_structure_that_is_shown_changes(tmp_path):
     shown = {"train": ["liver"], "test": ["liver"]}
     folder = site(tmp_path / "site", train=[masks(LIVER)], test=[masks(LIVER)], annotated=shown)
