@@ -165,6 +165,8 @@ def read_raw(path: Path, window: Window, *, color: bool = False) -> RawImage:
         raise FileNotFoundError(path)
     lower = name.lower()
     if lower.endswith(PICTURE_SUFFIXES):
+        if index:
+            raise UnreadableImage("expected no number behind the '#' of a picture, got one")
         return _read_picture(path, color)
     if lower.endswith(NIFTI_SUFFIXES):
         if color:

@@ -46,6 +46,12 @@ def test_dicom_is_seen_through_a_named_the_files_own_or_a_numbered_window(tmp_pa
     assert read_image(tmp_path / "a.dcm", window).tolist() == [[seen]]
 
 
+def test_a_picture_has_no_number_behind_it(tmp_path):
+    write_png(tmp_path / "a.png")
+    with unreadable("expected no number behind the '#' of a picture, got one"):
+        read_image(tmp_path / "a.png#0", None)
+
+
 def test_the_first_of_several_own_windows_is_taken(tmp_path):
     make_dicom(tmp_path / "a.dcm", [[40]], WindowCenter=[80, 600], WindowWidth=[160, 2800])
     assert read_image(tmp_path / "a.dcm", "file").tolist() == [[64]]
