@@ -4,6 +4,7 @@ Groups of one column and the samples in none of them add up to the whole, which 
 that is held back would follow by subtraction: the smallest of the others is held back with it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from fedmend.evaluation.held_out import labels_of, persons_of
 
 MOST_GROUPS = 20  # of a column
 REST = "not given"  # a blank, or what is in no group
+AGE = re.compile(r"(\d{3})([DWMY])")  # DICOM's value representation AS
+A_YEAR = {"D": 365.25, "W": 365.25 / 7, "M": 12, "Y": 1}
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Column:
         """Names of G groups, and (M,) int64, for each of M values the number of its group, G where it is in none.
 
         Args:
-            found: M texts of the column.
+            found: M texts of the column; bands take ages as DICOM writes them, too, in years.
 
         Raises:
             FedMendError: the column has more values than a person reads.
@@ -74,7 +77,7 @@ class Column:
                 f" numbers, such as {self.name}:40,60"
             )
         if self.edges:
-            numbers = [_number(value) for value in found]
+            numbers = [_years(value) if AGE.fullmatch(value) else _number(value) for value in found]
             places = [len(names) if n is None else int(np.searchsorted(self.edges, n, "right")) for n in numbers]
         else:
             known = {name: place for place, name in enumerate(names)}
@@ -99,6 +102,11 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if np.isfinite(value) else None
+
+
+def _years(age: str) -> float:
+    """An age as DICOM writes it, such as 045Y or 018M, in years."""
+    return int(age[:-1]) / A_YEAR[age[-1]]
 
 
 def held_back(

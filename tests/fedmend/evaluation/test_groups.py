@@ -30,6 +30,11 @@ def test_words_become_values_or_bands():
     assert grouped("age:40,60", ages) == (("below 40", "40 to 60", "from 60"), [0, 1, 1, 2, 3, 3])
 
 
+def test_ages_of_dicom_are_put_into_bands_of_years():
+    ages = ["045Y", "018M", "104W", "730D", "731D", "45Y", "045y"]
+    assert grouped("age:2,45", ages) == (("below 2", "2 to 45", "from 45"), [2, 0, 0, 0, 1, 3, 3])
+
+
 def grouped(words, found):
     names, place = Column.of(words).groups(found)
     return names, place.tolist()
