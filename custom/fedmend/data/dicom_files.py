@@ -202,7 +202,8 @@ def _stored_so(dataset: "Dataset", number: int, frames: int, *, in_hu: bool) -> 
     """One frame after the modality transformation, with rows and columns as the file has them."""
     from pydicom.pixels import pixel_array
 
-    stored = pixel_array(dataset, index=number if frames > 1 else None)
+    # pydicom would take the lowest bits, where an old file may have nothing; cut_to_bits knows HighBit.
+    stored = pixel_array(dataset, index=number if frames > 1 else None, correct_unused_bits=False)
     group = _groups(dataset, number)("PixelValueTransformationSequence")
     return modality_values(stored, dataset, group, in_hu=in_hu)
 

@@ -1,6 +1,6 @@
 """From the numbers that a DICOM file stores to values with a unit, and from these to grey values.
 
-What pydicom's own functions leave to their caller is here: bits above BitsStored in compressed files, padding, a slope
+What pydicom's own functions leave to their caller is here: bits above and below those stored, padding, a slope
 that the header lacks, CT values that were stored modulo a power of two, and a grey value for every VOI function or
 table, whatever numbers it gives.
 """
@@ -49,7 +49,7 @@ def cut_to_bits(stored: np.ndarray, dataset: "Dataset") -> np.ndarray:
     """Stored values without what stands above (or below) their bits: overlays, text, signs that were not extended.
 
     Args:
-        stored: (H, W) as decoded.
+        stored: (H, W) as decoded, with all bits allocated.
         dataset: says how many bits a value has, where they end, and whether the highest one is a sign.
 
     Returns:
@@ -59,14 +59,18 @@ def cut_to_bits(stored: np.ndarray, dataset: "Dataset") -> np.ndarray:
     if stored.dtype.kind == "f" or not 0 < bits < width:
         return stored
     high = dataset.get("HighBit")
-    below = max(int(high) + 1 - bits, 0) if high is not None and not _is_compressed(dataset) else 0
+    below = max(int(high) + 1 - bits, 0) if high is not None and _keeps_places(dataset) else 0
     if dataset.get("PixelRepresentation"):
         return stored.astype(f"i{stored.dtype.itemsize}") << (width - bits - below) >> (width - bits)
     return (stored.astype(f"u{stored.dtype.itemsize}") >> below) & ((1 << bits) - 1)
 
 
-def _is_compressed(dataset: "Dataset") -> bool:
-    return dataset.file_meta.TransferSyntaxUID.is_encapsulated
+def _keeps_places(dataset: "Dataset") -> bool:
+    """Whether bits stay where HighBit says: codecs but RLE, which knows bytes alone, move a value to the lowest."""
+    from pydicom.uid import RLELossless
+
+    syntax = dataset.file_meta.TransferSyntaxUID
+    return syntax == RLELossless or not syntax.is_encapsulated
 
 
 def padding_of(stored: np.ndarray, dataset: "Dataset") -> np.ndarray | None:
@@ -96,7 +100,7 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
     """Applies the modality transformation.
 
     Args:
-        stored: (H, W) as decoded.
+        stored: (H, W) as decoded, with all bits allocated.
         dataset: the file.
         group: where the frame's rescale is: the file itself, or a functional group of an enhanced one.
         in_hu: whether the site sees the image through a window in HU.
@@ -104,11 +108,10 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
     Raises:
         UnreadableImage: a CT image without a rescale for a window in HU.
     """
-    padded = dataset.get("PixelPaddingValue") is not None
-    padding = padding_of(stored, dataset) if padded else None
-    stored = cut_to_bits(stored, dataset)
-    if padded and padding is None:
-        padding = padding_of(stored, dataset)
+    whole, stored = stored, cut_to_bits(stored, dataset)
+    # Some write the value of padding with bits above those stored.
+    found = [one for one in (padding_of(whole, dataset), padding_of(stored, dataset)) if one is not None]
+    padding = np.logical_or.reduce(found) if found else None
     if "ModalityLUTSequence" in group:
         from pydicom.pixels import apply_modality_lut
 

@@ -120,6 +120,26 @@ def test_bits_above_those_stored_are_no_part_of_a_value_in_a_plain_file(tmp_path
     assert read_raw(tmp_path / "a", BRAIN).values.tolist() == [[1, 2], [3, 4]]
 
 
+def in_the_upper_bits(path, values, *, signed, rle=False, **fields):
+    """Values of 12 bits in the upper ones of 16, as old archives keep them."""
+    stored = (np.asarray(values) * 16).astype("<i2" if signed else "<u2")
+    how = {**CT, "BitsStored": 12, "HighBit": 15, "PixelRepresentation": signed, **fields}
+    make_dicom(path, stored.view("<i2"), **how)
+    if rle:
+        dataset = pydicom.dcmread(path)
+        dataset.compress(uid.RLELossless)
+        dataset.save_as(path)
+
+
+@pytest.mark.parametrize("rle", [False, True])
+@pytest.mark.parametrize("signed", [0, 1])
+def test_values_in_the_upper_bits_are_taken_from_where_highbit_says(tmp_path, signed, rle):
+    intercept = 0 if signed else -1024
+    in_the_upper_bits(tmp_path / "a", HU - intercept, signed=signed, rle=rle, RescaleIntercept=intercept)
+    assert read_raw(tmp_path / "a", BRAIN).values.tolist() == HU.tolist()
+    assert seen(tmp_path / "a") == GREY
+
+
 # ---- padding ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 def test_padding_is_black_whatever_its_value_and_however_values_are_shown(tmp_path, photometric):
@@ -130,6 +150,17 @@ def test_padding_is_black_whatever_its_value_and_however_values_are_shown(tmp_pa
         [0 if photometric == "MONOCHROME2" else 255, 128 - (photometric[-1] == "1")],
         [0, 128 - (photometric[-1] == "1")],
     ]
+
+
+def test_padding_whose_value_has_bits_above_those_stored_is_padding(tmp_path):
+    make_dicom(tmp_path / "a", np.array([[63536, 1064]]).astype("<u2"), **CT, **bits(12), PixelPaddingValue=63536)
+    assert read_raw(tmp_path / "a", BRAIN).padding.tolist() == [[True, False]]
+
+
+def test_padding_below_an_overlay_in_the_upper_bits_is_padding(tmp_path):
+    fields = {**CT, **bits(12), "RescaleIntercept": -1024, "PixelPaddingValue": 0}
+    make_dicom(tmp_path / "a", [[0, 0x4000, 1064]], **fields)
+    assert read_raw(tmp_path / "a", BRAIN).padding.tolist() == [[True, True, False]]
 
 
 def test_a_range_of_padding_is_padding_from_end_to_end(tmp_path):
