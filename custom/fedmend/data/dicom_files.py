@@ -208,8 +208,8 @@ def _stored_so(dataset: "Dataset", number: int, frames: int, *, in_hu: bool) -> 
     return modality_values(stored, dataset, group, in_hu=in_hu)
 
 
-def frame_values(dataset: "Dataset", number: int, *, in_hu: bool) -> np.ndarray:
-    """(H, W) values of one grey frame in the unit of the file, with rows and columns as the file has them.
+def frame_values(dataset: "Dataset", number: int, *, in_hu: bool) -> Values:
+    """One grey frame in the unit of the file, with rows and columns as the file has them.
 
     Args:
         dataset: the file.
@@ -223,7 +223,7 @@ def frame_values(dataset: "Dataset", number: int, *, in_hu: bool) -> np.ndarray:
     _check_syntax(dataset, number, frames)
     if is_colored(dataset):
         raise UnreadableImage("expected a DICOM file in grey, got one in colour")
-    return _stored_so(dataset, number, frames, in_hu=in_hu).values
+    return _stored_so(dataset, number, frames, in_hu=in_hu)
 
 
 def as_radiologists_see(group: "Dataset") -> Callable[[np.ndarray], np.ndarray]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedmend.data.dicom_files import frame_values, group_of, open_dicom
-from fedmend.data.raw import WIDEST, UnreadableImage, check_pixels
+from fedmend.data.raw import WIDEST, UnreadableImage, check_pixels, grey_range
 from fedmend.errors import FedMendError
 
 if TYPE_CHECKING:
@@ -114,26 +114,38 @@ def grid_of(slices: Sequence[Slice], where: str) -> np.ndarray:
     return np.diag([-1.0, -1, 1, 1]) @ grid
 
 
-def voxels_of_series(slices: Sequence[Slice], where: str, *, in_hu: bool) -> np.ndarray:
-    """(columns, rows, slices) float32 values of a series, in HU for CT: those of a NIfTI volume made from it.
+def voxels_of_series(
+    slices: Sequence[Slice], where: str, *, window: tuple[float, float] | None
+) -> tuple[np.ndarray, tuple[float, float] | None]:
+    """The values of a series, in HU for CT: those of a NIfTI volume made from it, but that padding is black.
 
     Args:
         slices: in order.
         where: words that begin a sentence.
-        in_hu: whether the package sees volumes through a window in HU.
+        window: through which the package sees volumes, see :func:`fedmend.data.volumes.scale`.
+
+    Returns:
+        (columns, rows, slices) float32, and the window to see them through: where there is padding, it is no part of
+        the percentiles.
 
     Raises:
         FedMendError: pixels that cannot be used.
     """
-    planes = []
+    planes, padding = [], []
     for s in slices:
         try:
-            values = frame_values(s.dataset, s.frame, in_hu=in_hu)
+            found = frame_values(s.dataset, s.frame, in_hu=window is not None)
         except UnreadableImage as e:
             raise FedMendError(f"{where}: {e}") from None
         except Exception as e:  # pydicom raises many types for damaged pixels
             raise FedMendError(f"{where}: expected DICOM pixels, got damaged ones ({type(e).__name__})") from None
-        if values.ndim != 2 or not (np.abs(values) <= WIDEST).all():
+        if found.values.ndim != 2 or not (np.abs(found.values) <= WIDEST).all():
             raise FedMendError(f"{where}: expected a number in every pixel, got colours, NaN or infinity")
-        planes.append(values.T.astype(np.float32))
-    return np.stack(planes, axis=-1)
+        planes.append(found.values.T.astype(np.float32))
+        padding.append(np.zeros(planes[-1].shape, dtype=bool) if found.padding is None else found.padding.T)
+    voxels, unmeasured = np.stack(planes, axis=-1), np.stack(padding, axis=-1)
+    if unmeasured.any():
+        low, width = grey_range(voxels[~unmeasured], window)
+        voxels[unmeasured] = low - width
+        window = (float(low + width / 2), float(width))
+    return voxels, window

@@ -21,6 +21,7 @@ from fedmend.package.opened import OpenedPackage
 from fedmend.package.probabilities import probabilities
 
 MASKS = "masks"  # folder
+Window = tuple[float, float] | None  # centre, width
 SLICES, SLICE_PIXELS = 16, 2**22  # most slices of a batch, and their pixels
 
 
@@ -69,33 +70,34 @@ def mask_name(item: Item) -> str:
     return f"{MASKS}/{item.name.replace('%', '%25').replace('/', '%2F')}{suffix}"
 
 
-def _volume(package: OpenedPackage, root: Path, item: Item) -> tuple[np.ndarray, np.ndarray]:
-    """(4, 4) affine and (X, Y, Z) voxels of a NIfTI file or a DICOM series, as they are stored."""
+def _volume(package: OpenedPackage, root: Path, item: Item) -> tuple[np.ndarray, np.ndarray, Window]:
+    """(4, 4) affine and (X, Y, Z) voxels of a NIfTI file or a DICOM series, as they are stored, and the window to see
+    them through."""
+    window: Any = package.preprocessing.window
     if item.name.lower().endswith(NIFTI_SUFFIXES):
         image, stored = load_nifti(root / item.name, "volume")
-        return image.affine, stored
+        return image.affine, stored, window
     slices = slices_of([root / file for file in item.files or [item.name]], "volume")
-    in_hu = package.preprocessing.window is not None
-    return grid_of(slices, "volume"), voxels_of_series(slices, "volume", in_hu=in_hu)
+    return grid_of(slices, "volume"), *voxels_of_series(slices, "volume", window=window)
 
 
 def _write_mask(
     package: OpenedPackage,
     network: nn.Module,
-    given: tuple[np.ndarray, np.ndarray],
+    given: tuple[np.ndarray, np.ndarray, Window],
     device: torch.device,
     out: Path,
 ) -> list[tuple[int, float]]:
     """Voxels and millilitres of each class in the mask that is written."""
     import nibabel
 
-    affine, stored = given
+    affine, stored, window = given
     orientation = nibabel.io_orientation(affine)
     volume = oriented(stored, affine)
     if package.preprocessing.spacing:
-        mask = _of_patches(package, network, volume, Grid.oriented(affine, stored.shape), device)
+        mask = _of_patches(package, network, volume, window, Grid.oriented(affine, stored.shape), device)
     else:
-        mask = _of_slices(package, network, volume, device)
+        mask = _of_slices(package, network, volume, window, device)
     back = nibabel.orientations.ornt_transform(nibabel.io_orientation(np.eye(4)), orientation)
     make_folder(out.parent)
     nibabel.save(nibabel.Nifti1Image(nibabel.apply_orientation(mask, back), affine), out)
@@ -104,9 +106,10 @@ def _write_mask(
     return [(count, float(count * size)) for count in counts]
 
 
-def _of_slices(package: OpenedPackage, network: nn.Module, volume: np.ndarray, device: torch.device) -> np.ndarray:
+def _of_slices(
+    package: OpenedPackage, network: nn.Module, volume: np.ndarray, window: Window, device: torch.device
+) -> np.ndarray:
     """(X, Y, Z) uint8 numbers of classes of a volume in RAS, slice by slice."""
-    window: Any = package.preprocessing.window
     planes, numbers = planes_of(volume, "volume", window=window, size=package.preprocessing.image_size)
     mask = np.zeros(volume.shape, dtype=np.uint8)
     step = max(1, min(SLICES, SLICE_PIXELS // planes.shape[1] ** 2))
@@ -121,11 +124,11 @@ def _of_slices(package: OpenedPackage, network: nn.Module, volume: np.ndarray, d
 
 
 def _of_patches(
-    package: OpenedPackage, network: nn.Module, volume: np.ndarray, grid: Grid, device: torch.device
+    package: OpenedPackage, network: nn.Module, volume: np.ndarray, window: Window, grid: Grid, device: torch.device
 ) -> np.ndarray:
     """The same by a network in three dimensions."""
     prepared = package.preprocessing
-    how: Any = {"window": prepared.window, "size": prepared.image_size, "spacing": prepared.spacing}
+    how: Any = {"window": window, "size": prepared.image_size, "spacing": prepared.spacing}
     size = Inputs.of(vars(prepared)).window  # refuses what would fill the memory
     planes = torch.from_numpy(spaced_planes(volume, grid, "volume", **how)).to(device).float()
     wanted = grid.spaced(prepared.spacing)
