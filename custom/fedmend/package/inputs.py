@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
+UID = re.compile(r"[0-9.]{1,64}")
 HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", "SeriesInstanceUID", "InstanceNumber")
 
 
@@ -28,8 +30,8 @@ class Item:
     """One image, or where masks are asked for one volume; of a model of studies one study.
 
     Attributes:
-        name: path below the folder, with ``#number`` behind a volume's slice or a frame; of a DICOM series its UID; of
-            a study what it is called.
+        name: path below the folder, with ``#number`` behind a volume's slice or a frame; of a DICOM series its UID, or
+            ``series-`` and a hash of what is none; of a study what it is called.
         study: what its study is called: StudyInstanceUID, the volume, the folder of a picture or the table's word.
         kind: what it shows, see :func:`fedmend.data.dicom_kinds.kind_of`.
         files: paths of a DICOM series below the folder, or of the slices of a study in their order; empty: the one of
@@ -167,7 +169,8 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
-            found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID") or name
+            found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID")
+            study = study if study and study.isprintable() else name  # it gets into tables
             frames = int(header.get("NumberOfFrames") or 1)
             if not shows_images(header):
                 return
@@ -180,6 +183,8 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
         raise FedMendError(f"predict: expected images of modality {modality}, as the model was trained on, got {found}")
     if volumes:
         series = word_of(header, "SeriesInstanceUID") if frames == 1 else ""
+        if series and not UID.fullmatch(series):  # it names files, and a header may say e.g. ../other.nii.gz
+            series = f"series-{hashlib.sha256(series.encode(errors='replace')).hexdigest()[:16]}"
         yield Item(series or name, study, IMAGE if IMAGE in kinds else kinds[0], (name,))
         return
     names, place = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)], _place_of(header)

@@ -74,7 +74,7 @@ def _volume(package: OpenedPackage, root: Path, item: Item) -> tuple[np.ndarray,
     """(4, 4) affine and (X, Y, Z) voxels of a NIfTI file or a DICOM series, as they are stored, and the window to see
     them through."""
     window: Any = package.preprocessing.window
-    if item.name.lower().endswith(NIFTI_SUFFIXES):
+    if not item.files and item.name.lower().endswith(NIFTI_SUFFIXES):
         image, stored = load_nifti(root / item.name, "volume")
         return image.affine, stored, window
     slices = slices_of([root / file for file in item.files or [item.name]], "volume")

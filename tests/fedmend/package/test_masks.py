@@ -1,7 +1,10 @@
 """Masks of DICOM series by a tiny package."""
 
+import csv
+
 import nibabel
 import numpy as np
+import pytest
 from factories import make_dicom
 from package_factories import balance, make_package
 
@@ -27,3 +30,18 @@ def test_padding_of_a_series_is_background_to_the_network(tmp_path):
         masks.append(np.asarray(nibabel.load(tmp_path / f"{name}_out" / "masks" / "1.2.3.nii.gz").dataobj))
     assert 0 < masks[0].sum() < masks[0].size
     assert (masks[0] == masks[1]).all()
+
+
+@pytest.mark.parametrize("uid", ["../other/patient7.nii.gz", "1." + "9" * 300, "a\0b", "\x1b[2J1.2"])
+def test_a_series_whose_uid_is_none_is_read_from_its_own_files_and_named_by_a_hash(tmp_path, uid):
+    made = mr_package(tmp_path)
+    (tmp_path / "other").mkdir()
+    nibabel.save(nibabel.Nifti1Image(np.ones((50, 30, 7)), np.eye(4)), tmp_path / "other" / "patient7.nii.gz")
+    series(tmp_path / "in", np.random.default_rng(0).integers(100, 200, (3, 32, 32)), uid)
+    made.predict(tmp_path / "in", tmp_path / "out")
+    with open(tmp_path / "out" / "predictions.csv", newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert row["problem"] == ""
+    assert row["image"].removeprefix("series-").isalnum()
+    assert row["mask"] == f"masks/{row['image']}.nii.gz"
+    assert nibabel.load(tmp_path / "out" / row["mask"]).shape == (32, 32, 3)

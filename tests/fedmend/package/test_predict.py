@@ -117,6 +117,12 @@ def test_a_slice_whose_number_is_none_is_an_image_like_others(tmp_path):
     assert [(item.study, item.number) for item in items] == [("1.0", 0), ("1.1", 0)]
 
 
+def test_a_study_whose_uid_cannot_be_printed_is_called_by_its_file(tmp_path):
+    make_dicom(tmp_path / "in" / "a.dcm", np.zeros((8, 8)), Modality="CT", StudyInstanceUID="\x1b[2J1.2")
+    _, items, _ = find_items(tmp_path / "in", modality="CT", volumes=False)
+    assert [item.study for item in items] == ["a.dcm"]
+
+
 def test_a_study_with_a_slice_that_cannot_be_read_is_a_row_with_the_reason(tmp_path):
     slices(tmp_path / "in", 4)
     (tmp_path / "list.csv").write_text("image,study\nin/0.dcm,s\nin/2.dcm,s\nin/1.dcm,t\nin/9.dcm,t\n")
