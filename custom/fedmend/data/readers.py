@@ -7,6 +7,7 @@ not hand on. A volume comes out as by MONAI's LoadImage and Orientation, to the 
 """
 
 import functools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
 BITS_PER_SAMPLE = 258  # tag of TIFF
 EIGHT_BITS = ("JPEG", "MPO", "GIF", "BMP", "WEBP")  # formats of pictures that have no more in a channel
 LARGEST_VOXEL = 1e30  # float32 holds the difference of two
+MOST_DEFLATED = 1032  # bytes that one byte of a gzip file can stand for
 ORIENTATION = 274  # tag of EXIF; 1 is upright
 
 
@@ -79,6 +81,26 @@ def _bits(picture: "ImageFile", path: Path) -> int:
     return 8
 
 
+def open_nifti(path: Path) -> Any:
+    """A NIfTI file as a SpatialImage of nibabel, which its types do not say; no voxel has been read.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UnreadableImage: its header promises more than it can hold, for which nibabel would first take the memory.
+        Exception: nibabel raises many types for a damaged file.
+    """
+    import nibabel
+
+    image: Any = nibabel.load(path)
+    stored = image.dataobj
+    promised = int(stored.offset) + math.prod(map(int, stored.shape)) * stored.dtype.itemsize
+    if promised > path.stat().st_size * (MOST_DEFLATED if path.name.lower().endswith(".gz") else 1):
+        raise UnreadableImage("expected a NIfTI file, got a corrupt or truncated one (too short for its header)")
+    return image
+
+
 def voxels_of(image: Any) -> np.ndarray:
     """The (X, Y, Z) float32 voxels of a file that nibabel has opened, or its other dimensions; further ones of length 1
     (of one time, one channel) are dropped.
@@ -103,7 +125,7 @@ def nifti_volume(path: Path, modified_ns: int) -> np.ndarray:
     import nibabel
 
     try:
-        image: Any = nibabel.load(path)  # a SpatialImage, which nibabel's types do not say
+        image = open_nifti(path)
         volume = voxels_of(image)
     except UnreadableImage:
         raise

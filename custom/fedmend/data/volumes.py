@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from fedmend.data.datalist import VolumeItem
 from fedmend.data.raw import UnreadableImage, grey_range
-from fedmend.data.readers import voxels_of
+from fedmend.data.readers import open_nifti, voxels_of
 from fedmend.errors import FedMendError
 
 AFFINE_TOLERANCE = 1e-3  # mm
@@ -40,7 +40,7 @@ def load_nifti(path: Path, where: str) -> tuple[Any, np.ndarray]:
     import nibabel
 
     try:
-        image: Any = nibabel.load(path)  # a SpatialImage, which nibabel's types do not say
+        image = open_nifti(path)
         voxels = voxels_of(image)
     except FileNotFoundError:
         raise FedMendError(f"{where}: expected a NIfTI file, not found") from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedmend.data.csv_files import read_csv
 from fedmend.data.dicom_files import open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
-from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
+from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, open_nifti
 from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
 
@@ -155,10 +155,8 @@ def _series(items: Sequence[Item]) -> list[Item]:
 
 
 def _depth(file: Path) -> int:
-    import nibabel
-
     try:
-        shape = nibabel.load(file).shape  # type: ignore[attr-defined]  # a SpatialImage, which its types do not say
+        shape = open_nifti(file).shape
     except Exception:  # nibabel raises many types for a damaged file
         return 1
     return int(shape[2]) if len(shape) > 2 else 1

@@ -1,3 +1,4 @@
+import gzip
 import os
 
 import nibabel
@@ -8,7 +9,7 @@ from PIL import Image
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.raw import UnreadableImage, apply_window
-from fedmend.data.readers import read_image, read_raw, resize
+from fedmend.data.readers import nifti_volume, read_image, read_raw, resize
 
 BRAIN = WINDOWS["brain"]  # centre 40, width 80: 0..80 HU → 0..255
 HU = np.array([[-10, 0, 20], [40, 80, 100]])
@@ -377,6 +378,24 @@ def test_a_damaged_nifti_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:60])
     with unreadable(r"expected a NIfTI file, got a corrupt or truncated one \(\w+\)"):
         read_image(tmp_path / "v.nii.gz#0", BRAIN)
+
+
+@pytest.mark.parametrize("name", ["v.nii", "v.nii.gz"])
+def test_a_nifti_file_that_cannot_hold_what_its_header_says_is_refused_before_memory_is_taken(tmp_path, name):
+    header = nibabel.Nifti1Header()
+    header.set_data_dtype(np.uint8)
+    header.set_data_shape((300, 300, 300))
+    header["vox_offset"] = 352
+    content = header.binaryblock + bytes(3000)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with unreadable(r"expected a NIfTI file, got a corrupt or truncated one \(too short for its header\)"):
+        read_image(tmp_path / f"{name}#0", BRAIN)
+
+
+def test_an_empty_mask_that_is_compressed_as_far_as_can_be_is_read(tmp_path):
+    image = nibabel.Nifti1Image(np.zeros((300, 300, 50), np.uint8), np.eye(4))
+    (tmp_path / "v.nii.gz").write_bytes(gzip.compress(image.to_bytes(), 9))
+    assert nifti_volume(tmp_path / "v.nii.gz", 0).shape == (300, 300, 50)
 
 
 def test_a_volume_is_read_once_for_slices_in_a_row_and_again_when_it_changes(tmp_path, monkeypatch):

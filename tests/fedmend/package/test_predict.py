@@ -117,6 +117,14 @@ def test_a_slice_whose_number_is_none_is_an_image_like_others(tmp_path):
     assert [(item.study, item.number) for item in items] == [("1.0", 0), ("1.1", 0)]
 
 
+def test_a_volume_whose_header_says_more_slices_than_the_file_holds_is_one_item(tmp_path):
+    header = nibabel.Nifti2Header()
+    header.set_data_shape((2, 2, 10**12))
+    (tmp_path / "a.nii").write_bytes(header.binaryblock + bytes(100))
+    _, items, _ = find_items(tmp_path / "a.nii", modality="MR", volumes=False)
+    assert [item.name for item in items] == ["a.nii"]
+
+
 def test_a_study_whose_uid_cannot_be_printed_is_called_by_its_file(tmp_path):
     make_dicom(tmp_path / "in" / "a.dcm", np.zeros((8, 8)), Modality="CT", StudyInstanceUID="\x1b[2J1.2")
     _, items, _ = find_items(tmp_path / "in", modality="CT", volumes=False)
