@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset, FileDataset
 
 EXTRA = "pip install 'fedmend[dicom]'"
+MOST_FRAMES, FEWEST_BYTES = 100_000, 8  # of a file; of a frame: a compressed one has as many before it begins
 GE_PRIVATE = "1.2.840.113619.5.2"  # a transfer syntax: implicit VR little endian, but pixels of 16 bits big endian
 GROUPS = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
 _BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without preamble begins with
@@ -140,6 +141,22 @@ def open_dicom(path: Path, **how: Any) -> "FileDataset":
             dataset.PixelData = np.frombuffer(dataset.PixelData, dtype=">u2").astype("<u2").tobytes()
         meta.TransferSyntaxUID = ImplicitVRLittleEndian
     return dataset
+
+
+def frames_of(dataset: "Dataset", path: Path) -> int:
+    """How many frames a file has, by its header.
+
+    Args:
+        dataset: the file, or its header.
+        path: where it lies.
+
+    Raises:
+        UnreadableImage: the file cannot hold as many.
+    """
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    if not 1 <= frames <= max(1, min(MOST_FRAMES, path.stat().st_size // FEWEST_BYTES)):
+        raise UnreadableImage("expected as many DICOM frames as the file can hold, got another number in its header")
+    return frames
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmend.data.dicom_files import frame_values, group_of, open_dicom
+from fedmend.data.dicom_files import frame_values, frames_of, group_of, open_dicom
 from fedmend.data.raw import WIDEST, UnreadableImage, check_pixels, grey_range
 from fedmend.errors import FedMendError
 
@@ -54,7 +54,7 @@ def slices_of(files: Sequence[Path], where: str) -> list[Slice]:
     for file in files:
         try:
             dataset = open_dicom(file)
-            found += [_slice(dataset, frame) for frame in range(int(dataset.get("NumberOfFrames") or 1))]
+            found += [_slice(dataset, frame) for frame in range(frames_of(dataset, file))]
         except UnreadableImage as e:
             raise FedMendError(f"{where}: {e}") from None
         except OSError:

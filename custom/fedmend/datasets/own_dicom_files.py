@@ -18,7 +18,7 @@ import numpy as np
 from fedmend.basics.parallel import mapped
 from fedmend.data import dicom_kinds
 from fedmend.data.card import LONGEST_NAME
-from fedmend.data.dicom_files import EXTRA, groups_of, open_dicom
+from fedmend.data.dicom_files import EXTRA, frames_of, groups_of, open_dicom
 from fedmend.data.dicom_kinds import kind_of, modality_of, shows_images, word_of
 from fedmend.data.dicom_values import header_number
 from fedmend.data.identity import canonical
@@ -31,7 +31,6 @@ KEYS = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNum
 ABOUT = ("BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition")
 FIELDS = (*KEYS, *ABOUT, *dicom_kinds.FIELDS, "NumberOfFrames", "InstanceNumber")
 PLACE, TURN = "ImagePositionPatient", "ImageOrientationPatient"
-MOST_FRAMES = 100_000
 
 
 @dataclass(frozen=True)
@@ -137,9 +136,7 @@ def _images(path: Path) -> str | _File:
             header = open_dicom(path, stop_before_pixels=True, specific_tags=_tags())
             if not shows_images(header):
                 return "DICOM without images, e.g. reports"
-            frames = int(header.get("NumberOfFrames") or 1)
-            if not 1 <= frames <= MOST_FRAMES:
-                return "damaged DICOM files"
+            frames = frames_of(header, path)
             lacking = _lacking_decoder(header.file_meta.TransferSyntaxUID)
             if lacking is None:
                 return "DICOM films, or files in a private transfer syntax"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmend.data.csv_files import read_csv
-from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_files import frames_of, open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, open_nifti
 from fedmend.data.store import file_stamp
@@ -169,9 +169,9 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
             found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID")
             study = study if study and study.isprintable() else name  # it gets into tables
-            frames = int(header.get("NumberOfFrames") or 1)
             if not shows_images(header):
                 return
+            frames = frames_of(header, file)
             kinds = [kind_of(header, n)[0] for n in range(frames)]
     except Exception:  # pydicom raises many types
         if file.suffix.lower() in (".dcm", ".dicom"):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from factories import make_dicom
+from factories import make_dicom, refused
 
 from fedmend.data.dicom_series import slices_of, voxels_of_series
 from fedmend.data.volumes import scale
@@ -41,3 +41,9 @@ def test_padding_of_a_series_is_black_and_no_part_of_its_window(tmp_path, fields
 def test_a_series_without_padding_keeps_the_window_that_was_asked_for(tmp_path):
     files = series(tmp_path, np.arange(40).reshape(2, 4, 5))
     assert voxels_of_series(slices_of(files, "volume"), "volume", window=None)[1] is None
+
+
+def test_a_series_whose_header_says_more_frames_than_the_file_holds_is_refused(tmp_path):
+    files = series(tmp_path, np.zeros((1, 4, 5)), NumberOfFrames=100_000)
+    with refused("volume: expected as many DICOM frames as the file can hold, got another number in its header"):
+        slices_of(files, "volume")

@@ -138,7 +138,10 @@ def test_other_files_are_counted_and_passed_over(export, tmp_path):
     }
 
 
-@pytest.mark.parametrize("fields", [{"NumberOfFrames": 2**31 - 1}, {"InstanceNumber": 2**31 - 1, "NumberOfFrames": -1}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"NumberOfFrames": 2**31 - 1}, {"NumberOfFrames": 9999}, {"InstanceNumber": 2**31 - 1, "NumberOfFrames": -1}],
+)
 def test_a_header_that_asks_for_too_much_is_a_damaged_file(tmp_path, fields):
     place(tmp_path, "a", **fields)
     images, passed = find_images(tmp_path)

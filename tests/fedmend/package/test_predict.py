@@ -125,6 +125,13 @@ def test_a_volume_whose_header_says_more_slices_than_the_file_holds_is_one_item(
     assert [item.name for item in items] == ["a.nii"]
 
 
+@pytest.mark.parametrize("volumes", [False, True])
+def test_a_file_whose_header_says_more_frames_than_it_holds_is_one_item(tmp_path, volumes):
+    make_dicom(tmp_path / "a.dcm", np.zeros((40, 40)), Modality="CT", NumberOfFrames=100_000)
+    _, items, _ = find_items(tmp_path, modality="CT", volumes=volumes)
+    assert [item.name for item in items] == ["a.dcm"]
+
+
 def test_a_study_whose_uid_cannot_be_printed_is_called_by_its_file(tmp_path):
     make_dicom(tmp_path / "in" / "a.dcm", np.zeros((8, 8)), Modality="CT", StudyInstanceUID="\x1b[2J1.2")
     _, items, _ = find_items(tmp_path / "in", modality="CT", volumes=False)
