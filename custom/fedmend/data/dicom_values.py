@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 CT_CLASSES = {"1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.2.1", "1.2.840.10008.5.1.4.1.1.2.2"}
 UNWRAPPED = "CT values that were stored modulo a power of two were put right"
+TAKEN_FOR_METAL = "CT values near the highest possible one do not look like air, and were taken for metal"
 NO_SLOPE = "a rescale without slope or intercept was taken to have slope 1 and intercept 0"
 DEEPEST = 1024  # CT values reach down to about -1000 HU
 FEWEST_BITS, HIGHEST_INTERCEPT = 12, -100.0  # of CT values without a sign that have no room for air
+LEAST_AIR = 0.05  # share of an image or of its border; metal has less
 
 
 def is_ct(dataset: "Dataset") -> bool:
@@ -128,24 +130,29 @@ def modality_values(stored: np.ndarray, dataset: "Dataset", group: "Dataset", *,
     notes: tuple[str, ...] = (NO_SLOPE,) if slope is None or intercept is None else ()
     slope, intercept = 1.0 if slope is None else slope, intercept or 0.0
     if ct and stored.dtype.kind != "f" and slope == 1:
-        stored, wrapped = _unwrapped(stored, padding, dataset, intercept)
-        notes += (UNWRAPPED,) if wrapped else ()
+        stored, note = _unwrapped(stored, padding, dataset, intercept)
+        notes += note
     # As pydicom's apply_rescale, whose numbers are those of a header, and may have decimal commas or lack the slope.
     return Values(stored.astype(np.float64) * slope + intercept, padding, notes)
 
 
 def _unwrapped(
     stored: np.ndarray, padding: np.ndarray | None, dataset: "Dataset", intercept: float
-) -> tuple[np.ndarray, bool]:
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Whole numbers below 0 again where a file without a sign and without room for -1000 HU holds them modulo 2^bits,
-    as a part of the RSNA challenge of 2019 does."""
+    as a part of the RSNA challenge of 2019 does; and what was done, in words. Dental CT that is cut off at 0 has no
+    room either, but its largest values are metal: there is little of it, and more of 0."""
     bits = int(dataset.get("BitsStored") or 0)
     if dataset.get("PixelRepresentation") or bits < FEWEST_BITS or intercept <= HIGHEST_INTERCEPT:
-        return stored, False
-    wrapped = stored + intercept >= 2**bits - DEEPEST
-    if padding is not None:
-        wrapped &= ~padding
-    return (np.where(wrapped, stored.astype(np.int64) - 2**bits, stored), True) if wrapped.any() else (stored, False)
+        return stored, ()
+    measured = True if padding is None else ~padding
+    wrapped = (stored + intercept >= 2**bits - DEEPEST) & measured
+    if not wrapped.any():
+        return stored, ()
+    border = np.concatenate([edge.ravel() for edge in (wrapped[0], wrapped[-1], wrapped[:, 0], wrapped[:, -1])])
+    if max(wrapped.mean(), border.mean()) < LEAST_AIR or wrapped.sum() < ((stored == 0) & measured).sum():
+        return stored, (TAKEN_FOR_METAL,)
+    return np.where(wrapped, stored.astype(np.int64) - 2**bits, stored), (UNWRAPPED,)
 
 
 def header_number(value: object, name: str) -> float:

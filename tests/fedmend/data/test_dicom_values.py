@@ -9,7 +9,7 @@ from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 
 from fedmend.data.dicom_files import open_dicom
-from fedmend.data.dicom_values import NO_SLOPE, UNWRAPPED
+from fedmend.data.dicom_values import NO_SLOPE, TAKEN_FOR_METAL, UNWRAPPED
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import read_image, read_raw
 
@@ -61,6 +61,44 @@ def test_large_values_stay_where_they_can_be_what_they_say(tmp_path, fields):
 def test_metal_just_below_what_air_can_wrap_to_stays_metal(tmp_path):
     make_dicom(tmp_path / "a", [[3071, 3072]], **CT, **bits(12))
     assert read_raw(tmp_path / "a", BRAIN).values.tolist() == [[3071, -1024]]
+
+
+def head(*, air, inside, metal=0):
+    """A slice of 20 x 20 with 16 x 16 of ``inside`` in ``air``, and so many pixels of metal in its middle."""
+    stored = np.full((20, 20), air)
+    stored[2:18, 2:18] = inside
+    stored[10, 5 : 5 + metal] = 4095
+    return stored.astype("<u2")
+
+
+@pytest.mark.parametrize("air", [0, 40])
+def test_a_filling_in_a_dental_image_that_is_cut_off_at_0_is_metal_and_the_file_says_so(tmp_path, air):
+    make_dicom(tmp_path / "a", head(air=air, inside=1100, metal=8), **CT, **bits(12))
+    raw = read_raw(tmp_path / "a", BRAIN)
+    assert raw.values[10, 4:6].tolist() == [1100, 4095]
+    assert raw.notes == (TAKEN_FOR_METAL,)
+
+
+def test_much_metal_in_an_image_with_more_of_0_is_metal(tmp_path):
+    stored = head(air=0, inside=1100)
+    stored[4:10, 4:10] = 4095  # 36 of 400 pixels; 144 are 0
+    make_dicom(tmp_path / "a", stored, **CT, **bits(12))
+    assert read_raw(tmp_path / "a", BRAIN).values.max() == 4095
+
+
+def test_little_air_on_the_border_of_a_slice_is_air(tmp_path):
+    stored = head(air=40, inside=40)
+    stored[0, :6] = 3096  # 1.5 % of the pixels, 8 % of the border
+    make_dicom(tmp_path / "a", stored, **CT, **bits(12))
+    raw = read_raw(tmp_path / "a", BRAIN)
+    assert raw.values[0, 5:7].tolist() == [-1000, 40]
+    assert raw.notes == (UNWRAPPED,)
+
+
+def test_wrapped_air_inside_a_circle_of_0_is_air(tmp_path):
+    stored = head(air=0, inside=3096)  # 144 pixels of 0, 256 of air
+    make_dicom(tmp_path / "a", stored, **CT, **bits(12))
+    assert read_raw(tmp_path / "a", BRAIN).values[10, 0:4:3].tolist() == [0, -1000]
 
 
 # ---- rescale ---------------------------------------------------------------------------------------------------------
