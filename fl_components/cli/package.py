@@ -74,7 +74,8 @@ def _predict(args: argparse.Namespace) -> int:
         words = "map of a positive finding" if number == 1 else "maps of positive findings"
         print(f"{number} {words} in {args.out / MAPS}; a map is weak evidence")
     if found.left_out:
-        print(f"left out: {found.left_out} scouts, screens and pages of doses; name them in a CSV to have them")
+        words = "scouts, screens, pages of doses and images of another quantity; name them in a CSV to have them"
+        print(f"left out: {found.left_out} {words}")
     if found.problems:
         print(f"{found.problems} of {found.images} {what} could not be used; predictions.csv says why")
     print(f"{found.images - found.problems} of {found.images} {what} predicted; results are in {found.folder}")

@@ -4,18 +4,19 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedmend.data.dicom_files import GROUPS, groups_of, is_colored
+from fedmend.data.dicom_files import GROUPS, group_of, groups_of, is_colored
 from fedmend.data.dicom_values import CT_CLASSES
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-IMAGE, LOCALIZER, SECONDARY = "image", "localizer", "secondary"
-WRITTEN = "BurnedInAnnotation"
+IMAGE, LOCALIZER, SECONDARY, QUANTITY = "image", "localizer", "secondary", "quantity"
+WRITTEN, INTENT = "BurnedInAnnotation", "PresentationIntentType"
+COMPONENT, UNIT = "ComplexImageComponent", "RescaleType"
 # Fields that a header must have been read with.
 FIELDS = (
     *("SOPClassUID", "ImageType", "SeriesDescription", "SamplesPerPixel", "PhotometricInterpretation", WRITTEN),
-    *("Modality", "Rows", "Columns", *GROUPS),
+    *("Modality", "Rows", "Columns", INTENT, COMPONENT, UNIT, *GROUPS),
 )
 # Where a frame of an enhanced file has its FrameType, which says of it what ImageType says of a file.
 FRAME_TYPES = (
@@ -27,6 +28,7 @@ FRAME_TYPES = (
 NO_IMAGES = {"SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "PR", "SR", "KO", "REG"}
 NO_IMAGE_CLASSES = {"1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.481.2"}  # segmentations, doses
 CAPTURES = "1.2.840.10008.5.1.4.1.1.7"  # secondary capture; those with several frames have a further number
+PHASES = {"P", "PHASE", "PHASE MAP"}  # words of the ImageType of MR, or its component
 SCANS = {"CT", "MR", "PT"}  # their images are grey, and none is a page of text
 # Words of ImageType and of the descriptions of series, and words that say so in ImageType alone.
 _LOCALIZERS = re.compile(r"\b(locali[sz]ers?|scouts?|topograms?|surview)\b")
@@ -56,24 +58,26 @@ def _types(given: str | Sequence | None) -> list[str]:
     return [str(v).strip().upper() for v in ([given] if isinstance(given, str) else given or [])]
 
 
-def _frame_types(header: "Dataset", frame: int) -> list[str]:
-    """The FrameType of a frame of an enhanced file; an empty list where it has none."""
+def _frame_type(header: "Dataset", frame: int) -> "Dataset | None":
+    """Where the FrameType of a frame of an enhanced file is; None where it has none."""
     for group in groups_of(header, frame):
         for name in FRAME_TYPES:
             if found := group.get(name):
-                return _types(found[0].get("FrameType"))
-    return []
+                return found[0]
+    return None
 
 
 def kind_of(header: "Dataset", frame: int = 0) -> tuple[str, bool]:
-    """What an image shows: ``image``, ``localizer`` (also scout or topogram) or ``secondary`` (a captured screen, a
-    page of doses); and whether it is made of other images, as a reformat is.
+    """What an image shows: ``image``, ``localizer`` (also scout or topogram), ``secondary`` (a captured screen, a page
+    of doses) or ``quantity`` (see :func:`_of_another_quantity`); and whether it is made of other images, as a reformat
+    is.
 
     Args:
         header: of its file, read with :data:`FIELDS`.
         frame: its number in the file, from 0.
     """
-    types, own = _types(header.get("ImageType")), _frame_types(header, frame)
+    frame_type = _frame_type(header, frame)
+    types, own = _types(header.get("ImageType")), _types(None if frame_type is None else frame_type.get("FrameType"))
     scan = modality_of(header) in SCANS
     derived = any(found[:1] == ["DERIVED"] or found[1:2] == ["SECONDARY"] for found in (types, own))
     words = _PLAIN.sub(" ", "; ".join([*types[2:], *own[2:]]).lower())
@@ -85,4 +89,20 @@ def kind_of(header: "Dataset", frame: int = 0) -> tuple[str, bool]:
     written = derived and word_of(header, WRITTEN) == "YES"
     if capture == CAPTURES or capture.startswith(f"{CAPTURES}."):
         return SECONDARY, derived
-    return SECONDARY if scan and (page or written or is_colored(header)) else IMAGE, derived
+    if scan and (page or written or is_colored(header)):
+        return SECONDARY, derived
+    components = [word_of(found, COMPONENT) for found in (header, frame_type) if found is not None]
+    other = _of_another_quantity(header, frame, {*types[2:], *own[2:], *components})
+    return QUANTITY if other else IMAGE, derived
+
+
+def _of_another_quantity(header: "Dataset", frame: int, words: set[str]) -> bool:
+    """Whether the numbers are not those that people look at: of a film before it was processed for presentation, the
+    phase of MR, or CT in another unit than HU, as of iodine."""
+    if word_of(header, INTENT).upper() == "FOR PROCESSING":
+        return True
+    modality = modality_of(header)
+    if modality == "MR":
+        return bool(words & PHASES)
+    unit = word_of(group_of(header, frame, "PixelValueTransformationSequence"), UNIT).upper()
+    return modality == "CT" and not unit.startswith("H") and unit not in ("", "US")  # US: not specified

@@ -1,7 +1,8 @@
 """Which of a folder's DICOM images a label of a study is about, and who they are of.
 
-A study also holds scouts, pages of doses, captured screens, and images of other modalities; an archive holds copies of
-files, and de-identification leaves patients blank or gives all of them one name. What is left out is counted.
+A study also holds scouts, pages of doses, captured screens, images of other quantities and modalities; an archive
+holds copies of files, and de-identification leaves patients blank or gives all of them one name. What is left out is
+counted.
 """
 
 import hashlib
@@ -11,13 +12,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedmend.data.dicom_files import open_dicom
-from fedmend.data.dicom_kinds import IMAGE, LOCALIZER, SECONDARY
+from fedmend.data.dicom_kinds import IMAGE, LOCALIZER, QUANTITY, SECONDARY
 from fedmend.data.identity import is_missing, loose, merged
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_dicom_files import ABOUT, DicomImage
 from fedmend.datasets.samples import Say
 
-KEPT = {LOCALIZER: "localizers", SECONDARY: "secondary captures"}  # what is kept only if asked → its name
+# What is kept only if asked → its name.
+KEPT = {
+    LOCALIZER: "localizers",
+    SECONDARY: "secondary captures",
+    QUANTITY: "images for processing, of MR phase, or of CT in another unit than HU",
+}
 ALIKE = {"CR": "DX"}  # films are films
 # What de-identification writes for everybody; zeros are one zero here.
 _NOBODY = re.compile(
@@ -71,7 +77,7 @@ def chosen(
     Args:
         images: all of a folder.
         say: called with one line of text at a time; what is left out is counted by reason.
-        keep: kinds that are kept though they are no images of the patient: ``localizer``, ``secondary``.
+        keep: kinds that are kept though they are not what labels are about: ``localizer``, ``secondary``, ``quantity``.
         modalities: those that are used; none: the one that most images have (CR and DX are one).
 
     Raises:

@@ -42,7 +42,7 @@ class DicomImage:
         keys: :data:`KEYS` → what the header says, an empty string where it says nothing.
         modality: DICOM's word.
         place: what sorts it in its series: distance along the normal in mm, or NaN; instance number; frame.
-        kind: ``image``, ``localizer`` (also scout or topogram), or ``secondary`` (a captured screen, a page of doses).
+        kind: what it shows, see :func:`fedmend.data.dicom_kinds.kind_of`.
         derived: made of other images, as a reformat is.
         about: :data:`ABOUT` → what the header says, where it says something.
     """

@@ -62,7 +62,7 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
 
     Returns:
         The folder that names start from, the items in the order of their names, and the number of scouts, captured
-        screens and pages of doses in a folder, which are left out.
+        screens, pages of doses and images of another quantity in a folder, which are left out.
 
     Raises:
         FedMendError: nothing there, a table without images, or images of another modality.

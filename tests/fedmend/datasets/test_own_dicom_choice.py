@@ -85,6 +85,15 @@ def two(tmp_path):
         ({"ImageType": REFORMAT, "BurnedInAnnotation": "YES"}, "secondary"),
         ({"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB"}, "secondary"),
         ({"PhotometricInterpretation": "PALETTE COLOR"}, "secondary"),
+        ({"PresentationIntentType": "FOR PROCESSING", "Modality": "MG"}, "quantity"),
+        ({"PresentationIntentType": "FOR PRESENTATION", "Modality": "MG"}, "image"),
+        ({"ImageType": ["ORIGINAL", "PRIMARY", "P", "ND"], "Modality": "MR"}, "quantity"),
+        ({"ImageType": ["ORIGINAL", "PRIMARY", "PHASE MAP", "P", "FFE"], "Modality": "MR"}, "quantity"),
+        ({"ComplexImageComponent": "PHASE", "Modality": "MR"}, "quantity"),
+        ({"ImageType": ["ORIGINAL", "PRIMARY", "M", "ND"], "Modality": "MR"}, "image"),
+        ({"RescaleType": "MGML"}, "quantity"),
+        *[({"RescaleType": unit}, "image") for unit in ("HU", "HU_MOD", "US", "")],
+        ({"RescaleType": "MGML", "Modality": "PT"}, "image"),
         ({"ImageType": REFORMAT}, "image"),
         ({"ImageType": ["DERIVED", "PRIMARY"], "Modality": "DX"}, "image"),
         ({"ImageType": None}, "image"),
@@ -118,6 +127,20 @@ def test_frames_of_an_enhanced_file_are_told_apart_by_their_own_or_the_shared_fr
     assert lines == ["left out: 3 localizers (--keep localizer takes them in)"]
 
 
+def test_frames_of_an_enhanced_file_are_told_apart_by_their_own_quantity(tmp_path):
+    frames = []
+    for component, unit in (("MAGNITUDE", "HU"), ("PHASE", "MGML")):
+        group, kind, values = Dataset(), Dataset(), Dataset()
+        kind.FrameType, kind.ComplexImageComponent = ["ORIGINAL", "PRIMARY"], component
+        values.RescaleType = unit
+        group.MRImageFrameTypeSequence, group.PixelValueTransformationSequence = [kind], [values]
+        frames.append(group)
+    for modality in ("CT", "MR"):
+        place(tmp_path, modality, Modality=modality, NumberOfFrames=2, PerFrameFunctionalGroupsSequence=frames)
+    kinds = {image.image: image.kind for image in find_images(tmp_path)[0]}
+    assert kinds == {"CT#0": "image", "CT#1": "quantity", "MR#0": "image", "MR#1": "quantity"}
+
+
 @pytest.mark.parametrize("fields", [{"SOPClassUID": uid.SegmentationStorage, "Modality": "CT"}, {"Modality": "PR"}])
 def test_segmentations_and_presentation_states_are_no_images(tmp_path, fields):
     place(tmp_path, "a", **fields)
@@ -130,6 +153,8 @@ def test_segmentations_and_presentation_states_are_no_images(tmp_path, fields):
         ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}, "localizer",
          "left out: 1 localizers (--keep localizer takes them in)"),
         ({"SOPClassUID": CAPTURE}, "secondary", "left out: 1 secondary captures (--keep secondary takes them in)"),
+        ({"RescaleType": "MGML"}, "quantity", "left out: 1 images for processing, of MR phase, or of CT in another"
+         " unit than HU (--keep quantity takes them in)"),
     ],
 )  # fmt: skip
 def test_a_label_of_a_study_is_not_about_its_scouts_and_captures_unless_asked(two, fields, kind, line):
