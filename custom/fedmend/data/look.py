@@ -13,6 +13,7 @@ import numpy as np
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_kinds import kind_of
 from fedmend.data.dicom_values import header_number
 from fedmend.data.raw import UnreadableImage
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, nifti_volume, read_raw
@@ -38,7 +39,8 @@ class Look:
         formats: DICOM, picture or NIfTI → number of images.
         unreadable: reason → number of images that could not be read.
         sizes: rows and columns of each image.
-        words: what headers say, e.g. ``bits`` → Counter of them: bits, photometric, modality, part, spacing (mm).
+        words: what headers say, e.g. ``bits`` → Counter of them: kind, bits, photometric, modality, part,
+            spacing (mm).
         color: pictures, those in DICOM files too, whose channels differ.
         colored: DICOM images in colour.
         own_windows: DICOM images whose header has a window.
@@ -185,7 +187,9 @@ def _look(seen: Look, path: Path, name: str) -> None:
 def _look_at_header(seen: Look, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        header = open_dicom(path.with_name(path.name.partition("#")[0]), stop_before_pixels=True)
+        name, _, frame = path.name.partition("#")
+        header = open_dicom(path.with_name(name), stop_before_pixels=True)
+        seen.say("kind", kind_of(header, int(frame) if frame.isdecimal() else 0)[0])
         seen.say("modality", header.get("Modality"))
         seen.say("part", header.get("BodyPartExamined"))
         seen.say("bits", f"{header.get('BitsStored')}{' signed' if header.get('PixelRepresentation') else ''}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedmend.data.card import SiteCard
 from fedmend.data.datalist import SECTIONS, load_datalist
+from fedmend.data.dicom_kinds import LOCALIZER, QUANTITY, SECONDARY
 from fedmend.data.look import (
     BOTH_DIFFER,
     FROM_THE_HEAD,
@@ -108,9 +109,22 @@ def findings(card: SiteCard, names: Sequence[str], pictures: np.ndarray) -> Find
     some = pictures[spread(len(pictures), LOOKED_AT)]
     return Findings(
         (shares.line(), *notes),
-        (*shares.warnings(), *_hounsfield(card, seen), *several, *_stored(card, names)),
+        (*shares.warnings(), *_kinds(seen), *_hounsfield(card, seen), *several, *_stored(card, names)),
         "expected images that differ, got one grey value in all of them" if some.min() == some.max() else "",
     )
+
+
+def _kinds(seen: Look) -> list[str]:
+    """What a label of a study is not about: a table may name it all the same. Where no file holds anything else, as of
+    photographs in secondary captures, it is what the labels are about."""
+    kinds = seen.words.get("kind", {})
+    words = {
+        "are localizers or scouts": LOCALIZER,
+        "are secondary captures": SECONDARY,
+        "are for processing, of MR phase, or of CT in another unit than HU": QUANTITY,
+    }
+    found = [(kinds[kind], text) for text, kind in words.items() if kind in kinds and len(kinds) > 1]
+    return [f"{count} of {seen.formats['DICOM']} DICOM images {text}" for count, text in found]
 
 
 def _hounsfield(card: SiteCard, seen: Look) -> list[str]:

@@ -4,6 +4,7 @@ import pytest
 from factories import make_dicom, make_site_folder, pixels
 from nifti_factories import make_volume_site, open_volumes, write_nifti
 from PIL import Image
+from pydicom import Dataset
 
 from fedmend.data.card import SiteCard, load_card
 from fedmend.data.plausible import contact_sheet, findings, shares_of, training_pictures
@@ -81,6 +82,32 @@ def test_several_modalities_are_a_warning(tmp_path):
     ct(tmp_path / "a", np.linspace(-1000, 1500, 64).reshape(8, 8))
     make_dicom(tmp_path / "b", np.linspace(-1000, 1500, 64).reshape(8, 8), Modality="MR")
     assert warned(tmp_path, ["a", "b"], (40.0, 80.0)) == ["images of several kinds of modality: CT (1), MR (1)"]
+
+
+def test_scouts_captures_and_other_quantities_among_the_images_are_a_warning(tmp_path):
+    values = np.linspace(-1000, 1500, 64).reshape(8, 8)
+    ct(tmp_path / "a", values)
+    ct(tmp_path / "b", values, ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])
+    ct(tmp_path / "c", values, SOPClassUID="1.2.840.10008.5.1.4.1.1.7")
+    ct(tmp_path / "d", values, RescaleType="MGML")
+    assert warned(tmp_path, ["a"], (40.0, 80.0)) == []
+    assert warned(tmp_path, ["c"], (40.0, 80.0)) == []
+    assert warned(tmp_path, ["a", "b", "b", "c", "d"], (40.0, 80.0)) == [
+        "2 of 5 DICOM images are localizers or scouts",
+        "1 of 5 DICOM images are secondary captures",
+        "1 of 5 DICOM images are for processing, of MR phase, or of CT in another unit than HU",
+    ]
+
+
+def test_a_frame_that_is_a_scout_is_told_from_the_others_of_its_file(tmp_path):
+    groups = [Dataset(), Dataset()]
+    for group, word in zip(groups, ("LOCALIZER", "VOLUME"), strict=True):
+        kind = Dataset()
+        kind.FrameType = ["ORIGINAL", "PRIMARY", word, "NONE"]
+        group.CTImageFrameTypeSequence = [kind]
+    values = np.stack([np.linspace(-1000, 1500, 64).reshape(8, 8)] * 2)
+    ct(tmp_path / "a", values, NumberOfFrames=2, PerFrameFunctionalGroupsSequence=groups)
+    assert warned(tmp_path, ["a#0", "a#1"], (40.0, 80.0)) == ["1 of 2 DICOM images are localizers or scouts"]
 
 
 def test_volumes_that_are_not_stored_from_the_feet_are_counted_by_files(tmp_path):
