@@ -25,6 +25,7 @@ BITS_PER_SAMPLE = 258  # tag of TIFF
 EIGHT_BITS = ("JPEG", "MPO", "GIF", "BMP", "WEBP")  # formats of pictures that have no more in a channel
 LARGEST_VOXEL = 1e30  # float32 holds the difference of two
 MOST_DEFLATED = 1032  # bytes that one byte of a gzip file can stand for
+MILLIMETRES = {1: 1000.0, 3: 0.001}  # xyzt_units % 8 of NIfTI → mm; no unit is meant to be mm
 ORIENTATION = 274  # tag of EXIF; 1 is upright
 
 
@@ -99,6 +100,16 @@ def open_nifti(path: Path) -> Any:
     if promised > path.stat().st_size * (MOST_DEFLATED if path.name.lower().endswith(".gz") else 1):
         raise UnreadableImage("expected a NIfTI file, got a corrupt or truncated one (too short for its header)")
     return image
+
+
+def affine_of(image: Any) -> np.ndarray:
+    """(4, 4), voxel → mm in RAS, also of a header in metres or micrometres.
+
+    Args:
+        image: a SpatialImage of nibabel, whose own ``affine`` is in the unit of the header.
+    """
+    mm = MILLIMETRES.get(int(image.header.get("xyzt_units", 0)) % 8, 1.0)
+    return np.diag([mm, mm, mm, 1.0]) @ image.affine
 
 
 def voxels_of(image: Any) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmend.data.readers import affine_of
 from fedmend.data.volumes import axial_planes, scale
 from fedmend.errors import FedMendError
 
@@ -39,7 +40,7 @@ class Grid:
         import nibabel
 
         image: Any = nibabel.load(path)
-        return cls.oriented(image.affine, image.shape[:3])
+        return cls.oriented(affine_of(image), image.shape[:3])
 
     @classmethod
     def oriented(cls, affine: np.ndarray, shape: Sequence[int]) -> "Grid":

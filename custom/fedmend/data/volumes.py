@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from fedmend.data.datalist import VolumeItem
 from fedmend.data.raw import UnreadableImage, grey_range
-from fedmend.data.readers import open_nifti, voxels_of
+from fedmend.data.readers import affine_of, open_nifti, voxels_of
 from fedmend.errors import FedMendError
 
 AFFINE_TOLERANCE = 1e-3  # mm
@@ -96,7 +96,8 @@ def read_pair(item: VolumeItem, where: str, values: Mapping[int, int] = ONE_CLAS
     label, found = load_nifti(item.label, f"{where}, label")
     if found.shape != voxels.shape:
         raise FedMendError(f"{where}: expected a label of the image's shape {voxels.shape}, got {found.shape}")
-    if not _same(image.affine, label.affine):
+    # A program that drops the unit of a header leaves the numbers as they are.
+    if not (_same(affine_of(image), affine_of(label)) or _same(image.affine, label.affine)):
         raise FedMendError(f"{where}: expected a label with the image's affine matrix, got {_which(image, label)}")
     mask = class_numbers(found, values)
     if not (has_value(0, found) | (mask > 0)).all():

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmend.data.readers import affine_of
 from fedmend.data.slices import VolumeSplit
 from fedmend.kinds.segmentation import slice_pixels
 from fedmend.learning.inference import infer_classes
@@ -95,7 +96,7 @@ def _spacing(split: VolumeSplit, number: int) -> list[float]:
         return [split.spacing[2], split.spacing[1], split.spacing[0]]
     header = nibabel.load(split.items[number].label)
     shape = np.array(header.shape[:3])  # type: ignore[attr-defined]  # a SpatialImage, which its types do not say
-    affine = header.affine  # type: ignore[attr-defined]
+    affine = affine_of(header)
     order = nibabel.io_orientation(affine)[:, 0].astype(int)  # axis of the file → axis of the patient
     length = np.linalg.norm(affine[:3, :3], axis=0) * shape / np.where(order == 2, shape, split.masks.shape[1])
     across, down, up = (float(length[order == axis][0]) for axis in range(3))

@@ -11,7 +11,7 @@ from torch import nn
 from fedmend.basics.files import make_folder
 from fedmend.data.dicom_series import grid_of, slices_of, voxels_of_series
 from fedmend.data.inputs import Inputs
-from fedmend.data.readers import NIFTI_SUFFIXES
+from fedmend.data.readers import NIFTI_SUFFIXES, affine_of
 from fedmend.data.slices import planes_of
 from fedmend.data.spaced import Grid, resampled, slide, spaced_planes, unframed, upright
 from fedmend.data.volumes import load_nifti, oriented, resize_masks
@@ -76,7 +76,7 @@ def _volume(package: OpenedPackage, root: Path, item: Item) -> tuple[np.ndarray,
     window: Any = package.preprocessing.window
     if not item.files and item.name.lower().endswith(NIFTI_SUFFIXES):
         image, stored = load_nifti(root / item.name, "volume")
-        return image.affine, stored, window
+        return affine_of(image), stored, window
     slices = slices_of([root / file for file in item.files or [item.name]], "volume")
     return grid_of(slices, "volume"), *voxels_of_series(slices, "volume", window=window)
 

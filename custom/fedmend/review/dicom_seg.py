@@ -10,6 +10,7 @@ import fedmend
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.dicom_files import open_dicom
 from fedmend.data.dicom_series import GRID_TOLERANCE, Slice, grid_of
+from fedmend.data.readers import affine_of
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.errors import FedMendError, not_installed
 
@@ -115,9 +116,10 @@ def mask_on_series(label: Path, series: Path | Sequence[Path], foreground: int =
     images = _ordered(_files(series))
     nifti, values = load_nifti(label, f"{WHERE}, label")
     grid = _grid(images)
-    order = nibabel.io_orientation(np.linalg.inv(grid) @ nifti.affine)
+    own = affine_of(nifti)
+    order = nibabel.io_orientation(np.linalg.inv(grid) @ own)
     turned = nibabel.apply_orientation(has_value(foreground, values), order)
-    affine = nifti.affine @ nibabel.orientations.inv_ornt_aff(order, values.shape)
+    affine = own @ nibabel.orientations.inv_ornt_aff(order, values.shape)
     same = turned.shape == (len(images), images[0].Rows, images[0].Columns)
     if not same or not np.allclose(affine, grid, atol=GRID_TOLERANCE, rtol=0):
         raise FedMendError(f"{WHERE}, label: expected the voxels of the DICOM series, got another grid")

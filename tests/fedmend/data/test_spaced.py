@@ -48,6 +48,14 @@ def test_there_and_back_a_mask_is_what_it_was():
     assert np.allclose(resampled(ramp, grid, grid.spaced((1, 2, 2)), nearest=False)[4, 4], np.arange(9) / 2, atol=1e-4)
 
 
+@pytest.mark.parametrize(("unit", "size"), [("meter", 0.001), ("micron", 1000.0), ("mm", 1.0), ("unknown", 1.0)])
+def test_the_grid_of_a_file_is_in_mm_whatever_the_unit_of_its_header(tmp_path, unit, size):
+    image = nibabel.Nifti1Image(np.zeros((8, 8, 5), np.uint8), np.diag([size, size, size, 1]) @ THICK)
+    image.header.set_xyzt_units(unit)
+    nibabel.save(image, tmp_path / "a.nii")
+    assert np.allclose(Grid.of_file(tmp_path / "a.nii").affine, THICK)
+
+
 def test_slices_stand_in_the_middle_of_their_frame():
     planes = RNG.random((2, 3, 5))
     seen = framed(planes, 8, "case")

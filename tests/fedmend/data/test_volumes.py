@@ -193,6 +193,19 @@ def test_a_case_that_cannot_be_used_is_one_sentence_without_its_name(tmp_path, b
         open_volumes(folder)
 
 
+@pytest.mark.parametrize(("size", "unit"), [(1.0, "mm"), (1000.0, "unknown")])
+def test_a_label_in_mm_or_without_a_unit_fits_an_image_in_micrometres(tmp_path, size, unit):
+    folder = make_volume_site(tmp_path / "site", affine=RAS)
+    for name, array, edge, word in (
+        ("images", voxels(1), 1000.0, "micron"),
+        ("labels", lesion().astype(np.uint8), size, unit),
+    ):
+        image = nibabel.Nifti1Image(array, np.diag([edge, edge, edge, 1]) @ RAS)
+        image.header.set_xyzt_units(word)
+        nibabel.save(image, folder / name / "case-2.nii.gz")
+    assert open_volumes(folder).train.masks.any()
+
+
 SFORM, QFORM = RAS, np.diag([-1.0, 1.0, 2.0, 1.0])  # left and right swapped
 
 

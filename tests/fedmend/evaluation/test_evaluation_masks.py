@@ -1,5 +1,6 @@
 """Masks of volumes, measured by hand."""
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -50,6 +51,18 @@ def test_a_shift_by_one_row_is_the_height_of_a_row(tmp_path):
         said[:] = np.roll(said, 1, axis=1)
 
     found = measured(tmp_path, [lesion(((2, 5), (2, 5), (1, 3)))], change, np.diag([1.0, 2.0, 5.0, 1.0]))
+    assert found.hd95.tolist() == [[2.0]]
+
+
+def test_surfaces_of_a_volume_in_micrometres_are_measured_in_millimetres(tmp_path):
+    def change(said):
+        said[:] = np.roll(said, 1, axis=1)
+        for file in (tmp_path / "site").rglob("*.nii.gz"):
+            image = nibabel.load(file)
+            image.header.set_xyzt_units("micron")
+            nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), image.affine, image.header), file)
+
+    found = measured(tmp_path, [lesion(((2, 5), (2, 5), (1, 3)))], change, np.diag([1000.0, 2000.0, 5000.0, 1.0]))
     assert found.hd95.tolist() == [[2.0]]
 
 

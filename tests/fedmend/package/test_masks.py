@@ -32,6 +32,20 @@ def test_padding_of_a_series_is_background_to_the_network(tmp_path):
     assert (masks[0] == masks[1]).all()
 
 
+def test_millilitres_of_a_volume_whose_header_is_in_micrometres_are_millilitres(tmp_path):
+    made = mr_package(tmp_path)
+    values = np.random.default_rng(0).random((32, 32, 3)).astype(np.float32)
+    (tmp_path / "in").mkdir()
+    for name, edge, unit in (("a", 2.0, "mm"), ("b", 2000.0, "micron")):
+        image = nibabel.Nifti1Image(values, np.diag([edge, edge, edge, 1.0]))
+        image.header.set_xyzt_units(unit)
+        nibabel.save(image, tmp_path / "in" / f"{name}.nii")
+    made.predict(tmp_path / "in", tmp_path / "out")
+    with open(tmp_path / "out" / "predictions.csv", newline="") as stream:
+        found = [row["lesion_ml"] for row in csv.DictReader(stream)]
+    assert found[0] == found[1] != "0"
+
+
 @pytest.mark.parametrize("uid", ["../other/patient7.nii.gz", "1." + "9" * 300, "a\0b", "\x1b[2J1.2"])
 def test_a_series_whose_uid_is_none_is_read_from_its_own_files_and_named_by_a_hash(tmp_path, uid):
     made = mr_package(tmp_path)

@@ -163,6 +163,13 @@ def test_the_order_of_the_axes_in_the_volume_does_not_matter(tmp_path, series):
     assert np.array_equal(mask_on_series(tmp_path / "ras.nii", series), MASK)
 
 
+def test_a_label_volume_in_micrometres_lies_on_its_series(tmp_path, series):
+    image = nibabel.load(write_label(tmp_path / "label.nii", np.diag([1000, 1000, 1000, 1]) @ AFFINE))
+    image.header.set_xyzt_units("micron")
+    nibabel.save(image, tmp_path / "micron.nii")
+    assert np.array_equal(mask_on_series(tmp_path / "micron.nii", series), MASK)
+
+
 @pytest.mark.parametrize(
     ("affine", "mask"),
     [
