@@ -25,7 +25,7 @@ REPORT = "report"
 CLASSES = "fedmend_classes"  # under which a site's guard finds the number of classes of the run
 RUN_NAME = "fedmend_run_name"  # under which it finds the run
 NO_WEIGHTS = {"samples": 1.0}  # a message without weights carries a metric: FLARE takes no model without both
-TAGGED, CORRECT = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative", "missing")
+TAGGED, CORRECT, MISSING = ("positive", "negative", "untagged"), ("correct_positive", "correct_negative"), "missing"
 JUDGED = ("accepted", "rejected")
 LESIONS = "lesions"  # may stand in the census too
 PRIVACY = "privacy"  # may stand in the content too
@@ -150,6 +150,11 @@ def _names(required: Collection[str], optional: Collection[str], expected: str) 
     return that(lambda v: isinstance(v, Mapping) and (not v or {*required} <= {*v} <= known), expected)
 
 
+def _pairs_are_whole(repairs: Collection[str]) -> bool:
+    pairs = all({*pair} <= {*repairs} or {*pair}.isdisjoint(repairs) for pair in (CORRECT, JUDGED))
+    return pairs and (MISSING not in repairs or {*CORRECT} <= {*repairs})
+
+
 def _array(dtypes: str, expected: str, ndim: int | None = None) -> Check:
     return that(lambda v: isinstance(v, np.ndarray) and v.dtype.kind in dtypes and ndim in (None, v.ndim), expected)
 
@@ -167,7 +172,8 @@ COUNTS = [
 ]
 *OTHERS, LAST = [kind.counts_words for kind in KINDS.values()]
 PROMISE, SIZES, DATA = f"numbers >= 0 for {list(TOLD)}", "samples per split", "32 hexadecimal digits per split"
-REPAIRS = (*TAGGED, *CORRECT, *JUDGED)
+REPAIRS = (*TAGGED, *CORRECT, MISSING, *JUDGED)
+PAIRS = f"both of {list(CORRECT)} or neither, {MISSING!r} only beside them, both of {list(JUDGED)} or neither"
 CENSUS = {
     "annotated": [_array("b", "one value per class", ndim=1)],
     "positives": [_array("iu", "one value per class", ndim=1), NO_COUNT_BELOW_0],
@@ -199,7 +205,7 @@ PARTS = {  # part of the content → what it has to be
     "error": [that(lambda v: type(v) is str and len(v) <= LONGEST_ERROR and v.isprintable(), "a sentence")],
     REPORT: [MAPPING],
     "counts": [MAPPING, _names((), EVALUATION_SPLITS, f"splits out of {list(EVALUATION_SPLITS)}")],
-    "repairs": [MAPPING, _names(TAGGED, REPAIRS, f"{list(REPAIRS)}")],
+    "repairs": [MAPPING, _names(TAGGED, REPAIRS, f"{list(REPAIRS)}"), that(_pairs_are_whole, PAIRS)],
     "census": [_names(CENSUS_FIELDS, [KEEP_MODEL, LESIONS], f"{CENSUS_FIELDS}")],
 }
 FIELDS = sorted({*PARTS} - {PRIVACY})

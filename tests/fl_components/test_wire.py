@@ -93,6 +93,19 @@ def test_a_result_survives_the_wire(wire, weights):
     assert (got.round_num, got.samples, got.loss, got.ledger_mark, got.error) == (4, 7, 0.25, MARK, "a sentence")
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("accepted", "rejected"),
+        ("correct_positive", "correct_negative"),
+        ("correct_positive", "correct_negative", "missing", "accepted", "rejected"),
+    ],
+)
+def test_what_a_site_knows_of_its_repairs_survives_the_wire(wire, more):
+    repairs = good_repairs(**{name: np.array([0, 1]) for name in more})
+    same_arrays(unpack_result(wire(pack_result(good_result(repairs=repairs))), "site-1").repairs, repairs)
+
+
 PROMISE = {"epsilon": 2.5, "epsilon_rdp": 2.75, "delta": 1e-4, "clip": 1.0, "noise_multiplier": 1.5}
 
 
@@ -204,6 +217,10 @@ REPAIRS = (
     "repairs: expected ['positive', 'negative', 'untagged', 'correct_positive', 'correct_negative', 'missing',"
     " 'accepted', 'rejected']"
 )
+PAIRS = (
+    "repairs: expected both of ['correct_positive', 'correct_negative'] or neither, 'missing' only beside them, both of"
+    " ['accepted', 'rejected'] or neither"
+)
 CENSUS = (
     "census: expected ['annotated', 'data', 'kind', 'min_federation', 'phantom', 'positives', 'preprocessing', 'sizes']"
 )
@@ -248,6 +265,10 @@ def without(content, name):
         ({"counts": {"val": single_label_counts([[1, 0], [-1, 2]])}}, "counts val: expected counts >= 0"),
         ({"repairs": without(good_repairs(), "untagged")}, REPAIRS),
         ({"repairs": good_repairs(names=np.array([1, 2]))}, REPAIRS),
+        ({"repairs": good_repairs(accepted=np.array([0, 1]))}, PAIRS),
+        ({"repairs": good_repairs(rejected=np.array([0, 1]))}, PAIRS),
+        ({"repairs": good_repairs(correct_positive=np.array([0, 1]))}, PAIRS),
+        ({"repairs": good_repairs(missing=np.array([0, 1]))}, PAIRS),
         ({"repairs": good_repairs(positive=np.array([[1, 2]]))}, "repairs positive: expected one count per class"),
         ({"repairs": good_repairs(positive=np.array([-1, 2]))}, "repairs positive: expected counts >= 0"),
         ({"census": [1]}, CENSUS),

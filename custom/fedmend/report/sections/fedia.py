@@ -212,7 +212,7 @@ def corrections(run: RunFiles) -> Section:
             rest.append([site, td(state, "no n"), *(td("–", "no n") for _ in range(6))])
             continue
         counts = added.get(site, {"positive": 0})
-        if counts.get("correct_positive") is not None:
+        if counts.get("missing") is not None:
             known.append(counts)
         total, right, missing = (counts.get(name) for name in COUNTED[:3])
         shares = _share(right, total), _share(right, missing)
@@ -248,7 +248,7 @@ def completeness_lines(run: RunFiles) -> list[str]:
         each = [f"{site} in round {round_num}" for site, round_num in sorted(corrected.items())]
         lines.append(f"Corrected: {', '.join(each)}")
     if added := _added(run):
-        known = [r for r in added.values() if r.get("correct_positive") is not None]
+        known = [r for r in added.values() if r["missing"] is not None]
         right, of, missing = (sum(r[name] for r in known) for name in ("correct_positive", "positive", "missing"))
         shares = f"precision {number(_share(right, of))}, recall {number(_share(right, missing))}"
         lines.append(f"Pixels added: {sum(r['positive'] for r in added.values()):,}, {shares}")

@@ -135,6 +135,12 @@ def test_corrections_without_a_known_truth_waiting_and_spared_sites_are_told_apa
     ]
 
 
+def test_a_site_that_tells_what_was_right_but_not_what_is_missing_counts_as_unknown():
+    run = make_lesion_run(repairs=[{k: v for k, v in MASK_REPAIRS[0].items() if k != "missing"}])
+    assert rows_in(corrections(run))[-1] == ["Corrected sites", "", "", "8", *["n/a"] * 4]
+    assert completeness_lines(run)[-1] == "Pixels added: 8, precision n/a, recall n/a"
+
+
 @pytest.mark.parametrize(
     ("counts", "sentence"),
     [
