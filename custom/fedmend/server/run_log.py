@@ -2,6 +2,7 @@
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -324,8 +325,19 @@ class RunLog:
         files = {**files, "records": str(folder)}
         told: dict[str, Mapping] = {"intervals": intervals["final"], "thresholds": thresholds, "sites": self._sites()}
         self._records.finish(files, time.monotonic() - self._started, **told)
-        write_report(folder)
-        for line in summary_text(folder).splitlines():
+        self._report(folder)
+
+    def _report(self, folder: Path) -> None:
+        """Writes the page and prints the summary; an error costs these alone, not the handing over that comes next."""
+        try:
+            write_report(folder)
+            lines = summary_text(folder).splitlines()
+        except Exception as e:
+            last = traceback.extract_tb(e.__traceback__)[-1]
+            at = f"{type(e).__name__} at {Path(last.filename).name}:{last.lineno}"
+            LOG.error("%sreport: failed with %s; models, packages and records are complete", self.prefix, at)
+            return
+        for line in lines:
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self.prefix, line)
 
     def _sites(self) -> dict[str, dict[str, dict]]:

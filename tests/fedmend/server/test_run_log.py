@@ -41,6 +41,24 @@ def test_a_run_leaves_models_records_and_a_report(tmp_path):
     assert "<html" in (run.folder / "report.html").read_text()[:200]
 
 
+def test_a_report_page_that_cannot_be_made_is_a_line_of_the_log_and_costs_nothing_else(tmp_path, caplog):
+    plain = plain_answers(BOTH)
+
+    def answer(site, question, *rest):
+        result = plain(site, question, *rest)
+        if question == TRAIN:  # the server takes no such pair in halves over the wire
+            result.repairs = {name: np.array([1, 1]) for name in ("positive", "negative", "untagged", "accepted")}
+        return result
+
+    run = play(tmp_path, answer, report=True)
+    assert run.stopped == ""
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert line.startswith("report: failed with KeyError at repairs.py:")
+    assert line.endswith("; models, packages and records are complete")
+    assert (run.folder / "run-1.fedmend").is_dir()
+    assert "final package" in run.content("results.json")["files"]
+
+
 def test_a_run_is_named_after_its_method_where_the_job_names_one(tmp_path):
     assert play(tmp_path, plain_answers(BOTH), method="fedavg").content("run.json")["method"] == "fedavg"
 
