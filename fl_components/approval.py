@@ -1,8 +1,8 @@
 """Jobs that wait until somebody of the site has looked at them: ``"approve": "ask"`` in its ``fedmend.json``.
 
 The first task of a job leaves a request in the site's ``state_dir`` and is answered by a fixed sentence, which the lead
-reads; the server asks again. What was approved is what was shown: a task of another run, method or setting under the
-same job id is refused.
+reads; the server asks again. What is approved is what was shown first: a task of another run, method or setting under
+the same job id is refused, before and after.
 """
 
 import getpass
@@ -35,25 +35,25 @@ def check_approved(
         shown: what is shown alone, rounds and sites; ``max_rounds`` and ``min_federation`` limit them.
 
     Raises:
-        FedMendError: nobody has approved it yet, or it is not the job that was approved.
+        FedMendError: nobody has approved it yet, or it is not the job that was shown first.
     """
     if not re.fullmatch(r"[\w-]{1,100}", job):
         raise FedMendError(f"{site}: job id: expected letters, digits, '_' or '-', got another name")
     file, fixed = _file(state_dir, site, job), json.loads(json.dumps(about))
     known = _read(file)
-    if known is None or (known["about"] != fixed and not known["approved"]):
+    if known is None:
         make_folder(file.parent)
         asked = {"asked": _now(), "about": fixed, "shown": shown, "approved": None}
         write_text(file, json.dumps(asked, indent=1) + "\n")
         raise FedMendError(f"{site}: {WAITS}")
+    if known["about"] != fixed:  # a request is never replaced: somebody may be reading it
+        raise FedMendError(f"{site}: approval: expected the job as it was first shown, got another under its id")
     end = time.monotonic() + HOLD
     while not known["approved"]:
         if stop() or time.monotonic() > end:
             raise FedMendError(f"{site}: {WAITS}")
         time.sleep(POLL)
         known = _read(file) or known
-    if known["about"] != fixed:
-        raise FedMendError(f"{site}: approval: expected the job that was approved, got another under its id")
 
 
 def requests(state_dir: Path, site: str) -> dict[str, dict[str, Any]]:

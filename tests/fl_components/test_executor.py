@@ -207,12 +207,14 @@ def test_a_site_that_asks_does_nothing_until_somebody_has_approved_what_was_show
     assert shown == {"run_name": "run-1", "network": "tiny", "classes": list(RUN.classes)}
     assert (request["about"]["settings"]["learning_rate"], request["shown"]["rounds"]) == (0.1, 3)
     assert request["shown"]["sites"] == ["site-1", "site-2"]
-    approve(state, "site-1", "job-1")
-    assert site.ask("census").error == ""
     other = dataclasses.replace(RUN, run_name="run-2")
     message = pack_task({}, RoundTask("census", 0, 3, sites=("site-1", "site-2")), other, evaluate=False)
-    error = read(site.execute("census", message)).error
-    assert error == "site-1: approval: expected the job that was approved, got another under its id"
+    another = "site-1: approval: expected the job as it was first shown, got another under its id"
+    assert read(site.execute("census", message)).error == another
+    assert requests(state, "site-1") == {"job-1": request}
+    approve(state, "site-1", "job-1")
+    assert site.ask("census").error == ""
+    assert read(site.execute("census", message)).error == another
     assert site.ask("train").error == ""
 
 
