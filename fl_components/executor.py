@@ -50,6 +50,7 @@ class MethodExecutor(Executor):
                 self.system_panic(f"client configuration: expected a method with id {METHOD!r}", fl_ctx)
             else:
                 self._method = f"{type(method).__module__}.{type(method).__qualname__}"
+                self._arguments = {name: value for name, value in vars(method).items() if not name.startswith("_")}
                 self._worker = SiteWorker(method, self._settings)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -89,6 +90,7 @@ class MethodExecutor(Executor):
             "submitter": meta.get(JobMetaKey.SUBMITTER_NAME.value, ""),
             "run_name": run.run_name,
             "method": self._method,
+            "arguments of the method": self._arguments,
             "network": run.network,
             "classes": list(run.classes),
             "settings": self._told,

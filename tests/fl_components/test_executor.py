@@ -16,6 +16,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from torch_factories import PlainMethod, PlainRound
 from worker_factories import RUN, SETTINGS, global_model, one_site
 
+from fedmend.evaluation.federated import EvaluateModels
 from fedmend.fields import Field
 from fedmend.method import RoundTask
 from fedmend.records.package_files import write_package
@@ -41,8 +42,8 @@ class Method(PlainMethod):
 class Process:
     """A site's process in FLARE: executor, engine and the files of the site."""
 
-    def __init__(self, folder, component, name="site-1"):
-        write_settings(folder)
+    def __init__(self, folder, component, name="site-1", **settings):
+        write_settings(folder, **settings)
         self.folder, self.executor = folder, MethodExecutor(**SETTINGS)
         self.engine = Engine(folder, name, components={"method": component})
         self.executor.handle_event(EventType.START_RUN, self.engine.new_context())
@@ -216,6 +217,19 @@ def test_a_site_that_asks_does_nothing_until_somebody_has_approved_what_was_show
     assert site.ask("census").error == ""
     assert read(site.execute("census", message)).error == another
     assert site.ask("train").error == ""
+
+
+def test_a_method_with_other_arguments_is_another_job_than_the_one_that_was_approved(tmp_path, monkeypatch):
+    monkeypatch.setattr(approval, "HOLD", 0)
+    first = Process(tmp_path, EvaluateModels(subgroups=["sex:F,M"]), approve="ask")
+    assert "waits until" in first.ask("census").error
+    (request,) = requests(tmp_path / "state", "site-1").values()
+    assert request["about"]["arguments of the method"] == {"subgroups": ["sex:F,M"], "split": "test"}
+    approve(tmp_path / "state", "site-1", "job-1")
+    again = Process(tmp_path, EvaluateModels(subgroups=["sex:F,M", "age:40,60"]), approve="ask")
+    assert "expected the job as it was first shown" in again.ask("census").error
+    same = Process(tmp_path, EvaluateModels(subgroups=["sex:F,M"]), approve="ask")
+    assert "approval" not in same.ask("census").error
 
 
 def test_a_task_that_waits_begins_when_somebody_approves_and_ends_when_the_job_is_aborted(process, monkeypatch):
