@@ -8,7 +8,6 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -20,7 +19,7 @@ from fedmend.method import LocalMethod
 from fedmend.site.config import SiteConfig
 from fedmend.site.keeping import keep
 from fedmend.site.worker import SiteSettings, SiteWorker
-from fl_components.approval import check_approved
+from fl_components.approval import check_approved, submitted
 from fl_components.console import quiet_console
 from fl_components.job.settings import METHOD
 from fl_components.signing import trust_of
@@ -84,10 +83,9 @@ class MethodExecutor(Executor):
     def _check_approved(
         self, name: str, question: Question, config: SiteConfig, fl_ctx: FLContext, stop: Callable[[], bool]
     ) -> None:
-        meta, run = fl_ctx.get_prop(FLContextKey.JOB_META) or {}, question.run
+        run, task = question.run, question.tasks[name]
         about = {
-            "job": meta.get(JobMetaKey.JOB_NAME.value, ""),
-            "submitter": meta.get(JobMetaKey.SUBMITTER_NAME.value, ""),
+            **submitted(fl_ctx),
             "run_name": run.run_name,
             "method": self._method,
             "arguments of the method": self._arguments,
@@ -95,6 +93,5 @@ class MethodExecutor(Executor):
             "classes": list(run.classes),
             "settings": self._told,
         }
-        task = question.tasks[name]
         shown = {"rounds": task.total_rounds, "sites": list(task.sites)}
         check_approved(config.state_dir, name, fl_ctx.get_job_id(), about, stop=stop, **shown)

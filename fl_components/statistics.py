@@ -24,7 +24,9 @@ from fedmend.messages import LONGEST_ERROR
 from fedmend.phantoms.sites import phantom_spec
 from fedmend.records.run_records import RunRecords
 from fedmend.report.audit import audit_page
+from fedmend.site.config import SiteConfig
 from fedmend.site.folder import site_folder
+from fl_components.approval import approved_audit, submitted
 from fl_components.console import quiet_console
 from fl_components.wire import shown
 from fl_components.workspace import load_site_config
@@ -69,7 +71,7 @@ class LabelStatistics(Statistics):
         if not self._counts:
             name = self._fl_ctx.get_identity_name()
             try:
-                self._counts = self._count(name)
+                self._counts = self._count_if_approved(name)
             except FedMendError as e:
                 self._refuse(said_by(name, e))
             except Exception as e:  # the words of any other error may name a folder or a patient's file
@@ -86,8 +88,15 @@ class LabelStatistics(Statistics):
         self.logger.error(message)
         self._counts = {dataset: {message[:LONGEST_ERROR]: 0} for dataset in COUNTS}
 
-    def _count(self, name: str) -> dict[str, dict[str, int]]:
+    def _count_if_approved(self, name: str) -> dict[str, dict[str, int]]:
         config = load_site_config(self._fl_ctx)
+        if config.approve != "ask":
+            return self._count(name, config)
+        about = {**submitted(self._fl_ctx), "asks": "label counts", "classes": list(self._classes)}
+        with approved_audit(config.state_dir, name, about):
+            return self._count(name, config)
+
+    def _count(self, name: str, config: SiteConfig) -> dict[str, dict[str, int]]:
         card = load_card(site_folder(name, config, self._phantom), name)
         if set(card.classes) != set(self._classes):  # no word of the job goes back: FLARE may have put others into it
             raise FedMendError(

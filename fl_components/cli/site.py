@@ -40,7 +40,7 @@ def _approve(args: argparse.Namespace) -> None:
     name, state_dir = kit_name(args.kit), state_of(args.kit)
     if args.job:
         approve(state_dir, name, args.job)
-        print(f"{args.job} approved; it begins within a minute")
+        print(f"{args.job} approved; it begins within a minute, a label audit when it is submitted again")
         return
     known = requests(state_dir, name)
     waiting = {job: request for job, request in known.items() if not request["approved"]}

@@ -20,6 +20,7 @@ from nvflare.fuel.utils import fobs
 from fedmend.advice.label_audit import read_audit
 from fedmend.errors import FedMendError
 from fedmend.phantoms.sites import SOURCE
+from fl_components.approval import approve, requests
 from fl_components.guard import ReportGuard
 from fl_components.statistics import (
     COUNTS,
@@ -72,6 +73,21 @@ def test_a_site_tells_what_is_annotated_positive_and_missing(client):
         "positive": {**SAID, "edema": 30, "fracture": 4, "nodule": 0},
         "missing": {**SAID, "edema": 0, "fracture": 0, "nodule": 60},
     }
+
+
+def test_a_site_that_asks_opens_nothing_until_somebody_has_approved_the_audit_and_counts_once(client, tmp_path):
+    state, waits = tmp_path / "work" / "state", "site-1: waits until somebody of this site has approved the job"
+    for _ in range(2):
+        (sentence,) = client(tmp_path / "no data", approve="ask").ask()["count"]["positive"]
+        assert sentence == f"{waits}; submit the label audit again then"
+    ((name, request),) = requests(state, "site-1").items()
+    assert request["about"] == {"job": "", "submitter": "", "asks": "label counts", "classes": list(CLASSES)}
+    approve(state, "site-1", name)
+    assert "site.json" in str(client(tmp_path / "no data", approve="ask").ask())  # a failure uses up nothing
+    assert waits in str(client(approve="ask", classes=CLASSES[:2]).ask())
+    site = client(approve="ask")
+    assert site.ask()["count"]["positive"]["edema"] == site.ask(task=SECOND)["count"]["positive"]["edema"] == 30
+    assert waits in str(client(approve="ask").ask())
 
 
 def test_a_count_below_the_minimum_of_the_site_stays_there(client):

@@ -79,7 +79,8 @@ def test_a_job_that_waits_is_shown_and_approved_by_its_id(kit, capsys):
     assert call("approve", kit, "other") == 1
     assert capsys.readouterr().err == "fedmend: site-1: approve: expected one of ['d3b07384'], got 'other'\n"
     assert call("approve", kit, "d3b07384") == 0
-    assert capsys.readouterr().out == "d3b07384 approved; it begins within a minute\n"
+    begins = "it begins within a minute, a label audit when it is submitted again"
+    assert capsys.readouterr().out == f"d3b07384 approved; {begins}\n"
     check_approved(state, "site-1", "d3b07384", about, stop=lambda: False, rounds=9)
     assert call("approve", kit) == 0
     assert capsys.readouterr().out == "0 jobs wait\n"
