@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 import fedmend
 from fedmend.basics.files import make_folder, whole_folder, write_text
+from fedmend.basics.words import markdown
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.bundles import METADATA, MODEL, as_library
@@ -26,6 +28,8 @@ INFERENCE, SCHEMA, README, LICENSE = (
 # MONAI's own, which `monai.bundle verify_metadata` downloads where no file is given.
 SCHEMA_URL = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 NOT_CLINICAL = "Not for clinical use: the model has no approval as a medical device."
+# What MONAI's configurations run, look up or build: $code, @id, %macro, keys such as _target_, relative ids anywhere.
+_SIGNS = re.compile(r"[$@%]|_\w+_$|.*[@%](#|::)")
 _TENSOR = ("type", "format", "num_channels", "spatial_shape", "dtype", "value_range", "is_patch_data", "channel_def")
 _TEXTS = ("version", "monai_version", "pytorch_version", "numpy_version", "task", "description", "authors", "copyright")
 
@@ -38,13 +42,15 @@ def write_bundle(package: OpenedPackage, out: Path) -> None:
         out: a new folder.
 
     Raises:
-        FedMendError: the folder is there, or MONAI cannot do what the package needs.
+        FedMendError: the folder is there, MONAI cannot do what the package needs, or it would take a name or another
+            text of the package for code.
     """
     if out.exists():
         raise FedMendError(f"export: expected the name of a new folder, {out} is there")
-    network = package.info["network"]["name"]
+    network, about = package.info["network"]["name"], metadata(package)
+    _check_texts(about, f"package {package.folder.name}")
     content = {
-        METADATA: _json(metadata(package)),
+        METADATA: _json(about),
         INFERENCE: _json(inference(package)),
         SCHEMA: _json(schema()),
         README: _readme(package),
@@ -57,6 +63,20 @@ def write_bundle(package: OpenedPackage, out: Path) -> None:
             write_text(temporary / name, text)
         make_folder((temporary / MODEL).parent)
         torch.save(as_library(package.network(), network), temporary / MODEL)
+
+
+def _check_texts(content: object, where: str) -> None:
+    """Refuses texts, whoever made the package, that MONAI would not take for texts."""
+    if isinstance(content, Mapping):
+        content = [*content, *content.values()]
+    if isinstance(content, list):
+        for part in content:
+            _check_texts(part, where)
+    elif isinstance(content, str) and (_SIGNS.match(content) or not content.isprintable()):
+        raise FedMendError(
+            f"{where}: expected for a MONAI bundle printable names and texts without the signs of MONAI's"
+            f" configurations ($, @ or % in front, @# or %# inside, _word_), got {content!a:.60}"
+        )
 
 
 def _json(content: Mapping[str, Any]) -> str:
@@ -179,20 +199,21 @@ FedMend, which wrote the bundle, and MONAI, which runs it, are under the Apache 
 
 def _readme(package: OpenedPackage) -> str:
     prepared, masks = package.preprocessing, package.kind == SEGMENTATION
-    title = f"# {'PHANTOM: ' if package.phantom else ''}{package.name}"
+    title = f"# {'PHANTOM: ' if package.phantom else ''}{markdown(package.name)}"
     window = "the 0.5 and 99.5 percentiles of the values that are not 0" if prepared.window is None else prepared.window
     results = (
         "a NIfTI mask of each volume, on the grid of its file"
         if masks
         else "`predictions.csv`, a row per image: its name, then the probability of each class in the order above"
     )
-    cuts = [*zip(package.classes, package.thresholds, package.not_fitted, strict=True)] * (package.kind == MULTILABEL)
+    names, reasons = [*map(markdown, package.classes)], map(markdown, package.not_fitted)
+    cuts = [*zip(names, package.thresholds, reasons, strict=True)] * (package.kind == MULTILABEL)
     decides = "".join(f"- {name}: {f'n/a: {why}' if why else f'{cut:.6g}'}\n" for name, cut, why in cuts)
     return f"""{title}
 
 {"Trained on **synthetic** images, which says nothing about patients. " if package.phantom else ""}**{NOT_CLINICAL}**
 
-Classes: {", ".join(package.classes)}. Kind of labels: {package.kind}. Modality: {prepared.modality or "not known"}.
+Classes: {", ".join(names)}. Kind of labels: {package.kind}. Modality: {prepared.modality or "not known"}.
 Grey values: {window}. Edge length: {prepared.image_size} pixels.
 
 ## Run

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fedmend.basics.files import make_folder, write_text
 from fedmend.basics.page import compact, phantom_note, section, table, whole_page
+from fedmend.basics.words import markdown
 from fedmend.errors import FedMendError
 from fedmend.package.card_evaluation import read_evaluation
 from fedmend.package.opened import OpenedPackage
@@ -301,25 +302,19 @@ def _ends(ends: Sequence[float] | None) -> str:
 
 
 def _markdown(card: Mapping[str, Any]) -> str:
-    lines = [f"# {_plain(card['title'])}", ""]
+    lines = [f"# {markdown(card['title'])}", ""]
     lines += [f"**PHANTOM data.** {SYNTHETIC}", ""] if card["phantom"] else []
     for part in _parts(card):
         if not part.words and not part.rows:
             continue
-        lines += [f"## {_plain(part.title)}", "", *(f"- {_plain(word)}" for word in part.words), ""]
+        lines += [f"## {markdown(part.title)}", "", *(f"- {markdown(word)}" for word in part.words), ""]
         if part.rows:
             lines += [_row(part.head), _row(["---"] * len(part.head)), *map(_row, part.rows), ""]
     return "\n".join(lines)
 
 
 def _row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(_plain(cell) for cell in cells)} |"
-
-
-def _plain(value: object) -> str:
-    """Text of the files that is text in Markdown, too: no line, cell, link or tag of its own."""
-    text = " ".join(str(value).split())
-    return "".join(f"\\{letter}" if letter in "\\|<>[]`*_" else letter for letter in text)
+    return f"| {' | '.join(markdown(cell) for cell in cells)} |"
 
 
 def _page(card: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from factories import make_dicom, refused
 from package_factories import CHOSEN, balance, make_package
 from PIL import Image
 
+from fedmend.errors import FedMendError
 from fedmend.learning.bundles import as_library
 from fedmend.learning.networks import initial_network
 from fedmend.package.export_inference import inference
@@ -153,6 +154,32 @@ def test_what_monai_cannot_do_is_refused(tmp_path):
     with refused(f"export: expected the name of a new folder, {tmp_path / 'there'} is there"):
         make_package(tmp_path).export(monai=tmp_path / "there")
     assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"classes": ["edema", "$__import__('os').getcwd()"]},
+        {"classes": ["edema", "@bundle_root"]},
+        {"name": "%run-1"},
+        {"classes": ["edema", "nodule@#"]},
+        {"classes": ["edema", "nodule\x1b[2J"]},
+        {"kind": "singlelabel", "thresholds": {"threshold": [0.5, {"_target_": "os.getcwd"}]}},
+        {"thresholds": {"not_fitted": ["", "$1"]}},
+    ],
+)
+def test_a_text_of_a_package_that_monai_would_run_or_that_cannot_be_printed_is_refused(tmp_path, more):
+    package = make_package(tmp_path, more=more)
+    with pytest.raises(FedMendError, match=r"^package run-1\.fedmend: expected for a MONAI bundle printable names"):
+        package.export(monai=tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_name_is_no_markup_of_the_readme(tmp_path):
+    make_package(tmp_path, classes=("a<img src=x>", "50 % of_b")).export(monai=tmp_path / "bundle")
+    text = (tmp_path / "bundle" / "docs" / "README.md").read_text(encoding="utf-8")
+    assert "Classes: a\\<img src=x\\>, 50 % of\\_b." in text
+    assert "<img" not in text.replace("\\<img", "")
 
 
 SMALL = "monai/DynUNet(kernel_size=[3, 3, 3], strides=[1, 2, 2], upsample_kernel_size=[2, 2], filters=[4, 8, 8])"
