@@ -29,6 +29,7 @@ from fl_components.cli import (
     watch,
     worth,
 )
+from fl_components.cli.common import say
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -60,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = build_parser(words).parse_args(words)
             code = args.run(args)
     except FedMendError as e:
-        print(f"fedmend: {e}", file=sys.stderr)
+        say(f"fedmend: {e}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # nobody reads on, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as e:
         expected = "expected files, folders and ports that can be used"
-        print(f"fedmend: {words[0]}: {expected}, got {_place(e, words)}: {said(e)}", file=sys.stderr)
+        say(f"fedmend: {words[0]}: {expected}, got {_place(e, words)}: {said(e)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

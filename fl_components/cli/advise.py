@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 from fedmend.site.config import SiteConfig
-from fl_components.cli.common import run_folder
+from fl_components.cli.common import run_folder, say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -43,4 +43,4 @@ def _advise(args: argparse.Namespace) -> None:
     if args.losses is not None:
         losses = run_folder(args.losses, RUN, "advise: expected a run with losses")
         facts = Facts(sites, classes, read_losses(losses, facts))
-    print(advice_text(facts, args.data))
+    say(*advice_text(facts, args.data).split("\n"))

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from fl_components.cli.common import say
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Adds the command."""
@@ -21,5 +23,5 @@ def _card(args: argparse.Namespace) -> int:
 
     package = Package(args.package)
     for file in write_card(package, args.out or package.folder.parent, args.evaluation):
-        print(file)
+        say(file)
     return 0

@@ -3,10 +3,11 @@ the site policy that follows from the code."""
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import given
+from fl_components.cli.common import given, say
 from fl_components.cli.jobs import run_folders
 
 
@@ -56,7 +57,7 @@ def _report(args: argparse.Namespace) -> None:
     from fedmend.report.report import summary_text, write_report
 
     write_report(args.folder)
-    print(summary_text(args.folder))
+    say(*summary_text(args.folder).split("\n"))
 
 
 def _table(args: argparse.Namespace) -> None:
@@ -73,7 +74,8 @@ def _table(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
         (args.out / file).write_text(text, encoding="utf-8")
-    print("\n".join(text for file, text in texts.items() if file.endswith(".md")) + f"\nwritten to {args.out}")
+    shown = "\n".join(text for file, text in texts.items() if file.endswith(".md"))
+    say(*shown.split("\n"), f"written to {args.out}")
 
 
 def _sitecheck(args: argparse.Namespace) -> None:
@@ -81,7 +83,7 @@ def _sitecheck(args: argparse.Namespace) -> None:
 
     classes = args.classes.split(",") if args.classes else ()
     told = {"classes": classes, **given(args, "kit", "job", "max_unreadable", "sheet", "policy")}
-    sitecheck(args.folder, **told, show=lambda line: print(line, flush=True), color=sys.stdout.isatty())
+    sitecheck(args.folder, **told, show=partial(print, flush=True), color=sys.stdout.isatty())
 
 
 def _policy(args: argparse.Namespace) -> None:
@@ -89,7 +91,7 @@ def _policy(args: argparse.Namespace) -> None:
     from fl_components.policy.agreed import agreed_hash
 
     if args.hash:
-        print(agreed_hash(args.hash))
+        say(agreed_hash(args.hash))
         return
     if not (args.checkout / RESOURCES).is_file():
         raise FedMendError(f"policy: expected a FedMend checkout with {RESOURCES}, not found")
@@ -97,9 +99,9 @@ def _policy(args: argparse.Namespace) -> None:
         if files := stale(args.checkout):
             names = ", ".join(map(str, files))
             raise FedMendError(f"policy: expected files that follow from the code, got old ones: {names}")
-        print("the policy files follow from the code")
+        say("the policy files follow from the code")
         return
     for file in (changed := write_policy(args.checkout)):
-        print(f"written: {file}; read the difference: it is what sites agree to")
+        say(f"written: {file}; read the difference: it is what sites agree to")
     if not changed:
-        print("the policy files follow from the code already")
+        say("the policy files follow from the code already")

@@ -6,12 +6,11 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import given, job_arguments, seeds, site_settings
+from fl_components.cli.common import given, job_arguments, say, seeds, site_settings
 
 PAPER = "paper"  # the main table and its levels, see fl_components.compare.job_tables
 
@@ -104,18 +103,18 @@ def _compare(args: argparse.Namespace) -> None:
         own_entry(job)  # refuses a job that is in no table
         read_tables(job).table(table)
     if table == DETECTION:
-        print(f"{_detection(args, job, out, levels)}\nwritten to {out}")
+        say(*_detection(args, job, out, levels).split("\n"), f"written to {out}")
         return
     if not levels:
         _, text = _one(args, job, out, table, None)
-        print(f"{text}\nwritten to {out}")
+        say(*text.split("\n"), f"written to {out}")
         return
     found = {}
     for level in levels:
-        print(f"{level.title}:", flush=True)
+        say(f"{level.title}:")
         found[level.title], _ = _one(args, job, out / level.folder, table, level)
     text = write_level_table(LevelTable(job.resolve().name, found), out)
-    print(f"{text}\nwritten to {out}")
+    say(*text.split("\n"), f"written to {out}")
 
 
 def _one(args: argparse.Namespace, job: Path, out: Path, table: str, level: "Level | None") -> tuple:
@@ -159,10 +158,10 @@ def _runs(args: argparse.Namespace, comparison: "Comparison", out: Path, *, tabl
     comparison = on_data(comparison, args.data) if args.data else comparison
     comparison, without, how = _plan(args, comparison, table=table)
     try:
-        bar, show = Bar() if sys.stderr.isatty() else None, partial(print, flush=True)
+        bar, show = Bar() if sys.stderr.isatty() else None, say
         return compare(comparison, out, cluster=args.cluster, show=show, progress=bar, **how), comparison, without
     except KeyboardInterrupt:
-        print("stopped; complete runs are kept, and the same command goes on", file=sys.stderr)
+        say("stopped; complete runs are kept, and the same command goes on", file=sys.stderr)
         raise
 
 
@@ -213,7 +212,6 @@ def _plan(args: argparse.Namespace, comparison: "Comparison", *, table: bool) ->
     differ = any(SEED in word for word in [*comparison.words, *comparison.rows, *comparison.site_words])
     seeds = comparison.seeds if differ else comparison.seeds[:1]
     tried = cases(replace(comparison, seeds=seeds), Path())
-    say = partial(print, flush=True)
     trials, without = try_rows(tried, optional=table and not args.rows, metric=args.metric, say=say)
     for row, why in without.items():
         say(f"{row}: left out: {why}")

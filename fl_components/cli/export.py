@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from fl_components.cli.common import say
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Adds the command."""
@@ -18,4 +20,4 @@ def _export(args: argparse.Namespace) -> None:
     from fedmend.package import Package
 
     for written in Package(args.package).export(monai=args.monai, onnx=args.onnx, torch=args.torch):
-        print(f"written: {written}")
+        say(f"written: {written}")

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import job_arguments, job_changes, site_settings
+from fl_components.cli.common import job_arguments, job_changes, say, site_settings
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -40,8 +40,8 @@ def _submit(args: argparse.Namespace) -> None:
         raise FedMendError(f"submit: expected a job folder or --job-id, got {'both' if args.job else 'none'}")
     quiet_flare()
     run = keep_going if args.keep_going else submit
-    folder = run(args.job, args.kit, args.out, job_changes(args), job_id=args.job_id, show=_show)
-    print("\n".join(what_came_out(folder)))
+    folder = run(args.job, args.kit, args.out, job_changes(args), job_id=args.job_id, show=say)
+    say(*what_came_out(folder))
 
 
 def _poc(args: argparse.Namespace) -> None:
@@ -50,9 +50,5 @@ def _poc(args: argparse.Namespace) -> None:
     from fl_components.run.submit import what_came_out
 
     quiet_flare()
-    folder = poc(args.job, args.workspace, job_changes(args), site_settings=parse_assignments(args.site), show=_show)
-    print("\n".join(what_came_out(folder)))
-
-
-def _show(line: str) -> None:
-    print(line, flush=True)
+    folder = poc(args.job, args.workspace, job_changes(args), site_settings=parse_assignments(args.site), show=say)
+    say(*what_came_out(folder))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedmend.errors import FedMendError
-from fl_components.cli.common import gpus, job_arguments, job_changes, run_folder, seeds, site_settings
+from fl_components.cli.common import gpus, job_arguments, job_changes, run_folder, say, seeds, site_settings
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -58,9 +58,9 @@ def _jobs(args: argparse.Namespace) -> None:
     if not found:
         raise FedMendError(f"jobs: expected a folder with job folders, found none in {args.folder}")
     for job in found:
-        print(job)
+        say(job)
         for name, variant in job_variants(job).items():
-            print(f"  {name:20} {variant.about}".rstrip())
+            say(f"  {name:20} {variant.about}".rstrip())
 
 
 def _configure(args: argparse.Namespace) -> None:
@@ -69,7 +69,7 @@ def _configure(args: argparse.Namespace) -> None:
     if args.out.exists():
         raise FedMendError(f"configure: expected a new folder, {args.out} exists")
     configure_job(args.job, args.out, job_changes(args), strict=True)
-    print(f"job written to {args.out}")
+    say(f"job written to {args.out}")
 
 
 def _simulate(args: argparse.Namespace) -> None:
@@ -97,13 +97,13 @@ def _simulate(args: argparse.Namespace) -> None:
         )
         runs.append({"seed": seed, **result})
         if seed is not None:
-            print(f"seed {seed}: {json.dumps(result['final'])}", flush=True)
+            say(f"seed {seed}: {json.dumps(result['final'])}")
         elif args.quiet:
-            print(f"finished; records and report.html are in {workspace / RUN_FOLDER}")
+            say(f"finished; records and report.html are in {workspace / RUN_FOLDER}")
     if args.seeds:
         (base / "seeds.json").write_text(json.dumps(runs, indent=2) + "\n")
-        print(f"final global model, mean ± sd over {len(runs)} seeds:")
-        print("\n".join(seed_lines(runs)))
+        say(f"final global model, mean ± sd over {len(runs)} seeds:")
+        say(*seed_lines(runs))
 
 
 def run_folders(folder: Path, name: str) -> list[Path]:

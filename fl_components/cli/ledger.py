@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fl_components.cli.common import subcommands
+from fl_components.cli.common import say, subcommands
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -38,32 +38,32 @@ def _show(args: argparse.Namespace) -> None:
         state = "" if r["in_force"] else "  (taken back)"
         old = "blank" if r["old"] < 0 else r["old"]
         change = f"round {r['round'] + 1:4d}  {r['image']}  {r['class']}: {old} -> {r['new']}"
-        print(f"{change}  confidence {r['confidence']:.4f}  {r['rule']}{state}")
+        say(f"{change}  confidence {r['confidence']:.4f}  {r['rule']}{state}")
     shown = f"newest {args.last} of " if len(rows) > args.last else ""
-    print(f"{shown}{len(rows)} repairs; originals are unchanged")
+    say(f"{shown}{len(rows)} repairs; originals are unchanged")
     said = read_verdicts(args.ledger)
     for v in said[-args.last :]:
         note = f"  {v['note']!r}" if v["note"] else ""
-        print(f"{v['made'][:16]}Z  {v['image']}  {v['class']}: {v['word']} {v['value']}  {v['reviewer']}{note}")
+        say(f"{v['made'][:16]}Z  {v['image']}  {v['class']}: {v['word']} {v['value']}  {v['reviewer']}{note}")
     if said:
-        print(f"{len(said)} verdicts of people; the last one about a label counts")
+        say(f"{len(said)} verdicts of people; the last one about a label counts")
 
 
 def _export(args: argparse.Namespace) -> None:
     from fedmend.repairs.ledger import to_csv
 
-    print(f"{to_csv(args.ledger, args.out)} entries written to {args.out}")
+    say(f"{to_csv(args.ledger, args.out)} entries written to {args.out}")
 
 
 def _undo(args: argparse.Namespace) -> None:
     from fedmend.repairs.ledger import undo_file
 
     count = undo_file(args.ledger, rule=args.rule, from_round=args.from_round - 1)
-    print(f"{count} repairs taken back; they stay in the history")
+    say(f"{count} repairs taken back; they stay in the history")
 
 
 def _move(args: argparse.Namespace) -> None:
     from fl_components.kit_state import move_state
 
     folder, moved = move_state(args.kit, args.to)
-    print(f"{', '.join(moved) or 'nothing'} moved; state_dir is {folder}")
+    say(f"{', '.join(moved) or 'nothing'} moved; state_dir is {folder}")

@@ -4,7 +4,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from fl_components.cli.common import given
+from fl_components.cli.common import given, say
 
 SOME_FAILED = 3  # exit code where some images could not be used
 
@@ -57,7 +57,7 @@ def _predict(args: argparse.Namespace) -> int:
         check_target(args.send)
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # it names every module that it copies from a header
     package = Package(args.package)
-    print(package)
+    say(package)
     what = "studies" if package.preprocessing.study_slices else "images"
     with tqdm(unit=f" {what}", disable=None) as bar:
 
@@ -72,20 +72,20 @@ def _predict(args: argparse.Namespace) -> int:
 
         number = explain(package, args.source, args.out, most=args.explain, device=args.device)
         words = "map of a positive finding" if number == 1 else "maps of positive findings"
-        print(f"{number} {words} in {args.out / MAPS}; a map is weak evidence")
+        say(f"{number} {words} in {args.out / MAPS}; a map is weak evidence")
     if found.left_out:
         words = "scouts, screens, pages of doses and images of another quantity; name them in a CSV to have them"
-        print(f"left out: {found.left_out} {words}")
+        say(f"left out: {found.left_out} {words}")
     if found.problems:
-        print(f"{found.problems} of {found.images} {what} could not be used; predictions.csv says why")
-    print(f"{found.images - found.problems} of {found.images} {what} predicted; results are in {found.folder}")
+        say(f"{found.problems} of {found.images} {what} could not be used; predictions.csv says why")
+    say(f"{found.images - found.problems} of {found.images} {what} predicted; results are in {found.folder}")
     if args.dicom is not None:
         written = "1 DICOM file is" if len(found.dicom) == 1 else f"{len(found.dicom)} DICOM files are"
         missing = "1 study or volume has" if found.without == 1 else f"{found.without} studies or volumes have"
-        print(f"{written} in {args.dicom}; {missing} none")
+        say(f"{written} in {args.dicom}; {missing} none")
     if args.send and found.dicom:
         send(found.dicom, args.send)
-        print(f"sent: {len(found.dicom)} file{'s' * (len(found.dicom) != 1)} to {args.send}")
+        say(f"sent: {len(found.dicom)} file{'s' * (len(found.dicom) != 1)} to {args.send}")
     return SOME_FAILED if found.problems else 0
 
 
@@ -93,7 +93,7 @@ def _send(args: argparse.Namespace) -> None:
     from fedmend.package.send import send
 
     send(args.files, args.archive)
-    print(f"sent to {args.archive}")
+    say(f"sent to {args.archive}")
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -103,11 +103,11 @@ def _evaluate(args: argparse.Namespace) -> int:
     from fedmend.package.evaluate import PAGE
 
     package, how = Package(args.package), given(args, "split", "min_count", "device")
-    print(package)
+    say(package)
     found = package.evaluate(args.folder, args.out, by=columns_of(args.by), **how)
     macro = found.results["metrics"]["macro"]
     shown = ", ".join(f"{short_name(name)} {number(value)}" for name, value in macro.items())
     mark = "PHANTOM " if found.results["phantom"] else ""
-    print(f"{mark}{found.results['site']}, {args.split}, {found.results['samples']:,} samples: {shown}")
-    print(f"page: {args.out / PAGE}")
+    say(f"{mark}{found.results['site']}, {args.split}, {found.results['samples']:,} samples: {shown}")
+    say(f"page: {args.out / PAGE}")
     return 0

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from fedmend.errors import FedMendError
+from fl_components.cli.common import say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -44,7 +45,7 @@ def _review(args: argparse.Namespace) -> None:
     from fedmend.review.sign_off import export
 
     for line in export(desk, args.export, unseen=args.unseen):
-        print(line)
+        say(line)
 
 
 def _dicom_seg(args: argparse.Namespace) -> None:
@@ -52,7 +53,7 @@ def _dicom_seg(args: argparse.Namespace) -> None:
 
     mask = mask_on_series(args.mask, args.series, args.foreground)
     write_dicom_seg(args.series, mask, args.label, args.out)
-    print(f"{args.out} written")
+    say(f"{args.out} written")
 
 
 def find_run(args: argparse.Namespace) -> Path:

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedmend.basics.words import printable
 from fedmend.errors import FedMendError
+from fl_components.cli.common import say
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -40,31 +42,31 @@ def _approve(args: argparse.Namespace) -> None:
     name, state_dir = kit_name(args.kit), state_of(args.kit)
     if args.job:
         approve(state_dir, name, args.job)
-        print(f"{args.job} approved; it begins within a minute, a label audit when it is submitted again")
+        say(f"{args.job} approved; it begins within a minute, a label audit when it is submitted again")
         return
     known = requests(state_dir, name)
     waiting = {job: request for job, request in known.items() if not request["approved"]}
     for job, request in waiting.items():
-        print(f"{job}, asked {request['asked']}")
+        say(f"{job}, asked {request['asked']}")
         for key, value in {**request["about"], **request["shown"]}.items():
-            print(f"    {key}: {ascii(value) if isinstance(value, str) else json.dumps(value)}")
+            say(f"    {key}: {ascii(value) if isinstance(value, str) else json.dumps(value)}")
         for other, apart in one_site_apart(known, job).items():
-            print(f"    ! the sites of {other} but for {apart!a}: both models together tell what that site sent")
-    print(f"{len(waiting)} jobs wait")
+            say(f"    ! the sites of {other} but for {apart!a}: both models together tell what that site sent")
+    say(f"{len(waiting)} jobs wait")
 
 
 def _backup(args: argparse.Namespace) -> None:
     from fl_components.backup import backup
 
-    print(f"{backup(args.kit, args.out)} files copied to {args.out}; keep it as you keep state_dir")
+    say(f"{backup(args.kit, args.out)} files copied to {args.out}; keep it as you keep state_dir")
 
 
 def _restore(args: argparse.Namespace) -> None:
     from fl_components.backup import restore
 
     for line in restore(args.backup, args.kit):
-        print(line)
-    print("at the next task each ledger is compared with the latest mark that the server knows; an older one is said")
+        say(line)
+    say("at the next task each ledger is compared with the latest mark that the server knows; an older one is said")
 
 
 def _register(args: argparse.Namespace) -> None:
@@ -79,7 +81,7 @@ def _register(args: argparse.Namespace) -> None:
     _print_table(head, [_row(line) for line in lines[-args.last :]])
     if found := problems(file, args.noted):
         raise FedMendError(f"{name}: register: expected every line as it was written, but {'; '.join(found)}")
-    print(f"{len(lines)} answers, none changed or missing; last hash {last_hash(file)}")
+    say(f"{len(lines)} answers, none changed or missing; last hash {last_hash(file)}")
 
 
 def _row(line: dict) -> list[str]:
@@ -87,7 +89,8 @@ def _row(line: dict) -> list[str]:
     told = line.get("error") or ", ".join(sizes)
     round_num = line.get("round", 0) + (line.get("task") == "train")  # counted from 1, as in the site's log
     texts = [line["number"], line.get("time"), f"{line.get('job')!s:.8}", line.get("run"), line.get("task"), round_num]
-    return [*map(str, texts), f"{sum(sizes.values()):,}", "" if epsilon is None else f"{epsilon:.3g}", told]
+    cells = [*texts, f"{sum(sizes.values()):,}", "" if epsilon is None else f"{epsilon:.3g}", told]
+    return [*map(printable, cells)]
 
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -108,4 +111,4 @@ def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         return
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

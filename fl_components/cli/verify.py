@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fl_components.cli.common import say
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Adds the command."""
@@ -28,16 +30,16 @@ def _verify(args: argparse.Namespace) -> int:
     folder = find_package(args.package)
     found = verify_package(folder, _trusted(args))
     for number, line in enumerate(_lineage(read_package(folder) | {"digest": package_digest(folder)})):
-        print(f"{'began with ' if number else ''}{line}")
+        say(f"{'began with ' if number else ''}{line}")
     if found:
         of = f" ({found.organization})" if found.organization else ""
-        print(f"signed by {_word(found.name + of)} at {found.time:%Y-%m-%d %H:%M:%S} UTC, by the signer's own clock")
+        say(f"signed by {_word(found.name + of)} at {found.time:%Y-%m-%d %H:%M:%S} UTC, by the signer's own clock")
         ended = "has ended since; it was valid at that time" if found.expired else "is valid"
-        print(f"its certificate {ended} (until {found.expires:%Y-%m-%d})")
+        say(f"its certificate {ended} (until {found.expires:%Y-%m-%d})")
     elif not (folder / SIGNATURE).is_file():
-        print("unsigned: made without a startup kit, by a simulator or on one machine; its files fit its checksums")
+        say("unsigned: made without a startup kit, by a simulator or on one machine; its files fit its checksums")
     else:
-        print("signature not checked: say --root rootCA.pem or --kit KIT; its files fit its checksums")
+        say("signature not checked: say --root rootCA.pem or --kit KIT; its files fit its checksums")
     return 0
 
 
@@ -65,5 +67,5 @@ def _lineage(about: Mapping[str, Any]) -> list[str]:
 
 
 def _word(value: object) -> str:
-    """A value of a file that somebody else wrote, which cannot steer a terminal."""
-    return ascii(f"{value!s:.100}")[1:-1]
+    """A value of a file that somebody else wrote, cut to a length that leaves the line readable."""
+    return f"{value!s:.100}"

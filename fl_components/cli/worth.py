@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmend.errors import FedMendError
+from fl_components.cli.common import say
 
 if TYPE_CHECKING:
     from fedmend.package import Package
@@ -54,7 +55,7 @@ def _personalise(args: argparse.Namespace) -> None:
         chosen = f"epoch {trained.chosen} of {trained.epochs}"
         if not trained.chosen:
             chosen = "no epoch was better on validation, so the model is as it came"
-        print(f"{home.repaired} labels as repaired; {chosen}; {args.out} written")
+        say(f"{home.repaired} labels as repaired; {chosen}; {args.out} written")
 
     _at_home(args, work)
 
@@ -67,8 +68,8 @@ def _worth(args: argparse.Namespace) -> None:
         found = worth(package, home, args.out, **how)
         mark = "PHANTOM " if found.phantom else ""
         for line in sentences(found.compared.differences, home.kind.best_metric):
-            print(f"{mark}{found.site}, test: {line}")
-        print(f"{args.out / PAGE} written")
+            say(f"{mark}{found.site}, test: {line}")
+        say(f"{args.out / PAGE} written")
 
     _at_home(args, work)
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from fedmend.basics.words import printable
 from fedmend.errors import FedMendError
 from fl_components.kit_state import kit_name
 from fl_components.sitecheck import connection, data, machine, settings
@@ -54,9 +55,9 @@ def sitecheck(
         site = CheckedSite(name, folder, kit, job, tuple(classes), max_unreadable, sheet, policy, Path(cache))
         for title, result in _results(site):
             start, end = (f"\033[{COLORS[result.status]}m", "\033[0m") if color else ("", "")
-            show(f"{start}{result.status:<4}{end}  {title}: {result.text}")
+            show(f"{start}{result.status:<4}{end}  {title}: {printable(result.text)}")
             for line in result.details:
-                show(f"        {line}")
+                show(f"        {printable(line)}")
             statuses[result.status] += 1
     if statuses[FAIL]:
         raise FedMendError(f"{name}: expected every check to pass, got {statuses[FAIL]} that failed")

@@ -45,6 +45,15 @@ def test_the_register_is_a_table_and_its_end_says_that_it_is_whole(kit, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+def test_a_name_of_the_server_in_the_register_cannot_hide_lines(kit, capsys):
+    about = {"job": "d3b07384-d9a0", "run": "spring", "task": "x\x1b[3A\x1b[0J\n1 answers", **told(SiteResult())}
+    note(kit.parent / "state", "site-1", about)
+    assert call("register", kit) == 0
+    *_, row, end = capsys.readouterr().out.splitlines()
+    assert row.split()[4:6] == ["x\\x1b[3A\\x1b[0J\\n1", "answers"]
+    assert end.startswith("4 answers, none changed or missing")
+
+
 def test_a_register_that_was_touched_is_shown_and_the_exit_code_is_1(kit, capsys):
     file = register_file(kit.parent / "state", "site-1")
     file.write_text("".join(file.read_text().splitlines(keepends=True)[::2]))

@@ -6,7 +6,8 @@ from pathlib import Path
 from factories import refused
 from sitecheck_factories import allow, change_settings, found, shown
 
-from fl_components.sitecheck import sitecheck
+from fl_components.sitecheck import run, sitecheck
+from fl_components.sitecheck.site import Result
 
 NO_KIT = "expected the startup kit of a site, with startup/fed_client.json and local, got another folder"
 
@@ -36,6 +37,12 @@ def test_a_terminal_shows_colours_and_a_file_does_not(site):
     assert "\033" not in "".join(shown(site))
     assert "\033[2mskip\033[0m  connection: needs --kit" in shown(site, color=True)
     assert any(line.startswith("\033[32mok  \033[0m  images: ") for line in shown(site, color=True))
+
+
+def test_a_name_of_a_job_or_file_does_not_steer_the_terminal(site, monkeypatch):
+    found = Result("ok", "classes a\x1b[2J", ["b\nready"])
+    monkeypatch.setattr(run, "_results", lambda checked: iter([("class names", found)]))
+    assert shown(site)[:2] == ["ok    class names: classes a\\x1b[2J", "        b\\nready"]
 
 
 def test_no_line_names_an_image_a_patient_or_a_path(tmp_path, site, kit, job):

@@ -1,0 +1,20 @@
+import ast
+import sys
+from pathlib import Path
+
+import fl_components.cli
+from fl_components.cli.common import say
+
+
+def test_a_line_that_is_said_neither_steers_the_terminal_nor_forges_another_line(capsys):
+    say("package run\x1b[2J for Ödem\nsigned by root", Path("a"))
+    say("b\r", file=sys.stderr)
+    assert capsys.readouterr() == ("package run\\x1b[2J for Ödem\\nsigned by root\na\n", "b\\r\n")
+
+
+def test_no_command_prints_in_any_other_way():
+    found = []
+    for file in Path(fl_components.cli.__file__).parent.glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        found += [file.name for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+    assert found == ["common.py"]
