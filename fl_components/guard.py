@@ -16,6 +16,7 @@ from fedmend.messages import LONGEST_ERROR, SiteResult
 from fedmend.site.config import CONFIG_NAME, SiteConfig
 from fedmend.site.private_site import check_withheld
 from fedmend.site.register import digest_of, note, size_of, told
+from fl_components.job.reading import TASKS
 from fl_components.statistics import check_statistics
 from fl_components.wire import CLASSES, KEY, LONGEST_WORD, REPORT, RUN_NAME, pack_result, parse_content
 from fl_components.workspace import load_site_config
@@ -66,7 +67,8 @@ class ReportGuard(Filter):
             return passed
         try:
             task = {"job": fl_ctx.get_job_id(), "run": fl_ctx.get_prop(RUN_NAME, "")}
-            about = task | {"task": fl_ctx.get_prop(FLContextKey.TASK_NAME, ""), **_told(passed)}
+            asked = fl_ctx.get_prop(FLContextKey.TASK_NAME, "")
+            about = task | {"task": asked if asked in ("", *TASKS) else "unknown", **_told(passed)}
             note(load_site_config(fl_ctx).state_dir, fl_ctx.get_identity_name(), about)
         except FedMendError as e:
             sentence = self._sentence(e, fl_ctx)

@@ -28,6 +28,8 @@ LONGEST = 200  # characters of a name or class
 ENCRYPTION = re.compile(r"(^|\.)(he|homomorphic_encryption)\.|(^|\.)HE[A-Z]\w*$")
 TYPED = "utf-8-sig"  # with or without the mark that Windows editors put before what a person writes
 CLASS_KEYS = ("path", "class_path", "name")
+# What executors of ours and of FLARE's statistics workflow answer; their own constants take seconds to import.
+TASKS = ("census", "train", "collect", "evaluate", "keep", "fed_stats", "fed_stats_pre_run")
 BASELINES = "fedmend.baselines."  # classes that a kit lists only where its project asks for them
 
 
@@ -118,7 +120,8 @@ def read_app(app: Path, *, strict: bool = True, encoding: str = "utf-8") -> dict
 
     Raises:
         FedMendError: JSON that does not parse, has a name twice or is no configuration. If strict, also a file that is
-            not known, at any depth; a string with a brace; or a class of homomorphic encryption.
+            not known, at any depth; a string with a brace; a class of homomorphic encryption; or an executor of other
+            tasks than ours.
     """
     for place in app.rglob("*") if strict else ():
         if place.is_symlink() or place.relative_to(app).as_posix() not in KNOWN:
@@ -179,6 +182,9 @@ def _check_config(config: Mapping, where: str, strict: bool) -> None:
         raise FedMendError(f"{where}: expected a word as problem, got another value")
     if strict:
         refuse_encryption(named, where)
+        for executor in config.get("executors", []):
+            if not (isinstance(asked := executor.get("tasks", []), list) and all(task in TASKS for task in asked)):
+                raise FedMendError(f"{where}: expected executors with tasks out of {list(TASKS)}, got another task")
 
 
 def _is_word(value: object) -> bool:

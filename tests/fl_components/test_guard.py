@@ -123,6 +123,13 @@ def test_sentences_codes_and_counts_of_the_audit_are_on_record_too(site, tmp_pat
     assert [line["error"] for line in lines] == [refusal.error, ReturnCode.TASK_ABORTED]
 
 
+def test_a_task_name_of_the_servers_choice_is_not_put_on_record(site, tmp_path):
+    site.put(FLContextKey.TASK_NAME, "train\x1b[2J", private=True, sticky=False)
+    ReportGuard(fields=FIELDS, counts={}).process(make_reply(ReturnCode.TASK_UNKNOWN), site)
+    (line,) = read_register(register_file(tmp_path / "state", "site-1"))
+    assert (line["task"], line["error"]) == ("unknown", ReturnCode.TASK_UNKNOWN)
+
+
 def test_what_cannot_be_put_on_record_does_not_leave(site, tmp_path):
     (tmp_path / "state").mkdir(exist_ok=True)
     (tmp_path / "state" / ".register").mkdir()

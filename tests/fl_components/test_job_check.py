@@ -71,7 +71,7 @@ def test_nobody_reads_files_of_a_site_by_shell_commands(tmp_path, command):
     ("place", "config"),
     [
         ("components.#2", {"components": [LISTED, UNLISTED]}),
-        ("executors.#1.executor", {"executors": [{"tasks": ["*"], "executor": UNLISTED}]}),
+        ("executors.#1.executor", {"executors": [{"tasks": ["train"], "executor": UNLISTED}]}),
         ("task_data_filters.#1.filters.#1", {"task_data_filters": [{"tasks": ["*"], "filters": [UNLISTED]}]}),
         (
             "task_result_filters.#1.filters.#2",

@@ -9,12 +9,14 @@ from cli_calls import call
 from cryptography.hazmat.primitives.asymmetric import rsa
 from factories import ROOT, make_site_folder, refused
 from fl_factories import reopen_doors
+from nvflare.app_common.app_constant import StatisticsConstants
 from nvflare.lighter.utils import sign_folders
 from sitecheck_factories import found
 
 from fedmend.errors import FedMendError
+from fedmend.messages import QUESTIONS
 from fl_components.job.folder import Changes, configure_job
-from fl_components.job.reading import CLIENT, LARGEST, SIGNATURES, components, read, read_app
+from fl_components.job.reading import CLIENT, LARGEST, SIGNATURES, TASKS, components, read, read_app
 from fl_components.job_check import ListedClasses
 from fl_components.run.submit import submit
 
@@ -183,6 +185,22 @@ def test_a_job_with_homomorphic_encryption_is_refused_before_anybody_trains(app,
         read_app(app({"task_result_filters": [{"tasks": ["train"], "filters": [{"name": path}]}]}))
     with refused(CIPHER):
         read_app(app({"components": [{"path": "a.B", "args": {"x": {"path": path}}}]}))
+
+
+@pytest.mark.parametrize("tasks", [["*"], ["train", "x\x1b[2J"], "train", {"train": 1}, [["train"]], None])
+def test_an_executor_of_tasks_that_no_job_of_ours_has_is_refused(app, tasks):
+    folder = app({"executors": [{"tasks": tasks, "executor": {"path": "a.B"}}]})
+    with refused(
+        "job, config_fed_client.json: expected executors with tasks out of ['census', 'train', 'collect', 'evaluate',"
+        " 'keep', 'fed_stats', 'fed_stats_pre_run'], got another task"
+    ):
+        read_app(folder)
+    assert read_app(folder, strict=False)
+
+
+def test_the_known_tasks_are_those_of_the_executors():
+    statistics = {StatisticsConstants.FED_STATS_TASK, StatisticsConstants.FED_STATS_PRE_RUN}
+    assert {*QUESTIONS, *statistics} == {*TASKS}
 
 
 @pytest.mark.parametrize("path", ["fedmend.methods.fedmlp.FedMLP", "other.helper.Header", "x.Heart", "a.the.B"])
