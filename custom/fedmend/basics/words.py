@@ -1,5 +1,9 @@
 """Words of another party, such as names in a package or a sentence of a site, made harmless where they are shown."""
 
+from typing import Any
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # how a text begins that a spreadsheet computes, or shows as it is
+
 
 def printable(value: object) -> str:
     """Text for a terminal or a log: what would steer it, or forge a line, is spelt out as in Python (``\\x1b``).
@@ -18,3 +22,17 @@ def markdown(value: object) -> str:
     """
     text = printable(" ".join(str(value).split()))
     return "".join(f"\\{letter}" if letter in "\\|<>[]`*_" else letter for letter in text)
+
+
+def inert(value: Any) -> Any:
+    """A cell of a table for spreadsheets: a text that would be a formula, or begins with an apostrophe, gets one.
+
+    Args:
+        value: of the cell; what is no text is returned as it is.
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def as_given(cell: str) -> str:
+    """The text that :func:`inert` has written as a ``cell``."""
+    return cell[1:] if cell.startswith("'") else cell

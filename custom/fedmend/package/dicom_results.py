@@ -4,7 +4,6 @@ Patient, study and place are the source's; what the source does not say stays em
 the source, so that a second call writes the same objects, and sending them again adds none.
 """
 
-import csv
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.package.inputs import Item
 from fedmend.package.masks import mask_name
 from fedmend.package.opened import OpenedPackage
-from fedmend.package.rows import IMAGES, STUDIES
+from fedmend.package.rows import IMAGES, STUDIES, read_rows
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -74,11 +73,6 @@ def write_results(package: OpenedPackage, root: Path, items: Sequence[Item], res
         return write(package, root, items, results, out)
 
 
-def _rows(file: Path) -> list[dict[str, str]]:
-    with open(file, newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
 def _about(package: OpenedPackage) -> dict[str, Any]:
     """What SEG and SR say of who made them."""
     use = str(package.info.get("intended_use") or NOT_CLINICAL)
@@ -116,7 +110,7 @@ def _with_all_fields(header: "Dataset") -> "Dataset":
 def _segmentations(package: OpenedPackage, root: Path, items: Sequence[Item], results: Path, out: Path) -> Written:
     import nibabel
 
-    rows, files = _rows(results / IMAGES), []
+    rows, files = read_rows(results / IMAGES), []
     for row, item in zip(rows, items, strict=True):
         if not item.files or row["problem"]:
             continue
@@ -171,8 +165,8 @@ def _segmentation(package: OpenedPackage, slices: Sequence[Slice], mask: np.ndar
 
 # ---- labels ----------------------------------------------------------------------------------------------------------
 def _reports(package: OpenedPackage, root: Path, items: Sequence[Item], results: Path, out: Path) -> Written:
-    images = {row["image"]: row for row in _rows(results / IMAGES)}
-    studies = _rows(results / STUDIES)
+    images = {row["image"]: row for row in read_rows(results / IMAGES)}
+    studies = read_rows(results / STUDIES)
     members: dict[str, list[Item]] = {}
     for item in items:
         members.setdefault(item.study, []).append(item)

@@ -5,8 +5,6 @@ and not why, and looks as sure for a wrong finding as for a right one.
 """
 
 import copy
-import csv
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from fedmend.data.store import decode
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.package.opened import OpenedPackage
-from fedmend.package.rows import IMAGES
+from fedmend.package.rows import IMAGES, read_rows
 
 MAPS = "maps"  # folder
 EDGE = 7  # fewest pixels along an edge of the layer that a map is made from, as ResNet has them at 224 pixels
@@ -171,10 +169,8 @@ def network_input(package: OpenedPackage, image: np.ndarray) -> Tensor:
 
 def _findings(file: Path, package: OpenedPackage) -> list[tuple[str, int]]:
     """Image and class of each positive decision, the most probable first."""
-    with open(file, newline="", encoding="utf-8") as stream:
-        rows: Sequence[dict[str, str]] = list(csv.DictReader(stream))
     found = []
-    for row in rows:
+    for row in read_rows(file):
         for number, name in enumerate(package.classes):
             single = package.kind != MULTILABEL
             if (row["decision"] == name) if single else (row[f"{name}_decision"] == "1"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.basics.files import append_text, make_folder, write_text
+from fedmend.basics.words import as_given, inert
 from fedmend.errors import FedMendError
 
 IMAGES, STUDIES, STATE = "predictions.csv", "studies.csv", "predict.json"
@@ -17,10 +18,22 @@ PART = f"{IMAGES}.part"
 
 
 def text_of(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV."""
+    """Rows as CSV for spreadsheets; :func:`read_table` takes off what makes texts harmless there."""
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
+    csv.writer(stream, lineterminator="\n").writerows(map(inert, row) for row in rows)
     return stream.getvalue()
+
+
+def read_table(file: Path) -> list[list[str]]:
+    """The rows that :func:`text_of` was given, as texts, of a ``file``."""
+    with open(file, newline="", encoding="utf-8") as stream:
+        return [[*map(as_given, row)] for row in csv.reader(stream)]
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """The same by column, without the header; a row that ends early has the columns of its cells."""
+    head, *rows = read_table(file)
+    return [dict(zip(head, row, strict=False)) for row in rows]
 
 
 class Rows:
@@ -74,8 +87,7 @@ class Rows:
 
     def read(self) -> list[list[str]]:
         """All rows of the finished table, the header first."""
-        with open(self._out / IMAGES, newline="", encoding="utf-8") as stream:
-            return list(csv.reader(stream))
+        return read_table(self._out / IMAGES)
 
 
 def per_study(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, int, int, np.ndarray]]:

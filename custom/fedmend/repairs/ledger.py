@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmend.basics.files import OWNER, make_folder
+from fedmend.basics.words import inert
 from fedmend.errors import WAY_ON, FedMendError
 from fedmend.labels import NOT_ANNOTATED
 from fedmend.repairs import verdicts as people
@@ -38,7 +39,6 @@ CREATE TABLE IF NOT EXISTS retractions (
     rule TEXT NOT NULL, from_round INTEGER NOT NULL, last_entry INTEGER NOT NULL,
     made TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')));
 """
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # how a text begins that a spreadsheet computes, or shows as it is
 _MARKS = "CREATE TABLE IF NOT EXISTS marks (number INTEGER PRIMARY KEY, mark TEXT NOT NULL);"
 _IN_FORCE = """NOT EXISTS (SELECT 1 FROM retractions r WHERE (r.rule = e.rule OR r.rule = '*')
                            AND r.from_round <= e.round AND e.entry <= r.last_entry)"""
@@ -365,10 +365,6 @@ def to_csv(path: Path, out: Path) -> int:
         writer.writeheader()
         for row in rows:
             old = "" if row["old"] == NOT_ANNOTATED else row["old"]
-            shown = {name: _inert(value) for name, value in row.items()}
+            shown = {name: inert(value) for name, value in row.items()}
             writer.writerow({**shown, "old": old, "round": row["round"] + 1 if row["rule"] else ""})
     return len(rows)
-
-
-def _inert(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

@@ -1,6 +1,6 @@
 import pytest
 
-from fedmend.basics.words import markdown, printable
+from fedmend.basics.words import as_given, inert, markdown, printable
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,14 @@ def test_a_terminal_gets_letters_and_no_commands(word, shown):
 def test_a_word_in_markdown_is_one_line_of_text_without_markup():
     assert markdown("a\n\n## b | <c>") == "a ## b \\| \\<c\\>"
     assert markdown("a\x1b[8m") == "a\\\\x1b\\[8m"
+
+
+@pytest.mark.parametrize("text", ["=A1", "+1", "-2+3.png", "@SUM(1)", "\t=A1", "\r=A1", "'=A1", "'"])
+def test_a_text_that_a_spreadsheet_would_compute_has_an_apostrophe_which_comes_off_again(text):
+    assert inert(text) == f"'{text}"
+    assert as_given(inert(text)) == text
+
+
+@pytest.mark.parametrize("value", ["a=b", "", " =A1", -1, None])
+def test_other_cells_stay_as_they_are(value):
+    assert inert(value) is value

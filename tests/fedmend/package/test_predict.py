@@ -254,6 +254,20 @@ def test_a_call_that_was_killed_goes_on_and_leaves_the_same_bytes(tmp_path, monk
         made.predict(tmp_path / "in", tmp_path / "in")
 
 
+def test_no_name_of_another_party_is_a_formula_in_the_tables_and_all_are_found_again(tmp_path):
+    make_dicom(tmp_path / "in" / "a.dcm", np.arange(1600).reshape(40, 40), Modality="CT", StudyInstanceUID="=A1")
+    make_dicom(tmp_path / "in" / "-2+3.dcm", np.ones((40, 40)), Modality="CT", StudyInstanceUID="=A1")
+    model = package(tmp_path, "singlelabel", classes=["=1+1", "@b"])
+    model.predict(tmp_path / "in", tmp_path / "out")
+    images, studies = table(tmp_path / "out" / "predictions.csv"), table(tmp_path / "out" / "studies.csv")
+    assert [(row["image"], row["study"]) for row in images] == [("'-2+3.dcm", "'=A1"), ("a.dcm", "'=A1")]
+    assert {row["decision"] for row in images} <= {"'=1+1", "'@b"}
+    assert [(row["study"], row["images"]) for row in studies] == [("'=A1", "2")]
+    assert {*images[0]} >= {"'=1+1_probability", "'@b_probability"}
+    assert explain(model, tmp_path / "in", tmp_path / "out", most=2) == 2
+    assert model.predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom").without == 1  # no UID
+
+
 def test_what_matches_nothing_is_an_error(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "notes.txt").write_text("no image")
