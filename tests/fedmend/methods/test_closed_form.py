@@ -5,7 +5,7 @@ import pytest
 import torch
 from factories import refused
 from federation_factories import Run, collected_answers
-from torch_factories import TinyNetwork, in_several_threads, make_single_site, make_site, make_task
+from torch_factories import TinyNetwork, in_several_threads, make_single_site, make_site, make_task, one_hot
 
 from fedmend.averaging import average_heads
 from fedmend.learning import heads
