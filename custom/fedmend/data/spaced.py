@@ -19,6 +19,7 @@ from fedmend.data.readers import affine_of
 from fedmend.data.volumes import axial_planes, scale
 from fedmend.errors import FedMendError
 
+LONGEST = 3000.0  # mm; nobody is
 OVERLAP = 0.25  # of neighbouring windows, as MONAI has it
 
 
@@ -96,10 +97,14 @@ def framed(planes: np.ndarray, size: int, where: str) -> np.ndarray:
     Raises:
         FedMendError: they are larger.
     """
-    if max(planes.shape[1:]) > size:
-        got = f"{planes.shape[1]} x {planes.shape[2]}"
-        raise FedMendError(f"{where}: expected slices of at most {size} pixels (image_size) at this spacing, got {got}")
+    _check_size(planes.shape[1:], size, where)
     return np.pad(planes, [(0, 0), *_margins(planes.shape[1:], size)])
+
+
+def _check_size(shape: Sequence[int], size: int, where: str) -> None:
+    if max(shape) > size:
+        got = f"{shape[0]} x {shape[1]}"
+        raise FedMendError(f"{where}: expected slices of at most {size} pixels (image_size) at this spacing, got {got}")
 
 
 def unframed(planes: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -140,12 +145,16 @@ def spaced_planes(
         (n, size, size) float16 in 0..1.
 
     Raises:
-        FedMendError: voxels of one value, or more than ``size`` pixels.
+        FedMendError: voxels of one value, more than ``size`` pixels, or a volume longer than any body.
     """
+    wanted = grid.spaced(spacing)
+    if wanted.shape[2] * spacing[2] > LONGEST:  # before the memory for it is taken
+        raise FedMendError(f"{where}, image: expected a volume of at most {LONGEST:g} mm, got a longer one")
+    _check_size(wanted.shape[1::-1], size, f"{where}, image")
     grey = scale(voxels, window)
     if not np.ptp(grey) > 0:
         raise FedMendError(f"{where}, image: expected tissue, got voxels of one value")
-    volume = resampled(grey, grid, grid.spaced(spacing), nearest=False)
+    volume = resampled(grey, grid, wanted, nearest=False)
     return framed(axial_planes(volume), size, f"{where}, image").astype(np.float16)
 
 

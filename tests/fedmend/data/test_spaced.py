@@ -10,7 +10,7 @@ from nifti_factories import lesion, make_volume_site
 from fedmend.data.card import load_card
 from fedmend.data.inputs import Inputs
 from fedmend.data.slices import load_complete_masks, load_volumes, plane_of
-from fedmend.data.spaced import Grid, Patches, framed, resampled, slide, unframed, upright
+from fedmend.data.spaced import Grid, Patches, framed, resampled, slide, spaced_planes, unframed, upright
 from fedmend.data.volumes import axial_planes
 from fedmend.repairs.repaired_volumes import write_repaired
 
@@ -54,6 +54,23 @@ def test_the_grid_of_a_file_is_in_mm_whatever_the_unit_of_its_header(tmp_path, u
     image.header.set_xyzt_units(unit)
     nibabel.save(image, tmp_path / "a.nii")
     assert np.allclose(Grid.of_file(tmp_path / "a.nii").affine, THICK)
+
+
+@pytest.mark.parametrize(
+    ("affine", "sentence"),
+    [
+        (
+            np.diag([1000, 2000, 4, 1]),
+            "case, image: expected slices of at most 16 pixels (image_size) at this spacing, got 7001 x 7001",
+        ),
+        (np.diag([1, 2, 4e9, 1]), "case, image: expected a volume of at most 3000 mm, got a longer one"),
+    ],
+)
+def test_a_volume_larger_than_any_body_is_refused_before_memory_is_taken(affine, sentence):
+    with refused(sentence):
+        spaced_planes(
+            RNG.random((8, 8, 5)), Grid(affine, (8, 8, 5)), "case", window=None, size=16, spacing=(1.0, 2.0, 4.0)
+        )
 
 
 def test_slices_stand_in_the_middle_of_their_frame():
