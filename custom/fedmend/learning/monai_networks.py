@@ -15,6 +15,9 @@ from fedmend.errors import FedMendError
 
 MONAI = "monai/"
 LONGEST = 500  # characters of a name with its arguments
+LARGEST = 4096  # a number among the arguments; networks of the literature have up to 2,048 channels
+# A site builds a network before it asks how much memory that takes, and each block takes some, without weights too.
+MOST_BLOCKS, DEPTHS = 500, ("layers", "block_config", "blocks_down", "blocks_up")
 _FORM = re.compile(r"(\w+)(\(.*\))?", re.ASCII)
 _WORD = re.compile(r"[\w-]{1,40}", re.ASCII)
 _OURS = {"spatial_dims", "in_channels", "out_channels", "num_classes", "n_input_channels", "pretrained", "progress"}
@@ -67,7 +70,7 @@ def monai_arguments(words: str, num_classes: int, dimensions: int = 2) -> tuple[
         Its name in ``monai.networks.nets``, its arguments, and how it is built.
 
     Raises:
-        FedMendError: another network, or arguments that are not written so.
+        FedMendError: another network, or arguments that are not written so or ask for too many blocks.
     """
     found = _FORM.fullmatch(words) if len(words) <= LONGEST else None
     if found is None or found[1] not in FAMILIES:
@@ -127,11 +130,17 @@ def _arguments(name: str, text: str) -> dict[str, Any]:
     found = {key: value for key, value in pairs if key is not None}
     if not good or len(found) != len(pairs) or not all(map(_plain, found.values())):
         raise FedMendError(
-            f"job variable network: expected arguments of {name} as NAME=VALUE, values numbers, words, truth values or"
-            f" lists of them, got {text:.60}"
+            f"job variable network: expected arguments of {name} as NAME=VALUE, values numbers up to {LARGEST}, words,"
+            f" truth values or lists of them, got {text:.60}"
         )
     if own := sorted(_OURS & set(found)):
         raise FedMendError(f"job variable network: expected no argument that follows from the job, got {own}")
+    for key in DEPTHS:
+        blocks = found.get(key, ())
+        if isinstance(blocks, list | tuple) and sum(n for n in blocks if isinstance(n, int) and n > 0) > MOST_BLOCKS:
+            raise FedMendError(
+                f"job variable network: expected at most {MOST_BLOCKS} blocks as {key} of {name}, got {blocks!s:.60}"
+            )
     return found
 
 
@@ -140,4 +149,4 @@ def _plain(value: object) -> bool:
         return all(map(_plain, value))
     if isinstance(value, str):
         return _WORD.fullmatch(value) is not None
-    return value is None or isinstance(value, bool | int | float)
+    return value is None or (isinstance(value, bool | int | float) and abs(value) <= LARGEST)

@@ -94,6 +94,17 @@ def test_weights_travel_and_memory_is_estimated():
         ("SegResNet()(init_filters=8)", "job variable network: expected arguments of SegResNet as NAME=VALUE"),
         ("SegResNet(spatial_dims=3)", "job variable network: expected no argument that follows from the job, got"),
         ("DenseNet121(pretrained=True)", "job variable network: expected no argument that follows from the job"),
+        ("DynUNet(deep_supr_num=1000000000)", "job variable network: expected arguments of DynUNet as NAME=VALUE"),
+        ("ResNet(widen_factor=1e999)", "job variable network: expected arguments of ResNet as NAME=VALUE"),
+        (
+            "ResNet(block='basic', layers=[100000000, 1, 1, 1], block_inplanes=[8, 8, 8, 8])",
+            "job variable network: expected arguments of ResNet as NAME=VALUE, values numbers up to 4096, words",
+        ),
+        (
+            "ResNet(block='basic', layers=[501, -4000, 1, 1], block_inplanes=[8, 8, 8, 8])",
+            "job variable network: expected at most 500 blocks as layers of ResNet, got [501, -4000, 1, 1]",
+        ),
+        ("SegResNet(blocks_up=(251, 250))", "job variable network: expected at most 500 blocks as blocks_up of SegRes"),
         ("SegResNet(depth=3)", "job variable network: expected arguments that MONAI's SegResNet takes, got TypeError"),
     ],
 )
