@@ -155,8 +155,8 @@ def explain(package: OpenedPackage, source: Path, out: Path, *, most: int, devic
         if not isinstance(image, np.ndarray):
             raise FedMendError("--explain: expected the images as they were predicted, one cannot be read any more")
         heat = explainer.map(network_input(package, image), label_class)
-        safe = name.replace("%", "%25").replace("/", "%2F")
-        (out / MAPS / f"{safe}-{package.classes[label_class]}.png").write_bytes(overlay_png(image, heat))
+        safe = f"{name}-{package.classes[label_class]}".replace("%", "%25").replace("/", "%2F")
+        (out / MAPS / f"{safe}.png").write_bytes(overlay_png(image, heat))
     return len(found)
 
 

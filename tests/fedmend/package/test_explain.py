@@ -17,17 +17,17 @@ from fl_components.cli import main
 CLASSES = ["edema", "nodule"]
 
 
-def make_package(folder, kind="multilabel", network="resnet_narrow"):
+def make_package(folder, kind="multilabel", network="resnet_narrow", classes=CLASSES):
     about = {
         "name": "run-1",
         "phantom": True,
         "kind": kind,
-        "classes": CLASSES,
+        "classes": classes,
         "network": {"name": network, "arguments": {"num_classes": 2}},
         "preprocessing": PREPARED.of_package(kind),
         "thresholds": {"threshold": [0.0, 1.0]} if kind == "multilabel" else {},  # edema always, nodule never
     }
-    weights = {k: v.numpy() for k, v in get_weights(initial_network(network, CLASSES, 3)).items()}
+    weights = {k: v.numpy() for k, v in get_weights(initial_network(network, classes, 3)).items()}
     write_package(folder / "run-1.fedmend", about, weights)
     return Package(folder / "run-1.fedmend")
 
@@ -96,12 +96,12 @@ def test_a_map_is_where_the_score_comes_from_and_the_network_stays_as_it_is():
 def test_the_most_probable_findings_get_a_picture_each_and_no_more_than_were_asked_for(tmp_path):
     for n in range(3):
         make_dicom(tmp_path / "in" / f"{n}.dcm", np.random.default_rng(n).integers(0, 80, (40, 40)), Modality="CT")
-    package = make_package(tmp_path)
+    package = make_package(tmp_path, classes=["edema 50%/whole", "nodule"])
     package.predict(tmp_path / "in", tmp_path / "out", device="cpu")
     assert explain(package, tmp_path / "in", tmp_path / "out", most=2, device="cpu") == 2
     names = [file.name for file in (tmp_path / "out" / "maps").iterdir()]
     assert len(names) == 2
-    assert {name.partition(".dcm-")[2] for name in names} == {"edema.png"}
+    assert {name.partition(".dcm-")[2] for name in names} == {"edema 50%25%2Fwhole.png"}
     words = [str(package.folder), str(tmp_path / "in"), str(tmp_path / "out"), "--explain", "3", "--device", "cpu"]
     assert main(["predict", *words]) == 0
     assert len(list((tmp_path / "out" / "maps").iterdir())) == 3
