@@ -90,6 +90,9 @@ def _columns(
     for column in ("image", "label") if single else ("image",):
         if column not in header:
             raise FedMendError(f"{where}, header: expected a column {column!r}, got {len(header)} other columns")
+    read = ("image", "patient", "label", *further)
+    if twice := [column for column in read if header.count(column) > 1]:  # a reader would take the last of them
+        raise FedMendError(f"{where}, header: expected each column once, got {twice} twice")
     if single:
         return {c: i for i, c in enumerate(classes)}
     columns = [c for c in header if c not in ("image", "patient", *further)]

@@ -204,6 +204,8 @@ def test_a_byte_order_mark_before_the_header_does_not_matter(tmp_path):
         ("image;a\nx.png;1\n", ", header: expected a column 'image', got 1 other columns"),
         ("image,a,c\nx.png,1,0\n", ", header: expected columns out of ['a', 'b'], got ['a'] and 1 unknown"),
         ("image,a,a\nx.png,1,0\n", ", header: expected each column once, got ['a', 'a']"),
+        ("image,patient,a,patient\nx.png,7,1,8\n", ", header: expected each column once, got ['patient'] twice"),
+        ("image,image,a\nx.png,y.png,1\n", ", header: expected each column once, got ['image'] twice"),
         ("image,a\nx.png,1\ny.png\n", " row 3: expected 2 fields as in the header, got another number"),
         ("image,a\nx.png,1,0\n", " row 2: expected 2 fields as in the header, got another number"),
         ("image,a\n ,1\n", " row 2, column image: expected a path, got a blank"),
@@ -229,6 +231,7 @@ def test_a_faulty_table_is_refused(tmp_path, text, sentence):
     ("text", "sentence"),
     [
         ("image,a\nx.png,1\n", ", header: expected a column 'label', got 2 other columns"),
+        ("image,label,label\nx.png,a,b\n", ", header: expected each column once, got ['label'] twice"),
         (
             "image,label\nx.png,c\n",
             " row 2, column label: expected one of ['a', 'b'] or blank, got text of 1 character",
