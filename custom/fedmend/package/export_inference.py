@@ -27,6 +27,7 @@ _PLAIN_DICOM = " and ".join(
         "h.get('PhotometricInterpretation') == 'MONOCHROME2'",
         "int(h.get('NumberOfFrames') or 1) == 1",
         "'PixelPaddingValue' not in h",
+        "int(h.HighBit) == int(h.BitsStored) - 1",  # MONAI takes the lowest bits
         "'ModalityLUTSequence' not in h",
         "None not in (h.get('RescaleSlope'), h.get('RescaleIntercept'))",
         # Values below 0 of a file that has no room for them are stored modulo a power of two.

@@ -209,6 +209,7 @@ def test_every_network_is_built_by_its_library_to_the_last_digit(network):
         {"ImageOrientationPatient": [-1, 0, 0, 0, 1, 0]},
         {"RescaleSlope": None},
         {"PixelPaddingValue": 5},
+        {"BitsStored": 12},  # in the upper bits
         {"RescaleIntercept": 0, "PixelRepresentation": 0},
     ],
 )
