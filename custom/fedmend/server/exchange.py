@@ -150,7 +150,7 @@ def valid_results(
         more, refused_now = exchange.ask(replace(question, tasks={s: question.tasks[s] for s in waiting}), needed)
         results = dict(sorted({**results, **more}.items()))
         refused = {site: reason for site, reason in refused.items() if site not in waiting} | refused_now
-    if question.name == CENSUS:
+    if question.name == CENSUS and len(results) >= needed:
         wanted = {site: result.census["min_federation"] for site, result in results.items()}
         for site, got in lonely(wanted).items():
             limit = f"at least {wanted[site]} sites (its min_federation)"
