@@ -63,6 +63,16 @@ class OpenedPackage:
             raise FedMendError(f"{where}, field thresholds.temperature: expected numbers > 0, got others")
         if len(self.temperatures) != len(self.classes):
             raise FedMendError(f"{where}, field thresholds.temperature: expected one for each class, got others")
+        cuts = self._chosen.get("threshold", [DEFAULT] * len(self.classes))
+        if not _are_shares(cuts, len(self.classes)):
+            raise FedMendError(
+                f"{where}, field thresholds.threshold: expected a number from 0 to 1 for each class, got others"
+            )
+        bands = self._chosen.get("not_sure", [[cut, cut] for cut in cuts])
+        if not (isinstance(bands, list) and len(bands) == len(cuts) and all(_are_shares(pair, 2) for pair in bands)):
+            raise FedMendError(
+                f"{where}, field thresholds.not_sure: expected two numbers from 0 to 1 for each class, got others"
+            )
 
     @property
     def digest(self) -> str:
@@ -137,6 +147,12 @@ class OpenedPackage:
             names = [name for name, why in zip(self.classes, self.not_fitted, strict=True) if why == reason]
             words += f"; {', '.join(names)} n/a: {reason}"
         return f"{phantom}package {self.name}: {self._network.get('name')} for {', '.join(self.classes)}{words}"
+
+
+def _are_shares(values: object, count: int) -> bool:
+    """Whether these are so many numbers from 0 to 1."""
+    numbers = isinstance(values, list) and all(type(v) in (int, float) and 0 <= v <= 1 for v in values)
+    return numbers and len(values) == count
 
 
 def find_package(folder: Path) -> Path:

@@ -79,6 +79,23 @@ def test_weights_of_another_network_are_refused(tmp_path):
         fedmend.Package(write(tmp_path, classes=3)).network()
 
 
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"threshold": "0.5, 0.5"}, "threshold: expected a number from 0 to 1 for each class, got others"),
+        ({"threshold": [0.5]}, "threshold: expected a number from 0 to 1 for each class, got others"),
+        ({"threshold": [0.5, "high"]}, "threshold: expected a number from 0 to 1 for each class, got others"),
+        ({"threshold": [0.5, 1.5]}, "threshold: expected a number from 0 to 1 for each class, got others"),
+        ({"not_sure": [[0.4, 0.6]]}, "not_sure: expected two numbers from 0 to 1 for each class, got others"),
+        ({"not_sure": [[0.4, 0.6], [0.5]]}, "not_sure: expected two numbers from 0 to 1 for each class, got others"),
+        ({"not_sure": 3}, "not_sure: expected two numbers from 0 to 1 for each class, got others"),
+    ],
+)
+def test_thresholds_that_decide_nothing_are_refused_when_the_package_is_opened(tmp_path, chosen, said):
+    with refused(f"package run-1.fedmend, package.json, field thresholds.{said}"):
+        fedmend.Package(write(tmp_path, thresholds=chosen))
+
+
 def test_a_package_whose_images_were_read_otherwise_is_refused(tmp_path):
     changed = {**PREPARED.of_package("multilabel"), "reader": 0}
     where = "package run-1.fedmend, package.json, field preprocessing.reader"
