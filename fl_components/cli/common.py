@@ -2,24 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from fedmend.basics.words import printable
+from fedmend.basics.words import say as say
 from fedmend.errors import FedMendError
 
 if TYPE_CHECKING:
     from fl_components.job.folder import Changes
-
-
-def say(*lines: object, file: TextIO | None = None) -> None:
-    """Prints lines at once; what another party has put into one neither steers the terminal nor forges another line.
-
-    Args:
-        lines: each is one line; text of several lines is split first.
-        file: where to; None: the standard output.
-    """
-    for line in lines:
-        print(printable(line), file=file, flush=True)
 
 
 def given(args: argparse.Namespace, *names: str) -> dict:

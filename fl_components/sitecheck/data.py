@@ -36,7 +36,7 @@ def card(site: CheckedSite) -> Result:
     words = f"{odd} class names are words for a missing value, or differ from another one in case or blanks only"
     details = [words] if odd else []
     if others := len({*card.splits} - {*SPLITS_OF_JOBS}):
-        details.append(f"{others} splits are not called train, val or test, and no job opens them")
+        details.append(f"splits that no job opens, as they are not called train, val or test: {others}")
     about = f"{card.kind}, {len(card.classes)} classes, splits {', '.join(card.splits)}"
     return Result(WARN if details else OK, about, details)
 

@@ -1,7 +1,9 @@
 """Words of another party, such as names in a package or a sentence of a site, made harmless where they are shown."""
 
-from typing import Any
+import unicodedata
+from typing import Any, TextIO
 
+JOINERS = "\u200c\u200d"  # without width, between letters of Persian and of scripts of India
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # how a text begins that a spreadsheet computes, or shows as it is
 
 
@@ -11,7 +13,22 @@ def printable(value: object) -> str:
     Args:
         value: anything; its text is taken.
     """
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(value))
+    return "".join(letter if _is_shown(letter) else ascii(letter)[1:-1] for letter in str(value))
+
+
+def _is_shown(letter: str) -> bool:
+    return letter.isprintable() or unicodedata.category(letter) == "Zs" or letter in JOINERS
+
+
+def say(*lines: object, file: TextIO | None = None) -> None:
+    """Prints lines at once; what another party has put into one neither steers the terminal nor forges another line.
+
+    Args:
+        lines: each is one line; text of several lines is split first.
+        file: where to; None: the standard output.
+    """
+    for line in lines:
+        print(printable(line), file=file, flush=True)
 
 
 def markdown(value: object) -> str:

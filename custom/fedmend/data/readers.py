@@ -24,7 +24,8 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg")
 BITS_PER_SAMPLE = 258  # tag of TIFF
 EIGHT_BITS = ("JPEG", "MPO", "GIF", "BMP", "WEBP")  # formats of pictures that have no more in a channel
 LARGEST_VOXEL = 1e30  # float32 holds the difference of two
-MOST_DEFLATED = 1032  # bytes that one byte of a gzip file can stand for
+# Bytes of a volume that one byte of its file can stand for.
+MOST_OF_A_BYTE = {".gz": 1032, ".mgz": 1032, ".bz2": math.inf, ".zst": math.inf}
 MILLIMETRES = {1: 1000.0, 3: 0.001}  # xyzt_units % 8 of NIfTI → mm; no unit is meant to be mm
 ORIENTATION = 274  # tag of EXIF; 1 is upright
 
@@ -97,7 +98,8 @@ def open_nifti(path: Path) -> Any:
     image: Any = nibabel.load(path)
     stored = image.dataobj
     promised = int(stored.offset) + math.prod(map(int, stored.shape)) * stored.dtype.itemsize
-    if promised > path.stat().st_size * (MOST_DEFLATED if path.name.lower().endswith(".gz") else 1):
+    voxels = Path(image.file_map["image"].filename)  # of a pair, not the header
+    if promised > voxels.stat().st_size * MOST_OF_A_BYTE.get(voxels.suffix.lower(), 1):
         raise UnreadableImage("expected a NIfTI file, got a corrupt or truncated one (too short for its header)")
     return image
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.basics.discovery import Command
+from fedmend.basics.words import say
 from fedmend.data.csv_files import read_csv
 from fedmend.datasets import command_line
 from fedmend.datasets.checks import need, need_part
@@ -194,7 +195,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def _run(args: Namespace) -> None:
     given = command_line.given(args, "sites", "annotated_per_site", "train_per_site", "seed")
     prepare(args.source, args.out, **given, noise=command_line.made(SwapNoise, args))
-    print(f"{args.sites} site folders are in {args.out}")
+    say(f"{args.sites} site folders are in {args.out}")
 
 
 def _add_arguments_single(parser: ArgumentParser) -> None:
@@ -205,7 +206,7 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
 
 def _run_single(args: Namespace) -> None:
     protocol = command_line.made(NoiseProtocol, args)
-    prepare_single_label(args.source, args.out, protocol=protocol, soft_labels=args.soft_labels, progress=print)
+    prepare_single_label(args.source, args.out, protocol=protocol, soft_labels=args.soft_labels, progress=say)
 
 
 def _add_arguments_sets(parser: ArgumentParser) -> None:
@@ -217,7 +218,7 @@ def _add_arguments_sets(parser: ArgumentParser) -> None:
 
 def _run_sets(args: Namespace) -> None:
     prepare_label_sets(args.source, args.out, **command_line.given(args, "sites", "classes_per_site", "seed"))
-    print(f"{args.sites} site folders are in {args.out}")
+    say(f"{args.sites} site folders are in {args.out}")
 
 
 COMMANDS = (

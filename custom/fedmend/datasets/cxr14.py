@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.basics.discovery import Command
+from fedmend.basics.words import say
 from fedmend.datasets import command_line
 from fedmend.datasets.checks import SHARES, Limits, check_fields, need, one_of
 from fedmend.datasets.cxr14_download import CLASSES, find_files, find_table, read_films, read_lists
@@ -236,7 +237,7 @@ def _run(args: Namespace) -> None:
         given["view"] = None
     if args.classes:
         given = {"top": None, **given, "classes": args.classes.split(",")}
-    prepare(args.source, args.out, replace(PROTOCOLS[args.protocol], **given), progress=print)
+    prepare(args.source, args.out, replace(PROTOCOLS[args.protocol], **given), progress=say)
 
 
 COMMANDS = (Command("cxr14", "NIH ChestX-ray14, findings missing per site", _add_arguments, _run),)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.basics.discovery import Command
+from fedmend.basics.words import say
 from fedmend.datasets import command_line
 from fedmend.datasets.checks import SHARES, Limits, check_fields, need, need_part, one_of
 from fedmend.datasets.imperfections import identified_classes
@@ -192,7 +193,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> None:
-    prepare(args.source, args.out, command_line.made(DiagnosisProtocol, args), progress=print)
+    prepare(args.source, args.out, command_line.made(DiagnosisProtocol, args), progress=say)
 
 
 COMMANDS = (Command("isic2018", "ISIC 2018 task 3 (HAM10000), diagnoses missing per site", _add_arguments, _run),)

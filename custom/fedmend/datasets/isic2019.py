@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.basics.discovery import Command
+from fedmend.basics.words import say
 from fedmend.data.csv_files import read_csv
 from fedmend.datasets import command_line
 from fedmend.datasets.checks import need, need_part, one_of
@@ -177,7 +178,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(args: Namespace) -> None:
     given = command_line.given(args, "split", "test_share", "seed", "soft_labels")
-    prepare(args.source, args.out, protocol=command_line.made(NoiseProtocol, args), **given, progress=print)
+    prepare(args.source, args.out, protocol=command_line.made(NoiseProtocol, args), **given, progress=say)
 
 
 COMMANDS = (Command("isic2019", "ISIC 2019 dermoscopy, some sites noisy", _add_arguments, _run),)

@@ -21,6 +21,7 @@ import nibabel
 import numpy as np
 
 from fedmend.basics.discovery import Command
+from fedmend.basics.words import say
 from fedmend.data.card import write_card
 from fedmend.data.datalist import SECTIONS
 from fedmend.data.volumes import AFFINE_TOLERANCE
@@ -172,7 +173,7 @@ class LesionDataset:
             raise FedMendError(f"prepare {self.name}: expected --test-share or --test-patients, got both")
         args.completeness = args.completeness or completeness_settings(self.name, **{"m": 0, **settings})
         args.test_share = LesionProtocol.test_share if args.test_share is None else args.test_share
-        self.prepare(args.source, args.out, command_line.made(LesionProtocol, args), progress=print)
+        self.prepare(args.source, args.out, command_line.made(LesionProtocol, args), progress=say)
 
 
 def _shares(text: str) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
+from fedmend.basics.words import say
 from fedmend.datasets import command_line
 from fedmend.datasets.checks import need
 from fedmend.datasets.imperfections import identified_classes
@@ -200,8 +201,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(args: Namespace, *, label_sets: bool = False) -> None:
     given = command_line.given(args, "sites", "classes_per_site", "train_per_site", "seed")
-    prepare(args.source, args.out, **given, label_sets=label_sets, progress=print)
-    print(f"{args.sites} site folders are in {args.out}")
+    prepare(args.source, args.out, **given, label_sets=label_sets, progress=say)
+    say(f"{args.sites} site folders are in {args.out}")
 
 
 def _add_arguments_single(parser: ArgumentParser) -> None:
@@ -213,7 +214,7 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
 def _run_single(args: Namespace) -> None:
     given = command_line.given(args, "train_per_site", "soft_labels")
     protocol = command_line.made(NoiseProtocol, args)
-    prepare_single_label(args.source, args.out, protocol=protocol, **given, progress=print)
+    prepare_single_label(args.source, args.out, protocol=protocol, **given, progress=say)
 
 
 COMMANDS = (

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedmend.basics.discovery import Command
+from fedmend.basics.words import say
 from fedmend.data.csv_files import read_csv
 from fedmend.data.identity import canonical, loose, names_of, one_path
 from fedmend.data.tables import read_rows
@@ -190,8 +191,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def _run(args: Namespace) -> int:
     names, columns = class_names(args.classes), column_names(args.columns)
     given = {"images": args.images, "classes": names, "columns": columns, "choices": choices_of(args)}
-    prepare(args.source, args.out, **given, progress=print)
-    return done(args.out, print)
+    prepare(args.source, args.out, **given, progress=say)
+    return done(args.out, say)
 
 
 COMMANDS = (Command("csv", "your own table of images and labels: one site folder", _add_arguments, _run),)

@@ -22,6 +22,7 @@ import numpy as np
 from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
 from fedmend.basics.json_files import read_document
+from fedmend.basics.words import say
 from fedmend.data.card import stays_below, write_card
 from fedmend.data.datalist import SECTIONS, check_shared, slices_of
 from fedmend.data.identity import canonical, is_missing, one_path
@@ -335,8 +336,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 def _run(args: Namespace) -> int:
     given = {"images": args.images, "classes": class_names(args.classes), "choices": choices_of(args)}
     given["annotated"] = class_names(args.annotated)
-    prepare(args.source, args.out, **given, progress=print)
-    return done(args.out, print)
+    prepare(args.source, args.out, **given, progress=say)
+    return done(args.out, say)
 
 
 COMMANDS = (

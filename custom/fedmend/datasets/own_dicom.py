@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
+from fedmend.basics.words import say
 from fedmend.data.identity import canonical, loose, matched
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_arguments, class_names, column_names, labels_of, open_table
@@ -215,8 +216,8 @@ def _run(args: Namespace) -> int:
     names, columns = class_names(args.classes), column_names(args.columns)
     given = {"labels": args.labels, "classes": names, "columns": columns, "choices": choices_of(args)}
     given |= {"keep": args.keep, "modalities": args.modality}
-    prepare(args.source, args.out, **given, progress=print)
-    return done(args.out, print) if args.labels else 0
+    prepare(args.source, args.out, **given, progress=say)
+    return done(args.out, say) if args.labels else 0
 
 
 COMMANDS = (

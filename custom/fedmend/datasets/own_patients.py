@@ -49,7 +49,7 @@ def patients_of(
         if known < len(named):
             lost = sum(bool(patient) and not other for patient, other in zip(named, found, strict=True))
             words = "a part of the path of every image whose patient the table or list names"
-            need(not lost, "argument patient_from_path", words, f"none in {lost}")
+            need(not lost, "argument patient_from_path", words, f"none in {lost}; or name all patients in the column")
             named = found
     keys, others = merged(named)
     if unknown := sum(not key for key in keys):

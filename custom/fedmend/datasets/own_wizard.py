@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedmend.basics.words import say
 from fedmend.data.card import CARD_NAME, stays_below
 from fedmend.data.identity import as_on_disk, file_key, is_missing, loose, names_of, one_path
 from fedmend.data.look import look_at, proposal, some_of
@@ -68,7 +69,7 @@ class Wizard:
         say: takes a line.
     """
 
-    def __init__(self, given: Answers, ask: Callable[[str], str], say: Say = print):
+    def __init__(self, given: Answers, ask: Callable[[str], str], say: Say = say):
         self._given, self._ask, self._say = given, ask, say
         self.exit_code = 0  # of the command, once the folder is there
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmend.basics.discovery import Command
+from fedmend.basics.words import say
 from fedmend.data.card import IMAGE, STUDY
 from fedmend.datasets import command_line
 from fedmend.datasets.imperfections import annotated_classes
@@ -213,8 +214,8 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(args: Namespace) -> None:
     others = {"noise": command_line.made(SwapNoise, args), "lists": _lists(args)}
-    prepare(args.source, args.out, command_line.made(SliceProtocol, args, **others), progress=print)
-    print(f"{args.sites} site folders are in {args.out}")
+    prepare(args.source, args.out, command_line.made(SliceProtocol, args, **others), progress=say)
+    say(f"{args.sites} site folders are in {args.out}")
 
 
 def _add_arguments_single(parser: ArgumentParser) -> None:
@@ -229,7 +230,7 @@ def _add_arguments_single(parser: ArgumentParser) -> None:
 def _run_single(args: Namespace) -> None:
     given = command_line.given(args, "split", "test_share", "window", "seed", "soft_labels") | {"lists": _lists(args)}
     protocol = command_line.made(NoiseProtocol, args)
-    prepare_single_label(args.source, args.out, protocol=protocol, **given, progress=print)
+    prepare_single_label(args.source, args.out, protocol=protocol, **given, progress=say)
 
 
 COMMANDS = (

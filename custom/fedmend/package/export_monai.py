@@ -11,7 +11,7 @@ import torch
 
 import fedmend
 from fedmend.basics.files import make_folder, whole_folder, write_text
-from fedmend.basics.words import markdown
+from fedmend.basics.words import markdown, printable
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.bundles import METADATA, MODEL, as_library
@@ -72,7 +72,7 @@ def _check_texts(content: object, where: str) -> None:
     if isinstance(content, list):
         for part in content:
             _check_texts(part, where)
-    elif isinstance(content, str) and (_SIGNS.match(content) or not content.isprintable()):
+    elif isinstance(content, str) and (_SIGNS.match(content) or printable(content) != content):
         raise FedMendError(
             f"{where}: expected for a MONAI bundle printable names and texts without the signs of MONAI's"
             f" configurations ($, @ or % in front, @# or %# inside, _word_), got {content!a:.60}"

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedmend.basics.discovery import modules_of
 from fedmend.basics.files import disk_errors, locked, sweep, whole_folder
+from fedmend.basics.words import say
 from fedmend.errors import FedMendError
 
 PHANTOM_FORMAT = 6  # raise it when a generator or a converter changes what it writes
@@ -128,9 +129,9 @@ def make_and_tell(out: Path, spec: PhantomSpec, what: str) -> None:
     Raises:
         FedMendError: as :func:`make_phantom`.
     """
-    make_phantom(out, spec, progress=print)
+    make_phantom(out, spec, progress=say)
     place = f"{out / 'download'}, {spec.sites} site folders in {out}"
-    print(f"PHANTOM: {spec.images} synthetic {what} in {place}")
+    say(f"PHANTOM: {spec.images} synthetic {what} in {place}")
 
 
 def ensure_phantom(cache_dir: Path, spec: PhantomSpec) -> Path:

@@ -3,13 +3,14 @@
 import socket
 from collections.abc import Callable
 
+from fedmend.basics.words import say
 from fedmend.errors import FedMendError, not_installed
 from fedmend.review.desk import Desk
 
 LOOPBACK = "127.0.0.1"
 
 
-def serve(desk: Desk, *, port: int = 0, show: Callable[[str], None] = print) -> None:
+def serve(desk: Desk, *, port: int = 0, show: Callable[[str], None] = say) -> None:
     """Answers requests of one browser on this machine.
 
     Args:

@@ -9,6 +9,7 @@ from fedmend.basics.words import as_given, inert, markdown, printable
         ("Ödem 3 %", "Ödem 3 %"),
         ("a\x1b[2Jb\r\nc", "a\\x1b[2Jb\\r\\nc"),
         ("\u202eabc\u2028", "\\u202eabc\\u2028"),
+        ("a\u00a0b\u3000\u0915\u094d\u200d\u0937", "a\u00a0b\u3000\u0915\u094d\u200d\u0937"),
         (None, "None"),
     ],
 )

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedmend.data.card import WINDOWS
 from fedmend.data.raw import UnreadableImage, apply_window
-from fedmend.data.readers import nifti_volume, read_image, read_raw, resize
+from fedmend.data.readers import nifti_volume, open_nifti, read_image, read_raw, resize
 
 BRAIN = WINDOWS["brain"]  # centre 40, width 80: 0..80 HU → 0..255
 HU = np.array([[-10, 0, 20], [40, 80, 100]])
@@ -390,6 +390,13 @@ def test_a_nifti_file_that_cannot_hold_what_its_header_says_is_refused_before_me
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with unreadable(r"expected a NIfTI file, got a corrupt or truncated one \(too short for its header\)"):
         read_image(tmp_path / f"{name}#0", BRAIN)
+
+
+@pytest.mark.parametrize("name", ["v.img", "v.hdr", "v.mgz", "v.nii.bz2"])
+def test_other_forms_of_a_volume_are_measured_by_the_file_that_holds_the_voxels(tmp_path, name):
+    kind = {"v.mgz": nibabel.MGHImage, "v.nii.bz2": nibabel.Nifti1Image}.get(name, nibabel.Nifti1Pair)
+    nibabel.save(kind(np.zeros((80, 80, 20), np.uint8), np.eye(4)), tmp_path / name)
+    assert open_nifti(tmp_path / name).shape == (80, 80, 20)
 
 
 def test_an_empty_mask_that_is_compressed_as_far_as_can_be_is_read(tmp_path):

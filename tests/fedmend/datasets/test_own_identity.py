@@ -102,7 +102,7 @@ def test_patients_of_paths_are_not_mixed_with_those_of_a_column_that_lacks_some(
     assert notes == {"patients": told[0]}
     assert patients_of(["1", "1", "2", "2"], images, r"patient\d+", print) == (["1", "1", "2", "2"], {})
     words = "a part of the path of every image whose patient the table or list names"
-    with refused(f"argument patient_from_path: expected {words}, got none in 1"):
+    with refused(f"argument patient_from_path: expected {words}, got none in 1; or name all patients in the column"):
         patients_of(["1", "", "2", ""], [*images[:2], "7.png", "8.png"], r"patient\d+", print)
 
 

@@ -164,7 +164,7 @@ def test_what_monai_cannot_do_is_refused(tmp_path):
         {"name": "%run-1"},
         {"classes": ["edema", "nodule@#"]},
         {"classes": ["edema", "nodule\x1b[2J"]},
-        {"kind": "singlelabel", "thresholds": {"threshold": [0.5, {"_target_": "os.getcwd"}]}},
+        {"classes": ["edema", "_target_"]},
         {"thresholds": {"not_fitted": ["", "$1"]}},
     ],
 )

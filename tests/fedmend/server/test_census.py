@@ -8,7 +8,7 @@ from result_factories import PREPARED
 
 from fedmend.messages import CENSUS
 from fedmend.methods.baselines import FedAvgWorkflow
-from fedmend.server.census import read_census
+from fedmend.server.census import lonely, read_census
 
 CLASSES = ["a", "b"]
 FOUR = {f"site-{i}": [1, 1] for i in range(1, 5)}
@@ -46,6 +46,17 @@ def test_a_census_is_sorted_into_facts_sizes_and_descriptions():
         "site-2": {"annotated": ["b"], "train": 30, "val": 20, "test": 20, "positives": {"b": 9}, **prepared},
     }
     assert read.phantom is False
+
+
+FALLING = {"a": 2, "b": 3, "c": 4, "d": 5}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "alone"),
+    [({"a": 1, "b": 2}, {}), (FALLING, {"d": 4, "c": 3, "b": 2, "a": 1}), ({"a": 1, "b": 9}, {"b": 2})],
+)
+def test_who_wants_more_than_there_are_may_leave_too_few_for_others(wanted, alone):
+    assert lonely(wanted) == alone
 
 
 def seen_through(window, samples):

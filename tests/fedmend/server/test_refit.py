@@ -127,6 +127,21 @@ def test_too_few_trusted_sites_for_one_of_them_leave_the_trained_classifier(tmp_
 THREE = [*SITES, "site-3"]
 
 
+def test_a_site_that_may_not_solve_among_the_trusted_ones_is_not_asked(tmp_path):
+    base = collected_answers({site: head(1.0, [5, 5]) for site in THREE})
+
+    def answer(site, question, *rest):
+        result = base(site, question, *rest)
+        if result.census:
+            result.census = result.census | {"min_federation": 3 if site == "site-3" else 1}
+        return result
+
+    workflow = FedAvgWorkflow()
+    workflow.trusted_sites = lambda fed: ["site-2", "site-3"]
+    run = Run(tmp_path, workflow, THREE, answer, num_rounds=1, refit=True)
+    assert run.decisions("refit")[0][1]["sites"] == ["site-2"]
+
+
 def test_a_site_whose_solved_classifier_is_far_larger_has_no_part_and_is_named(tmp_path):
     heads = {site: head(1.0, [5, 5]) for site in SITES} | {"site-3": head(-9e8, [5, 5])}
     run = Run(tmp_path, FedAvgWorkflow(), THREE, collected_answers(heads), num_rounds=1, refit=True, min_sites=2)

@@ -108,13 +108,14 @@ def test_a_solved_classifier_is_measured_by_the_median_of_the_sites():
         " got 20 times"
     }
     assert head_outliers(solved(1, 40), 10) == {}  # no majority
-    far = solved(1, 2, 3) | {"site-4": solved(1, bias=30)["site-1"]}
-    # root mean square of 0 and 30 is 21.2; biases about 0 are measured by 1
+    far = solved(1, 2, 3) | {"site-4": solved(1, bias=300)["site-1"]}
+    # root mean square of 0 and 300 is 212; biases about 0 are measured by 10
     assert head_outliers(far, 10) == {
         "site-4": "report field head_biases: expected at most 10 times the median of the sites (max_update_factor),"
         " got 21.2 times"
     }
-    assert head_outliers(far | {"site-4": solved(1, bias=10)["site-1"]}, 10) == {}
+    honest = {site: solved(1, bias=bias)["site-1"] for site, bias in (("a", 0.04), ("b", 1), ("c", 11.7))}
+    assert head_outliers(honest, 10) == {}
 
 
 def test_rows_without_samples_do_not_measure_a_classifier():

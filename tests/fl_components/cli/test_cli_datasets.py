@@ -12,6 +12,7 @@ from cli_calls import call, capture
 from factories import ROOT
 
 from fedmend.basics.discovery import commands_of
+from fedmend.basics.words import say
 from fedmend.datasets.cxr14 import PROTOCOLS
 from fedmend.datasets.isic2018 import DiagnosisProtocol
 from fedmend.datasets.noisy_sites import NoiseProtocol
@@ -181,7 +182,7 @@ def test_a_download_is_prepared_as_asked(tmp_path, monkeypatch, word, share):
         noise=SwapNoise(noisy_share=0.4, noise_low=0.3),
         **LISTED,
     )
-    assert seen == [((Path("in"), tmp_path, protocol), {"progress": print})]
+    assert seen == [((Path("in"), tmp_path, protocol), {"progress": say})]
 
 
 NEW = """

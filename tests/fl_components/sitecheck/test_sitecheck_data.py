@@ -231,7 +231,7 @@ def test_a_split_that_no_job_opens_is_a_warning(tmp_path):
     site = make_site_folder(tmp_path / "site-1", splits=("validation",))
     assert found("site card", site) == [
         "warn  site card: multilabel, 3 classes, splits train, validation",
-        "        1 splits are not called train, val or test, and no job opens them",
+        "        splits that no job opens, as they are not called train, val or test: 1",
     ]
 
 
