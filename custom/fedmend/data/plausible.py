@@ -4,7 +4,7 @@ a contact sheet, because people look rather than read. Both stay at the hospital
 ``fedmend prepare``, ``init`` and ``sitecheck`` ask the same function, the first two of a sample of the images.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,7 +117,7 @@ def findings(card: SiteCard, names: Sequence[str], pictures: np.ndarray) -> Find
 def _kinds(seen: Look) -> list[str]:
     """What a label of a study is not about: a table may name it all the same. Where no file holds anything else, as of
     photographs in secondary captures, it is what the labels are about."""
-    kinds = seen.words.get("kind", {})
+    kinds: Mapping[str, int] = seen.words.get("kind", {})
     words = {
         "are localizers or scouts": LOCALIZER,
         "are secondary captures": SECONDARY,

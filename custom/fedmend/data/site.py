@@ -151,7 +151,8 @@ class SiteData(Generic[AnySplit]):
     def known(self) -> np.ndarray:
         """(C,) bool: the annotated classes; with one label per image, those of which the site's labels name an image. A
         verdict of a review is about one image: it does not make the site know the class in the others."""
-        return (self.train.labels == 1).any(0) if self.kind == SINGLELABEL else self.annotated
+        train: Any = self.train
+        return (train.labels == 1).any(0) if self.kind == SINGLELABEL else self.annotated
 
     def scaled(self, mean: Sequence[float], deviation: Sequence[float]) -> "SiteData":
         """The same with other numbers by which pixels are scaled, see :class:`Split`."""

@@ -151,8 +151,9 @@ class OpenedPackage:
 
 def _are_shares(values: object, count: int) -> bool:
     """Whether these are so many numbers from 0 to 1."""
-    numbers = isinstance(values, list) and all(type(v) in (int, float) and 0 <= v <= 1 for v in values)
-    return numbers and len(values) == count
+    if not isinstance(values, list) or len(values) != count:
+        return False
+    return all(type(v) in (int, float) and 0 <= v <= 1 for v in values)
 
 
 def find_package(folder: Path) -> Path:

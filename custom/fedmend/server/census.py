@@ -95,7 +95,7 @@ def lonely(wanted: Mapping[str, int]) -> dict[str, int]:
     Returns:
         site → how many there are.
     """
-    there, found = dict(wanted), {}
+    there, found = dict(wanted), dict[str, int]()
     while alone := dict.fromkeys((site for site, least in there.items() if least > len(there)), len(there)):
         found |= alone
         there = {site: least for site, least in there.items() if site not in found}
