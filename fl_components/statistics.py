@@ -1,7 +1,6 @@
 """LabelStatistics and what surrounds it in FLARE's statistics workflow: which site annotates what."""
 
 import logging
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from nvflare.fuel.utils import fobs
 from fedmend.advice.label_audit import AUDIT_FILE, COUNTS, HELD_BACK, LARGEST, SiteLabels, audit_text, count_labels
 from fedmend.basics.files import write_text
 from fedmend.data.card import CARD_NAME, load_card
-from fedmend.errors import FedMendError, said_by
+from fedmend.errors import FedMendError, place_of, said_by
 from fedmend.labels import KIND_NAMES
 from fedmend.messages import LONGEST_ERROR
 from fedmend.phantoms.sites import phantom_spec
@@ -75,8 +74,7 @@ class LabelStatistics(Statistics):
             except FedMendError as e:
                 self._refuse(said_by(name, e))
             except Exception as e:  # the words of any other error may name a folder or a patient's file
-                last = traceback.extract_tb(e.__traceback__)[-1]
-                self.logger.error(f"{type(e).__name__} at {Path(last.filename).name}:{last.lineno}")
+                self.logger.error(place_of(e))
                 self._refuse(f"{name}: label audit failed with {type(e).__name__}; see the log of this site")
         return {name: [Feature(feature, DataType.INT) for feature in known] for name, known in self._counts.items()}
 

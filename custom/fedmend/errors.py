@@ -1,5 +1,8 @@
 """The one exception type that a person is meant to read."""
 
+import traceback
+from pathlib import Path
+
 WAY_ON = "put it back from a backup, or choose another run_name"  # where what a run has kept is lost
 LONGEST_VALUE = 120  # characters of a refused value
 
@@ -21,6 +24,16 @@ def said_by(site: str, sentence: FedMendError | str) -> str:
     """
     text, name = str(sentence), f"{site}: "
     return text if text.startswith(name) else name + text
+
+
+def place_of(error: Exception) -> str:
+    """Type and place of an unexpected error, for logs: its words may name a folder or a patient's file.
+
+    Args:
+        error: as it was caught.
+    """
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
 
 
 def not_installed(package: str, extra: str) -> str:

@@ -1,9 +1,11 @@
 """The sentences about sites and job variables."""
 
+import re
+
 import pytest
 from factories import refused
 
-from fedmend.errors import FedMendError, check_variables, said_by
+from fedmend.errors import FedMendError, check_variables, place_of, said_by
 
 
 def test_variables_in_range_pass():
@@ -48,3 +50,9 @@ def test_a_sentence_that_names_its_site_is_left_as_it_is():
     assert said_by("site-1", FedMendError("site-1: train.csv: expected a label")) == (
         "site-1: train.csv: expected a label"
     )
+
+
+def test_an_unexpected_error_is_told_by_type_and_place_and_never_by_its_words():
+    with pytest.raises(KeyError) as raised:
+        {}["/data/patient-7.nii"]
+    assert re.fullmatch(r"KeyError at test_errors\.py:\d+", place_of(raised.value))

@@ -14,6 +14,7 @@ from nvflare.app_common.abstract.statistics_spec import DataType, Feature, Histo
 from nvflare.app_common.app_constant import StatisticsConstants as StC
 from nvflare.app_common.executors.statistics.statistics_executor import StatisticsExecutor
 from nvflare.app_common.statistics.numeric_stats import get_global_stats
+from nvflare.app_common.statistics.statisitcs_objects_decomposer import fobs_registration
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
@@ -337,6 +338,7 @@ def test_a_feature_name_that_would_forge_lines_or_clear_a_screen_does_not_leave(
         dxo = answer({"count": {"annotated": {name: 30}}})
     else:
         listed = {"annotated": [Feature(name, DataType.INT)]}
+        fobs_registration()  # as FLARE's handler of these tasks does
         dxo = answer(counts(30), stats_features=fobs.dumps(listed))
     assert guard(dxo.to_shareable()) == make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
     with refused("site-1: ReportGuard, statistics: expected features with names that can be printed, got others"):

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from fedmend.data.augment import IMAGENET_MEAN, IMAGENET_STD, to_network, warp
-from fedmend.data.card import IMAGE, STUDY, SiteCard, check_classes
+from fedmend.data.card import IMAGE, SPLITS_OF_JOBS, STUDY, SiteCard, check_classes
 from fedmend.data.store import open_store
 from fedmend.data.tables import LabelTable, load_table
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
 LOG = logging.getLogger("fedmend.data")
-EVALUATION_SPLITS = ("val", "test")
+EVALUATION_SPLITS = SPLITS_OF_JOBS[1:]
 AnySplit = TypeVar("AnySplit")
 
 

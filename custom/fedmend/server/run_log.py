@@ -2,7 +2,6 @@
 
 import logging
 import time
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedmend.basics.page import short_name
+from fedmend.errors import place_of
 from fedmend.messages import EVALUATE, SiteResult
 from fedmend.records.progress import ASIDE, Progress, curves, last_decisions, repaired
 from fedmend.records.run_folder import CHOSEN_BY, FEWEST
@@ -333,9 +333,8 @@ class RunLog:
             write_report(folder)
             lines = summary_text(folder).splitlines()
         except Exception as e:
-            last = traceback.extract_tb(e.__traceback__)[-1]
-            at = f"{type(e).__name__} at {Path(last.filename).name}:{last.lineno}"
-            LOG.error("%sreport: failed with %s; models, packages and records are complete", self.prefix, at)
+            words = "%sreport: failed with %s; models, packages and records are complete"
+            LOG.error(words, self.prefix, place_of(e))
             return
         for line in lines:
             LOG.info("%s%s", "" if line.startswith("PHANTOM") else self.prefix, line)
