@@ -61,6 +61,25 @@ def test_the_narrow_resnet_is_the_one_of_monai_to_the_last_digit():
     assert torch.equal(ours.train()(images), theirs.to(memory_format=torch.channels_last).train()(images))
 
 
+@pytest.mark.parametrize("network", ["resnet18", "densenet121", "resnet_narrow_gn", "monai/resnet10", "timm/resnet10t"])
+def test_networks_for_labels_compute_channels_last_and_give_what_they_gave(network):
+    if network.startswith("timm"):
+        pytest.importorskip("timm")
+    model = initial_network(network, CLASSES, 5).eval()
+    images = torch.rand(2, model.channels, 32, 32, generator=torch.Generator().manual_seed(0))
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    with torch.no_grad():
+        logits = model(images)[1]
+        assert seen[0].is_contiguous(memory_format=torch.channels_last)
+        weights = [p for p in model.backbone.parameters() if p.dim() == 4]
+        assert weights
+        assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+        plain = seen[0].contiguous()
+        rows_first = model.classifier(model.to(memory_format=torch.contiguous_format).backbone(plain))
+    torch.testing.assert_close(logits, rows_first, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("edge", [32, 48])
 def test_the_narrow_resnet_halves_the_edge_four_times_and_gives_128_features(edge):
     model = initial_network("resnet_narrow", CLASSES, 5).eval()
