@@ -67,6 +67,14 @@ def test_every_extra_is_locked_and_those_of_sites_and_servers_in_the_lock_of_a_r
             assert need.specifier.contains(pins[canonicalize_name(need.name)]), (lock.name, need)
 
 
+def test_the_page_says_how_many_packages_are_locked_and_the_extras_of_a_release():
+    page = " ".join((ROOT / "provisioning" / "deploy" / "README.md").read_text().split())
+    first, second, third = (len(locked(lock)) for lock in LOCKS)
+    assert f"{first}, {second} and {third} packages" in page
+    assert f"about all {third} packages" in page
+    assert ", ".join(f"`{name}`" for name in site_extras()) in page
+
+
 def test_what_is_tested_is_what_is_locked():
     everything = locked(DEV_LOCK)
     assert pinned("requirements-dev.txt").items() <= everything.items()
