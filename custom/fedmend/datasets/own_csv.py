@@ -175,8 +175,15 @@ def class_arguments(parser: ArgumentParser) -> None:
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """What ``--classes`` says."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """What ``--classes`` says.
+
+    Raises:
+        FedMendError: two names are the same in every table, as 2 and 2.0.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    one = len(names) - len({*map(canonical, names)})
+    need(not one, "argument classes", "names that differ (2 and 2.0 are one)", f"{one} that another one equals")
+    return names
 
 
 def _add_arguments(parser: ArgumentParser) -> None:

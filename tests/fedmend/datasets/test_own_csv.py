@@ -10,7 +10,7 @@ from PIL import Image
 from fedmend.data.card import load_card
 from fedmend.data.readers import read_image
 from fedmend.data.tables import load_table
-from fedmend.datasets.own_csv import column_names, prepare
+from fedmend.datasets.own_csv import class_names, column_names, prepare
 from fedmend.datasets.own_site import SiteChoices, parse_window
 from fedmend.errors import FedMendError
 
@@ -254,6 +254,13 @@ def test_a_window_is_read_from_words(text, window):
 def test_other_words_are_no_window(text):
     with pytest.raises(FedMendError, match="argument window: expected file, none, one of"):
         parse_window(text)
+
+
+@pytest.mark.parametrize("text", ["2,2.0", "edema, edema", "a,b,a "])
+def test_classes_that_no_table_can_tell_apart_are_refused(text):
+    with refused("argument classes: expected names that differ (2 and 2.0 are one), got 1 that another one equals"):
+        class_names(text)
+    assert class_names("Melanoma,melanoma, 2 ,") == ("Melanoma", "melanoma", "2")
 
 
 def test_names_of_columns_are_read_from_words():
