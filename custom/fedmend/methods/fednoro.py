@@ -40,7 +40,7 @@ Judged sites (``JudgedFedNoRo``, not in the paper): the warm-up model may have l
 makes their losses too small. Here each site solves heads on the features of the model that the job starts with, which
 needs ``weights``, before anything is trained. What enters Eq. (3) are the losses of its labels under the heads of all
 others (:mod:`fedmend.methods.shared.judging`). It costs one more exchange and inference, and a row of a classifier for
-each class leaves the site. As a trained method it is not measured yet.
+each class leaves the site.
 
 Passes per training sample and round: E forward-backward; at noisy sites in stage 2 also E inferences of the teacher, as
 it sees the student's augmented batch; one inference in all for the detection.
