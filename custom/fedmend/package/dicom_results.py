@@ -4,11 +4,13 @@ Patient, study and place are the source's; what the source does not say stays em
 the source, so that a second call writes the same objects, and sending them again adds none.
 """
 
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ import fedmend
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.dicom_files import open_dicom
 from fedmend.data.dicom_series import Slice, slices_of
+from fedmend.data.dicom_writing import with_all_fields
 from fedmend.errors import FedMendError, not_installed
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.package.inputs import Item
@@ -23,13 +26,8 @@ from fedmend.package.masks import mask_name
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.rows import IMAGES, STUDIES, read_rows
 
-if TYPE_CHECKING:
-    from pydicom import Dataset
-
+LOG = logging.getLogger("fedmend.package")
 WHERE = "DICOM results"
-# DICOM wants these in every file, if need be without content; de-identified files may lack them.
-PATIENT = ("PatientID", "PatientName", "PatientBirthDate", "PatientSex")
-MAY_BE_EMPTY = (*PATIENT, "AccessionNumber", "StudyID", "StudyDate", "StudyTime", "ReferringPhysicianName")
 SERIES_NUMBER = 901  # behind those of the scanner
 LONGEST = 64  # characters of DICOM's LO
 SCHEME = "99FEDMEND"
@@ -60,7 +58,7 @@ def write_results(package: OpenedPackage, root: Path, items: Sequence[Item], res
         out: folder for the objects; those of an earlier call are written again.
 
     Raises:
-        FedMendError: highdicom is missing, or a source cannot be a part of a study.
+        FedMendError: highdicom is missing, or no source can be a part of a study.
     """
     try:
         import highdicom  # noqa: F401
@@ -87,10 +85,35 @@ def _about(package: OpenedPackage) -> dict[str, Any]:
     }
 
 
+def _texts(package: OpenedPackage) -> list[str]:
+    """All words of the package that may stand in an object."""
+    return [package.name, *package.classes, str(package.info.get("intended_use") or "")]
+
+
 def _uid(*words: object) -> Any:
     from pydicom.uid import generate_uid
 
     return generate_uid(entropy_srcs=[str(word) for word in words])
+
+
+def _written(made: Iterable[Callable[[], Path]], count: int) -> Written:
+    """What comes of ``count`` studies or series, of which each that could have an object ``made`` it when it is called.
+    One whose header lacks a part has none, and stops none of the others.
+
+    Raises:
+        FedMendError: not one could be made.
+    """
+    files, refused = [], []
+    for make in made:
+        try:
+            files.append(make())
+        except (AttributeError, KeyError, ValueError, TypeError) as e:  # of highdicom, for headers that lack a part
+            refused.append(f"{WHERE}: expected images that an object can belong to, got some without: {e}")
+    if refused and not files:
+        raise FedMendError(refused[0])
+    if refused:
+        LOG.warning("%d of %d have no object: %s", len(refused), count, refused[0])
+    return Written(files, count - len(files))
 
 
 def _save(dataset: Any, out: Path) -> Path:
@@ -99,33 +122,28 @@ def _save(dataset: Any, out: Path) -> Path:
     return out
 
 
-def _with_all_fields(header: "Dataset") -> "Dataset":
-    for name in MAY_BE_EMPTY:
-        if name not in header:
-            setattr(header, name, None)
-    return header
-
-
 # ---- masks -----------------------------------------------------------------------------------------------------------
 def _segmentations(package: OpenedPackage, root: Path, items: Sequence[Item], results: Path, out: Path) -> Written:
     import nibabel
 
-    rows, files = read_rows(results / IMAGES), []
-    for row, item in zip(rows, items, strict=True):
-        if not item.files or row["problem"]:
-            continue
-        slices = slices_of([root / file for file in item.files], WHERE)
-        image: Any = nibabel.load(results / mask_name(item))
-        mask = np.asarray(image.dataobj, dtype=np.uint8).transpose(2, 1, 0)  # (slice, row, column)
-        files.append(_segmentation(package, slices, mask, out))
-    return Written(files, len(items) - len(files))
+    def made() -> Iterator[Callable[[], Path]]:
+        for row, item in zip(read_rows(results / IMAGES), items, strict=True):
+            if not item.files or row["problem"]:
+                continue
+            slices = slices_of([root / file for file in item.files], WHERE)
+            image: Any = nibabel.load(results / mask_name(item))
+            mask = np.asarray(image.dataobj, dtype=np.uint8).transpose(2, 1, 0)  # (slice, row, column)
+            yield partial(_segmentation, package, slices, mask, out)
+
+    return _written(made(), len(items))
 
 
 def _segmentation(package: OpenedPackage, slices: Sequence[Slice], mask: np.ndarray, out: Path) -> Path:
     import highdicom
     from pydicom.sr.codedict import codes
 
-    datasets = list({id(s.dataset): _with_all_fields(s.dataset) for s in slices}.values())
+    texts = _texts(package)
+    datasets = list({id(s.dataset): with_all_fields(s.dataset, *texts) for s in slices}.values())
     if int(datasets[0].get("NumberOfFrames") or 1) > 1:  # highdicom wants the frames as the file has them
         mask = mask[np.argsort([s.frame for s in slices])]
     algorithm = highdicom.AlgorithmIdentificationSequence(
@@ -147,19 +165,16 @@ def _segmentation(package: OpenedPackage, slices: Sequence[Slice], mask: np.ndar
         for number, name in enumerate(package.classes, 1)
     ]
     series = str(datasets[0].get("SeriesInstanceUID"))
-    try:
-        made = highdicom.seg.Segmentation(
-            source_images=datasets,
-            pixel_array=mask,
-            segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
-            segment_descriptions=segments,
-            series_instance_uid=_uid(package.digest, series, "series"),
-            sop_instance_uid=(uid := _uid(package.digest, series, datasets[0].SOPInstanceUID)),
-            omit_empty_frames=bool(mask.any()),
-            **_about(package),
-        )
-    except (AttributeError, KeyError, ValueError, TypeError) as e:  # of highdicom, for headers that lack a part
-        raise FedMendError(f"{WHERE}: expected a series that a SEG can belong to, got one without: {e}") from None
+    made = highdicom.seg.Segmentation(
+        source_images=datasets,
+        pixel_array=mask,
+        segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
+        segment_descriptions=segments,
+        series_instance_uid=_uid(package.digest, series, "series"),
+        sop_instance_uid=(uid := _uid(package.digest, series, datasets[0].SOPInstanceUID)),
+        omit_empty_frames=bool(mask.any()),
+        **_about(package),
+    )
     return _save(made, out / f"SEG-{uid}.dcm")
 
 
@@ -170,26 +185,27 @@ def _reports(package: OpenedPackage, root: Path, items: Sequence[Item], results:
     members: dict[str, list[Item]] = {}
     for item in items:
         members.setdefault(item.study, []).append(item)
-    files = []
-    for study in studies:
-        usable = [item for item in members[study["study"]] if not images[item.name]["problem"]]
-        names = dict.fromkeys(name.partition("#")[0] for item in usable for name in item.images)
-        headers = {name: _header(root / name) for name in names}
-        uids = {str(h.get("StudyInstanceUID")) for h in headers.values() if h is not None}
-        if not usable or None in headers.values() or len(uids) != 1:
-            continue
-        files.append(_report(package, study, usable, images, headers, out))
-    return Written(files, len(studies) - len(files))
+
+    def made() -> Iterator[Callable[[], Path]]:
+        for study in studies:
+            usable = [item for item in members[study["study"]] if not images[item.name]["problem"]]
+            names = dict.fromkeys(name.partition("#")[0] for item in usable for name in item.images)
+            headers = {name: _header(root / name, _texts(package)) for name in names}
+            uids = {str(h.get("StudyInstanceUID")) for h in headers.values() if h is not None}
+            if usable and None not in headers.values() and len(uids) == 1:
+                yield partial(_report, package, study, usable, images, headers, out)
+
+    return _written(made(), len(studies))
 
 
-def _header(file: Path) -> Any:
+def _header(file: Path, texts: Sequence[str]) -> Any:
     """Of an image that a report can name; None for another format, or a file without the fields for it."""
     try:
         header = open_dicom(file, stop_before_pixels=True)
     except Exception:  # pydicom raises many types
         return None
     named = all(header.get(n) for n in ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID"))
-    return _with_all_fields(header) if named else None
+    return with_all_fields(header, *texts) if named else None
 
 
 def _report(

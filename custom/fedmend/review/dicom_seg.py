@@ -10,6 +10,7 @@ import fedmend
 from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.dicom_files import open_dicom
 from fedmend.data.dicom_series import GRID_TOLERANCE, Slice, grid_of
+from fedmend.data.dicom_writing import with_all_fields
 from fedmend.data.readers import affine_of
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.errors import FedMendError, not_installed
@@ -21,9 +22,6 @@ WHERE = "DICOM SEG"
 SHAPE = ("Rows", "Columns", "PixelSpacing", "SliceThickness")
 ONE_FOR_ALL = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID", "Modality", *SHAPE)  # of a series
 NEEDED = ("SOPClassUID", "SOPInstanceUID", *ONE_FOR_ALL, "ImagePositionPatient", "ImageOrientationPatient")
-# DICOM wants these in every file, if need be without content; de-identified files may lack them.
-PATIENT = ("PatientID", "PatientName", "PatientBirthDate", "PatientSex")
-MAY_BE_EMPTY = (*PATIENT, "AccessionNumber", "StudyID", "StudyDate", "StudyTime")
 LONGEST_LABEL = 64  # characters of a segment's name
 SERIES_NUMBER = 900  # behind those of the scanner
 
@@ -58,9 +56,7 @@ def write_dicom_seg(series: Path | Sequence[Path], mask: np.ndarray, label: str,
         raise FedMendError(f"{WHERE}: expected a mask of the series' shape {expected}, got {mask.shape}")
     if not mask.any():
         raise FedMendError(f"{WHERE}: expected a mask with a lesion, got an empty one")
-    for name in MAY_BE_EMPTY:
-        if name not in images[0]:
-            setattr(images[0], name, None)
+    with_all_fields(images[0], label)
     segmentation = highdicom.seg.Segmentation(
         source_images=images,
         pixel_array=mask,

@@ -261,6 +261,34 @@ def test_a_second_call_writes_the_same_objects(tmp_path):
     assert first.dicom == again.dicom
 
 
+ODD = {"PatientSex": "W", "PatientBirthDate": "19700000", "StudyTime": "10:11", "PatientName": "山田^太郎"}
+
+
+@pytest.mark.filterwarnings("ignore")  # of pydicom, about the headers
+@pytest.mark.parametrize("made", [{"modality": "CT", "window": (40, 80)}, MASKS | {"change": balance}])
+def test_odd_headers_and_words_in_other_letters_reach_the_objects(tmp_path, made):
+    series(tmp_path / "in", AXIAL, SpecificCharacterSet=["", "ISO 2022 IR 87"], **ODD)
+    package = make_package(tmp_path, **{**made, "classes": ["Ödem"]})
+    (file,) = package.predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom").dicom
+    written = pydicom.dcmread(file)
+    told = (written.PatientID, written.PatientName, written.PatientSex, written.PatientBirthDate, written.StudyTime)
+    assert told == ("P1", "山田^太郎", "", "", "")
+    assert "Ödem" in {str(e.value) for e in written.iterall() if e.VR in ("LO", "UT")}
+
+
+def test_a_series_that_can_have_no_object_stops_no_other(tmp_path, caplog):
+    package = make_package(tmp_path, **MASKS)
+    series(tmp_path / "in" / "a", AXIAL, SeriesInstanceUID="1.2.8")
+    for file in (tmp_path / "in" / "a").iterdir():
+        lacking = pydicom.dcmread(file)
+        del lacking.FrameOfReferenceUID
+        lacking.save_as(file)
+    series(tmp_path / "in" / "b", AXIAL)
+    found = package.predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom")
+    assert (len(found.dicom), found.without) == (1, 1)
+    assert "1 of 2 have no object: DICOM results: expected images that an object can belong to" in caplog.text
+
+
 @pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="dicom3tools are not installed")
 def test_a_validator_finds_no_error(tmp_path):
     about = {"PatientName": "A^B", "PatientBirthDate": "19700101", "PatientSex": "F", "StudyDate": "20200101"}
