@@ -59,3 +59,16 @@ def test_a_series_whose_uid_is_none_is_read_from_its_own_files_and_named_by_a_ha
     assert row["image"].removeprefix("series-").isalnum()
     assert row["mask"] == f"masks/{row['image']}.nii.gz"
     assert nibabel.load(tmp_path / "out" / row["mask"]).shape == (32, 32, 3)
+
+
+def test_volumes_deep_in_folders_have_masks_with_names_of_their_own(tmp_path):
+    made, values = mr_package(tmp_path), np.random.default_rng(0).random((32, 32, 3)).astype(np.float32)
+    for first in "ab":
+        folder = tmp_path / "in" / first / ("Schädel " * 20) / ("Müller " * 20)
+        folder.mkdir(parents=True)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), folder / "FLAIR ü.nii.gz")
+    made.predict(tmp_path / "in", tmp_path / "out")
+    with open(tmp_path / "out" / "predictions.csv", newline="") as stream:
+        masks = [row["mask"] for row in csv.DictReader(stream) if not row["problem"]]
+    assert len({*masks}) == 2
+    assert all(mask.endswith("-FLAIR ü.nii.gz") and (tmp_path / "out" / mask).is_file() for mask in masks)
