@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 
+_NAMED = re.compile(r"sep=([,;\t])\n", re.IGNORECASE)  # a first line by which Excel knows what parts fields
 _FIELD = re.compile(r'(?:"[^"]*(?:""[^"]*)*")?[^,\r\n]*')
 
 
@@ -18,7 +19,8 @@ def read_csv(path: Path, where: str, *, delimiters: str = ",") -> tuple[list[str
     Args:
         path: UTF-8 text with a header.
         where: words that name it in messages.
-        delimiters: characters of which the one that the header has most of parts the fields.
+        delimiters: characters of which the one that the header has most of parts the fields, or where there are several
+            the one that a line ``sep=;`` before the header names.
 
     Returns:
         The header; number and content of each row, the header being row 1. A field that is missing is None, those that
@@ -27,12 +29,14 @@ def read_csv(path: Path, where: str, *, delimiters: str = ",") -> tuple[list[str
     Raises:
         FedMendError: no such file, another encoding, or a field that never ends; the last one also while rows are read.
     """
-    text = _text(path, where)
-    delimiter = max(delimiters, key=text.partition("\n")[0].count)
+    text, before = _text(path, where), 0
+    if named := _NAMED.match(text) if len(delimiters) > 1 else None:
+        text, before = text[named.end() :], 1
+    delimiter = named[1] if named else max(delimiters, key=text.partition("\n")[0].count)
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
     with _bounded_fields(where):
         header = list(reader.fieldnames or [])
-    return header, _rows(reader, where)
+    return header, _rows(reader, where, before)
 
 
 def _text(path: Path, where: str, newline: str | None = None) -> str:
@@ -81,10 +85,10 @@ def read_as_written(path: Path, where: str) -> Iterator[tuple[list[str], list[st
             yield fields, written, text[place:]
 
 
-def _rows(reader: csv.DictReader, where: str) -> Iterator[tuple[int, dict]]:
+def _rows(reader: csv.DictReader, where: str, before: int) -> Iterator[tuple[int, dict]]:
     with _bounded_fields(where):
         for record in reader:
-            yield reader.line_num, record
+            yield reader.line_num + before, record
 
 
 @contextlib.contextmanager

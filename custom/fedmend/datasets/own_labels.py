@@ -15,6 +15,9 @@ from fedmend.datasets.checks import need
 from fedmend.errors import FedMendError
 
 UNCERTAIN = {"-1", "u", "uncertain"}  # CheXpert's, and what others write
+# What programs and people write for 1 and 0; only whole words, as an n may be "not done".
+YES = {"true", "yes", "ja", "oui", "sí", "sì", "wahr", "vrai", "vero", "verdadero", "verdadeiro", "waar"}
+NO = {"false", "no", "nein", "nee", "non", "falsch", "faux", "falso", "onwaar"}
 WAYS = {"blank": "", "positive": "1", "negative": "0"}  # what an uncertain label is taken as
 
 
@@ -35,6 +38,12 @@ class Labelled(NamedTuple):
 def is_uncertain(cell: str) -> bool:
     """Whether a cell says that a label is uncertain: -1, -1.0 or u."""
     return loose(cell) in UNCERTAIN
+
+
+def flag_of(cell: str) -> str:
+    """1 or 0 of a cell that says so, in figures or in a word; empty of another."""
+    form = loose(cell)
+    return "1" if form in YES else "0" if form in NO else form if form in ("0", "1") else ""
 
 
 def uncertain_argument(parser: ArgumentParser) -> None:
@@ -86,13 +95,15 @@ class Cells:
                 raise FedMendError(f"{where}: expected {expected}, got {got}")
             self._counts["uncertain_labels"] += 1
             return WAYS[self._uncertain]
-        return form if form in ("0", "1") else text
+        self._counts["words"] += form in YES | NO
+        return flag if (flag := flag_of(form)) else text
 
     def notes(self) -> dict[str, str]:
         """What was changed, in words with counts."""
         words = {
             "uncertain_labels": f"uncertain labels are taken as {self._uncertain}",
             "missing_values": "cells with a word for a missing value (e.g. nan, N/A, none) are taken as blank",
+            "words": "cells with a word (e.g. true, nein) are taken as 1 or 0",
             "class_names": "cells write a class in another way (case, blanks) and are taken as that class",
         }
         return {name: f"{self._counts[name]} {text}" for name, text in words.items() if self._counts[name]}

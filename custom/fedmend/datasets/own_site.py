@@ -142,6 +142,9 @@ def split_units(
     names, rest, found = np.asarray(units, dtype=str), np.arange(len(units)), {}
     for name, share in (("test", choices.test_share), ("val", choices.val_share)):
         if share:
+            count = len(np.unique(names[rest]))
+            words = f"at least 2 patients, or what else stays together, to draw it from (or --{name}-share 0)"
+            need(count >= 2, f"{name} split", words, count)
             held = hold_out(names[rest], share, seed=choices.seed)
             found[name], rest = rest[held], rest[~held]
     found = {"train": rest, **found}

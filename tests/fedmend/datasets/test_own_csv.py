@@ -80,6 +80,23 @@ def test_tables_of_spreadsheets_are_understood(table, tmp_path, header, row, enc
     assert len({p for t in tables.values() for p in t.patients}) == 8
 
 
+def test_the_line_by_which_excel_knows_what_parts_fields_is_no_header(table, tmp_path):
+    _, tables = prepared(table("sep=;\r\nimage;patient;a;b", "{i}.png;Patient {p};{a};{b}"), tmp_path / "out")
+    assert rows_of(tables) == EXPECTED
+    with refused("labels.csv row 3, column a: expected 1, 0 or blank, got text of 1 character"):
+        prepared(table("sep=;\nimage;patient;a;b", "{i}.png;Patient {p};x;{b}"), tmp_path / "o", classes=["a"])
+
+
+def test_too_few_patients_for_a_split_are_told_how_to_have_none(table, tmp_path):
+    words = "expected at least 2 patients, or what else stays together, to draw it from (or --{0}-share 0), got 1"
+    with refused("test split: " + words.format("test")):
+        prepared(table(row="{i}.png,one,{a},{b}"), tmp_path / "out")
+    with refused("val split: " + words.format("val")):
+        prepared(table(row="{i}.png,{a},{a},{b}"), tmp_path / "out")
+    choices = SiteChoices(test_share=0, val_share=0)
+    assert {*prepared(table(row="{i}.png,one,{a},{b}"), tmp_path / "out", choices=choices)[1]} == {"train"}
+
+
 def test_columns_of_other_names_are_named_and_other_columns_left_out(table, tmp_path):
     source = table("Datei,PatID,Alter,A!,b", "{i}.png,Patient {p},63,{a},{b}")
     columns = {"image": "Datei", "patient": "PatID", "a": "A!"}

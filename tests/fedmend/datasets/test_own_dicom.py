@@ -243,7 +243,7 @@ def test_a_key_of_another_name_is_named(export, tmp_path):
         ("PatientID,a\n,1\n", "labels.csv row 2, column PatientID: expected a value, got a blank"),
         ("PatientID,a\nMRN7,1\n", "labels.csv, column PatientID: expected values that the images have, got none of"
          " them"),
-        ("PatientID,a\nMRN1,yes\n", "labels.csv row 2, column a: expected 1, 0 or blank, got text of 3 characters;"
+        ("PatientID,a\nMRN1,may\n", "labels.csv row 2, column a: expected 1, 0 or blank, got text of 3 characters;"
          " name the columns of classes with --classes"),
     ],
 )  # fmt: skip

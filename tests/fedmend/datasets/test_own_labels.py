@@ -53,6 +53,14 @@ def test_classes_that_are_named_decide():
         single(["mass"], ("Edema",))
 
 
+def test_true_and_false_are_one_and_zero_in_the_languages_of_spreadsheets():
+    (_, table, notes), said = multi(["True", "FALSE", "WAHR", "Falsch", "ja", "nein", "1", ""])
+    assert table.labels[:, 0].tolist() == [1, 0, 1, 0, 1, 0, 1, -1]
+    assert said == [notes["words"]] == ["6 cells with a word (e.g. true, nein) are taken as 1 or 0"]
+    (_, table, notes), _ = single(["ja", "nein"])
+    assert (table.classes, notes) == (("ja", "nein"), {})
+
+
 @pytest.mark.parametrize("cell", ["1", "1.0", "1.00", "1,0", " 1 ", "01"])
 def test_a_one_is_a_one_however_it_is_written(cell):
     (_, table, notes), _ = multi([cell, "0,0", "nan", ""])

@@ -93,6 +93,17 @@ def test_a_column_of_few_words_is_taken_for_the_label(tmp_path):
     assert guess_columns(["File", "Name", "Diagnosis"], records, tmp_path) == {"label": "Diagnosis"}
 
 
+def test_columns_of_true_and_false_are_classes_and_none_of_them_the_label(tmp_path, talk):
+    lines = ["image;patient;edema;mass"]
+    for i in range(12):
+        write_png(tmp_path / "films" / f"{i}.png", i, 64)
+        lines.append(f"{i}.png;p{i};{'WAHR' if i % 2 else 'FALSCH'};{bool(i % 3)}")
+    (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8-sig")
+    out, _, _ = talk([""] * 4, folder=str(tmp_path / "films"), labels=str(tmp_path / "t.csv"), out=str(tmp_path / "x"))
+    card = load_card(out, "site-1")
+    assert (card.kind, card.classes) == ("multilabel", ("edema", "mass"))
+
+
 def test_dicom_files_without_labels_become_a_table_to_be_filled_in(tmp_path, talk):
     make_dicom(tmp_path / "ct" / "a", pixels(1), Modality="CT", PatientID="MRN1")
     out, _, said = talk(["edema,mass", ""], folder=str(tmp_path / "ct"), labels="none")
