@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedmend.errors import FedMendError
 
+DELIMITERS = ",;\t"  # of spreadsheets
 _NAMED = re.compile(r"sep=([,;\t])\n", re.IGNORECASE)  # a first line by which Excel knows what parts fields
 _FIELD = re.compile(r'(?:"[^"]*(?:""[^"]*)*")?[^,\r\n]*')
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.words import say
-from fedmend.data.csv_files import read_csv
+from fedmend.data.csv_files import DELIMITERS, read_csv
 from fedmend.data.identity import canonical, loose, names_of, one_path
 from fedmend.data.tables import read_rows
 from fedmend.datasets.checks import need
@@ -22,7 +22,6 @@ from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SINGLELABEL
 
 SOURCE = "own table"
-DELIMITERS = ",;\t"
 MOST_CLASSES = 200
 _OTHER = ("image", "patient", "study")
 

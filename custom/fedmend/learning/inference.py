@@ -16,6 +16,24 @@ from fedmend.method import Site
 NOT_FINITE = "expected finite scores of the received model, got NaN or infinity"
 
 
+def chosen_device(word: str) -> torch.device:
+    """The device that a person has chosen.
+
+    Args:
+        word: PyTorch's; empty: a GPU where there is one.
+
+    Raises:
+        FedMendError: another word, or a GPU that is not there.
+    """
+    try:
+        device = torch.device(word or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):  # PyTorch raises all of them
+        got = f"{word!r:.40}, with {torch.cuda.device_count()} GPUs here"
+        raise FedMendError(f"--device: expected cpu, cuda or cuda:NUMBER of a GPU of this machine, got {got}") from None
+    return device
+
+
 class Stopped(Exception):
     """The job was aborted while a batch loop ran."""
 

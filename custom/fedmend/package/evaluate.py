@@ -17,6 +17,7 @@ from fedmend.evaluation.evaluate import Judged, evaluate
 from fedmend.evaluation.groups import Column
 from fedmend.evaluation.held_out import open_held_out
 from fedmend.evaluation.page import evaluation_page
+from fedmend.learning.inference import chosen_device
 from fedmend.package.inputs import FILMS
 from fedmend.package.opened import OpenedPackage
 from fedmend.preprocessing import MODALITIES
@@ -69,7 +70,7 @@ def evaluate_package(
         raise FedMendError(f"subgroups: expected each column once, got {[c.name for c in columns]}")
     if min_count < 1:
         raise FedMendError(f"min_count: expected at least 1, got {min_count}")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     judged = judged_of(package, place)
     with tempfile.TemporaryDirectory() as cache:
         prepared = package.preprocessing

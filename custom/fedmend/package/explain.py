@@ -18,8 +18,9 @@ from fedmend.data.augment import to_network
 from fedmend.data.store import decode
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
+from fedmend.learning.inference import chosen_device
 from fedmend.package.opened import OpenedPackage
-from fedmend.package.rows import IMAGES, read_rows
+from fedmend.package.rows import IMAGES, file_name, read_rows
 
 MAPS = "maps"  # folder
 EDGE = 7  # fewest pixels along an edge of the layer that a map is made from, as ResNet has them at 224 pixels
@@ -144,7 +145,7 @@ def explain(package: OpenedPackage, source: Path, out: Path, *, most: int, devic
     prepared = package.preprocessing
     if prepared.study_slices:
         raise FedMendError("--explain: expected a model of images, got one of whole studies")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     explainer = Explainer(package.network().to(place), prepared.image_size)
     shape = (prepared.image_size,) * 2 + (3,) * prepared.color
     root = source if source.is_dir() else source.parent
@@ -155,8 +156,8 @@ def explain(package: OpenedPackage, source: Path, out: Path, *, most: int, devic
         if not isinstance(image, np.ndarray):
             raise FedMendError("--explain: expected the images as they were predicted, one cannot be read any more")
         heat = explainer.map(network_input(package, image), label_class)
-        safe = f"{name}-{package.classes[label_class]}".replace("%", "%25").replace("/", "%2F")
-        (out / MAPS / f"{safe}.png").write_bytes(overlay_png(image, heat))
+        file = file_name(f"{name}-{package.classes[label_class]}", ".png")
+        (out / MAPS / file).write_bytes(overlay_png(image, heat))
     return len(found)
 
 

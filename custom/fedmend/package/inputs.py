@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedmend.data.csv_files import read_csv
+from fedmend.data.csv_files import DELIMITERS, read_csv
 from fedmend.data.dicom_files import frames_of, open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, open_nifti
 from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
+from fedmend.package.rows import STATE
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -107,23 +108,27 @@ def by_study(items: Sequence[Item]) -> list[Item]:
 
 
 def _of_table(file: Path, modality: str) -> list[Item]:
-    header, rows = read_csv(file, file.name)
+    header, rows = read_csv(file, file.name, delimiters=DELIMITERS)
     if "image" not in header:
         raise FedMendError(f"{file.name}, header: expected a column 'image', got {len(header)} other columns")
     found = []
     for number, row in rows:
-        if not row["image"]:
+        image, study = (row["image"] or "").strip(), (row.get("study") or "").strip()
+        if not image:
             raise FedMendError(f"{file.name} row {number}, column image: expected a path, got a blank")
-        name = row["image"].partition("#")[0]
+        name = image.partition("#")[0]
         known: list[Item] = []
         if not name.lower().endswith((*PICTURE_SUFFIXES, *NIFTI_SUFFIXES)) and (file.parent / name).is_file():
             known = list(_dicom_items(file.parent / name, name, modality))
-        found.append(Item(row["image"], row.get("study") or (known[0].study if known else name)))
+        found.append(Item(image, study or (known[0].study if known else name)))
     return found
 
 
 def _files(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
+        if STATE in names:  # masks and maps that an earlier call has written
+            folders.clear()
+            continue
         folders.sort()
         yield from (Path(place, name) for name in sorted(names))
 

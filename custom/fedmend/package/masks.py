@@ -1,6 +1,5 @@
 """Masks of new volumes, on the grid of the volume's own file."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from fedmend.errors import FedMendError
 from fedmend.package.inputs import Item
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.probabilities import probabilities
+from fedmend.package.rows import file_name
 
 MASKS = "masks"  # folder
 Window = tuple[float, float] | None  # centre, width
-LONGEST = 255  # bytes of a file name
 SLICES, SLICE_PIXELS = 16, 2**22  # most slices of a batch, and their pixels
 
 
@@ -67,14 +66,9 @@ def mask_rows(
 
 
 def mask_name(item: Item) -> str:
-    """The path of an item's mask below the folder of the results; where folders and file make a name that is too long
-    for one file, a hash of them and the end of it."""
+    """The path of an item's mask below the folder of the results."""
     suffix = "" if item.name.lower().endswith(NIFTI_SUFFIXES) else ".nii.gz"
-    name = item.name.replace("%", "%25").replace("/", "%2F") + suffix
-    if len(name.encode()) > LONGEST:
-        own = name.rpartition("%2F")[2].encode()[-LONGEST // 2 :].decode(errors="ignore")
-        name = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{own}"
-    return f"{MASKS}/{name}"
+    return f"{MASKS}/{file_name(item.name, suffix)}"
 
 
 def _volume(package: OpenedPackage, root: Path, item: Item) -> tuple[np.ndarray, np.ndarray, Window]:

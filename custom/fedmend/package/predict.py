@@ -16,6 +16,7 @@ from fedmend.data.store import decode
 from fedmend.data.tables import LabelTable
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
+from fedmend.learning.inference import chosen_device
 from fedmend.package.inputs import Item, by_study, digest_of, find_items
 from fedmend.package.masks import mask_rows, mask_table
 from fedmend.package.opened import OpenedPackage
@@ -75,7 +76,7 @@ def predict(
         FedMendError: nothing to read, images of another modality, a folder with something else, scores that are none.
     """
     prepared, masks = package.preprocessing, package.kind == SEGMENTATION
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     root, items, left_out = find_items(source, modality=prepared.modality, volumes=masks)
     if masks and isinstance(prepared.window, str):
         raise FedMendError(f"package {package.name}: expected a window in numbers for volumes, got {prepared.window!r}")

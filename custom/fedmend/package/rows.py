@@ -1,6 +1,7 @@
 """The table of predictions: a row per image as it is made, and a row per study when all are there."""
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from fedmend.errors import FedMendError
 
 IMAGES, STUDIES, STATE = "predictions.csv", "studies.csv", "predict.json"
 PART = f"{IMAGES}.part"
+LONGEST = 255  # bytes of a file name
 
 
 def text_of(rows: Iterable[Sequence[object]]) -> str:
@@ -34,6 +36,21 @@ def read_rows(file: Path) -> list[dict[str, str]]:
     """The same by column, without the header; a row that ends early has the columns of its cells."""
     head, *rows = read_table(file)
     return [dict(zip(head, row, strict=False)) for row in rows]
+
+
+def file_name(name: str, end: str) -> str:
+    """One file name for an image or volume, whatever folders it is in; where they make a name that is too long for a
+    file, a hash of them and the end of it.
+
+    Args:
+        name: path below the folder of the images.
+        end: what comes behind it.
+    """
+    whole = name.replace("%", "%25").replace("/", "%2F") + end
+    if len(whole.encode()) <= LONGEST:
+        return whole
+    own = whole.rpartition("%2F")[2].encode()[-LONGEST // 2 :].decode(errors="ignore")
+    return f"{hashlib.sha256(whole.encode()).hexdigest()[:16]}-{own}"
 
 
 class Rows:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedmend.basics.state import StateStore
 from fedmend.data.card import SiteCard, load_card
@@ -14,6 +13,7 @@ from fedmend.data.site import SiteData
 from fedmend.errors import FedMendError
 from fedmend.kinds import Kind, kind_of
 from fedmend.labels import SEGMENTATION, SINGLELABEL
+from fedmend.learning.inference import chosen_device
 from fedmend.method import Site
 from fedmend.package import Package
 from fedmend.repairs.site_run import LEDGER_NAME, load_opened, take_over_verdicts
@@ -72,7 +72,7 @@ def open_home(
         FedMendError: neither folder nor state, other classes, labels or preprocessing than the package's, or anything
             about the folder that cannot be used.
     """
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = chosen_device(device)
     name = state.name if state else (folder or Path("site")).resolve().name
     known = load_opened(StateStore(state), name) if state else None
     if folder is None and known is None:

@@ -18,6 +18,7 @@ from fedmend import Package
 from fedmend.data.readers import read_image, resize
 from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
+from fedmend.package import masks as mask_files
 from fedmend.package import predict as module
 from fedmend.package.explain import explain
 from fedmend.package.inputs import find_items
@@ -210,6 +211,47 @@ def test_a_table_names_images_and_studies(tmp_path):
     rows = table(tmp_path / "out" / "predictions.csv")
     assert [row["study"] for row in rows] == ["second", "1.0", "in/9.dcm"]
     assert rows[2]["problem"] == "expected a file, not found"
+
+
+def test_a_table_of_a_spreadsheet_names_images_too(tmp_path):
+    slices(tmp_path / "in", 2)
+    (tmp_path / "list.csv").write_text("image;study\nin/1.dcm ; second\nin/0.dcm;\n", encoding="utf-8-sig")
+    package(tmp_path).predict(tmp_path / "list.csv", tmp_path / "out")
+    rows = table(tmp_path / "out" / "predictions.csv")
+    assert [(row["image"], row["study"], row["problem"]) for row in rows] == [
+        ("in/1.dcm", "second", ""),
+        ("in/0.dcm", "1.0", ""),
+    ]
+
+
+def test_results_below_the_folder_of_the_images_are_none_of_them(tmp_path, monkeypatch):
+    made = package(tmp_path, "segmentation", "unet_narrow", ["lesion"], window=None, modality="MR")
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        values = np.random.default_rng(number).random((20, 24, 2)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / "in" / f"{number}.nii.gz")
+    written, write = [], mask_files._write_mask
+
+    def killed(*given):
+        if written:
+            raise KeyboardInterrupt
+        written.append(given)
+        return write(*given)
+
+    monkeypatch.setattr(mask_files, "_write_mask", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made.predict(tmp_path / "in", tmp_path / "in" / "out")
+    monkeypatch.setattr(mask_files, "_write_mask", write)
+    for out in ("out", "out", "other"):
+        assert made.predict(tmp_path / "in", tmp_path / "in" / out).images == 2
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:77"])
+def test_a_device_that_is_not_there_is_one_sentence(tmp_path, device):
+    slices(tmp_path / "in", 1)
+    got = f"'{device}', with {torch.cuda.device_count()} GPUs here"
+    with refused(f"--device: expected cpu, cuda or cuda:NUMBER of a GPU of this machine, got {got}"):
+        package(tmp_path).predict(tmp_path / "in", tmp_path / "out", device=device)
 
 
 def test_slices_of_a_volume_and_frames_are_images(tmp_path):
