@@ -105,12 +105,16 @@ class RunLog:
             self._records.decision("other_data", dict(other_data), saved.done)
             sites = ", ".join(f"{site} ({', '.join(splits)})" for site, splits in other_data.items())
             self.warn(f"the run goes on with other data from round {saved.done + 1} on, as allow_changes says: {sites}")
+            chooses = [s for s in BEST_SPLITS if any(sizes.get(s) for sizes in self._census.sizes.values())][:1]
+            if self._best and any(split in chooses for splits in other_data.values() for split in splits):
+                self._best = (NOT_CHOSEN, self._best[1])  # whose value is of other samples: any of these counts more
         if saved.damaged:
             self._records.decision("checkpoint_damaged", {"at_round": saved.done})
             self.warn(f"the newest checkpoint is damaged; the run goes on from that after round {saved.done}")
 
     def done_before(self, run_name: str, rounds: int, job: str) -> None:
         """Says that no round is left to do, and which ``job`` did the last of all ``rounds``."""
+        self._best = self._checkpoint.best()  # of other data, too, as no other model is there
         self.decision("no_round_left", {"job": job}, rounds)
         by = f" by job {job}" if job else ""
         self.warn(

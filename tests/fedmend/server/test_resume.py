@@ -2,6 +2,7 @@
 
 import json
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -412,6 +413,25 @@ def test_a_site_that_is_away_for_a_job_must_come_back_with_the_same_data(tmp_pat
 
 def val(auc):
     return {"val": histograms(auc, auc)}
+
+
+@pytest.mark.parametrize(("split", "best"), [("val", 2), ("test", 1)])
+def test_the_best_model_is_chosen_anew_where_the_samples_that_choose_it_are_others(tmp_path, split, best):
+    auc = {0: 0, 1: 1, 2: 0.5, 3: 0}
+
+    def measured(site, question, *given):
+        result = showing(**({split: "1"} if resumed else {}))(site, question, *given)
+        return replace(result, counts=val(auc[result.round_num]) if result.counts else {})
+
+    resumed = False
+    play(tmp_path, crashing(2, answer=measured))
+    resumed = True
+    again = play(tmp_path, measured, allow_changes=["evaluation_data"])
+    assert again.stopped == ""
+    assert again.content("results.json")["best"]["round"] == best
+    resumed = False
+    finished = play(tmp_path, measured, allow_changes=["evaluation_data"])  # nothing is trained, no model is better
+    assert finished.content("results.json")["best"]["round"] == best
 
 
 @pytest.mark.parametrize("better", [True, False])
