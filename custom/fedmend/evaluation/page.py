@@ -106,7 +106,7 @@ def _diagram(results: Mapping[str, Any], found: Sequence[Mapping]) -> Figure:
 
     diagonal = Line([0.0, 1.0], [0.0, 1.0], "reference")
     panels = [
-        Panel(name, [diagonal, Line([b[0] for b in row["bins"]], [b[1] for b in row["bins"]])])
+        Panel(name, [diagonal, *[Line([b[0] for b in own], [b[1] for b in own]) for own in [row["bins"]] if own]])
         for name, row in zip(results["classes"], found, strict=True)
     ]
     return grid_figure(

@@ -116,6 +116,19 @@ def test_a_threshold_that_no_validation_split_has_chosen_is_not_a_number_on_the_
     assert f"but as the network gives them for {CLASSES[1]}, {CLASSES[2]}" in page
 
 
+def test_a_class_that_the_split_does_not_label_has_no_number_and_the_others_have_theirs(tmp_path):
+    package, folder = multilabel(tmp_path)
+    with open(folder / "test.csv", newline="") as stream:
+        rows = [{name: cell for name, cell in row.items() if name != CLASSES[1]} for row in csv.DictReader(stream)]
+    with open(folder / "test.csv", "w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    found = package.evaluate(folder, tmp_path / "out").results
+    assert [row["ece"] is None for row in found["calibration"]] == [False, True, False]
+    assert (tmp_path / "out" / "evaluation.html").is_file()
+
+
 def test_a_group_of_four_and_what_would_give_it_away_are_in_no_file(tmp_path):
     sex = ["F"] * 4 + ["M"] * 8 + ["D"] * 12
     package, folder = multilabel(tmp_path, sex=sex)
