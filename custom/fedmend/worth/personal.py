@@ -68,12 +68,15 @@ def check_out(out: Path) -> None:
     """Refuses a folder that no package can be written to.
 
     Raises:
-        FedMendError: another name than ``NAME.fedmend``, or a folder with something else in it.
+        FedMendError: another name than ``NAME.fedmend``, or a folder with something else than a package that was made
+            here in it.
     """
     if out.suffix != SUFFIX or not out.stem:
         raise FedMendError(f"--out: expected a folder NAME{SUFFIX}, got {out.name!r:.60}")
     if out.exists() and not is_package(out):
         raise FedMendError(f"--out: expected a new folder, {out} has other files")
+    if out.exists() and Package(out).info.get("model") != PERSONALISED:  # e.g. the one that it is made from
+        raise FedMendError(f"--out: expected a new folder, {out} has the model of a run, which would be lost")
 
 
 def write_personal(out: Path, package: Package, home: Home, trained: Trained, *, layers: str) -> Path:
@@ -111,7 +114,9 @@ def write_personal(out: Path, package: Package, home: Home, trained: Trained, *,
         "phantom": home.phantom,
         "norm": AVERAGED,
         "round": None,
-        "metrics": {split: kind.metrics(found, val if split != "val" else None) for split, found in counts.items()},
+        "metrics": {
+            split: kind.metrics(own, val if split != "val" else None)["macro"] for split, own in counts.items()
+        },
         "intervals": {split: kind.intervals(found, val if split != "val" else None) for split, found in counts.items()},
         "thresholds": kind.calibrated(kind.thresholds(val), val, FEWEST),
         "provenance": {**(info.get("provenance") or {}), PERSONALISED: {"site": home.site.name, **training}},

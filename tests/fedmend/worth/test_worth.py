@@ -24,6 +24,7 @@ from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights
 from fedmend.methods import condist
 from fedmend.package import Package
+from fedmend.package.model_card import write_card
 from fedmend.records.package_files import write_package
 from fedmend.repairs.label_ledger import Repairs
 from fedmend.repairs.site_run import LEDGER_NAME, save_opened
@@ -116,12 +117,17 @@ def test_a_package_trained_on_without_a_network_is_the_child_of_the_given_one(tm
     }
     assert own.info["provenance"]["personalised"]["chosen_epoch"] == trained.chosen
     assert own.info["provenance"]["personalised"]["chosen_on"] == "auc of the site's val split"
-    assert own.info["metrics"]["val"]["macro"]["auc"] == trained.values[trained.chosen]
+    assert own.info["metrics"]["val"]["auc"] == trained.values[trained.chosen]
     assert own.not_fitted == (*["1 to 4 positives, 10 needed"] * 2, "0 positives, 10 needed")  # six validation images
     assert own.thresholds == (0.5, 0.5, 0.5)
     assert own.preprocessing == package.preprocessing
     assert not torch.equal(own.network().classifier.weight, package.network().classifier.weight)
     assert torch.equal(own.network().classifier.weight, trained.model.classifier.weight)
+    card = json.loads(write_card(own, tmp_path / "card")[0].read_text())
+    assert card["metrics"]["val"]["auc"]["value"] == trained.values[trained.chosen]
+    assert write_personal(out, package, home, trained, layers="head") == out  # again
+    with refused(f"--out: expected a new folder, {package.folder} has the model of a run, which would be lost"):
+        write_personal(package.folder, package, home, trained, layers="all")
 
 
 def test_a_training_that_validation_finds_no_better_ends_early_and_leaves_the_model_as_it_came(tmp_path, site):
