@@ -13,7 +13,7 @@ from fedmend.learning.networks import initial_network
 from fedmend.package import Package
 from fedmend.records.package_files import SUFFIX
 from fedmend.worth.home import Home
-from fedmend.worth.paired import RESAMPLES, Compared, Difference, compare
+from fedmend.worth.paired import RESAMPLES, Compared, Difference, check_units, compare
 from fedmend.worth.personal import EPOCHS, check_out, given_model, personalise, settings_of, write_personal
 from fedmend.worth.training import ALL, Trained, plan_of, train_at
 
@@ -82,6 +82,7 @@ def worth(
     test = home.site.data.evaluation.get("test")
     if test is None:
         raise FedMendError(f"{home.site.name}: site.json, field splits: expected test to compare models on, got none")
+    check_units(home.site.name, test)  # before hours of training
     goal = out / f"{package.name}-personal{SUFFIX}"
     check_out(goal)
     settings = settings_of(package)

@@ -66,10 +66,9 @@ def compare(kind: Kind, models: Mapping[str, nn.Module], split: Any, site: Site,
     Raises:
         FedMendError: a model gives scores that are none, or the split has fewer than two patients.
     """
+    check_units(site.name, split)
     units, by_patient = units_of(split)
     groups = [np.flatnonzero(units == unit) for unit in np.unique(units)]
-    if len(groups) < 2:
-        raise FedMendError(f"{site.name}: {split.file}: expected at least 2 patients to compare models on, got 1")
     answers = {name: kind.scored(model, split, site) for name, model in models.items()}
     rng = np.random.default_rng(seed)
     draws = [np.arange(len(split)), *(_drawn(groups, rng) for _ in range(RESAMPLES))]
@@ -83,6 +82,20 @@ def compare(kind: Kind, models: Mapping[str, nn.Module], split: Any, site: Site,
         Difference(a, b, {n: _summary(table[a][n] - table[b][n]) for n in names}) for b, a in combinations(table, 2)
     ]
     return Compared(len(split), len(groups), by_patient, metrics, differences)
+
+
+def check_units(site: str, split: Any) -> None:
+    """Refuses a split on which no models can be compared.
+
+    Args:
+        site: name of the site.
+        split: of the kind.
+
+    Raises:
+        FedMendError: it has fewer than two patients.
+    """
+    if (found := len(np.unique(units_of(split)[0]))) < 2:
+        raise FedMendError(f"{site}: {split.file}: expected at least 2 patients to compare models on, got {found}")
 
 
 def units_of(split: Any) -> tuple[np.ndarray, bool]:

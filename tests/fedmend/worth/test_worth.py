@@ -270,6 +270,16 @@ def test_the_hospital_alone_trains_as_long_as_in_the_run_from_the_runs_own_seed(
     assert found.alone.chosen > 0  # an untrained model is never chosen
 
 
+def test_a_test_split_of_one_patient_is_refused_before_anything_is_trained(tmp_path, site, monkeypatch):
+    package = make_package(tmp_path)
+    with open(site / "test.csv", newline="") as stream:
+        lines = stream.read().splitlines()
+    (site / "test.csv").write_text("\n".join(lines[:2]) + "\n")
+    monkeypatch.setattr(page_module, "train_at", None)
+    with refused("site-1: test.csv: expected at least 2 patients to compare models on, got 1"):
+        worth(package, home_of(tmp_path, package, site), tmp_path / "out")
+
+
 def test_without_a_test_split_there_is_no_page(tmp_path, site):
     card = json.loads((site / "site.json").read_text())
     del card["splits"]["test"]
