@@ -6,6 +6,7 @@ The images stay where they are and are read as they are. :mod:`fedmend.datasets.
 """
 
 import csv
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +73,8 @@ def prepare(
         tell(images, say)
         _write_table(out, images, patients_of(images, say), classes)
         say(f"fill in {out / TABLE}, then:")
-        say(f"fedmend prepare csv {out / TABLE} SITE_FOLDER --images {source} --classes ...")
+        words = ["fedmend", "prepare", "csv", str(out / TABLE), "SITE_FOLDER", "--images", str(source)]
+        say(f"{shlex.join(words)} --classes ...")
         return
     header, rows, units = labelled_images(
         source, Path(labels), columns or {}, keep=keep, modalities=modalities, processes=processes, say=say

@@ -4,6 +4,7 @@ The images stay where they are. Patients become running numbers: nothing needs m
 """
 
 import contextlib
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -364,6 +365,6 @@ def done(out: Path, say: Say) -> int:
         lines.append(f"look at training images as the network will see them; they stay here: {out / SHEET}")
     if found.impossible and not refused:
         raise FedMendError(f"training images: {found.impossible}; the site folder is {out}")
-    for line in [*lines, f"the site folder is {out}; check it: fedmend sitecheck {out}"]:
+    for line in [*lines, f"the site folder is {out}; check it: {shlex.join(['fedmend', 'sitecheck', str(out)])}"]:
         say(line)
     return SOME_UNUSABLE if refused else 0

@@ -5,6 +5,7 @@ object already keeps one of it.
 """
 
 import re
+import shlex
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +80,7 @@ def _read(file: Path) -> Any:
 def _refused(target: str, taken: int, files: Sequence[Path], why: str) -> FedMendError:
     return FedMendError(
         f"send: expected {target} to take {len(files)} files, it took {taken}: {why}; the files are as they were, send"
-        f" them again with: fedmend send {files[0].parent} {target}"
+        f" them again with: {shlex.join(['fedmend', 'send', str(files[0].parent), target])}"
     )
 
 

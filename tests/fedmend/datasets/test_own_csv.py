@@ -1,6 +1,7 @@
 """A hospital's own table as a site folder."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from PIL import Image
 from fedmend.data.card import load_card
 from fedmend.data.readers import read_image
 from fedmend.data.tables import load_table
+from fedmend.datasets import own_dicom
 from fedmend.datasets.own_csv import class_names, column_names, prepare
-from fedmend.datasets.own_site import SiteChoices, parse_window
+from fedmend.datasets.own_site import SiteChoices, done, parse_window
 from fedmend.errors import FedMendError
 
 CHOICES = SiteChoices(test_share=0.25, val_share=0.25)
@@ -246,6 +248,21 @@ def test_images_that_nobody_can_read_are_refused(table, tmp_path):
     reason = "expected a picture of 8 bits in grey or RGB, got 16 bits"
     with refused(f"images: expected some that can be read, got none of 16: {reason}"):
         prepare(source, tmp_path / "out", choices=CHOICES)
+
+
+def test_commands_that_are_printed_can_be_typed_where_folders_have_blanks(table, tmp_path):
+    out, said = tmp_path / "our site", []
+    prepared(table(), out)
+    done(out, said.append)
+    assert said[-1].endswith(f"check it: fedmend sitecheck '{out}'")
+    make_dicom(tmp_path / "my archive" / "1.dcm", np.arange(64).reshape(8, 8))
+    own_dicom.prepare(tmp_path / "my archive", tmp_path / "to label", choices=CHOICES, progress=said.append)
+    assert shlex.split(said[-1])[3:7] == [
+        str(tmp_path / "to label" / "images.csv"),
+        "SITE_FOLDER",
+        "--images",
+        str(tmp_path / "my archive"),
+    ]
 
 
 def test_a_folder_with_content_is_not_written_into(table, tmp_path):
