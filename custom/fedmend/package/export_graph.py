@@ -6,6 +6,7 @@ metadata as it is in the package.
 """
 
 import contextlib
+import io
 import json
 import logging
 import warnings
@@ -44,12 +45,9 @@ def write_torch(package: OpenedPackage, out: Path) -> None:
     _check(out, ".pt2")
     program = _program(package)
     with write_atomically(out) as temporary, _quiet():
-        whole = temporary.with_name(f"{temporary.name}.pt2")  # which PyTorch asks the name to end with
-        try:
-            torch.export.save(program, whole, extra_files={"fedmend.json": json.dumps(described(package), indent=2)})
-            whole.replace(temporary)
-        finally:
-            whole.unlink(missing_ok=True)
+        content = io.BytesIO()  # writing to a file, PyTorch ends the process where the disk is full
+        torch.export.save(program, content, extra_files={"fedmend.json": json.dumps(described(package), indent=2)})
+        temporary.write_bytes(content.getbuffer())
         _same(package, lambda pixels: program.module()(pixels))
 
 

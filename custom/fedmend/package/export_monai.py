@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import fedmend
 from fedmend.basics.files import make_folder, whole_folder, write_text
+from fedmend.basics.state import torch_bytes
 from fedmend.basics.words import markdown, printable
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
@@ -62,7 +61,7 @@ def write_bundle(package: OpenedPackage, out: Path) -> None:
             make_folder((temporary / name).parent)
             write_text(temporary / name, text)
         make_folder((temporary / MODEL).parent)
-        torch.save(as_library(package.network(), network), temporary / MODEL)
+        (temporary / MODEL).write_bytes(torch_bytes(as_library(package.network(), network)))
 
 
 def _check_texts(content: object, where: str) -> None:

@@ -1,12 +1,11 @@
-import contextlib
 import os
-import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from factories import refused
+from full_disk import full_disk
 
 from fedmend.basics import state
 from fedmend.basics.state import StateStore
@@ -53,17 +52,6 @@ def test_a_save_that_fails_half_way_keeps_the_old_state(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert store.load("a") == 1
     assert names(tmp_path) == ["a.pt"]
-
-
-@contextlib.contextmanager
-def full_disk(limit):
-    """Every write of a file beyond so many bytes fails, also those of pytest's own output."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("limit", [0, 5_000])

@@ -4,8 +4,10 @@ import sys
 import pytest
 import torch
 from factories import ROOT, refused
+from full_disk import full_disk
 from package_factories import CHOSEN, make_package
 
+from fedmend.package import export_graph
 from fedmend.package.probabilities import Asked, probabilities
 
 MASKS = {"kind": "segmentation", "network": "unet_narrow", "classes": ["lesion"], "window": None}
@@ -28,6 +30,17 @@ def test_a_program_gives_the_probabilities_for_any_batch(tmp_path, model):
     assert json.loads(json.loads(content["fedmend.json"])["classes"]) == list(made.classes)
     assert str(ROOT).encode() not in (tmp_path / "out" / "model.pt2").read_bytes()
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.pt2"]
+
+
+def test_a_full_disk_is_an_error_of_the_system_and_no_end_of_the_process(tmp_path, monkeypatch):
+    made = make_package(tmp_path)
+    monkeypatch.setattr(export_graph, "_program", lambda package: None)
+    monkeypatch.setattr(torch.export, "save", lambda program, content, **_: content.write(bytes(9_999)))  # 2 s
+    with pytest.raises(OSError, match="File too large"), full_disk(5_000):
+        made.export(torch=tmp_path / "model.pt2")
+    with pytest.raises(OSError, match="File too large"), full_disk(50_000):
+        made.export(monai=tmp_path / "bundle")
+    assert [file.name for file in tmp_path.iterdir()] == ["run-1.fedmend"]
 
 
 @pytest.mark.slow
