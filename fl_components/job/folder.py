@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedmend.basics.files import copy_folder
+from fedmend.basics.files import copy_folder, make_folder, whole_folder
 from fedmend.errors import FedMendError
 from fl_components.job.reading import JobFiles, components, read
 from fl_components.job.settings import (
@@ -113,11 +113,13 @@ def configure_job(job: Path, out: Path, changes: Changes = UNCHANGED, *, strict:
         FedMendError: no job, unknown variant, setting or receiver, or a value of another kind than the job's.
     """
     before, after = read(job), changed(job, changes, strict=strict)
-    copy_folder(job, out)
-    for name, content in after.content.items():
-        marked = (out / name).read_bytes().startswith(codecs.BOM_UTF8)  # which FLARE cannot read
-        if marked or content != before.content[name]:  # what nobody changes stays as it was written
-            (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    make_folder(out.parent)
+    with whole_folder(out) as temporary:  # half of it would be a job with the settings of the other one
+        copy_folder(job, temporary)
+        for name, content in after.content.items():
+            marked = (temporary / name).read_bytes().startswith(codecs.BOM_UTF8)  # which FLARE cannot read
+            if marked or content != before.content[name]:  # what nobody changes stays as it was written
+                (temporary / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

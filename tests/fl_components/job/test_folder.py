@@ -5,6 +5,7 @@ from factories import refused
 from job_factories import CLIENT, SERVER, write_job
 
 from fedmend.errors import FedMendError
+from fl_components.job import folder
 from fl_components.job.folder import Changes, all_jobs, configure_job, read_job
 from fl_components.job.settings import Component
 
@@ -44,6 +45,17 @@ def test_a_refused_setting_leaves_no_copy(job, tmp_path):
     with refused("job variable num_rounds: expected a whole number, got 'x'"):
         configure_job(job, tmp_path / "out", Changes({"num_rounds": "x"}))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_copy_that_was_stopped_halfway_is_no_job_with_the_settings_of_the_other_one(job, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder.json, "dumps", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        configure_job(job, tmp_path / "out", Changes({"num_rounds": 7}))
+    monkeypatch.undo()
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_sites_are_named_in_the_meta_file(job, tmp_path):
