@@ -127,27 +127,37 @@ def copy_folder(source: Path, goal: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path, *, synced: bool = True) -> Iterator[Path]:
+def whole_folder(folder: Path, *, synced: bool = True, replaces: bool = False) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that becomes it when the block ends without an error, whole for everybody.
 
     Args:
-        folder: the name must not be taken at the end of the block; its parent exists.
+        folder: its parent exists.
         synced: files and names are on the disk when the block has ended; not needed for what can be made again.
+        replaces: what is there of this name is lost, once the new one is whole; without it the name must not be taken
+            at the end of the block.
 
     Yields:
         The temporary folder.
     """
-    temporary = folder.with_name(f"{folder.name}.{secrets.token_hex(RANDOM)}")
+    temporary, before = (folder.with_name(f"{folder.name}.{secrets.token_hex(RANDOM)}") for _ in range(2))
     temporary.mkdir()  # with the rights that the process's umask leaves
     try:
         yield temporary
         for content in (*temporary.rglob("*"), temporary) if synced else ():
             sync(content)
-        os.replace(temporary, folder)
+        if replaces and folder.is_dir():
+            os.replace(folder, before)
+        try:
+            os.replace(temporary, folder)
+        except OSError:
+            if before.is_dir():
+                os.replace(before, folder)
+            raise
         if synced:
             sync(folder.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left in (temporary, before):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

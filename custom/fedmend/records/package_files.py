@@ -7,7 +7,6 @@ the network, which no code has to be unpickled for; ``SHA256SUMS`` is as ``sha25
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def write_package(
     *,
     sign: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Writes a package, in the place of one that an earlier attempt has left.
+    """Writes a package, in the place of an earlier one, which is there until this one is whole.
 
     Args:
         folder: its name ends with ``.fedmend``.
@@ -40,8 +39,7 @@ def write_package(
     from safetensors.numpy import save
 
     make_folder(folder.parent)
-    shutil.rmtree(folder, ignore_errors=True)
-    with whole_folder(folder) as temporary:
+    with whole_folder(folder, replaces=True) as temporary:
         (temporary / WEIGHTS).write_bytes(save({k: np.ascontiguousarray(v) for k, v in weights.items()}))
         write_text(temporary / ABOUT, json.dumps({"format": FORMAT, **about}, indent=2) + "\n")
         write_text(temporary / SUMS, "".join(f"{sha256(temporary / name)}  {name}\n" for name in (ABOUT, WEIGHTS)))

@@ -66,14 +66,13 @@ def _keep(name: str, question: Question, config: SiteConfig, trust: Trust | None
         count_task(name, config, StateStore(folder), question.name)
         files = _checked(question.weights, run, folder)
         sweep(folder, FOLDER)
-        with whole_folder(goal) as temporary:
+        with whole_folder(goal, replaces=True) as temporary:
             package = temporary / f"{_name(files[ABOUT], run)}{SUFFIX}"
             package.mkdir()
             for file, content in files.items():
                 (package / file).write_bytes(content.tobytes())
             found = verify_package(package, trust)
             _check(package, run)
-            shutil.rmtree(goal, ignore_errors=True)
     by = f"signed by {found.name}" if found else "unsigned, as this federation has no certificates"
     LOG.info("%s: keeps the model of run %s, %s", name, run.run_name, by)
 

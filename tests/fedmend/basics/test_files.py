@@ -3,6 +3,7 @@ import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,6 +94,30 @@ def test_a_user_that_waits_gets_the_folder_when_the_process_before_it_dies(tmp_p
         threading.Timer(0.3, other.kill).start()
         with locked(tmp_path / "in_use", patience=20) as alone:
             assert alone
+
+
+def test_a_folder_that_is_replaced_is_there_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    def make(text):
+        with whole_folder(tmp_path / "model", replaces=True) as temporary:
+            (temporary / "file").write_text(text)
+            if text == "broken":
+                raise OSError("no space")
+
+    def fails(source, goal):
+        if Path(goal).name == "model" and (Path(source) / "file").read_text() == "refused":
+            raise OSError("refused")
+        replace(source, goal)
+
+    replace = os.replace
+    make("first")
+    monkeypatch.setattr(os, "replace", fails)
+    for text in ("broken", "refused"):
+        with pytest.raises(OSError, match=r"no space|refused"):
+            make(text)
+        assert (tmp_path / "model" / "file").read_text() == "first"
+    make("second")
+    assert (tmp_path / "model" / "file").read_text() == "second"
+    assert [place.name for place in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_folder_is_there_whole(tmp_path):

@@ -29,6 +29,16 @@ def test_what_is_written_is_read_and_its_bytes_are_the_same_every_time(package, 
     assert package_digest(package) != digest
 
 
+def test_a_package_that_cannot_be_written_leaves_the_one_before(package):
+    def fails(folder):
+        raise OSError("no space")
+
+    digest = package_digest(package)
+    with pytest.raises(OSError, match="no space"):
+        write_package(package, {"name": "other"}, WEIGHTS, sign=fails)
+    assert (read_package(package)["name"], package_digest(package)) == ("run", digest)
+
+
 def test_the_sums_are_those_of_a_common_tool(package):
     said = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=package, capture_output=True, text=True).stdout
     assert said == "package.json: OK\nweights.safetensors: OK\n"
