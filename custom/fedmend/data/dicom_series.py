@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmend.data.dicom_files import frame_values, frames_of, group_of, open_dicom
+from fedmend.data.dicom_files import frame_values, frames_of, group_of, groups_of, open_dicom
+from fedmend.data.dicom_values import header_number
 from fedmend.data.raw import WIDEST, UnreadableImage, check_pixels, grey_range
 from fedmend.errors import FedMendError
 
@@ -149,3 +150,28 @@ def voxels_of_series(
         voxels[unmeasured] = low - width
         window = (float(low + width / 2), float(width))
     return voxels, window
+
+
+def number_of(value: object, otherwise: float) -> float:
+    """The number that a header holds in a field; ``otherwise`` where it is none."""
+    try:
+        number = header_number(value, "")
+    except UnreadableImage:
+        return otherwise
+    return number if np.isfinite(number) else otherwise
+
+
+def height_of(header: "Dataset", frame: int) -> float:
+    """Distance of a slice along its normal in mm; NaN where the header does not say it."""
+    place = turn = None
+    for group in groups_of(header, frame):
+        if place is None and (found := group.get("PlanePositionSequence")):
+            place = found[0].get(PLACE)
+        if turn is None and (found := group.get("PlaneOrientationSequence")):
+            turn = found[0].get(TURN)
+    place, turn = (header.get(PLACE) if place is None else place), (header.get(TURN) if turn is None else turn)
+    if not place or not turn or (len(place), len(turn)) != (3, 6):
+        return float("nan")
+    (x, y, z), (rx, ry, rz, dx, dy, dz) = ([number_of(v, float("nan")) for v in values] for values in (place, turn))
+    # Along the cross product of row and column; np.cross took 8 % of the time that a header takes.
+    return x * (ry * dz - rz * dy) + y * (rz * dx - rx * dz) + z * (rx * dy - ry * dx)

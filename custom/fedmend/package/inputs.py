@@ -1,7 +1,9 @@
 """What a model is asked about: the images or volumes in a folder or a table, and the study that each is of."""
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import warnings
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 from fedmend.data.csv_files import DELIMITERS, read_csv
 from fedmend.data.dicom_files import frames_of, open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
+from fedmend.data.dicom_series import PLACE, TURN, height_of, number_of
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES, open_nifti
 from fedmend.data.store import file_stamp
 from fedmend.errors import FedMendError
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 
 FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
 UID = re.compile(r"[0-9.]{1,64}")
-HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", "SeriesInstanceUID", "InstanceNumber")
+SERIES = "SeriesInstanceUID"
+HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", SERIES, "InstanceNumber", PLACE, TURN)
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,17 @@ class Item:
         kind: what it shows, see :func:`fedmend.data.dicom_kinds.kind_of`.
         files: paths of a DICOM series below the folder, or of the slices of a study in their order; empty: the one of
             the name.
-        number: InstanceNumber of a DICOM image, by which the slices of a study are sorted; 0 where it is unknown.
+        series: UID of the series of a DICOM image.
+        height: of a DICOM image along the normal of its slice in mm; NaN where it is unknown.
+        number: InstanceNumber of a DICOM image; 0 where it is unknown.
     """
 
     name: str
     study: str
     kind: str = IMAGE
     files: tuple[str, ...] = ()
+    series: str = ""
+    height: float = math.nan
     number: int = 0
 
     @property
@@ -97,14 +105,25 @@ def digest_of(root: Path, items: Sequence[Item]) -> str:
 
 
 def by_study(items: Sequence[Item]) -> list[Item]:
-    """The studies of some images, each where its first image stood."""
+    """The studies of some images, each where its first image stood; its images in the order that
+    :mod:`fedmend.datasets.own_dicom_files` gives them in the tables of a site."""
     studies: dict[str, list[Item]] = {}
     for item in items:
         studies.setdefault(item.study, []).append(item)
     return [
-        Item(name, name, files=tuple(item.name for item in sorted(own, key=lambda item: item.number)))
+        Item(name, name, files=tuple(item.name for series in _by_series(own) for item in series))
         for name, own in studies.items()
     ]
+
+
+def _by_series(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """The series of a study, each by the places of its images if all have one, else by their numbers."""
+    found: dict[str, list[Item]] = {}
+    for item in items:
+        found.setdefault(item.series, []).append(item)
+    for _, own in sorted(found.items()):
+        placed = all(math.isfinite(item.height) for item in own)
+        yield sorted(own, key=lambda item: (item.height if placed else 0.0, item.number))  # used at once
 
 
 def _of_table(file: Path, modality: str) -> list[Item]:
@@ -185,18 +204,22 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
     if IMAGE in kinds and modality and found and found != modality and not {found, modality} <= FILMS:
         raise FedMendError(f"predict: expected images of modality {modality}, as the model was trained on, got {found}")
     if volumes:
-        series = word_of(header, "SeriesInstanceUID") if frames == 1 else ""
+        series = word_of(header, SERIES) if frames == 1 else ""
         if series and not UID.fullmatch(series):  # it names files, and a header may say e.g. ../other.nii.gz
             series = f"series-{hashlib.sha256(series.encode(errors='replace')).hexdigest()[:16]}"
         yield Item(series or name, study, IMAGE if IMAGE in kinds else kinds[0], (name,))
         return
-    names, place = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)], _place_of(header)
-    yield from (Item(one, study, kind, number=place) for one, kind in zip(names, kinds, strict=True))
+    names, series = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)], word_of(header, SERIES)
+    for frame, (one, kind) in enumerate(zip(names, kinds, strict=True)):
+        height, number = _place_of(header, frame)
+        yield Item(one, study, kind, series=series, height=height, number=number)
 
 
-def _place_of(header: "Dataset") -> int:
-    """The InstanceNumber of a header; 0 where it has none that is a number."""
-    try:
-        return int(header.get("InstanceNumber") or 0)
-    except Exception:  # pydicom raises many types for a field that is not what it has to be
-        return 0
+def _place_of(header: "Dataset", frame: int) -> tuple[float, int]:
+    """Height and InstanceNumber of an image; NaN and 0 where the header does not say them in numbers."""
+    height, number = math.nan, 0
+    with contextlib.suppress(Exception):  # pydicom raises many types for a field that is not what it has to be
+        height = height_of(header, frame)
+    with contextlib.suppress(Exception):
+        number = int(number_of(header.get("InstanceNumber") or 0, 0))
+    return height, number

@@ -16,6 +16,8 @@ from result_factories import PREPARED
 
 from fedmend import Package
 from fedmend.data.readers import read_image, resize
+from fedmend.datasets import own_dicom
+from fedmend.datasets.own_site import SiteChoices
 from fedmend.learning.networks import initial_network
 from fedmend.learning.weights import get_weights
 from fedmend.package import masks as mask_files
@@ -104,6 +106,29 @@ def test_a_model_of_studies_sees_some_slices_of_each_in_the_order_of_their_numbe
     assert [(s["study"], s["images"], s["edema_probability"]) for s in studies] == [
         (row["study"], "1", row["edema_probability"]) for row in rows
     ]
+
+
+def test_a_model_of_studies_sees_the_slices_that_it_saw_at_a_site(tmp_path):
+    archive, turn = tmp_path / "archive", [1, 0, 0, 0, 1, 0]
+    for patient in range(2):
+        for series, count in (("2", 7), ("1", 4)):
+            for n in range(count):
+                uid = f"1.{patient}.{series}"
+                about = {"PatientID": str(patient), "StudyInstanceUID": f"1.{patient}", "SeriesInstanceUID": uid}
+                about |= {"SOPInstanceUID": f"{uid}.{n}", "InstanceNumber": count - n, "Modality": "CT"}
+                place = {"ImagePositionPatient": [0, 0, 3 * n], "ImageOrientationPatient": turn}
+                stored = np.random.default_rng([patient, int(series), n]).integers(-900, 80, (40, 40))
+                make_dicom(archive / f"{patient}{series}{n}", stored, **about, **place)
+    (tmp_path / "labels.csv").write_text("PatientID,edema,nodule\n0,1,0\n1,0,1\n")
+    choices = SiteChoices(test_share=0, val_share=0, per_study=True)
+    own_dicom.prepare(archive, tmp_path / "site", labels=tmp_path / "labels.csv", choices=choices, processes=1)
+    (archive / "train.csv").write_text((tmp_path / "site" / "train.csv").read_text())
+    made = package(tmp_path, network="study/resnet_narrow", study_slices=3)
+    found = []
+    for source, out in ((archive, "a"), (archive / "train.csv", "b")):
+        made.predict(source, tmp_path / out)
+        found.append([[row[f"{c}_probability"] for c in CLASSES] for row in table(tmp_path / out / "predictions.csv")])
+    assert found[0] == found[1]
 
 
 def test_a_slice_whose_number_is_none_is_an_image_like_others(tmp_path):
