@@ -19,6 +19,7 @@ from fedmend.basics.files import make_folder, write_atomically
 from fedmend.data.dicom_files import open_dicom
 from fedmend.data.dicom_series import Slice, slices_of
 from fedmend.data.dicom_writing import with_all_fields
+from fedmend.data.identity import loose
 from fedmend.errors import FedMendError, not_installed
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.package.inputs import Item
@@ -40,7 +41,8 @@ class Written:
 
     Attributes:
         files: DICOM files.
-        without: studies or volumes of other formats, which have no study to belong to, or that could not be used.
+        without: studies or volumes of other formats, which have no study to belong to, or of two patients, or that
+            could not be used.
     """
 
     files: list[Path]
@@ -191,8 +193,10 @@ def _reports(package: OpenedPackage, root: Path, items: Sequence[Item], results:
             usable = [item for item in members[study["study"]] if not images[item.name]["problem"]]
             names = dict.fromkeys(name.partition("#")[0] for item in usable for name in item.images)
             headers = {name: _header(root / name, _texts(package)) for name in names}
-            uids = {str(h.get("StudyInstanceUID")) for h in headers.values() if h is not None}
-            if usable and None not in headers.values() and len(uids) == 1:
+            whose = {
+                (str(h.StudyInstanceUID), loose(str(h.PatientID or ""))) for h in headers.values() if h is not None
+            }
+            if usable and None not in headers.values() and len(whose) == 1:  # never a report of two patients
                 yield partial(_report, package, study, usable, images, headers, out)
 
     return _written(made(), len(studies))

@@ -276,6 +276,14 @@ def test_odd_headers_and_words_in_other_letters_reach_the_objects(tmp_path, made
     assert "Ödem" in {str(e.value) for e in written.iterall() if e.VR in ("LO", "UT")}
 
 
+def test_a_study_of_two_patients_has_no_report(tmp_path):
+    series(tmp_path / "in" / "a", AXIAL)
+    series(tmp_path / "in" / "b", AXIAL, SeriesInstanceUID="1.2.8", PatientID="P2")
+    series(tmp_path / "in" / "c", AXIAL, SeriesInstanceUID="1.3.8", StudyInstanceUID="1.3.4", PatientID="P3")
+    found = make_package(tmp_path).predict(tmp_path / "in", tmp_path / "out", dicom=tmp_path / "dicom")
+    assert ([pydicom.dcmread(file).PatientID for file in found.dicom], found.without) == (["P3"], 1)
+
+
 def test_a_series_that_can_have_no_object_stops_no_other(tmp_path, caplog):
     package = make_package(tmp_path, **MASKS)
     series(tmp_path / "in" / "a", AXIAL, SeriesInstanceUID="1.2.8")
