@@ -24,6 +24,7 @@ from fedmend.errors import FedMendError
 from fedmend.messages import HOLD, WAITS
 
 FOLDER = ".approval"  # in state_dir, beside the folders of runs
+AUDIT = "label-audit-"  # begins the names of requests of audits
 POLL = 1.0
 
 
@@ -75,7 +76,7 @@ def approved_audit(state_dir: Path, site: str, about: Mapping[str, Any]) -> Iter
     Raises:
         FedMendError: nobody has approved it yet.
     """
-    name = f"label-audit-{sha256(json.dumps(about).encode()).hexdigest()[:12]}"
+    name = f"{AUDIT}{sha256(json.dumps(about).encode()).hexdigest()[:12]}"
     try:
         check_approved(state_dir, site, name, about, stop=lambda: True)
     except FedMendError as e:

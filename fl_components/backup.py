@@ -16,6 +16,8 @@ from fedmend.errors import FedMendError
 from fedmend.site.privacy import FOLDER as ACCOUNTS
 from fedmend.site.privacy import MARKS, account_file, mark_file, write_account
 from fedmend.site.register import FOLDER as REGISTERS
+from fl_components.approval import AUDIT
+from fl_components.approval import FOLDER as APPROVALS
 from fl_components.kit_state import kit_name, refuse_running, state_of
 
 ABOUT = "backup.json"  # name, time, and the checksum of each file
@@ -86,7 +88,7 @@ def restore(copy: Path, kit: Path) -> list[str]:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     done, now = [], time.strftime("%Y%m%dT%H%M%S")
     for entry in sorted((copy / STATE).iterdir()):
-        if entry.name in (ACCOUNTS, MARKS, REGISTERS):
+        if entry.name in (ACCOUNTS, MARKS, REGISTERS, APPROVALS):
             continue
         goal = state_dir / entry.name
         if goal.exists():
@@ -98,6 +100,7 @@ def restore(copy: Path, kit: Path) -> list[str]:
         else:
             shutil.copyfile(entry, goal)
         done.append(f"{entry.name} restored, as of {about['made']}")
+    _restore_approvals(copy / STATE / APPROVALS, state_dir / APPROVALS)
     done += _restore_account(copy / STATE, state_dir, name)
     return done + _restore_register(copy / STATE / REGISTERS, state_dir / REGISTERS, name)
 
@@ -138,6 +141,16 @@ def _copy_ledger(file: Path, copy: Path, name: str) -> None:
             source.backup(goal)
     except sqlite3.DatabaseError as e:
         raise FedMendError(f"{name}: backup, label ledger: expected one that can be read, got: {e}") from None
+
+
+def _restore_approvals(source: Path, goal: Path) -> None:
+    """Requests of jobs that are not there. Those of audits are asked for again: each approval is good for one, which
+    may have been since."""
+    for file in source.glob("*/*.json"):
+        place = goal / file.relative_to(source)
+        if not place.exists() and not file.name.startswith(AUDIT):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
 
 
 def _restore_account(copy: Path, state_dir: Path, name: str) -> list[str]:

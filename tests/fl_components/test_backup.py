@@ -21,6 +21,7 @@ from fedmend.repairs.site_run import take_over_verdicts
 from fedmend.repairs.verdicts import REJECT, Verdict
 from fedmend.site.privacy import Account, Privacy
 from fedmend.site.register import note, problems, read_register, register_file
+from fl_components.approval import approve, approved_audit, check_approved, requests
 from fl_components.backup import backup, restore
 
 
@@ -50,6 +51,24 @@ def kit(tmp_path):
     spent(state, [2.0, 0.1, 30])
     note(state, "site-1", {"task": "train"})
     return folder
+
+
+def test_an_approval_that_was_used_since_does_not_come_back(kit, tmp_path):
+    state, ask = tmp_path / "state", {"stop": lambda: True}
+    with pytest.raises(FedMendError, match="waits until"), approved_audit(state, "site-1", {"job": "audit"}):
+        pass
+    with pytest.raises(FedMendError, match="waits until"):
+        check_approved(state, "site-1", "job-1", {"job": "j"}, **ask)
+    for name in requests(state, "site-1"):
+        approve(state, "site-1", name)
+    backup(kit, tmp_path / "copy")
+    with approved_audit(state, "site-1", {"job": "audit"}):
+        pass
+    shutil.rmtree(state)
+    restore(tmp_path / "copy", kit)
+    with pytest.raises(FedMendError, match="waits until"), approved_audit(state, "site-1", {"job": "audit"}):
+        pass
+    check_approved(state, "site-1", "job-1", {"job": "j"}, **ask)
 
 
 def test_a_backup_while_a_task_runs_holds_what_was_recorded_and_no_lock_nor_half_a_file(kit, tmp_path):
