@@ -138,15 +138,16 @@ class FedMLPRound(Round):
         return np.where(self.site.data.annotated, positive_weight(np.maximum(labels, 0)), tags).astype(np.float32)
 
     def _tag(self, features: np.ndarray) -> None:
-        """Missing-label detection, Eqs. (7)-(9)."""
+        """Missing-label detection, Eqs. (7)-(9); a tag that people have rejected takes no place in a quota."""
         method, site, task = self.method, self.site, self.task
-        labels, tagged = site.data.train.labels, site.ledger.repairs()
+        labels, tagged, banned = site.data.train.labels, site.ledger.repairs(), site.ledger.banned()
         degree = task.word("learning_degree") if method.st else np.ones(labels.shape[1])
         confidence = SCORES[method.score](features, task.word("prototypes"))
+        rejected = np.where(confidence < 0, banned[..., 1], banned[..., 0])
         nothing = np.zeros(0, dtype=np.int64)
         found = [(nothing, nothing, nothing)]  # samples, their classes, their new labels
         for c in np.flatnonzero(~site.data.annotated):
-            residual = (tagged[:, c] == NOT_ANNOTATED) & ~np.isnan(confidence[:, c])
+            residual = (tagged[:, c] == NOT_ANNOTATED) & ~np.isnan(confidence[:, c]) & ~rejected[:, c]
             ratios = (degree[c] * method.ratio_negative, degree[c] * method.ratio_positive)
             negatives, positives = select_confident(confidence[:, c], residual, *ratios, rounding=method.quota_rounding)
             found += [(s, np.full(len(s), c), np.full(len(s), n)) for n, s in enumerate((negatives, positives))]

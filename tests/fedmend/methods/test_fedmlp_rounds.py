@@ -12,6 +12,7 @@ from fedmend.learning.inference import infer
 from fedmend.method import RoundTask
 from fedmend.methods.fedmlp import DETECT, PROTOTYPE, RULE, WARMUP, FedMLP, global_learning_degree
 from fedmend.methods.shared.prototypes import global_prototypes
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 VALUES = [10, 250, 30, 240, 20, 200, 180, 220, 40, 230]  # Z falls with darkness: 1 3 9 7 5 6 | 8 2 4 0, four are < 0
 LABELS = np.array([[i % 2, -1] for i in range(10)], dtype=np.int8)
@@ -98,6 +99,18 @@ def test_tags_are_permanent_and_the_residual_shrinks_to_what_rounding_leaves(mak
     assert tags(site) == expected[-1]
     written = [(row["image"], row["class"]) for row in site.ledger.history()]
     assert len(written) == len(set(written)) == 8
+
+
+def test_a_tag_that_people_rejected_takes_no_place_of_another_and_its_opposite_may_come(make_site, make_net, play):
+    site, method = make_site(LABELS, VALUES), FedMLP(**HALF)
+    play(method, make_net(2), task(DETECT, 4), site)
+    for sample, value in ((1, 0), (0, 1)):  # the surest of each side
+        site.ledger.judge(Verdict(sample, 1, REJECT, -1, value, RULE, 4, "AB"))
+    play(method, make_net(2), task(DETECT, 5), site)
+    assert tags(site) == ([3, 7, 9], [2, 4])  # .5 of {7 5 6} and of {2 8}
+    assert not [row for row in site.ledger.history() if row["round"] == 5 and row["image"] in ("0.png", "1.png")]
+    play(method, make_net(2), task(DETECT, 6, prototypes=AXES[::-1]), site)
+    assert {0, 1} == {*tags(site)[0], *tags(site)[1]} - {2, 3, 4, 7, 9}
 
 
 def test_a_class_without_prototype_is_not_tagged_and_the_round_goes_on(make_site, make_net, play):
