@@ -160,7 +160,8 @@ def _column(results: Mapping[str, Any], column: str, groups: Mapping[str, Any]) 
             if isinstance(found, str) or label in found["held_back"]:
                 rows.append([name, label, "held back", *["–"] * (len(head) - 3)])
                 continue
-            ranks = [found["per_class"][ranked][i], ends(found["intervals"]["per_class"][ranked][i])]
+            drawn = found["intervals"]["per_class"].get(ranked)  # none where nothing could be measured
+            ranks = [found["per_class"][ranked][i], ends(drawn[i] if drawn else None)]
             if masks:
                 more: list[object] = [found["volumes"][i][key] for key in ("lesion_f1", "hd95")]
             else:

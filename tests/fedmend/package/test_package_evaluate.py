@@ -201,6 +201,17 @@ def test_volumes_have_groups_too(tmp_path):
     assert few == {"scanner": {"A": "held back", "B": "held back"}}
 
 
+def test_a_group_of_volumes_without_a_lesion_has_no_dice_and_no_interval(tmp_path):
+    masks = [lesion() for _ in range(3)] + [np.zeros((8, 8, 4), bool) for _ in range(3)]
+    folder = with_card(make_volume_site(tmp_path / "site-1", test=masks), columns=["cohort"])
+    for n in range(6):
+        with_item(folder, number=n, section="test", cohort="control" if n > 2 else "case", patient=f"p{n}")
+    package = make_package(tmp_path, "segmentation", ["lesion"], network="unet_narrow", **NONE)
+    found = package.evaluate(folder, tmp_path / "out", by=["cohort"], min_count=3).results
+    assert found["groups"]["cohort"]["control"]["per_class"]["volume_dice"] == [None]
+    assert "control" in (tmp_path / "out" / "evaluation.html").read_text(encoding="utf-8")
+
+
 def test_what_does_not_fit_is_one_sentence(tmp_path):
     package, folder = multilabel(tmp_path, sex=["F"] * 24)
     with refused("site-1: site.json, field splits: expected 'val', got ['test', 'train']"):
