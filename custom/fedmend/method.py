@@ -51,11 +51,8 @@ class RoundTask:
 
     @property
     def ledger_round(self) -> int:
-        """The round under which repairs are recorded.
-
-        A round that trains first takes back what was recorded from its own number on. So a collection, which comes
-        before that training, records under the number before.
-        """
+        """The round under which repairs are recorded: a training first takes back what was recorded from its own number
+        on, so a collection, which comes before it, records under the number before."""
         return self.round_num if self.training else self.round_num - 1
 
     def word(self, name: str) -> np.ndarray:
@@ -276,8 +273,7 @@ class Federation(ABC):
     @abstractmethod
     def rounds(self, total: int | None = None) -> Iterator[int]:
         """The rounds that are still to be done; after each, model and memory are saved. ``total``: all rounds, where
-        the census decides how many; None: the job's.
-        """
+        the census decides how many; None: the job's."""
 
     @abstractmethod
     def train(
@@ -368,6 +364,10 @@ class Workflow(ABC):
     def trusted_sites(self, fed: Federation) -> Sequence[str] | None:
         """The sites whose labels a classifier may be solved from; None: all."""
         return None
+
+    def logit_shift(self, fed: Federation) -> np.ndarray | float:
+        """(C,) how far weights of positive terms that the server sends move trained logits from log-odds; or 0."""
+        return 0.0
 
     def check(self, stage: str, report: Report) -> None:
         """Refuses a report, whose fields fit their description, that lacks what the stage needs, see ``NEEDS``.

@@ -304,14 +304,19 @@ class LabelSetWorkflow(Settings, Workflow):
         known = {site: facts.positives > 0 for site, facts in fed.sites.items()}
         if everything := sorted(site for site, flags in known.items() if flags.all()):
             fed.record("every_class_known", f"no pseudo-labels and no mixed pairs at {', '.join(everything)}")
-        knowledge = {}
-        if READINGS[fed.kind].weighted:
-            positives = {site: facts.positives for site, facts in fed.sites.items()}
-            samples = {site: facts.samples for site, facts in fed.sites.items()}
-            knowledge["pos_weight"] = positive_weights(positives, samples, cap=self.pos_weight_cap)
+        knowledge = {"pos_weight": self._pos_weight(fed)} if READINGS[fed.kind].weighted else {}
         for _ in fed.rounds():
             answers = fed.train("train", knowledge=knowledge, rows=partial(self.row_weights, known))
             self.record(fed, answers)
+
+    def _pos_weight(self, fed: Federation) -> np.ndarray:
+        positives = {site: facts.positives for site, facts in fed.sites.items()}
+        samples = {site: facts.samples for site, facts in fed.sites.items()}
+        return positive_weights(positives, samples, cap=self.pos_weight_cap)
+
+    def logit_shift(self, fed: Federation) -> np.ndarray | float:
+        """log w of multi-label data: a weight w adds it to the logit at which the loss is least (D14 of FedLSM)."""
+        return np.log(self._pos_weight(fed)) if READINGS[fed.kind].weighted else 0.0
 
     def row_weights(self, known: Mapping[str, np.ndarray], contributions: Contributions) -> dict[str, np.ndarray]:
         """Share of each site in every row of the classifier.

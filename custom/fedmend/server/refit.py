@@ -28,11 +28,12 @@ def check_refit(workflow: Workflow, census: Census) -> None:
 
 
 def refit(fed: RunningFederation, workflow: Workflow) -> None:
-    """Puts the mean of trained and solved rows, both of which give log-odds, into the global model.
+    """Puts the mean of trained and solved rows, both of which give the same log-odds, into the global model.
 
     Args:
         fed: whose rounds are over.
-        workflow: says whose labels are trusted; where these sites want to be among more, the trained rows stay.
+        workflow: says whose labels are trusted, and how far weights have moved the trained rows; where these sites want
+            to be among more, the trained rows stay.
 
     Raises:
         FedMendError: too few valid results.
@@ -46,6 +47,7 @@ def refit(fed: RunningFederation, workflow: Workflow) -> None:
     answers = fed.collect(REFIT, sites=sites)
     solved = dict(zip(("weight", "bias"), average_heads({s: a.report for s, a in answers.items()}), strict=True))
     known = solved["weight"].any(1)
+    solved["bias"] = solved["bias"] + workflow.logit_shift(fed)
     for name, rows in solved.items():
         trained = fed.model[f"{CLASSIFIER}{name}"]
         rows = np.where(known.reshape(-1, *[1] * (rows.ndim - 1)), (trained + rows) / 2, trained)

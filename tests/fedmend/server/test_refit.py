@@ -12,6 +12,7 @@ from fedmend.messages import COLLECT
 from fedmend.methods.baselines import FedAvgWorkflow
 from fedmend.methods.closed_form import ClosedFormWorkflow
 from fedmend.methods.fednoro import CLEAN, NOISY, FedNoRoWorkflow
+from fedmend.methods.labelsets import LabelSetWorkflow
 
 SITES = ["site-1", "site-2"]
 
@@ -34,6 +35,17 @@ def test_rows_that_sites_solve_are_averaged_with_those_that_were_trained(tmp_pat
     assert run.stages[-2:] == [("collect", 1, "refit"), ("evaluate", 2, "evaluate")]
     assert run.decisions("refit") == [(2, {"sites": SITES, "classes": ["a"]})]
     assert np.array_equal(run.transport.saved["global"]["classifier.bias"], run.model["classifier.bias"])
+
+
+def test_solved_rows_are_moved_as_weights_of_positives_have_moved_the_trained_ones(tmp_path):
+    heads = {site: head(1.0, [10, 10]) for site in SITES}
+    workflow = LabelSetWorkflow(aggregation="samples", pos_weight_cap=3.0)
+    run = Run(tmp_path, workflow, SITES, collected_answers(heads), num_rounds=1, refit=True)
+    assert not run.stopped
+    weight = run.knowledge("train")[0]["pos_weight"]
+    assert (weight != 1).any()
+    trained = initial(["a", "b"])["classifier.bias"] + 1
+    assert run.model["classifier.bias"] == pytest.approx((trained + 1.0 + np.log(weight)) / 2)
 
 
 def test_without_refit_nobody_is_asked(tmp_path):
