@@ -75,13 +75,14 @@ class SingleLabelAlone(_OwnModel, SingleLabelFedAvg):
 
 
 class LabelSetAloneRound(_OwnRound, LabelSetFedAvgRound):
-    """The labels of the site, with weights of positives that its own samples give."""
+    """The labels of the site, with weights of positives that its own samples give, none above the federation's largest:
+    that keeps the cap of the job, which a site does not know."""
 
     def __init__(self, method: LocalMethod, model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         if self.pos_weight is not None:
-            positives = {site.name: (site.labels() == 1).sum(0)}
-            weights = positive_weights(positives, {site.name: len(site.data.train)}, cap=100.0)
+            positives, largest = {site.name: (site.labels() == 1).sum(0)}, max(1.0, float(self.pos_weight.max()))
+            weights = positive_weights(positives, {site.name: len(site.data.train)}, cap=largest)
             self.pos_weight = torch.from_numpy(weights).to(site.device)
 
 

@@ -89,3 +89,10 @@ def test_alone_the_weights_of_positives_are_those_of_the_sites_own_samples(tmp_p
         TinyNetwork(3), make_task(pos_weight=np.full(3, 9, np.float32)), site
     )
     assert work.pos_weight.tolist() == pytest.approx([3, 1 / 3, 0.01])  # negatives / positives; nothing is known
+
+
+def test_alone_no_weight_of_positives_is_above_the_federations_largest(tmp_path):
+    site = make_site(tmp_path, [[1, 1, -1], *[[0, 1, -1]] * 8, [0, 0, -1]])
+    sent = make_task(pos_weight=np.array([3, 1, 2], np.float32))
+    work = LabelSetAlone(local_iterations=1).start(TinyNetwork(3), sent, site)
+    assert work.pos_weight.tolist() == pytest.approx([3, 1 / 9, 0.01])  # 9 by its own samples
