@@ -48,8 +48,7 @@ class KindReport(ABC):
         more: metrics that the key numbers show besides.
         macro_words: added to the words of metrics whose means over classes are shown and do not say so themselves.
         last_and_best: metrics whose mean over the last rounds and highest value are shown too, as papers report them.
-        counted: key of counts per class in ``metrics.jsonl`` → its column in the table of classes; empty where there is
-            no such table, as with a single class.
+        counted: key of counts per class in ``metrics.jsonl`` → its column in the table of classes.
         missing: why a class has no curve.
         main_metric: key of the metric that comparison tables show for each class.
         table_words: key of a metric → its word in comparison tables, where it is another one than usual.
@@ -92,6 +91,10 @@ class KindReport(ABC):
     @abstractmethod
     def reason(self, evaluation: Mapping, index: int) -> str:
         """Why an evaluation has no number for the class ``index``: what the split lacks."""
+
+    def has_classes(self, run: "RunFiles") -> bool:
+        """Whether there is something to say class by class."""
+        return True
 
     @property
     def of_classes(self) -> Sequence[Metric]:

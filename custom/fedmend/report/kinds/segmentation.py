@@ -6,7 +6,7 @@ from typing import ClassVar
 from fedmend.basics.page import Figure, heat, table, td
 from fedmend.labels import SEGMENTATION
 from fedmend.records.run_folder import RunFiles
-from fedmend.report.kinds.base import KindReport
+from fedmend.report.kinds.base import SPLITS, KindReport
 from fedmend.report.metric_figures import Metric, metrics_figure
 
 DICE = Metric("dice", "dice", "Dice", "Dice", "Dice (slices)")
@@ -14,7 +14,7 @@ VOLUME_DICE = Metric("volume_dice", "volume_dice", "volume Dice", "Volume Dice",
 
 
 class SegmentationReport(KindReport):
-    """Lesions are marked pixel by pixel; there is one class.
+    """Lesions are marked pixel by pixel, one class; or several structures, of which a site may mark some.
 
     Last and best are those of Xiang et al., MICCAI 2024, who report the Dice of slices.
     """
@@ -27,7 +27,7 @@ class SegmentationReport(KindReport):
         Metric("recall", "recall", "recall", "Recall", "Recall"),
     )
     last_and_best = (DICE, VOLUME_DICE)
-    counted: ClassVar = {}
+    counted: ClassVar = {"positives": "slices with it"}
     missing = "no slice with it"
     main_metric = "dice"
     words: ClassVar = {
@@ -51,13 +51,19 @@ class SegmentationReport(KindReport):
         """Dice needs slices with a lesion."""
         return self.missing
 
+    def has_classes(self, run: RunFiles) -> bool:
+        return len(run.info["classes"]) > 1
+
     def means_over(self, run: RunFiles) -> str:
-        if not run.evaluations:
+        if not run.evaluations or self.has_classes(run):
             return super().means_over(run)
         return f"Dice: mean over {run.evaluations[-1]['positives'][0]:,} slices with a lesion, {run.split} split."
 
     def sites(self, run: RunFiles) -> tuple[str, str]:
-        """Sites × slices and, where they are known, lesions that the masks were left with."""
+        """Sites × slices and, where they are known, lesions that the masks were left with; of several structures the
+        slices with each."""
+        if self.has_classes(run):
+            return _structures(run)
         known, rows = run.info["sites"], []
         splits = [split for split in ("val", "test") if any(site.get(split) for site in known.values())]
         for name, site in sorted(known.items()):
@@ -80,4 +86,22 @@ class SegmentationReport(KindReport):
         return "What each site annotates", table(caption, head, rows, ["All sites", *totals])
 
     def curves(self, run: RunFiles) -> list[str | Figure]:
-        return [metrics_figure(run, self.metrics)]
+        return super().curves(run) if self.has_classes(run) else [metrics_figure(run, self.metrics)]
+
+
+def _structures(run: RunFiles) -> tuple[str, str]:
+    """Sites × structures: training slices with each, where a site marks it."""
+    known, classes, rows = run.info["sites"], run.info["classes"], []
+    for name, site in sorted(known.items()):
+        marked = site.get("positives", {})
+        yes = {c: f"✓ {marked[c]:,}" if marked.get(c) is not None else "✓" for c in site.get("annotated", ())}
+        cells = [td(yes[c], "yes") if c in yes else td("–", "no") for c in classes]
+        rows.append([name, *cells, *(site.get(split) for split in SPLITS)])
+    if not rows:
+        return "", ""
+    count = [sum(c in site.get("annotated", ()) for site in known.values()) for c in classes]
+    totals = [td(f"{n} of {len(rows)}" if n else "⚠ none", "yes" if n else "bad") for n in count]
+    sums = [sum(site.get(split) or 0 for site in known.values()) for split in SPLITS]
+    caption = "✓ marked (training slices with it, where known); – not marked (unknown, not absent); splits in slices"
+    body = table(caption, ["Site", *classes, *SPLITS], rows, ["Sites that mark it", *totals, *sums])
+    return "What each site annotates", body

@@ -142,7 +142,7 @@ def curves(run: RunFiles) -> Section:
 def per_class(run: RunFiles) -> Section:
     """Metrics of the last and the best model for each class."""
     kind = shown_as(run)
-    if not (run.evaluations and kind.counted):
+    if not (run.evaluations and kind.has_classes(run)):
         return Section()
     last, groups = run.evaluations[-1], _shown_models(run)
     shown = [

@@ -84,3 +84,24 @@ def test_repairs_of_masks_are_no_pseudo_labels_and_one_class_needs_no_table_of_c
     run = make_lesion_run()
     assert pseudo_labels(run) == per_class(run) == ""
     assert pseudo_label_lines(run) == []
+
+
+def test_of_several_structures_each_has_its_numbers():
+    known = {
+        "site-1": {"annotated": ["liver"], "train": 30, "test": 8, "positives": {"liver": 20}},
+        "site-2": {"annotated": ["liver", "spleen"], "train": 50, "test": 8, "positives": {"liver": 40, "spleen": 30}},
+    }
+    values = {"dice": [0.8, 0.4], "volume_dice": [0.9, 0.5], "precision": [0.7, None], "recall": [0.6, 0.2]}
+    found = {"round": 4, "split": "test", "macro": {"dice": 0.6}, "positives": [70, 12], "per_class": values}
+    run = make_lesion_run(decisions=[], known=known, evaluations=[found], classes=["liver", "spleen"])
+    assert rows_in(sites(run)) == [
+        ["Site", "liver", "spleen", "train", "val", "test"],
+        ["site-1", "✓ 20", "–", "30", "n/a", "8"],
+        ["site-2", "✓ 40", "✓ 30", "50", "n/a", "8"],
+        ["Sites that mark it", "2 of 2", "1 of 2", "80", "0", "16"],
+    ]
+    assert "Means over 2 of 2 classes, test split." in key_numbers(run)
+    rows = rows_in(per_class(run))
+    assert rows[0][:3] == ["Class", "slices with it", "Dice final"]
+    assert [row[:3] for row in rows[1:3]] == [["liver", "70", "0.800"], ["spleen", "12", "0.400"]]
+    assert "spleen from 0.40 to 0.40" in curves(run)
