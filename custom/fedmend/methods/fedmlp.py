@@ -185,7 +185,8 @@ class FedMLPRound(Round):
         if not method.mld or task.stage == WARMUP or task.round_num == task.total_rounds - 1:
             return {}
         features, logits = infer(self.model, train, self.site, self._views[0])
-        prototypes, counts = local_prototypes(features.numpy(), train.labels)
+        labels = np.where(self.site.data.annotated, self.site.labels(), NOT_ANNOTATED)  # no tags
+        prototypes, counts = local_prototypes(features.numpy(), labels)
         degree = learning_degree(logits.sigmoid().numpy(), method.low, method.high)
         return {"prototypes": prototypes, "prototype_counts": counts, "learning_degree": degree}
 

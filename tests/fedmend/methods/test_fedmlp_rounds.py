@@ -12,7 +12,7 @@ from fedmend.learning.inference import infer
 from fedmend.method import RoundTask
 from fedmend.methods.fedmlp import DETECT, PROTOTYPE, RULE, WARMUP, FedMLP, global_learning_degree
 from fedmend.methods.shared.prototypes import global_prototypes
-from fedmend.repairs.verdicts import REJECT, Verdict
+from fedmend.repairs.verdicts import REJECT, RELABEL, Verdict
 
 VALUES = [10, 250, 30, 240, 20, 200, 180, 220, 40, 230]  # Z falls with darkness: 1 3 9 7 5 6 | 8 2 4 0, four are < 0
 LABELS = np.array([[i % 2, -1] for i in range(10)], dtype=np.int8)
@@ -167,6 +167,14 @@ def test_the_report_is_made_from_the_trained_model_and_original_labels(make_site
     assert report["prototype_counts"].tolist() == [5, 5, 0, 0]
     s = logits.sigmoid()
     assert report["learning_degree"].tolist() == pytest.approx(((s < 0.45) | (s > 0.55)).float().mean(0).tolist())
+
+
+def test_prototypes_are_of_the_labels_as_people_have_corrected_them(make_site, make_net, play):
+    site = make_site(LABELS, VALUES)
+    site.ledger.judge(Verdict(0, 0, RELABEL, 0, 1, "", -1, "AB"))
+    site.ledger.judge(Verdict(0, 1, RELABEL, -1, 1, "", -1, "AB"))  # of a class that nobody annotates here
+    report = play(FedMLP(), make_net(2), task(PROTOTYPE, 3), site)
+    assert report["prototype_counts"].tolist() == [4, 6, 0, 0]
 
 
 def three_rounds(method, net, sites, play):

@@ -16,7 +16,7 @@ from fedmend.learning.threads import one_thread
 
 
 def local_prototypes(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Prototypes of Eq. (5), Sun et al., MICCAI 2024: mean features per class and label, from original labels only.
+    """Prototypes of Eq. (5), Sun et al., MICCAI 2024: mean features per class and label, from labels of people only.
 
     Args:
         features: (N, F).
