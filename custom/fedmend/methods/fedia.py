@@ -262,7 +262,8 @@ class FedIA(SliceMethod):
 
     def _exempt(self, progress: Progress, task: RoundTask) -> bool:
         own = completeness(np.array(progress.lesions)) if progress.lesions else 0.0
-        return self.gate > 0 and own >= self.gate * float(task.word("best_completeness"))
+        # Without an estimate a site is the least complete one, also where no site has any.
+        return self.gate > 0 and own > 0 and own >= self.gate * float(task.word("best_completeness"))
 
     def falls(self, progress: Progress, task: RoundTask) -> bool:
         """Whether the IoU fell behind its line in the last ``patience`` rounds of stage 2, trigger of Eq. (7)."""

@@ -227,10 +227,11 @@ def test_a_site_that_is_nearly_complete_is_spared_by_the_gate(tmp_path):
     assert played.round(6, loss_of(0.1), best=1.3) == TRIGGERED
 
 
-def test_a_site_where_the_model_finds_no_lesion_is_not_spared(tmp_path):
+@pytest.mark.parametrize("best", [0.5, 0.0])  # 0: nor at any other site
+def test_a_site_where_the_model_finds_no_lesion_is_not_spared(tmp_path, best):
     played = Played(tmp_path, FedIA(gate=0.1))
     assert played.warm_up(FLAT)["lesions"].tolist() == [4, 0]
-    assert played.round(4, loss_of(0.1), best=0.5) == TRIGGERED
+    assert played.round(4, loss_of(0.1), best=best) == TRIGGERED
 
 
 def test_a_correction_marks_what_the_received_model_is_sure_of_and_unmarks_nothing(tmp_path):
