@@ -185,8 +185,8 @@ class FedNoRoWorkflow(Settings, Workflow):
         return begin, end if self.ramp_end < 0 else self.ramp_end
 
     def trusted_sites(self, fed: Federation) -> Sequence[str] | None:
-        """The clean ones, once they were told apart."""
-        return [site for site in fed.sites if fed.memory.roles.get(site, CLEAN) == CLEAN] or None
+        """The clean ones, once they were told apart; a site that was not there then has shown nothing."""
+        return [site for site in fed.sites if fed.memory.roles.get(site) == CLEAN] or None
 
     def check(self, stage: str, report: Report) -> None:
         """Also refuses a detection report without a class that has enough samples."""

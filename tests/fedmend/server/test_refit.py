@@ -100,8 +100,15 @@ def test_noisy_sites_have_no_part_in_what_is_solved():
     def trusted(roles):
         return workflow.trusted_sites(SimpleNamespace(sites=sites, memory=FedNoRoWorkflow.Memory(roles)))
 
-    assert trusted({"site-1": CLEAN, "site-2": NOISY}) == ["site-1", "site-3"]
+    assert trusted({"site-1": CLEAN, "site-2": NOISY, "site-3": CLEAN}) == ["site-1", "site-3"]
     assert trusted(dict.fromkeys(sites, NOISY)) is None
+    assert trusted({}) is None  # nobody was told apart
+
+
+def test_a_site_that_came_after_the_detection_has_no_part_in_what_is_solved():
+    memory = FedNoRoWorkflow.Memory({"site-1": CLEAN, "site-2": NOISY})
+    fed = SimpleNamespace(sites=["site-1", "site-2", "site-3"], memory=memory)
+    assert FedNoRoWorkflow(warmup_rounds=1).trusted_sites(fed) == ["site-1"]
 
 
 def test_a_job_whose_sites_refuse_to_solve_keeps_what_was_trained_and_ends_without(tmp_path):
