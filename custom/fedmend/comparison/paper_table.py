@@ -23,7 +23,7 @@ from fedmend.comparison.paired import (
     unit_sentence,
 )
 from fedmend.report.kinds import shown_as
-from fedmend.report.tables import MACRO, Column, class_columns, macro_columns, mean_and_sd, metric_word, shown
+from fedmend.report.tables import Column, class_columns, macro_columns, mean_and_sd, metric_word, shown
 
 MEGABYTE = 1e6
 
@@ -93,19 +93,17 @@ class PaperTable:
     def reference(self) -> tuple[str, str]:
         """The strongest simple baseline, and how it was chosen; "" and why where there is none.
 
-        The split is the one that is reported: the choice can only favour the baseline. Sites' validation splits have
-        the labels that sites have, often of few patients, and order methods at random.
+        The split is the one that is reported, and the measure the primary one: the choice can only favour the baseline.
+        Sites' validation splits have the labels that sites have, often of few patients, and order methods at random.
         """
-        from fedmend.kinds import kind_of
-
-        first = self.first.runs[0]
-        key = kind_of(shown_as(first).name).best_metric
+        column = next((column for column in self.columns if column.key == self.primary_key), None)
         among = [name for name, row in self.rows.items() if row.simple and self.verdicts[name].comparable]
-        means = {name: mean for name in among if (mean := _split_mean(self.rows[name], first.split, key)) is not None}
-        if not means or len(means) < len(among):
+        values = {name: column.values(self.rows[name].runs) for name in among if column}
+        means = {n: statistics.fmean(v for v in own if v is not None) for n, own in values.items() if None not in own}
+        if column is None or not means or len(means) < len(among):
             return "", "no simple baseline with these data, weights and epochs is among the rows"
         best = max(means, key=means.__getitem__)
-        return best, f"that with the best {MACRO.get(key, key)} on the {first.split} split, the hardest to beat"
+        return best, f"that with the best {column.word} on the {self.first.runs[0].split} split, the hardest to beat"
 
     @cached_property
     def notes(self) -> list[str]:
@@ -286,12 +284,6 @@ def costs_of(row: TableRow) -> Costs | None:
         memory,
         mean_passes(row),
     )
-
-
-def _split_mean(row: TableRow, split: str, key: str) -> float | None:
-    values = [run.metrics[split][-1]["macro"].get(key) if run.metrics.get(split) else None for run in row.runs]
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _passes(value: float) -> str:

@@ -84,6 +84,16 @@ def test_the_strongest_simple_baseline_is_that_of_the_reported_split(table):
     assert PaperTable("x", rows).reference == ("prox", how)
 
 
+def test_the_strongest_simple_baseline_is_that_of_the_primary_measure():
+    rows = {name: row(name, 0.7, 0.8, simple=name != "own") for name in ("own", "fedavg", "prox")}
+    for name, ap in (("own", 0.9), ("fedavg", 0.3), ("prox", 0.4)):
+        for run in rows[name].runs:
+            run.evaluations[-1]["macro"] |= {"map": ap, "auc": 1 - ap}
+    assert PaperTable("x", rows).reference[0] == "fedavg"
+    best, how = PaperTable("x", rows, primary="map").reference
+    assert (best, how) == ("prox", "that with the best mAP on the test split, the hardest to beat")
+
+
 def test_the_table_counts_federations_not_seeds():
     rows = {
         "own": row("Own", 0.8, 0.7, 0.6, vals=[None] * 3, costs=[cost()] * 3),
