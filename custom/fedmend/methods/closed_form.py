@@ -152,7 +152,7 @@ class ClosedFormWorkflow(Settings, Workflow):
             reports = {site: answer.report for site, answer in answers.items()}
             if self.judge and not r:
                 losses = judged_losses(fed, reports)
-                fed.memory.noisy = sorted({*find_noisy_sites(fed, losses), *(set(reports) - set(losses))})
+                fed.memory.noisy = sorted({*find_noisy_sites(fed, losses), *(set(fed.sites) - set(losses))})
             trusted = {site: report for site, report in reports.items() if site not in fed.memory.noisy}
             weights, biases = average_heads(trusted or reports)
             if nobody := [fed.classes[c] for c in np.flatnonzero(~weights.any(1))]:

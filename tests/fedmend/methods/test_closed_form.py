@@ -201,3 +201,21 @@ def test_a_site_that_does_not_tell_how_well_its_labels_fit_has_no_part_in_the_me
     [(_, refusal)] = run.decisions("refused")
     assert refusal["site"] == "site-8"
     assert run.model["classifier.weight"].tolist() == [[1.0] * 12, [1.0] * 12]
+
+
+def test_a_site_that_nobody_judged_has_no_part_in_later_rounds_either(tmp_path):
+    plain = collected_answers(TOLD, **SINGLE)
+
+    def answer(site, question, weights, task, evaluate):
+        if site == "site-8" and task.stage == "heads":
+            return SiteResult(error="site-8: busy")
+        result = plain(site, question, weights, task, evaluate)
+        if task.stage == "judge":
+            told = np.array(LOSSES[site], dtype=np.float32)
+            result.report = {"class_loss": told, "class_count": np.array([9, 9])}
+        return result
+
+    run = Run(tmp_path, ClosedFormWorkflow(judge=True), NAMES, answer, num_rounds=2, min_sites=7)
+    assert not run.stopped
+    assert run.decisions("noisy_client_detection")[0][1]["noisy"] == []
+    assert run.model["classifier.weight"].tolist() == [[1.0] * 12, [1.0] * 12]
