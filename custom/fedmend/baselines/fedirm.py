@@ -126,7 +126,7 @@ class FedIRMRound(FedAvgPLRound):
         task = self.task
         if self._teacher is not None:
             self._teacher.save(task, self.site)
-        if task.stage == SUPERVISED or task.round_num == task.total_rounds - 1:
+        if task.stage == SUPERVISED or (task.stage == MATCH and task.round_num == task.total_rounds - 1):
             return {}
         relation = mean_relations(self._sums, self._counts).masked_fill(self._counts[:, None] == 0, 0)
         return {"relation": relation.cpu().numpy(), "relation_count": self._counts.cpu().numpy().astype(np.int64)}
@@ -202,7 +202,7 @@ class FedIRMWorkflow(Workflow):
         for r in fed.rounds():
             stage = SUPERVISED if r < first - 1 else RELATION if r < first else MATCH
             answers = fed.train(stage, knowledge=fed.memory.knowledge)
-            fed.memory.knowledge = merged_relations(fed, answers)
+            fed.memory.knowledge = merged_relations(fed, answers) or fed.memory.knowledge  # a run may get more rounds
 
     def check(self, stage: str, report: Report) -> None:
         """Refuses a part of a report; in the last round there is none."""

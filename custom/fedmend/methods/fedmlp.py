@@ -182,7 +182,8 @@ class FedMLPRound(Round):
     def report(self) -> Report:
         """Prototypes of annotated classes and learning degrees of all classes, by one pass of the local model."""
         method, task, train = self.method, self.task, self.site.data.train
-        if not method.mld or task.stage == WARMUP or task.round_num == task.total_rounds - 1:
+        last = self._detecting and task.round_num == task.total_rounds - 1
+        if not method.mld or task.stage == WARMUP or last:
             return {}
         features, logits = infer(self.model, train, self.site, self._views[0])
         labels = np.where(self.site.data.annotated, self.site.labels(), NOT_ANNOTATED)  # no tags
@@ -262,7 +263,7 @@ class FedMLPWorkflow(Settings, Workflow):
 
     @dataclass
     class Memory:
-        """``knowledge``: prototypes and learning degrees of the last round, for the next one."""
+        """``knowledge``: prototypes and learning degrees of the last round that had some, for the next one."""
 
         knowledge: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -271,7 +272,8 @@ class FedMLPWorkflow(Settings, Workflow):
     def run(self, fed: Federation) -> None:
         for r in fed.rounds():
             answers = fed.train(self._stage(r), knowledge=fed.memory.knowledge)
-            fed.memory.knowledge = self._merge_reports(fed, answers)  # Eqs. (6) and (10)
+            # Eqs. (6) and (10). A run may get more rounds when it is over: they begin with those of the round before.
+            fed.memory.knowledge = self._merge_reports(fed, answers) or fed.memory.knowledge
 
     def _stage(self, round_num: int) -> str:
         if round_num >= self.warmup_rounds:

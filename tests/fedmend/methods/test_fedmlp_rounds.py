@@ -143,6 +143,7 @@ def test_knowledge_that_is_not_finite_or_absent_is_refused_in_one_sentence(name,
         ({}, task(PROTOTYPE, 3), 2, 1),
         ({}, task(DETECT, 4), 1, 2),
         ({}, task(DETECT, TOTAL - 1), 1, 1),  # nobody needs the last prototypes
+        ({}, task(PROTOTYPE, TOTAL - 1), 2, 1),  # more rounds may follow
         ({"mld": False}, task(DETECT, 4), 1, 1),
         ({"cr": False}, task(DETECT, 4), 1, 2),
         ({"mld": False, "cr": False}, task(DETECT, 4), 1, 0),

@@ -98,6 +98,18 @@ def test_prototypes_and_degrees_of_several_sites_are_weighted_by_samples(tmp_pat
     np.testing.assert_allclose(knowledge["learning_degree"], [1, (0.2 + 3 * 0.4) / 4], rtol=1e-6)
 
 
+@pytest.mark.parametrize("warmup", [2, 3])
+def test_a_run_that_is_over_and_gets_more_rounds_goes_on_with_the_last_prototypes(tmp_path, warmup):
+    def answer(site, question, weights, task, evaluate):  # as a site: the last round of the detection reports nothing
+        last = task.stage == "detect" and task.round_num == task.total_rounds - 1
+        return answers(rounds=0 if last else 9, warmup=warmup)(site, question, weights, task, evaluate)
+
+    assert play(tmp_path, answer, rounds=3, warmup=warmup).stopped == ""
+    run = play(tmp_path, answer, rounds=5, warmup=warmup, job="job-2", allow_changes=["num_rounds"])
+    assert run.stopped == ""
+    assert [sorted(knowledge) for knowledge in sent(run)] == [["learning_degree", "prototypes"]] * 2
+
+
 def test_a_class_without_prototype_is_recorded(tmp_path):
     def make_report(site):
         content = report(site)
