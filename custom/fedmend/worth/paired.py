@@ -123,7 +123,11 @@ def _metrics(kind: Kind, answers: np.ndarray, split: Any, rows: np.ndarray) -> M
         case = split.case[rows]
         starts = np.flatnonzero(np.r_[True, (case[1:] != case[:-1]) | (rows[1:] <= rows[:-1])])
         copies = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(rows)]))
-        return kind.metrics(kind.count(answers[rows], replace(split, case=copies)))["macro"]
+        found = kind.metrics(kind.count(answers[rows], replace(split, case=copies)))
+        marked = zip(found["per_class"]["precision"], found["per_class"]["recall"], strict=True)
+        if any(precision is None and recall is not None for precision, recall in marked):
+            return found["macro"] | {"precision": None}  # models that mark other structures have other means
+        return found["macro"]
     return kind.metrics(kind.count(answers, split, rows))["macro"]
 
 

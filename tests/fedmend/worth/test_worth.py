@@ -328,6 +328,19 @@ def test_a_volume_that_is_drawn_twice_counts_twice(tmp_path):
     assert found["volume_dice"] == pytest.approx((1 + 1 + 2 / 3) / 3)
 
 
+def test_a_model_that_never_marks_a_structure_has_no_mean_precision(tmp_path):
+    masks = np.zeros((4, 8, 8), dtype=np.uint8)
+    masks[0, 0, 0], masks[2, 0, :4] = 1, 2
+    split = replace(make_mask_split(tmp_path, masks, volumes=2), annotated=(True, True))
+    one, none = [1, 1, 1], [0, 0, 0]  # hits, predicted, true
+    rows, kind = np.arange(4), kind_of("segmentation")
+    half = np.array([[one, none], [none, none], [none, [0, 0, 4]], [none, none]])
+    found = _metrics(kind, half, split, rows)
+    assert (found["precision"], found["recall"]) == (None, 0.5)
+    both = np.array([[one, none], [none, none], [none, [2, 4, 4]], [none, none]])
+    assert _metrics(kind, both, split, rows)["precision"] == 0.75
+
+
 # ---- the commands ---------------------------------------------------------------------------------------------------
 def test_both_commands_say_what_they_found_and_wrote(tmp_path, site, capsys):
     package = str(make_package(tmp_path).folder)

@@ -55,8 +55,14 @@ class SegmentationReport(KindReport):
         return len(run.info["classes"]) > 1
 
     def means_over(self, run: RunFiles) -> str:
-        if not run.evaluations or self.has_classes(run):
+        if not run.evaluations:
             return super().means_over(run)
+        if self.has_classes(run):
+            values = run.evaluations[-1]["per_class"]
+            marked = zip(values["precision"], values["recall"], strict=True)
+            never = sum(precision is None and recall is not None for precision, recall in marked)
+            words = f" Precision is without {never} that the model never marks." if never else ""
+            return super().means_over(run) + words
         return f"Dice: mean over {run.evaluations[-1]['positives'][0]:,} slices with a lesion, {run.split} split."
 
     def sites(self, run: RunFiles) -> tuple[str, str]:
