@@ -121,7 +121,8 @@ def page(found: Worth) -> str:
     compared = found.compared
     metrics = list(next(iter(compared.metrics.values())))
     rows = [[name, *(_with_interval(values[m]) for m in metrics)] for name, values in compared.metrics.items()]
-    unit = "patients" if compared.by_patient else "samples, as patients are not known"
+    apart = "samples" if compared.units == compared.samples else "volumes"
+    unit = "patients" if compared.by_patient else f"{apart}, as patients are not known"
     caption = (
         f"The test split of {found.site}: {compared.samples:,} samples; 95 % intervals over {compared.units:,} {unit}"
     )

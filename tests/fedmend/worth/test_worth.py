@@ -398,6 +398,8 @@ def test_of_masks_volumes_are_compared(tmp_path, classes):
     package, home = make_mask_home(tmp_path, classes)
     found = worth(package, home, tmp_path / "out", epochs=1)
     assert found.compared.units == 2
+    page = (tmp_path / "out" / "worth.html").read_text(encoding="utf-8")
+    assert "95 % intervals over 2 volumes, as patients are not known" in page
     assert set(found.compared.metrics["alone"]) == {"dice", "volume_dice", "precision", "recall"}
     assert Package(tmp_path / "out" / "run-1-personal.fedmend").kind == "segmentation"
 
