@@ -80,7 +80,8 @@ class LabelKind(Kind):
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         repairs = site.ledger.repairs()
-        return repair_counts(repairs, site.data.train.labels, truth) if (repairs >= 0).any() else {}
+        some = (repairs >= 0).any() or site.ledger.in_force()  # all of them may be rejected
+        return repair_counts(repairs, site.data.train.labels, truth) if some else {}
 
     def label_counts(self, card: SiteCard, classes: Sequence[str]) -> np.ndarray:
         check_classes(card, classes)

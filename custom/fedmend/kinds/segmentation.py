@@ -91,7 +91,8 @@ class Segmentation(Kind):
 
     def repairs(self, site: Site, truth: np.ndarray | None) -> Mapping[str, np.ndarray]:
         change, classes = site.ledger.change(), len(site.data.classes)
-        return mask_repair_counts(change, site.data.train.masks, truth, classes) if change.any() else {}
+        some = change.any() or site.ledger.in_force()  # all of them may be rejected
+        return mask_repair_counts(change, site.data.train.masks, truth, classes) if some else {}
 
     def opinions(self, model: nn.Module, site: Site) -> np.ndarray:
         train, change = site.data.train, site.ledger.change()

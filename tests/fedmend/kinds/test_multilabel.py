@@ -21,6 +21,7 @@ from fedmend.kinds.multilabel import (
     too_few,
 )
 from fedmend.repairs.label_ledger import LabelLedger, Repairs
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 KIND = MultiLabel()
 TRUTH = np.maximum(LABELS, 0)
@@ -87,6 +88,10 @@ def test_repaired_labels_are_counted(tmp_path):
     site.ledger.record("rule", 0, LABELS, Repairs(*np.array([[2, 0, 1, 1], [5, 2, 0, 1]]).T))
     counts = KIND.repairs(site, TRUTH)
     assert (counts["positive"].tolist(), counts["negative"].tolist()) == ([1, 0, 0], [0, 0, 1])
+    for sample, label_class, value in ((2, 0, 1), (5, 2, 0)):
+        site.ledger.judge(Verdict(sample, label_class, REJECT, -1, value, "rule", 0, "AB"))
+    counts = KIND.repairs(site, TRUTH)  # rather than the last counts that the server knows
+    assert (counts["positive"].tolist(), counts["negative"].tolist()) == ([0, 0, 0], [0, 0, 0])
 
 
 @pytest.mark.parametrize(

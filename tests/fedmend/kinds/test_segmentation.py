@@ -12,6 +12,7 @@ from fedmend.data.site import Opening
 from fedmend.kinds.segmentation import Segmentation, mask_repair_counts, segmentation_counts, segmentation_metrics
 from fedmend.method import Site
 from fedmend.repairs.mask_ledger import MaskLedger
+from fedmend.repairs.verdicts import REJECT, Verdict
 
 KIND = Segmentation()
 NO_LESION = np.zeros((8, 8, 4), dtype=bool)
@@ -91,6 +92,8 @@ def test_repaired_pixels_are_counted(tmp_path):
         "correct_negative": [0],
         "missing": [5],
     }
+    site.ledger.judge(Verdict(0, 0, REJECT, 0, 3, "rule", 0, "AB"))
+    assert KIND.repairs(site, None)["positive"].tolist() == [0]  # rather than the last counts that the server knows
     site.ledger.undo()
     assert KIND.repairs(site, complete) == {}
 
