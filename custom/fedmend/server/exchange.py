@@ -159,6 +159,10 @@ def valid_results(
     for site, reason in refused.items():
         log.decision("refused", {"site": site, "reason": reason}, question.round_num)
         log.warn(reason)
+    for site, channels in (net.raise_variances(results) if net else {}).items():
+        log.decision("variances_raised", {"site": site, "channels": channels}, question.round_num)
+        where = f"{site}: result of round {question.round_num}"
+        log.warn(f"{where}: the variances of {channels} channels vanish there alone, and are raised for the average")
     judge(refused)
     if len(results) < needed:
         raise FedMendError(
