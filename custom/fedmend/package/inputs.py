@@ -179,11 +179,15 @@ def _series(items: Sequence[Item]) -> list[Item]:
 
 
 def _depth(file: Path) -> int:
+    """How many axial slices a volume has, along whichever axis of its file."""
+    import nibabel
+
     try:
-        shape = open_nifti(file).shape
+        image = open_nifti(file)
+        axes = nibabel.io_orientation(image.affine)[:, 0].tolist()
+        return int(image.shape[axes.index(2)]) if len(image.shape) > 2 else 1
     except Exception:  # nibabel raises many types for a damaged file
         return 1
-    return int(shape[2]) if len(shape) > 2 else 1
 
 
 def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False) -> Iterator[Item]:

@@ -151,6 +151,18 @@ def test_a_volume_whose_header_says_more_slices_than_the_file_holds_is_one_item(
     assert [item.name for item in items] == ["a.nii"]
 
 
+@pytest.mark.parametrize("axes", ["RAS", "LPI", "PSR", "ASL"])
+def test_all_axial_slices_of_a_volume_are_asked_about_however_it_is_stored(tmp_path, axes):
+    turn = nibabel.orientations.ornt_transform(
+        nibabel.io_orientation(np.eye(4)), nibabel.orientations.axcodes2ornt(axes)
+    )
+    upright = nibabel.Nifti1Image(np.random.default_rng(0).random((3, 4, 6)), np.eye(4))
+    nibabel.save(upright.as_reoriented(turn), tmp_path / "v.nii")
+    _, items, _ = find_items(tmp_path, modality="", volumes=False)
+    assert [item.name for item in items] == [f"v.nii#{n}" for n in range(6)]
+    assert len({read_image(tmp_path / item.name, None).tobytes() for item in items}) == 6
+
+
 @pytest.mark.parametrize("volumes", [False, True])
 def test_a_file_whose_header_says_more_frames_than_it_holds_is_one_item(tmp_path, volumes):
     make_dicom(tmp_path / "a.dcm", np.zeros((40, 40)), Modality="CT", NumberOfFrames=100_000)
