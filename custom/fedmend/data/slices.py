@@ -115,7 +115,7 @@ def axial_slices(
     if item.slices is not None and item.slices[-1] >= depth:
         raise FedMendError(f"{where}, field slices: expected numbers below {depth}, got a larger one")
     if spacing:
-        grid = Grid.of_file(item.label)
+        grid = Grid.of_file(item.image)
         images = spaced_planes(voxels, grid, where, window=window, size=size, spacing=spacing)
         return images, spaced_masks(mask, grid, size, spacing), list(range(len(images)))
     images, numbers = planes_of(voxels, where, window=window, size=size, numbers=item.slices)
@@ -213,7 +213,7 @@ def plane_of(split: VolumeSplit, sample: int) -> int:
     plane = int(split.plane[sample])
     if not split.spacing:
         return plane
-    grid = Grid.of_file(split.items[split.case[sample]].label)
+    grid = Grid.of_file(split.items[split.case[sample]].image)
     found = np.linalg.inv(grid.affine) @ grid.spaced(split.spacing).affine @ np.array([0, 0, plane, 1])
     return int(np.clip(np.rint(found[2]), 0, grid.shape[2] - 1))
 
@@ -333,7 +333,7 @@ def lesions_left(card: SiteCard, name: str, split: VolumeSplit) -> LesionsLeft:
             used[:, :, split.plane[mine]] = volume[:, :, split.plane[mine]]
         numbered, lesions = label(used, generate_binary_structure(3, 3))
         if split.spacing:
-            planes = spaced_masks(numbered.astype(np.float32), Grid.of_file(item.label), size, split.spacing)
+            planes = spaced_masks(numbered.astype(np.float32), Grid.of_file(item.image), size, split.spacing)
         else:
             planes = np.stack([axial_plane(numbered, p) for p in split.plane[mine]])
         left = np.unique(resize_masks(planes, (size, size), np.float32))
@@ -359,7 +359,7 @@ def load_complete_masks(card: SiteCard, train: VolumeSplit, classes: Sequence[st
         volume = read_pair(replace(other, image=item.label), where(place), values)[1]
         mine = np.flatnonzero(train.case == number)
         if train.spacing:
-            masks[mine] = spaced_masks(volume, Grid.of_file(item.label), size, train.spacing)
+            masks[mine] = spaced_masks(volume, Grid.of_file(item.image), size, train.spacing)
             continue
         planes = np.stack([axial_plane(volume, p) for p in train.plane[mine]])
         masks[mine] = resize_masks(planes, (size, size))

@@ -145,12 +145,15 @@ def spaced_planes(
         (n, size, size) float16 in 0..1.
 
     Raises:
-        FedMendError: voxels of one value, more than ``size`` pixels, or a volume longer than any body.
+        FedMendError: voxels of one value, more than ``size`` pixels or a single one, or a volume longer than any body.
     """
     wanted = grid.spaced(spacing)
     if wanted.shape[2] * spacing[2] > LONGEST:  # before the memory for it is taken
         raise FedMendError(f"{where}, image: expected a volume of at most {LONGEST:g} mm, got a longer one")
     _check_size(wanted.shape[1::-1], size, f"{where}, image")
+    if min(wanted.shape[:2]) < 2:
+        got = "a single one; is the unit in the header right?"
+        raise FedMendError(f"{where}, image: expected at least 2 pixels in each direction at this spacing, got {got}")
     grey = scale(voxels, window)
     if not np.ptp(grey) > 0:
         raise FedMendError(f"{where}, image: expected tissue, got voxels of one value")

@@ -87,7 +87,7 @@ def repaired(masks: np.ndarray, change: np.ndarray) -> np.ndarray:
 
 def _repaired_volume(split: VolumeSplit, number: int, volume: np.ndarray, change: np.ndarray) -> np.ndarray:
     """The mask (X, Y, Z) uint8 of a case with a repair of its resampled slices."""
-    grid = Grid.of_file(split.items[number].label)
+    grid = Grid.of_file(split.items[number].image)
     spaced = grid.spaced(split.spacing)
     changed = upright(unframed(change[split.case == number], spaced.shape[1::-1]))
     return repaired(volume, resampled(changed, spaced, grid, nearest=True))

@@ -64,13 +64,33 @@ def test_the_grid_of_a_file_is_in_mm_whatever_the_unit_of_its_header(tmp_path, u
             "case, image: expected slices of at most 16 pixels (image_size) at this spacing, got 7001 x 7001",
         ),
         (np.diag([1, 2, 4e9, 1]), "case, image: expected a volume of at most 3000 mm, got a longer one"),
+        (
+            np.diag([1e-3, 2e-3, 4, 1]),
+            "case, image: expected at least 2 pixels in each direction at this spacing, got a single one; is the unit"
+            " in the header right?",
+        ),
     ],
 )
-def test_a_volume_larger_than_any_body_is_refused_before_memory_is_taken(affine, sentence):
+def test_a_volume_of_no_size_of_a_body_is_refused_before_memory_is_taken(affine, sentence):
     with refused(sentence):
         spaced_planes(
             RNG.random((8, 8, 5)), Grid(affine, (8, 8, 5)), "case", window=None, size=16, spacing=(1.0, 2.0, 4.0)
         )
+
+
+@pytest.mark.parametrize(("unit", "size"), [("meter", 0.001), ("micron", 1000.0)])
+def test_a_mask_that_lost_the_unit_of_its_image_lies_on_it(tmp_path, unit, size):
+    folder, affine = make_volume_site(tmp_path / "site", affine=THICK), np.diag([size, size, size, 1]) @ THICK
+    spacing = (1.0, 2.0, 1.25)  # no voxel lies half-way between two
+    whole = opened(folder, spacing).train
+    for file in [*folder.rglob("*.nii.gz")]:
+        image = nibabel.Nifti1Image(np.asarray(nibabel.load(file).dataobj), affine)
+        image.header.set_xyzt_units(unit if file.parent.name == "images" else "unknown")
+        nibabel.save(image, file)
+    train = opened(folder, spacing).train
+    assert np.allclose(train.images, whole.images, atol=1e-3)  # a header holds the numbers in 32 bits
+    assert (train.masks == whole.masks).all()
+    assert [plane_of(train, n) for n in range(len(train))] == [plane_of(whole, n) for n in range(len(whole))]
 
 
 def test_slices_stand_in_the_middle_of_their_frame():
