@@ -5,6 +5,7 @@ and ``dicom``; a line says which command would do the same.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,26 @@ from fedmend.errors import FedMendError
 
 NONE = "none"
 SAMPLE = 500  # rows that columns are judged by
+# Words of columns that name a patient, say what a label is, or describe patient, image and reading.
+IDS = {"id", "ids", "uid", "key", "number", "no", "nr", "code", "pseudonym", "mrn"}
+LABELS = {"label", "labels", "diagnosis", "diagnose", "dx", "class", "category", "finding", "target", "pathology"}
+DESCRIBING = {
+    *("sex", "gender", "age", "birth", "birthdate", "dob", "weight", "height", "size", "race", "ethnicity", "history"),
+    *(
+        "comment",
+        "comments",
+        "status",
+        "view",
+        "position",
+        "orientation",
+        "laterality",
+        "side",
+        "localization",
+        "quality",
+    ),
+    *("scanner", "device", "manufacturer", "vendor", "model", "station", "modality", "site", "center", "centre"),
+    *("hospital", "institution", "split", "fold", "set", "subset", "partition", "date", "time", "year", "reader"),
+}
 
 
 @dataclass(frozen=True)
@@ -279,14 +300,28 @@ def guess_columns(header: Sequence[str], records: Sequence[Mapping[str, str]], r
         found["image"] = most
     free = [name for name in others if name not in ("image", *found.values())]
     keyed = "image" not in header and "image" not in found
-    patients = [name for name in free if "patient" in name.lower() and "age" not in name.lower()]
+    # PatientID finds DICOM files where no column names images; where one does, it says whose they are.
+    patients = [name for name in (*free, "PatientID") if name in header and "patient" in _words(name)]
+    patients = [name for name in patients if not _describes(name)]
     if "patient" not in header and patients and not keyed:
-        found["patient"] = patients[0]
-    free = [name for name in free if name not in ("patient", *found.values())]
+        found["patient"] = max(patients, key=lambda name: bool(_words(name) & IDS))
+    free = [name for name in free if name not in ("patient", *found.values()) and not _describes(name)]
     if "label" not in header and not any(_is_class(record[name] for record in records) for name in free):
         few = [n for n in free if 2 <= len(names_of(record[n] for record in records)) <= max(2, len(records) // 4)]
-        found |= {"label": few[0]} if few else {}
+        found |= {"label": max(few, key=lambda name: bool(_words(name) & LABELS))} if few else {}
     return found
+
+
+def _words(name: str) -> set[str]:
+    """The words in the name of a column, in small letters: patient and sex of ``PatientSex`` and ``Patient's Sex``."""
+    apart = re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower().replace("patient", " patient ")
+    return {*re.findall(r"[^\W\d_]+", apart)}
+
+
+def _describes(name: str) -> bool:
+    """Whether a column seems to describe patient, image or reading, so that it is neither an id nor a label."""
+    words = _words(name)
+    return bool(words & DESCRIBING) and not words & LABELS
 
 
 def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]]) -> list[str]:
@@ -294,7 +329,7 @@ def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
     records = [record for _, record in rows]
     if "label" in header:
         return names_of(record["label"] for record in records if loose(record["label"]) != "-1")
-    free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS)]
+    free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS) and not _describes(name)]
     return [name for name in free if _is_class(record[name] for record in records)]
 
 

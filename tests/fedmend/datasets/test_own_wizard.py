@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
-from fedmend.datasets.own_wizard import Answers, Wizard, guess_columns
+from fedmend.datasets.own_wizard import Answers, Wizard, guess_classes, guess_columns
 
 
 @pytest.fixture
@@ -91,6 +91,20 @@ def test_the_command_that_it_names_makes_the_same_folder(films, talk, tmp_path):
 def test_a_column_of_few_words_is_taken_for_the_label(tmp_path):
     records = [{"File": "x", "Name": f"n{i}", "Diagnosis": "ab"[i % 2]} for i in range(12)]
     assert guess_columns(["File", "Name", "Diagnosis"], records, tmp_path) == {"label": "Diagnosis"}
+
+
+def test_columns_that_describe_patient_or_image_name_neither_patients_nor_classes(tmp_path):
+    write_png(tmp_path / "a.png", 1, 64)
+    row = {"image": "a.png", "Patient's Sex": "F", "view": "PA", "PatientAge": "40", "PatientID": "7", "Befund": "a"}
+    records = [{**row, "Befund": "ab"[i % 2], "view": ["PA", "AP"][i % 2]} for i in range(12)]
+    assert guess_columns([*row], records, tmp_path) == {"patient": "PatientID", "label": "Befund"}
+    named = [{name: cell for name, cell in record.items() if name != "PatientID"} for record in records]
+    assert guess_columns([*named[0]], named, tmp_path) == {"label": "Befund"}
+    flags = [
+        (2, {"image": "a.png", "sex": "1", "fold": "0", "edema": "1"}),
+        (3, {"sex": "0", "fold": "1", "edema": "0"}),
+    ]
+    assert guess_classes(["image", "sex", "fold", "edema"], flags) == ["edema"]
 
 
 def test_columns_of_true_and_false_are_classes_and_none_of_them_the_label(tmp_path, talk):
