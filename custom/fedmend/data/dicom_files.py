@@ -61,7 +61,9 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
             dataset = dicom_file(path, path.stat().st_mtime_ns) if index else dicom_file.__wrapped__(path, 0)
             number, frames = _frame_number(dataset, index)
             if is_colored(dataset):
-                return RawImage(as_picture(Image.fromarray(_rgb(dataset, number)), color=color))
+                turn = as_radiologists_see(_groups(dataset, number)("PlaneOrientationSequence"))
+                seen = np.ascontiguousarray(turn(_rgb(dataset, number)))
+                return RawImage(as_picture(Image.fromarray(seen), color=color))
             if color:
                 raise UnreadableImage("expected a DICOM file in colour (site.json says color: true), got a grey one")
             values, groups = _frame(dataset, number, frames, in_hu=window not in ("file", None))

@@ -234,6 +234,8 @@ def _table(item: "Dataset") -> tuple[tuple[float, float], Voi]:
     """A VOI LUT, PS3.3 C.11.2.1.1; pydicom's own counts its 8-bit tables modulo 256 and takes whole numbers alone."""
     number, first, bits = (int(v) for v in item.LUTDescriptor)
     number = number or 2**16
+    if first + number > 2**16:  # of values below 0; a file with implicit types of fields does not say the sign
+        first -= 2**16
     data = item.LUTData
     if isinstance(data, bytes):
         data = np.frombuffer(data, dtype="<u2" if len(data) >= 2 * number else "u1")

@@ -54,6 +54,13 @@ def test_colour_is_taken_as_it_is_whatever_the_window(tmp_path, window):
     assert read_raw(tmp_path / "a", window, color=True).window is None
 
 
+def test_colour_is_turned_as_its_orientation_says(tmp_path):
+    plain = read_image(make_colored(tmp_path / "a", SKIN), None, color=True)
+    turned = make_colored(tmp_path / "b", SKIN[:, ::-1], ImageOrientationPatient=[-1, 0, 0, 0, 1, 0])
+    assert (read_image(turned, None, color=True) == plain).all()
+    assert (read_image(turned, (40.0, 80.0)) == read_image(tmp_path / "a", None)).all()
+
+
 def test_colour_is_turned_to_grey_as_that_of_a_picture_is(tmp_path):
     make_colored(tmp_path / "a", SKIN)
     Image.fromarray(SKIN).save(tmp_path / "a.png")

@@ -258,6 +258,14 @@ def test_a_table_of_the_header_makes_the_grey_values_and_ends_hold_beyond_it(tmp
     assert seen(tmp_path / "a", "file") == [expected]
 
 
+def test_a_table_of_values_below_0_is_one_also_where_its_first_value_has_lost_the_sign(tmp_path):
+    item = Dataset()
+    item.LUTDescriptor, item.LUTData = [8, 2**16 - 4, 8], [0, 30, 60, 90, 120, 150, 180, 255]
+    item["LUTDescriptor"].VR, item["LUTData"].VR = "US", "US"
+    make_dicom(tmp_path / "a", [[0, 6, 7, 9, 13, 900]], RescaleIntercept=-10, VOILUTSequence=Sequence([item]))
+    assert seen(tmp_path / "a", "file") == [[0, 0, 30, 90, 255, 255]]
+
+
 # ---- orientation -----------------------------------------------------------------------------------------------------
 AXIAL, CORONAL, SAGITTAL = [1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, -1], [0, 1, 0, 0, 0, -1]
 
