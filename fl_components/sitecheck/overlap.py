@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmend.data.identity import file_key, is_missing, loose
+from fedmend.data.identity import file_key, is_missing, loose, split_frame
 from fl_components.sitecheck.site import OK, SKIP, WARN, CheckedSite, Result
 
 
@@ -23,6 +23,9 @@ def overlap(site: CheckedSite) -> Result:
     # Where one split is all there is, nobody can be in two.
     unknown = sum(not key for key in chain.from_iterable(keys)) if len(samples) > 1 else 0
     details = _twins(site, images)
+    parts = [[split_frame(image) for image in names] for names, _ in samples.values()]
+    if files := _in_two([[file_key(root, file) or file for file, frame in own if frame] for own in parts]):
+        details.append(f"slices or frames of {files} files are in two splits")
     text = f"expected nothing in two splits, got {images} images and {patients} patients"
     if unknown == site.listed():
         text = f"expected nothing in two splits, got {images} images; no patients are named, so that one may be in two"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from fedmend.data.identity import is_missing, merged
+from fedmend.data.identity import canonical, is_missing, merged, split_frame
 from fedmend.datasets.checks import need
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
@@ -71,6 +71,32 @@ def patients_of(
     for line in lines:
         say(line)
     return keys, {"patients": "; ".join(lines)} if lines else {}
+
+
+def kept_with(patients: Sequence[str], images: Sequence[str], studies: Sequence[str]) -> list[str]:
+    """What keeps images in one split: the patient; where none is known the study, or the file that they are slices of,
+    and with it the patient that another of its images names.
+
+    Args:
+        patients: N keys, blank for unknown.
+        images: N paths, with ``#`` and a number behind a file with several.
+        studies: N names, blank for unknown, or nothing.
+
+    Returns:
+        N keys.
+    """
+    names = [canonical(name) for name in studies] or [""] * len(images)
+    first: dict[str, int] = {}
+    files = [first.setdefault(split_frame(image)[0], i) for i, image in enumerate(images)]
+    word = "row " if any(names) else ""  # so that no number of a row is one of a study
+    exams = [name or f"{word}{i}" for name, i in zip(names, files, strict=True)]
+    known: dict[str, set[str]] = {}
+    for exam, patient in zip(exams, patients, strict=True):
+        known.setdefault(exam, set()).update({patient} - {""})
+    people = [
+        patient or "".join(known[exam]) * (len(known[exam]) == 1) for exam, patient in zip(exams, patients, strict=True)
+    ]
+    return [f"patient {p}" if p else f"alone {exam}" for p, exam in zip(people, exams, strict=True)]
 
 
 def _in_paths(images: Sequence[str], pattern: str) -> list[str]:

@@ -23,7 +23,7 @@ from fedmend.data.tables import LabelTable, by_study
 from fedmend.datasets.checks import need
 from fedmend.datasets.command_line import made, options
 from fedmend.datasets.own_labels import Labelled
-from fedmend.datasets.own_patients import patients_of, running_numbers
+from fedmend.datasets.own_patients import kept_with, patients_of, running_numbers
 from fedmend.datasets.samples import Samples, Say, class_by_class, hold_out, sizes
 from fedmend.datasets.site_folders import check_empty, root_in_card, write_split
 from fedmend.errors import FedMendError
@@ -172,7 +172,7 @@ def write_own_site(
 
     Args:
         out: folder that is not there yet, or empty.
-        labelled: all samples; rows without a patient are a unit each.
+        labelled: all samples; rows without a patient are kept together by study or file.
         root: folder of the images.
         choices: what the hospital decides.
         source: what the card names as source.
@@ -195,8 +195,8 @@ def write_own_site(
         patients, about = patients_of(patients, table.images, choices.patient_from_path, say)
         notes = notes | about
     studies = _studies_of(table, choices, say)
-    together = [f"patient {p}" if p else f"alone {studies[i] if studies else i}" for i, p in enumerate(patients)]
-    found = _found(units, patients, "study" if studies else "image")
+    together = kept_with(patients, table.images, named := table.about.get(STUDY, ()))
+    found = _found(units, patients, "study" if named and all(named) else "image")
     seed, parts = (choices.seed, split_units(together, choices, table.labels == 1)) if parts is None else (None, parts)
     card, seen = seen_card(root, table.images, choices, say)
     seen["task"] = "one column 'label'" if kind == SINGLELABEL else "one column for each class"
@@ -216,7 +216,7 @@ def write_own_site(
             notes=notes,
             **card,
         )
-    say(f"{notes['splits']}; {len({*patients} - {''})} {_several(found)}")
+    say(f"{notes['splits']}; {_several(found, patients, together)}")
 
 
 def _samples(table: LabelTable, kind: str, root: Path, patients: Sequence[str], studies: Sequence[str]) -> Samples:
@@ -254,9 +254,10 @@ def _found(units: Sequence[str], patients: Sequence[str], alone: str) -> set[str
     return known | (set() if all(patients) else {alone})
 
 
-def _several(found: Collection[str]) -> str:
+def _several(found: Collection[str], patients: Sequence[str], together: Sequence[str]) -> str:
     words = [UNITS[unit] for unit in UNITS if unit in found and unit != "image"]
-    return " and ".join(words) or "patients"
+    count = len({*patients} - {""}) or len({*together}) * ("study" in found)
+    return f"{count} {' and '.join(words) or 'patients'}"
 
 
 def kept_together(found: Collection[str]) -> str:

@@ -7,11 +7,13 @@ import unicodedata
 
 import pytest
 from factories import refused, write_png
+from nifti_factories import voxels, write_nifti
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
+from fedmend.datasets import own_datalist
 from fedmend.datasets.own_csv import prepare
-from fedmend.datasets.own_patients import guess_pattern, patients_of
+from fedmend.datasets.own_patients import guess_pattern, kept_with, patients_of
 from fedmend.datasets.own_site import SiteChoices
 from fedmend.errors import FedMendError
 
@@ -78,6 +80,32 @@ def test_words_for_a_missing_value_name_no_patient(site):
     line = "WARNING: no patient is known of 3 of 10 images, so that one patient may be in several splits; name"
     assert notes["patients"] == f"{line} them in a column or field patient (csv: --columns patient=COLUMN)"
     assert notes["patients"] in said
+
+
+def test_images_of_no_known_patient_stay_with_their_study_or_file():
+    images = ["a.nii#0", "a.nii#1", "b.png", "c.nii#7", "c.nii#8"]
+    assert kept_with([""] * 5, images, ()) == ["alone 0", "alone 0", "alone 2", "alone 3", "alone 3"]
+    found = kept_with(["", "p1", "", "p2", "p3"], images, ())
+    assert found == ["patient p1", "patient p1", "alone 2", "patient p2", "patient p3"]
+    studies = ["s1", "s1", "s1", "3.0", ""]
+    assert kept_with([""] * 5, images, studies) == [*["alone s1"] * 3, "alone 3", "alone row 3"]
+
+
+def test_slices_of_a_volume_are_in_one_split_where_no_patients_are_known(tmp_path):
+    rows = [(f"{v}.nii#{k}", k % 2) for v in range(10) for k in range(4)]
+    for v in range(10):
+        write_nifti(tmp_path / f"{v}.nii", voxels(v))
+    with open(tmp_path / "labels.csv", "w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([("image", "edema"), *rows])
+    items = [{"image": image, "label": label} for image, label in rows]
+    (tmp_path / "list.json").write_text(json.dumps({"training": items}))
+    prepare(tmp_path / "labels.csv", tmp_path / "a", choices=CHOICES)
+    own_datalist.prepare(tmp_path / "list.json", tmp_path / "b", choices=CHOICES)
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        card = load_card(folder, "site-1")
+        tables = [load_table(card, file, card.classes) for file in card.splits.values()]
+        volumes = [{image.partition("#")[0] for image in table.images} for table in tables]
+        assert sum(map(len, volumes)) == len(set.union(*volumes)) == 10
 
 
 def test_paths_that_name_patients_are_a_hint_and_an_option_takes_them(site, tmp_path):

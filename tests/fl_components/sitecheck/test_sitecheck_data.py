@@ -6,7 +6,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 from factories import CLASSES, LABELS, make_dicom, make_site_folder, pixels, write_png
-from nifti_factories import lesion, make_volume_site, write_nifti
+from nifti_factories import lesion, make_volume_site, voxels, write_nifti
 from PIL import Image
 from sitecheck_factories import change_settings, found, make_job, shown
 
@@ -185,6 +185,16 @@ def test_the_same_pixels_under_two_names_are_found(site):
         "warn  overlap: expected nothing in two splits, got 0 images and 0 patients",
         "        3 images are in two splits under different names, with the same pixels",
         f"        test: 1 images have the pixels of another one{other}",
+    ]
+
+
+def test_slices_of_a_volume_in_two_splits_are_a_warning(site):
+    write_nifti(site / "images" / "v.nii", voxels(1))
+    write_table(site / "train.csv", ["v.nii#0", "img1.png"], LABELS[:2], CLASSES, patients=["p0", "p1"])
+    with_test_split(site, ["v.nii#1", "img2.png"], ["p8", "p9"])
+    assert found("overlap", site) == [
+        "warn  overlap: expected nothing in two splits, got 0 images and 0 patients",
+        "        slices or frames of 1 files are in two splits",
     ]
 
 
