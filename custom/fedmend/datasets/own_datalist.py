@@ -25,7 +25,7 @@ from fedmend.basics.json_files import read_document
 from fedmend.basics.words import say
 from fedmend.data.card import stays_below, write_card
 from fedmend.data.datalist import SECTIONS, check_shared, slices_of
-from fedmend.data.identity import canonical, is_missing, one_path, split_frame
+from fedmend.data.identity import canonical, is_missing, loose, one_path, split_frame
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.datasets.checks import need
@@ -88,7 +88,8 @@ def prepare(
     words = "masks, class numbers or lists of 0 and 1 as labels"
     need(len(kinds) == 1 and "" not in kinds, source.name, words, "a mixture or others")
     if kinds == {SEGMENTATION}:
-        _write_volumes(out, items, root, (classes, annotated), choices, source.name, notes, say)
+        named = _named_values(source)
+        _write_volumes(out, items, root, (classes, annotated, named), choices, source.name, notes, say)
         return
     need(not annotated, "argument annotated", "masks", "other labels")
     header, rows = _rows(items, kinds.pop(), classes, source.name)
@@ -237,13 +238,14 @@ def _write_volumes(
     out: Path,
     items: Sequence[Item],
     root: Path,
-    structures: tuple[Sequence[str], Sequence[str]],
+    structures: tuple[Sequence[str], Sequence[str], Mapping[str, int]],
     choices: SiteChoices,
     file: str,
     about: Mapping[str, str],
     say: Say,
 ) -> None:
-    """A segmentation site: ``datalist.json`` and copies of the masks; ``structures``: all, and those annotated."""
+    """A segmentation site: ``datalist.json`` and copies of the masks; ``structures``: all, those annotated, and
+    what the list says of their values."""
     check_empty(out)
     images, firsts = found_files([item["image"] for item in items], root, lambda i: f"{items[i]['where']}, field image")
     masks, owners = found_files([item["label"] for item in items], root, lambda i: f"{items[i]['where']}, field label")
@@ -254,7 +256,8 @@ def _write_volumes(
         if owner is not item:
             check_shared(owner["patient"], item["patient"], f"{item['where']}, field label", owner["where"])
     classes, parts = list(structures[0]) or ["lesion"], _parts(items, choices)
-    fields = _values(_seen_values(items, root), classes, structures[1], parts)
+    fields = _values(seen := _seen_values(items, root), classes, structures[1], parts)
+    _check_named(fields, seen, classes, structures[1] or classes, structures[2], file)
     card, notes = seen_card(root, images, choices, say)
     drawn = any(items[i]["split"] != name for name, index in parts.items() for i in index)
     by = "patient, or volume where none is named"
@@ -308,6 +311,36 @@ def _values(
     free = (n for n in itertools.count(1) if n not in values.values())  # of what no mask shows
     numbers = [values[name] if name in values else next(free) for name in classes]
     return {"values": numbers, "annotated": dict.fromkeys(parts, shown) if annotated else {}}
+
+
+def _named_values(file: Path) -> dict[str, int]:
+    """Loose name of a structure → its value, where a list says so under ``labels``: ``{"1": "liver"}`` of the
+    Decathlon, or ``{"liver": 1}`` of nnU-Net."""
+    raw = read_document(file, file.name, "a datalist")
+    listed = raw.get("labels") if isinstance(raw, dict) else None
+    found: dict[str, int] = {}
+    for one, other in listed.items() if isinstance(listed, dict) else ():
+        name, value = (one, other) if type(other) is int else (other, one)
+        if isinstance(name, str) and str(value).isdecimal():
+            found[loose(name)] = int(value)
+    return found
+
+
+def _check_named(
+    fields: Mapping[str, Any],
+    found: Sequence[int],
+    classes: Sequence[str],
+    shown: Sequence[str],
+    named: Mapping[str, int],
+    file: str,
+) -> None:
+    """Refuses names that the list gives to other values, where masks have one of the two."""
+    values = dict(zip(classes, fields.get("values") or [fields.get("foreground")], strict=True))
+    known = {name: named[loose(name)] for name in shown if loose(name) in named}
+    good = all(values[name] == value or not {values[name], value} & {*found} for name, value in known.items())
+    words = ", ".join(f"{name} = {value}" for name, value in sorted(known.items(), key=lambda pair: pair[1]))
+    got = ", ".join(f"{name} = {values[name]}" for name in known)
+    need(good, f"{file}, field labels", f"names in the order of the values there ({words})", got)
 
 
 def _seen_values(items: Sequence[Item], root: Path) -> list[int]:

@@ -352,6 +352,19 @@ def test_masks_of_several_structures_keep_their_values(decathlon, tmp_path, foun
     assert np.unique(data.train.masks).tolist() == [0, *wanted]
 
 
+@pytest.mark.parametrize(
+    "labels", [{"0": "background", "1": "Liver", "2": "cancer"}, {"background": 0, "Liver": 1, "cancer": 2}]
+)
+def test_names_of_structures_in_another_order_than_the_list_has_are_refused(decathlon, tmp_path, labels):
+    source = of_structures(decathlon, 1, 2)
+    source.write_text(json.dumps({**json.loads(source.read_text()), "labels": labels}))
+    words = "dataset.json, field labels: expected names in the order of the values there (liver = 1, cancer = 2), got"
+    with refused(f"{words} cancer = 1, liver = 2"):
+        prepare(source, tmp_path / "out", classes=("cancer", "liver"), choices=CHOICES)
+    prepare(source, tmp_path / "out", classes=("liver", "cancer"), choices=CHOICES)
+    assert load_card(tmp_path / "out", "site-1").values == (1, 2)
+
+
 def test_values_that_no_structure_has_are_refused(decathlon, tmp_path):
     words = "labels: expected masks with a value for each of liver, spleen, kidneys, or those from 1 to 3, got 4 values"
     with refused(words + " but 0"):
