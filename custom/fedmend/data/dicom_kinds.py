@@ -31,7 +31,9 @@ CAPTURES = "1.2.840.10008.5.1.4.1.1.7"  # secondary capture; those with several 
 PHASES = {"P", "PHASE", "PHASE MAP"}  # words of the ImageType of MR, or its component
 SCANS = {"CT", "MR", "PT"}  # their images are grey, and none is a page of text
 # Words of ImageType and of the descriptions of series, and words that say so in ImageType alone.
-_LOCALIZERS = re.compile(r"\b(locali[sz]ers?|scouts?|topograms?|surview)\b")
+_LOCALIZERS = re.compile(r"\b(locali[sz]ers?|scouts?|topograms?|surview|scano(gram)?s?)\b")
+# Further words of descriptions of MR, of Philips, GE and Siemens; CT has surveys of the skeleton, which are images.
+_LOCALIZERS_OF_MR = re.compile(r"\b(survey|locs?|aa\w*scout)\b")
 _PAGES = re.compile(r"\b(dose (info|report|page|sheet|summary)|patient protocol|screen ?(save|shot|capture)s?)\b")
 _PAGE_TYPES = re.compile(r"\b(dose|prot|protocol)\b")
 _PLAIN = re.compile(r"[\W_]+")
@@ -82,7 +84,8 @@ def kind_of(header: "Dataset", frame: int = 0) -> tuple[str, bool]:
     derived = any(found[:1] == ["DERIVED"] or found[1:2] == ["SECONDARY"] for found in (types, own))
     words = _PLAIN.sub(" ", "; ".join([*types[2:], *own[2:]]).lower())
     text = _PLAIN.sub(" ", word_of(header, "SeriesDescription").lower()) if scan else ""
-    if _LOCALIZERS.search(words) or _LOCALIZERS.search(text):
+    of_mr = modality_of(header) == "MR" and _LOCALIZERS_OF_MR.search(text)
+    if _LOCALIZERS.search(words) or _LOCALIZERS.search(text) or of_mr:
         return LOCALIZER, derived
     capture = word_of(header, "SOPClassUID")
     page = _PAGES.search(words) or _PAGE_TYPES.search(words) or _PAGES.search(text)

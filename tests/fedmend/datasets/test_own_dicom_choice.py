@@ -76,6 +76,10 @@ def two(tmp_path):
         ({"ImageType": ["ORIGINAL", "PRIMARY", "M", "ND"], "Modality": "MR", "SeriesDescription": "AAHead_Scout"},
          "localizer"),
         ({"ImageType": None, "SeriesDescription": "Topogram 0.6"}, "localizer"),
+        *[({"Modality": "MR", "SeriesDescription": words}, "localizer")
+          for words in ("Survey_MST", "3Plane Loc", "AAHScout")],
+        *[({"SeriesDescription": words}, "image") for words in ("Skeletal survey", "Local recon")],
+        ({"SeriesDescription": "Scano"}, "localizer"),
         ({"SOPClassUID": CAPTURE, "ImageType": ["DERIVED", "SECONDARY"]}, "secondary"),
         ({"SOPClassUID": uid.MultiFrameTrueColorSecondaryCaptureImageStorage, "Modality": "OT"}, "secondary"),
         ({"ImageType": ["DERIVED", "SECONDARY", "OTHER", "CT_DOSE_INFO"]}, "secondary"),
