@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedmend.data.dicom_groups import PALETTE, groups_in, is_colored
+from fedmend.data.dicom_kinds import kind_of
 from fedmend.data.dicom_values import Values, header_number, is_ct, modality_values, own_voi
 from fedmend.data.raw import WIDEST, RawImage, UnreadableImage, Window, as_picture, check_pixels, grey_range, is_window
 
@@ -26,17 +28,10 @@ if TYPE_CHECKING:
 EXTRA = "pip install 'fedmend[dicom]'"
 MOST_FRAMES, FEWEST_BYTES = 100_000, 8  # of a file; of a frame: a compressed one has as many before it begins
 GE_PRIVATE = "1.2.840.113619.5.2"  # a transfer syntax: implicit VR little endian, but pixels of 16 bits big endian
-GROUPS = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
 _BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without preamble begins with
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
-_PALETTE = "PALETTE COLOR"  # one sample per pixel, a number in a table of colours
-_COLORS = {_PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
+_COLORS = {PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
 _NO_FRAME_HEADER = {0xC4, 0xC8, 0xCC}  # of the markers C0..CF: tables, and one that is reserved
-
-
-def is_colored(dataset: "Dataset") -> bool:
-    """Whether the header of a DICOM file says that its pixels have a colour."""
-    return int(dataset.get("SamplesPerPixel") or 1) != 1 or dataset.get("PhotometricInterpretation") == _PALETTE
 
 
 def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -> RawImage:
@@ -61,7 +56,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
             dataset = dicom_file(path, path.stat().st_mtime_ns) if index else dicom_file.__wrapped__(path, 0)
             number, frames = _frame_number(dataset, index)
             if is_colored(dataset):
-                turn = as_radiologists_see(_groups(dataset, number)("PlaneOrientationSequence"))
+                turn = as_radiologists_see(groups_in(dataset, number)("PlaneOrientationSequence"))
                 seen = np.ascontiguousarray(turn(_rgb(dataset, number)))
                 return RawImage(as_picture(Image.fromarray(seen), color=color))
             if color:
@@ -80,7 +75,7 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
         ) from None
     asked, by_header = voi or (None if isinstance(window, str) else window, None)
     if asked is None and not is_ct(dataset):
-        asked = series_window(path, dataset)
+        asked = series_window(path, dataset, number)
     if asked is None or not is_window(*asked):
         raise UnreadableImage(
             "expected a window in site.json for DICOM ('file', a name or [centre, width] in HU), got none"
@@ -172,29 +167,39 @@ def _series_of_folder(folder: Path, modified_ns: int) -> dict[str, list[Path]]:
     return found
 
 
-def series_window(path: Path, dataset: "Dataset") -> tuple[float, float]:
-    """(centre, width) of the 0.5 and 99.5 percentiles of the series that a file is of, as of a volume in NIfTI.
+def series_window(path: Path, dataset: "Dataset", number: int) -> tuple[float, float]:
+    """(centre, width) of the 0.5 and 99.5 percentiles of the series that a frame is of, as of a volume in NIfTI; of its
+    frames that show the same kind of thing: the phase of MR has other values, and scanners put it in one series.
 
     Args:
         path: the file; the others of its series are those beside it.
         dataset: its content.
+        number: of the frame, from 0.
     """
     folder, series = path.parent, dataset.get("SeriesInstanceUID")
     files = _series_of_folder(folder, folder.stat().st_mtime_ns).get(str(series), [path]) if series else [path]
-    return _window_of(tuple(files), tuple(f.stat().st_mtime_ns for f in files))
+    return _window_of(tuple(files), tuple(f.stat().st_mtime_ns for f in files), _kind(dataset, number))
 
 
 @functools.lru_cache(maxsize=64)
-def _window_of(files: tuple[Path, ...], modified_ns: tuple[int, ...]) -> tuple[float, float]:
+def _window_of(files: tuple[Path, ...], modified_ns: tuple[int, ...], kind: str) -> tuple[float, float]:
     values = []
     for file in files:
         with contextlib.suppress(Exception):  # a damaged file has its own sentence where it is asked for
             dataset = dicom_file.__wrapped__(file, 0)
             for asked in range(int(dataset.get("NumberOfFrames") or 1)):
+                if _kind(dataset, asked) != kind:
+                    continue
                 frame, _ = _frame(dataset, *_frame_number(dataset, str(asked)), in_hu=False)
                 values.append(RawImage(frame.values, padding=frame.padding).measured().astype(np.float32))
     low, width = grey_range(np.concatenate(values) if values else np.zeros(0), None)
     return float(low + width / 2), float(width)
+
+
+def _kind(dataset: "Dataset", number: int) -> str:
+    with contextlib.suppress(Exception):  # pydicom raises many types for a damaged field
+        return kind_of(dataset, number)[0]
+    return ""
 
 
 def _frame_number(dataset: "Dataset", index: str) -> tuple[int, int]:
@@ -211,7 +216,7 @@ def _frame_number(dataset: "Dataset", index: str) -> tuple[int, int]:
 
 def _frame(dataset: "Dataset", number: int, frames: int, *, in_hu: bool) -> tuple[Values, Callable[[str], "Dataset"]]:
     """One frame after the modality transformation, and where its other fields are."""
-    found, groups = _stored_so(dataset, number, frames, in_hu=in_hu), _groups(dataset, number)
+    found, groups = _stored_so(dataset, number, frames, in_hu=in_hu), groups_in(dataset, number)
     turn = as_radiologists_see(groups("PlaneOrientationSequence"))
     padding = None if found.padding is None else turn(found.padding)
     return replace(found, values=turn(found.values), padding=padding), groups
@@ -223,7 +228,7 @@ def _stored_so(dataset: "Dataset", number: int, frames: int, *, in_hu: bool) -> 
 
     # pydicom would take the lowest bits, where an old file may have nothing; cut_to_bits knows HighBit.
     stored = pixel_array(dataset, index=number if frames > 1 else None, correct_unused_bits=False)
-    group = _groups(dataset, number)("PixelValueTransformationSequence")
+    group = groups_in(dataset, number)("PixelValueTransformationSequence")
     return modality_values(stored, dataset, group, in_hu=in_hu)
 
 
@@ -282,7 +287,7 @@ def _rgb(dataset: "Dataset", number: int) -> np.ndarray:
     if dataset.get("PhotometricInterpretation") not in _COLORS:
         raise UnreadableImage("expected RGB, YBR or a palette in a DICOM file in colour, got another interpretation")
     stored = pixel_array(dataset, index=number)
-    if dataset.PhotometricInterpretation == _PALETTE:
+    if dataset.PhotometricInterpretation == PALETTE:
         stored = apply_color_lut(stored, dataset)[..., :3]  # a fourth channel is how opaque it is
         if stored.dtype == np.uint16:  # tables have 16 bits where scanners show 8; some fill the lower ones alone
             stored = (stored >> (8 if _deepest_color(dataset) > 255 else 0)).astype(np.uint8)
@@ -294,39 +299,6 @@ def _rgb(dataset: "Dataset", number: int) -> np.ndarray:
 def _deepest_color(dataset: "Dataset") -> int:
     tables = (dataset.get(f"{color}PaletteColorLookupTableData") for color in ("Red", "Green", "Blue"))
     return max((int(np.frombuffer(table, dtype="<u2").max()) for table in tables if table), default=2**16 - 1)
-
-
-def groups_of(dataset: "Dataset", number: int) -> tuple["Dataset", ...]:
-    """The functional groups of a frame of an enhanced file, its own before the shared one; none of a plain file.
-
-    Args:
-        dataset: the file, or its header read with :data:`GROUPS`.
-        number: of the frame, from 0.
-    """
-    own, shared = (dataset.get(name) or [] for name in GROUPS)
-    return (*own[number : number + 1], *shared[:1])
-
-
-def _groups(dataset: "Dataset", number: int) -> Callable[[str], "Dataset"]:
-    """Where a frame's fields of some kind are: in its own or the shared group of an enhanced file, or in the file."""
-    groups = groups_of(dataset, number)
-
-    def of(name: str) -> "Dataset":
-        found = next((found for group in groups if (found := group.get(name))), None)
-        return found[0] if found else dataset
-
-    return of
-
-
-def group_of(dataset: "Dataset", number: int, name: str) -> "Dataset":
-    """Where a frame's fields of some kind are: in its own or the shared group of an enhanced file, or in the file.
-
-    Args:
-        dataset: the file.
-        number: of the frame, from 0.
-        name: of the sequence that holds such fields in a group.
-    """
-    return _groups(dataset, number)(name)
 
 
 def _check_syntax(dataset: "Dataset", number: int, frames: int) -> None:

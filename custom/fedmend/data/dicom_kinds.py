@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedmend.data.dicom_files import GROUPS, group_of, groups_of, is_colored
+from fedmend.data.dicom_groups import GROUPS, group_of, groups_of, is_colored
 from fedmend.data.dicom_values import CT_CLASSES
 
 if TYPE_CHECKING:

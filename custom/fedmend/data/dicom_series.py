@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmend.data.dicom_files import frame_values, frames_of, group_of, groups_of, open_dicom
+from fedmend.data.dicom_files import frame_values, frames_of, open_dicom
+from fedmend.data.dicom_groups import group_of, groups_of
 from fedmend.data.dicom_values import header_number
 from fedmend.data.raw import WIDEST, UnreadableImage, check_pixels, grey_range
 from fedmend.errors import FedMendError

@@ -228,6 +228,15 @@ def test_each_series_without_a_unit_has_a_window_of_its_own_and_all_of_its_image
     assert read_raw(tmp_path / "a", None).window == read_raw(tmp_path / "b", None).window
 
 
+def test_phase_images_of_a_series_take_no_part_in_the_window_of_the_others(tmp_path):
+    fields = {"Modality": "MR", "SeriesInstanceUID": "1.2", "RescaleIntercept": 0}
+    make_dicom(tmp_path / "other" / "a", [[10, 20, 30, 40]], **fields)
+    make_dicom(tmp_path / "both" / "a", [[10, 20, 30, 40]], ImageType=["ORIGINAL", "PRIMARY", "M"], **fields)
+    make_dicom(tmp_path / "both" / "b", [[1, 1000, 2000, 4000]], ImageType=["ORIGINAL", "PRIMARY", "P"], **fields)
+    assert seen(tmp_path / "both" / "a", None) == seen(tmp_path / "other" / "a", None)
+    assert len({*seen(tmp_path / "both" / "b", None)[0]}) == 4
+
+
 def test_ct_without_a_window_is_refused_because_it_has_a_unit(tmp_path):
     make_dicom(tmp_path / "a", HU, **CT)
     with pytest.raises(UnreadableImage, match=r"^expected a window in site.json for DICOM"):
