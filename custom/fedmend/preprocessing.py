@@ -18,7 +18,7 @@ from fedmend.labels import SEGMENTATION
 MODALITIES = ("", "CT", "MR", "CR", "DX", "RG", "MG", "US", "XC", "GM", "SM", "OP", "ES", "PT", "NM", "XA", "RF")
 NO_WINDOW, OWN_WINDOW = (0.0, 0.0), (0.0, -1.0)  # centre and width that mean null and "file"
 # The way in which readers and stores make pixels of a file; raised whenever the same file gives others.
-READER = 2
+READER = 3
 ORIENTATION = "as a radiologist sees it: front or head up, the patient's right on the left"
 OF_VOLUMES = "axial slices: front up, columns from the patient's left to the right"
 _RISK = "none: a setting, not made from images"

@@ -28,7 +28,7 @@ from fedmend.errors import FedMendError
 from fedmend.labels import SEGMENTATION
 
 LOG = logging.getLogger("fedmend.volumes")
-STORE_FORMAT = 2
+STORE_FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fedmend.data.raw import UnreadableImage, Window
 from fedmend.data.readers import nifti_volume, read_raw, resize
 from fedmend.errors import FedMendError
 
-STORE_FORMAT = 4
+STORE_FORMAT = 5
 MOST_STORES = 200  # in a cache_dir
 FRESH = 600.0  # seconds for which an opened store stays in any case: its process may not have mapped it yet
 MINUTE = 60

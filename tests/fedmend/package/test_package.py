@@ -99,7 +99,7 @@ def test_thresholds_that_decide_nothing_are_refused_when_the_package_is_opened(t
 def test_a_package_whose_images_were_read_otherwise_is_refused(tmp_path):
     changed = {**PREPARED.of_package("multilabel"), "reader": 0}
     where = "package run-1.fedmend, package.json, field preprocessing.reader"
-    with refused(f"{where}: expected 2, got 0; use the FedMend that made the package"):
+    with refused(f"{where}: expected 3, got 0; use the FedMend that made the package"):
         fedmend.Package(write(tmp_path, preprocessing=changed))
 
 
