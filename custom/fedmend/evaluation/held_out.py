@@ -7,6 +7,7 @@ import numpy as np
 
 from fedmend.data.card import STUDY, SiteCard, check_classes, load_card
 from fedmend.data.datalist import SECTIONS
+from fedmend.data.identity import canonical
 from fedmend.data.site import Opening, Split, load_split
 from fedmend.data.slices import VolumeSplit, load_volume_split
 from fedmend.errors import FedMendError
@@ -126,9 +127,16 @@ def column_of(split: Split | VolumeSplit, column: str, site: str) -> tuple[str, 
 
 
 def studies_of(split: Split) -> np.ndarray | None:
-    """(N,) int64 number of the study of each image, -1 where it is unknown; None where no study is known."""
-    names = split.table.about.get(STUDY, ())
+    """(N,) int64 number of the study of each image, -1 where it is unknown; None where no study is known. Tables may
+    count the studies of each patient from 1."""
+    names = [canonical(name) for name in split.table.about.get(STUDY, ())]
     if not any(names):
         return None
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(n, len(numbers)) if n else NOT_ANNOTATED for n in names], dtype=np.int64)
+    pairs = [*zip(names, split.table.patients, strict=True)]
+    patients: dict[str, set[str]] = {}
+    for name, patient in pairs:
+        patients.setdefault(name, set()).update({patient} - {""})
+    keys = [(name, patient if len(patients[name]) > 1 else "") for name, patient in pairs]
+    numbers: dict[tuple[str, str], int] = {}
+    found = [numbers.setdefault(key, len(numbers)) if key[0] else NOT_ANNOTATED for key in keys]
+    return np.array(found, dtype=np.int64)

@@ -8,6 +8,7 @@ from factories import refused
 from torch_factories import make_split
 
 from fedmend.evaluation.groups import Column, columns_of, held_back
+from fedmend.evaluation.held_out import studies_of
 
 FEW = 5
 
@@ -20,6 +21,19 @@ def told(place, labels=None, *, patients=None, groups=2, one_label=False, rest=T
         split = replace(split, table=replace(split.table, patients=tuple(patients)))
     place = np.asarray(place)
     return (~held_back(split, place, groups, FEW, one_label=one_label, told=rest)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("patients", "studies", "numbers"),
+    [
+        (["p1", "p1", "p2", "p2"], ["1", "1.0", "1", "2"], [0, 0, 1, 2]),  # of each patient, from 1
+        (["p1", "", "", ""], ["a", "a", "b", ""], [0, 0, 1, -1]),
+    ],
+)
+def test_a_study_is_of_one_patient(patients, studies, numbers):
+    split = make_split(np.ones((4, 1), dtype=int))
+    table = replace(split.table, patients=tuple(patients), about={"study": tuple(studies)})
+    assert studies_of(replace(split, table=table)).tolist() == numbers
 
 
 def test_words_become_values_or_bands():
