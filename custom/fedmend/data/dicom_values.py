@@ -28,7 +28,7 @@ LEAST_AIR = 0.05  # share of an image or of its border; metal has less
 
 def is_ct(dataset: "Dataset") -> bool:
     """Whether a file says that its values are those of CT."""
-    modality = dataset.get("Modality")
+    modality = str(dataset.get("Modality") or "").strip().upper()
     return modality == "CT" if modality else dataset.get("SOPClassUID") in CT_CLASSES
 
 

@@ -108,9 +108,10 @@ def test_a_slope_that_is_missing_is_1(tmp_path):
     assert read_raw(tmp_path / "a", BRAIN).notes == (NO_SLOPE,)
 
 
-def test_a_ct_image_without_a_rescale_is_refused_for_a_window_in_hu_and_read_through_its_own(tmp_path):
+@pytest.mark.parametrize("modality", ["CT", "ct"])
+def test_a_ct_image_without_a_rescale_is_refused_for_a_window_in_hu_and_read_through_its_own(tmp_path, modality):
     fields = {"RescaleSlope": None, "RescaleIntercept": None, "WindowCenter": 1064, "WindowWidth": 81}
-    make_dicom(tmp_path / "a", HU + 1024, **CT, **fields)
+    make_dicom(tmp_path / "a", HU + 1024, Modality=modality, **fields)
     with pytest.raises(UnreadableImage, match=r"^expected a rescale in the DICOM header for a window in HU, got none$"):
         read_image(tmp_path / "a", BRAIN)
     assert seen(tmp_path / "a", "file") == [[0, 2], [129, 255]]  # 1023.5 is black, 1103.5 white
