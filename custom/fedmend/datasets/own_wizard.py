@@ -33,19 +33,9 @@ IDS = {"id", "ids", "uid", "key", "number", "no", "nr", "code", "pseudonym", "mr
 LABELS = {"label", "labels", "diagnosis", "diagnose", "dx", "class", "category", "finding", "target", "pathology"}
 DESCRIBING = {
     *("sex", "gender", "age", "birth", "birthdate", "dob", "weight", "height", "size", "race", "ethnicity", "history"),
-    *(
-        "comment",
-        "comments",
-        "status",
-        "view",
-        "position",
-        "orientation",
-        "laterality",
-        "side",
-        "localization",
-        "quality",
-    ),
-    *("scanner", "device", "manufacturer", "vendor", "model", "station", "modality", "site", "center", "centre"),
+    *("comment", "comments", "status", "view", "position", "orientation", "laterality", "side", "quality"),
+    *("localization", "scanner", "device", "manufacturer", "vendor", "model", "station", "modality", "site"),
+    *("center", "centre"),
     *("hospital", "institution", "split", "fold", "set", "subset", "partition", "date", "time", "year", "reader"),
 }
 
