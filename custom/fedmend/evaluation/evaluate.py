@@ -106,7 +106,13 @@ def evaluate(
     }
     results["metrics"].pop("held_back")
     results["bootstrap"] |= results.pop("intervals")
-    results["groups"] = {c.name: _groups(judged, held, scored, masks, c, min_count) for c in columns}
+    grouped = [column.groups(column_of(split, column.name, held.card.site)) for column in columns]
+    places = [(place, len(names)) for names, place in grouped]
+    kept = held_back(split, places, min_count, one_label=kind.one_label, told=True)
+    results["groups"] = {
+        column.name: _groups(judged, held, scored, masks, names, place, hidden)
+        for column, (names, place), hidden in zip(columns, grouped, kept, strict=True)
+    }
     return Measured(counts, results)
 
 
@@ -165,12 +171,16 @@ def _of_class(lesions: np.ndarray, distances: np.ndarray) -> dict[str, Any]:
 
 
 def _groups(
-    judged: Judged, held: HeldOut, scored: np.ndarray, masks: Masks | None, column: Column, min_count: int
+    judged: Judged,
+    held: HeldOut,
+    scored: np.ndarray,
+    masks: Masks | None,
+    names: Sequence[str],
+    place: np.ndarray,
+    hidden: np.ndarray,
 ) -> dict[str, Any]:
     """Group → its numbers, or why there are none."""
     split, kind = held.split, kind_of(judged.kind)
-    names, place = column.groups(column_of(split, column.name, held.card.site))
-    hidden = held_back(split, place, len(names), min_count, one_label=kind.one_label, told=True)
     found: dict[str, Any] = {}
     for number, name in enumerate((*names, REST)):
         among, shown = place == number, ~hidden[number]

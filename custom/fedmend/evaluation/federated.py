@@ -107,14 +107,16 @@ class EvaluateModels(LocalMethod):
             return {}
         kind = kind_of(site.data.kind)
         scored = kind.scored(model, split, site)
-        rows, people = [], []
+        rows, people, columns = [], [], []
         for column in self._columns:
             names = column.fixed
             place = np.full(len(persons_of(split)), len(names))
             if column.name in wanted:
                 _, place = column.groups(column_of(split, column.name, site.name))
-            hidden = held_back(split, place, len(names), site.min_count, one_label=kind.one_label, told=False)
-            for group in range(len(names)):
+            columns.append((place, len(names)))
+        kept = held_back(split, columns, site.min_count, one_label=kind.one_label, told=False)
+        for (place, groups), hidden in zip(columns, kept, strict=True):
+            for group in range(groups):
                 among = place == group
                 counts = kind.count(scored, split, among[unit_of(split)])
                 counts[hidden[group]] = 0

@@ -1,12 +1,14 @@
 """Groups of samples by what a table says of them, and which of them are too small to be told.
 
 Groups of one column and the samples in none of them add up to the whole, which is told too. So a single small group
-that is held back would follow by subtraction: the smallest of the others is held back with it.
+that is held back would follow by subtraction: the smallest of the others is held back with it. It may also follow from
+another column whose groups are made of the same people.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -110,56 +112,152 @@ def _years(age: str) -> float:
 
 
 def held_back(
-    split: Split | VolumeSplit, place: np.ndarray, groups: int, fewest: int, *, one_label: bool, told: bool
-) -> np.ndarray:
-    """Which numbers of the groups of one column stay behind, so that none describes, or by subtraction gives away, 1 to
-    ``fewest`` - 1 people.
+    split: Split | VolumeSplit,
+    columns: Sequence[tuple[np.ndarray, int]],
+    fewest: int,
+    *,
+    one_label: bool,
+    told: bool,
+) -> list[np.ndarray]:
+    """Which numbers of the groups of some columns stay behind, so that none describes, or by subtraction gives away, 1
+    to ``fewest`` - 1 people, neither from one column nor from two: of two columns, such as vendor and scanner, a group
+    of one may be made of groups of the other.
 
     Args:
         split: of a site.
-        place: (M,) group of each image or volume, ``groups`` for those in none.
-        groups: G.
+        columns: (M,) group of each image or volume, G for those in none, and G, of each column.
         fewest: people that a number may describe. An image without a patient counts as one.
         one_label: each sample has one class, so that the classes of a group add up.
         told: those in no group are told as a group of their own, the last one.
 
     Returns:
-        (G + 1, C) bool, the last row for those in none.
+        (G + 1, C) bool of each column, the last row for those in none.
     """
     labels, persons = labels_of(split), persons_of(split)
-    behind = np.zeros((groups + 1, labels.shape[1], 2), dtype=np.int64)
-    everybody = np.zeros((groups + 1, 1, 1), dtype=np.int64)
-    for group in range(groups + 1):
-        inside = place == group
-        everybody[group] = len(np.unique(persons[inside]))
-        for value in (0, 1):
-            for c in range(labels.shape[1]):
-                behind[group, c, value] = len(np.unique(persons[inside & (labels[:, c] == value)]))
-    hidden = np.zeros(behind.shape[:2], dtype=bool)
-    hidden[groups] = not told
-    whole = _complete(everybody, hidden[:, :1], fewest, across=False)
-    return _complete(behind, hidden | whole, fewest, across=one_label)
+    # Of everybody, as one class, and of each class those with it and those without it.
+    everybody, by_class = _Cells(np.zeros((len(labels), 1)), persons, (0,)), _Cells(labels, persons, (0, 1))
+
+    def complete(place: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+        whole = _complete(everybody, place, np.asarray(hidden.all(1))[:, None], fewest, across=False)
+        return _complete(by_class, place, hidden | whole, fewest, across=one_label)
+
+    found = []
+    for place, groups in columns:
+        hidden = np.zeros((groups + 1, labels.shape[1]), dtype=bool)
+        hidden[groups] = not told
+        found.append(complete(place, hidden))
+    pairs = list(combinations(range(len(columns)), 2))
+    while True:
+        before = [hidden.copy() for hidden in found]
+        for a, b in pairs:
+            places = [columns[a][0], columns[b][0]]
+            _part(everybody, places, [found[a], found[b]], fewest, whole=True)
+            _part(by_class, places, [found[a], found[b]], fewest, whole=False)
+        found = [complete(place, hidden) for (place, _), hidden in zip(columns, found, strict=True)]
+        if all(np.array_equal(*pair) for pair in zip(before, found, strict=True)):
+            return found
 
 
-def _complete(behind: np.ndarray, hidden: np.ndarray, fewest: int, *, across: bool) -> np.ndarray:
+@dataclass(frozen=True)
+class _Cells:
+    """The people behind numbers.
+
+    Attributes:
+        labels: (M, C) of images or volumes.
+        persons: (M,) their patients.
+        values: the labels that are counted apart.
+    """
+
+    labels: np.ndarray
+    persons: np.ndarray
+    values: tuple[int, ...]
+
+    def people(self, among: np.ndarray, c: int) -> np.ndarray:
+        """Different ones with each value of a class; a patient may be in several groups."""
+        parts = [among & (self.labels[:, c] == value) for value in self.values]
+        return np.array([len(np.unique(self.persons[part])) for part in parts])
+
+    def behind(self, place: np.ndarray, groups: int) -> np.ndarray:
+        """(groups, C, values) int64 people of each cell."""
+        cells = [[self.people(place == g, c) for c in range(self.labels.shape[1])] for g in range(groups)]
+        return np.array(cells, dtype=np.int64)
+
+
+def _complete(cells: _Cells, place: np.ndarray, hidden: np.ndarray, fewest: int, *, across: bool) -> np.ndarray:
     """Hides more cells until no sum of hidden ones is small.
 
     Args:
-        behind: (G, C, M) people behind M numbers of each cell.
+        cells: people behind numbers.
+        place: (M,) groups.
         hidden: (G, C) bool, cells that are hidden in any case.
         fewest: people that a number may describe.
         across: the last number of the classes of a group adds up too.
     """
-    small = np.any((behind > 0) & (behind < fewest), axis=-1)
-    hidden = hidden | small
+    behind = cells.behind(place, len(hidden))
+    hidden = hidden | np.any((behind > 0) & (behind < fewest), axis=-1)
+    positive = cells.labels == cells.values[-1]
     while True:
         before = hidden.copy()
-        lines = [(behind[:, c], hidden[:, c]) for c in range(hidden.shape[1])]  # views: a line is hidden in place
-        lines += [(behind[g, :, -1:], hidden[g]) for g in range(len(hidden))] if across else []
-        for numbers, line in lines:
-            left = np.where(line[:, None], numbers, 0).sum(0)
-            shown = np.flatnonzero(~line & numbers.any(-1))
-            if np.any((left > 0) & (left < fewest)) and len(shown):
-                line[shown[numbers[shown].sum(-1).argmin()]] = True
+        for c in range(hidden.shape[1]):
+            _hide(behind[:, c], hidden[:, c], cells.people(hidden[place, c], c), fewest)
+        for g in range(len(hidden)) if across else ():
+            left = np.unique(cells.persons[(place == g) & positive[:, hidden[g]].any(1)])
+            _hide(behind[g, :, -1:], hidden[g], np.array([len(left)]), fewest)
         if np.array_equal(before, hidden):
             return hidden
+
+
+def _hide(numbers: np.ndarray, line: np.ndarray, left: np.ndarray, fewest: int) -> None:
+    """Hides the smallest cell of a line, in place, where too few people are ``left`` behind its hidden ones."""
+    shown = np.flatnonzero(~line & numbers.any(-1))
+    if np.any((left > 0) & (left < fewest)) and len(shown):
+        line[shown[numbers[shown].sum(-1).argmin()]] = True
+
+
+def _part(
+    cells: _Cells, places: Sequence[np.ndarray], hidden: Sequence[np.ndarray], fewest: int, *, whole: bool
+) -> None:
+    """Hides groups of two columns, in place, until none of the parts into which they divide each other is small and
+    follows from what is told. ``whole``: a group is hidden with all of its classes."""
+    for c in range(cells.labels.shape[1]):
+        # Of a class views, which are changed in place.
+        lines: list[np.ndarray] = [np.asarray(h.all(axis=1)) if whole else h[:, c] for h in hidden]
+        for value in cells.values:
+            inside = cells.labels[:, c] == value
+            where, persons = [place[inside] for place in places], cells.persons[inside]
+            while _small_part(where, lines, persons, fewest):
+                sizes = [np.bincount(place, minlength=len(line)) for place, line in zip(where, lines, strict=True)]
+                told = [
+                    (sizes[i][g], i, g) for i in (0, 1) for g in np.flatnonzero(~lines[i] & (sizes[i] > 0)).tolist()
+                ]
+                if not told:
+                    break
+                # The smallest group without which nothing follows, or else the smallest.
+                ways = (
+                    (i, g) for _, i, g in sorted(told) if not _small_part(where, _less(lines, i, g), persons, fewest)
+                )
+                column, group = next(ways, min(told)[1:])
+                lines[column][group] = True
+        if whole:
+            for h, line in zip(hidden, lines, strict=True):
+                h[line] = True
+
+
+def _less(lines: Sequence[np.ndarray], column: int, group: int) -> list[np.ndarray]:
+    """The lines with one more group hidden."""
+    less = [line.copy() for line in lines]
+    less[column][group] = True
+    return less
+
+
+def _small_part(places: Sequence[np.ndarray], lines: Sequence[np.ndarray], persons: np.ndarray, fewest: int) -> bool:
+    """Whether a part of few people follows from what two columns tell. What is hidden of a column is one rest, whose
+    sum follows from the whole; a part follows if it is in the span of all sums."""
+    rows, columns = (np.where(line[place], len(line), place) for line, place in zip(lines, places, strict=True))
+    keys, of = np.unique(rows * (len(lines[1]) + 1) + columns, return_inverse=True)
+    parts = np.divmod(keys, len(lines[1]) + 1)
+    sums = np.concatenate([part == np.unique(part)[:, None] for part in parts])
+    follows = np.diag(np.linalg.pinv(sums.astype(float)) @ sums) > 1 - 1e-6
+    # Alone, or together as what a group has besides them.
+    known = [*np.eye(len(keys), dtype=bool)[follows], *(sums & ~follows)]
+    return any(0 < len(np.unique(persons[one[of]])) < fewest for one in known)

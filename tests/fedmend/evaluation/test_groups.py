@@ -20,7 +20,7 @@ def told(place, labels=None, *, patients=None, groups=2, one_label=False, rest=T
     if patients is not None:
         split = replace(split, table=replace(split.table, patients=tuple(patients)))
     place = np.asarray(place)
-    return (~held_back(split, place, groups, FEW, one_label=one_label, told=rest)).tolist()
+    return (~held_back(split, [(place, groups)], FEW, one_label=one_label, told=rest)[0]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,45 @@ def test_with_one_label_the_classes_of_a_group_hide_each_other():
     shown = told([0] * 17 + [1] * 24, labels, groups=2, one_label=True)
     assert shown[0] == [False, False, True]  # 2 would follow from 17 - 6 - 9
     assert shown[1][0] is False  # and from the sum over groups
+
+
+def test_the_same_few_patients_in_several_groups_are_counted_once():
+    # Of 40 patients there are frontal views alone, of 4 others frontal and lateral ones of another device.
+    patients = [f"p{n}" for n in range(40)] + [f"q{n}" for n in range(4)] * 2
+    assert told([0] * 40 + [1] * 4 + [2] * 4, patients=patients, groups=3)[:3] == [[False]] * 3
+
+
+def test_with_one_label_the_same_few_patients_in_several_classes_are_counted_once():
+    labels = np.eye(3, dtype=int)[[0] * 4 + [1] * 4 + [2] * 9 + [0] * 9 + [1] * 9 + [2] * 9]
+    patients = [f"p{n}" for n in range(4)] * 2 + [f"q{n}" for n in range(36)]
+    assert told([0] * 17 + [1] * 27, labels, patients=patients, groups=2, one_label=True)[0] == [False] * 3
+
+
+def together(*places, labels=None, rest=False):
+    """Of each column, which groups are told."""
+    split = make_split(np.ones((len(places[0]), 1), dtype=int) if labels is None else np.asarray(labels))
+    columns = [(np.asarray(place), max(place) + 1) for place in places]
+    found = held_back(split, columns, FEW, one_label=False, told=rest)
+    return [(~hidden[:-1, 0]).tolist() for hidden in found]
+
+
+def test_a_small_group_does_not_follow_from_another_column_that_divides_the_same_people():
+    # Two scanners of one vendor, 20 and 3 people, and two of another vendor, 9 and 8: the vendor less its large scanner
+    # would be the small one.
+    scanner, vendor = [0] * 20 + [1] * 3 + [2] * 9 + [3] * 8, [0] * 23 + [1] * 17
+    assert together(scanner) == [[True, False, True, False]]
+    assert together(vendor) == [[True, True]]
+    assert together(scanner, vendor) == together(vendor, scanner)[::-1] == [[False, False, True, False], [True, True]]
+
+
+def test_what_two_columns_leave_of_the_whole_is_not_small():
+    # Nobody is in the one group of both columns, and 3 people are in neither.
+    places = [[0] * 12 + [1] * 15, [1] * 12 + [0] * 12 + [1] * 3]
+    split, columns = make_split(np.ones((27, 1), dtype=int)), [(np.array(place), 1) for place in places]
+    found = held_back(split, columns, FEW, one_label=False, told=False)
+    assert sorted(bool(hidden[0, 0]) for hidden in found) == [False, True]
+
+
+def test_columns_that_divide_each_other_into_large_parts_are_told():
+    assert together([0] * 20 + [1] * 20, ([0] * 10 + [1] * 10) * 2) == [[True, True]] * 2
+    assert together([0] * 20 + [1] * 20, [0] * 18 + [1] * 20 + [0] * 2) == [[True, True]] * 2  # 18, 2, 2 and 18
