@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedmend.basics.files import locked, sha256, whole_folder, write_text
+from fedmend.basics.files import OWNER, locked, sha256, whole_folder, write_text
 from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
 from fedmend.site.privacy import FOLDER as ACCOUNTS
@@ -98,7 +98,7 @@ def restore(copy: Path, kit: Path) -> list[str]:
             with whole_folder(goal) as temporary:
                 shutil.copytree(entry, temporary, dirs_exist_ok=True)
         else:
-            shutil.copyfile(entry, goal)
+            shutil.copy(entry, goal)
         done.append(f"{entry.name} restored, as of {about['made']}")
     _restore_approvals(copy / STATE / APPROVALS, state_dir / APPROVALS)
     done += _restore_account(copy / STATE, state_dir, name)
@@ -127,7 +127,7 @@ def _copy_all(source: Path, goal: Path, name: str) -> None:
             if file.suffix == SQLITE:
                 _copy_ledger(file, copy, name)
             elif not file.name.endswith("-journal"):
-                shutil.copyfile(file, copy)
+                shutil.copy(file, copy)  # with its rights: the umask may leave others more
 
 
 def _copy_ledger(file: Path, copy: Path, name: str) -> None:
@@ -139,6 +139,7 @@ def _copy_ledger(file: Path, copy: Path, name: str) -> None:
             source.execute("BEGIN")  # the state of one moment
             source.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
             source.backup(goal)
+        copy.chmod(OWNER)
     except sqlite3.DatabaseError as e:
         raise FedMendError(f"{name}: backup, label ledger: expected one that can be read, got: {e}") from None
 
@@ -150,7 +151,7 @@ def _restore_approvals(source: Path, goal: Path) -> None:
         place = goal / file.relative_to(source)
         if not place.exists() and not file.name.startswith(AUDIT):
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+            shutil.copy(file, place)
 
 
 def _restore_account(copy: Path, state_dir: Path, name: str) -> list[str]:
@@ -191,5 +192,5 @@ def _restore_register(source: Path, goal: Path, name: str) -> list[str]:
         return ["register of what left: the one there stays, it is no shorter"]
     goal.mkdir(parents=True, exist_ok=True)
     for part in source.glob(f"{name}.*"):
-        shutil.copyfile(part, goal / part.name)
+        shutil.copy(part, goal / part.name)
     return ["register of what left: restored"]

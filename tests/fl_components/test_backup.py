@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import sqlite3
 import stat
@@ -51,6 +52,21 @@ def kit(tmp_path):
     spent(state, [2.0, 0.1, 30])
     note(state, "site-1", {"task": "train"})
     return folder
+
+
+def test_ledgers_and_state_are_for_their_owner_alone_in_a_backup_and_after_it(kit, tmp_path):
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    owned = [*state.rglob("*.sqlite"), *state.rglob("*.pt"), register_file(state, "site-1")]
+    names = [file.relative_to(state) for file in owned]
+    umask = os.umask(0o022)
+    try:
+        backup(kit, copy)
+        shutil.rmtree(state)
+        restore(copy, kit)
+    finally:
+        os.umask(umask)
+    for folder in (copy / "state", state):
+        assert [stat.S_IMODE((folder / name).stat().st_mode) for name in names] == [0o600] * 3
 
 
 def test_an_approval_that_was_used_since_does_not_come_back(kit, tmp_path):
