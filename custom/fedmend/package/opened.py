@@ -10,7 +10,7 @@ from fedmend.basics.checked import FLAG, OBJECT, TEXT, checked, one_of, taking, 
 from fedmend.errors import FedMendError
 from fedmend.labels import KIND_NAMES, MULTILABEL
 from fedmend.preprocessing import READER, Preprocessing
-from fedmend.records.package_files import ABOUT, SUFFIX, WEIGHTS, package_digest, read_package
+from fedmend.records.package_files import ABOUT, SUFFIX, WEIGHTS, package_digest, read_package, read_weights
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -47,7 +47,8 @@ class OpenedPackage:
         self.folder = find_package(Path(folder))
         self.info = read_package(self.folder)
         where = f"package {self.folder.name}, {ABOUT}"
-        reader = (self.info.get("preprocessing") or {}).get("reader")
+        prepared = self.info.get("preprocessing")
+        reader = prepared.get("reader") if isinstance(prepared, Mapping) else None
         if reader != READER:
             raise FedMendError(
                 f"{where}, field preprocessing.reader: expected {READER}, got {reader!r:.20}; use the FedMend that"
@@ -59,9 +60,11 @@ class OpenedPackage:
         reasons = self._chosen.get("not_fitted", [""] * len(self.classes))
         if not isinstance(reasons, list) or [type(reason) for reason in reasons] != [str] * len(self.classes):
             raise FedMendError(f"{where}, field thresholds.not_fitted: expected a text for each class, got others")
-        if not all(type(t) is float and 0 < t < math.inf for t in self.temperatures):
+        temperatures = self._chosen.get("temperature", [1.0] * len(self.classes))
+        listed = temperatures if isinstance(temperatures, list) else [None]
+        if not all(type(t) is float and 0 < t < math.inf for t in listed):
             raise FedMendError(f"{where}, field thresholds.temperature: expected numbers > 0, got others")
-        if len(self.temperatures) != len(self.classes):
+        if len(listed) != len(self.classes):
             raise FedMendError(f"{where}, field thresholds.temperature: expected one for each class, got others")
         cuts = self._chosen.get("threshold", [DEFAULT] * len(self.classes))
         if not _are_shares(cuts, len(self.classes)):
@@ -125,14 +128,15 @@ class OpenedPackage:
         Raises:
             FedMendError: the weights do not fit the network.
         """
-        from safetensors.torch import load_file
+        import torch
 
         from fedmend.learning.networks import build_network
         from fedmend.learning.weights import set_weights
 
+        weights = {name: torch.from_numpy(value) for name, value in read_weights(self.folder).items()}
         model = build_network(str(self._network.get("name")), len(self.classes))
         try:
-            set_weights(model, load_file(self.folder / WEIGHTS))
+            set_weights(model, weights)
         except FedMendError as e:
             raise FedMendError(f"package {self.folder.name}, {WEIGHTS}: {e}") from None
         return model.eval()

@@ -64,7 +64,7 @@ def read_package(folder: Path | str) -> dict[str, Any]:
     where = f"package {folder.name}"
     if not is_package(folder):
         raise FedMendError(f"{where}: expected a folder with {ABOUT}, not found")
-    listed = (folder / SUMS).read_text(encoding="utf-8") if (folder / SUMS).is_file() else ""
+    listed = (folder / SUMS).read_text(encoding="utf-8", errors="replace") if (folder / SUMS).is_file() else ""
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in listed.splitlines())}
     for name in (ABOUT, WEIGHTS):
         if name not in sums or not (folder / name).is_file():
@@ -76,6 +76,27 @@ def read_package(folder: Path | str) -> dict[str, Any]:
     if not isinstance(about, dict) or found != FORMAT:
         raise FedMendError(f"{where}, {ABOUT}, field format: expected {FORMAT}, got {found!r:.20}")
     return about
+
+
+def read_weights(folder: Path | str) -> dict[str, np.ndarray]:
+    """The weights of a package, name → floating array.
+
+    Args:
+        folder: the package.
+
+    Raises:
+        FedMendError: a file that does not load, or tensors of other types.
+    """
+    from safetensors.numpy import load_file
+
+    folder = Path(folder)
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except Exception:  # safetensors raises many types, for types of numbers that numpy lacks too
+        weights = {}
+    if not weights or not all(np.issubdtype(value.dtype, np.floating) for value in weights.values()):
+        raise FedMendError(f"package {folder.name}, {WEIGHTS}: expected floating tensors, got others or none that load")
+    return weights
 
 
 def package_digest(folder: Path | str) -> str:

@@ -13,7 +13,7 @@ from fedmend.errors import FedMendError
 from fedmend.fields import GROUP_COUNTS, Report
 from fedmend.messages import COLLECT, EVALUATE, Question, RunSpec, SiteResult
 from fedmend.method import Answer
-from fedmend.records.package_files import WEIGHTS, is_package, package_digest, read_package
+from fedmend.records.package_files import WEIGHTS, is_package, package_digest, read_package, read_weights
 from fedmend.records.run_folder import FEWEST
 from fedmend.report.evaluations import evaluations_page
 from fedmend.server.census import Census
@@ -53,8 +53,6 @@ class Evaluations:
         Raises:
             FedMendError: no such package, a file that has changed, or one that was made for something else.
         """
-        from safetensors.numpy import load_file
-
         where = Path(package)
         if where.is_absolute() or ".." in where.parts:
             raise FedMendError(f"job variable packages: expected paths below weights_dir, got {package!r:.100}")
@@ -64,7 +62,7 @@ class Evaluations:
             raise FedMendError(f"job variable packages: expected {package} in {folder}, not found")
         about = read_package(place)
         Start(str(place / WEIGHTS), trained=True, parent=about).check(self.spec, self.census, variable="packages")
-        return {**about, "digest": package_digest(place)}, load_file(place / WEIGHTS)
+        return {**about, "digest": package_digest(place)}, read_weights(place)
 
     def take(self, package: str, about: Mapping[str, Any], results: Mapping[str, SiteResult]) -> None:
         """Notes what the sites have counted of a package; merged and site by site."""

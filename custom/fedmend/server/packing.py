@@ -47,12 +47,17 @@ class Start:
         """
         if self.parent is None:
             return
+        where = f"job variable {variable}, package"
         prepared = census.preprocessing.of_package(census.kind.name)
-        given = self.parent["preprocessing"]
+        try:
+            given, network = dict(self.parent["preprocessing"]), self.parent["network"]["name"]
+            name, kind, classes = (self.parent[key] for key in ("name", "kind", "classes"))
+        except (KeyError, TypeError, ValueError):
+            raise FedMendError(f"{where}: expected fields as a run of FedMend writes them, got others") from None
         pairs = {
-            "network": (spec.network, self.parent["network"]["name"]),
-            "kind of labels": (census.kind.name, self.parent["kind"]),
-            "classes in this order": (list(spec.classes), self.parent["classes"]),
+            "network": (spec.network, network),
+            "kind of labels": (census.kind.name, kind),
+            "classes in this order": (list(spec.classes), classes),
             **{
                 f"preprocessing, {k}": (v, given.get(k)) for k, v in prepared.items() if k not in ("digest", "modality")
             },
@@ -60,8 +65,7 @@ class Start:
         for what, (wanted, got) in pairs.items():
             if wanted != got:
                 raise FedMendError(
-                    f"job variable {variable}, package {self.parent['name']}: expected {what} as in this run,"
-                    f" {wanted!r:.200}, got {got!r:.200}"
+                    f"{where} {name!s:.200}: expected {what} as in this run, {wanted!r:.200}, got {got!r:.200}"
                 )
 
     @property
@@ -69,7 +73,7 @@ class Start:
         """The package as the packages of this run name it, with its own parents."""
         if self.parent is None:
             return None
-        return {**{k: self.parent[k] for k in OF_PARENT}, "digest": package_digest(Path(self.file).parent)}
+        return {**{k: self.parent.get(k) for k in OF_PARENT}, "digest": package_digest(Path(self.file).parent)}
 
 
 def start_from_package(folder: str) -> Start:

@@ -20,7 +20,7 @@ from fedmend.errors import FedMendError, said_by
 from fedmend.learning.networks import build_network
 from fedmend.learning.weights import set_weights
 from fedmend.messages import LONGEST_ERROR, Question, RunSpec, SiteResult
-from fedmend.records.package_files import ABOUT, SUFFIX, SUMS, WEIGHTS, read_package
+from fedmend.records.package_files import ABOUT, SUFFIX, SUMS, WEIGHTS, read_package, read_weights
 from fedmend.records.signature import SIGNATURE, Trust, verify_package
 from fedmend.site.config import CONFIG_NAME, SiteConfig
 from fedmend.site.limits import count_task
@@ -116,11 +116,5 @@ def _name(content: np.ndarray, run: RunSpec) -> str:
 def _check(package: Path, run: RunSpec) -> None:
     """Refuses tensors that are not those of the run's network."""
     read_package(package)
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(package / WEIGHTS)
-    except (SafetensorError, ValueError, RuntimeError):
-        raise FedMendError(f"model of the server, {WEIGHTS}: expected tensors, got a file that does not load") from None
+    tensors = {name: torch.from_numpy(value) for name, value in read_weights(package).items()}
     set_weights(build_network(run.network, len(run.classes)), tensors)

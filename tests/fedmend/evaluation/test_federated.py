@@ -181,6 +181,12 @@ def test_a_package_of_something_else_is_refused_before_any_site_evaluates(tmp_pa
     assert run.stages == [("census", 0, "census")]
 
 
+def test_a_package_whose_fields_are_others_is_one_sentence(tmp_path):
+    name = package(tmp_path, "one", network="tiny")
+    sentence = "job variable packages, package: expected fields as a run of FedMend writes them, got others"
+    assert play(tmp_path, [name]).stopped == sentence
+
+
 @pytest.mark.parametrize("path", ["../one.fedmend", "/one.fedmend"])
 def test_a_package_outside_the_folder_is_refused(tmp_path, path):
     run = play(tmp_path, [path])

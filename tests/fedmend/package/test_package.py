@@ -4,7 +4,7 @@ import pytest
 import torch
 from factories import refused
 from result_factories import PREPARED
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 import fedmend
 from fedmend.learning.networks import build_network
@@ -103,6 +103,27 @@ def test_a_package_whose_images_were_read_otherwise_is_refused(tmp_path):
         fedmend.Package(write(tmp_path, preprocessing=changed))
 
 
+def test_files_that_are_no_package_of_ours_are_refused_in_a_sentence(tmp_path):
+    where = "package run-1.fedmend, package.json, field preprocessing.reader"
+    with refused(f"{where}: expected 2, got None; use the FedMend that made the package"):
+        fedmend.Package(write(tmp_path, preprocessing="none"))
+    package = fedmend.Package(write(tmp_path))
+    said = "package run-1.fedmend, weights.safetensors: expected floating tensors, got others or none that load"
+    tensors = {"backbone.conv": torch.zeros(2)}
+    for content in (
+        b"",
+        b"\xff" * 100,
+        save(tensors | {"a": torch.zeros(1, dtype=torch.complex64)}),
+        save(tensors | {"a": torch.zeros(1).to(torch.float8_e4m3fn)}),
+    ):
+        (package.folder / "weights.safetensors").write_bytes(content)
+        with refused(said):
+            package.network()
+    (package.folder / "SHA256SUMS").write_bytes(b"\xff\xfe")
+    with refused("package run-1.fedmend: expected package.json with a line in SHA256SUMS, not found"):
+        fedmend.Package(package.folder)
+
+
 def test_the_digest_is_of_what_is_done_with_a_file():
     one = PREPARED.of_package("multilabel")
     assert replace(PREPARED, modality="MR").of_package("multilabel")["digest"] == one["digest"]
@@ -114,7 +135,7 @@ OTHERS = [({"window": None}, "multilabel"), ({"image_size": 64}, "multilabel"), 
 
 def test_a_temperature_that_is_none_is_refused(tmp_path):
     where = "package run-1.fedmend, package.json, field thresholds.temperature"
-    for wrong in ([0.0, 1.0], ["1", 1.0], [-2.0, 1.0]):
+    for wrong in ([0.0, 1.0], ["1", 1.0], [-2.0, 1.0], None, 2.0):
         with refused(f"{where}: expected numbers > 0, got others"):
             fedmend.Package(write(tmp_path, thresholds={"temperature": wrong}))
     with refused(f"{where}: expected one for each class, got others"):

@@ -159,7 +159,7 @@ def test_a_file_of_weights_that_is_none_is_refused(tmp_path, config):
         for n in ("package.json", "weights.safetensors")
     ]
     (folder / "SHA256SUMS").write_text("".join(sums))
-    refuses(config, files_of(folder), "weights.safetensors: expected tensors, got a file that does not load")
+    refuses(config, files_of(folder), "weights.safetensors: expected floating tensors, got others or none that load")
 
 
 @pytest.mark.parametrize("name", ["../x.py", "more.json", "package.json/"])
