@@ -38,6 +38,7 @@ from fedmend.fields import OF_MEANS, UNBOUNDED, Field, Report
 from fedmend.method import Answer, Federation, RoundTask, Site, Workflow
 from fedmend.methods.baselines import FedAvgPLRound, MultiLabelMethod
 from fedmend.methods.shared.mean_teacher import OWN, LastingTeacher
+from fedmend.methods.shared.prototypes import tellable
 from fedmend.methods.shared.ramp_up import gaussian_ramp_up
 from fedmend.methods.shared.settings import PartialShare, Weight
 
@@ -128,8 +129,10 @@ class FedIRMRound(FedAvgPLRound):
             self._teacher.save(task, self.site)
         if task.stage == SUPERVISED or (task.stage == MATCH and task.round_num == task.total_rounds - 1):
             return {}
-        relation = mean_relations(self._sums, self._counts).masked_fill(self._counts[:, None] == 0, 0)
-        return {"relation": relation.cpu().numpy(), "relation_count": self._counts.cpu().numpy().astype(np.int64)}
+        told = tellable(self._target.cpu().numpy() > 0, self.site.min_count)
+        counts = self._counts * torch.from_numpy(told).to(self._counts.device)
+        relation = mean_relations(self._sums, counts).masked_fill(counts[:, None] == 0, 0)
+        return {"relation": relation.cpu().numpy(), "relation_count": counts.cpu().numpy().astype(np.int64)}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -187,7 +187,7 @@ class FedMLPRound(Round):
             return {}
         features, logits = infer(self.model, train, self.site, self._views[0])
         labels = np.where(self.site.data.annotated, self.site.labels(), NOT_ANNOTATED)  # no tags
-        prototypes, counts = local_prototypes(features.numpy(), labels)
+        prototypes, counts = local_prototypes(features.numpy(), labels, self.site.min_count)
         degree = learning_degree(logits.sigmoid().numpy(), method.low, method.high)
         return {"prototypes": prototypes, "prototype_counts": counts, "learning_degree": degree}
 

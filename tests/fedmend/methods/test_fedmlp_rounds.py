@@ -178,6 +178,14 @@ def test_prototypes_are_of_the_labels_as_people_have_corrected_them(make_site, m
     assert report["prototype_counts"].tolist() == [4, 6, 0, 0]
 
 
+def test_a_site_sends_no_rows_from_which_a_mean_over_one_sample_follows(make_site, make_net, play):
+    labels = LABELS.copy()
+    labels[:, 1] = 0
+    labels[3, 1] = 1
+    site = make_site(labels, VALUES)
+    assert play(FedMLP(), make_net(2), task(PROTOTYPE, 3), site)["prototype_counts"].tolist() == [5, 5, 0, 1]
+
+
 def three_rounds(method, net, sites, play):
     """Prototype round and two stage-2 rounds of two sites that train one after another."""
     knowledge, annotated = {}, {name: site.data.annotated for name, site in sites.items()}

@@ -15,20 +15,56 @@ from fedmend.fields import Report
 from fedmend.learning.threads import one_thread
 
 
-def local_prototypes(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def local_prototypes(features: np.ndarray, labels: np.ndarray, fewest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Prototypes of Eq. (5), Sun et al., MICCAI 2024: mean features per class and label, from labels of people only.
 
     Args:
         features: (N, F).
         labels: (N, C) int8; -1 = not annotated.
+        fewest: samples that a mean may be of; rows from which one of fewer would follow are zero, see :func:`tellable`.
 
     Returns:
         prototypes (2C, F) float32, row 2c + n, zero where no sample has the label; counts (2C,) int64.
     """
     member = np.stack([labels == 0, labels == 1], axis=2).reshape(len(labels), -1)
+    member &= tellable(member, fewest, pairs=True)
     counts = member.sum(0)
     sums = sum(member[rows].T.astype(np.float64) @ features[rows].astype(np.float64) for rows in _slices(len(labels)))
     return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32), counts.astype(np.int64)
+
+
+def tellable(member: np.ndarray, fewest: int, *, pairs: bool = False) -> np.ndarray:
+    """Rows of means that may be told together.
+
+    A mean and its count are a sum, and the difference of two sums is one over the samples in which they differ. So
+    where all samples have a label of two classes, the rows of one class add up to the sum over all samples, and a row
+    of few samples of the other class would be this less the other row.
+
+    Args:
+        member: (N, R) bool, the samples behind each row.
+        fewest: samples that a mean may be of.
+        pairs: rows 2c and 2c + 1 have no sample in common, so that their sum is one too.
+
+    Returns:
+        (R,) bool: rows of which none, and no two of a pair, are all but a few samples of others; also rows of few
+        samples themselves, which the site's ReportGuard holds back.
+    """
+    sets = np.concatenate([member, member[:, 0::2] | member[:, 1::2]], axis=1) if pairs else member
+    common = sets.astype(np.float32).T @ sets.astype(np.float32)  # exact below 2^24 samples
+    size = np.diag(common)
+    left = size[:, None] - common  # of the first without the second
+    gives_away = (common == size) & (left > 0) & (left < fewest)  # the second is a part of the first
+    rows = member.shape[1]
+    told = size[:rows] >= fewest
+    while True:
+        known = np.concatenate([told, told[0::2] & told[1::2]]) if pairs else told
+        found = np.argwhere(gives_away & known[:, None] & known)
+        if not len(found):
+            return told | (size[:rows] < fewest)
+        ways = [[n] if n < rows else [2 * (n - rows), 2 * (n - rows) + 1] for n in found[0].tolist()]
+        # A row whose partner stays at the site is of little use, and goes first; else the smaller one of the second.
+        alone = [row for way in ways for row in way if pairs and not told[row ^ 1]]
+        told[min(alone or ways[1], key=lambda row: size[row])] = False
 
 
 def global_prototypes(reports: Mapping[str, Report], samples: Mapping[str, int]) -> np.ndarray:

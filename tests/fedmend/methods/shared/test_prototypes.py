@@ -10,6 +10,7 @@ from fedmend.methods.shared.prototypes import (
     global_prototypes,
     local_prototypes,
     select_confident,
+    tellable,
     whitened_confidences,
 )
 
@@ -21,6 +22,37 @@ def test_local_prototypes_are_mean_features_per_class_and_label_of_original_labe
     assert prototypes.tolist() == [[3, 4], [3, 4], [0, 0], [2, 3], [0, 0], [0, 0]]
     assert counts.tolist() == [2, 1, 0, 2, 0, 0]
     assert (prototypes.dtype, counts.dtype) == (np.float32, np.int64)
+
+
+def test_no_mean_over_few_samples_follows_from_the_sums_of_other_classes():
+    features = np.random.default_rng(0).random((40, 8), dtype=np.float32)
+    labels = np.zeros((40, 3), dtype=np.int8)
+    labels[:20, 0], labels[7, 1], labels[:10, 2] = 1, 1, -1
+    prototypes, counts = local_prototypes(features, labels, 5)
+    assert counts.tolist() == [20, 20, 0, 1, 30, 0]  # the 39 without the second class would give the one with it away
+    assert not prototypes[2].any()  # the row of one is held back by the guard
+    alone = local_prototypes(features, labels[:, 1:2], 5)[1]
+    assert alone.tolist() == [39, 1]  # nobody knows the sum over all 40
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [([10, 8], [True, False]), ([10, 5], [True, True]), ([10, 10], [True, True]), ([3, 10], [True, True])],
+)
+def test_a_mean_over_all_but_a_few_samples_of_another_is_not_told(sizes, told):
+    member = np.arange(12)[:, None] < np.array(sizes)
+    assert tellable(member, 5).tolist() == told
+    apart = np.stack([np.arange(16) < 10, np.arange(16) >= 8], axis=1)  # 8 and 6 of which the other has none
+    assert tellable(apart, 5).tolist() == [True, True]
+
+
+def test_two_rows_of_a_class_are_not_told_if_they_lack_a_few_samples_of_another_class():
+    member = np.zeros((30, 4), dtype=bool)
+    member[:15, 0], member[15:, 1] = True, True  # all 30
+    member[:10, 2], member[10:27, 3] = True, True  # 3 have no label of the second class
+    assert tellable(member, 4, pairs=True).tolist() == [True, True, False, True]
+    assert tellable(member, 4).tolist() == [True] * 4
+    assert tellable(member, 3, pairs=True).tolist() == [True] * 4
 
 
 def test_global_prototypes_average_the_sites_that_have_one_by_their_samples():
