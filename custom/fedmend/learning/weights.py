@@ -167,7 +167,15 @@ def _read(file: str) -> dict[str, Tensor]:
         isinstance(k, str) and torch.is_tensor(v) for k, v in content.items()
     ):
         raise FedMendError("weights file: expected a PyTorch state dict, got something else")
+    if odd := sorted(str(name) for name, value in content.items() if not _is_plain(value)):
+        raise FedMendError(f"weights file: expected plain tensors of real numbers, got others: {odd[:3]!s:.200}")
     return dict(content)
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether it has one real number in memory for each place."""
+    dense = value.layout == torch.strided and not value.is_nested
+    return dense and not (value.is_quantized or value.is_complex() or value.is_meta)
 
 
 LOWEST = {"running_var": 0.0}  # last word of a tensor's name → smallest number that a training can leave in it

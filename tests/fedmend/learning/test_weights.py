@@ -208,6 +208,25 @@ def test_a_file_of_another_network_is_refused_by_its_keys(tmp_path):
         initial_network(SMALL, CLASSES, 5, file)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda value: value.to_sparse(),
+        lambda value: value.to_sparse_csr(),
+        lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8),
+        lambda value: value.to(torch.complex64),
+        lambda value: value.to("meta"),
+        lambda value: torch.nested.nested_tensor([value]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of torch about such tensors
+def test_tensors_that_are_not_plain_are_refused(tmp_path, odd):
+    state = get_weights(initial_network("resnet_narrow", CLASSES, 99))
+    state["classifier.weight"] = odd(state["classifier.weight"])
+    with refused("weights file: expected plain tensors of real numbers, got others: ['classifier.weight']"):
+        initial_network("resnet_narrow", CLASSES, 5, written(tmp_path / "w.pt", state))
+
+
 def test_a_safetensors_file_that_is_none_is_refused(tmp_path):
     pytest.importorskip("safetensors")
     (tmp_path / "w.safetensors").write_text("hello")
