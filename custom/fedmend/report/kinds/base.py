@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from fedmend.basics.page import Figure
+from fedmend.basics.page import Figure, table, td
 from fedmend.report.metric_figures import Metric, metric_figure
 
 if TYPE_CHECKING:
@@ -134,3 +134,27 @@ class KindReport(ABC):
     def glossary(self, run: "RunFiles") -> dict[str, str]:
         """The words that a run of this kind needs."""
         return {word: meaning for word, meaning in self.words.items() if word != "Warm-up" or run.warmup}
+
+
+def classes_of_sites(run: "RunFiles", caption: str, total: str, unit: str = "") -> str:
+    """The table of sites × classes: who annotates what, with counts, and the sizes of the splits; "" without a site.
+
+    Args:
+        run: its records.
+        caption: of the table.
+        total: word of the last row, which counts the sites of each class.
+        unit: what comes after a count.
+    """
+    known, classes = run.info["sites"], run.info["classes"]
+    rows: list[list[object]] = []
+    for name, site in sorted(known.items()):
+        count = site.get("positives", {})
+        yes = {c: f"✓ {count[c]:,}{unit}" if count.get(c) is not None else "✓" for c in site.get("annotated", ())}
+        cells = [td(yes[c], "yes") if c in yes else td("–", "no") for c in classes]
+        rows.append([name, *cells, *(site.get(split) for split in SPLITS)])
+    if not rows:
+        return ""
+    sites = [sum(c in site.get("annotated", ()) for site in known.values()) for c in classes]
+    totals = [td(f"{n} of {len(rows)}" if n else "⚠ none", "yes" if n else "bad") for n in sites]
+    sums = [sum(site.get(split) or 0 for site in known.values()) for split in SPLITS]
+    return table(caption, ["Site", *classes, *SPLITS], rows, [total, *totals, *sums])

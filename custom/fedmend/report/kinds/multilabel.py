@@ -4,10 +4,16 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import ClassVar
 
-from fedmend.basics.page import table, td
 from fedmend.labels import ENOUGH, MULTILABEL
 from fedmend.records.run_folder import RunFiles
-from fedmend.report.kinds.base import CALIBRATION, LABEL_WORDS, PSEUDO_LABEL_WORDS, SPLITS, KindReport, PseudoLabels
+from fedmend.report.kinds.base import (
+    CALIBRATION,
+    LABEL_WORDS,
+    PSEUDO_LABEL_WORDS,
+    KindReport,
+    PseudoLabels,
+    classes_of_sites,
+)
 from fedmend.report.metric_figures import Metric
 
 AT_CHOSEN = Metric("bacc_val", "bacc_val", "BACC (val)", "BACC (val)", "BACC (val)")
@@ -83,22 +89,11 @@ class MultiLabelReport(KindReport):
 
     def sites(self, run: RunFiles) -> tuple[str, str]:
         """Sites × classes: who annotates what, with counts."""
-        classes, rows = run.info["classes"], []
-        for name, site in sorted(run.info["sites"].items()):
-            known = site.get("positives", {})
-            yes = {c: f"✓ {known[c]:,} pos." if known.get(c) is not None else "✓" for c in site.get("annotated", ())}
-            cells = [td(yes[c], "yes") if c in yes else td("–", "no") for c in classes]
-            rows.append([name, *cells, *(site.get(split) for split in SPLITS)])
-        if not rows:
-            return "", ""
-        count = [sum(c in site.get("annotated", ()) for site in run.info["sites"].values()) for c in classes]
-        totals = [td(f"{n} of {len(rows)}" if n else "⚠ none", "yes" if n else "bad") for n in count]
-        sums = [sum(site.get(split) or 0 for site in run.info["sites"].values()) for split in SPLITS]
+        caption = "✓ annotated (positive training samples, where known); – not annotated (unknown, not absent)"
+        body = classes_of_sites(run, caption, "Sites that annotate", " pos.")
         flag = f"No site annotates: {', '.join(run.nowhere)}. The model cannot learn what nobody has labelled."
         flag = f'<p class="flag"><strong>⚠ Check this.</strong> {escape(flag)}</p>' if run.nowhere else ""
-        caption = "✓ annotated (positive training samples, where known); – not annotated (unknown, not absent)"
-        body = table(caption, ["Site", *classes, *SPLITS], rows, ["Sites that annotate", *totals, *sums])
-        return "What each site annotates", flag + body
+        return ("What each site annotates", flag + body) if body else ("", "")
 
 
 def _choosing(run: RunFiles) -> Mapping:

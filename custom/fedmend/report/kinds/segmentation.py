@@ -6,7 +6,7 @@ from typing import ClassVar
 from fedmend.basics.page import Figure, heat, table, td
 from fedmend.labels import SEGMENTATION
 from fedmend.records.run_folder import RunFiles
-from fedmend.report.kinds.base import SPLITS, KindReport
+from fedmend.report.kinds.base import KindReport, classes_of_sites
 from fedmend.report.metric_figures import Metric, metrics_figure
 
 DICE = Metric("dice", "dice", "Dice", "Dice", "Dice (slices)")
@@ -69,7 +69,11 @@ class SegmentationReport(KindReport):
         """Sites × slices and, where they are known, lesions that the masks were left with; of several structures the
         slices with each."""
         if self.has_classes(run):
-            return _structures(run)
+            caption = (
+                "✓ marked (training slices with it, where known); – not marked (unknown, not absent); splits: slices"
+            )
+            body = classes_of_sites(run, caption, "Sites that mark it")
+            return ("What each site annotates", body) if body else ("", "")
         known, rows = run.info["sites"], []
         splits = [split for split in ("val", "test") if any(site.get(split) for site in known.values())]
         for name, site in sorted(known.items()):
@@ -93,21 +97,3 @@ class SegmentationReport(KindReport):
 
     def curves(self, run: RunFiles) -> list[str | Figure]:
         return super().curves(run) if self.has_classes(run) else [metrics_figure(run, self.metrics)]
-
-
-def _structures(run: RunFiles) -> tuple[str, str]:
-    """Sites × structures: training slices with each, where a site marks it."""
-    known, classes, rows = run.info["sites"], run.info["classes"], []
-    for name, site in sorted(known.items()):
-        marked = site.get("positives", {})
-        yes = {c: f"✓ {marked[c]:,}" if marked.get(c) is not None else "✓" for c in site.get("annotated", ())}
-        cells = [td(yes[c], "yes") if c in yes else td("–", "no") for c in classes]
-        rows.append([name, *cells, *(site.get(split) for split in SPLITS)])
-    if not rows:
-        return "", ""
-    count = [sum(c in site.get("annotated", ()) for site in known.values()) for c in classes]
-    totals = [td(f"{n} of {len(rows)}" if n else "⚠ none", "yes" if n else "bad") for n in count]
-    sums = [sum(site.get(split) or 0 for site in known.values()) for split in SPLITS]
-    caption = "✓ marked (training slices with it, where known); – not marked (unknown, not absent); splits in slices"
-    body = table(caption, ["Site", *classes, *SPLITS], rows, ["Sites that mark it", *totals, *sums])
-    return "What each site annotates", body
