@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save
 import fedmend
 from fedmend.learning.networks import build_network
 from fedmend.learning.weights import get_weights
+from fedmend.preprocessing import READER
 from fedmend.records.package_files import write_package
 
 ABOUT = {
@@ -105,7 +106,7 @@ def test_a_package_whose_images_were_read_otherwise_is_refused(tmp_path):
 
 def test_files_that_are_no_package_of_ours_are_refused_in_a_sentence(tmp_path):
     where = "package run-1.fedmend, package.json, field preprocessing.reader"
-    with refused(f"{where}: expected 2, got None; use the FedMend that made the package"):
+    with refused(f"{where}: expected {READER}, got None; use the FedMend that made the package"):
         fedmend.Package(write(tmp_path, preprocessing="none"))
     package = fedmend.Package(write(tmp_path))
     said = "package run-1.fedmend, weights.safetensors: expected floating tensors, got others or none that load"
