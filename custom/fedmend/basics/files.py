@@ -155,9 +155,9 @@ def whole_folder(folder: Path, *, synced: bool = True, replaces: bool = False) -
             raise
         if synced:
             sync(folder.parent)
+        shutil.rmtree(before, ignore_errors=True)
     finally:
-        for left in (temporary, before):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

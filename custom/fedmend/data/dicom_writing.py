@@ -58,6 +58,7 @@ def _writes(signs: Any, text: str) -> bool:
         return text.isascii()
     known = isinstance(signs, str) and signs in {v.value for v in SpecificCharacterSetValues} and "2022" not in signs
     try:
-        return known and bool(text.encode(python_encoding[signs]) or True)
+        text.encode(python_encoding[signs] if known else "ascii")
     except (KeyError, UnicodeEncodeError):
         return False
+    return known

@@ -18,6 +18,7 @@ UNCERTAIN = {"-1", "u", "uncertain"}  # CheXpert's, and what others write
 # What programs and people write for 1 and 0; only whole words, as an n may be "not done".
 YES = {"true", "yes", "ja", "oui", "sí", "sì", "wahr", "vrai", "vero", "verdadero", "verdadeiro", "waar"}
 NO = {"false", "no", "nein", "nee", "non", "falsch", "faux", "falso", "onwaar"}
+FLAGS = {**dict.fromkeys(YES | {"1"}, "1"), **dict.fromkeys(NO | {"0"}, "0")}  # loose form of a cell → label
 WAYS = {"blank": "", "positive": "1", "negative": "0"}  # what an uncertain label is taken as
 
 
@@ -38,12 +39,6 @@ class Labelled(NamedTuple):
 def is_uncertain(cell: str) -> bool:
     """Whether a cell says that a label is uncertain: -1, -1.0 or u."""
     return loose(cell) in UNCERTAIN
-
-
-def flag_of(cell: str) -> str:
-    """1 or 0 of a cell that says so, in figures or in a word; empty of another."""
-    form = loose(cell)
-    return "1" if form in YES else "0" if form in NO else form if form in ("0", "1") else ""
 
 
 def uncertain_argument(parser: ArgumentParser) -> None:
@@ -95,8 +90,8 @@ class Cells:
                 raise FedMendError(f"{where}: expected {expected}, got {got}")
             self._counts["uncertain_labels"] += 1
             return WAYS[self._uncertain]
-        self._counts["words"] += form in YES | NO
-        return flag if (flag := flag_of(form)) else text
+        self._counts["words"] += form in YES or form in NO
+        return FLAGS.get(form, text)
 
     def notes(self) -> dict[str, str]:
         """What was changed, in words with counts."""

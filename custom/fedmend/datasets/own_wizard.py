@@ -20,7 +20,7 @@ from fedmend.data.readers import PICTURE_SUFFIXES
 from fedmend.datasets import own_csv, own_datalist, own_dicom
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import class_names
-from fedmend.datasets.own_labels import flag_of, is_uncertain
+from fedmend.datasets.own_labels import FLAGS, is_uncertain
 from fedmend.datasets.own_patients import guess_pattern
 from fedmend.datasets.own_site import AS_SEEN, SiteChoices, done, parse_window
 from fedmend.datasets.samples import Say
@@ -324,5 +324,5 @@ def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
 
 
 def _is_class(cells: Iterable[str]) -> bool:
-    found = {flag_of(cell) for cell in cells if not (is_missing(cell) or is_uncertain(cell))}
+    found = {FLAGS.get(loose(cell), "") for cell in cells if not (is_missing(cell) or is_uncertain(cell))}
     return "1" in found and found <= {"0", "1"}

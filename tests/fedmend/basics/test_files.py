@@ -120,6 +120,22 @@ def test_a_folder_that_is_replaced_is_there_until_the_new_one_is_whole(tmp_path,
     assert [place.name for place in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_folder_that_can_be_put_neither_forth_nor_back_is_not_deleted(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "file").write_text("first")
+    replace = os.replace
+
+    def fails(source, goal):
+        if Path(goal).name == "model":
+            raise OSError("refused")
+        replace(source, goal)
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="refused"), whole_folder(tmp_path / "model", replaces=True) as temporary:
+        (temporary / "file").write_text("second")
+    assert [place.read_text() for place in tmp_path.glob("*/file")] == ["first"]
+
+
 def test_a_folder_is_there_whole(tmp_path):
     with whole_folder(tmp_path / "store") as temporary:
         (temporary / "a").write_text("1")

@@ -182,6 +182,11 @@ def test_the_average_of_a_site_alone_has_no_variance_that_vanished(tmp_path):
         np.testing.assert_allclose(net.take("c")["norm.running_var"], [0, 1.191e-3], rtol=1e-3)
         assert net.take("a")["norm.running_var"].tolist() == [0, 12]
         assert net.raise_variances("ab") == {}
+    with SafetyNet(SENT, TinyNetwork(2), tmp_path / "any", factor=0, clip=0) as net:  # no guard is wanted
+        for site, variance in (("a", 12), ("b", 12), ("c", 0)):
+            net.put(site, {**SENT, "norm.running_var": np.float32([0, variance])})
+        assert net.raise_variances("abc") == {}
+        assert net.take("c")["norm.running_var"].tolist() == [0, 0]
 
 
 def test_the_suspect_is_the_site_that_changed_a_tensor_of_the_average_most():
