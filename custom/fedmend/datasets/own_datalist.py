@@ -25,13 +25,13 @@ from fedmend.basics.json_files import read_document
 from fedmend.basics.words import say
 from fedmend.data.card import stays_below, write_card
 from fedmend.data.datalist import SECTIONS, check_shared, slices_of
-from fedmend.data.identity import canonical, is_missing, loose, one_path, split_frame
+from fedmend.data.identity import canonical, is_missing, loose, one_path
 from fedmend.data.readers import NIFTI_SUFFIXES
 from fedmend.data.volumes import has_value, load_nifti
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_names, labels_of
 from fedmend.datasets.own_labels import uncertain_argument
-from fedmend.datasets.own_patients import patients_of, running_numbers
+from fedmend.datasets.own_patients import kept_with, patients_of, running_numbers
 from fedmend.datasets.own_site import (
     SiteChoices,
     add_choices,
@@ -207,11 +207,9 @@ def _parts(items: Sequence[Item], choices: SiteChoices, positives: np.ndarray | 
     given = {name: np.flatnonzero(split_of == name) for name in SECTIONS}
     shares: dict[str, Any] = {f"{name}_share": 0.0 for name in ("test", "val") if len(given[name])}
     train = given["train"]
-    first: dict[str, int] = {}
-    files = [first.setdefault(split_frame(item["image"])[0], i) for i, item in enumerate(items)]
-    units = [items[i]["patient"] or f"item {files[i]}" for i in train.tolist()]
-    own = None if positives is None else positives[train]
-    drawn = {name: train[index] for name, index in split_units(units, replace(choices, **shares), own).items()}
+    units = kept_with([item["patient"] for item in items], [item["image"] for item in items], ())
+    of_train, own = [units[i] for i in train.tolist()], None if positives is None else positives[train]
+    drawn = {name: train[index] for name, index in split_units(of_train, replace(choices, **shares), own).items()}
     return {**drawn, **{name: index for name, index in given.items() if name != "train" and len(index)}}
 
 

@@ -91,13 +91,14 @@ def test_images_of_no_known_patient_stay_with_their_study_or_file():
     assert kept_with([""] * 5, images, studies) == [*["alone s1"] * 3, "alone 3", "alone row 3"]
 
 
-def test_slices_of_a_volume_are_in_one_split_where_no_patients_are_known(tmp_path):
-    rows = [(f"{v}.nii#{k}", k % 2) for v in range(10) for k in range(4)]
+@pytest.mark.parametrize("named", [0, 1])
+def test_slices_of_a_volume_are_in_one_split_where_few_or_no_patients_are_known(tmp_path, named):
+    rows = [(f"{v}.nii#{k}", k % 2, f"p{v}" if k < named else "") for v in range(10) for k in range(4)]
     for v in range(10):
         write_nifti(tmp_path / f"{v}.nii", voxels(v))
     with open(tmp_path / "labels.csv", "w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows([("image", "edema"), *rows])
-    items = [{"image": image, "label": label} for image, label in rows]
+        csv.writer(stream).writerows([("image", "edema", "patient"), *rows])
+    items = [{"image": image, "label": label, "patient": patient} for image, label, patient in rows]
     (tmp_path / "list.json").write_text(json.dumps({"training": items}))
     prepare(tmp_path / "labels.csv", tmp_path / "a", choices=CHOICES)
     own_datalist.prepare(tmp_path / "list.json", tmp_path / "b", choices=CHOICES)
