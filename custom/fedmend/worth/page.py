@@ -15,7 +15,7 @@ from fedmend.records.package_files import SUFFIX
 from fedmend.worth.home import Home
 from fedmend.worth.paired import RESAMPLES, Compared, Difference, check_units, compare
 from fedmend.worth.personal import EPOCHS, check_out, given_model, personalise, settings_of, write_personal
-from fedmend.worth.training import ALL, Trained, plan_of, train_at
+from fedmend.worth.training import ALL, SOLVED, Trained, plan_of, solve_at, train_at
 
 PAGE, NUMBERS = "worth.html", "worth.json"
 ALONE, FEDERATED, PERSONALISED = "alone", "federated", "personalised"
@@ -87,11 +87,10 @@ def worth(
     check_out(goal)
     settings = settings_of(package)
     federated = given_model(package, home)
-    own = initial_network(_network(package), package.classes, int(settings.get("seed", 0)), weights)
-    alone = train_at(home, own.to(home.site.device), plan_of(settings, package.name, home), from_start=True)
+    alone = _alone(package, home, weights)
     personal = personalise(package, home, layers=layers, epochs=epochs)
     models = {ALONE: alone.model, FEDERATED: federated, PERSONALISED: personal.model}
-    started = "" if weights else str(settings.get("weights") or "")
+    started = "" if weights or not alone.epochs else str(settings.get("weights") or "")
     compared = compare(home.kind, models, test, home.site)
     about = (home.site.name, package.name, home.phantom, alone, personal, layers, home.repaired)
     unknown = [name for name, known in zip(package.classes, home.site.data.annotated, strict=True) if not known]
@@ -103,8 +102,17 @@ def worth(
     return found
 
 
-def _network(package: Package) -> str:
-    return str(package.info["network"]["name"])
+def _alone(package: Package, home: Home, weights: str) -> Trained:
+    """The hospital's own model, which came about as that of the run."""
+    settings = settings_of(package)
+    if settings.get("method") == SOLVED:
+        if weights:
+            words = "expected none for a package of heads, whose network was not trained"
+            raise FedMendError(f"--weights: {words}, got a file")
+        return solve_at(home, given_model(package, home), settings)
+    name, seed = str(package.info["network"]["name"]), int(settings.get("seed", 0))
+    own = initial_network(name, package.classes, seed, weights).to(home.site.device)
+    return train_at(home, own, plan_of(settings, package.name, home), from_start=True)
 
 
 def _numbers(found: Worth) -> dict:
@@ -157,9 +165,13 @@ def sentences(differences: Sequence[Difference], metric: str) -> list[str]:
 
 def _trained(found: Worth) -> str:
     lines = [f"{name}: {words}" for name, words in WORDS.items()]
-    lines[0] += f"; epoch {found.alone.chosen} of {found.alone.epochs}, chosen by {found.alone.metric} on validation"
+    metric = f"{found.alone.metric} on validation"
+    if found.alone.epochs:
+        lines[0] += f"; epoch {found.alone.chosen} of {found.alone.epochs}, chosen by {metric}"
+    else:
+        lines[0] = f"{ALONE}: heads solved here, from this hospital's labels alone, on the network of the package"
     personal = found.personal
-    lines[2] += f", layers: {found.layers}; epoch {personal.chosen} of {personal.epochs}, chosen likewise"
+    lines[2] += f", layers: {found.layers}; epoch {personal.chosen} of {personal.epochs}, chosen by {metric}"
     if not personal.chosen:
         lines[2] += "; no epoch was better on validation, so this is the model as it came"
     if found.unknown:

@@ -1,4 +1,4 @@
-"""Training at one hospital: epochs on its own labels, of which its validation split chooses one."""
+"""Training at one hospital: epochs on its own labels, of which its validation split chooses one, or solved heads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,11 +14,13 @@ from fedmend.learning.training import LocalTrainer
 from fedmend.method import LocalMethod, Round, RoundTask
 from fedmend.methods.alone import MaskRound
 from fedmend.methods.baselines import FedAvgPL, SingleLabelFedAvg
+from fedmend.methods.closed_form import ClosedForm
 from fedmend.methods.condist import ConDist
 from fedmend.methods.shared.slices import SliceMethod
 from fedmend.worth.home import Home
 
 HEAD, ALL = "head", "all"
+SOLVED = "closed_form"  # method of a run that trained nothing
 PATIENCE = 5  # epochs without a better validation metric
 OF_RUN = ("learning_rate", "learning_rate_decay", "weight_decay", "decay", "second_momentum")
 
@@ -70,7 +72,7 @@ class Trained:
 
     Attributes:
         model: of the chosen epoch.
-        epochs: that were trained.
+        epochs: that were trained; 0: its heads were solved.
         chosen: the epoch that the validation split chose; 0: the model as it began.
         metric: name of the validation metric.
         values: of it, from the model as it began to that after the last epoch.
@@ -141,6 +143,25 @@ def train_at(home: Home, model: nn.Module, plan: Plan, *, layers: str = ALL, fro
             break
     model.load_state_dict(best)
     return Trained(model.eval(), len(values) - 1, chosen, home.kind.best_metric, tuple(values))
+
+
+def solve_at(home: Home, model: nn.Module, settings: Mapping[str, Any]) -> Trained:
+    """Gives a model the heads that a hospital's own labels alone give, in place.
+
+    Args:
+        home: the hospital; its validation and test splits are not looked at.
+        model: of a run that solved heads and trained nothing, on the device of the site.
+        settings: of that run, as a package keeps them.
+
+    Raises:
+        FedMendError: no class has two samples with and two without it.
+    """
+    own = {key: settings[key] for key in ("ridge", "la", "hidden") if key in settings}
+    task = RoundTask("heads", 0, 1, seed=0, training=False)
+    report = ClosedForm(**own).collect(model, task, home.site)
+    heads = {"weight": report["head_weights"], "bias": report["head_biases"]}
+    model.get_submodule("classifier").load_state_dict({name: torch.from_numpy(rows) for name, rows in heads.items()})
+    return Trained(model.eval(), 0, 0, home.kind.best_metric, ())
 
 
 def _measured(home: Home, model: nn.Module) -> float:

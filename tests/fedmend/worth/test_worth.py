@@ -19,6 +19,7 @@ from fedmend.data.site import Opening
 from fedmend.data.tables import write_table
 from fedmend.kinds import kind_of
 from fedmend.learning import networks
+from fedmend.learning.discriminant import solve_heads
 from fedmend.learning.local_norm import NORM
 from fedmend.learning.training import LocalTrainer
 from fedmend.learning.weights import get_weights
@@ -268,6 +269,26 @@ def test_the_hospital_alone_trains_as_long_as_in_the_run_from_the_runs_own_seed(
     found = worth(package, home_of(tmp_path, package, site), tmp_path / "out")
     assert found.alone.epochs == 3 * 2
     assert found.alone.chosen > 0  # an untrained model is never chosen
+
+
+def test_against_heads_that_a_federation_solved_the_hospital_alone_solves_its_own(tmp_path, site):
+    settings = {**SETTINGS, "method": "closed_form", "ridge": 2.0, "la": True, "weights": "efficientnet-lite0"}
+    package = make_package(tmp_path, provenance={"run_name": "run-1", "settings": settings})
+    home = home_of(tmp_path, package, site)
+    found = worth(package, home, tmp_path / "out", epochs=1)
+    features = package.network()(home.site.data.train.view(torch.arange(len(LABELS))))[0].detach()
+    heads = solve_heads(features, LABELS, 2.0, balanced=True)
+    own = found.alone.model
+    assert heads.counts.tolist() == [3, 3, 0]
+    assert own.classifier.weight.detach().numpy() == pytest.approx(heads.weights.astype(np.float32), abs=1e-6)
+    assert own.classifier.bias.detach().numpy() == pytest.approx(heads.biases.astype(np.float32), abs=1e-6)
+    assert torch.equal(own.norm.running_mean, package.network().norm.running_mean)
+    said = (tmp_path / "out" / "worth.html").read_text()
+    assert "alone: heads solved here, from this hospital" in said
+    assert "epoch 0 of 0" not in said
+    assert "did not have" not in said  # the network of both is that of the package
+    with refused("--weights: expected none for a package of heads, whose network was not trained, got a file"):
+        worth(package, home, tmp_path / "out", weights="start.pt")
 
 
 def test_a_test_split_of_one_patient_is_refused_before_anything_is_trained(tmp_path, site, monkeypatch):
