@@ -1,4 +1,7 @@
-"""Weights under the names of the library that a network comes from: those of a MONAI bundle, written and read."""
+"""Weights under the names of the library that a network comes from: those of a MONAI bundle, written and read.
+
+A network whose classifier reads all stages is in no library: its weights keep our names.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from fedmend.errors import FedMendError
+from fedmend.learning import network_names
 
 MODEL, METADATA = "models/model.pt", "configs/metadata.json"  # of a bundle
 TWIN = "_twin"
@@ -19,6 +23,17 @@ def plain_name(network: str) -> str:
     return network.removesuffix(TWIN).removesuffix("_gn")
 
 
+def head_name(model: nn.Module, network: str) -> str:
+    """The name of the classifier in the library's network.
+
+    Args:
+        model: of :func:`fedmend.learning.networks.build_network`.
+        network: its name.
+    """
+    heads = cast(tuple[str, ...], model.library_heads)  # of each of our networks; a Module says nothing of it
+    return heads[0].removesuffix(".") if heads else _HEADS[plain_name(network_names.plain_name(network))]
+
+
 def library_names(model: nn.Module, network: str) -> dict[str, str]:
     """Name of each tensor in our state dict → its name in that of the library's network, classifier included.
 
@@ -28,11 +43,12 @@ def library_names(model: nn.Module, network: str) -> dict[str, str]:
         model: of :func:`fedmend.learning.networks.build_network`.
         network: its name.
     """
-    heads = cast(tuple[str, ...], model.library_heads)  # of each of our networks; a Module says nothing of it
-    head = heads[0] if heads else f"{_HEADS[plain_name(network)]}."
     first = "first." if network.endswith(TWIN) else ""
     backbone, classifier = f"{first}backbone.", f"{first}classifier."
     names = [name for name in model.state_dict() if name.startswith((backbone, classifier))]
+    if getattr(model, "stages", ()):
+        return {name: name for name in names}
+    head = f"{head_name(model, network)}."
     return {
         n: head + n.removeprefix(classifier) if n.startswith(classifier) else n.removeprefix(backbone) for n in names
     }

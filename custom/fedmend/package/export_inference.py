@@ -12,7 +12,7 @@ import torch
 from fedmend.data.readers import NIFTI_SUFFIXES, PICTURE_SUFFIXES
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
-from fedmend.learning.networks import TIMM, TimmNetwork
+from fedmend.learning.networks import TimmNetwork
 from fedmend.package.export_network import network_definition
 from fedmend.package.opened import OpenedPackage
 
@@ -212,9 +212,7 @@ def _slices(package: OpenedPackage) -> dict[str, Any]:
     planes = "np.asarray(image, dtype=np.uint8)[..., 0]"
     mean, deviation = list(prepared.pixel_mean), list(prepared.pixel_deviation)
     more = []
-    if package.info["network"]["name"].startswith(TIMM):  # which was trained with its own mean and deviation
-        network = package.network()
-        assert isinstance(network, TimmNetwork)
+    if isinstance(network := package.network(), TimmNetwork):  # which was trained with its own mean and deviation
         scale, shift = (value.flatten().tolist() for value in (network._scale, network._shift))
         more = [
             _image(

@@ -113,8 +113,8 @@ def metadata(package: OpenedPackage) -> dict[str, Any]:
 
 def _target(package: OpenedPackage) -> str:
     content = inference(package)
-    made = content.get("with_batch_norm", content["network_def"])
-    return str(made["_target_"])
+    made = (content.get(name) for name in ("with_batch_norm", "backbone_def", "network_def"))
+    return next(str(network["_target_"]) for network in made if isinstance(network, dict))
 
 
 def _version(name: str) -> str:

@@ -1,16 +1,26 @@
-"""A package's network in the words of a MONAI configuration: built by its library, without FedMend."""
+"""A package's network in the words of a MONAI configuration: built by its library, without FedMend.
+
+A classifier that reads all stages is in no library. It is said in a line of PyTorch around the library's network: hooks
+keep deviation and mean of each stage's map (:mod:`fedmend.learning.stage_features`).
+"""
 
 from typing import Any
 
 from fedmend.errors import FedMendError
-from fedmend.learning.bundles import plain_name
+from fedmend.learning.bundles import head_name, plain_name
 from fedmend.learning.monai_networks import MONAI, monai_arguments
-from fedmend.learning.networks import CHANNELS_PER_GROUP, TIMM
+from fedmend.learning.network_names import STAGES
+from fedmend.learning.networks import CHANNELS_PER_GROUP, TIMM, build_network
 
 _NARROW = {"conv1_t_size": 3, "conv1_t_stride": 2, "no_max_pool": True, "bias_downsample": False}
 _RESNET = {"block": "basic", "layers": [1] * 4, "block_inplanes": [16, 32, 64, 128], "n_input_channels": 3, **_NARROW}
 _UNET = {"act": ["relu", {"inplace": True}], "norm": "batch", "bias": False, "upsample": "nontrainable"}
 _WIDTHS = {"unet": [64, 128, 256, 512, 512, 64], "unet_narrow": [8, 16, 32, 64, 64, 8]}
+
+
+_MAPS = "kept.append(torch.std_mean(found.float(), dim=(2, 3), correction=0))"
+_STATISTICS = "part for deviation, mean in kept for part in (mean, deviation)"
+_FORWARD = f"network.classifier(torch.cat([network.backbone(images).float(), *({_STATISTICS})], 1))"
 
 
 def network_definition(network: str, num_classes: int) -> dict[str, Any]:
@@ -23,6 +33,8 @@ def network_definition(network: str, num_classes: int) -> dict[str, Any]:
     Raises:
         FedMendError: a network that no library has.
     """
+    if network.startswith(STAGES):
+        return _reading_stages(network, num_classes)
     plain = plain_name(network)
     if plain in _WIDTHS:
         masks = {"spatial_dims": 2, "in_channels": 1, "out_channels": 1 + num_classes}
@@ -52,3 +64,21 @@ def network_definition(network: str, num_classes: int) -> dict[str, Any]:
         "with_batch_norm": made,
         "network_def": f"$(lambda network: ([{replaced} {norms}], network)[1])(@with_batch_norm)",
     }
+
+
+def _reading_stages(network: str, num_classes: int) -> dict[str, Any]:
+    """The library's network, and around it the classifier on all of its stages."""
+    model, plain = build_network(network, num_classes), network.removeprefix(STAGES)
+    backbone = network_definition(plain, num_classes)
+    stages = [name for name, module in model.backbone.named_modules() if any(module is stage for stage in model.stages)]
+    hooks = f"backbone.get_submodule(name).register_forward_hook(lambda module, given, found: {_MAPS})"
+    steps = [
+        f"backbone.set_submodule({head_name(model, plain)!r}, torch.nn.Identity())",
+        "network.add_module('backbone', backbone)",
+        f"network.add_module('classifier', torch.nn.Linear({model.num_features}, {num_classes}))",
+        f"*({hooks} for name in {stages})",
+        f"setattr(network, 'forward', lambda images: (kept.clear(), {_FORWARD})[1])",
+        "network",
+    ]
+    made = f"(lambda kept, network, backbone: [{', '.join(steps)}][-1])([], torch.nn.Module(), @backbone_def)"
+    return {**backbone, "backbone_def": backbone["network_def"], "network_def": f"${made}"}

@@ -21,7 +21,16 @@ def bundle(folder, state):
 
 
 @pytest.mark.parametrize(
-    "network", ["resnet_narrow", "resnet_narrow_gn", "resnet18", "unet_narrow", "segresnet", "monai/DenseNet121"]
+    "network",
+    [
+        "resnet_narrow",
+        "resnet_narrow_gn",
+        "resnet18",
+        "unet_narrow",
+        "segresnet",
+        "monai/DenseNet121",
+        "stages/resnet_narrow",
+    ],
 )
 def test_a_bundle_sets_all_weights_of_a_new_run(tmp_path, network):
     trained = initial_network(network, CLASSES, 1)

@@ -13,6 +13,12 @@ from fedmend.package.probabilities import Asked, probabilities
 MASKS = {"kind": "segmentation", "network": "unet_narrow", "classes": ["lesion"], "window": None}
 MODELS = {"multilabel": {}, "singlelabel": {"kind": "singlelabel", "classes": ["a", "b", "c"]}, "segmentation": MASKS}
 MODELS["structures"] = {**MASKS, "classes": ["liver", "spleen"]}
+MODELS["stages"] = {
+    "network": "stages/resnet_narrow",
+    "change": lambda network: torch.nn.init.normal_(
+        network.classifier.weight, std=0.1, generator=torch.Generator().manual_seed(0)
+    ),
+}
 
 
 @pytest.mark.slow

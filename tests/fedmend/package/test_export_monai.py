@@ -27,6 +27,11 @@ MASKS = {"kind": "segmentation", "network": "unet_narrow", "classes": ["lesion"]
 PLAIN = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "ImagePositionPatient": [0, 0, 0], "PixelSpacing": [1, 1]}
 
 
+def read_stages(network):
+    """Gives the columns for stages, which begin as 0, numbers."""
+    torch.nn.init.normal_(network.classifier.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+
+
 def monai(folder, *words):
     pytest.importorskip("fire")
     pytest.importorskip("ignite")
@@ -108,6 +113,8 @@ def test_probabilities_of_colours_and_of_volumes_without_a_window_are_those_of_p
     nibabel.save(nibabel.Nifti1Image(values, np.diag([-1.0, 1, 2, 1])), tmp_path / "volumes" / "v.nii.gz")
     made = make_package(tmp_path / "2", window=None, modality="MR")
     assert same_probabilities(tmp_path / "2", made, tmp_path / "volumes") == 3
+    made = make_package(tmp_path / "3", network="stages/timm/tf_efficientnet_lite0", color=True, change=read_stages)
+    assert same_probabilities(tmp_path / "3", made, tmp_path / "color") == 4
 
 
 @pytest.mark.slow
@@ -184,19 +191,24 @@ def test_a_name_is_no_markup_of_the_readme(tmp_path):
 
 SMALL = "monai/DynUNet(kernel_size=[3, 3, 3], strides=[1, 2, 2], upsample_kernel_size=[2, 2], filters=[4, 8, 8])"
 NETWORKS = ["resnet_narrow_gn", "densenet121_gn", "unet_narrow_twin", "segresnet", "timm/convnext_atto", SMALL]
+STAGES = [
+    f"stages/{name}" for name in ("resnet_narrow_gn", "densenet121", "timm/tf_efficientnet_lite0", "monai/resnet10")
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [*NETWORKS, "resnet18", "monai/resnet10"])
+@pytest.mark.parametrize("network", [*NETWORKS, "resnet18", "monai/resnet10", *STAGES])
 def test_every_network_is_built_by_its_library_to_the_last_digit(network):
     from monai.bundle import ConfigParser
 
     ours = initial_network(network, ["a", "b"], 5).eval()
+    if network in STAGES:
+        read_stages(ours)
     parser = ConfigParser({"imports": ["$import torch", "$import monai"], **network_definition(network, 2)})
     theirs = parser.get_parsed_content("network_def").eval()
     theirs.load_state_dict(as_library(ours, network))
     images = torch.rand(2, ours.channels, 32, 32, generator=torch.Generator().manual_seed(0))
-    scaled = images * ours._scale + ours._shift if network.startswith("timm/") else images
+    scaled = images * ours._scale + ours._shift if "timm/" in network else images
     with torch.no_grad():
         assert torch.allclose(theirs(scaled), ours(images)[1], atol=1e-5)
 
