@@ -68,7 +68,8 @@ def network_definition(network: str, num_classes: int) -> dict[str, Any]:
 
 def _reading_stages(network: str, num_classes: int) -> dict[str, Any]:
     """The library's network, and around it the classifier on all of its stages."""
-    model, plain = build_network(network, num_classes), network.removeprefix(STAGES)
+    model: Any = build_network(network, num_classes)
+    plain = network.removeprefix(STAGES)
     backbone = network_definition(plain, num_classes)
     stages = [name for name, module in model.backbone.named_modules() if any(module is stage for stage in model.stages)]
     hooks = f"backbone.get_submodule(name).register_forward_hook(lambda module, given, found: {_MAPS})"
