@@ -54,13 +54,16 @@ class StageClassifier(nn.Linear):
         return F.linear(output, trained, self.bias) + F.linear(stages, solved.detach())
 
 
-def stage_statistics(backbone: nn.Module, stages: Sequence[nn.Module], images: Tensor) -> Tensor:
+def stage_statistics(
+    backbone: nn.Module, stages: Sequence[nn.Module], images: Tensor, *, detached: bool = True
+) -> Tensor:
     """The output of a backbone, then means and standard deviations of the channels of all stages.
 
     Args:
         backbone: of a network.
         stages: modules of it whose outputs are maps.
         images: (B, channels, H, W), as the backbone takes them.
+        detached: no gradient goes through the statistics.
 
     Returns:
         (B, F) float32: the output; for each stage the means of its channels, then their standard deviations.
@@ -77,7 +80,8 @@ def stage_statistics(backbone: nn.Module, stages: Sequence[nn.Module], images: T
             hook.remove()
     if any(not torch.is_tensor(output) or output.ndim != 4 for output in maps):
         raise FedMendError(f"job variable network: expected stages that give maps behind {STAGES}, got others")
-    found = [torch.std_mean(output.detach().float(), dim=(2, 3), correction=0) for output in maps]
+    seen = (output.detach() if detached else output for output in maps)
+    found = [torch.std_mean(output.float(), dim=(2, 3), correction=0) for output in seen]
     return torch.cat([last.float(), *(part for deviation, mean in found for part in (mean, deviation))], 1)
 
 

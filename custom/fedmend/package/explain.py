@@ -1,13 +1,14 @@
 """Where a model looked: Grad-CAM (Selvaraju et al., ICCV 2017) by MONAI, for models of labels.
 
 A map is weak evidence. It is as coarse as the layer that it is made from, says which part of the image raised a score
-and not why, and looks as sure for a wrong finding as for a right one.
+and not why, and looks as sure for a wrong finding as for a right one. Where the classifier reads all stages, what the
+stages before that layer saw is not in the map.
 """
 
 import copy
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from fedmend.data.store import decode
 from fedmend.errors import FedMendError
 from fedmend.labels import MULTILABEL, SEGMENTATION
 from fedmend.learning.inference import chosen_device
+from fedmend.learning.stage_features import stage_statistics
 from fedmend.package.opened import OpenedPackage
 from fedmend.package.rows import IMAGES, file_name, read_rows
 
@@ -37,11 +39,21 @@ class _Logits(nn.Module):
         for module in self.network.modules():
             if getattr(module, "inplace", False):
                 module.inplace = False  # type: ignore[assignment]  # of activations alone
+        names = {module: name for name, module in self.named_modules()}
+        stages = [names[stage] for stage in getattr(self.network, "stages", ())]
+        self.layers = [f"{name}.0" for name in stages]  # a map is made from one of them; empty: from any layer
+        self._read = [nn.Sequential(self.get_submodule(name), nn.Identity()) for name in stages]
+        for name, read in zip(stages, self._read, strict=True):
+            self.set_submodule(name, read)  # so that the statistics come after what MONAI's hooks see of a stage
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C) logits."""
-        logits: Tensor = self.network(images)[1]
-        return logits
+        network: Any = self.network
+        if not self.layers:
+            return cast(Tensor, network(images)[1])
+        # A solved classifier has its evidence in the stages, through which training lets no gradient.
+        features = stage_statistics(network.backbone, self._read, network.prepared(images), detached=False)
+        return nn.functional.linear(features, network.classifier.weight, network.classifier.bias)
 
 
 class Explainer:
@@ -80,14 +92,15 @@ class Explainer:
 
 
 @torch.no_grad()
-def _last_layer(model: nn.Module, images: Tensor) -> str:
-    """Name of the last part whose output still is an image of :data:`EDGE` pixels or more."""
+def _last_layer(model: _Logits, images: Tensor) -> str:
+    """Name of the last part, or stage, whose output still is an image of :data:`EDGE` pixels or more."""
     ended: list[str] = []
     handles = []
     for name, module in model.named_modules():
 
         def note(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
-            if name and torch.is_tensor(output) and output.dim() == 4 and min(output.shape[2:]) >= EDGE:
+            able = name in (model.layers or [name])
+            if name and able and torch.is_tensor(output) and output.dim() == 4 and min(output.shape[2:]) >= EDGE:
                 ended.append(name)
 
         handles.append(module.register_forward_hook(note))

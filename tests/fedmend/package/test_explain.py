@@ -8,7 +8,8 @@ from result_factories import PREPARED
 from torch import nn
 
 from fedmend import Package
-from fedmend.learning.networks import initial_network
+from fedmend.learning.networks import Network, initial_network
+from fedmend.learning.stage_features import StageClassifier
 from fedmend.learning.weights import get_weights
 from fedmend.package.explain import Explainer, _findings, explain, heat_png, overlay_png
 from fedmend.records.package_files import write_package
@@ -81,6 +82,29 @@ def test_findings_are_the_positive_decisions_the_most_probable_first(tmp_path):
 def test_a_model_of_masks_has_no_maps(tmp_path):
     with refused("--explain: expected a model of labels, got one of masks, which says itself what it marks"):
         explain(make_package(tmp_path, "segmentation"), tmp_path, tmp_path, most=1)
+
+
+class SolvedCorner(Network):
+    """The first class is as strong as a stage is bright on average; no column for the backbone's output counts."""
+
+    def __init__(self):
+        super().__init__()
+        stage = nn.Conv2d(3, 2, 1, bias=False)
+        self.backbone, self.stages = nn.Sequential(stage, nn.AdaptiveAvgPool2d(1), nn.Flatten()), [stage]
+        self.classifier = StageClassifier(2, 4, 2)
+        with torch.no_grad():
+            stage.weight.fill_(1)
+            self.classifier.weight.zero_()
+            self.classifier.weight[0, 2:4] = 1
+
+
+@pytest.mark.slow
+def test_the_map_of_a_solved_classifier_shows_what_its_stages_saw():
+    image = torch.zeros(1, 3, 16, 16)
+    image[..., :8, :8] = 1
+    heat = Explainer(SolvedCorner(), 16).map(image, 0)
+    assert heat[:7, :7].min() > 0.9
+    assert heat[9:, 9:].max() == 0
 
 
 @pytest.mark.slow
