@@ -38,7 +38,8 @@ def tellable(member: np.ndarray, fewest: int, *, pairs: bool = False) -> np.ndar
 
     A mean and its count are a sum, and the difference of two sums is one over the samples in which they differ. So
     where all samples have a label of two classes, the rows of one class add up to the sum over all samples, and a row
-    of few samples of the other class would be this less the other row.
+    of few samples of the other class would be this less the other row. Where each sample has one of several classes,
+    the sum over all less those of the classes is one over the samples with none.
 
     Args:
         member: (N, R) bool, the samples behind each row.
@@ -46,8 +47,9 @@ def tellable(member: np.ndarray, fewest: int, *, pairs: bool = False) -> np.ndar
         pairs: rows 2c and 2c + 1 have no sample in common, so that their sum is one too.
 
     Returns:
-        (R,) bool: rows of which none, and no two of a pair, are all but a few samples of others; also rows of few
-        samples themselves, which the site's ReportGuard holds back.
+        (R,) bool: rows of which none, and no two of a pair, are all but a few samples of others, and of which no sum
+        or difference is one over a few samples that all rows treat alike; also rows of few samples themselves, which
+        the site's ReportGuard holds back.
     """
     sets = np.concatenate([member, member[:, 0::2] | member[:, 1::2]], axis=1) if pairs else member
     common = sets.astype(np.float32).T @ sets.astype(np.float32)  # exact below 2^24 samples
@@ -59,12 +61,26 @@ def tellable(member: np.ndarray, fewest: int, *, pairs: bool = False) -> np.ndar
     while True:
         known = np.concatenate([told, told[0::2] & told[1::2]]) if pairs else told
         found = np.argwhere(gives_away & known[:, None] & known)
-        if not len(found):
+        if len(found):
+            ways = [[n] if n < rows else [2 * (n - rows), 2 * (n - rows) + 1] for n in found[0].tolist()]
+        elif len(together := np.flatnonzero(told)[_giving_few(member[:, told], fewest)]):
+            ways = [together.tolist()] * 2
+        else:
             return told | (size[:rows] < fewest)
-        ways = [[n] if n < rows else [2 * (n - rows), 2 * (n - rows) + 1] for n in found[0].tolist()]
         # A row whose partner stays at the site is of little use, and goes first; else the smaller one of the second.
         alone = [row for way in ways for row in way if pairs and not told[row ^ 1]]
         told[min(alone or ways[1], key=lambda row: size[row])] = False
+
+
+def _giving_few(member: np.ndarray, fewest: int) -> np.ndarray:
+    """(R,) bool: rows of ``member`` (N, R) whose sums, added and subtracted, are one over fewer than ``fewest`` samples
+    that are in the same rows; none where there is no such sum."""
+    alike, count = np.unique(member, axis=0, return_counts=True)
+    sums = alike.T.astype(np.float64)
+    shares = np.linalg.pinv(sums)  # (kinds of samples, R)
+    follows = (shares * sums.T).sum(1) > 1 - 1e-6
+    few = np.flatnonzero(follows & (count < fewest))
+    return np.abs(shares[few[0]]) > 1e-6 if len(few) else np.zeros(member.shape[1], dtype=bool)
 
 
 def global_prototypes(reports: Mapping[str, Report], samples: Mapping[str, int]) -> np.ndarray:

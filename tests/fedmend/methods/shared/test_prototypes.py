@@ -51,8 +51,18 @@ def test_two_rows_of_a_class_are_not_told_if_they_lack_a_few_samples_of_another_
     member[:15, 0], member[15:, 1] = True, True  # all 30
     member[:10, 2], member[10:27, 3] = True, True  # 3 have no label of the second class
     assert tellable(member, 4, pairs=True).tolist() == [True, True, False, True]
-    assert tellable(member, 4).tolist() == [True] * 4
+    assert tellable(member, 4).tolist() == [True, True, False, True]  # 15 + 15 - 10 - 17
     assert tellable(member, 3, pairs=True).tolist() == [True] * 4
+
+
+def test_no_mean_over_the_few_samples_without_any_class_follows_where_each_sample_has_one_class():
+    features = np.random.default_rng(0).random((100, 4), dtype=np.float32)
+    labels = np.zeros((100, 3), dtype=np.int8)
+    labels[:40, 0], labels[40:70, 1], labels[70:99, 2] = 1, 1, 1
+    assert local_prototypes(features, labels, 5)[1].tolist() == [60, 40, 70, 30, 0, 0]  # all - 40 - 30 - 29 is one
+    assert local_prototypes(features[:98], labels[:98], 5)[1].tolist() == [58, 40, 68, 30, 70, 28]  # none is without
+    labels[95:99] = 0
+    assert local_prototypes(features, labels, 5)[1].tolist() == [60, 40, 70, 30, 75, 25]  # five are
 
 
 def test_global_prototypes_average_the_sites_that_have_one_by_their_samples():
