@@ -105,11 +105,16 @@ def _make_room(stores: Path, need: int, where: str) -> None:
         FedMendError: those that have to stay and the new one would take more than half.
     """
     folders = [f for f in stores.iterdir() if f.is_dir()]
-    known = [(f.stat().st_mtime, sum(part.stat().st_size for part in f.iterdir()), f) for f in folders]
+    now = time.time()
+    times = [f.stat().st_mtime for f in folders]
+    # What a clock that was ahead has left counts as old: it would be fresh until the right clock has come there.
+    times = [opened if opened < now + FRESH else 0.0 for opened in times]
+    sizes = [sum(part.stat().st_size for part in f.iterdir()) for f in folders]
+    known = [*zip(times, sizes, folders, strict=True)]
     left, total = len(known), sum(size for _, size, _ in known)
     space = total + shutil.disk_usage(stores).free
     for opened, size, folder in sorted(known):
-        if (left < MOST_STORES and 2 * (total + need) <= space) or opened > time.time() - FRESH:
+        if (left < MOST_STORES and 2 * (total + need) <= space) or opened > now - FRESH:
             break
         with locked(folder.with_suffix(".lock"), patience=0) as alone:
             if alone:

@@ -399,3 +399,13 @@ def test_job_after_job_within_minutes_cannot_fill_the_disk_with_stores(root, mon
             opened(root, size=size)
     opened(root, size=490)  # 0.72 MB fit beside it
     assert len(left_over(root)) == 2
+
+
+def test_stores_that_a_clock_ahead_has_opened_are_not_kept_until_the_right_clock_comes_there(root, monkeypatch):
+    monkeypatch.setattr(store, "MOST_STORES", 2)
+    opened(root, size=8)
+    opened(root, size=9)
+    age(root, -10_000_000)
+    opened(root, size=10)
+    opened(root, size=11)
+    assert len(left_over(root)) == 2
