@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmend.basics.checked import FLAG, Check, number, one_of, taking, whole
+from fedmend.basics.checked import FLAG, Check, number, one_of, taking, that
 from fedmend.errors import FedMendError
 from fedmend.fields import UNBOUNDED, Field, check_fields
 from fedmend.labels import SEGMENTATION
@@ -54,7 +54,17 @@ def _spacing(value: Any) -> tuple[float, ...]:
 
 
 def _patch(value: Any) -> tuple[int, ...]:
-    return _none_or_three(value, whole(1))
+    return _none_or_three(value, _size("patch", 1))
+
+
+def _size(name: str, least: int) -> Check:
+    """Takes no number that a site could not tell either: a package of somebody else may ask for all of the memory."""
+    most = _most(name)
+    return that(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
+
+
+def _most(name: str) -> int:
+    return int(FIELDS[name].high)
 
 
 def _none_or_three(value: Any, check: Check) -> tuple:
@@ -82,13 +92,13 @@ class Preprocessing:
 
     window: str | tuple[float, float] | None = taking(Check(_window, "null, 'file' or [centre, width]"))
     color: bool = taking(FLAG)
-    image_size: int = taking(whole(1))
+    image_size: int = taking(_size("image_size", 1))
     pixel_mean: tuple[float, ...] = taking(Check(_three, "three numbers"))
     pixel_deviation: tuple[float, ...] = taking(Check(_three, "three numbers"))
     modality: str = taking(one_of(MODALITIES), default="")
-    study_slices: int = taking(whole(0), default=0)
+    study_slices: int = taking(_size("study_slices", 0), default=0)
     spacing: tuple[float, ...] = taking(Check(_spacing, "no number or three above 0"), default=())
-    patch: tuple[int, ...] = taking(Check(_patch, "no number or three from 1"), default=())
+    patch: tuple[int, ...] = taking(Check(_patch, f"no number or three from 1 to {_most('patch')}"), default=())
 
     def told(self) -> dict[str, np.ndarray]:
         """Name in :data:`FIELDS` → array, as a site tells it at the census."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NAMES = that(lambda v: isinstance(v, list) and v and all(isinstance(name, str) for name in v), "a list of names")
 LOCAL = "local"  # as fedmend.learning.local_norm has it, which imports PyTorch
+MOST_PIXELS = 2**28  # that a network sees at once, as fedmend.data.inputs has it, which imports PyTorch
 DEFAULT = 0.5  # threshold where no validation split has chosen one
 
 
@@ -57,6 +58,10 @@ class OpenedPackage:
         about = checked(_About, self.info, where, others=True)
         self.name, self.kind, self.classes, self.phantom = about.name, about.kind, tuple(about.classes), about.phantom
         self.preprocessing, self._network, self._chosen = about.preprocessing, about.network, about.thresholds
+        pixels = max(1, about.preprocessing.study_slices) * about.preprocessing.image_size**2
+        if pixels > MOST_PIXELS:
+            most = f"at most {MOST_PIXELS} pixels of a study"
+            raise FedMendError(f"{where}, field preprocessing: expected {most}, got {pixels}")
         reasons = self._chosen.get("not_fitted", [""] * len(self.classes))
         if not isinstance(reasons, list) or [type(reason) for reason in reasons] != [str] * len(self.classes):
             raise FedMendError(f"{where}, field thresholds.not_fitted: expected a text for each class, got others")

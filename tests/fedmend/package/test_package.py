@@ -104,6 +104,20 @@ def test_a_package_whose_images_were_read_otherwise_is_refused(tmp_path):
         fedmend.Package(write(tmp_path, preprocessing=changed))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"image_size": 90_000}, ".image_size: expected a whole number from 1 to 2048, got another int"),
+        ({"study_slices": 513}, ".study_slices: expected a whole number from 0 to 512, got another int"),
+        ({"patch": (2049, 8, 8)}, ".patch: expected no number or three from 1 to 2048, got another list"),
+        ({"image_size": 2048, "study_slices": 65}, ": expected at most 268435456 pixels of a study, got 272629760"),
+    ],
+)
+def test_a_package_that_asks_for_all_of_the_memory_is_refused_when_it_is_opened(tmp_path, sizes, said):
+    with refused(f"package run-1.fedmend, package.json, field preprocessing{said}"):
+        fedmend.Package(write(tmp_path, preprocessing=replace(PREPARED, **sizes).of_package("multilabel")))
+
+
 def test_files_that_are_no_package_of_ours_are_refused_in_a_sentence(tmp_path):
     where = "package run-1.fedmend, package.json, field preprocessing.reader"
     with refused(f"{where}: expected {READER}, got None; use the FedMend that made the package"):
