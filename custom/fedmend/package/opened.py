@@ -15,7 +15,11 @@ from fedmend.records.package_files import ABOUT, SUFFIX, WEIGHTS, package_digest
 if TYPE_CHECKING:
     from torch.nn import Module
 
-NAMES = that(lambda v: isinstance(v, list) and v and all(isinstance(name, str) for name in v), "a list of names")
+NAMES = that(
+    lambda v: isinstance(v, list) and v and all(isinstance(name, str) for name in v) and len({*v}) == len(v),
+    "a list of different names",
+)
+NETWORK = that(lambda v: isinstance(v, dict) and isinstance(v.get("name"), str), "a JSON object with the name of one")
 LOCAL = "local"  # as fedmend.learning.local_norm has it, which imports PyTorch
 MOST_PIXELS = 2**28  # that a network sees at once, as fedmend.data.inputs has it, which imports PyTorch
 DEFAULT = 0.5  # threshold where no validation split has chosen one
@@ -29,7 +33,7 @@ class _About:
     phantom: bool = taking(FLAG)
     kind: str = taking(one_of(KIND_NAMES))
     classes: Sequence[str] = taking(NAMES)
-    network: Mapping[str, Any] = taking(OBJECT)
+    network: Mapping[str, Any] = taking(NETWORK)
     preprocessing: Preprocessing = taking(Preprocessing)
     thresholds: Mapping[str, Any] = taking(OBJECT)
 
@@ -139,7 +143,7 @@ class OpenedPackage:
         from fedmend.learning.weights import set_weights
 
         weights = {name: torch.from_numpy(value) for name, value in read_weights(self.folder).items()}
-        model = build_network(str(self._network.get("name")), len(self.classes))
+        model = build_network(self._network["name"], len(self.classes))
         try:
             set_weights(model, weights)
         except FedMendError as e:

@@ -118,6 +118,20 @@ def test_a_package_that_asks_for_all_of_the_memory_is_refused_when_it_is_opened(
         fedmend.Package(write(tmp_path, preprocessing=replace(PREPARED, **sizes).of_package("multilabel")))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("network", {"name": 5}, "a JSON object with the name of one, got another dict"),
+        ("network", {}, "a JSON object with the name of one, got another dict"),
+        ("classes", ["edema", "edema"], "a list of different names, got another list"),
+    ],
+)
+def test_a_package_without_names_of_network_and_classes_is_refused_when_it_is_opened(tmp_path, field, value, expected):
+    write_package(tmp_path / "run-1.fedmend", {**ABOUT, field: value}, {})
+    with refused(f"package run-1.fedmend, package.json, field {field}: expected {expected}"):
+        fedmend.Package(tmp_path / "run-1.fedmend")
+
+
 def test_files_that_are_no_package_of_ours_are_refused_in_a_sentence(tmp_path):
     where = "package run-1.fedmend, package.json, field preprocessing.reader"
     with refused(f"{where}: expected {READER}, got None; use the FedMend that made the package"):
