@@ -15,7 +15,7 @@ import csv
 import secrets
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,10 +82,14 @@ def _transaction(path: Path, where: str) -> Iterator[sqlite3.Connection]:
     except sqlite3.DatabaseError as e:
         code = (getattr(e, "sqlite_errorcode", None) or 0) & 0xFF  # without what SQLite adds, e.g. which index
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):  # the last: other tables
-            raise FedMendError(f"{where}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}") from None
+            raise _no_ledger(where) from None
         if code and isinstance(e, sqlite3.OperationalError):  # locked, read-only, full disk; the words hold no path
             raise Unavailable(f"{where}: expected a file that can be opened and written, got: {e}") from None
         raise
+
+
+def _no_ledger(where: str) -> FedMendError:
+    return FedMendError(f"{where}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}")
 
 
 class Ledger(ABC):
@@ -290,7 +294,15 @@ def read_history(path: Path) -> list[dict]:
             f"""SELECT s.image, c.name AS class, e.old, e.new, e.rule, e.round, e.confidence, {_IN_FORCE} AS in_force
                 FROM entries e JOIN samples s USING (sample) JOIN classes c USING (class) ORDER BY e.entry"""
         ).fetchall()
+    types = {"image": str, "class": str, "old": int, "new": int, "rule": str, "round": int, "confidence": float}
+    _check_types(rows, types, path)
     return [dict(row) for row in rows]
+
+
+def _check_types(rows: Sequence[Any], types: Mapping[str, type], path: Path) -> None:
+    """Refuses a file with other values than ours: SQLite takes any in any column."""
+    if any(type(row[name]) is not kind for row in rows for name, kind in types.items()):
+        raise _no_ledger(f"label ledger {path}")
 
 
 def read_verdicts(path: Path) -> list[dict]:
@@ -306,11 +318,26 @@ def read_verdicts(path: Path) -> list[dict]:
     with _existing(path) as db:
         images, classes = dict(db.execute("SELECT * FROM samples")), dict(db.execute("SELECT * FROM classes"))
         rows = people.all_verdicts(db)
-    told = ("word", "old", "value", "rule", "round_num", "reviewer", "note", "made")
-    return [
-        {"image": images[v.sample], "class": classes[v.label_class], **{name: getattr(v, name) for name in told}}
+    told = {
+        "word": str,
+        "old": int,
+        "value": int,
+        "rule": str,
+        "round_num": int,
+        "reviewer": str,
+        "note": str,
+        "made": str,
+    }
+    said = [
+        {
+            "image": images.get(v.sample),
+            "class": classes.get(v.label_class),
+            **{name: getattr(v, name) for name in told},
+        }
         for v in rows
     ]
+    _check_types(said, {"image": str, "class": str, **told}, path)
+    return said
 
 
 def undo_file(path: Path, *, rule: str = ANY_RULE, from_round: int = 0) -> int:

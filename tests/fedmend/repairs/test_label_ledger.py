@@ -283,6 +283,27 @@ def test_reading_what_is_not_a_ledger_is_refused(tmp_path, read):
         read(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE entries SET round = 'x'",
+        "UPDATE entries SET confidence = '<b>'",
+        "UPDATE samples SET image = x'ff'",
+        "UPDATE verdicts SET sample = 77",
+        "UPDATE verdicts SET made = 5, round_num = 'x'",
+    ],
+)
+def test_a_ledger_of_somebody_else_with_other_values_is_refused_and_no_table_begins(tmp_path, change):
+    book, path = ledger(tmp_path), tmp_path / "ledger.sqlite"
+    book.record(RULE, 0, LABELS, repairs((0, 1, 1)))
+    book.judge(Verdict(0, 1, REJECT, -1, 1, RULE, 0, "AB"))
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute(change)
+    with refused(f"label ledger {path}: expected an SQLite ledger, got another or a damaged file; {WAY_ON}"):
+        to_csv(path, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+
+
 KILLED = """
 import functools, os, sqlite3, sys
 from pathlib import Path
