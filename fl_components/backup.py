@@ -40,7 +40,8 @@ def backup(kit: Path, out: Path) -> int:
         Number of files.
 
     Raises:
-        FedMendError: no such kit, ``out`` is there already or inside of ``state_dir``, or a ledger stays locked.
+        FedMendError: no such kit, nothing to copy, ``out`` is there already or inside of ``state_dir``, or a ledger
+            stays locked.
     """
     name, state_dir = kit_name(kit), state_of(kit)
     if out.exists() or out.resolve().is_relative_to(state_dir):
@@ -53,6 +54,8 @@ def backup(kit: Path, out: Path) -> int:
                 raise FedMendError(f"{name}: backup: expected to read the register of what left, got no lock")
             _copy_all(state_dir / REGISTERS, temporary / STATE / REGISTERS, name)
         _copy_all(state_dir, temporary / STATE, name)
+        if not (temporary / STATE).is_dir():  # as where state_dir is misspelt, which no schedule would notice
+            raise FedMendError(f"{name}: backup: expected ledgers, state or checkpoints in state_dir, found none")
         files = {str(f.relative_to(temporary)): sha256(f) for f in sorted(temporary.rglob("*")) if f.is_file()}
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_text(temporary / ABOUT, json.dumps({"name": name, "made": made, "files": files}, indent=1) + "\n")
@@ -81,6 +84,8 @@ def restore(copy: Path, kit: Path) -> list[str]:
     about = read_document(copy / ABOUT, f"{where}, {ABOUT}", "a folder that fedmend backup made")
     if not isinstance(about, dict) or about.get("name") != name or not isinstance(about.get("files"), dict):
         raise FedMendError(f"{where}: expected a backup of {name}, got another")
+    if not (copy / STATE).is_dir():
+        raise FedMendError(f"{where}: expected a backup with files in it, got an empty one")
     for file, known in about["files"].items():
         if not (copy / file).is_file() or sha256(copy / file) != known:
             raise FedMendError(f"{where}: expected every file as it was backed up, got a damaged or missing one")

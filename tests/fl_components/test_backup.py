@@ -112,6 +112,18 @@ def test_a_backup_goes_into_a_new_folder_outside_the_state(kit, tmp_path):
             backup(kit, out)
 
 
+def test_a_backup_of_nothing_as_of_a_misspelt_state_dir_is_refused_and_so_is_an_empty_one(kit, tmp_path):
+    copy = tmp_path / "copy"
+    (tmp_path / "state").rename(tmp_path / "elsewhere")
+    with refused("site-1: backup: expected ledgers, state or checkpoints in state_dir, found none"):
+        backup(kit, copy)
+    assert not copy.exists()
+    copy.mkdir()
+    (copy / "backup.json").write_text(json.dumps({"name": "site-1", "made": "", "files": {}}))
+    with refused("site-1: restore: expected a backup with files in it, got an empty one"):
+        restore(copy, kit)
+
+
 def test_what_was_lost_comes_back(kit, tmp_path):
     state = tmp_path / "state"
     backup(kit, tmp_path / "copy")
