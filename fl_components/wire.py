@@ -68,7 +68,7 @@ def unpack_task(model: FLModel, question: str) -> tuple[dict[str, np.ndarray], R
                 raise ValueError(name)
         kinds = {
             "classes": isinstance(card["classes"], list | tuple) and all(isinstance(c, str) for c in card["classes"]),
-            "network": isinstance(card["network"], str),
+            "network": isinstance(card["network"], str) and card["network"].isprintable(),
             "seed": _is_whole(card["seed"]),
             "current_round": _is_whole(model.current_round),
             "total_rounds": _is_whole(model.total_rounds),

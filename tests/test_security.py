@@ -442,6 +442,8 @@ TAMPERED = {  # what is wrong → how, and words of the sentence
     "classes that are no text": (in_run(classes=[{}, [], 3]), "breaks classes"),
     "a network that is code": (in_run(network="subprocess.Popen"), "network: expected one of"),
     "a network that is a list": (in_run(network=["tiny"]), "breaks network"),
+    "a network that clears the screen": (in_run(network="monai/SegResNet(norm='x\x1b[2J')"), "breaks network"),
+    "a network that forges a line of the log": (in_run(network="monai/SegResNet(# x\rERROR\r)"), "breaks network"),
     "a seed that is none": (in_run(seed="x"), "expected a FedMend task"),
     "knowledge that nobody described": (
         in_task(knowledge={"x": np.ones(2)}),

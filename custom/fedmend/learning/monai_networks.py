@@ -109,7 +109,7 @@ def monai_network(words: str, num_classes: int, dimensions: int = 2) -> tuple[nn
     try:
         network: nn.Module = getattr(nets, name)(**arguments)
     except Exception as e:  # MONAI raises many types for arguments that do not go together
-        said = f"{type(e).__name__}: {e}"
+        said = " ".join(f"{type(e).__name__}: {e}".split())
         raise FedMendError(
             f"job variable network: expected arguments that MONAI's {name} takes, got {said:.200}"
         ) from None
@@ -131,7 +131,7 @@ def _arguments(name: str, text: str) -> dict[str, Any]:
     if not good or len(found) != len(pairs) or not all(map(_plain, found.values())):
         raise FedMendError(
             f"job variable network: expected arguments of {name} as NAME=VALUE, values numbers up to {LARGEST}, words,"
-            f" truth values or lists of them, got {text:.60}"
+            f" truth values or lists of them, got {ascii(text)[1:-1]:.60}"
         )
     if own := sorted(_OURS & set(found)):
         raise FedMendError(f"job variable network: expected no argument that follows from the job, got {own}")

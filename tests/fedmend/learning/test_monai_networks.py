@@ -90,6 +90,11 @@ def test_weights_travel_and_memory_is_estimated():
         ("SegResNet(init_filters=print(1))", "job variable network: expected arguments of SegResNet as NAME=VALUE"),
         ("SegResNet(**{'init_filters': 8})", "job variable network: expected arguments of SegResNet as NAME=VALUE"),
         ("SegResNet(norm='a b')", "job variable network: expected arguments of SegResNet as NAME=VALUE"),
+        (
+            "SegResNet(init_filters=8, # x\rERROR: all is lost\r)",
+            "job variable network: expected arguments of SegResNet as NAME=VALUE, values numbers up to 4096, words,"
+            r" truth values or lists of them, got (init_filters=8, # x\rERROR: all is lost\r)",
+        ),
         ("SegResNet(init_filters=8).eval()", "job variable network: expected arguments of SegResNet as NAME=VALUE"),
         ("SegResNet()(init_filters=8)", "job variable network: expected arguments of SegResNet as NAME=VALUE"),
         ("SegResNet(spatial_dims=3)", "job variable network: expected no argument that follows from the job, got"),
