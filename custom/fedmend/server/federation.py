@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from fedmend.averaging import MAJORITY, Average, Fold, RowAverage, capped
+from fedmend.basics.words import printable
 from fedmend.errors import FedMendError
 from fedmend.fields import check_fields
 from fedmend.learning.inference import NOT_FINITE
@@ -81,8 +82,9 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.num_rounds < 1:
             raise ValueError(f"expected num_rounds >= 1, got {self.num_rounds}")
-        if not self.classes or len(set(self.classes)) != len(self.classes):
-            raise ValueError(f"expected different class names, got {self.classes!r:.200}")
+        shown = [*map(printable, self.classes)]  # they stand in the log and in every record
+        if not shown or len({*shown}) < len(shown) or shown != [*self.classes]:
+            raise ValueError(f"expected different class names that can be printed, got {self.classes!r:.200}")
         if self.eval_every < 1 or min(self.min_sites, self.round_timeout, self.grace_period) < 0:
             raise ValueError("expected eval_every >= 1, min_sites >= 0, round_timeout >= 0, grace_period >= 0")
         if not (self.max_update_factor == 0 or self.max_update_factor >= 1) or not self.clip_update >= 0:

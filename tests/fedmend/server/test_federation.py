@@ -373,7 +373,8 @@ SETTINGS = {"run_name": "run-1", "classes": ["a", "b"], "network": "tiny", "num_
     ("wrong", "sentence"),
     [
         ({"num_rounds": 0}, "expected num_rounds >= 1, got 0"),
-        ({"classes": []}, r"expected different class names, got \[\]"),
+        ({"classes": []}, r"expected different class names that can be printed, got \[\]"),
+        ({"classes": ["a\x1b[2J\nERROR", "b"]}, r"names that can be printed, got \['a\\x1b\[2J\\nERROR', 'b'\]"),
         ({"classes": ["a", "a"]}, "expected different class names"),
         ({"eval_every": 0}, "expected eval_every >= 1"),
         ({"min_sites": -1}, "min_sites >= 0"),
