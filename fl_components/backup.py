@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedmend.basics.files import OWNER, locked, sha256, whole_folder, write_text
+from fedmend.basics.files import OWNER, locked, sha256, whole_folder, write_atomically, write_text
 from fedmend.basics.json_files import read_document
 from fedmend.errors import FedMendError
 from fedmend.site.privacy import FOLDER as ACCOUNTS
@@ -92,22 +92,24 @@ def restore(copy: Path, kit: Path) -> list[str]:
     refuse_running(kit.resolve(), state_dir, name)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     done, now = [], time.strftime("%Y%m%dT%H%M%S")
+    account = _restore_account(copy / STATE, state_dir, name)  # first: what stops here leaves no site that spends anew
     for entry in sorted((copy / STATE).iterdir()):
         if entry.name in (ACCOUNTS, MARKS, REGISTERS, APPROVALS):
             continue
         goal = state_dir / entry.name
-        if goal.exists():
-            os.replace(goal, aside := _free(state_dir / f"{entry.name}.replaced-{now}"))
-            done.append(f"{entry.name} was there and is now {aside.name}")
+        aside = _free(state_dir / f"{entry.name}.replaced-{now}") if goal.exists() else None
         if entry.is_dir():
             with whole_folder(goal) as temporary:
                 shutil.copytree(entry, temporary, dirs_exist_ok=True)
+                if aside:  # not before there is a copy in its place
+                    os.replace(goal, aside)
         else:
-            shutil.copy(entry, goal)
+            with write_atomically(goal, before=aside, mode=entry.stat().st_mode & 0o777) as temporary:
+                shutil.copyfile(entry, temporary)
+        done += [f"{entry.name} was there and is now {aside.name}"] if aside else []
         done.append(f"{entry.name} restored, as of {about['made']}")
     _restore_approvals(copy / STATE / APPROVALS, state_dir / APPROVALS)
-    done += _restore_account(copy / STATE, state_dir, name)
-    return done + _restore_register(copy / STATE / REGISTERS, state_dir / REGISTERS, name)
+    return done + account + _restore_register(copy / STATE / REGISTERS, state_dir / REGISTERS, name)
 
 
 def _free(place: Path) -> Path:

@@ -1,6 +1,7 @@
 """A copy of what a site keeps, made while a run writes, and put back without losing what is newer."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -134,6 +135,25 @@ def test_what_was_lost_comes_back(kit, tmp_path):
     assert json.loads((state / ".privacy" / "site-1.json").read_text())["spent"] == [[2.0, 0.1, 30]]
     assert problems(register_file(state, "site-1")) == []
     assert StateStore(state / "run-1" / "site-1").load("moments-0") == 7
+
+
+def test_a_restore_that_meets_a_full_disk_leaves_every_run_in_its_place_and_the_account_is_back(
+    kit, tmp_path, monkeypatch
+):
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    backup(kit, copy)
+    repair(book(state), 1)
+    (state / ".privacy" / "site-1.json").unlink()
+
+    def full(source, goal, **how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(OSError, match="No space left"):
+        restore(copy, kit)
+    assert {f.name for f in state.iterdir()} == {"run-1", ".privacy", ".privacy_marks", ".register"}
+    assert len(read_history(state / "run-1" / "site-1" / "ledger.sqlite")) == 2
+    assert json.loads((state / ".privacy" / "site-1.json").read_text())["spent"] == [[2.0, 0.1, 30]]
 
 
 def test_what_is_newer_than_the_backup_is_not_lost(kit, tmp_path, capsys):
