@@ -90,15 +90,15 @@ def predict(
     if any(package.not_fitted):
         reasons = zip(package.classes, package.not_fitted, strict=True)
         about["not_fitted"] = {name: f"n/a: {why}" for name, why in reasons if why}
-    rows = Rows(out, about, mask_table(package) if masks else _header(package), batch)
-    progress(rows.done, len(items))
-    if not rows.finished:
-        network, left = package.network().to(place), items[rows.done :]
-        labels = partial(_label_rows, batch=batch, processes=processes)
-        for new in (partial(mask_rows, out=out) if masks else labels)(package, network, root, left, place):
-            rows.add(new)
-            progress(len(new), len(items))
-        rows.finish()
+    with Rows(out, about, mask_table(package) if masks else _header(package), batch) as rows:
+        progress(rows.done, len(items))
+        if not rows.finished:
+            network, left = package.network().to(place), items[rows.done :]
+            labels = partial(_label_rows, batch=batch, processes=processes)
+            for new in (partial(mask_rows, out=out) if masks else labels)(package, network, root, left, place):
+                rows.add(new)
+                progress(len(new), len(items))
+            rows.finish()
     _, *table = rows.read()
     if not masks:
         write_text(out / STUDIES, text_of(_study_rows(package, table)))

@@ -1,6 +1,8 @@
 """The table of predictions: a row per image as it is made, and a row per study when all are there."""
 
+import contextlib
 import csv
+import fcntl
 import hashlib
 import io
 import json
@@ -54,7 +56,7 @@ def file_name(name: str, end: str) -> str:
 
 
 class Rows:
-    """The table while it grows; a run that was killed goes on after the last whole batch.
+    """The table while it grows, in one process at a time; a run that was killed goes on after the last whole batch.
 
     Args:
         out: folder, made when missing.
@@ -66,12 +68,12 @@ class Rows:
         done: rows that are there already.
 
     Raises:
-        FedMendError: the folder holds predictions of another package or other images.
+        FedMendError: the folder holds predictions of another package or other images, or another process fills it.
     """
 
     def __init__(self, out: Path, about: Mapping[str, object], header: Sequence[str], batch: int):
         make_folder(out)
-        self._out, self._part, state = out, out / PART, out / STATE
+        self._out, self._part, state, self._closing = out, out / PART, out / STATE, contextlib.ExitStack()
         text = json.dumps(about, indent=2) + "\n"
         if state.is_file() and state.read_text(encoding="utf-8") != text:
             raise FedMendError(
@@ -84,12 +86,26 @@ class Rows:
         if self.finished:
             self.done = len(self.read()) - 1
             return
-        if not self._part.is_file():
-            write_text(self._part, text_of([header]))
-        whole = self._part.read_text(encoding="utf-8").rpartition("\n")[0].count("\n")
-        self.done = whole - whole % batch
-        lines = self._part.read_bytes().splitlines(keepends=True)
-        self._size = sum(map(len, lines[: self.done + 1]))
+        handle = os.open(self._part, os.O_CREAT | os.O_RDWR, 0o666)
+        self._closing.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._closing.close()
+            raise FedMendError(f"predict: expected a folder that no other call fills, one fills {out}") from None
+        ends = _ends_of_rows(self._part.read_bytes())
+        if not ends:
+            append_text(self._part, 0, text_of([header]))
+            ends = [len(text_of([header]).encode())]
+        self.done = (len(ends) - 1) // batch * batch
+        self._size = ends[self.done]
+
+    def __enter__(self) -> "Rows":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Lets another call go on with the table."""
+        self._closing.close()
 
     def add(self, rows: Sequence[Sequence[object]]) -> None:
         """Adds the rows of a batch; they are on the disk afterwards."""
@@ -105,6 +121,18 @@ class Rows:
     def read(self) -> list[list[str]]:
         """All rows of the finished table, the header first."""
         return read_table(self._out / IMAGES)
+
+
+def _ends_of_rows(content: bytes) -> list[int]:
+    """Bytes up to the end of each whole row, the header first. A name may have lines; of a row that a process was
+    killed in, the quotation mark at the end may be missing."""
+    lines = io.StringIO(content[: content.rfind(b"\n") + 1].decode(), newline="").readlines()
+    table, ends, before = csv.reader(lines, strict=True), [0], 0
+    with contextlib.suppress(csv.Error):
+        for _ in table:
+            ends.append(ends[-1] + sum(len(line.encode()) for line in lines[before : table.line_num]))
+            before = table.line_num
+    return ends[1:]
 
 
 def per_study(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, int, int, np.ndarray]]:
