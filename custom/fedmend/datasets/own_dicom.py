@@ -11,6 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedmend.basics.discovery import Command
 from fedmend.basics.files import whole_folder
@@ -20,6 +21,7 @@ from fedmend.datasets.checks import need
 from fedmend.datasets.own_csv import MOST_CLASSES, class_arguments, class_names, column_names, labels_of, open_table
 from fedmend.datasets.own_dicom_choice import KEPT, chosen, is_nobody, once, patients_of, tell
 from fedmend.datasets.own_dicom_files import KEYS, DicomImage, find_images
+from fedmend.datasets.own_labels import class_columns
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, per_study_argument, write_own_site
 from fedmend.datasets.samples import Say
 from fedmend.datasets.site_folders import check_empty
@@ -76,9 +78,8 @@ def prepare(
         words = ["fedmend", "prepare", "csv", str(out / TABLE), "SITE_FOLDER", "--images", str(source)]
         say(f"{shlex.join(words)} --classes ...")
         return
-    header, rows, units = labelled_images(
-        source, Path(labels), columns or {}, keep=keep, modalities=modalities, processes=processes, say=say
-    )
+    how: Any = {"classes": classes, "keep": keep, "modalities": modalities, "processes": processes}
+    header, rows, units = labelled_images(source, Path(labels), columns or {}, **how, say=say)
     labelled = labels_of(header, rows, classes, file=Path(labels).name, say=say, uncertain=choices.uncertain)
     write_own_site(out, labelled, root=source, choices=choices, source=SOURCE, units=units, say=say)
 
@@ -88,6 +89,7 @@ def labelled_images(
     labels: Path,
     columns: Mapping[str, str],
     *,
+    classes: Sequence[str] = (),
     keep: Sequence[str] = (),
     modalities: Sequence[str] = (),
     processes: int | None = None,
@@ -100,6 +102,7 @@ def labelled_images(
         source: see :func:`prepare`.
         labels: see :func:`prepare`.
         columns: see :func:`prepare`.
+        classes: see :func:`prepare`.
         keep: see :func:`prepare`.
         modalities: see :func:`prepare`.
         processes: see :func:`prepare`.
@@ -111,11 +114,12 @@ def labelled_images(
     header, rows = open_table(labels, columns)
     key = next((name for name in KEYS if name in header), None)
     if key is None:
-        raise FedMendError(f"{labels.name}, header: expected one of the columns {list(KEYS)}, got none")
+        words = f"one of the columns {list(KEYS)} (or --columns {KEYS[3]}=ITS_NAME)"
+        raise FedMendError(f"{labels.name}, header: expected {words}, got none")
     images = _found(source, processes, say)
     if key != KEYS[0]:
         images = chosen(images, say, keep=keep, modalities=modalities)
-    pairs = _joined(images, rows, key, labels.name, say)
+    pairs = _joined(images, rows, key, _of_labels(header, classes, labels.name), labels.name, say)
     images = [image for image, _ in pairs]
     tell(images, say)
     units = patients_of(images, say)
@@ -160,10 +164,17 @@ def _write_table(out: Path, images: Sequence[DicomImage], units: Sequence[str], 
             writer.writerow([*row, image.modality, *[""] * len(classes)])
 
 
+def _of_labels(header: Sequence[str], classes: Sequence[str], file: str) -> set[str]:
+    """The columns that may hold labels: rows of one id, as of a patient's visits, may differ in all others."""
+    free = [name for name in header if name not in (*KEYS, *FRONT)]
+    return {"label"} & {*free} or {*(class_columns(free, classes, file) if classes else free)}
+
+
 def _joined(
-    images: Sequence[DicomImage], rows: Sequence[tuple[int, dict]], key: str, file: str, say: Say
+    images: Sequence[DicomImage], rows: Sequence[tuple[int, dict]], key: str, given: set[str], file: str, say: Say
 ) -> list[tuple[DicomImage, tuple[int, dict]]]:
-    """The images that have labels, each with its row; ``key`` finds them, and no other key may contradict."""
+    """The images that have labels, each with its row; ``key`` finds them, and no other key may contradict. Rows of one
+    id have the same labels in the columns ``given``."""
     coarser = [name for name in KEYS[KEYS.index(key) + 1 :] if name in rows[0][1]] if rows else []
     known: dict[str, tuple[int, dict]] = {}
     others_of: dict[str, list[dict]] = {}
@@ -173,7 +184,9 @@ def _joined(
         first, other = known.setdefault(name, (number, shown))
         need(name, f"{file} row {number}, column {key}", "a value", "a blank")
         words = f"the labels of row {first}, which has the same {key}"
-        need(shown == other, f"{file} row {number}", words, "others")
+        same = all(shown[column] == other[column] for column in given)
+        hint = "; --classes names those with labels, if other columns differ" * (len(given) > 1 and given == {*shown})
+        need(same, f"{file} row {number}", words, f"others{hint}")
         others_of.setdefault(name, []).append({c: loose(record[c]) for c in coarser if not is_nobody(record[c])})
     meant, rewritten = matched([image.keys[key] for image in images], list(known), f"{file}, column {key}")
     named = [image for image in images if image.keys[key] in meant]

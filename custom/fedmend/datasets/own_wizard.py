@@ -224,7 +224,7 @@ class Wizard:
     def _dicom(self, folder: Path, labels: Path | None, columns: Mapping[str, str], classes: Sequence[str]) -> Path:
         choices = SiteChoices()
         if labels is not None:
-            header, rows, _ = own_dicom.labelled_images(folder, labels, columns, say=self._say)
+            header, rows, _ = own_dicom.labelled_images(folder, labels, columns, classes=classes, say=self._say)
             units = "patients" if any(row["patient"] for _, row in rows) else "images, as no patients are known"
             choices = self._choices(folder, [row["image"] for _, row in rows], units)
             choices = replace(choices, uncertain=self._uncertain(header, rows, classes))

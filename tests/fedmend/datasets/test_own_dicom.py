@@ -228,6 +228,18 @@ def test_an_image_whose_header_contradicts_another_key_of_its_row_is_left_out(ex
         prepared(export, tmp_path / "none", "PatientID,AccessionNumber,a\nX1,A21,1\n")
 
 
+def test_rows_of_one_id_may_differ_in_columns_that_hold_no_labels(export, tmp_path):
+    visits = "PatientID,date,seen,{}\nMRN1,2021-03-01,a,{}\nMRN1,2021-04-02,b,{}\nMRN2,2021-03-01,a,{}\n"
+    _, rows = prepared(export, tmp_path / "out", visits.format("bleeding", 1, 1, 0), classes=("bleeding",))
+    assert sorted(row[1] for row in rows.values()) == [0, 0, 0, 1, 1, 1]
+    prepared(export, tmp_path / "single", visits.format("label", "a", "a", "b"))
+    words = "labels.csv row 3: expected the labels of row 2, which has the same PatientID, got others"
+    with refused(words):
+        prepared(export, tmp_path / "other", visits.format("bleeding", 1, 0, 0), classes=("bleeding",))
+    with refused(f"{words}; --classes names those with labels, if other columns differ"):
+        prepared(export, tmp_path / "all", visits.format("bleeding", 1, 1, 0))
+
+
 def test_a_key_of_another_name_is_named(export, tmp_path):
     _, found = prepared(export, tmp_path / "out", "Fall,a\nA11,1\nA21,0\n", columns={"AccessionNumber": "Fall"})
     assert len(found) == 6
@@ -237,7 +249,7 @@ def test_a_key_of_another_name_is_named(export, tmp_path):
     ("labels", "sentence"),
     [
         ("id,a\n1,1\n", "labels.csv, header: expected one of the columns ['SOPInstanceUID', 'SeriesInstanceUID',"
-         " 'StudyInstanceUID', 'AccessionNumber', 'PatientID'], got none"),
+         " 'StudyInstanceUID', 'AccessionNumber', 'PatientID'] (or --columns AccessionNumber=ITS_NAME), got none"),
         ("PatientID,a\nMRN1,1\nMRN1,0\n", "labels.csv row 3: expected the labels of row 2, which has the same"
          " PatientID, got others"),
         ("PatientID,a\n,1\n", "labels.csv row 2, column PatientID: expected a value, got a blank"),
