@@ -14,10 +14,20 @@ from fedmend.data.tables import LabelTable
 from fedmend.datasets.checks import need
 from fedmend.errors import FedMendError
 
-UNCERTAIN = {"-1", "u", "uncertain"}  # CheXpert's, and what others write
+# CheXpert's, and what others write.
+UNCERTAIN = {
+    *("-1", "u", "uncertain", "unsure", "unclear", "equivocal", "indeterminate", "unklar", "unsicher", "fraglich"),
+    *("incertain", "douteux", "incierto", "dudoso", "incerto", "dubbio", "onzeker"),
+}
 # What programs and people write for 1 and 0; only whole words, as an n may be "not done".
-YES = {"true", "yes", "ja", "oui", "sí", "sì", "wahr", "vrai", "vero", "verdadero", "verdadeiro", "waar"}
-NO = {"false", "no", "nein", "nee", "non", "falsch", "faux", "falso", "onwaar"}
+YES = {
+    *("true", "yes", "ja", "oui", "si", "sí", "sì", "sim", "wahr", "vrai", "vero", "verdadero", "verdadeiro", "waar"),
+    *("pos", "pos.", "positive", "positiv", "positif", "positivo", "positiva", "positief"),
+}
+NO = {
+    *("false", "no", "nein", "nee", "non", "não", "falsch", "faux", "falso", "onwaar"),
+    *("neg", "neg.", "negative", "negativ", "négatif", "négative", "negativo", "negativa", "negatief"),
+}
 FLAGS = {**dict.fromkeys(YES | {"1"}, "1"), **dict.fromkeys(NO | {"0"}, "0")}  # loose form of a cell → label
 WAYS = {"blank": "", "positive": "1", "negative": "0"}  # what an uncertain label is taken as
 

@@ -29,15 +29,24 @@ from fedmend.errors import FedMendError
 NONE = "none"
 SAMPLE = 500  # rows that columns are judged by
 # Words of columns that name a patient, say what a label is, or describe patient, image and reading.
-IDS = {"id", "ids", "uid", "key", "number", "no", "nr", "code", "pseudonym", "mrn"}
-LABELS = {"label", "labels", "diagnosis", "diagnose", "dx", "class", "category", "finding", "target", "pathology"}
+PEOPLE = {"patient", "paciente", "paziente", "pat", "subject", "participant"}
+IDS = {"id", "ids", "uid", "key", "number", "no", "nr", "code", "pseudonym", "mrn", "ennummer", "numéro", "número"}
+LABELS = {
+    *("label", "labels", "diagnosis", "diagnose", "dx", "class", "category", "finding", "target", "pathology"),
+    *("befund", "klasse", "diagnostic", "classe", "diagnóstico", "clase", "diagnosi"),
+}
 DESCRIBING = {
     *("sex", "gender", "age", "birth", "birthdate", "dob", "weight", "height", "size", "race", "ethnicity", "history"),
     *("comment", "comments", "status", "view", "position", "orientation", "laterality", "side", "quality"),
     *("localization", "scanner", "device", "manufacturer", "vendor", "model", "station", "modality", "site"),
     *("center", "centre"),
     *("hospital", "institution", "split", "fold", "set", "subset", "partition", "date", "time", "year", "reader"),
+    *("geschlecht", "alter", "männlich", "weiblich", "gewicht", "größe", "seite", "gerät", "klinik", "jahr", "zeit"),
+    *("sexe", "âge", "naissance", "poids", "taille", "côté", "appareil", "hôpital", "heure", "année"),
+    *("sexo", "edad", "nacimiento", "peso", "talla", "lado", "equipo", "fecha", "hora", "año"),
+    *("sesso", "età", "nascita", "lato", "ospedale", "data", "ora", "anno", "geslacht", "leeftijd", "jaar"),
 }
+DAY = "datum"  # ends the words for dates in German and Dutch
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,9 @@ class Wizard:
             columns = own_csv.column_names(self._given.columns or ())
         header, rows = own_csv.open_table(labels, columns)
         found = guess_classes(header, rows)
+        if self._given.classes is None and (close := nearly_classes(header, rows)):
+            cells = ", ".join(f"{name} ({count} of {len(rows)})" for name, count in close.items())
+            self._say(f"no classes, as some cells are neither 1, 0 or blank nor words for them: {cells}")
         why = "all names in the column label" if "label" in header else "the columns of 1, 0 and blank"
         answer = self._answer("classes", "All classes of the federation, comma-separated", ",".join(found), why)
         return columns, class_names(answer), header, rows
@@ -291,7 +303,7 @@ def guess_columns(header: Sequence[str], records: Sequence[Mapping[str, str]], r
     free = [name for name in others if name not in ("image", *found.values())]
     keyed = "image" not in header and "image" not in found
     # PatientID finds DICOM files where no column names images; where one does, it says whose they are.
-    patients = [name for name in (*free, "PatientID") if name in header and "patient" in _words(name)]
+    patients = [name for name in (*free, "PatientID") if name in header and _words(name) & PEOPLE]
     patients = [name for name in patients if not _describes(name)]
     if "patient" not in header and patients and not keyed:
         found["patient"] = max(patients, key=lambda name: bool(_words(name) & IDS))
@@ -311,7 +323,7 @@ def _words(name: str) -> set[str]:
 def _describes(name: str) -> bool:
     """Whether a column seems to describe patient, image or reading, so that it is neither an id nor a label."""
     words = _words(name)
-    return bool(words & DESCRIBING) and not words & LABELS
+    return bool(words & DESCRIBING or any(word.endswith(DAY) for word in words)) and not words & LABELS
 
 
 def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]]) -> list[str]:
@@ -321,6 +333,20 @@ def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, 
         return names_of(record["label"] for record in records if loose(record["label"]) != "-1")
     free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS) and not _describes(name)]
     return [name for name in free if _is_class(record[name] for record in records)]
+
+
+def nearly_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]]) -> dict[str, int]:
+    """Columns that would be classes but for some of their cells, at most half of those with a value → how many."""
+    if "label" in header:
+        return {}
+    found: dict[str, int] = {}
+    for name in header:
+        if name in ("image", "patient", *own_dicom.KEYS) or _describes(name):
+            continue
+        cells = [record[name] for _, record in rows if not (is_missing(record[name]) or is_uncertain(record[name]))]
+        others = sum(loose(cell) not in FLAGS for cell in cells)
+        found |= {name: others} if 0 < 2 * others <= len(cells) else {}
+    return found
 
 
 def _is_class(cells: Iterable[str]) -> bool:

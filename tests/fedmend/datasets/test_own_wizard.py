@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedmend.data.card import load_card
 from fedmend.data.tables import load_table
-from fedmend.datasets.own_wizard import Answers, Wizard, guess_classes, guess_columns
+from fedmend.datasets.own_wizard import Answers, Wizard, guess_classes, guess_columns, nearly_classes
 
 
 @pytest.fixture
@@ -116,6 +116,39 @@ def test_columns_of_true_and_false_are_classes_and_none_of_them_the_label(tmp_pa
     out, _, _ = talk([""] * 4, folder=str(tmp_path / "films"), labels=str(tmp_path / "t.csv"), out=str(tmp_path / "x"))
     card = load_card(out, "site-1")
     assert (card.kind, card.classes) == ("multilabel", ("edema", "mass"))
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ("fichier,sexe,date examen,numéro patient,diagnostic", "image,,,patient,label"),
+        ("archivo,sexo,fecha,paciente,diagnóstico", "image,,,patient,label"),
+        ("Bild,Geschlecht,Untersuchungsdatum,Pat.-Nr.,Befund", "image,,,patient,label"),
+        ("file,sesso,età,paziente,diagnosi", "image,,,patient,label"),
+    ],
+)
+def test_columns_in_other_languages_are_known(tmp_path, header, found):
+    write_png(tmp_path / "a.png", 1, 64)
+    names = header.split(",")
+    records = [
+        dict(zip(names, ["a.png", "fm"[i % 2], "ab"[i % 2], f"p{i}", "xy"[i % 2]], strict=True)) for i in range(12)
+    ]
+    assert guess_columns(names, records, tmp_path) == {
+        new: old for new, old in zip(found.split(","), names, strict=True) if new
+    }
+
+
+def test_a_column_that_would_be_a_class_but_for_some_cells_is_named(tmp_path, talk):
+    rows = [(i, {"a": "pos." if i % 2 else "neg.", "b": "10?9"[i % 4], "c": "text", "sex": "1"}) for i in range(8)]
+    assert guess_classes(["a", "b", "c", "sex"], rows) == ["a"]
+    assert nearly_classes(["a", "b", "c", "sex"], rows) == {"b": 2}
+    lines = ["image;edema;mass", *(f"{i}.png;{i % 2};{9 if i == 5 else i % 2}" for i in range(8))]
+    for i in range(8):
+        write_png(tmp_path / "films" / f"{i}.png", i, 64)
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    given = {"folder": str(tmp_path / "films"), "labels": str(tmp_path / "t.csv"), "out": str(tmp_path / "x")}
+    _, _, said = talk([""] * 4, **given)
+    assert "no classes, as some cells are neither 1, 0 or blank nor words for them: mass (1 of 8)" in said
 
 
 def test_dicom_files_without_labels_become_a_table_to_be_filled_in(tmp_path, talk):
