@@ -5,6 +5,7 @@ The table has a column ``image``, optionally ``patient``, and a column for each 
 order mark are understood.
 """
 
+import unicodedata
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -69,14 +70,15 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
     if not file.is_file():
         raise FedMendError(f"{where}: expected a table, not found")
     header, records = read_csv(file, where, delimiters=DELIMITERS)
-    rows, header = list(records), [(name or "").strip() for name in header]
+    rows, header = list(records), [_name(name) for name in header]
     for number, record in rows:
         whole = None not in record and None not in record.values()
         need(whole, f"{where} row {number}", f"{len(header)} fields as in the header", "another number")
-    rows = [(number, {(name or "").strip(): text for name, text in record.items()}) for number, record in rows]
+    rows = [(number, {_name(name): text for name, text in record.items()}) for number, record in rows]
     if not any(record.get("", "").strip() for _, record in rows):
         header = [name for name in header if name]
         rows = [(number, {name: record[name] for name in header}) for number, record in rows]
+    columns = {name: _name(column) for name, column in columns.items()}
     lacking = sum(name not in header for name in columns.values())
     need(not lacking, f"{where}, header", "the columns that --columns names", f"none for {lacking}")
     new = {old: name for name, old in columns.items()}
@@ -88,6 +90,11 @@ def open_table(file: Path, columns: Mapping[str, str]) -> tuple[list[str], list[
         (number, [form(text) for form, text in zip(read, record.values(), strict=True)]) for number, record in rows
     )
     return shown, [(number, dict(zip(shown, values, strict=True))) for number, values in cells]
+
+
+def _name(column: str | None) -> str:
+    """The name of a column with composed letters, as keyboards write them: a Mac may keep accents apart."""
+    return unicodedata.normalize("NFC", (column or "").strip())
 
 
 def labels_of(
@@ -179,7 +186,7 @@ def class_names(text: str) -> tuple[str, ...]:
     Raises:
         FedMendError: two names are the same in every table, as 2 and 2.0.
     """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(_name(name) for name in text.split(",") if name.strip())
     one = len(names) - len({*map(canonical, names)})
     need(not one, "argument classes", "names that differ (2 and 2.0 are one)", f"{one} that another one equals")
     return names

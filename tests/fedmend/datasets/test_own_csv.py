@@ -82,6 +82,14 @@ def test_tables_of_spreadsheets_are_understood(table, tmp_path, header, row, enc
     assert len({p for t in tables.values() for p in t.patients}) == 8
 
 
+def test_letters_with_accents_apart_name_the_same_columns_and_classes(table, tmp_path):
+    source = table("Bild,patient,o\u0308dem,b".replace("Bild", "Bi\u0308ld"))
+    for name, classes in (("all", ()), ("named", class_names("o\u0308dem,b"))):
+        card, tables = prepared(source, tmp_path / name, classes=classes, columns={"image": "B\u00efld"})
+        assert card.classes == ("\u00f6dem", "b")
+        assert rows_of(tables) == EXPECTED
+
+
 def test_the_line_by_which_excel_knows_what_parts_fields_is_no_header(table, tmp_path):
     _, tables = prepared(table("sep=;\r\nimage;patient;a;b", "{i}.png;Patient {p};{a};{b}"), tmp_path / "out")
     assert rows_of(tables) == EXPECTED
