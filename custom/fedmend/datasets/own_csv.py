@@ -14,13 +14,13 @@ from fedmend.basics.discovery import Command
 from fedmend.basics.words import say
 from fedmend.data.csv_files import DELIMITERS, read_csv
 from fedmend.data.identity import canonical, loose, names_of, one_path
-from fedmend.data.tables import read_rows
+from fedmend.data.tables import LabelTable, read_rows
 from fedmend.datasets.checks import need
 from fedmend.datasets.own_labels import Cells, Labelled, class_columns, uncertain_argument
 from fedmend.datasets.own_site import SiteChoices, add_choices, choices_of, done, per_study_argument, write_own_site
 from fedmend.datasets.samples import Say
 from fedmend.errors import FedMendError
-from fedmend.labels import MULTILABEL, SINGLELABEL
+from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
 SOURCE = "own table"
 MOST_CLASSES = 200
@@ -153,10 +153,20 @@ def labels_of(
         raise FedMendError(f"{e}{hint}") from None
     if repeated := len(rows) - len(table.images):
         say(f"{repeated} rows name an image a second time and are left out")
-    notes = cells.notes()
+    notes = cells.notes() | ({} if single else _never_denied(table))
     for line in notes.values():
         say(line)
     return Labelled(kind, table, notes)
+
+
+def _never_denied(table: LabelTable) -> dict[str, str]:
+    """A note where classes have 1 and blanks alone: many tables leave "no" blank, which is another thing here."""
+    found = (table.labels == 1).any(0) & ~(table.labels == 0).any(0) & (table.labels == NOT_ANNOTATED).any(0)
+    if not found.any():
+        return {}
+    names = ", ".join(name for name, flag in zip(table.classes, found, strict=True) if flag)[:200]
+    words = "have 1 and blanks alone. A blank says that nobody looked; where it means no, write 0"
+    return {"only_positive": f"WARNING: classes ({names}) {words}"}
 
 
 def column_names(words: Sequence[str]) -> dict[str, str]:

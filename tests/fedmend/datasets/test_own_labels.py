@@ -70,6 +70,14 @@ def test_a_one_is_a_one_however_it_is_written(cell):
     assert list(notes) == ["missing_values"]
 
 
+def test_a_class_of_ones_and_blanks_alone_gets_a_warning():
+    (_, _, notes), said = multi(["1", "", "1"])
+    assert said == [notes["only_positive"]]
+    assert notes["only_positive"].startswith("WARNING: classes (edema) have 1 and blanks alone. A blank says that")
+    for cells in (["1", "0", ""], ["1", "1"], ["0", ""], ["", ""]):
+        assert "only_positive" not in multi(cells)[0].notes
+
+
 @pytest.mark.parametrize("cell", ["-1", "-1.0", "u", "U", "-1,0"])
 @pytest.mark.parametrize(("way", "label"), [("blank", -1), ("positive", 1), ("negative", 0)])
 def test_an_uncertain_label_is_taken_as_asked_and_counted(cell, way, label):
