@@ -5,6 +5,7 @@ The table has a column ``image``, optionally ``patient``, and a column for each 
 order mark are understood.
 """
 
+import re
 import unicodedata
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from fedmend.labels import MULTILABEL, NOT_ANNOTATED, SINGLELABEL
 
 SOURCE = "own table"
 MOST_CLASSES = 200
+_JOINTS = re.compile(r"\s*[|;,/+&]\s*")  # what parts several labels in one cell
 _OTHER = ("image", "patient", "study")
 
 
@@ -123,7 +125,7 @@ def labels_of(
     need("image" in header, f"{file}, header", words, f"{len(header)} other columns")
     rows, single, named = list(rows), "label" in header, bool(classes)
     if single:
-        classes = classes or names_of(record["label"] for _, record in rows if loose(record["label"]) != "-1")
+        classes = classes or label_names((record["label"] for _, record in rows), file)
         columns = {"label": "label"}
     else:
         columns = class_columns([name for name in header if name not in _OTHER], classes, file)
@@ -157,6 +159,25 @@ def labels_of(
     for line in notes.values():
         say(line)
     return Labelled(kind, table, notes)
+
+
+def label_names(cells: Iterable[str], file: str) -> list[str]:
+    """The classes that a column ``label`` names, sorted.
+
+    Args:
+        cells: of all rows.
+        file: name of the table.
+
+    Raises:
+        FedMendError: some cells name several of the others, as ``Edema|Mass``, which are no class of their own.
+    """
+    names = names_of(cell for cell in cells if loose(cell) != "-1")
+    known = {loose(name) for name in names}
+    parts = [[loose(part) for part in _JOINTS.split(name)] for name in names]
+    joined = sum(len(own) > 1 and known.issuperset(own) for own in parts)
+    words = "one class in each cell (several labels need a column of 1 and 0 for each class)"
+    need(not joined, f"{file}, column label", words, f"{joined} names that join others, as A|B does")
+    return names
 
 
 def _never_denied(table: LabelTable) -> dict[str, str]:

@@ -165,7 +165,7 @@ class Wizard:
         else:
             columns = own_csv.column_names(self._given.columns or ())
         header, rows = own_csv.open_table(labels, columns)
-        found = guess_classes(header, rows)
+        found = guess_classes(header, rows, labels.name) if self._given.classes is None else []
         if self._given.classes is None and (close := nearly_classes(header, rows)):
             cells = ", ".join(f"{name} ({count} of {len(rows)})" for name, count in close.items())
             self._say(f"no classes, as some cells are neither 1, 0 or blank nor words for them: {cells}")
@@ -326,11 +326,20 @@ def _describes(name: str) -> bool:
     return bool(words & DESCRIBING or any(word.endswith(DAY) for word in words)) and not words & LABELS
 
 
-def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """The names in the column ``label``, or the columns of 1, 0 and blank, uncertain labels and missing values too."""
+def guess_classes(header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]], file: str) -> list[str]:
+    """The names in the column ``label``, or the columns of 1, 0 and blank, uncertain labels and missing values too.
+
+    Args:
+        header: the columns.
+        rows: number and content of each row.
+        file: name of the table.
+
+    Raises:
+        FedMendError: see :func:`fedmend.datasets.own_csv.label_names`.
+    """
     records = [record for _, record in rows]
     if "label" in header:
-        return names_of(record["label"] for record in records if loose(record["label"]) != "-1")
+        return own_csv.label_names((record["label"] for record in records), file)
     free = [name for name in header if name not in ("image", "patient", *own_dicom.KEYS) and not _describes(name)]
     return [name for name in free if _is_class(record[name] for record in records)]
 

@@ -104,7 +104,7 @@ def test_columns_that_describe_patient_or_image_name_neither_patients_nor_classe
         (2, {"image": "a.png", "sex": "1", "fold": "0", "edema": "1"}),
         (3, {"sex": "0", "fold": "1", "edema": "0"}),
     ]
-    assert guess_classes(["image", "sex", "fold", "edema"], flags) == ["edema"]
+    assert guess_classes(["image", "sex", "fold", "edema"], flags, "t.csv") == ["edema"]
 
 
 def test_columns_of_true_and_false_are_classes_and_none_of_them_the_label(tmp_path, talk):
@@ -140,7 +140,7 @@ def test_columns_in_other_languages_are_known(tmp_path, header, found):
 
 def test_a_column_that_would_be_a_class_but_for_some_cells_is_named(tmp_path, talk):
     rows = [(i, {"a": "pos." if i % 2 else "neg.", "b": "10?9"[i % 4], "c": "text", "sex": "1"}) for i in range(8)]
-    assert guess_classes(["a", "b", "c", "sex"], rows) == ["a"]
+    assert guess_classes(["a", "b", "c", "sex"], rows, "t.csv") == ["a"]
     assert nearly_classes(["a", "b", "c", "sex"], rows) == {"b": 2}
     lines = ["image;edema;mass", *(f"{i}.png;{i % 2};{9 if i == 5 else i % 2}" for i in range(8))]
     for i in range(8):
