@@ -74,7 +74,7 @@ def _predict(args: argparse.Namespace) -> int:
         words = "map of a positive finding" if number == 1 else "maps of positive findings"
         say(f"{number} {words} in {args.out / MAPS}; a map is weak evidence")
     if found.left_out:
-        words = "scouts, screens, pages of doses and images of another quantity; name them in a CSV to have them"
+        words = "scouts, screens, pages of doses, images of another quantity, copies; name them in a CSV to have them"
         say(f"left out: {found.left_out} {words}")
     if found.problems:
         say(f"{found.problems} of {found.images} {what} could not be used; predictions.csv says why")

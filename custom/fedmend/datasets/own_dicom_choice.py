@@ -5,13 +5,12 @@ holds copies of files, and de-identification leaves patients blank or gives all 
 counted.
 """
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedmend.data.dicom_files import open_dicom
+from fedmend.data.dicom_copies import copies_in
 from fedmend.data.dicom_kinds import IMAGE, LOCALIZER, QUANTITY, SECONDARY
 from fedmend.data.identity import is_missing, loose, merged
 from fedmend.datasets.checks import need
@@ -40,33 +39,14 @@ def once(images: Sequence[DicomImage], folder: Path, say: Say) -> list[DicomImag
         folder: that their paths start from.
         say: called with one line of text at a time.
     """
-    groups: dict[tuple[str, int], list[DicomImage]] = {}
-    for image in images:
-        if image.keys["SOPInstanceUID"]:
-            groups.setdefault((image.keys["SOPInstanceUID"], image.place[2]), []).append(image)
-    copies, others, digests = set(), 0, dict[str, str]()
-    for group in groups.values():
-        seen = set[str]()
-        for image in sorted(group, key=lambda i: not i.keys["PatientID"]) if len(group) > 1 else ():
-            name = image.image.partition("#")[0]
-            digest = digests[name] = digests.get(name) or _digest(folder / name)
-            copies |= {image.image} if digest in seen else set()
-            seen.add(digest)
-        others += max(0, len(seen) - 1)
+    known = sorted(images, key=lambda image: not image.keys["PatientID"])  # of copies the one that says whose it is
+    numbers, others = copies_in([(image.keys["SOPInstanceUID"], image.image) for image in known], folder)
+    copies = {known[number].image for number in numbers}
     if copies:
         say(f"left out: {len(copies)} copies of an image that is there already (the same SOPInstanceUID and pixels)")
     if others:
         say(f"warning: {others} images have the SOPInstanceUID of another one, but other pixels; they are kept")
     return [image for image in images if image.image not in copies]
-
-
-def _digest(path: Path) -> str:
-    """Of the pixels of a file, however they are coded; of its bytes, if they cannot be read."""
-    try:
-        content = open_dicom(path).pixel_array.tobytes()
-    except Exception:  # pydicom raises many types for a damaged file
-        content = path.read_bytes()
-    return hashlib.sha256(content).hexdigest()
 
 
 def chosen(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmend.data.csv_files import DELIMITERS, read_csv
+from fedmend.data.dicom_copies import copies_in
 from fedmend.data.dicom_files import frames_of, open_dicom
 from fedmend.data.dicom_kinds import FIELDS, IMAGE, kind_of, shows_images, word_of
 from fedmend.data.dicom_series import PLACE, TURN, height_of, number_of
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 FILMS = {"CR", "DX", "RG", "RF", "XA"}  # a model of one of these takes the others
 UID = re.compile(r"[0-9.]{1,64}")
 SERIES = "SeriesInstanceUID"
-HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", SERIES, "InstanceNumber", PLACE, TURN)
+INSTANCE = "SOPInstanceUID"
+HEADER = (*FIELDS, "NumberOfFrames", "StudyInstanceUID", SERIES, INSTANCE, "InstanceNumber", PLACE, TURN)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Item:
         series: UID of the series of a DICOM image.
         height: of a DICOM image along the normal of its slice in mm; NaN where it is unknown.
         number: InstanceNumber of a DICOM image; 0 where it is unknown.
+        uid: SOPInstanceUID of a DICOM image or of the file of frames; blank where it is unknown.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Item:
     series: str = ""
     height: float = math.nan
     number: int = 0
+    uid: str = ""
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -71,7 +75,7 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
 
     Returns:
         The folder that names start from, the items in the order of their names, and the number of scouts, captured
-        screens, pages of doses and images of another quantity in a folder, which are left out.
+        screens, pages of doses, images of another quantity and copies of an image in a folder, which are left out.
 
     Raises:
         FedMendError: nothing there, a table without images, or images of another modality.
@@ -85,6 +89,8 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
         # A scout or a page of doses would count in the highest probability of its study. What was asked for by name is
         # asked about, and so is an archive that has nothing else.
         items = [item for item in found if item.kind == IMAGE] or found
+        copies, _ = copies_in([(_identity(item), item.images[0]) for item in items], root)
+        items = [item for number, item in enumerate(items) if number not in copies]
         left_out = len(found) - len(items)
         items = _series(items) if volumes else items
     elif source.is_file():
@@ -95,6 +101,11 @@ def find_items(source: Path, *, modality: str, volumes: bool) -> tuple[Path, lis
         what = "NIfTI volumes or DICOM series" if volumes else "DICOM files, pictures or NIfTI volumes"
         raise FedMendError(f"predict: expected {what} in {source}, found none")
     return root, items, left_out
+
+
+def _identity(item: Item) -> str:
+    """What copies of an image have in common, with all that places it; blank if its UID is unknown."""
+    return item.uid and " ".join(map(str, (item.uid, item.study, item.series, item.kind, item.height, item.number)))
 
 
 def digest_of(root: Path, items: Sequence[Item]) -> str:
@@ -195,6 +206,7 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             header = open_dicom(file, stop_before_pixels=True, specific_tags=list(HEADER))
+            uid = word_of(header, INSTANCE)
             found, study = word_of(header, "Modality"), word_of(header, "StudyInstanceUID")
             study = study if study and study.isprintable() else name  # it gets into tables
             if not shows_images(header):
@@ -211,12 +223,14 @@ def _dicom_items(file: Path, name: str, modality: str, *, volumes: bool = False)
         series = word_of(header, SERIES) if frames == 1 else ""
         if series and not UID.fullmatch(series):  # it names files, and a header may say e.g. ../other.nii.gz
             series = f"series-{hashlib.sha256(series.encode(errors='replace')).hexdigest()[:16]}"
-        yield Item(series or name, study, IMAGE if IMAGE in kinds else kinds[0], (name,))
+        yield Item(
+            series or name, study, IMAGE if IMAGE in kinds else kinds[0], (name,), word_of(header, SERIES), uid=uid
+        )
         return
     names, series = [name] if frames == 1 else [f"{name}#{n}" for n in range(frames)], word_of(header, SERIES)
     for frame, (one, kind) in enumerate(zip(names, kinds, strict=True)):
         height, number = _place_of(header, frame)
-        yield Item(one, study, kind, series=series, height=height, number=number)
+        yield Item(one, study, kind, series=series, height=height, number=number, uid=uid)
 
 
 def _place_of(header: "Dataset", frame: int) -> tuple[float, int]:

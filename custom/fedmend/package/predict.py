@@ -38,7 +38,7 @@ class Predicted:
         images: rows of ``predictions.csv``.
         problems: rows that say why an image could not be used.
         left_out: scouts, captured screens, pages of doses and images of another quantity in a folder with other images,
-            which have no row.
+            and copies of an image, which have no row.
         dicom: DICOM files that were written, where they were asked for.
         without: studies or volumes that have none: they are of other formats, or could not be used.
     """

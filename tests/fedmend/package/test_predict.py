@@ -415,6 +415,18 @@ def test_a_frame_of_an_enhanced_file_that_is_a_scout_is_left_out(tmp_path):
     assert ([item.name for item in items], left_out) == (["a.dcm#1"], 1)
 
 
+@pytest.mark.parametrize("volumes", [False, True])
+def test_copies_of_an_image_count_once(tmp_path, volumes):
+    for n, name in enumerate(["a", "b", "copy/a", "other/b"]):
+        stored, fields = np.full((40, 40), n % 2, np.int16), {"StudyInstanceUID": "1.0", "SeriesInstanceUID": "1.0.1"}
+        stored[0, 0] += 9 * (name == "other/b")
+        make_dicom(tmp_path / "in" / f"{name}.dcm", stored, Modality="CT", SOPInstanceUID=f"1.0.1.{n % 2}", **fields)
+    _, items, left_out = find_items(tmp_path / "in", modality="CT", volumes=volumes)
+    assert ([name for item in items for name in item.images], left_out) == (["a.dcm", "b.dcm", "other/b.dcm"], 1)
+    (tmp_path / "list.csv").write_text("image\nin/a.dcm\nin/copy/a.dcm\n")
+    assert len(find_items(tmp_path / "list.csv", modality="CT", volumes=volumes)[1]) == 2
+
+
 def test_scouts_and_pages_of_doses_of_a_study_are_left_out_unless_there_is_nothing_else(tmp_path):
     slices(tmp_path / "in", count=4)
     for name, types in (
