@@ -296,7 +296,8 @@ def multilabel_thresholds(counts: np.ndarray) -> dict[str, list]:
 def temperatures(counts: np.ndarray) -> list[float]:
     """Numbers by which logits are divided, so that their probabilities are closer to frequencies; the ranking stays.
 
-    The temperature of a class has the highest likelihood (Guo et al., ICML 2017) on the centres of the bins. It is 1
+    The temperature of a class has the highest likelihood (Guo et al., ICML 2017) on the centres of the bins, where n
+    labels count as certain to (n + 1) / (n + 2) (Platt, 1999). It is 1
     where the calibration error would not be lower, and for a class with fewer than ten positives or negatives: the
     likelihood of a few samples says more about chance than about the model.
 
@@ -330,9 +331,14 @@ def too_few(counts: np.ndarray, fewest: int) -> list[str]:
 def _temperature(negatives: np.ndarray, positives: np.ndarray) -> float:
     from scipy.optimize import minimize_scalar
 
+    # Where a few samples are told apart, probabilities of 0 and 1 would be the most likely ones.
+    certain = 1 - 1 / (np.array([negatives.sum(), positives.sum()]) + 2)
+    yes = positives * certain[1] + negatives * (1 - certain[0])
+    no = negatives * certain[0] + positives * (1 - certain[1])
+
     def surprise(log: float) -> float:
         logits = CENTRES * np.exp(-log)
-        return float((negatives * np.logaddexp(0, logits) + positives * np.logaddexp(0, -logits)).sum())
+        return float((no * np.logaddexp(0, logits) + yes * np.logaddexp(0, -logits)).sum())
 
     found = float(np.exp(minimize_scalar(surprise, bounds=np.log(HOTTEST) * np.array([-1, 1]), method="bounded").x))
     cooled, plain = (_calibration_error(negatives, positives, stretch) for stretch in (1 / found, 1.0))

@@ -375,6 +375,15 @@ def test_a_temperature_takes_back_what_is_too_sure_and_keeps_the_ranking():
     assert abs(roc_auc_score(labels[:, 0], raw) - roc_auc_score(labels[:, 0], cooled)) < 1e-12
 
 
+@pytest.mark.parametrize("times", [0.3, 1.0, 4.0])
+def test_a_few_samples_that_are_told_apart_make_no_probability_certain(times):
+    labels = np.repeat([0, 1], 18)[:, None]
+    logits = times * (2.0 * labels - 1)
+    (found,) = temperatures(score_histograms(logits, labels))
+    probability = 1 / (1 + np.exp(-logits[-1, 0] / found))
+    assert probability == pytest.approx(19 / 20, abs=5e-3) if times < 3 else found == 1.0
+
+
 def test_a_model_that_is_calibrated_stays_as_it_is():
     logits, labels = overconfident(times=1.0)
     counts = score_histograms(logits, labels)
