@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     may return another code."""
     words = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("highdicom").setLevel(logging.WARNING)  # it names every module that it copies from a header
     try:
         with _stopped_in_order():
             args = build_parser(words).parse_args(words)

@@ -1,7 +1,6 @@
 """``predict``, ``send`` and ``evaluate``: a trained model asked about new images, and measured on labelled ones."""
 
 import argparse
-import logging
 from pathlib import Path
 
 from fl_components.cli.common import given, say
@@ -55,7 +54,6 @@ def _predict(args: argparse.Namespace) -> int:
         if args.dicom is None:
             raise FedMendError("predict: expected --dicom FOLDER with --send, whose files are sent, got none")
         check_target(args.send)
-    logging.getLogger("highdicom").setLevel(logging.WARNING)  # it names every module that it copies from a header
     package = Package(args.package)
     say(package)
     what = "studies" if package.preprocessing.study_slices else "images"

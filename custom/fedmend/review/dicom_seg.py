@@ -105,16 +105,20 @@ def mask_on_series(label: Path, series: Path | Sequence[Path], foreground: int =
         (slices, H, W) bool, for :func:`write_dicom_seg`.
 
     Raises:
-        FedMendError: a file cannot be used, or the volume has other voxels than the series.
+        FedMendError: a file cannot be used, or the volume has other voxels than the series, or other values.
     """
     import nibabel
 
     images = _ordered(_files(series))
     nifti, values = load_nifti(label, f"{WHERE}, label")
+    lesion = has_value(foreground, values)
+    if not lesion.any() and (others := np.unique(values[values != 0])).size:
+        shown = ", ".join(f"{value:g}" for value in others[:5])
+        raise FedMendError(f"{WHERE}, label: expected the value {foreground} (or --foreground), got {shown} instead")
     grid = _grid(images)
     own = affine_of(nifti)
     order = nibabel.io_orientation(np.linalg.inv(grid) @ own)
-    turned = nibabel.apply_orientation(has_value(foreground, values), order)
+    turned = nibabel.apply_orientation(lesion, order)
     affine = own @ nibabel.orientations.inv_ornt_aff(order, values.shape)
     same = turned.shape == (len(images), images[0].Rows, images[0].Columns)
     if not same or not np.allclose(affine, grid, atol=GRID_TOLERANCE, rtol=0):

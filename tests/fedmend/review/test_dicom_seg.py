@@ -152,7 +152,8 @@ def write_label(path, affine=AFFINE, mask=MASK, value=1):
 def test_a_label_volume_comes_back_to_the_slices_that_it_was_drawn_on(tmp_path, series):
     label = write_label(tmp_path / "label.nii", value=3)
     assert np.array_equal(mask_on_series(label, series, 3), MASK)
-    assert not mask_on_series(label, series, 1).any()
+    with refused("DICOM SEG, label: expected the value 1 (or --foreground), got 3 instead"):
+        mask_on_series(label, series, 1)
 
 
 def test_the_order_of_the_axes_in_the_volume_does_not_matter(tmp_path, series):
