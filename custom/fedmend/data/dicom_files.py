@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 EXTRA = "pip install 'fedmend[dicom]'"
 MOST_FRAMES, FEWEST_BYTES = 100_000, 8  # of a file; of a frame: a compressed one has as many before it begins
 GE_PRIVATE = "1.2.840.113619.5.2"  # a transfer syntax: implicit VR little endian, but pixels of 16 bits big endian
+# Of images that people have and nobody reads here.
+OTHER_FORMATS = {".tif", ".tiff", ".bmp", ".gif", ".webp", ".svs", ".nrrd", ".mha", ".mhd", ".mgz", ".npy"}
 _BARE_STARTS = {b"\2\0", b"\x08\0", b"\0\x08"}  # the group that a file without preamble begins with
 _JPEG_STARTS, _J2K_STARTS, _JP2_STARTS = b"\xff\xd8", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
 _COLORS = {PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"}
@@ -68,6 +70,8 @@ def read_dicom(path: Path, index: str, window: Window, *, color: bool = False) -
     except (UnreadableImage, OSError):
         raise
     except InvalidDicomError:
+        if (ending := path.suffix.lower()) in OTHER_FORMATS:
+            raise UnreadableImage(f"expected DICOM, PNG, JPEG or NIfTI, got a file in {ending}") from None
         raise UnreadableImage("expected a DICOM file, got something else") from None
     except Exception as e:  # pydicom raises many types for a damaged file, some only when a field is looked at
         raise UnreadableImage(

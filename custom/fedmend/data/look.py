@@ -167,8 +167,11 @@ def _look(seen: Look, path: Path, name: str) -> None:
         raw = read_raw(path, None)
         _look_at_volume(seen, path.with_name(path.name.partition("#")[0]))
     else:
+        from pydicom.errors import InvalidDicomError
+
         seen.formats["DICOM"] += 1
-        _look_at_header(seen, path)
+        with contextlib.suppress(InvalidDicomError):  # the reader says what it is
+            _look_at_header(seen, path)
         raw = read_raw(path, SOFT_TISSUE)
         seen.own_windows += raw.own_window is not None
         if raw.window is None:

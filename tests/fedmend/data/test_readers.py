@@ -8,6 +8,7 @@ from factories import color_pixels, make_dicom, pixels, write_png
 from PIL import Image
 
 from fedmend.data.card import WINDOWS
+from fedmend.data.look import look_at
 from fedmend.data.raw import UnreadableImage, apply_window
 from fedmend.data.readers import nifti_volume, open_nifti, read_image, read_raw, resize
 
@@ -104,6 +105,15 @@ def test_a_file_that_is_not_dicom_is_refused(tmp_path):
     (tmp_path / "a.dcm").write_bytes(bytes(1000))
     with unreadable("expected a DICOM file, got something else"):
         read_image(tmp_path / "a.dcm", BRAIN)
+
+
+@pytest.mark.parametrize("ending", [".TIF", ".bmp", ".nrrd", ".mha"])
+def test_a_format_that_nobody_reads_is_named(tmp_path, ending):
+    (tmp_path / f"a{ending}").write_bytes(b"other" * 99)
+    sentence = f"expected DICOM, PNG, JPEG or NIfTI, got a file in {ending.lower()}"
+    with unreadable(sentence):
+        read_image(tmp_path / f"a{ending}", "brain")
+    assert [*look_at(tmp_path, [f"a{ending}"]).unreadable] == [sentence]
 
 
 def test_a_dicom_file_cut_anywhere_is_refused(tmp_path):
