@@ -42,7 +42,7 @@ have: every row is our form of it. Decisions:
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -288,6 +288,13 @@ class LabelSetWorkflow(Settings, Workflow):
     """
 
     METHOD = LabelSetMethod
+
+    @dataclass
+    class Memory:
+        """``knowledge``: weights of positive terms, as the last job of the run sent them."""
+
+        knowledge: dict[str, np.ndarray] = field(default_factory=dict)
+
     aggregation: Annotated[str, one_of("masked", "samples")]
     pos_weight_cap: Annotated[float, Range(lambda value: value >= 1, ">= 1")] = 100.0
 
@@ -304,15 +311,19 @@ class LabelSetWorkflow(Settings, Workflow):
         known = {site: facts.positives > 0 for site, facts in fed.sites.items()}
         if everything := sorted(site for site, flags in known.items() if flags.all()):
             fed.record("every_class_known", f"no pseudo-labels and no mixed pairs at {', '.join(everything)}")
-        knowledge = {"pos_weight": self._pos_weight(fed)} if READINGS[fed.kind].weighted else {}
+        if READINGS[fed.kind].weighted:
+            fed.memory.knowledge = {"pos_weight": self._pos_weight(fed)}
         for _ in fed.rounds():
-            answers = fed.train("train", knowledge=knowledge, rows=partial(self.row_weights, known))
+            answers = fed.train("train", knowledge=fed.memory.knowledge, rows=partial(self.row_weights, known))
             self.record(fed, answers)
 
     def _pos_weight(self, fed: Federation) -> np.ndarray:
         positives = {site: facts.positives for site, facts in fed.sites.items()}
         samples = {site: facts.samples for site, facts in fed.sites.items()}
-        return positive_weights(positives, samples, cap=self.pos_weight_cap)
+        weights = positive_weights(positives, samples, cap=self.pos_weight_cap)
+        # A job may go on without any site that knows a class: its row is as the weight of earlier rounds has made it.
+        before = fed.memory.knowledge.get("pos_weight", weights)
+        return np.where(np.any([p > 0 for p in positives.values()], axis=0), weights, before)
 
     def logit_shift(self, fed: Federation) -> np.ndarray | float:
         """log w of multi-label data: a weight w adds it to the logit at which the loss is least (D14 of FedLSM)."""

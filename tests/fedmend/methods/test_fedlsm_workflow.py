@@ -215,3 +215,20 @@ def test_a_job_goes_on_behind_a_crash_to_the_same_model_and_records(tmp_path):
     for what in ("class_knowledge", "uncertainty"):
         assert resumed.decisions(what) == whole.decisions(what)
     assert same_models(resumed.model, whole.model)
+
+
+def test_a_class_whose_only_site_is_gone_keeps_the_weight_that_its_row_was_trained_with(tmp_path):
+    first = play(tmp_path, num_rounds=2)
+    left = {site: SITES[site] for site in ("site-1", "site-2")}
+    plain = plain_answers(left, samples=SAMPLES, step=STEP)
+
+    def answer(site, question, weights, task, evaluate):
+        result = plain(site, question, weights, task, evaluate)
+        result.report = report(site) if question == TRAIN else {}
+        return result
+
+    more = {"num_rounds": 3, "job": "job-2", "allow_changes": ["num_rounds"]}
+    again = Run(tmp_path, FedLSMWorkflow(), list(left), answer, classes=CLASSES, max_site_share=1, **more)
+    assert (first.stopped, again.stopped) == ("", "")
+    sent = again.knowledge("train")[2]["pos_weight"]
+    assert sent.tolist() == pytest.approx([(10 - 4 + 30 - 4) / 8, (30 - 4) / 4, (60 - 4) / 4])
