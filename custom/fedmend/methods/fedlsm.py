@@ -23,8 +23,9 @@ Where paper and reference code (dzp2095/FedLSM) differ, or the paper is silent:
 - D5 a single-label pseudo-label is a class of U_k (Eq. 4); the code takes any class.
 - D6 thresholds of the uncertain image: ``ude_tau_positive``, ``ude_tau_negative`` (.7 and .005 as released); an entry
   counts where it is known or valid in both images.
-- D7 q of Eq. (7) counts samples: positive labels for a class of I_k, and for one of U_k the samples whose last
-  pseudo-label of the round is positive, among the samples that were drawn. The code counts draws. The ledger keeps the
+- D7 q of Eq. (7) counts samples: positive labels, and for a class of U_k the samples whose last pseudo-label of the
+  round is positive, among the samples that were drawn. Labels are those of people: a pseudo-label that somebody has
+  accepted is one. The code counts draws. The ledger keeps the
   last pseudo-label of a sample also after the teacher has become unsure. Wrong ones count in full, as published, unless
   ``discount`` is on.
 - D8 Adam's beta_2 is the paper's .99 in the job (``second_momentum``); its moments go on over rounds (code).
@@ -201,10 +202,9 @@ class FedLSMRound(PseudoLabelRound):
     def report(self) -> Report:
         """q of Eq. (7) and the histogram of uncertainty; writes the round's new pseudo-labels into the ledger."""
         super().report()
-        labels, known = self.site.data.train.labels, self.known.cpu().numpy()
         worth = self.pseudo.probabilities() if self.method.discount else 1.0
-        positive = self.pseudo.labels.cpu().numpy() == 1
-        knowledge = np.where(known, (labels == 1).sum(0), (positive * worth).sum(0))
+        positive = self.pseudo.labels.cpu().numpy() == 1  # of U_k, without those that people have accepted
+        knowledge = (self.labels == 1).sum(0).cpu().numpy() + (positive * worth).sum(0)
         report = {"class_knowledge": knowledge.astype(np.float32)}
         if self._entropy is not None:
             report["uncertainty"] = np.histogram(self._entropy, UNCERTAINTY_BINS, (0, 1))[0].astype(np.int64)

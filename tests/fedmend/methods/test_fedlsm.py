@@ -16,6 +16,7 @@ from fedmend.labels import MULTILABEL
 from fedmend.learning.training import LocalTrainer
 from fedmend.methods.fedlsm import UNCERTAINTY_BINS, FedLSM, split_pools
 from fedmend.methods.shared.readings import READINGS
+from fedmend.repairs.verdicts import ACCEPT, RELABEL, Verdict
 
 POS_WEIGHT = np.array([2, 3, 4], dtype=np.float32)
 
@@ -415,6 +416,14 @@ def test_q_counts_pseudo_labels_with_their_probability_where_they_are_discounted
     site = site_of(HALF, classes=2)
     report = played(play, site, multi_table((0, 0.9), (1, 0.86), (2, 0.8), (3, 0.001)), discount=True)
     assert report["class_knowledge"] == pytest.approx([3, 0.9 + 0.86], abs=1e-6)
+
+
+def test_a_positive_that_people_have_accepted_or_given_still_counts_in_q(site_of, plain, play):
+    site = site_of(HALF, classes=2)
+    site.ledger.judge(Verdict(0, 1, ACCEPT, -1, 1, FedLSM.RULE, 0, "AB"))
+    site.ledger.judge(Verdict(1, 0, RELABEL, 0, 1, reviewer="AB"))
+    report = played(play, site, multi_table((0, 0.9), (1, 0.86)))
+    assert report["class_knowledge"].tolist() == [4, 2]
 
 
 def test_q_of_uncertain_samples_counts_their_labels_but_no_pseudo_labels(site_of, plain, play):
