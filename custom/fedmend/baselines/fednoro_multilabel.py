@@ -19,6 +19,7 @@ Passes per training sample and round: E forward-backward, one inference.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +41,9 @@ class MultiLabelFedNoRoRound(FedAvgPLRound):
     def __init__(self, method: "MultiLabelFedNoRo", model: nn.Module, task: RoundTask, site: Site):
         super().__init__(method, model, task, site)
         self._weight = teacher_weight(task.round_num, task.total_rounds, maximum=method.ramp_maximum)
-        shift = prior_shift(site.data.train.labels)
+        # Of the few labels that people gave a missing class in a review, as of FedMLP's tags: smoothed.
+        smoothed = prior_shift(self.labels, smoothing=1.0)
+        shift = np.where(site.data.annotated, prior_shift(self.labels), smoothed)
         self._shift = torch.from_numpy(shift).to(site.device) if method.la else 0.0
         self._teacher: Tensor | None = None  # (N, M)
         if len(self.missing) and self._weight > 0:

@@ -9,6 +9,7 @@ from fedmend.baselines.cbafed import CBAFed
 from fedmend.baselines.fedfixmatch import FedFixMatch
 from fedmend.baselines.fedlsr import FedLSR
 from fedmend.baselines.fedlsr_multilabel import MultiLabelFedLSR
+from fedmend.baselines.fednoro_multilabel import MultiLabelFedNoRo
 from fedmend.baselines.fixmatch import FixMatch
 from fedmend.method import RoundTask
 from fedmend.methods.baselines import FedAvg, FedAvgPL, FedProx, SingleLabelFedAvg, SingleLabelFedProx
@@ -36,6 +37,7 @@ def learnt(method, site, net, play, stage="train"):
     ("method", "stage"),
     [
         *((m, "train") for m in (FedAvg(), FedAvgPL(), FedProx(), MultiLabelFedLSR(), CBAFed(), FedFixMatch())),
+        (MultiLabelFedNoRo(), "train"),
         (FedMLP(warmup_distillation=0.0), WARMUP),
         (LabelSetFedAvg(local_iterations=3), "train"),
         (FixMatch(local_iterations=3), "train"),
