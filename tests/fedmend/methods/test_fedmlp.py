@@ -83,6 +83,16 @@ def test_the_warmup_loss_is_eq_4_on_known_labels_averaged_over_two_views(make_si
     assert loss.item() == pytest.approx(sum(views) / 2 / (3 * 2), rel=1e-5)  # two annotated classes
 
 
+def test_the_warmup_sees_two_different_views_of_each_image(make_site, make_net, monkeypatch):
+    site, seen = make_site(LABELS), []
+    view = type(site.data.train).view
+    monkeypatch.setattr(type(site.data.train), "view", lambda split, i, v: seen.append(v) or view(split, i, v))
+    loss_of(FedMLP(), make_net(3), WARM, site)
+    first, second = site.views(WARM, 2)
+    assert not torch.equal(first, second)
+    assert [torch.equal(v, wanted) for v, wanted in zip(seen, (first, second), strict=True)] == [True, True]
+
+
 @pytest.mark.parametrize("task", [WARM, STAGE2], ids=lambda t: t.stage)
 def test_wpc_gives_missing_classes_exactly_no_gradient(task, make_site, make_net):
     net = make_net(3)

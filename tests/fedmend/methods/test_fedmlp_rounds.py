@@ -66,6 +66,10 @@ def test_a_tag_is_written_with_rule_round_old_label_and_confidence(make_site, ma
     assert (first["image"], first["class"], first["old"], first["new"]) == ("1.png", "class 1", -1, 0)
     assert (first["rule"], first["round"]) == (RULE, 4)
     assert first["confidence"] == pytest.approx((2 * v - 1) / np.hypot(v, 1 - v), rel=1e-5)
+    positive = next(row for row in site.ledger.history() if row["new"] == 1)
+    v = VALUES[0] / 255  # Z is below 0, the confidence is not
+    assert (positive["image"], positive["old"]) == ("0.png", -1)
+    assert positive["confidence"] == pytest.approx((1 - 2 * v) / np.hypot(v, 1 - v), rel=1e-5)
 
 
 def test_a_whitened_score_is_written_in_units_of_its_deviation(make_site, make_net):

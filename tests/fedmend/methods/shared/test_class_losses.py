@@ -2,10 +2,11 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 
-from fedmend.methods.shared.class_losses import loss_matrix, normalise_losses
+from fedmend.methods.shared.class_losses import find_noisy_sites, loss_matrix, normalise_losses
 
 NAN = math.nan
 
@@ -44,3 +45,11 @@ def test_a_constant_class_and_one_that_is_nowhere_become_0_without_a_warning():
         np.testing.assert_array_equal(
             normalise_losses(losses, normalise=False), [[2, 0, 1, 7], [2, 0, 3, 7], [2, 0, 2, 7]]
         )
+
+
+def test_where_all_mixtures_must_agree_and_do_the_noisy_sites_are_found():
+    told = {}
+    fed = SimpleNamespace(sites=[f"site-{i}" for i in range(6)], record=told.__setitem__, rows=("a", "b"))
+    reports = {site: report([2.0, 2.0] if site in ("site-1", "site-4") else [0.1, 0.2]) for site in fed.sites}
+    assert find_noisy_sites(fed, reports, min_vote_share=1.0) == ["site-1", "site-4"]
+    assert told["noisy_client_detection"]["vote_share"] == 1.0

@@ -161,6 +161,11 @@ def test_few_noisy_sites_are_found_although_they_differ_more_from_each_other_tha
     assert found.vote_share == 1.0
 
 
+def test_a_site_is_no_component_because_it_is_alone():
+    found = detect_noisy_clients(np.array([[0.0], [0.1], [0.2], [0.3], [0.6], [0.601], [1.0]]))
+    assert found.noisy[4:].all()  # without a floor under the variance the last one alone
+
+
 @pytest.mark.parametrize("sites", [0, 1, 3])
 def test_fewer_than_four_sites_are_refused(sites):
     with refused(f"noisy-client detection: expected losses of at least 4 sites, got {sites}"):

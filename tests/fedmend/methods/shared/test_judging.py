@@ -1,5 +1,7 @@
 """Sites judged by the heads of all others: what a site sends and keeps, and the losses that it tells."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from factories import refused
 from torch_factories import TinyNetwork, make_single_site, make_task
 
 from fedmend.learning.discriminant import solve_heads
-from fedmend.methods.shared.judging import heads_to_judge_by, judged
+from fedmend.method import Answer
+from fedmend.methods.shared.judging import heads_to_judge_by, judged, judged_losses
 
 
 def test_a_site_sends_and_keeps_the_heads_of_the_classes_that_it_has(tmp_path):
@@ -17,6 +20,7 @@ def test_a_site_sends_and_keeps_the_heads_of_the_classes_that_it_has(tmp_path):
     labels = np.array([[1, 0, -1], [1, 0, -1], [0, 1, -1], [1, 0, -1], [0, 1, -1]])
     expected = solve_heads(features, labels, 1.0, balanced=True)
     assert report["head_weights"] == pytest.approx(expected.weights, rel=1e-5)
+    assert report["head_biases"] == pytest.approx(expected.biases, rel=1e-5)
     assert report["head_counts"].tolist() == [2, 2, 0]
     kept = site.state.load("own_heads")
     assert {name: value.tolist() for name, value in kept.items()} == {n: v.tolist() for n, v in report.items()}
@@ -43,3 +47,37 @@ def test_a_site_is_judged_by_the_mean_of_all_heads_without_its_own(tmp_path):
     # Class 0 at x = 1: scores -1 and -1; class 1 at x = -1: scores 1 and 3.
     assert found["class_count"].tolist() == [3, 3, 0]
     assert found["class_loss"] == pytest.approx([np.log(2), np.log(1 + np.exp(-2)), 0], rel=1e-5)
+
+
+def test_a_head_that_the_guard_kept_at_the_site_is_not_taken_out_of_the_mean(tmp_path):
+    site = make_single_site(tmp_path, [0] * 3 + [1])
+    site.min_count = 2
+    own = {"head_weights": [[1.0], [100.0], [0.0]], "head_biases": [0.0, 100.0, 0.0], "head_counts": [3, 1, 0]}
+    site.state.save("own_heads", {name: torch.tensor(value) for name, value in own.items()})
+    # Others: 3 samples with weight 3 for class 0, 4 with weight -1 for class 1, where the site's one did not count.
+    every = {
+        "mean_weights": np.array([[(3 * 1 + 3 * 3) / 6], [-1.0], [0.0]], dtype=np.float32),
+        "mean_biases": np.zeros(3, dtype=np.float32),
+        "all_counts": np.array([6, 4, 0]),
+    }
+    found = judged(torch.tensor([[1.0]] * 3 + [[-1.0]]), make_task("judge", **every), site)
+    # Scores 3 and -1 at x = 1, -3 and 1 at x = -1.
+    assert found["class_loss"] == pytest.approx([*[np.log(1 + np.exp(-4))] * 2, 0], rel=1e-4)
+
+
+def test_sites_are_judged_by_a_mean_in_which_a_large_one_counts_in_full():
+    told = {}
+
+    def collect(stage, *, sites, knowledge, at_least):
+        told.update(knowledge)
+        return {site: Answer({"class_loss": np.zeros(1)}) for site in sites}
+
+    heads = {
+        site: {"head_weights": np.array([[w]]), "head_biases": np.array([2 * w]), "head_counts": np.array([n])}
+        for site, w, n in (("a", 1.0, 10), ("b", 2.0, 1), ("c", 3.0, 1))
+    }
+    assert list(judged_losses(SimpleNamespace(collect=collect), heads)) == ["a", "b", "c"]
+    # Each site takes its own part out by its true count, so none may be capped.
+    assert told["mean_weights"] == pytest.approx(np.array([[15 / 12]]))
+    assert told["mean_biases"] == pytest.approx([30 / 12])
+    assert told["all_counts"].tolist() == [12]

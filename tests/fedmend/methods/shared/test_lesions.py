@@ -44,3 +44,8 @@ def test_a_threshold_lets_at_most_a_number_of_pixels_through(number, threshold):
 
 def test_no_threshold_below_1_is_high_enough_for_pixels_that_are_certain():
     assert threshold_for([np.ones(3)], 2) == 1
+
+
+def test_a_pixel_at_threshold_or_extent_itself_is_not_above_it():
+    probability = np.array([[[0.5, 0.75, 0.0, 0.875, 0.5]]])
+    assert whole_components(probability, 0.75, extent=0.5).astype(int).tolist() == [[[0, 0, 0, 1, 0]]]

@@ -127,6 +127,13 @@ def test_the_largest_go_negative_and_the_smallest_positive_with_ties_in_sample_o
     assert (negatives.tolist(), positives.tolist()) == ([2, 4, 8, 0, 5], [3, 6, 7, 1])  # Z = 0 is negative
 
 
+def test_many_ties_are_in_sample_order_too():
+    z = np.tile([0.5, -0.5, 0.25, -0.25], 100)
+    negatives, positives = select_confident(z, np.ones(400, bool), 0.5, 0.5)
+    assert negatives.tolist() == list(range(0, 400, 4))
+    assert positives.tolist() == list(range(1, 400, 4))
+
+
 def test_only_residual_samples_count_and_are_selected():
     z, residual = np.array([0.9, 0.8, 0.7, -0.9, -0.8]), np.array([False, True, True, False, True])
     negatives, positives = select_confident(z, residual, 0.5, 1.0)
