@@ -135,6 +135,19 @@ def test_the_loss_is_a_third_of_all_cross_entropies_and_of_the_weighted_disagree
     assert work.model.seen == [16, 8, 24]
 
 
+def test_the_disagreement_moves_the_network(tmp_path, three_sizes):
+    slopes = []
+    for weight in (0.5, 50.0):
+        work = start(tmp_path / str(weight), model=BySize({16: 3.0, 8: 2.0, 24: 4.0}), consistency=weight)
+        work.loss(torch.tensor([0])).backward()
+        slopes.append(work.model.weight.grad.item())
+    # Along the common factor of the logits, where the terms through the mean cancel: z p (1 - p) (z - logit of p).
+    p = [sigmoid(z) for z in (3.0, 2.0, 4.0)]
+    middle = math.log(np.mean(p) / (1 - np.mean(p)))
+    own = sum(z * q * (1 - q) * (z - middle) for z, q in zip((3.0, 2.0, 4.0), p, strict=True))
+    assert slopes[1] - slopes[0] == pytest.approx(49.5 * own / 3, rel=1e-4)
+
+
 # ---- the learning curve ---------------------------------------------------------------------------------------------
 
 
@@ -163,6 +176,11 @@ def test_the_slope_of_a_curve_has_fallen_by_90_percent_where_the_formula_says():
     assert turning_point(exponential(20), 300) == 20  # exp(-(x - 1) / 8) < 0.1 from 19.4 on
     assert turning_point(exponential(20, length=4), 300) == 11  # from 10.2
     assert turning_point(exponential(20), 20) is None
+
+
+def test_later_points_of_a_curve_weigh_more():
+    bent = [*exponential(6, length=1.0), *exponential(24)[6:]]  # the first points rise as if it were over
+    assert turning_point(bent, 300) > 12
 
 
 def test_a_curve_slows_when_the_site_has_come_so_far():
@@ -207,6 +225,14 @@ def test_a_correction_marks_and_unmarks_what_the_received_model_is_sure_of(tmp_p
     assert work.report()["correction"].tolist() == [DONE]
     counts = mask_repair_counts(work.site.ledger.change(), MASKS, None)
     assert {name: int(n[0]) for name, n in counts.items()} == {"positive": 2, "negative": 1, "untagged": 0}
+
+
+def test_a_slice_that_would_lose_its_lesion_is_spared(tmp_path):
+    everything = [tuple(pixel) for pixel in np.argwhere(MASKS).tolist()]
+    work = start(tmp_path, model=sure_of(MASKS, lesion=[], background=everything))
+    assert spared(MASKS[:1] > 0, np.zeros((1, *MASKS.shape[1:]), dtype=bool)).tolist() == [True]
+    work.method.correct_masks(work.model, work.task, work.site)
+    assert marked(work) == ([], [])
 
 
 def test_a_slice_is_not_spared_that_keeps_five_percent_of_lesion():
