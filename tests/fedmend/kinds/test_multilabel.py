@@ -13,6 +13,7 @@ from fedmend.kinds.multilabel import (
     BINS,
     MultiLabel,
     best_cuts,
+    bins_of,
     multilabel_intervals,
     multilabel_metrics,
     multilabel_thresholds,
@@ -214,6 +215,11 @@ def test_the_threshold_lies_at_probability_one_half_exactly():
     assert multilabel_metrics(counts)["per_class"]["bacc"] == [1.0]
 
 
+def test_a_logit_on_the_edge_of_two_bins_is_in_the_lower_one():
+    # as a threshold at the edge, which only larger probabilities are above, has it
+    assert bins_of(np.array([1.0, -1.0, 2.5])).tolist() == [549, 449, 624]
+
+
 def test_logits_beyond_the_range_share_the_outer_bins():
     counts = score_histograms(np.array([[-1e30], [-10.0], [10.0], [1e30]]), np.array([[0], [0], [1], [1]]))
     assert counts[0, 0, 0] == 2
@@ -391,6 +397,23 @@ def test_a_model_that_is_calibrated_stays_as_it_is():
     assert multilabel_metrics(counts, stretch=1 / temperatures(counts)[0])["per_class"]["ece"][0] <= before
 
 
+def test_a_likelier_temperature_that_does_not_lower_the_calibration_error_is_not_taken():
+    counts = np.zeros((1, 2, BINS), dtype=np.int64)
+    for logit, negatives, positives in ((-4.0, 1000, 18), (4.0, 18, 1000), (9.0, 1, 19)):
+        counts[0, :, bins_of(np.array([logit]))[0]] = negatives, positives
+    assert temperatures(counts) == [1.0]  # the likeliest is 1.011; its error is .0006, that of 1 is .0003
+
+
+def test_a_threshold_is_not_sure_in_the_middle_95_percent_of_its_resamples(monkeypatch):
+    monkeypatch.setattr("fedmend.kinds.multilabel.best_cuts", lambda counts: list(range(len(counts))))
+    counts = np.zeros((1, 2, BINS), dtype=np.int64)
+    counts[0, 0, 400], counts[0, 1, 600] = 20, 20
+    low, high = multilabel_thresholds(counts)["not_sure"][0]
+    # 500 resamples with the cuts 0 to 499: places 12.5 and 486.5, where a bin is 0.02 wide and begins at -10
+    cuts = [(np.log(p / (1 - p)) + 10) / 0.02 for p in (low, high)]
+    assert cuts == pytest.approx([12.5, 486.5], abs=0.6)
+
+
 def test_calibrated_thresholds_decide_as_before():
     logits, labels = overconfident()
     val = score_histograms(logits, labels)
@@ -459,3 +482,9 @@ def test_a_class_that_is_not_fitted_keeps_its_auc_and_so_does_one_that_is():
 def test_a_class_that_is_told_backwards_is_cooled_as_far_as_it_goes():
     logits, labels = overconfident()
     assert temperatures(score_histograms(-logits, labels))[0] == pytest.approx(20, rel=0.01)
+
+
+def test_a_count_is_told_from_as_many_samples_on_as_a_number_may_describe():
+    counts = np.zeros((2, 2, BINS), dtype=np.int64)
+    counts[:, 0, 0], counts[:, 1, 0] = 50, (5, 4)
+    assert too_few(counts, 5) == ["5 positives, 10 needed", "1 to 4 positives, 10 needed"]
