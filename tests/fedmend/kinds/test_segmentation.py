@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from torch_factories import CPU, SaysMasks, SaysStructures, make_mask_site
 from fedmend.basics.state import StateStore
 from fedmend.data.card import load_card
 from fedmend.data.site import Opening
+from fedmend.kinds import kind_of
 from fedmend.kinds.segmentation import Segmentation, mask_repair_counts, segmentation_counts, segmentation_metrics
 from fedmend.method import Site
 from fedmend.repairs.mask_ledger import MaskLedger
@@ -272,3 +274,11 @@ def test_pixels_count_as_repaired_where_they_differ_from_the_own_annotation():
     assert known == unknown | {"correct_positive": [1], "correct_negative": [1], "missing": [2]}
     counts = mask_repair_counts(change, masks, None)
     assert {name: value.tolist() for name, value in counts.items()} == unknown
+
+
+def test_what_a_model_finds_of_a_structure_that_masks_do_not_show_is_no_false_alarm():
+    scored = np.array([[[2, 3, 4], [0, 9, 0]]] * 2)  # two slices: found and in the mask, found, in the mask
+    split = SimpleNamespace(case=np.array([0, 0]), annotated=(True, False))
+    counts = kind_of("segmentation").count(scored, split)
+    assert counts[0, 4:].tolist() == [4, 2, 4]
+    assert counts[1].tolist() == [0] * 7

@@ -207,3 +207,11 @@ def test_single_label_counts_of_two_sites_add_up_to_those_of_the_pooled_data():
     pooled = singlelabel_counts(np.concatenate([first, second]), labels)
     assert np.array_equal(merged, pooled)
     assert pooled.dtype == np.int64
+
+
+def test_the_interval_of_the_calibration_error_is_of_probabilities_as_the_error_is():
+    labels = np.tile(np.eye(2, dtype=np.int8), (40, 1))
+    counts = singlelabel_counts(np.where(labels == 1, 2.0, 0.0), labels)
+    # Always right with probability sigmoid(2) = .88: the error is .12 in every resample, up to half a bin.
+    assert singlelabel_metrics(counts)["macro"]["ece"] == pytest.approx(1 / (1 + np.exp(2)), abs=0.003)
+    assert singlelabel_intervals(counts)["ece"] == pytest.approx([1 / (1 + np.exp(2))] * 2, abs=0.003)
