@@ -25,9 +25,8 @@ Where paper and reference code (dzp2095/FedLSM) differ, or the paper is silent:
   counts where it is known or valid in both images.
 - D7 q of Eq. (7) counts samples: positive labels, and for a class of U_k the samples whose last pseudo-label of the
   round is positive, among the samples that were drawn. Labels are those of people: a pseudo-label that somebody has
-  accepted is one. The code counts draws. The ledger keeps the
-  last pseudo-label of a sample also after the teacher has become unsure. Wrong ones count in full, as published, unless
-  ``discount`` is on.
+  accepted is one. The code counts draws. The ledger keeps the last pseudo-label of a sample also after the teacher has
+  become unsure. Wrong ones count in full, as published, unless ``discount`` is on.
 - D8 Adam's beta_2 is the paper's .99 in the job (``second_momentum``); its moments go on over rounds (code).
 - D9 every round draws another order of samples; the code repeats one. No sample is twice in a batch: a pass over the
   samples ends with its last whole batch.
